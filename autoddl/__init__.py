@@ -1,0 +1,39 @@
+"""AutoDDL: a PyTorch model and a cluster file in, the fastest plan that provably runs out.
+
+    plan = autoddl.plan(model, "cluster.yaml")
+    model = autoddl.parallelize(model, plan)
+    loss = model.step(batch)
+
+Names resolve on first use, so that reading a plan does not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from autoddl.errors import AutoDDLError, CaptureError, Infeasible, InputError, MachineError, MismatchError
+from autoddl.plan import Plan, load_plan
+
+if TYPE_CHECKING:
+    from autoddl.api import compare, plan
+    from autoddl.apply import ParallelModel, parallelize
+else:
+    del plan  # importing the module `autoddl.plan` bound its name here; the name means the function
+
+__all__ = ["AutoDDLError", "CaptureError", "Infeasible", "InputError", "MachineError", "MismatchError", "ParallelModel",
+           "Plan", "compare", "load_plan", "parallelize", "plan"]
+
+__version__ = "0.1.0"
+
+_HOMES = {"plan": "autoddl.api", "compare": "autoddl.api", "parallelize": "autoddl.apply", "ParallelModel": "autoddl.apply"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'autoddl' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,205 @@
+"""Solution -> Plan: the choices by name, the steps of every conversion, and the prediction taken apart.
+
+The parts are priced again from the plan's own steps and must add up to the solution's seconds: the plan says how the
+optimum is made, or it is not written.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autoddl.conversion import COLLECTIVES, Step, group_size, payload, sent, slices
+from autoddl.cost_models import link_of
+from autoddl.graph import Graph, Kind, Op, Tensor
+from autoddl.hubs import HUB
+from autoddl.layout import Layout, local_shape
+from autoddl.plan import BUCKET_BYTES, Conversion, Decision, Plan, Prediction, Stored
+from autoddl.price import OPTIMIZERS, Pricing, cone_cost, edges_of, inner_seconds, kept, op_seconds, routes_of
+from autoddl.problem import Problem, Solution
+from autoddl.rules import has_rule
+from autoddl.space import Choice, Variable
+
+__all__ = ["Assembled", "assemble", "plan_of"]
+
+
+@dataclass(slots=True)
+class _Parts:
+    """Seconds and sent bytes by axes, as they add up."""
+
+    pricing: Pricing
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    volume: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    local: float = 0.0
+
+    def add(self, tensor: Tensor, steps: tuple[Step, ...], start: Layout, times: int = 1) -> None:
+        """The price of `steps`, in the way in which the tables priced them."""
+        mesh, here = self.pricing.mesh, start
+        price = self.pricing.bucket_seconds if tensor.kind is Kind.PARAMETER else self.pricing.step_seconds
+        for step in steps:
+            full, touched = payload(step, tensor.shape, tensor.itemsize, here, mesh), tensor.itemsize
+            for size in local_shape(tensor.shape, here, mesh):
+                touched *= size
+            cost = price(step, full, touched) * times
+            if step.kind in COLLECTIVES:
+                name = "+".join(mesh.names[a] for a in step.axes)
+                self.seconds[name] += cost
+                self.volume[name] += sent(step.kind, group_size(step, mesh), full) * times
+            else:
+                self.local += cost
+            here = step.after(here)
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """The parts of a plan that the choices determine."""
+
+    decisions: tuple[Decision, ...]
+    conversions: tuple[Conversion, ...]
+    stored: tuple[Stored, ...]
+    inputs: dict[str, Layout]
+    predicted: Prediction
+
+
+def _texts(steps: tuple[Step, ...], pricing: Pricing) -> tuple[str, ...]:
+    return tuple(step.text(pricing.mesh) for step in steps)
+
+
+def _edges(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choice, ...], parts: _Parts
+           ) -> list[Conversion]:
+    """The conversions between variables. A parameter's edge is always listed: the runtime asks it for the used layout."""
+    graph, found = pricing.graph, []
+    differentiable = graph.differentiable()
+    for edge in edges_of(graph, variables):
+        source, target = variables[edge.source], variables[edge.target]
+        assert isinstance(target.item, Op)
+        writes, reads = chosen[edge.source], chosen[edge.target]
+        tensor, table = graph.tensors[edge.tensor], routes_of(pricing, graph.tensors[edge.tensor])
+        forward = table.steps(writes.outputs[edge.port], reads.inputs[edge.slot])
+        flows, backward = edge.tensor in differentiable, tuple[Step, ...]()
+        if flows:
+            backward = table.steps(reads.gradients[edge.slot], writes.wanted[edge.port])
+            parts.add(tensor, backward, reads.gradients[edge.slot])
+        again = writes.regather and kept(graph, edge, source, target, differentiable)[0]
+        parts.add(tensor, forward, writes.outputs[edge.port], 2 if again else 1)
+        if forward or backward or isinstance(source.item, Tensor):
+            found.append(Conversion(
+                target.item.name, target.item.slots[edge.slot], tensor.name, writes.outputs[edge.port],
+                reads.inputs[edge.slot], _texts(forward, pricing), reads.gradients[edge.slot] if flows else None,
+                writes.wanted[edge.port] if flows else None, _texts(backward, pricing)))
+    return found
+
+
+def _ends(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choice, ...], parts: _Parts
+          ) -> list[Conversion]:
+    """From the ops that write the loss and the new buffers to the program's end, where all is B."""
+    graph, whole, found = pricing.graph, Layout.broadcast(pricing.mesh), []
+    ends = {graph.outputs[0]: "loss"} | {new: graph.tensors[old].fqn for old, new in graph.updates}
+    for variable, choice in zip(variables, chosen, strict=True):
+        if isinstance(variable.item, Tensor):
+            continue
+        for port, t in enumerate(variable.item.outputs):
+            if t in ends:
+                table, tensor, flows = routes_of(pricing, graph.tensors[t]), graph.tensors[t], t == graph.outputs[0]
+                forward = table.steps(choice.outputs[port], whole)
+                backward = table.steps(whole, choice.wanted[port]) if flows else ()
+                parts.add(tensor, forward, choice.outputs[port])
+                parts.add(tensor, backward, whole)
+                if forward or backward:
+                    found.append(Conversion("output", ends[t], tensor.name, choice.outputs[port], whole,
+                                            _texts(forward, pricing), whole if flows else None,
+                                            choice.wanted[port] if flows else None, _texts(backward, pricing)))
+    return found
+
+
+def _cone(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choice, ...]
+          ) -> tuple[list[Conversion], dict[str, Layout]]:
+    """What ops take from the cone by slicing; an input that all its readers take alike is fed so."""
+    graph, mesh = pricing.graph, pricing.mesh
+    dependent, whole = graph.dependent(), Layout.broadcast(pricing.mesh)
+    readers = {v.item.name: c for v, c in zip(variables, chosen, strict=True) if isinstance(v.item, Op)}
+    taken: dict[int, set[Layout]] = defaultdict(set)
+    for op in graph.ops:
+        for k, t in enumerate(op.inputs):
+            taken[t].add(readers[op.name].inputs[k] if op.name in readers else whole)
+    fed = {t: next(iter(taken[t])) if len(taken[t]) == 1 and "P" not in str(next(iter(taken[t]))) else whole
+           for t, tensor in enumerate(graph.tensors) if tensor.kind is Kind.INPUT}
+    found = []
+    for op in graph.ops:
+        for k, t in enumerate(op.inputs):
+            have = fed.get(t, whole)
+            if t not in dependent and op.name in readers and readers[op.name].inputs[k] != have:
+                want = readers[op.name].inputs[k]
+                found.append(Conversion(op.name, op.slots[k], graph.tensors[t].name, have, want,
+                                        _texts(slices(mesh, have, want), pricing)))
+    return found, {graph.tensors[t].fqn: layout for t, layout in fed.items()}
+
+
+def _nbytes(pricing: Pricing, problem: Problem, solution: Solution, variables: tuple[Variable, ...]) -> dict[str, float]:
+    """Peak bytes by kind."""
+    found: dict[str, float] = defaultdict(float)
+    by_number = {v: variables[v] for v in range(len(variables))}
+    for factor in problem.factors:
+        cell = tuple(solution.choice[v] for v in factor.variables)
+        held = float(problem.tables[factor.table].retained[cell])
+        first = by_number[factor.variables[0]].item
+        if isinstance(first, Tensor) and len(factor.variables) == 1:
+            copies = 2 + OPTIMIZERS[pricing.optimizer] if first.trained else 1
+            found["parameters"] += held / copies
+            found["gradients"] += held / copies if copies > 1 else 0.0
+            found["optimizer"] += held * (copies - 2) / copies if copies > 1 else 0.0
+        else:
+            found["gathered parameters" if isinstance(first, Tensor) else "activations"] += held
+    found["buffers and inputs"] = problem.fixed_bytes
+    found["transient"] = problem.transient(solution.choice)
+    return dict(found)
+
+
+def _unruled(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choice, ...]) -> dict[str, float]:
+    """Seconds of the ops that run replicated because no rule is known for them."""
+    differentiable = pricing.graph.differentiable()
+    found: dict[str, float] = defaultdict(float)
+    for variable, choice in zip(variables, chosen, strict=True):
+        if isinstance(variable.item, Op) and variable.item.target != HUB and not has_rule(variable.item.target):
+            found[variable.item.target] += op_seconds(pricing, variable.item, choice, differentiable)
+    return dict(found)
+
+
+def assemble(pricing: Pricing, problem: Problem, solution: Solution, variables: tuple[Variable, ...]) -> Assembled:
+    """The plan's parts. A prediction whose parts do not add up to the solution's seconds is a bug and raises."""
+    graph = pricing.graph
+    chosen = tuple(v.choices[i] for v, i in zip(variables, solution.choice, strict=True))
+    parts, whole = _Parts(pricing), Layout.broadcast(pricing.mesh)
+    conversions = _edges(pricing, variables, chosen, parts) + _ends(pricing, variables, chosen, parts)
+    sliced, inputs = _cone(pricing, variables, chosen)
+    decided = {v.item.name: c for v, c in zip(variables, chosen, strict=True) if isinstance(v.item, Op)}
+    decisions, differentiable = [], graph.differentiable()
+    compute = cone_cost(pricing)[0] + parts.local
+    for op in graph.ops:
+        choice = decided.get(op.name, Choice((whole,) * len(op.inputs), (whole,) * len(op.outputs), (), ()))
+        decisions.append(Decision(op.name, op.target, choice.inputs, choice.outputs,
+                                  choice.wanted[0] if op.target == HUB else None))
+        if op.name in decided and op.target != HUB:
+            compute += op_seconds(pricing, op, choice, differentiable)
+            for axes, seconds in (inner_seconds(pricing, op, choice) if choice.inner else {}).items():
+                parts.seconds[axes] += seconds
+    stored = tuple(Stored(v.item.fqn, c.outputs[0], c.regather) for v, c in zip(variables, chosen, strict=True)
+                   if isinstance(v.item, Tensor))
+    idle = tuple(Stored(t.fqn, whole) for t in graph.tensors
+                 if t.kind is Kind.PARAMETER and t.fqn not in {s.fqn for s in stored})
+    total = compute + sum(parts.seconds.values())
+    if abs(total - solution.seconds) > 1e-6 * solution.seconds:
+        raise AssertionError(f"the plan's parts add up to {total} s, the solution claims {solution.seconds} s")
+    predicted = Prediction(total, compute, dict(parts.seconds), dict(parts.volume),
+                           _nbytes(pricing, problem, solution, variables), _unruled(pricing, variables, chosen))
+    return Assembled(tuple(decisions), tuple(conversions + sliced), stored + idle, inputs, predicted)
+
+
+def plan_of(made: Assembled, pricing: Pricing, solution: Solution, about: Mapping[str, Any]) -> Plan:
+    """The plan: `made`, its proof, and what it was made from (`about`: model, budget, candidates, sample ...)."""
+    cluster = pricing.cluster
+    levels = {axis.name: link_of(cluster, pricing.group((a,))) if axis.size > 1 else ""
+              for a, axis in enumerate(pricing.mesh.axes)}
+    return Plan(mesh=pricing.mesh, decisions=made.decisions, conversions=made.conversions, stored=made.stored,
+                inputs=made.inputs, predicted=made.predicted, proof=solution.proof, cluster=cluster.name,
+                backend=cluster.backend, levels=levels, bucket_bytes=BUCKET_BYTES, **about)

@@ -1,0 +1,135 @@
+"""nn.Module + sample -> Captured: the Graph, and the program that computes it.
+
+    trace         torch.export of a fake copy of the module                         (trace.py)
+    passes        one vocabulary of operators, our dropout and losses               (passes.py)
+    arrange       placeholders: one per parameter (ties are one), buffer, constant, input; DCE
+    tabulate      every node becomes an Op, every value a Tensor                    (tabulate.py)
+
+The program is an `fx.GraphModule`: program(*values) takes one tensor per PARAMETER, BUFFER, CONSTANT and INPUT, in the
+order of `graph.tensors` (they come first there), and returns (*graph.outputs, *new values of graph.updates). Under
+autograd it does what the module does, bit for bit. It makes constants (arange, full) on the CPU: `passes.on_device`
+moves these when it is lowered for another device; all else follows its inputs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from autoddl.errors import CaptureError
+from autoddl.graph import Graph, Kind
+from autoddl.passes import gradients, losses, normalise, randomness
+from autoddl.sample import as_sample, describe, sample_for
+from autoddl.tabulate import Key, Leaf, tabulate
+from autoddl.trace import trace
+
+__all__ = ["Captured", "capture"]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """`nodes[i]` is the fx node of op i; `tensors` finds the tensor of an fx node, or of (node, k) if it yields several.
+    `constants` are the values of CONSTANT tensors; `spec` is the sample as JSON. INPUT tensors have the names that
+    `sample.named` gives the arguments of a call."""
+
+    graph: Graph
+    program: GraphModule
+    nodes: tuple[str, ...]
+    tensors: Mapping[Key, int]
+    constants: Mapping[int, Tensor]
+    spec: Mapping[str, Any]
+
+
+def capture(model: nn.Module, sample: object = None) -> Captured:
+    """The training graph of `model`, whose forward returns the scalar loss, alone, as .loss or first of several."""
+    example = sample_for(model) if sample is None else as_sample(sample)
+    exported, names = trace(model, example)
+    module = exported.graph_module
+    normalise(module)
+    randomness(module)
+    losses(module)
+    program, leaves, updates = _arrange(model, exported, names)
+    gradients(program, frozenset(leaf.node for leaf in leaves if leaf.trained))
+    graph, nodes, tensors = tabulate(program, leaves, updates)
+    constants = {tensors[leaf.node]: exported.constants[leaf.fqn] for leaf in leaves if leaf.kind is Kind.CONSTANT}
+    return Captured(graph, program, nodes, MappingProxyType(tensors), MappingProxyType(constants), describe(example))
+
+
+def _arrange(model: nn.Module, exported: ExportedProgram, names: dict[str, str]
+             ) -> tuple[GraphModule, tuple[Leaf, ...], tuple[str, ...]]:
+    """The program with its placeholders in order and its outputs (loss, others ..., new buffers ...)."""
+    graph = exported.graph_module.graph
+    results, updates = _outputs(exported)
+    leaves = _leaves(model, exported, names)
+    holes = {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    last = next(node for node in graph.nodes if node.op == "output")
+    last.args = ((*results, *(node for _, node in updates)),)
+    for leaf in leaves:
+        for tied in leaf.tied:
+            holes[tied].replace_all_uses_with(holes[leaf.node])
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    for leaf in leaves:
+        first.prepend(holes.pop(leaf.node))
+    for hole in holes.values():
+        graph.erase_node(hole)
+    graph.eliminate_dead_code()
+    return GraphModule(nn.Module(), graph), leaves, tuple(buffer for buffer, _ in updates)
+
+
+def _leaves(model: nn.Module, exported: ExportedProgram, names: dict[str, str]) -> tuple[Leaf, ...]:
+    """What the program is called with: parameters in the module's order (ties once), buffers, constants, inputs."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    own: dict[str, Tensor] = {**parameters, **dict(model.named_buffers(remove_duplicate=False))}
+    specs = exported.graph_signature.input_specs
+    nodes = {spec.target: spec.arg.name for spec in specs if spec.target in own}
+    shared: dict[int, list[str]] = {}
+    for fqn in own:
+        if fqn in nodes:
+            shared.setdefault(id(own[fqn]), []).append(fqn)
+    leaves = []
+    for fqn, *aliases in shared.values():
+        kind = Kind.PARAMETER if fqn in parameters else Kind.BUFFER
+        leaves.append(Leaf(nodes[fqn], fqn, kind, tuple(aliases), own[fqn].requires_grad,
+                           tuple(nodes[alias] for alias in aliases)))
+    leaves += [Leaf(spec.arg.name, spec.target or "", Kind.CONSTANT) for spec in specs
+               if spec.kind is InputKind.CONSTANT_TENSOR]
+    return (*leaves, *(Leaf(node, name, Kind.INPUT) for node, name in names.items()))
+
+
+def _outputs(exported: ExportedProgram) -> tuple[list[Node], list[tuple[str, Node]]]:
+    """(loss, other tensors that forward returns), and (buffer's name, its new value)."""
+    last = next(node for node in exported.graph.nodes if node.op == "output")
+    specs = exported.graph_signature.output_specs
+    pairs = list(zip(specs, last.args[0], strict=True))
+    for spec, _ in pairs:
+        if spec.kind is OutputKind.USER_INPUT_MUTATION:
+            raise CaptureError(f"forward writes into its input {spec.target}; work on a copy, x.clone()")
+    updates = [(spec.target or "", value) for spec, value in pairs if spec.kind is OutputKind.BUFFER_MUTATION]
+    user = [value for spec, value in pairs if spec.kind is OutputKind.USER_OUTPUT]
+    position = _loss(pytree.tree_unflatten(list(range(len(user))), exported.call_spec.out_spec))
+    tensors = {k: node for k, node in enumerate(user) if isinstance(node, Node) and isinstance(node.meta["val"], Tensor)}
+    value = tensors[position].meta["val"] if position in tensors else None
+    if position is None or value is None or value.dim() or not value.is_floating_point():
+        found = "no tensor" if value is None else f"{value.dtype} of shape {tuple(value.shape)}"
+        raise CaptureError("forward must return the scalar loss, alone, as .loss, ['loss'] or first of a tuple; "
+                           f"found {found}")
+    return [tensors.pop(position), *tensors.values()], updates
+
+
+def _loss(output: Any) -> int | None:
+    """Which leaf of forward's output is the loss."""
+    if isinstance(output, int):
+        return output
+    if getattr(output, "loss", None) is not None:
+        return _loss(output.loss)
+    if isinstance(output, Mapping):
+        return _loss(output["loss"]) if "loss" in output else None
+    if isinstance(output, tuple | list) and output:
+        return _loss(output[0])
+    return None

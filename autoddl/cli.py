@@ -1,0 +1,166 @@
+"""The shell: parse, call one API function, print.
+
+stdout holds the answer, a table or with --json one JSON document; progress and errors go to stderr.
+Exit codes: 0 done, 1 verify found a difference, 2 wrong input, 3 no plan fits, 4 a process failed, 130 interrupted.
+"""
+
+import json
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from autoddl import report
+from autoddl.errors import AutoDDLError, Infeasible, MachineError
+from autoddl.factory import Factory, settings
+from autoddl.plan import load_plan
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
+
+FactoryText = Annotated[str, typer.Argument(metavar="FILE.py:FACTORY", help="a function that returns a module, or a module "
+                                                                           "and a sample")]
+ClusterPath = Annotated[Path, typer.Argument(metavar="CLUSTER.yaml", help="the machine")]
+PlanPath = Annotated[Path, typer.Argument(metavar="PLAN", help="a plan, as `plan -o` wrote it")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="argument of the factory")]
+Mesh = Annotated[str | None, typer.Option(help="only this mesh, like 'dp=4,tp=2'")]
+Pin = Annotated[list[str] | None, typer.Option(help="a layout that must be chosen, like 'stored:*=S(0) B'")]
+Budget = Annotated[str | None, typer.Option(help="bytes a rank may use, like '80 GB'")]
+Solver = Annotated[str, typer.Option(help="how to solve")]
+MaxAxes = Annotated[int, typer.Option(min=1, help="axes of a mesh at most")]
+TimeLimit = Annotated[float | None, typer.Option(metavar="SECONDS", help="for solving; the bound tells what is left")]
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
+
+
+@app.callback(epilog="Example: autoddl plan examples/gpt.py:gpt examples/clusters/laptop.yaml -o plan.json")
+def _root(debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False) -> None:
+    """Finds, proves and runs the fastest way to train a PyTorch model on a cluster."""
+
+
+@app.command("plan")
+def _plan(factory: FactoryText, cluster: ClusterPath, set_: Set = None, mesh: Mesh = None, pin: Pin = None,
+          budget: Budget = None, solver: Solver = "exact", max_axes: MaxAxes = 3, time_limit: TimeLimit = None,
+          output: Annotated[Path | None, typer.Option("-o", "--output", help="write the plan here")] = None,
+          as_json: AsJson = False) -> None:
+    """Find the best configuration of a model on a cluster."""
+    made = Factory.parse(factory, settings(set_ or ()))
+    with _progress() as progress:
+        from autoddl.api import plan as find
+        model, sample = made.build()
+        found = find(model, cluster, sample, mesh=mesh, pins=tuple(pin or ()), budget=budget, solver=solver,
+                     max_axes=max_axes, time_limit=time_limit, name=made.name, factory=made.to_json(), progress=progress)
+    if output is not None:
+        found.save(output)
+    _print(report.plan_table(found), report.summary(found), as_json)
+
+
+@app.command("show")
+def _show(plan: PlanPath, as_json: AsJson = False) -> None:
+    """Print a plan."""
+    read = load_plan(plan)
+    _print(report.plan_table(read), report.summary(read), as_json)
+
+
+@app.command("compare")
+def _compare(factory: FactoryText, cluster: ClusterPath, set_: Set = None, budget: Budget = None, solver: Solver = "exact",
+             max_axes: MaxAxes = 3, time_limit: TimeLimit = None, as_json: AsJson = False) -> None:
+    """The found plan against data parallel, grids, ZeRO-3, tensor parallel."""
+    made = Factory.parse(factory, settings(set_ or ()))
+    with _progress() as progress:
+        from autoddl.api import compare
+        model, sample = made.build()
+        found = compare(model, cluster, sample, budget=budget, solver=solver, max_axes=max_axes, time_limit=time_limit,
+                        name=made.name, factory=made.to_json(), progress=progress)
+    _print(report.comparison_table(found), report.comparison_rows(found), as_json)
+
+
+@app.command("run")
+def _run(plan: PlanPath, factory: FactoryText, set_: Set = None,
+         steps: Annotated[int, typer.Option(min=1, help="training steps")] = 10,
+         lr: Annotated[float, typer.Option(help="learning rate of AdamW")] = 1e-3,
+         save: Annotated[Path | None, typer.Option(help="checkpoint at the end, in this folder")] = None,
+         as_json: AsJson = False) -> None:
+    """Train under a plan: starts its ranks here, or joins torchrun or srun."""
+    read = load_plan(plan)
+    made = Factory.parse(factory, settings(set_ or ())).with_defaults(read.factory)
+    with _progress() as progress:
+        from autoddl.running import run
+        ran = run(plan, read, made, steps=steps, lr=lr, save=save, progress=progress)
+    if ran is not None:
+        _print(report.run_table(ran), ran.to_json(), as_json)
+
+
+@app.command("verify")
+def _verify(plan: PlanPath, factory: FactoryText, set_: Set = None,
+            max_ranks: Annotated[int, typer.Option(min=1, help="ranks to start here at most")] = 8,
+            as_json: AsJson = False) -> None:
+    """Run a plan on local ranks and compare with one process."""
+    read = load_plan(plan)
+    made = Factory.parse(factory, settings(set_ or ())).with_defaults(read.factory)
+    with _progress() as progress:
+        from autoddl.verify import verify
+        checked = verify(read, made, max_ranks=max_ranks, progress=progress)
+    _print(report.verification_table(checked), checked.to_json(), as_json)
+    if not checked.passed:
+        raise typer.Exit(1)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The program `autoddl`: one line and a code for what went wrong, a traceback only with --debug."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    try:
+        app(args=[word for word in given if word != "--debug"], prog_name="autoddl")
+    except AutoDDLError as error:
+        if debug:
+            traceback.print_exc()
+        Console(stderr=True).print(f"autoddl: {' '.join(str(error).split())}", style="red", markup=False, highlight=False,
+                                   soft_wrap=True)
+        sys.exit(_code(error))
+    except KeyboardInterrupt:
+        print("autoddl: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def _code(error: AutoDDLError) -> int:
+    match error:
+        case Infeasible():
+            return 3
+        case MachineError():
+            return 4
+    return 2
+
+
+def _print(table: RenderableType, data: Any, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(data, ensure_ascii=False))
+    else:
+        Console(soft_wrap=not sys.stdout.isatty()).print(table, highlight=False, markup=False)
+
+
+class _Bar:
+    """progress(stage, done, total) -> one line per stage."""
+
+    def __init__(self, bar: Progress) -> None:
+        self.bar, self.tasks = bar, dict[str, Any]()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if stage not in self.tasks:
+            self.tasks[stage] = self.bar.add_task(stage, total=total)
+        self.bar.update(self.tasks[stage], completed=done, total=total)
+
+
+@contextmanager
+def _progress() -> Iterator[_Bar]:
+    """Progress on stderr while something long runs; gone when it ends, silent where stderr is no terminal."""
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        yield _Bar(bar)

@@ -1,0 +1,145 @@
+"""Factories: `FILE.py:name` is a function that returns a module, or a module and a sample.
+
+    autoddl plan examples/gpt.py:gpt cluster.yaml --set layers=4      ->  gpt(layers=4)
+
+Only a file that the user names is run; one named inside a plan never is.
+"""
+
+import ast
+import importlib.util
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from autoddl.errors import AutoDDLError, InputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Factory", "settings"]
+
+WORD = re.compile(r"[A-Za-z_][\w./-]*")
+
+
+@dataclass(frozen=True)
+class Factory:
+    """A function of a file, and the keywords to call it with."""
+
+    file: str
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str, arguments: Mapping[str, Any] | None = None) -> "Factory":
+        file, colon, name = text.rpartition(":")
+        if not colon or not file.endswith(".py") or not name:
+            raise InputError(f"{text!r} is no factory; write FILE.py:NAME, like examples/gpt.py:gpt")
+        return cls(file, name, dict(arguments or {}))
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.name}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"file": self.file, "name": self.name, "arguments": dict(self.arguments)}
+
+    def with_defaults(self, kept: Mapping[str, Any]) -> "Factory":
+        """The same factory with the arguments that a plan kept of it, where none were set anew."""
+        defaults = kept.get("arguments", {}) if kept.get("name") == self.name else {}
+        return Factory(self.file, self.name, {**defaults, **self.arguments})
+
+    def function(self) -> Callable[..., Any]:
+        """The function, its file run once."""
+        module = _load(Path(self.file))
+        found = getattr(module, self.name, None)
+        if not callable(found):
+            names = [n for n, value in vars(module).items() if inspect.isfunction(value) and not n.startswith("_")
+                     and value.__module__ == module.__name__]
+            near = get_close_matches(self.name, names, n=3, cutoff=0.3) or names
+            raise InputError(f"{self.file} has no factory {self.name!r}; " +
+                             (f"it has {', '.join(near)}" if near else "it defines no function"))
+        return found  # type: ignore[no-any-return]
+
+    def build(self) -> "tuple[nn.Module, Any]":
+        """(module, sample or None)."""
+        from torch import nn
+
+        function = self.function()
+        self._check_arguments(function)
+        try:
+            made = function(**self.arguments)
+        except AutoDDLError:
+            raise
+        except Exception as error:
+            raise InputError(f"{self} failed: {type(error).__name__}: {error} ({_line(error, self.file)})") from error
+        module, sample = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+        if not isinstance(module, nn.Module):
+            raise InputError(f"{self} returned {type(made).__name__}; a factory returns a module, or a module and a sample")
+        return module, sample
+
+    def _check_arguments(self, function: Callable[..., Any]) -> None:
+        signature = inspect.signature(function)
+        try:
+            signature.bind(**self.arguments)
+        except TypeError as error:
+            raise InputError(f"{self} does not take these arguments: {error}; "
+                             f"it is {self.name}{signature}, set with --set NAME=VALUE") from None
+
+
+def settings(texts: Sequence[str]) -> dict[str, Any]:
+    """`key=value` texts; values are Python literals, and a bare word is a string."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.isidentifier():
+            raise InputError(f"--set {text!r} sets nothing; write NAME=VALUE, like layers=4")
+        found[key] = _literal(key, value)
+    return found
+
+
+def _literal(key: str, text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        if WORD.fullmatch(text):
+            return text
+        raise InputError(f"--set {key}={text}: {text!r} is no Python literal; write a number, True, 'text' "
+                         "or a list of them") from None
+
+
+def _load(path: Path) -> ModuleType:
+    """The file as a module, run once per process; its folder is importable, as if it had been started."""
+    name = "autoddl_factory_" + re.sub(r"\W", "_", str(path.resolve()))
+    if name in sys.modules:
+        return sys.modules[name]
+    if not path.is_file():
+        raise InputError(f"there is no file {str(path)!r}; a factory is FILE.py:NAME, like examples/gpt.py:gpt")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    if str(path.resolve().parent) not in sys.path:
+        sys.path.append(str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except AutoDDLError:
+        raise
+    except Exception as error:
+        del sys.modules[name]
+        raise InputError(f"{path} does not run: {type(error).__name__}: {error} ({_line(error, str(path))})") from error
+    return module
+
+
+def _line(error: Exception, file: str) -> str:
+    """`file:12`, the innermost line of the user's file."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [f for f in frames if Path(f.filename).name == Path(file).name] or frames
+    return f"{inside[-1].filename}:{inside[-1].lineno}"

@@ -1,0 +1,114 @@
+"""Our own operators, written plainly for one device: what `autoddl.NAME` in a graph means.
+
+Randomness is stateless. Element i of a tensor (its position in the whole tensor, row major) is kept by dropout if
+
+    hash(i, key, seed) >= p * 2**32
+
+so every layout of the tensor draws the same mask: a rank that holds a piece says so with `index`. `key` numbers the
+dropout in the graph, `seed` the step; a program as captured has seed 0 and whole tensors, lowering binds the real ones.
+
+The loss of a batch is a mean over its valid tokens, and a mean of unequal shards is no mean: it is split into
+
+    token_loss = sum of the tokens' losses        token_weight = sum of the valid tokens' weights
+
+both of which are sums over shards.
+"""
+
+from math import prod
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = ["Index", "attention", "dropout", "keep_mask", "token_loss", "token_weight"]
+
+Index = tuple[tuple[int, ...], tuple[int, ...]]
+"""Where a piece lies: (its offset along each dim, the shape of the whole tensor)."""
+
+LOW = 0xFFFFFFFF
+
+
+def _words(key: int, seed: int) -> tuple[int, int]:
+    """Two well mixed 32-bit words for one (key, seed): splitmix64."""
+    z = (seed * 0x9E3779B97F4A7C15 + key * 0xD1B54A32D192ED03 + 0x9E3779B97F4A7C15) & (2**64 - 1)
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+    z ^= z >> 31
+    return z & LOW, z >> 32
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A 32-bit finaliser, in place, on int64: both factors are under 2**31, so no product overflows."""
+    x ^= x >> 16
+    x.mul_(0x21F0AAAD).bitwise_and_(LOW)
+    x ^= x >> 15
+    x.mul_(0x735A2D97).bitwise_and_(LOW)
+    x ^= x >> 15
+    return x
+
+
+def _positions(sizes: tuple[int, ...], index: Index | None, device: torch.device) -> Tensor:
+    """Position of every element of the piece in the whole tensor."""
+    offsets, whole = index or ((0,) * len(sizes), sizes)
+    position = torch.zeros((), dtype=torch.int64, device=device)
+    for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+        along = torch.arange(offset, offset + size, dtype=torch.int64, device=device)
+        position = position.unsqueeze(-1) + along * prod(whole[dim + 1 :])
+    return position
+
+
+@torch.no_grad()
+def keep_mask(sizes: tuple[int, ...], p: float, key: int, seed: int = 0, index: Index | None = None,
+              device: torch.device | str = "cpu") -> Tensor:
+    """Which elements of the piece survive: bool, True with probability 1 - p."""
+    first, second = _words(key, seed)
+    position = _positions(sizes, index, torch.device(device))
+    high = (position >> 32) if prod(index[1] if index else sizes) > LOW else None
+    bits = _mix(position.bitwise_and_(LOW).bitwise_xor_(first)).bitwise_xor_(second)
+    return _mix(bits if high is None else bits.bitwise_xor_(high)) >= round(p * 2**32)
+
+
+def dropout(x: Tensor, p: float, key: int, seed: int = 0, index: Index | None = None) -> Tensor:
+    """x / (1 - p) where kept, else 0. `index` places x in the whole tensor."""
+    if p >= 1:
+        return x * 0.0
+    keep = keep_mask(tuple(x.shape), p, key, seed, index, x.device)
+    return torch.where(keep, x * (1 / (1 - p)), 0.0)
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+              is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False, dropout_key: int = 0,
+              seed: int = 0, index: Index | None = None) -> Tensor:
+    """scaled_dot_product_attention with our dropout. `index` places the probabilities (..., heads, queries, keys)."""
+    if enable_gqa:
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
+    scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-2, -1)
+    if is_causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1),
+                                    float("-inf"))
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        scores = scores.masked_fill(~attn_mask, float("-inf"))
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    return dropout(scores.softmax(-1), dropout_p, dropout_key, seed, index) @ value
+
+
+def token_loss(logits: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100,
+               label_smoothing: float = 0.0) -> Tensor:
+    """Sum of the tokens' cross entropies; float32 for half precision logits, whose own sum would lose or overflow."""
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        losses = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction="none",
+                                 label_smoothing=label_smoothing)
+        return losses.sum(dtype=torch.float32)
+    return F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction="sum",
+                           label_smoothing=label_smoothing)
+
+
+def token_weight(target: Tensor, weight: Tensor | None = None, ignore_index: int = -100,
+                 dtype: torch.dtype = torch.float32) -> Tensor:
+    """Sum of the class weights of the valid tokens; without weights, their number."""
+    valid = target != ignore_index
+    if weight is None:
+        return valid.sum().to(dtype)
+    return (weight[target.where(valid, 0)] * valid).sum().to(dtype)

@@ -1,0 +1,135 @@
+"""The model as a table: tensors, and operators in the order in which they run. No torch.
+
+A `Tensor` is an input, a parameter, a buffer, a constant or the result of one op; it is known by its position in
+`Graph.tensors`. An `Op` reads tensors through named *slots* (the argument names of the torch operator, `weight`;
+members of a list argument are `tensors.0`, `tensors.1`) and writes one or more tensors. Everything else it was called
+with is in `args`: plain frozen values by argument name, defaults included.
+
+The *cone* is what depends on no parameter: position ids, masks, rotary tables, labels. It carries no gradient and is
+computed by every rank, so a consumer takes its piece of it by slicing.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+
+from autoddl.errors import InputError
+
+__all__ = ["Graph", "Kind", "Op", "Tensor", "Value"]
+
+Value = None | bool | int | float | str | tuple["Value", ...]
+
+ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
+            "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16}
+
+
+class Kind(StrEnum):
+    INPUT = "input"
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    CONSTANT = "constant"
+    RESULT = "result"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """`name` is the graph's own, unique; `fqn` the name in the user's module (parameters, buffers) or the input's.
+    Tied parameters are one Tensor; `aliases` are its other names. `trained` parameters receive gradients."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: Kind
+    fqn: str = ""
+    aliases: tuple[str, ...] = ()
+    trained: bool = False
+
+    @property
+    def itemsize(self) -> int:
+        if self.dtype not in ITEMSIZE:
+            raise InputError(f"tensor {self.name} has dtype {self.dtype}; known are {', '.join(ITEMSIZE)}")
+        return ITEMSIZE[self.dtype]
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.itemsize
+
+    @property
+    def floating(self) -> bool:
+        return self.dtype.startswith(("float", "bfloat"))
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """`target` is the torch operator (`aten.linear.default`) or one of ours (`autoddl.dropout`)."""
+
+    name: str
+    target: str
+    inputs: tuple[int, ...]
+    slots: tuple[str, ...]
+    outputs: tuple[int, ...]
+    args: tuple[tuple[str, Value], ...] = ()
+    module: str = ""
+    source: str = ""
+
+    def arg(self, name: str) -> Value:
+        """The plain argument `name`; an argument that the operator does not have raises."""
+        for key, value in self.args:
+            if key == name:
+                return value
+        raise InputError(f"{self.target} ({self.name}) has no argument {name!r}; it has {[k for k, _ in self.args]}")
+
+    def slot(self, name: str) -> int | None:
+        """Position in `inputs` of the tensor in slot `name`; None if no tensor was passed there."""
+        return self.slots.index(name) if name in self.slots else None
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """`outputs` are the tensors that the program returns, the loss first; `updates` pairs (buffer, its new value)."""
+
+    tensors: tuple[Tensor, ...]
+    ops: tuple[Op, ...]
+    outputs: tuple[int, ...]
+    updates: tuple[tuple[int, int], ...] = ()
+
+    def producers(self) -> dict[int, int]:
+        """tensor -> position of the op that writes it."""
+        return {t: i for i, op in enumerate(self.ops) for t in op.outputs}
+
+    def consumers(self) -> dict[int, tuple[tuple[int, int], ...]]:
+        """tensor -> (op, slot position) pairs that read it, in order."""
+        uses: dict[int, list[tuple[int, int]]] = {t: [] for t in range(len(self.tensors))}
+        for i, op in enumerate(self.ops):
+            for k, t in enumerate(op.inputs):
+                uses[t].append((i, k))
+        return {t: tuple(pairs) for t, pairs in uses.items()}
+
+    def dependent(self) -> frozenset[int]:
+        """Tensors that depend on a parameter; the others are the cone."""
+        found = {t for t, tensor in enumerate(self.tensors) if tensor.kind is Kind.PARAMETER}
+        for op in self.ops:
+            if any(t in found for t in op.inputs):
+                found.update(op.outputs)
+        return frozenset(found)
+
+    def differentiable(self) -> frozenset[int]:
+        """Tensors through which a gradient flows: floating, and reached from a trained parameter through floats."""
+        found = {t for t, tensor in enumerate(self.tensors) if tensor.trained}
+        for op in self.ops:
+            if any(t in found for t in op.inputs) and not op.target.endswith("detach.default"):
+                found.update(t for t in op.outputs if self.tensors[t].floating)
+        return frozenset(found)
+
+    def fingerprint(self) -> str:
+        """A short hash of structure, shapes, dtypes and parameter names: equal for equal models."""
+        rows = [[t.name, t.shape, t.dtype, t.kind, t.fqn, t.aliases, t.trained] for t in self.tensors]
+        rows += [[op.target, op.inputs, op.slots, op.outputs, op.args] for op in self.ops]
+        text = json.dumps([rows, self.outputs, self.updates], separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

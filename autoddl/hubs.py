@@ -1,0 +1,48 @@
+"""The graph that is planned: only what the loss and the buffer updates need, and a hub behind every shared tensor.
+
+A tensor that depends on a parameter and has several consumers passes through one *hub*, an identity: the tensor is
+converted once to the hub's layout, each consumer converts from there, the consumers' gradients add up at the hub and
+are converted back once. So every cost of a plan belongs to an op or to one edge, nothing is counted twice, and what a
+shared conversion saves is part of the problem and not of a later pass. On one mesh axis a hub is in one of
+
+    S(d)   reads S(d), gradients add up as S(d)          P    reads P, gradients add up as B
+    B      reads B, gradients add up as B                B'   reads B, gradients add up as P (one all-reduce for all)
+"""
+
+from dataclasses import replace
+
+from autoddl.graph import Graph, Kind, Op, Tensor
+
+__all__ = ["HUB", "planned"]
+
+HUB = "autoddl.hub"
+
+
+def _prune(graph: Graph) -> tuple[Op, ...]:
+    """The ops that the loss or a buffer update depends on."""
+    wanted = {graph.outputs[0], *(new for _, new in graph.updates)}
+    kept = []
+    for op in reversed(graph.ops):
+        if wanted.intersection(op.outputs):
+            wanted.update(op.inputs)
+            kept.append(op)
+    return tuple(reversed(kept))
+
+
+def planned(graph: Graph) -> Graph:
+    """The pruned graph with hubs; tensors keep their positions, those behind hubs are added at the end."""
+    ops = _prune(graph)
+    alive = replace(graph, ops=ops, outputs=graph.outputs[:1])
+    dependent, consumers = alive.dependent(), alive.consumers()
+    shared = {t for t in dependent if len(consumers[t]) > 1}
+    tensors, behind = list(graph.tensors), dict[int, int]()
+    found: list[Op] = []
+    for op in ops:
+        for t in op.inputs:
+            if t in shared and t not in behind:
+                behind[t] = len(tensors)
+                name = f"{tensors[t].name}.hub"
+                tensors.append(Tensor(name, tensors[t].shape, tensors[t].dtype, Kind.RESULT))
+                found.append(Op(name, HUB, (t,), ("self",), (behind[t],), module=op.module, source=op.source))
+        found.append(replace(op, inputs=tuple(behind.get(t, t) for t in op.inputs)))
+    return replace(alive, tensors=tuple(tensors), ops=tuple(found))

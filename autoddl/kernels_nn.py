@@ -1,0 +1,131 @@
+"""Kernels of neural network operators that do not run unchanged on pieces.
+
+    embedding, rows split    out = table[i - offset] where the row is here, else 0; the ranks' outputs add up
+    attention, queries split the causal mask moves with the offset of the first query
+    grouped convolution/norm as many groups as there are here
+    mean losses              the local mean counts (elements here) / (all elements)
+    dropout                  the mask of the whole tensor, at the place of the piece
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from autoddl.calls import bound
+from autoddl.kernels_reduced import batch_norm, token_loss
+from autoddl.site import Call, Kernel, Site
+
+__all__ = ["KERNELS"]
+
+Target = Callable[..., Any]
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+
+def _embedding(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
+    if not site.splits(0, 0):
+        return target, args, kwargs
+    values = bound(target, args, kwargs)
+    offset, rows = site.input_extents(0)[0]
+    padding = values.get("padding_idx", -1) - offset
+    local_padding = padding if 0 <= padding < rows and values.get("padding_idx", -1) >= 0 else None
+
+    def embedding_rows(weight: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        local = indices - offset
+        away = (local < 0) | (local >= rows)
+        found = F.embedding(local.masked_fill(away, 0), weight, local_padding)
+        return found.masked_fill(away.unsqueeze(-1), 0.0)
+
+    return embedding_rows, (values["weight"], values["indices"]), {}
+
+
+def _causal(queries: int, keys: int, offset: int, device: torch.device) -> torch.Tensor:
+    """Which keys each query sees, where the first query is number `offset`."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(offset)
+
+
+def _attention(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
+    values = bound(target, args, kwargs)
+    if not values.get("is_causal") or not site.splits(0, len(site.inputs[0].shape) - 2):
+        return target, args, kwargs
+    offset, size = site.input_extents(0)[-2]
+    keys = site.inputs[1].shape[-2]
+    rest = {k: v for k, v in values.items() if k not in ("query", "attn_mask", "is_causal")}
+
+    def causal_attention(query: torch.Tensor, attn_mask: torch.Tensor | None = None, **others: Any) -> Any:
+        mask = _causal(size, keys, offset, query.device)
+        if attn_mask is not None and attn_mask.dtype is torch.bool:
+            mask = mask & attn_mask
+        elif attn_mask is not None:
+            mask = attn_mask.masked_fill(~mask, float("-inf"))
+        return target(query=query, attn_mask=mask, is_causal=False, **others)
+
+    return causal_attention, (values["query"], values.get("attn_mask")), rest
+
+
+def _dropped_attention(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
+    """Our attention: as above, and its dropout drawn for these rows of the probabilities (.., heads, queries, keys)."""
+    fn, args, kwargs = _attention(site, target, args, kwargs)
+    places, keys = site.output_extents()[:-1], site.inputs[1].shape[-2]
+    index = ((*(offset for offset, _ in places), 0), (*site.outputs[0].shape[:-1], keys))
+
+    def dropped_attention(*a: Any, **k: Any) -> Any:
+        return fn(*a, **k, seed=_seed(site), index=index)
+
+    return dropped_attention, args, kwargs
+
+
+def _seed(site: Site) -> int:
+    return 0 if site.seed is None else int(site.seed)
+
+
+def _dropout(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
+    index = (tuple(offset for offset, _ in site.input_extents(0)), site.inputs[0].shape)
+
+    def placed_dropout(*a: Any, **k: Any) -> Any:
+        return target(*a, **k, seed=_seed(site), index=index)
+
+    return placed_dropout, args, kwargs
+
+
+def _groups(name: str) -> Kernel:
+    """Argument `name` counts groups of the channels, of which a rank has the share of its channels."""
+    def kernel(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
+        values = bound(target, args, kwargs)
+        dim = 1 if name == "num_groups" else len(site.inputs[0].shape) - len(site.inputs[1].shape) + 1
+        channels, here = site.inputs[0].shape[dim], site.input_shape(0)[dim]
+        if values.get(name, 1) == 1 or here == channels:
+            return target, args, kwargs
+        return target, (), {**values, name: values[name] * here // channels}
+    return kernel
+
+
+def _mean(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
+    """A mean over the elements of input 0."""
+    share = site.share(0)
+    if bound(target, args, kwargs).get("reduction", 1) != 1 or share == 1:
+        return target, args, kwargs
+
+    def share_of_mean(*a: Any, **k: Any) -> Any:
+        return target(*a, **k) * share
+
+    return share_of_mean, args, kwargs
+
+
+DISTANCES = "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div"
+CONVOLUTIONS = """conv1d.default conv2d.default conv3d.default conv1d.padding conv2d.padding conv_transpose1d.default
+    conv_transpose2d.input convolution.default"""
+
+KERNELS: dict[str, Kernel] = {
+    "aten.embedding.default": _embedding,
+    "aten.scaled_dot_product_attention.default": _attention,
+    "autoddl.attention": _dropped_attention,
+    "autoddl.dropout": _dropout,
+    "autoddl.token_loss": token_loss,
+    "aten._native_batch_norm_legit_functional.default": batch_norm,
+    "aten.group_norm.default": _groups("num_groups"),
+    **{f"aten.{name}": _groups("groups") for name in CONVOLUTIONS.split()},
+    **{f"aten.{name}.default": _mean for name in DISTANCES.split()},
+}

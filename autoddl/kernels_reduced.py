@@ -1,0 +1,149 @@
+"""Kernels that reduce over mesh axes by themselves, forward and backward written out.
+
+Cross entropy of logits x[t, v], v split, targets y, class weights w, smoothing e, over V classes:
+
+    loss_t = (1 - e) w[y_t] (lse_t - x[t, y_t]) + e/V sum_v w_v (lse_t - x[t, v])
+    d loss_t / d x[t, v] = (a_t + e W/V) softmax_v - a_t [v = y_t] - e w_v / V        a_t = (1-e) w[y_t], W = sum_v w_v
+
+    lse = max + log sum_v exp(x_v - max): one all-reduce of max, one of (sum of exponentials, x[y], sum w x).
+
+Batch norm, y = w (x - m) r + b with r = (v + eps)^(-1/2) over all n values of a channel, whatever rank holds them:
+
+    m = sum x / n      v = sum x^2 / n - m^2            one all-reduce of (sum x, sum x^2), in float64, where the
+                                                        difference loses nothing; the ranks' own sums are centred
+    dx = w r (dy - sum dy / n - h sum(dy h) / n)        h = (x - m) r; one all-reduce of (sum dy, sum dy h)
+"""
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autoddl.calls import bound, defaults
+from autoddl.site import Call, Site
+
+__all__ = ["batch_norm", "token_loss"]
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """Sums of half precision are taken in float32."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def column(vector: Tensor, rank: int) -> Tensor:
+    """A vector over dim 1 of tensors of `rank` dims."""
+    return vector.view(1, -1, *(1,) * (rank - 2))
+
+
+class _TokenLoss(torch.autograd.Function):
+    """Sum of the tokens' losses; logits [t, v here], target [t], weight [V] or None."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, weight: Tensor | None, site: Site, begin: int, classes: int,
+                ignore: int, smoothing: float) -> Tensor:
+        x = logits.to(accumulator(logits.dtype))
+        size = x.shape[1]
+        valid = target != ignore
+        local = target - begin
+        here = valid & (local >= 0) & (local < size)
+        at = local.where(here, 0).unsqueeze(1)
+        weights = x.new_ones(classes) if weight is None else weight.to(x.dtype)
+        share = weights[begin : begin + size]
+        top = site.reduce(x.amax(1), "max", site.option.inner)
+        sums = [(x - top.unsqueeze(1)).exp().sum(1), x.gather(1, at).squeeze(1).where(here, 0.0)]
+        if smoothing:
+            sums.append(x @ share)
+        total = site.reduce(torch.stack(sums), "sum", site.option.inner)
+        lse = total[0].log() + top
+        sure = (1 - smoothing) * weights[target.where(valid, 0)]
+        loss = sure * (lse - total[1])
+        if smoothing:
+            loss = loss + smoothing / classes * (weights.sum() * lse - total[2])
+        scale = sure + smoothing / classes * weights.sum()
+        ctx.save_for_backward(logits, lse, at, here, valid, sure, scale, share)
+        ctx.smooth = smoothing / classes
+        return loss.where(valid, 0.0).sum()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        logits, lse, at, here, valid, sure, scale, share = ctx.saved_tensors
+        grad = (logits.to(lse.dtype) - lse.unsqueeze(1)).exp_().mul_(scale.unsqueeze(1))
+        grad.scatter_add_(1, at, -sure.where(here, 0.0).unsqueeze(1))
+        if ctx.smooth:
+            grad -= ctx.smooth * share
+        grad = grad.mul_((valid * upstream).unsqueeze(1)).to(logits.dtype)
+        return grad, None, None, None, None, None, None, None
+
+
+def token_loss(site: Site, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """Cross entropy where the vocabulary is split; else as it is."""
+    if not site.option.inner:
+        return target, args, kwargs
+    values = defaults(target) | bound(target, args, kwargs)
+    dim = min(1, len(site.inputs[0].shape) - 1)
+    begin, classes = site.input_extents(0)[dim][0], site.inputs[0].shape[dim]
+    ignore, smoothing = values["ignore_index"], values["label_smoothing"]
+
+    def vocabulary_loss(logits: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
+        rows = logits.movedim(dim, -1).reshape(-1, logits.shape[dim])
+        loss: Tensor = _TokenLoss.apply(rows, labels.reshape(-1), weight, site, begin, classes,  # type: ignore[no-untyped-call]
+                                        ignore, smoothing)
+        return loss
+
+    return vocabulary_loss, (values["logits"], values["target"], values["weight"]), {}
+
+
+class _BatchNorm(torch.autograd.Function):
+    """(y, m, r, v) of the whole batch, of which x is a piece; n values per channel in all."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, site: Site, n: int, eps: float) -> Any:
+        values = x.to(accumulator(x.dtype))
+        dims = [d for d in range(x.dim()) if d != 1]
+        count = prod(x.shape[d] for d in dims)
+        own, mean = (part.double() for part in torch.var_mean(values, dims, correction=0))
+        total = site.reduce(torch.stack([mean, own + mean * mean]) * (count / n), "sum", site.option.inner)
+        variance = (total[1] - total[0] * total[0]).clamp_min(0)
+        r = (variance + eps).rsqrt().to(values.dtype)
+        mean = total[0].to(values.dtype)
+        out = (values - column(mean, x.dim())) * column(r, x.dim())
+        out = out if weight is None else out * column(weight, x.dim())
+        out = (out if bias is None else out + column(bias, x.dim())).to(x.dtype)
+        ctx.save_for_backward(x, weight, mean, r)
+        ctx.has_bias, ctx.site, ctx.n = bias is not None, site, n
+        variance = variance.to(values.dtype)
+        ctx.mark_non_differentiable(mean, r, variance)
+        return out, mean, r, variance
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor, *_: Any) -> Any:
+        x, weight, mean, r = ctx.saved_tensors
+        rank, dims = x.dim(), [d for d in range(x.dim()) if d != 1]
+        dy, h = upstream.to(mean.dtype), (x.to(mean.dtype) - column(mean, rank)) * column(r, rank)
+        own = torch.stack([dy.sum(dims), (dy * h).sum(dims)])
+        total = ctx.site.reduce(own.clone(), "sum", ctx.site.option.inner) / ctx.n
+        scale = r if weight is None else r * weight
+        dx = (dy - column(total[0], rank) - h * column(total[1], rank)) * column(scale, rank)
+        return (dx.to(x.dtype), None if weight is None else own[1].to(weight.dtype),
+                own[0].to(mean.dtype) if ctx.has_bias else None, None, None, None)
+
+
+def batch_norm(site: Site, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """Training batch norm where the batch is split: the statistics are those of the whole batch."""
+    if not site.option.inner:
+        return target, args, kwargs
+    values = bound(target, args, kwargs)
+    n = prod(size for d, size in enumerate(site.inputs[0].shape) if d != 1)
+    momentum, eps = values["momentum"], values["eps"]
+
+    def synchronised(x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor,
+                     running_var: Tensor) -> tuple[Tensor, ...]:
+        out, mean, r, variance = _BatchNorm.apply(x, weight, bias, site, n, eps)  # type: ignore[no-untyped-call]
+        unbiased = variance * (n / max(1, n - 1))
+        return (out, mean, r, running_mean.lerp(mean.to(running_mean.dtype), momentum),
+                running_var.lerp(unbiased.to(running_var.dtype), momentum))
+
+    names = ("input", "weight", "bias", "running_mean", "running_var")
+    return synchronised, tuple(values[name] for name in names), {}

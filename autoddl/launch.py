@@ -1,0 +1,183 @@
+"""Processes of this machine, started as torchrun would and ended together.
+
+    with torchrun's environment:  RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT OMP_NUM_THREADS
+
+A rank that fails writes its one line to `$AUTODDL_FAILURES/RANK.json` (`report_failure`). The first failure ends all
+ranks and becomes the launcher's own error; if the launcher dies in whatever way, the kernel ends the ranks.
+
+`joined` says whether this process is itself a rank: of torchrun, or of a SLURM step (`srun`), whose names it turns
+into torchrun's.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autoddl import errors
+from autoddl.errors import AutoDDLError, MachineError
+from autoddl.plan import write_atomically
+
+__all__ = ["joined", "launch", "report_failure"]
+
+FAILURES = "AUTODDL_FAILURES"
+GRACE_SECONDS = 1.0
+"""How long the other ranks have to fall too, so that the cause can be told from its consequences."""
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """`kind` is a class of our tree, or "" where the rank left no word."""
+
+    rank: int
+    status: int
+    kind: str = ""
+    message: str = ""
+    when: float = 0.0
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """Causes first: losing touch with another rank is a consequence."""
+        return self.kind == "MachineError", self.when
+
+    def error(self) -> AutoDDLError:
+        known = getattr(errors, self.kind, None)
+        if isinstance(known, type) and known is not errors.Infeasible:
+            made = known(f"rank {self.rank}: {self.message}")
+            assert isinstance(made, AutoDDLError), self.kind
+            return made
+        if self.message:
+            return MachineError(f"rank {self.rank} failed: {self.message}")
+        if self.status < 0:
+            return MachineError(f"rank {self.rank} was killed by {signal.Signals(-self.status).name}; all ranks were ended")
+        return MachineError(f"rank {self.rank} ended with exit code {self.status} and left no word; all ranks were ended")
+
+
+def launch(ranks: int, command: Sequence[str], *, timeout: float | None = None, tick: Callable[[], None] | None = None,
+           quiet: bool = False) -> None:
+    """Run `command` as `ranks` local processes and wait for all; `tick` is called while waiting.
+
+    Raises the failed rank's own error, or MachineError if one died or `timeout` seconds passed. No process stays.
+    """
+    with tempfile.TemporaryDirectory(prefix="autoddl-") as folder:
+        processes: list[subprocess.Popen[bytes]] = []
+        try:
+            environments = _environments(ranks, folder)
+            processes += [_start(command, environment, quiet) for environment in environments]
+            _watch(processes, folder, timeout, tick or (lambda: None))
+        finally:
+            _end(processes)
+
+
+def _environments(ranks: int, folder: str) -> list[dict[str, str]]:
+    threads = max(1, (os.cpu_count() or 1) // ranks)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {**os.environ, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+              "MASTER_PORT": str(port), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)), FAILURES: folder}
+    return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str], quiet: bool) -> subprocess.Popen[bytes]:
+    output = subprocess.DEVNULL if quiet else sys.stderr.fileno() if _has_fileno(sys.stderr) else None
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output,
+                            stderr=subprocess.DEVNULL if quiet else None, preexec_fn=_die_with_parent)
+
+
+def _has_fileno(stream: Any) -> bool:
+    try:
+        stream.fileno()
+    except (OSError, AttributeError, ValueError):
+        return False
+    return True
+
+
+def _die_with_parent() -> None:
+    """In the child: be killed when the launcher is gone, whatever ended it."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _watch(processes: Sequence[subprocess.Popen[bytes]], folder: str, timeout: float | None, tick: Callable[[], None]) -> None:
+    began = time.monotonic()
+    while any(process.poll() is None for process in processes):
+        if any(process.poll() for process in processes):
+            break
+        if timeout is not None and time.monotonic() - began > timeout:
+            running = [str(rank) for rank, process in enumerate(processes) if process.poll() is None]
+            raise MachineError(f"after {timeout:g} s rank {', '.join(running)} still ran; all ranks were ended")
+        tick()
+        time.sleep(0.02)
+    tick()
+    if any(process.poll() for process in processes):
+        raise _cause(processes, folder).error()
+
+
+def _cause(processes: Sequence[subprocess.Popen[bytes]], folder: str) -> _Failure:
+    """The failure that came first: the ranks get a moment to fall, then causes go before consequences."""
+    until = time.monotonic() + GRACE_SECONDS
+    while time.monotonic() < until and any(process.poll() is None for process in processes):
+        time.sleep(0.02)
+    found = []
+    for rank, process in enumerate(processes):
+        if process.poll():
+            path = Path(folder, f"{rank}.json")
+            word = json.loads(path.read_text()) if path.exists() else {}
+            found.append(_Failure(rank, process.returncode, **word))
+    return min(found, key=lambda failure: failure.order)
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+    for process in processes:
+        process.wait()
+
+
+def report_failure(error: BaseException) -> None:
+    """Leave this rank's one line for its launcher; without one, nothing."""
+    folder = os.environ.get(FAILURES)
+    if folder and Path(folder).is_dir():
+        kind = type(error).__name__ if isinstance(error, AutoDDLError) else ""
+        text = str(error) if kind else f"{type(error).__name__}: {error}"
+        word = {"kind": kind, "message": " ".join(text.split()), "when": time.time()}
+        write_atomically(Path(folder, f"{os.environ['RANK']}.json"), json.dumps(word))
+
+
+def joined() -> bool:
+    """Whether this process is a rank already; SLURM's names are turned into torchrun's."""
+    environment = os.environ
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        return True
+    if "SLURM_PROCID" not in environment or int(environment.get("SLURM_NTASKS", "1")) < 2:
+        return False
+    environment.update(RANK=environment["SLURM_PROCID"], WORLD_SIZE=environment["SLURM_NTASKS"],
+                       LOCAL_RANK=environment.get("SLURM_LOCALID", "0"))
+    environment.setdefault("MASTER_ADDR", _first_host())
+    environment.setdefault("MASTER_PORT", str(20000 + int(environment.get("SLURM_JOB_ID", "0")) % 20000))
+    return True
+
+
+def _first_host() -> str:
+    """The first host of the SLURM job."""
+    names = os.environ.get("SLURM_STEP_NODELIST", os.environ.get("SLURM_JOB_NODELIST", "127.0.0.1"))
+    try:
+        listed = subprocess.run(["scontrol", "show", "hostnames", names], capture_output=True, text=True, check=True)
+        return listed.stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        head, bracket, rest = names.partition("[")
+        return head + rest.split(",")[0].split("-")[0].rstrip("]") if bracket else names.split(",")[0]

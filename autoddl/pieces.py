@@ -1,0 +1,104 @@
+"""Where the pieces of one tensor lie in the buffers of one step: cutting, padding, joining.
+
+A collective moves one *block* per member of the group, all of the same size: that of the largest piece, smaller pieces
+padded with zeros. `Pieces` knows the blocks of one tensor for one step on one rank:
+
+    target S(j)    what is sent to member m is the part of dim j that m holds afterwards
+    source S(i)    what came from member m is the part of dim i that m held before: the parts are joined along i
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import torch
+from torch import Tensor
+
+from autoddl.conversion import Step
+from autoddl.groups import members
+from autoddl.layout import Layout, Mesh, Split, extents
+
+__all__ = ["Pieces", "pieces"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """`cuts` are (offset, size) in the local tensor along `cut` of what goes to each member, `joins` the sizes along
+    `join` of what comes from each, `block` the padded size, `even` whether nothing is padded, `result` the local shape
+    afterwards, `mine` this rank's position in the group."""
+
+    cut: int | None
+    cuts: tuple[tuple[int, int], ...]
+    join: int | None
+    joins: tuple[int, ...]
+    block: tuple[int, ...]
+    result: tuple[int, ...]
+    even: bool
+    mine: int
+
+    @property
+    def numel(self) -> int:
+        return prod(self.block)
+
+    def sends(self, x: Tensor) -> Tensor:
+        """What is sent, one row per block: (n, *block), or (1, *block) if all members get the same."""
+        n = len(self.cuts)
+        if self.cut is None:
+            return (x if self.even else self._padded(x)).unsqueeze(0)
+        if self.even:
+            return x.unflatten(self.cut, (n, -1)).movedim(self.cut, 0)
+        return torch.stack([self._padded(x.narrow(self.cut, *cut)) for cut in self.cuts])
+
+    def receives(self, rows: Tensor) -> Tensor:
+        """The local tensor afterwards, from (n, *block), or from (1, *block) if there is nothing to join."""
+        if self.join is None:
+            return rows.squeeze(0) if self.even else self._cropped(rows[0], self.result)
+        if self.even:
+            return rows.movedim(0, self.join).flatten(self.join, self.join + 1)
+        sizes = [(*self.result[:self.join], size, *self.result[self.join + 1:]) for size in self.joins]
+        return torch.cat([self._cropped(row, size) for row, size in zip(rows, sizes, strict=True)], self.join)
+
+    def own(self, x: Tensor) -> Tensor:
+        """This rank's own cut: what a slice keeps."""
+        assert self.cut is not None
+        return x.narrow(self.cut, *self.cuts[self.mine]).clone(memory_format=torch.contiguous_format)
+
+    def alone(self, x: Tensor) -> Tensor:
+        """Zeros with this rank's piece in its place: what a fill of a split tensor yields."""
+        assert self.join is not None
+        whole = x.new_zeros(self.result)
+        whole.narrow(self.join, sum(self.joins[:self.mine]), self.joins[self.mine]).copy_(x)
+        return whole
+
+    def _padded(self, x: Tensor) -> Tensor:
+        if tuple(x.shape) == self.block:
+            return x
+        block = x.new_zeros(self.block)
+        self._cropped(block, tuple(x.shape)).copy_(x)
+        return block
+
+    @staticmethod
+    def _cropped(block: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        for dim, size in enumerate(sizes):
+            block = block.narrow(dim, 0, size)
+        return block
+
+
+@lru_cache(maxsize=100_000)
+def pieces(step: Step, shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> Pieces:
+    """The pieces of `step` on a tensor of `shape` in `layout`, for the rank at `coordinate`."""
+    group = members(mesh, step.axes, coordinate)
+    mine = group.index(coordinate)
+    before = [extents(shape, layout, mesh, at) for at in group]
+    after = [extents(shape, step.after(layout), mesh, at) for at in group]
+    cut = step.target.dim if isinstance(step.target, Split) else None
+    join = step.source.dim if isinstance(step.source, Split) else None
+    return Pieces(
+        cut, tuple((0, 0) if cut is None else (a[cut][0] - before[mine][cut][0], a[cut][1]) for a in after),
+        join, tuple(0 if join is None else b[join][1] for b in before),
+        tuple(min(b[1], a[1]) for b, a in zip(before[0], after[0], strict=True)), tuple(s for _, s in after[mine]),
+        all(_sizes(e) == _sizes(every[0]) for every in (before, after) for e in every), mine)
+
+
+def _sizes(extent: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+    return tuple(size for _, size in extent)

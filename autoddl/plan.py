@@ -1,0 +1,168 @@
+"""A plan: everything that running needs and planning decided, as JSON.
+
+`decisions` says the layouts in which each op reads and writes; `conversions` the steps on every edge where a layout
+changes; `stored` what a rank owns of each parameter. A tensor with several consumers passes through a *hub*: it is
+converted once to the hub's layout, and each consumer converts from there; their gradients add up at the hub and are
+converted back once. Hubs stand among the decisions, their `gradient` is the layout in which gradients add up.
+
+A plan is data: reading one runs no code that it names.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ConfigDict, PlainSerializer, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked
+
+from autoddl.errors import InputError
+from autoddl.layout import Layout, Mesh
+
+__all__ = ["BUCKET_BYTES", "VERSION", "Conversion", "Decision", "Plan", "Prediction", "Stored", "load_plan", "write_atomically"]
+
+VERSION = 1
+BUCKET_BYTES = 25 * 2**20
+
+
+def _read_layout(value: object) -> object:
+    return Layout.parse(value) if isinstance(value, str) else value
+
+
+def _read_mesh(value: object) -> object:
+    return Mesh.parse(value) if isinstance(value, str) else value
+
+
+LayoutText = Annotated[Layout, BeforeValidator(_read_layout), PlainSerializer(str)]
+MeshText = Annotated[Mesh, BeforeValidator(_read_mesh), PlainSerializer(str)]
+_STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+
+@checked(frozen=True, slots=True, config=_STRICT)
+class Decision:
+    """Layouts in which op `name` reads its inputs (by slot) and writes its outputs; `gradient` only for hubs."""
+
+    name: str
+    target: str
+    inputs: tuple[LayoutText, ...]
+    outputs: tuple[LayoutText, ...]
+    gradient: LayoutText | None = None
+
+
+@checked(frozen=True, slots=True, config=_STRICT)
+class Conversion:
+    """On the edge `tensor` -> slot `slot` of op `op` (`output` is the program's end): steps there and of the gradient
+    back, as text. `source`/`target` are layouts of the tensor before and after, `gradient`/`wanted` of its gradient as
+    the consumer's backward yields it and as the producer's needs it (None where no gradient flows)."""
+
+    op: str
+    slot: str
+    tensor: str
+    source: LayoutText
+    target: LayoutText
+    forward: tuple[str, ...]
+    gradient: LayoutText | None = None
+    wanted: LayoutText | None = None
+    backward: tuple[str, ...] = ()
+
+
+@checked(frozen=True, slots=True, config=_STRICT)
+class Stored:
+    """What a rank owns of parameter `fqn`, updates and saves; `regather`: gathered again for backward, not kept."""
+
+    fqn: str
+    layout: LayoutText
+    regather: bool = False
+
+
+@checked(frozen=True, slots=True, config=_STRICT)
+class Prediction:
+    """Per rank and step. `communication`: seconds by axis (`net+node` for a collective over both);
+    `nbytes`: peak bytes by kind; `volume`: sent bytes by axis; `fallback`: seconds of ops that have no rule."""
+
+    seconds: float
+    compute: float
+    communication: dict[str, float]
+    volume: dict[str, float]
+    nbytes: dict[str, float]
+    fallback: dict[str, float]
+
+    @property
+    def peak_bytes(self) -> float:
+        return sum(self.nbytes.values())
+
+
+@checked(frozen=True, slots=True, config=_STRICT)
+class Plan:
+    model: str
+    mesh: MeshText
+    decisions: tuple[Decision, ...]
+    conversions: tuple[Conversion, ...]
+    stored: tuple[Stored, ...]
+    inputs: dict[str, LayoutText]
+    predicted: Prediction
+    bound: float
+    proof: str
+    budget: float
+    candidates: int
+    cluster: str
+    backend: str
+    levels: dict[str, str]
+    fingerprints: dict[str, str]
+    sample: dict[str, Any]
+    factory: dict[str, Any] = field(default_factory=dict)
+    timings: dict[str, float] = field(default_factory=dict)
+    bucket_bytes: int = BUCKET_BYTES
+    version: int = VERSION
+
+    @property
+    def gap(self) -> float:
+        """How far from optimal the plan can be under the model, as a fraction of its seconds."""
+        return max(0.0, (self.predicted.seconds - self.bound) / self.predicted.seconds) if self.predicted.seconds else 0.0
+
+    def to_json(self) -> str:
+        return json.dumps(_ADAPTER.dump_python(self, mode="json"), indent=1, ensure_ascii=False) + "\n"
+
+    def fingerprint(self) -> str:
+        """Of what every rank must agree on: all but how long planning took."""
+        data = _ADAPTER.dump_python(self, mode="json") | {"timings": {}, "factory": {}}
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+
+    def save(self, path: str | Path) -> None:
+        write_atomically(Path(path), self.to_json())
+
+
+_ADAPTER: TypeAdapter[Plan] = TypeAdapter(Plan)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write to a temporary name beside `path`, then rename: whoever reads sees the old text or the new one."""
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8") as file:
+            file.write(text)
+        os.replace(file.name, path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan; what is wrong with the file is one InputError that names it."""
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read the plan {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise InputError(f"{path} is no plan: not JSON ({error})") from None
+    if not isinstance(data, dict) or data.get("version") != VERSION:
+        found = data.get("version") if isinstance(data, dict) else None
+        raise InputError(f"{path} is a plan of version {found}; this AutoDDL reads version {VERSION}: make the plan again")
+    try:
+        return _ADAPTER.validate_python(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"{path} is no plan: at {where or 'the top'}: {first['msg']}") from None
+

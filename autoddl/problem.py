@@ -1,0 +1,195 @@
+"""A cost network: pick one option x_i for every variable i; every factor f charges the cell of its table.
+
+    seconds(x)   = fixed_seconds + sum over f of f.seconds[x]        infinite where a combination is forbidden
+    retained(x)  = sum over f of f.retained[x]                       bytes that are held at the same time: they add
+    transient(x) = max over f of f.transient[x]                      bytes held for a moment: only the worst counts
+    nbytes(x)    = fixed_bytes + retained(x) + transient(x)          must be <= budget, where there is a budget
+
+A solver minimises seconds(x) subject to nbytes(x) <= budget; these functions are what every solver is tested against.
+Factors of repeated blocks name the same table, so repetition is there to be seen in the numbers.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoddl.errors import InputError
+
+__all__ = ["Array", "Factor", "Problem", "Solution", "Table"]
+
+Array = NDArray[np.float64]
+
+MAX_NDIM = 3
+EXACT = 1e-9
+"""A solution this close to its bound, relatively, is optimal: the rest is the rounding of sums."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """Seconds, retained bytes and transient bytes of every combination of the options of one to three variables."""
+
+    seconds: Array
+    retained: Array
+    transient: Array
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "retained", "transient"):
+            object.__setattr__(self, name, _frozen(getattr(self, name)))
+        if not self.seconds.shape == self.retained.shape == self.transient.shape:
+            shapes = f"{self.seconds.shape}, {self.retained.shape}, {self.transient.shape}"
+            raise InputError(f"a table's seconds, retained and transient have one shape, not {shapes}")
+        if not 1 <= self.seconds.ndim <= MAX_NDIM or 0 in self.seconds.shape:
+            raise InputError(f"a table has 1 to {MAX_NDIM} axes, none empty, not the shape {self.seconds.shape}")
+        if np.isnan(self.seconds).any() or (self.seconds == -math.inf).any():
+            raise InputError("seconds are numbers, or inf where a combination is forbidden; found nan or -inf")
+        for name, nbytes in (("retained", self.retained), ("transient", self.transient)):
+            if not (np.isfinite(nbytes).all() and (nbytes >= 0).all()):
+                raise InputError(f"{name} bytes are finite and not negative; forbid a combination by seconds = inf")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.seconds.shape
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One table laid over variables: axis j of the table is the option of `variables[j]`."""
+
+    variables: tuple[int, ...]
+    table: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """Variables with their numbers of options, tables, and the factors that lay tables over variables."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    tables: tuple[Table, ...]
+    factors: tuple[Factor, ...]
+    budget: float | None = None
+    fixed_seconds: float = 0.0
+    fixed_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.sizes):
+            raise InputError(f"every variable has one name and one size: {len(self.names)} and {len(self.sizes)}")
+        if any(size < 1 for size in self.sizes):
+            raise InputError(f"variable {self.names[[s < 1 for s in self.sizes].index(True)]!r} has no options")
+        for factor in self.factors:
+            self._check(factor)
+
+    def _check(self, factor: Factor) -> None:
+        scope = factor.variables
+        if len(set(scope)) != len(scope) or not all(0 <= v < len(self.sizes) for v in scope):
+            raise InputError(f"{factor} names a variable twice, or one outside 0..{len(self.sizes) - 1}")
+        if not 0 <= factor.table < len(self.tables):
+            raise InputError(f"{factor} names a table outside 0..{len(self.tables) - 1}")
+        expected = tuple(self.sizes[v] for v in scope)
+        if self.tables[factor.table].shape != expected:
+            raise InputError(f"{factor} needs a table of shape {expected}, not {self.tables[factor.table].shape}")
+
+    def cells(self, choice: Sequence[int]) -> Iterator[tuple[Table, tuple[int, ...]]]:
+        """Every factor's table, and the cell of it that `choice` picks."""
+        if len(choice) != len(self.sizes):
+            raise InputError(f"a choice names one option per variable: {len(self.sizes)}, not {len(choice)}")
+        for factor in self.factors:
+            yield self.tables[factor.table], tuple([choice[v] for v in factor.variables])
+
+    def cost(self, choice: Sequence[int]) -> float:
+        """seconds(x), summed without rounding on the way."""
+        return self.fixed_seconds + math.fsum(table.seconds.item(cell) for table, cell in self.cells(choice))
+
+    def retained(self, choice: Sequence[int]) -> float:
+        """retained(x)"""
+        return math.fsum(table.retained.item(cell) for table, cell in self.cells(choice))
+
+    def transient(self, choice: Sequence[int]) -> float:
+        """transient(x)"""
+        return max((table.transient.item(cell) for table, cell in self.cells(choice)), default=0.0)
+
+    def nbytes(self, choice: Sequence[int]) -> float:
+        """nbytes(x)"""
+        return self.fixed_bytes + self.retained(choice) + self.transient(choice)
+
+    def feasible(self, choice: Sequence[int]) -> bool:
+        """No forbidden combination, and within the budget."""
+        return self.cost(choice) < math.inf and (self.budget is None or self.nbytes(choice) <= self.budget)
+
+    def save(self, path: str | Path) -> None:
+        """Write the problem as one npz file."""
+        seconds, retained, transient = (
+            np.concatenate([np.zeros(0)] + [getattr(t, name).ravel() for t in self.tables])
+            for name in ("seconds", "retained", "transient")
+        )
+        budget = math.nan if self.budget is None else self.budget
+        with open(path, "wb") as file:
+            np.savez_compressed(
+                file,
+                names=np.array(self.names, dtype=np.str_),
+                sizes=np.array(self.sizes, dtype=np.int64),
+                shapes=_padded([t.shape for t in self.tables]),
+                scopes=_padded([f.variables for f in self.factors]),
+                laid=np.array([f.table for f in self.factors], dtype=np.int64),
+                scalars=np.array([budget, self.fixed_seconds, self.fixed_bytes]),
+                seconds=seconds,
+                retained=retained,
+                transient=transient,
+            )
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Problem":
+        """Read what `save` wrote."""
+        with np.load(path, allow_pickle=False) as data:
+            shapes = [tuple(int(n) for n in row if n >= 0) for row in data["shapes"]]
+            ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+            parts = [np.split(data[name], ends) for name in ("seconds", "retained", "transient")]
+            tables = tuple(Table(*(p.reshape(s) for p in three)) for s, *three in zip(shapes, *parts, strict=False))
+            scopes = [tuple(int(v) for v in row if v >= 0) for row in data["scopes"]]
+            factors = tuple(Factor(scope, int(t)) for scope, t in zip(scopes, data["laid"], strict=True))
+            budget, fixed_seconds, fixed_bytes = (float(x) for x in data["scalars"])
+            names, sizes = tuple(str(n) for n in data["names"]), tuple(int(n) for n in data["sizes"])
+        return cls(names, sizes, tables, factors, None if math.isnan(budget) else budget, fixed_seconds, fixed_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """A choice, what it costs, and a proven lower bound on what any choice costs."""
+
+    choice: tuple[int, ...]
+    seconds: float
+    nbytes: float
+    bound: float
+    proof: str
+    solver: str
+
+    @property
+    def optimal(self) -> bool:
+        return self.seconds <= self.bound + EXACT * abs(self.bound)
+
+    @property
+    def gap(self) -> float:
+        """The part of the seconds that a better choice might still save."""
+        return 0.0 if self.optimal else (self.seconds - self.bound) / abs(self.seconds)
+
+    def __str__(self) -> str:
+        verdict = "optimal" if self.optimal else f"at most {self.gap:.3%} above the optimum"
+        return f"{self.seconds:.6g} s, {self.nbytes / 1e9:.4g} GB, {verdict} ({self.solver}: {self.proof})"
+
+
+def _frozen(values: Array) -> Array:
+    """A read-only float64 array of our own; one that is read-only already is kept, so sharing survives."""
+    array = np.asarray(values, dtype=np.float64)
+    if array.flags.writeable or not array.flags.c_contiguous:
+        array = np.array(array, order="C")
+        array.flags.writeable = False
+    return array
+
+
+def _padded(rows: Sequence[tuple[int, ...]]) -> NDArray[np.int64]:
+    """Short tuples as rows of three, filled up with -1."""
+    return np.array([row + (-1,) * (MAX_NDIM - len(row)) for row in rows], dtype=np.int64).reshape(-1, MAX_NDIM)

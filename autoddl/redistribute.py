@@ -1,0 +1,223 @@
+"""Steps of a conversion as collectives on real tensors, and conversions as autograd functions.
+
+One `Move` is one step on a list of tensors of one dtype, done as one collective over the buffers of all of them. What
+a step sends is what `conversion.payload` says, and a `Recorder` writes down what was handed to torch.distributed:
+
+    all-gather      the buffer that it ends with         reduce-scatter  the buffer that it starts with
+    all-reduce      the buffer                           all-to-all      the buffer that it sends
+
+Along an axis whose group has one rank nothing is sent and nothing changes.
+A conversion has its steps forward and its steps for the gradient given separately: neither follows from the other.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from autoddl.conversion import COLLECTIVES, Step
+from autoddl.errors import MachineError
+from autoddl.groups import Groups
+from autoddl.layout import Layout
+from autoddl.pieces import Pieces, pieces
+
+__all__ = ["Executed", "Handle", "Move", "Recorder", "Route", "convert", "moves", "run_step", "start_step"]
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """One collective that ran: `axes` like `net+node`, `nbytes` of its full buffer."""
+
+    direction: str
+    kind: str
+    axes: str
+    nbytes: int
+
+
+@dataclass(slots=True)
+class Recorder:
+    """The collectives that ran, in order of their start."""
+
+    executed: list[Executed] = field(default_factory=list)
+
+
+class Handle:
+    """A step under way; `wait` gives its tensors."""
+
+    __slots__ = ("_finish", "_keep", "_text", "_work")
+
+    def __init__(self, work: Any, finish: Callable[[], list[Tensor]], keep: object, text: str) -> None:
+        self._work, self._finish, self._keep, self._text = work, finish, keep, text
+
+    def wait(self) -> list[Tensor]:
+        if self._work is not None:
+            try:
+                self._work.wait()
+            except RuntimeError as error:
+                raise _failed(self._text, error) from error
+            self._work = None
+        found = self._finish()
+        self._keep = None
+        return found
+
+
+def _failed(text: str, error: Exception) -> MachineError:
+    return MachineError(f"{text} failed: {str(error).splitlines()[0]}; a peer died or hung, or a link is down: "
+                        "the other ranks' messages say which, restart from the last checkpoint")
+
+
+class Move:
+    """`step` on tensors of `shapes` in `layouts`; `inplace` lets an all-reduce overwrite what it is given."""
+
+    __slots__ = ("_group", "_n", "_pieces", "_recorder", "_step", "_text", "inplace", "kind", "record")
+
+    def __init__(self, step: Step, shapes: Sequence[Shape], layouts: Sequence[Layout], groups: Groups,
+                 recorder: Recorder | None = None, direction: str = "forward", label: str = "") -> None:
+        mesh = groups.mesh
+        self._step, self._group, self.kind, self.inplace = step, groups.of(step.axes), step.kind, False
+        self._n = self._group.size() if self._group is not None else 1
+        self._recorder = recorder
+        self._pieces = [pieces(step, shape, layout, mesh, groups.coordinate)
+                        for shape, layout in zip(shapes, layouts, strict=True)]
+        axes = "+".join(mesh.names[a] for a in step.axes)
+        self.record = (direction, step.kind, axes)
+        self._text = f"{direction} {step.kind} over {axes}{' of ' * bool(label)}{label}"
+
+    @property
+    def sends(self) -> bool:
+        return self._group is not None and self.kind in COLLECTIVES
+
+    def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return self.start(tensors, asynchronous=False).wait() if self.sends else self._local(tensors)
+
+    def start(self, tensors: Sequence[Tensor], asynchronous: bool = True) -> Handle:
+        if not self.sends:
+            return Handle(None, lambda: self._local(tensors), None, self._text)
+        truth = tensors[0].dtype == torch.bool
+        given = [t.view(torch.uint8) for t in tensors] if truth else list(tensors)
+        try:
+            work, finish, keep = (self._reduce if self.kind == "all-reduce" else self._exchange)(given, asynchronous)
+        except RuntimeError as error:
+            raise _failed(self._text, error) from error
+        if truth:
+            return Handle(work, lambda: [t.view(torch.bool) for t in finish()], keep, self._text)
+        return Handle(work, finish, keep, self._text)
+
+    def _local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        if self._n == 1:
+            return list(tensors)
+        if self.kind == "slice":
+            return [piece.own(x) for piece, x in zip(self._pieces, tensors, strict=True)]
+        return [self._fill(piece, x) for piece, x in zip(self._pieces, tensors, strict=True)]
+
+    @staticmethod
+    def _fill(piece: Pieces, x: Tensor) -> Tensor:
+        if piece.join is not None:
+            return piece.alone(x)
+        return x if piece.mine == 0 else torch.zeros_like(x)
+
+    def _note(self, buffer: Tensor) -> None:
+        if self._recorder is not None:
+            self._recorder.executed.append(Executed(*self.record, buffer.numel() * buffer.element_size()))
+
+    def _reduce(self, tensors: list[Tensor], asynchronous: bool) -> tuple[Any, Callable[[], list[Tensor]], object]:
+        if len(tensors) > 1:
+            buffer = torch.cat([t.reshape(-1) for t in tensors])
+        else:
+            buffer = tensors[0].contiguous() if self.inplace else \
+                tensors[0].clone(memory_format=torch.contiguous_format)
+        self._note(buffer)
+        work = dist.all_reduce(buffer, group=self._group, async_op=asynchronous)
+        if len(tensors) == 1:
+            return work, lambda: [buffer], buffer
+        parts = [t.shape for t in tensors]
+        return work, lambda: [part.view(shape) for part, shape in zip(
+            buffer.split([shape.numel() for shape in parts]), parts, strict=True)], buffer
+
+    def _exchange(self, tensors: list[Tensor], asynchronous: bool) -> tuple[Any, Callable[[], list[Tensor]], object]:
+        rows = [piece.sends(x) for piece, x in zip(self._pieces, tensors, strict=True)]
+        send = rows[0].contiguous() if len(rows) == 1 else torch.cat([r.flatten(1) for r in rows], 1)
+        n, total = self._n, sum(piece.numel for piece in self._pieces)
+        got = send.new_empty((1 if self.kind == "reduce-scatter" else n) * total)
+        self._note(got if self.kind == "all-gather" else send)
+        work = _COLLECTIVE[self.kind](got, send.view(-1), group=self._group, async_op=asynchronous)
+        return work, lambda: self._joined(got.view(-1, total)), (send, got)
+
+    def _joined(self, rows: Tensor) -> list[Tensor]:
+        if len(self._pieces) == 1:
+            parts = [rows]
+        else:
+            parts = list(rows.split([piece.numel for piece in self._pieces], 1))
+        return [piece.receives(part.view(-1, *piece.block)) for piece, part in zip(self._pieces, parts, strict=True)]
+
+
+_COLLECTIVE: dict[str, Callable[..., Any]] = {
+    "all-gather": dist.all_gather_into_tensor, "reduce-scatter": dist.reduce_scatter_tensor,
+    "all-to-all": dist.all_to_all_single}
+
+
+def start_step(tensors: Sequence[Tensor], shapes: Sequence[Shape], layouts: Sequence[Layout], step: Step,
+               groups: Groups, recorder: Recorder | None = None, direction: str = "forward") -> Handle:
+    """Start `step` on local `tensors`, pieces of global `shapes` in `layouts`, as one collective."""
+    return Move(step, shapes, layouts, groups, recorder, direction).start(tensors)
+
+
+def run_step(tensors: Sequence[Tensor], shapes: Sequence[Shape], layouts: Sequence[Layout], step: Step,
+             groups: Groups, recorder: Recorder | None = None, direction: str = "forward") -> list[Tensor]:
+    """The local tensors after `step`."""
+    return Move(step, shapes, layouts, groups, recorder, direction).run(tensors)
+
+
+def moves(steps: Sequence[Step], shapes: Sequence[Shape], layouts: Sequence[Layout], groups: Groups,
+          recorder: Recorder | None = None, direction: str = "forward", label: str = "") -> tuple[Move, ...]:
+    """The moves of a list of steps on tensors that start in `layouts`; those that change nothing are left out."""
+    found, here = [], list(layouts)
+    for step in steps:
+        if groups.of(step.axes) is not None:
+            found.append(Move(step, shapes, here, groups, recorder, direction, label))
+        here = [step.after(layout) for layout in here]
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The moves of one edge, forward and for the gradient."""
+
+    forward: tuple[Move, ...]
+    backward: tuple[Move, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.requires_grad and torch.is_grad_enabled():
+            return _Convert.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
+        return _through(self.forward, x)
+
+
+def _through(path: tuple[Move, ...], x: Tensor) -> Tensor:
+    for move in path:
+        (x,) = move.run([x])
+    return x
+
+
+class _Convert(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, route: Route) -> Tensor:
+        ctx.route = route
+        found = _through(route.forward, x)
+        return found.view_as(found) if found is x else found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _through(ctx.route.backward, gradients[0]), None
+
+
+def convert(x: Tensor, shape: Shape, layout: Layout, forward: Sequence[Step], gradient: Layout,
+            backward: Sequence[Step], groups: Groups, recorder: Recorder | None = None) -> Tensor:
+    """`x`, a piece of `shape` in `layout`, after the `forward` steps; its gradient arrives in layout `gradient` and
+    takes the `backward` steps."""
+    return Route(moves(forward, [shape], [layout], groups, recorder),
+                 moves(backward, [shape], [gradient], groups, recorder, "backward"))(x)

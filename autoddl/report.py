@@ -1,0 +1,186 @@
+"""Plans as people read them, and as other programs do.
+
+Rows that differ only in the number of a layer are one row: `layers.0-31.q_proj.weight  S(0) B`.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from autoddl.cost_models.units import show_bytes, show_seconds
+from autoddl.hubs import HUB
+from autoddl.plan import Conversion, Decision, Plan
+
+if TYPE_CHECKING:
+    from autoddl.api import Comparison
+    from autoddl.verify import Verification
+
+__all__ = ["comparison_rows", "comparison_table", "plan_table", "summary", "verification_table"]
+
+Row = tuple[str, ...]
+NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+def summary(plan: Plan) -> dict[str, Any]:
+    """The plan's figures under stable names, in seconds and bytes."""
+    predicted = plan.predicted
+    return {
+        "model": plan.model, "cluster": plan.cluster, "mesh": str(plan.mesh), "predicted_seconds": predicted.seconds,
+        "compute_seconds": predicted.compute, "communication_seconds": predicted.communication,
+        "bound_seconds": plan.bound, "gap": plan.gap, "proof": plan.proof, "peak_bytes": predicted.peak_bytes,
+        "bytes": predicted.nbytes, "budget_bytes": plan.budget, "sent_bytes": predicted.volume,
+        "candidates": plan.candidates, "wall_seconds": plan.timings.get("total", 0.0),
+        "capture_seconds": plan.timings.get("capture", 0.0), "solve_seconds": plan.timings.get("solve", 0.0),
+        "fallback_ops": predicted.fallback,
+    }
+
+
+def comparison_rows(found: Sequence["Comparison"]) -> list[dict[str, Any]]:
+    """One object per plan, the found one first; an infeasible one has no figures."""
+    return [{"name": one.name, "predicted_seconds": one.plan.predicted.seconds if one.plan else None,
+             "peak_bytes": one.plan.predicted.peak_bytes if one.plan else None,
+             "mesh": str(one.plan.mesh) if one.plan else None, "ratio": _ratio(one, found[0]), "detail": one.detail}
+            for one in found]
+
+
+def plan_table(plan: Plan) -> RenderableType:
+    """The configuration and its proof, what each layer does, and what each parameter group does."""
+    return Group(_figures(plan), "", _parameters(plan), "", _operators(plan))
+
+
+def comparison_table(found: Sequence["Comparison"]) -> RenderableType:
+    table = _table("plan", "seconds", "ratio", "memory", "mesh", "")
+    for one in found:
+        ratio = _ratio(one, found[0])
+        figures = ("-", "-", "-", "-") if one.plan is None or ratio is None else (
+            show_seconds(one.plan.predicted.seconds), f"{ratio:.2f}", show_bytes(one.plan.predicted.peak_bytes),
+            str(one.plan.mesh))
+        table.add_row(one.name, *figures, one.detail)
+    return table
+
+
+def verification_table(checked: "Verification") -> RenderableType:
+    table = _grid()
+    table.add_row("loss", f"{checked.loss_error:.1e} relative error against one process")
+    table.add_row("gradients", f"{checked.gradient_error:.1e} of the largest gradient")
+    table.add_row("collectives", f"{checked.collective_mismatches} mismatches between plan and record, {checked.ranks} ranks")
+    if checked.note:
+        table.add_row("note", checked.note)
+    return table
+
+
+def _ratio(one: "Comparison", first: "Comparison") -> float | None:
+    if one.plan is None or first.plan is None or not first.plan.predicted.seconds:
+        return None
+    return one.plan.predicted.seconds / first.plan.predicted.seconds
+
+
+def _figures(plan: Plan) -> Table:
+    """Mesh, time, memory, proof and search, a line each."""
+    predicted, table = plan.predicted, _grid()
+    shares = ", ".join(f"{axis} {show_seconds(s)}" for axis, s in predicted.communication.items() if s > 0)
+    kinds = ", ".join(f"{kind} {show_bytes(n)}" for kind, n in sorted(predicted.nbytes.items(), key=lambda kn: -kn[1]) if n)
+    levels = ", ".join(f"{axis} inside {level}" for axis, level in plan.levels.items())
+    table.add_row("plan", f"{plan.model} on {plan.cluster}, {plan.mesh.size} ranks over {plan.backend}")
+    table.add_row("mesh", f"{plan.mesh}" + (f"  ({levels})" if levels else ""))
+    table.add_row("step", f"{show_seconds(predicted.seconds)} predicted: compute {show_seconds(predicted.compute)}, "
+                          f"communication {show_seconds(sum(predicted.communication.values()))}" + (f" ({shares})" if shares else ""))
+    table.add_row("memory", f"{show_bytes(predicted.peak_bytes)} of {show_bytes(plan.budget)} a rank: {kinds}")
+    table.add_row("proof", f"at least {show_seconds(plan.bound)} under the model: at most {plan.gap:.2%} from the best; {plan.proof}")
+    table.add_row("search", f"{plan.candidates:,} configurations weighed in {show_seconds(plan.timings.get('total', 0.0))} "
+                            f"(capture {show_seconds(plan.timings.get('capture', 0.0))}, "
+                            f"solve {show_seconds(plan.timings.get('solve', 0.0))})")
+    slow = ", ".join(f"{name} {show_seconds(s)}" for name, s in sorted(predicted.fallback.items(), key=lambda ns: -ns[1]))
+    table.add_row("no rule", f"replicated on every rank: {slow}" if slow else "every operator has one")
+    return table
+
+
+def _parameters(plan: Plan) -> Table:
+    """Parameter groups: stored and used layouts, and what is sent for them."""
+    used = {c.tensor: c for c in plan.conversions}
+    rows = []
+    for stored in plan.stored:
+        edge = used.get(_tensor_name(stored.fqn))
+        rows.append((stored.fqn, str(stored.layout), *_use(edge), "gathered again" if stored.regather else ""))
+    table = _table("parameter", "stored", "used", "forward", "gradient", "")
+    for row in _grouped(rows):
+        table.add_row(*row)
+    return table
+
+
+def _use(edge: Conversion | None) -> tuple[str, str, str]:
+    if edge is None:
+        return "as stored", "", ""
+    return str(edge.target), ", ".join(edge.forward), ", ".join(edge.backward)
+
+
+def _operators(plan: Plan) -> Table:
+    """What each layer does (an operator that reads parameters bears its layer's name), and the others counted by kind."""
+    owners = {_tensor_name(s.fqn): s.fqn.rpartition(".")[0] or s.fqn for s in plan.stored}
+    owner = {c.op: owners[c.tensor] for c in plan.conversions if c.tensor in owners}
+    layers, others = list[Row](), dict[Row, int]()
+    for decision in plan.decisions:
+        row = (_short(decision.target), _texts(decision.inputs[:1]), _texts(decision.outputs))
+        if decision.name in owner:
+            layers.append((owner[decision.name], *row))
+        elif decision.target != HUB:
+            others[row] = others.get(row, 0) + 1
+    table = _table("layer", "operator", "reads", "writes")
+    for line in _grouped(layers):
+        table.add_row(*line)
+    if layers and others:
+        table.add_section()
+    for line, count in others.items():
+        table.add_row(f"{count} ×", *line)
+    return table
+
+
+def _tensor_name(fqn: str) -> str:
+    """The name that capture gives the parameter."""
+    return "p_" + fqn.replace(".", "_")
+
+
+def _short(target: str) -> str:
+    return target.removeprefix("aten.").removeprefix("autoddl.").removesuffix(".default")
+
+
+def _texts(layouts: Iterable[object]) -> str:
+    return ", ".join(dict.fromkeys(str(layout) for layout in layouts))
+
+
+def _grouped(rows: Iterable[Row]) -> list[Row]:
+    """Rows whose names differ in the first number only, and in nothing else, are one; order of first appearance."""
+    groups: dict[tuple[str, Row], list[int]] = {}
+    for name, *rest in rows:
+        match = NUMBER.search(name)
+        pattern = f"{name[:match.start()]}{{}}{name[match.end():]}" if match else name
+        groups.setdefault((pattern, tuple(rest)), []).extend([int(match[0])] if match else [])
+    return [(pattern.replace("{}", _ranges(numbers)), *rest) for (pattern, rest), numbers in groups.items()]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """[0, 1, 2, 5] -> `0-2,5`."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def _grid() -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table

@@ -1,0 +1,93 @@
+"""Rules of products: matrix multiplications, einsum, convolutions.
+
+For Y[m, n] = sum_k A[m, k] B[k, n] and one mesh axis, "m k, k n -> m n | 0*1" stands for
+
+    S(m) B -> S(m)    B S(n) -> S(n)    S(k) S(k) -> P    P B -> P    B P -> P    B B -> B
+
+A bias adds the product "+ 2": B or S(n) beside the first three, P where the output is P. Groups of a convolution are a
+batch dim inside the channels: "b (g c) x, (g o) c k -> b (g o) x".
+"""
+
+from autoddl.graph import Op
+from autoddl.rules_text import RuleOf, Tensors, aligned, fixed, names, text
+
+__all__ = ["RULES"]
+
+
+def _linear(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    lead = names(len(inputs[0].shape) - 1, "b")
+    out = ["n"] if len(inputs[1].shape) == 2 else []
+    operands = [[*lead, "k"], [*out, "k"]]
+    if len(inputs) == 2:
+        return text(operands, [[*lead, *out]], " | 0*1")
+    return text([*operands, aligned(inputs[2].shape, outputs[0].shape, [*lead, *out])], [[*lead, *out]], " | 0*1 + 2")
+
+
+def _matmul(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    """mm, bmm, mv, dot and matmul: matrices in the last two dims, the dims before them broadcast."""
+    a, b, out = inputs[0].shape, inputs[1].shape, outputs[0].shape
+    rows, columns = ["m"] * (len(a) > 1), ["n"] * (len(b) > 1)
+    batch = out[: len(out) - len(rows) - len(columns)]
+    lead = names(len(batch), "b")
+    operands = [[*aligned(a[:-2], batch, lead), *rows, "k"], [*aligned(b[:-2], batch, lead), "k", *columns]]
+    return text(operands, [[*lead, *rows, *columns]], " | 0*1")
+
+
+def _added_matmul(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    """addmm and baddbmm: beta * self + alpha * a @ b, where self broadcasts."""
+    shape = outputs[0].shape
+    lead = names(len(shape) - 2, "b")
+    out = [*lead, "m", "n"]
+    return text([aligned(inputs[0].shape, shape, out), [*lead, "m", "k"], [*lead, "k", "n"]], [out], " | 0 + 1*2")
+
+
+def _einsum(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    """The equation itself; one with `...` or without `->` is not split, nor a dim that broadcasts."""
+    left, arrow, right = str(op.arg("equation")).replace(" ", "").partition("->")
+    if not arrow or "." in left:
+        return fixed(inputs, outputs)
+    words = left.split(",")
+    sizes: dict[str, set[int]] = {}
+    for word, tensor in zip(words, inputs, strict=True):
+        for letter, size in zip(word, tensor.shape, strict=True):
+            sizes.setdefault(letter, set()).add(size)
+    dims = [["." if len(sizes[letter]) > 1 else letter for letter in word] for word in (*words, right)]
+    return text(dims[:-1], dims[-1:], f" | {'*'.join(map(str, range(len(inputs))))}")
+
+
+def _convolution(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    """Input b (g c) x.., weight (g o) c k.., or (g c) o k.. where transposed, output b (g o) x..; no dim of space."""
+    groups = int(str(op.arg("groups")))
+    spatial = ["."] * (len(inputs[1].shape) - 2)
+    batch = names(len(inputs[0].shape) - 1 - len(spatial), "b")
+    c, o = (f"(g:{groups} c)", f"(g:{groups} o)") if groups > 1 else ("c", "o")
+    weight = [c, "o"] if _transposed(op) else [o, "c"]
+    operands, out = [[*batch, c, *spatial], [*weight, *spatial]], [*batch, o, *spatial]
+    return text(operands, [out], " | 0*1") if len(inputs) == 2 else text([*operands, [o]], [out], " | 0*1 + 2")
+
+
+def _transposed(op: Op) -> bool:
+    if op.target == "aten.convolution.default":
+        return bool(op.arg("transposed"))
+    return "transpose" in op.target
+
+
+RULES: dict[str, RuleOf] = {
+    "aten.linear.default": _linear,
+    "aten.mm.default": _matmul,
+    "aten.bmm.default": _matmul,
+    "aten.mv.default": _matmul,
+    "aten.dot.default": _matmul,
+    "aten.matmul.default": _matmul,
+    "aten.addmm.default": _added_matmul,
+    "aten.baddbmm.default": _added_matmul,
+    "aten.einsum.default": _einsum,
+    "aten.conv1d.default": _convolution,
+    "aten.conv2d.default": _convolution,
+    "aten.conv3d.default": _convolution,
+    "aten.conv1d.padding": _convolution,
+    "aten.conv2d.padding": _convolution,
+    "aten.conv_transpose1d.default": _convolution,
+    "aten.conv_transpose2d.input": _convolution,
+    "aten.convolution.default": _convolution,
+}

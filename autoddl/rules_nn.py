@@ -1,0 +1,195 @@
+"""Rules of neural network operators, beside matrix products and elementwise ones.
+
+    embedding        "v d, i -> i d | 0"                  S(v) of the table: a rank looks up its own rows, output P
+    attention        "b h l ., b h . ., b h . . -> b h l ."   batch, heads (groups of them in GQA), queries
+    normalisation    "b s ., ., . -> b s ."               not along what is normalised
+    token loss       "t v, t -> / | sum"                  a sum over tokens; v by an inner reduction
+
+Two kernels reduce by themselves over the mesh axis (`Signature.inner`), which no string says:
+
+    token loss       logits S(v), target B -> B           all-reduce of the maxima, then of sums of exponentials
+    batch norm       input S(0), rest B -> S(0), B ..     all-reduce of (count, mean, squares), and two sums backward
+"""
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from autoddl.dims import Rule, Signature
+from autoddl.graph import Graph, Op
+from autoddl.layout import B, Mesh, Split, State, local_shape
+from autoddl.rules_text import RuleOf, Tensors, aligned, fixed, get, names, text
+
+if TYPE_CHECKING:
+    from autoddl.rules import Option
+
+__all__ = ["RULES", "Inner", "inner_collectives"]
+
+Inner = tuple[str, str, tuple[int, ...], int]
+"""('forward' | 'backward', 'all-reduce', mesh axes, bytes of the tensor)."""
+
+
+def along(position: int, linear: bool = False) -> RuleOf:
+    """One tensor in, outputs of its rank; dims before `position` split (counted from the end if negative)."""
+    def rule(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+        rank = len(inputs[0].shape)
+        letters = names(rank)[:position] if rank >= abs(position) else []
+        dims = letters + ["."] * (rank - len(letters))
+        return text([dims], [dims] * len(outputs), " | 0" if linear else "")
+    return rule
+
+
+def _softmax(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    dims = names(len(inputs[0].shape))
+    if dims:
+        dims[int(str(op.arg("dim")))] = "."
+    return text([dims], [dims])
+
+
+def _dropout(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    dims = names(len(inputs[0].shape))
+    return text([dims], [dims], " | 0")
+
+
+def _embedding(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    """With scale_grad_by_freq the gradient needs the counts of all tokens, so tokens and rows stay whole."""
+    scaled = bool(get(op, "scale_grad_by_freq", False))
+    tokens = ["."] * len(inputs[1].shape) if scaled else names(len(inputs[1].shape), "i")
+    return text([["." if scaled else "v", "d"], tokens], [[*tokens, "d"]], " | 0")
+
+
+def _attention(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    """Keys and values are whole along their sequence; where q has more heads than k, a rank takes whole groups."""
+    out, q, k = outputs[0].shape, inputs[0].shape, inputs[1].shape
+    batch = names(len(out) - 2, "b")
+    heads = batch
+    if get(op, "enable_gqa", False) and q[-3] != k[-3]:
+        batch, heads = [*batch[:-1], f"(h:{k[-3]} r)"], [*batch[:-1], "h"]
+    dims = [*batch, "l", "."]
+    grouped = (*out[:-3], k[-3], *out[-2:]) if heads is not batch else out
+    keys = [[*aligned(t.shape[:-2], grouped[:-2], heads), ".", "."] for t in inputs[1:3]]
+    masks = [aligned(t.shape[:-1], out[:-1], dims[:-1]) + ["."] for t in inputs[3:]]
+    return text([[*aligned(q[:-1], out[:-1], dims[:-1]), "."], *keys, *masks], [dims])
+
+
+def _normalised(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    """layer_norm, native_layer_norm, rms_norm: everything before the normalised dims; statistics keep those as 1."""
+    shape = get(op, "normalized_shape")
+    count = len(shape) if isinstance(shape, tuple) else 1
+    lead = names(len(inputs[0].shape) - count, "b")
+    dims = lead + ["."] * count
+    return text([dims, *(["."] * count for _ in inputs[1:])], [dims] * len(outputs))
+
+
+def _group_norm(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    channels = f"(g:{op.arg('num_groups')} c)"
+    dims = ["b", channels] + ["."] * (len(inputs[0].shape) - 2)
+    return text([dims, *([channels] for _ in inputs[1:])], [dims])
+
+
+def _batch_norm(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
+    """Training: channels, or the batch with statistics reduced inside. Evaluation: any dim."""
+    training, found = bool(get(op, "training", False)), []
+    for dim, size in enumerate(inputs[0].shape):
+        if size > 1 and (dim < 2 or not training):
+            vector: State = Split(0) if dim == 1 else B
+            rest = tuple(vector if t.numel else B for t in outputs[1:])
+            found.append(Signature((Split(dim), *(vector for _ in inputs[1:])), (Split(dim), *rest), f"d{dim}", (),
+                                   training and dim == 0))
+    return Rule(fixed(inputs, outputs), tuple(found))
+
+
+def _class_loss(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
+    """Logits b v x.. or v, targets b x.. (or probabilities like the logits), class weights whole; tokens split.
+    Reduction 0 keeps the tokens, 2 sums them, 1 divides by a count of them all and is not split."""
+    logits, target = inputs[0].shape, inputs[1].shape
+    tokens = names(len(logits) - 1, "t")
+    reduction = 2 if op.target == "autoddl.token_loss" else int(str(op.arg("reduction")))
+    if reduction == 1:
+        return Rule(fixed(inputs, outputs))
+    full = [*tokens[:1], ".", *tokens[1:]]
+    given = [full if target == logits and inputs[1].floating else tokens, *(["."] for _ in inputs[2:])]
+    string = text([full, *given], [tokens if reduction == 0 else []], " | sum" if reduction else "")
+    return Rule(string, _vocabulary(op, inputs) if op.target == "autoddl.token_loss" else ())
+
+
+def _vocabulary(op: Op, inputs: Tensors) -> tuple[Signature, ...]:
+    """Logits split along the vocabulary, class weights with them or not, target and loss B; the kernel reduces."""
+    dim = min(1, len(inputs[0].shape) - 1)
+    if inputs[1].floating or inputs[0].shape[dim] == 1:
+        return ()
+    return (Signature((Split(dim), *(B for _ in inputs[1:])), (B,), "v", (), True),)
+
+
+def _token_weight(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    return text([names(len(inputs[0].shape), "t"), *(["."] for _ in inputs[1:])], [[]], " | sum")
+
+
+def _distance(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    """Losses of pairs of elements: reduction 0 keeps the elements, 1 and 2 sum over them (a mean is scaled)."""
+    shape = max((t.shape for t in inputs[:2]), key=len)
+    if any(t.shape != shape for t in inputs[:2]):
+        return fixed(inputs, outputs)
+    dims = names(len(shape))
+    kept = get(op, "reduction", 1) == 0
+    return text((aligned(t.shape, shape, dims) for t in inputs), [dims if kept else []], "" if kept else " | sum")
+
+
+def inner_collectives(op: Op, graph: Graph, option: "Option", mesh: Mesh, coordinate: tuple[int, ...] | None = None
+                      ) -> tuple[Inner, ...]:
+    """What the kernel of `op` communicates by itself on the rank at `coordinate` (without one: rank 0)."""
+    if not option.inner:
+        return ()
+    x, axes = graph.tensors[op.inputs[0]], option.inner
+    shape = local_shape(x.shape, option.inputs[0], mesh, coordinate)
+    width = max(4, x.itemsize)
+    if op.target == "autoddl.token_loss":
+        row = prod(shape) // shape[min(1, len(shape) - 1)] * width
+        sums = 3 if get(op, "label_smoothing") else 2
+        return ("forward", "all-reduce", axes, row), ("forward", "all-reduce", axes, sums * row)
+    return ("forward", "all-reduce", axes, 2 * shape[1] * 8), ("backward", "all-reduce", axes, 2 * shape[1] * width)
+
+
+def _pool(spatial: int, linear: bool = False) -> RuleOf:
+    return along(-spatial, linear)
+
+
+RULES: dict[str, RuleOf] = {
+    "aten.embedding.default": _embedding,
+    "aten.scaled_dot_product_attention.default": _attention,
+    "autoddl.attention": _attention,
+    "autoddl.dropout": _dropout,
+    "aten.softmax.int": _softmax,
+    "aten.log_softmax.int": _softmax,
+    "aten._softmax.default": _softmax,
+    "aten._log_softmax.default": _softmax,
+    "aten._safe_softmax.default": _softmax,
+    "aten.layer_norm.default": _normalised,
+    "aten.native_layer_norm.default": _normalised,
+    "aten.rms_norm.default": _normalised,
+    "aten.group_norm.default": _group_norm,
+    "aten._native_batch_norm_legit_functional.default": _batch_norm,
+    "aten._native_batch_norm_legit_no_training.default": _batch_norm,
+    "autoddl.token_loss": _class_loss,
+    "autoddl.token_weight": _token_weight,
+    "aten.cross_entropy_loss.default": _class_loss,
+    "aten.nll_loss.default": _class_loss,
+    "aten.nll_loss_nd.default": _class_loss,
+    "aten.mse_loss.default": _distance,
+    "aten.l1_loss.default": _distance,
+    "aten.smooth_l1_loss.default": _distance,
+    "aten.huber_loss.default": _distance,
+    "aten.binary_cross_entropy.default": _distance,
+    "aten.binary_cross_entropy_with_logits.default": _distance,
+    "aten.kl_div.default": _distance,
+    "aten.max_pool1d.default": _pool(1),
+    "aten.max_pool2d.default": _pool(2),
+    "aten.max_pool2d_with_indices.default": _pool(2),
+    "aten.max_pool3d.default": _pool(3),
+    "aten.avg_pool1d.default": _pool(1, linear=True),
+    "aten.avg_pool2d.default": _pool(2, linear=True),
+    "aten.avg_pool3d.default": _pool(3, linear=True),
+    "aten.adaptive_avg_pool1d.default": _pool(1, linear=True),
+    "aten.adaptive_avg_pool2d.default": _pool(2, linear=True),
+    "aten._adaptive_avg_pool2d.default": _pool(2, linear=True),
+    "aten.adaptive_avg_pool3d.default": _pool(3, linear=True),
+}

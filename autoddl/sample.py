@@ -1,0 +1,134 @@
+"""One example of what the model is called with: it fixes shapes and dtypes, never values.
+
+A sample is written as JSON (`describe`), so that a plan can hold it and a later process can capture the same graph:
+
+    {"args": [...], "kwargs": {"ids": {"tensor": [8, 128], "dtype": "int64"}, "use_cache": false}}
+
+and lists, tuples and dicts inside are {"list": [...]}, {"tuple": [...]}, {"dict": {...}}.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from autoddl.errors import CaptureError, InputError
+
+__all__ = ["Sample", "as_sample", "describe", "from_spec", "named", "sample_for"]
+
+LANGUAGE = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForPreTraining")
+CLASSES = ("ForImageClassification", "ForSequenceClassification")
+HELP = "pass sample=, the arguments of one call: a tensor, a tuple of arguments, a dict of keywords or a Sample"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """`model(*args, **kwargs)`: tensors, and plain None, bool, int, float or str beside them."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def as_sample(value: object) -> Sample:
+    """A Sample from a Sample, a tensor, a tuple of arguments or a dict of keywords."""
+    match value:
+        case Sample():
+            return value
+        case Tensor():
+            return Sample((value,))
+        case tuple() | list():
+            return Sample(tuple(value))
+        case Mapping():
+            return Sample((), dict(value))
+    raise InputError(f"{type(value).__name__} is no sample; {HELP}")
+
+
+def sample_for(model: nn.Module) -> Sample:
+    """The sample that the model itself offers: `example_inputs()`, or the dummy inputs of a Hugging Face model."""
+    example = getattr(model, "example_inputs", None)
+    if callable(example):
+        return as_sample(example())
+    if hasattr(model, "dummy_inputs") and hasattr(model, "config"):
+        return _huggingface(model)
+    raise InputError(f"{type(model).__name__} has no example_inputs() method; {HELP}")
+
+
+def _huggingface(model: Any) -> Sample:
+    """The model's dummy inputs with labels added, so that it returns a loss."""
+    name, config = type(model).__name__, model.config
+    inputs: dict[str, Any] = {key: value for key, value in model.dummy_inputs.items() if isinstance(value, Tensor)}
+    if model.main_input_name == "pixel_values":
+        size = config.image_size
+        height, width = (size, size) if isinstance(size, int) else size
+        inputs = {"pixel_values": torch.zeros(2, config.num_channels, height, width)}
+    first = next(iter(inputs.values()))
+    if name.endswith(LANGUAGE):
+        inputs["labels"] = inputs.get("decoder_input_ids", first).clone()
+    elif name.endswith(CLASSES):
+        inputs["labels"] = torch.zeros(first.shape[0], dtype=torch.int64)
+    else:
+        raise InputError(f"no labels are known for {name}, and without them it has no loss; {HELP}")
+    if "use_cache" in inspect.signature(model.forward).parameters:
+        inputs["use_cache"] = False
+    return Sample((), inputs)
+
+
+def named(forward: Callable[..., Any], sample: Sample) -> dict[str, Any]:
+    """The leaves of a call by name: the parameter of `forward` and the path inside it: `ids`, `batch.x`, `args.0`."""
+    signature = inspect.signature(forward)
+    try:
+        bound = signature.bind(*sample.args, **sample.kwargs)
+    except TypeError as error:
+        raise CaptureError(f"the sample does not fit forward{signature}: {error}") from None
+    arguments: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        variadic = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+        arguments.update(value if variadic else {name: value})
+    leaves, _ = pytree.tree_flatten_with_path(arguments)
+    return {".".join(_step(key) for key in path): leaf for path, leaf in leaves}
+
+
+def _step(key: Any) -> str:
+    return str(next(getattr(key, part) for part in ("key", "idx", "name") if hasattr(key, part)))
+
+
+def describe(sample: Sample) -> dict[str, Any]:
+    """The sample as JSON: shapes, dtypes, structure and plain values."""
+    return {"args": [_write(value) for value in sample.args],
+            "kwargs": {key: _write(value) for key, value in sample.kwargs.items()}}
+
+
+def from_spec(spec: Mapping[str, Any], device: torch.device | str = "cpu") -> Sample:
+    """The described sample, of zeros; on device `meta` it takes no memory."""
+    return Sample(tuple(_read(value, device) for value in spec["args"]),
+                  {key: _read(value, device) for key, value in spec["kwargs"].items()})
+
+
+def _write(value: Any) -> Any:
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case Tensor():
+            return {"tensor": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+        case list() | tuple():
+            return {type(value).__name__: [_write(part) for part in value]}
+        case Mapping():
+            return {"dict": {str(key): _write(part) for key, part in value.items()}}
+    raise InputError(f"a sample holds tensors, lists, tuples, dicts and plain values, not {type(value).__name__}")
+
+
+def _read(value: Any, device: torch.device | str) -> Any:
+    match value:
+        case {"tensor": shape, "dtype": dtype}:
+            return torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
+        case {"list": parts}:
+            return [_read(part, device) for part in parts]
+        case {"tuple": parts}:
+            return tuple(_read(part, device) for part in parts)
+        case {"dict": parts}:
+            return {key: _read(part, device) for key, part in parts.items()}
+    return value

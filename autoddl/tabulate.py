@@ -1,0 +1,143 @@
+"""fx program -> Graph: every call becomes an Op by its operator's schema, every tensor that it yields a Tensor."""
+
+import inspect
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from autoddl.errors import CaptureError
+from autoddl.graph import Graph, Kind, Op, Tensor, Value
+from autoddl.source import line_of
+
+__all__ = ["Key", "Leaf", "tabulate"]
+
+Key = str | tuple[str, int]
+"""An fx node, or one result of a node that yields several."""
+
+BOUND_LATER = {"seed", "index"}
+"""Arguments of our own functions that only a run can know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A placeholder `node`: what it is, its name, its other names, whether it is trained, placeholders tied to it."""
+
+    node: str
+    fqn: str
+    kind: Kind
+    aliases: tuple[str, ...] = ()
+    trained: bool = False
+    tied: tuple[str, ...] = ()
+
+
+def tabulate(program: GraphModule, leaves: tuple[Leaf, ...], updates: tuple[str, ...]
+             ) -> tuple[Graph, tuple[str, ...], dict[Key, int]]:
+    """The Graph; the fx node of each op; the tensor of each fx node."""
+    by_name = {leaf.node: leaf for leaf in leaves}
+    tensors: list[Tensor] = []
+    ids: dict[Key, int] = {}
+    ops: list[Op] = []
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            leaf = by_name[node.name]
+            ids[node.name] = len(tensors)
+            tensors.append(_tensor(node.name, node.meta["val"], leaf.kind, leaf.fqn, leaf.aliases, leaf.trained))
+        elif node.target is operator.getitem:
+            ids[node.name] = ids[(node.args[0].name, node.args[1])]
+        elif node.op == "call_function":
+            inputs = tuple(_inputs(node))
+            outputs = tuple(_results(node, tensors, ids))
+            ops.append(Op(node.name, _target(node), tuple(ids[value.name] for _, value in inputs),
+                          tuple(slot for slot, _ in inputs), outputs, tuple(_plain(node)),
+                          _module(node), line_of(node.meta.get("stack_trace"))))
+    last = next(node for node in program.graph.nodes if node.op == "output")
+    returned = tuple(ids[node.name] for node in last.args[0])
+    buffers = {name: ids[leaf.node] for leaf in leaves if leaf.kind is Kind.BUFFER
+               for name in (leaf.fqn, *leaf.aliases)}
+    split = len(returned) - len(updates)
+    pairs = tuple(zip((buffers[name] for name in updates), returned[split:], strict=True))
+    graph = Graph(tuple(tensors), tuple(ops), returned[:split], pairs)
+    return graph, tuple(op.name for op in ops), ids
+
+
+def _tensor(name: str, value: torch.Tensor, kind: Kind, fqn: str = "", aliases: tuple[str, ...] = (),
+            trained: bool = False) -> Tensor:
+    return Tensor(name, tuple(int(size) for size in value.shape), _text(value.dtype), kind, fqn, aliases, trained)
+
+
+def _results(node: Node, tensors: list[Tensor], ids: dict[Key, int]) -> Iterator[int]:
+    """Enters what the node yields."""
+    value = node.meta.get("val")
+    several = isinstance(value, tuple | list)
+    for k, result in enumerate(value if several else (value,)):  # type: ignore[arg-type]
+        if result is None and several:
+            continue
+        if not isinstance(result, torch.Tensor):
+            line = line_of(node.meta.get("stack_trace"))
+            raise CaptureError(f"{_target(node)} at {line} makes a number of the values of a tensor; a plan needs one "
+                               "graph for all inputs: keep it a tensor")
+        ids[(node.name, k) if several else node.name] = len(tensors)
+        yield len(tensors)
+        tensors.append(_tensor(f"{node.name}.{k}" if several else node.name, result, Kind.RESULT))
+
+
+def _target(node: Node) -> str:
+    """`aten.linear.default`, or `autoddl.dropout`."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return str(node.target)
+    return f"autoddl.{node.target.__name__}" if callable(node.target) else str(node.target)
+
+
+def _arguments(node: Node) -> Iterator[tuple[str, Any]]:
+    """(name, value) of every argument in schema order, defaults included."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        for position, argument in enumerate(node.target._schema.arguments):
+            default = argument.default_value if argument.has_default_value() else None
+            yield argument.name, (node.args[position] if position < len(node.args)
+                                  else node.kwargs.get(argument.name, default))
+        return
+    assert callable(node.target)
+    bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
+    bound.apply_defaults()
+    yield from ((name, value) for name, value in bound.arguments.items() if name not in BOUND_LATER)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, tuple | list) and any(isinstance(part, Node) for part in value)
+
+
+def _inputs(node: Node) -> Iterator[tuple[str, Node]]:
+    for name, value in _arguments(node):
+        if isinstance(value, Node):
+            yield name, value
+        elif _is_list(value):
+            yield from ((f"{name}.{k}", part) for k, part in enumerate(value) if isinstance(part, Node))
+
+
+def _plain(node: Node) -> Iterator[tuple[str, Value]]:
+    """Everything but the tensors; of a list with gaps, `NAME_none` says which members are missing."""
+    for name, value in _arguments(node):
+        if _is_list(value):
+            if any(part is None for part in value):
+                yield f"{name}_none", tuple(part is None for part in value)
+        elif not isinstance(value, Node) and name not in ("device", "pin_memory", "non_blocking"):
+            yield name, _text(value)
+
+
+def _text(value: Any) -> Any:
+    """Frozen and plain: tuples for lists, text for dtypes, layouts and memory formats."""
+    if isinstance(value, tuple | list):
+        return tuple(_text(part) for part in value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value).removeprefix("torch.")
+
+
+def _module(node: Node) -> str:
+    """Path of the innermost module whose forward called the operator."""
+    stack = node.meta.get("nn_module_stack")
+    return str(list(stack.values())[-1][0]).split("@")[0] if stack else ""

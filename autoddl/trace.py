@@ -1,0 +1,107 @@
+"""nn.Module + sample -> torch.export's program: functional, composite operators whole, no memory held.
+
+Every parameter and buffer is replaced by a fake CPU tensor in a copy of the module (ties kept), so a model on any
+device, `meta` included, is captured alike and the user's module is not touched. `torch.export` without strictness
+writes down what forward does; regions under `no_grad` are inlined with their inputs detached; and if anything writes
+in place, `run_decompositions({})` makes it functional (which doubles the time, so it is not done for nothing).
+"""
+
+import copy
+import re
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+
+from autoddl.errors import CaptureError
+from autoddl.masks import plain_masks
+from autoddl.passes import inline_regions, needs_decomposition, whole_dropout
+from autoddl.sample import Sample, named
+from autoddl.source import failing_line
+
+__all__ = ["trace"]
+
+DYNAMIC = re.compile(r"data.dependent|unbacked|\bu\d+\b|\.item\(\)|DynamicOutputShape|_local_scalar_dense", re.I)
+OPERATOR = re.compile(r"(?:torch\.ops\.)?(aten[.:]+\w+(?:\.\w+)?)")
+
+
+def trace(model: nn.Module, sample: Sample) -> tuple[ExportedProgram, dict[str, str]]:
+    """The functional program, and the name (`named`) of every tensor of the sample by its placeholder."""
+    named(model.forward, sample)
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    stand_in = _fake_module(model, mode)
+    args, kwargs = pytree.tree_map(lambda leaf: _fake(leaf, mode) if isinstance(leaf, Tensor) else leaf,
+                                   (sample.args, dict(sample.kwargs)))
+    program = _export(stand_in, args, kwargs)
+    names = _names(program, stand_in, Sample(args, kwargs))
+    whole_dropout(program.graph_module)
+    inline_regions(program.graph_module)
+    if needs_decomposition(program.graph_module):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = program.run_decompositions({})
+    return program, names
+
+
+def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
+    with mode:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+
+
+def _fake_module(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """A copy of the module that shares no tensor with it: parameters, buffers and unregistered meta tensors are fakes."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(_fake(parameter, mode), parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = _fake(buffer, mode)
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, Tensor) and id(value) not in memo:
+                memo[id(value)] = _fake(value, mode) if value.is_meta else value
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:
+        raise CaptureError(f"{type(model).__name__} cannot be copied (copy.deepcopy: {error}); keep locks, streams and "
+                           "the like out of its attributes") from error
+
+
+def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    try:
+        with warnings.catch_warnings(), plain_masks(model):
+            warnings.simplefilter("ignore")
+            return torch.export.export(model, args, kwargs, strict=False)
+    except Exception as error:
+        raise _explain(type(model).__name__, error) from error
+
+
+def _explain(model: str, error: Exception) -> CaptureError:
+    """What cannot be captured, the operator if it is known, and the line of the model."""
+    text = str(error)
+    line = failing_line(error.__traceback__) or "an unknown line"
+    found = OPERATOR.search(text)
+    operator = f" by {found[1]}" if found else ""
+    if DYNAMIC.search(text) or DYNAMIC.search(type(error).__name__):
+        return CaptureError(f"{model} decides by the values of a tensor{operator} at {line}; a plan needs one graph for "
+                            "all inputs: use torch.where or masks, and for Hugging Face experts "
+                            "config._experts_implementation = 'batched_mm'")
+    reason = text.splitlines()[0] if text else "no message"
+    return CaptureError(f"{model} cannot be captured: {type(error).__name__}{operator} at {line}: {reason}")
+
+
+def _names(program: ExportedProgram, model: nn.Module, sample: Sample) -> dict[str, str]:
+    """placeholder -> name, for the tensors of the sample: example and placeholders are flattened in one order."""
+    by_id = {id(leaf): name for name, leaf in named(model.forward, sample).items() if isinstance(leaf, Tensor)}
+    leaves = pytree.tree_leaves(program.example_inputs, is_leaf=lambda leaf: leaf is None)
+    return {str(placeholder): by_id[id(leaf)]
+            for placeholder, leaf in zip(_placeholders(program), leaves, strict=True) if isinstance(leaf, Tensor)}
+
+
+def _placeholders(program: ExportedProgram) -> list[str]:
+    nodes = [node.name for node in program.graph.nodes if node.op == "placeholder"]
+    return nodes[len(nodes) - len(program.graph_signature.user_inputs):]

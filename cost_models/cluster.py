@@ -1,0 +1,100 @@
+"""Cluster files: YAML -> Cluster, with every wrong word answered by its place, the rule and the way out.
+
+    name: two-racks
+    device: A100-80GB                        # a file of hardware/, or the same keys inline
+    levels:                                  # innermost first; size = children per parent
+      - {name: node, size: 8, bandwidth: 300 GB/s, latency: 3 us}
+      - {name: rack, size: 2, bandwidth: 25 GB/s,  latency: 8 us, shared_by: node, oversubscription: 2}
+
+Optional: `backend: gloo | nccl` (default gloo for a cpu, nccl for a gpu) and `measured:`, which a calibration writes.
+What the words mean is said in `machine`, where the values are; this module only reads them.
+"""
+
+import json
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autoddl.cost_models.machine import Cluster, Device, Level
+from autoddl.cost_models.schema import WrittenCluster, WrittenDevice, validated
+from autoddl.errors import InputError
+
+__all__ = ["Cluster", "Device", "Level", "device_names", "load_cluster", "load_device", "parse_cluster"]
+
+_HARDWARE = Path(__file__).parent / "hardware"
+_LAUNCH_SECONDS = {"gpu": 5e-6, "cpu": 3e-6}
+"""The least a kernel takes: a CUDA launch, an ATen dispatch."""
+
+
+def load_cluster(path: str | Path) -> Cluster:
+    """Read a cluster file."""
+    return parse_cluster(_read(Path(path), "cluster file"), str(path))
+
+
+def parse_cluster(text: str, source: str) -> Cluster:
+    """Read the text of a cluster file; `source` names it in errors."""
+    written = validated(WrittenCluster, _tree(text, source), source)
+    inline = isinstance(written.device, dict)
+    device = _device(written.device, f"{source}: device") if inline else load_device(str(written.device))
+    levels = tuple(Level(**level.model_dump()) for level in written.levels)
+    _check_levels(levels, source)
+    backend = written.backend or ("gloo" if device.kind == "cpu" else "nccl")
+    measured = json.dumps(written.measured, sort_keys=True) if written.measured else ""
+    return Cluster(written.name, device, levels, backend, measured)
+
+
+def device_names() -> tuple[str, ...]:
+    """The devices whose figures come with the package."""
+    return tuple(sorted(path.stem for path in _HARDWARE.glob("*.yaml")))
+
+
+def load_device(name: str) -> Device:
+    """A device of hardware/ by name, whatever the case."""
+    by_lower = {known.lower(): known for known in device_names()}
+    if name.lower() not in by_lower:
+        near = by_lower[get_close_matches(name.lower(), by_lower, n=1, cutoff=0.0)[0]]
+        raise InputError(f"{name!r} is no known device; did you mean {near!r}? Known are {', '.join(device_names())}; "
+                         f"any other is written inline: device: {{name, memory, bandwidth, peak}}")
+    path = _HARDWARE / f"{by_lower[name.lower()]}.yaml"
+    return _device(_tree(_read(path, "device file"), path.name), path.name)
+
+
+def _device(tree: Any, source: str) -> Device:
+    written = validated(WrittenDevice, tree, source)
+    launch = _LAUNCH_SECONDS[written.kind] if written.launch is None else written.launch
+    return Device(written.name, written.kind, written.memory, written.bandwidth, tuple(sorted(written.peak.items())),
+                  launch, written.efficiency, written.memory_efficiency)
+
+
+def _check_levels(levels: tuple[Level, ...], source: str) -> None:
+    """Names differ, and a port is shared by the units of a level further in."""
+    inside: list[str] = []
+    for level in levels:
+        if level.name in inside:
+            raise InputError(f"{source}: two levels are called {level.name!r}; every level needs its own name")
+        if level.shared_by is not None and level.shared_by not in inside:
+            raise InputError(f"{source}: level {level.name!r} is shared_by {level.shared_by!r}, "
+                             f"which is no level inside it; inside are {', '.join(inside) or 'none'}")
+        inside.append(level.name)
+
+
+def _read(path: Path, what: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot read {what} {str(path)!r}: {reason}; give the path of a YAML file") from None
+
+
+def _tree(text: str, source: str) -> Any:
+    """The YAML as plain values; a mistake is named with its line."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise InputError(f"{source}{line}: this is no YAML: {error.problem}; "
+                         "a level looks like {name: node, size: 8, bandwidth: 300 GB/s, latency: 3 us}") from None
+    except yaml.YAMLError as error:
+        raise InputError(f"{source}: this is no YAML: {error}") from None

@@ -1,0 +1,107 @@
+"""Where the members of a group sit: how often a group crosses each level, and whom it shares the links with.
+
+A group is {base + sum_k c_k * stride_k, 0 <= c_k < size_k}; its cosets (one per base) are disjoint, cover the cluster
+and work at the same time. With U_i devices in a unit of level i,
+
+    m_i = prod_k inside(size_k, stride_k, U_i)      members of one group in a unit of level i, m_0 = 1
+    ways_i = m_i / m_{i-1}                          children of one such unit that the group touches
+    U_i / m_i                                       groups with members in one unit of level i
+
+A level is crossed if ways_i > 1. Levels that a group does not cross do not slow it: links further out are no faster.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from autoddl.cost_models.machine import Cluster, Level
+from autoddl.errors import InputError
+
+__all__ = ["Crossing", "Group", "crossings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ranks that work together: (size, stride) pairs, outermost first. Text: `4@8,2@1`."""
+
+    extents: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        reach = 1
+        for size, stride in sorted(self.extents, key=lambda extent: extent[1]):
+            if size < 1 or stride < 1 or (size > 1 and stride < reach):
+                raise InputError(f"{self} is no group: sizes and strides are at least 1, "
+                                 f"and each stride steps over all the members of the smaller ones")
+            reach = max(reach, size * stride) if size > 1 else reach
+
+    def __str__(self) -> str:
+        return ",".join(f"{size}@{stride}" for size, stride in self.extents)
+
+    @property
+    def size(self) -> int:
+        return prod(size for size, _ in self.extents)
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A level that a group crosses: `ways` children of one unit, with `members` of the group in each child.
+
+    `sharers` devices stand behind one port; all of them belong to some group of the same form.
+    """
+
+    level: Level
+    ways: int
+    members: int
+    sharers: int
+
+    @property
+    def crowd(self) -> float:
+        """Senders per port when every device sends across, counted double where the trunk is half as wide."""
+        return self.sharers * self.level.oversubscription
+
+    def flows(self, rails: bool) -> float:
+        """Rings per port, one per group and child: U/m groups over U/sharers ports, or over their thinner trunk.
+
+        Without `rails` a ring leaves a child by one port however many there are, so some port carries a whole ring.
+        """
+        rings = self.crowd / self.members
+        return rings if rails else max(1.0, rings)
+
+
+def _inside(size: int, stride: int, unit: int) -> int | None:
+    """Members of one extent in one aligned unit; None if the units hold unequal numbers."""
+    if stride % unit == 0:
+        return 1
+    if unit % (size * stride) == 0:
+        return size
+    return unit // stride if unit % stride == 0 and size * stride % unit == 0 else None
+
+
+@lru_cache(maxsize=10_000)
+def crossings(cluster: Cluster, group: Group) -> tuple[Crossing, ...]:
+    """The levels that a group crosses, innermost first."""
+    last = sum((size - 1) * stride for size, stride in group.extents)
+    if last >= cluster.size:
+        raise InputError(f"group {group} reaches {last} ranks beyond its first, but cluster {cluster.name} "
+                         f"has {cluster.size} ranks; use fewer ranks or a larger cluster")
+    if group.size < 2:
+        raise InputError(f"group {group} has one member and nothing to exchange; price groups of at least 2")
+    counts = [_members(cluster, group, index) for index in range(len(cluster.levels) + 1)]
+    return tuple(Crossing(level, after // before, before, cluster.sharers(index))
+                 for index, (level, before, after) in enumerate(zip(cluster.levels, counts, counts[1:], strict=False))
+                 if after > before)
+
+
+def _members(cluster: Cluster, group: Group, index: int) -> int:
+    """m_i; raises where a group has different numbers of members in different units."""
+    if index == len(cluster.levels):
+        return group.size
+    unit, total = cluster.units[index], 1
+    for size, stride in group.extents:
+        inside = _inside(size, stride, unit) if size > 1 else 1
+        if inside is None:
+            raise InputError(f"group {group} lies unevenly over the units of {unit} ranks of level "
+                             f"{cluster.levels[index - 1].name!r} of cluster {cluster.name}; "
+                             f"choose axis sizes that divide the sizes of the levels")
+        total *= inside
+    return total

@@ -1,0 +1,136 @@
+"""A cluster as a value: one device, many times, under a tree of levels.
+
+Level i (innermost first) groups `size` children into one unit, so a unit of level i holds
+
+    U_i = size_1 * size_2 * ... * size_i     devices, U_0 = 1
+
+Ranks are numbered with the innermost level fastest: ranks k*U_i .. (k+1)*U_i - 1 share a unit of level i.
+Each child has a port of `bandwidth` bytes per second and direction to its siblings: one port per device, or, with
+`shared_by: L`, one port per unit of the inner level L. The trunk that joins the ports of one child to the others
+carries 1/`oversubscription` of what the ports together could send.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+import yaml
+
+from autoddl.cost_models.units import write
+from autoddl.errors import InputError
+
+__all__ = ["BACKEND_NAMES", "DTYPES", "TOPOLOGIES", "Cluster", "Device", "Level"]
+
+TOPOLOGIES = ("switch", "fat-tree", "ring", "fully-connected", "torus", "dragonfly")
+BACKEND_NAMES = ("gloo", "nccl")
+
+_WHOLE = dict.fromkeys(("bool", "uint8", "int8", "int16", "int32", "int64"), ("float32", "float64"))
+DTYPES: dict[str, tuple[str, ...]] = {
+    "float64": ("float64",),
+    "float32": ("float32", "float64"),
+    "bfloat16": ("bfloat16", "float32", "float64"),
+    "float16": ("float16", "float32", "float64"),
+    **_WHOLE,  # whole numbers run on the float32 pipes
+}
+"""dtype -> the dtypes whose peak it runs at, the first that the device lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What one rank computes on: memory in bytes, bandwidth in bytes/s, peaks in flop/s, launch in seconds."""
+
+    name: str
+    kind: str
+    memory: float
+    bandwidth: float
+    peaks: tuple[tuple[str, float], ...]
+    launch: float
+    efficiency: float = 0.8
+    memory_efficiency: float = 0.85
+
+    def peak(self, dtype: str) -> float:
+        """flop/s for `dtype`: as listed, else that of the next wider dtype listed."""
+        if dtype not in DTYPES:
+            raise InputError(f"{dtype!r} is no dtype with a price; the dtypes are {', '.join(DTYPES)}")
+        peaks = dict(self.peaks)
+        for name in DTYPES[dtype]:
+            if name in peaks:
+                return peaks[name]
+        raise InputError(f"device {self.name} lists no peak for {dtype} or a wider dtype, only for {', '.join(peaks)}; "
+                         f"add {dtype} to its peak")
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """`size` children under one parent: bandwidth in bytes/s per port and direction, latency in seconds per message."""
+
+    name: str
+    size: int
+    bandwidth: float
+    latency: float
+    topology: str = "switch"
+    shared_by: str | None = None
+    oversubscription: float = 1.0
+    in_network_reduction: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """`measured` is what a calibration wrote, kept as canonical JSON so that the value stays hashable."""
+
+    name: str
+    device: Device
+    levels: tuple[Level, ...]
+    backend: str
+    measured: str = ""
+
+    @property
+    def size(self) -> int:
+        """Number of devices: U_L."""
+        return prod(level.size for level in self.levels)
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        """(U_0, U_1, ... U_L)."""
+        return tuple(prod(level.size for level in self.levels[:i]) for i in range(len(self.levels) + 1))
+
+    @property
+    def measurements(self) -> dict[str, Any]:
+        """A fresh copy of what a calibration wrote; empty if nothing was measured."""
+        return dict(json.loads(self.measured)) if self.measured else {}
+
+    def sharers(self, index: int) -> int:
+        """Devices behind one port of level `index`: 1, or U of the level that shares it."""
+        shared_by = self.levels[index].shared_by
+        names = [level.name for level in self.levels]
+        return 1 if shared_by is None else self.units[names.index(shared_by) + 1]
+
+    @property
+    def fingerprint(self) -> str:
+        """Short sha256 of the content; two files that say the same have the same."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
+
+    def to_yaml(self) -> str:
+        """The text that reads back as this very value."""
+        tree: dict[str, Any] = {"name": self.name, "backend": self.backend, "device": _device_tree(self.device),
+                                "levels": [_level_tree(level) for level in self.levels]}
+        if self.measured:
+            tree["measured"] = self.measurements
+        return yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
+
+
+def _device_tree(device: Device) -> dict[str, Any]:
+    return {"name": device.name, "kind": device.kind, "memory": write(device.memory, "bytes"),
+            "bandwidth": write(device.bandwidth, "bytes/s"),
+            "peak": {dtype: write(peak, "flop/s") for dtype, peak in device.peaks},
+            "launch": write(device.launch, "seconds"), "efficiency": device.efficiency,
+            "memory_efficiency": device.memory_efficiency}
+
+
+def _level_tree(level: Level) -> dict[str, Any]:
+    tree = asdict(level)
+    tree["bandwidth"], tree["latency"] = write(level.bandwidth, "bytes/s"), write(level.latency, "seconds")
+    defaults = {"shared_by": None, "oversubscription": 1.0, "in_network_reduction": False}
+    return {key: value for key, value in tree.items() if key not in defaults or value != defaults[key]}

@@ -1,0 +1,113 @@
+"""What a person may write in a cluster file: the keys, which are needed, and the rule of each.
+
+    cluster   name, device, levels; backend, measured
+    device    name, memory, bandwidth, peak; kind, launch, efficiency, memory_efficiency
+    level     name, size, bandwidth, latency; topology, shared_by, oversubscription, in_network_reduction
+
+Those before the semicolon are needed. A mistake is answered with its place, the value, the rule and the way out.
+"""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, ValidationError
+from pydantic import model_validator as validator
+
+from autoddl.cost_models.machine import BACKEND_NAMES, DTYPES, TOPOLOGIES
+from autoddl.cost_models.units import parse
+from autoddl.errors import InputError
+
+__all__ = ["WrittenCluster", "WrittenDevice", "WrittenLevel", "validated"]
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def _quantity(dimension: str) -> Callable[[Any], float]:
+    def read(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ValueError(f"{value!r} is no quantity of {dimension}")
+        try:
+            return parse(value, dimension)
+        except InputError as error:
+            raise ValueError(str(error)) from None  # pydantic adds the place
+    return read
+
+
+def _one_of(names: tuple[str, ...], what: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if value not in names:
+            raise ValueError(f"{value!r} is no {what}; it is one of {', '.join(names)}")
+        return str(value)
+    return read
+
+
+Bytes = Annotated[float, BeforeValidator(_quantity("bytes")), Field(gt=0)]
+Rate = Annotated[float, BeforeValidator(_quantity("bytes/s")), Field(gt=0)]
+Flops = Annotated[float, BeforeValidator(_quantity("flop/s")), Field(gt=0)]
+Seconds = Annotated[float, BeforeValidator(_quantity("seconds")), Field(ge=0)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+PeakName = Annotated[str, BeforeValidator(_one_of(tuple(n for n in DTYPES if "float" in n), "dtype with a peak"))]
+
+
+class Written(BaseModel):
+    """What a person writes: an unknown key is answered with the nearest valid one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @validator(mode="before")
+    @classmethod
+    def _known_keys(cls, data: Any) -> Any:
+        keys = list(cls.model_fields)
+        for key in data if isinstance(data, dict) else ():
+            if key not in keys:
+                near = get_close_matches(str(key), keys, n=1, cutoff=0.0)[0]
+                raise ValueError(f"unknown key {key!r}; did you mean {near!r}? The keys are {', '.join(keys)}")
+        return data
+
+
+class WrittenDevice(Written):
+    name: str
+    kind: Literal["gpu", "cpu"] = "gpu"
+    memory: Bytes
+    bandwidth: Rate
+    peak: dict[PeakName, Flops] = Field(min_length=1)
+    launch: Seconds | None = None
+    efficiency: Fraction = 0.8
+    memory_efficiency: Fraction = 0.85
+
+
+class WrittenLevel(Written):
+    name: str
+    size: StrictInt = Field(ge=1)
+    bandwidth: Rate
+    latency: Seconds
+    topology: Annotated[str, BeforeValidator(_one_of(TOPOLOGIES, "topology"))] = "switch"
+    shared_by: str | None = None
+    oversubscription: float = Field(default=1.0, ge=1)
+    in_network_reduction: StrictBool = False
+
+
+class WrittenCluster(Written):
+    name: str
+    device: str | dict[str, Any]
+    levels: tuple[WrittenLevel, ...]
+    measured: dict[str, Any] | None = None
+    backend: Annotated[str, BeforeValidator(_one_of(BACKEND_NAMES, "backend"))] | None = None
+
+
+def validated(model: type[_Model], tree: Any, source: str) -> _Model:
+    """`tree` as a model; the first mistake is raised with its place, like `levels.1.bandwidth`."""
+    if not isinstance(tree, dict):
+        raise InputError(f"{source}: expected keys with values, found {tree!r}; "
+                         f"the keys are {', '.join(model.model_fields)}")
+    try:
+        return model.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        rule = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "missing":
+            rule = "this key is missing; write it"
+        found = "" if first["type"] in ("missing", "value_error") else f", not {first['input']!r}"
+        raise InputError(f"{source}: {place}{': ' if place else ''}{rule}{found}") from None

@@ -1,0 +1,90 @@
+"""Quantities as people write them, and back: `number unit` -> base units.
+
+    bytes     B, kB ... EB (powers of 1000), KiB ... EiB (powers of 1024)
+    bytes/s   the same per second, and bits: Gb/s = Gbit/s = 1e9 / 8 bytes per second (lower-case b is a bit)
+    seconds   s, ms, us, ns
+    flop/s    FLOP/s with k, M, G, T, P, E in front
+
+A bare number is already in base units. Everything inside the package is in base units; only printing converts.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from types import MappingProxyType
+
+from autoddl.errors import InputError
+
+__all__ = ["UNITS", "parse", "show_bytes", "show_rate", "show_seconds", "write"]
+
+_DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_BINARY = {f"{prefix}i": 1024.0**power for power, prefix in enumerate("KMGTPE", start=1)}
+_BYTES = {f"{prefix}B": factor for prefix, factor in {**_DECIMAL, "K": 1e3, **_BINARY}.items()}
+_BITS = {f"{prefix}{bit}": factor / 8 for prefix, factor in _DECIMAL.items() for bit in ("b", "bit")}
+
+UNITS: Mapping[str, Mapping[str, float]] = MappingProxyType({
+    "bytes": _BYTES,
+    "bytes/s": {f"{unit}/s": factor for unit, factor in {**_BYTES, **_BITS}.items()},
+    "seconds": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9},
+    "flop/s": {f"{prefix}FLOP/s": factor for prefix, factor in _DECIMAL.items()},
+})
+"""Dimension -> unit -> how many base units it is."""
+
+_QUANTITY = re.compile(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(\S*)\s*")
+
+
+def parse(text: str | int | float, dimension: str) -> float:
+    """`number unit` -> number of base units of `dimension`."""
+    if dimension not in UNITS:
+        raise InputError(f"{dimension!r} is no dimension; the dimensions are {', '.join(UNITS)}")
+    match = _QUANTITY.fullmatch(str(text))
+    try:
+        value = float(match[1]) if match else math.nan
+    except ValueError:
+        value = math.nan
+    if match is None or not math.isfinite(value):
+        raise InputError(f"{text!r} is no quantity; write a number and a unit, like {_example(dimension)!r}")
+    return value * _factor(match[2], dimension) if match[2] else value
+
+
+def _factor(unit: str, dimension: str) -> float:
+    """Base units in one `unit`; an unknown one raises, naming the nearest that exists."""
+    units = UNITS[dimension]
+    if unit in units:
+        return units[unit]
+    same = [name for name in units if name.lower() == unit.lower()]
+    near = same or get_close_matches(unit, units, n=1, cutoff=0.0)
+    raise InputError(f"{unit!r} is no unit of {dimension}; did you mean {near[0]!r}? "
+                     f"Write it like {_example(dimension)!r}")
+
+
+def _example(dimension: str) -> str:
+    return {"bytes": "80 GB", "bytes/s": "25 GB/s", "seconds": "3 us", "flop/s": "312 TFLOP/s"}[dimension]
+
+
+def _show(value: float, units: tuple[tuple[str, float], ...]) -> str:
+    """Three significant digits in the largest unit that leaves at least 1; `units` ends with the smallest."""
+    unit, factor = next((one for one in units if abs(value) >= one[1] * 0.9995), units[-1])  # 999.6 prints as 1000
+    return f"{float(f'{value / factor:.3g}'):g} {unit}"
+
+
+def show_seconds(seconds: float) -> str:
+    return _show(seconds, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)))
+
+
+def show_bytes(nbytes: float) -> str:
+    return _show(nbytes, (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0)))
+
+
+def show_rate(rate: float, what: str = "B") -> str:
+    """A rate per second: of bytes, or with `what="FLOP"` of operations."""
+    return f"{show_bytes(rate).removesuffix('B')}{what}/s"
+
+
+def write(value: float, dimension: str) -> str | float:
+    """The shortest text that parses to exactly `value`; the bare number where a unit would round it."""
+    shown = {"bytes": show_bytes(value), "bytes/s": show_rate(value), "seconds": show_seconds(value),
+             "flop/s": show_rate(value, "FLOP")}
+    text = shown[dimension]
+    return text if parse(text, dimension) == value else value

@@ -1,0 +1,139 @@
+"""The optimum within a byte budget: best first over ranges of the transient threshold.
+
+    seconds(x) s.t. fixed + retained(x) + transient(x) <= budget
+      = min over tau of  min seconds(x) s.t. retained(x) <= budget - fixed - tau, cells with transient <= tau only
+    range low..high   relaxed: cells up to `high` are allowed, only `low` is charged
+
+A node is a range. It is refined by its Lagrangian bound, then by wider and wider windows of labels. A choice that
+meets the relaxed cap but not the budget uses a threshold above `low`: the range is split there, and charged rightly.
+The least bound of all open nodes bounds the problem.
+"""
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from autoddl.search.dual import FINE, Dual, dual
+from autoddl.search.space import Clock, Exhausted, Point, Progress, Space
+from autoddl.search.window import windowed
+
+__all__ = ["Best", "within_budget"]
+
+FIRST_WINDOW = 2e-5
+GROWTH = 4.0
+COARSE = 1e-3
+KEEP = (64, 1 << 15)
+"""Labels kept per cell: few, to find a good plan at once, then as many as a proof needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best plan so far and the bound so far."""
+
+    point: Point
+    bound: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A range of thresholds with what is known: a bound, a multiplier, and, once there, the dual and the window."""
+
+    bound: float
+    low: int
+    high: int
+    lam: float = 0.0
+    dual: Dual | None = None
+    window: float = 0.0
+    stage: int = 0
+
+
+def within_budget(space: Space, first: Point, bound: float, tolerance: float, clock: Clock, tell: Progress) -> Best:
+    """The best plan that fits, starting from one that does, and the least bound over all thresholds."""
+    count = itertools.count()
+    heap = [(bound, 0, _Node(bound, 0, len(space.thresholds) - 1))]
+    best = first
+    spent: list[float] = []
+    while heap and heap[0][0] < _target(best, tolerance):
+        _, _, node = heapq.heappop(heap)
+        try:
+            children, found = _refine(space, node, best, clock)
+        except Exhausted:
+            children, found = [], []
+            spent.append(node.bound)
+        best = min([best, *filter(space.fits, found)], key=lambda p: p.seconds)
+        for child in children:
+            heapq.heappush(heap, (child.bound, next(count), child))
+        tell(best.seconds, min([best.seconds, *spent, *(b for b, _, _ in heap)]))
+    return Best(best, min([best.seconds, *spent, *(b for b, _, _ in heap)]))
+
+
+def _target(best: Point, tolerance: float) -> float:
+    """The bound that is good enough: rounding apart, or within the tolerance."""
+    return best.seconds - max(tolerance, 1e-12) * abs(best.seconds)
+
+
+def _refine(space: Space, node: _Node, best: Point, clock: Clock) -> tuple[list[_Node], list[Point]]:
+    """One step on one node: its dual, or its next window; the nodes that replace it, and the choices found."""
+    tau, cap = space.thresholds[node.high], _cap(space, node)
+    if node.dual is None:
+        clock.spend(0)
+        new = dual(space, tau, cap, node.lam, best.seconds, COARSE, clock)
+        if new.best is not None and (node.low == node.high or space.fits(new.best)):
+            new = dual(space, tau, cap, node.lam, best.seconds, FINE, clock)
+        if math.isinf(new.bound):
+            return [], []
+        node = replace(node, bound=max(node.bound, new.bound), lam=new.lam)
+        if new.best is None:
+            return ([node] if new.bound >= best.seconds else _halves(node)), []
+        return _after(space, replace(node, dual=new, window=FIRST_WINDOW * abs(new.bound)), new.best), [new.best]
+    return _widen(space, node, best, clock)
+
+
+def _widen(space: Space, node: _Node, best: Point, clock: Clock) -> tuple[list[_Node], list[Point]]:
+    """The labels of the next window; with all of them kept, the bound rises by the window."""
+    assert node.dual is not None
+    tau, cap = space.thresholds[node.high], _cap(space, node)
+    window = min(node.window, max(0.0, best.seconds - node.dual.bound))
+    values = space.messages(node.lam, tau)
+    found = windowed(space, values, tau, cap, window, KEEP[node.stage], clock)
+    wider = replace(node, window=window * GROWTH, stage=node.stage)
+    if found.complete:
+        wider = replace(wider, bound=max(node.bound, node.dual.bound + window))
+    elif node.stage + 1 < len(KEEP):
+        wider = replace(node, stage=node.stage + 1)
+    else:
+        raise Exhausted
+    if found.choice is None:
+        return [wider], []
+    point = space.measured(node.lam, node.bound, found.choice)
+    if found.complete and point.seconds <= wider.bound:
+        wider = replace(wider, bound=point.seconds)
+    return _after(space, wider, point), [point]
+
+
+def _after(space: Space, node: _Node, point: Point) -> list[_Node]:
+    """The node again, closed if its choice attains the bound; split where its choice uses more than it is charged."""
+    if not space.fits(point) and space.thresholds[node.low] < point.transient:
+        return list(_split(node, space.thresholds.index(point.transient)))
+    return [] if point.seconds <= node.bound else [node]
+
+
+def _halves(node: _Node) -> list[_Node]:
+    """Two nodes where a dual found no choice at all; a single threshold is given up, with its bound."""
+    if node.low == node.high:
+        raise Exhausted
+    return list(_split(node, (node.low + node.high + 1) // 2))
+
+
+def _split(node: _Node, middle: int) -> Iterator[_Node]:
+    yield _Node(node.bound, node.low, middle - 1, node.lam)
+    yield _Node(node.bound, middle, node.high, node.lam)
+
+
+def _cap(space: Space, node: _Node) -> float:
+    """What the range leaves for retained bytes."""
+    budget = space.problem.budget
+    assert budget is not None
+    return budget - space.problem.fixed_bytes - space.thresholds[node.low]

@@ -1,0 +1,132 @@
+"""Coordinate descent, as the comparison: one variable at a time takes its best option, until none changes.
+
+    better = lexicographic (forbidden cells, bytes above the budget, seconds), so a start may break any rule
+    starts = the greedy choice first, then seeded random ones
+
+The greedy choice takes the variables in order; a factor counts by its least cell over the variables still open.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoddl.problem import Array, Problem
+from autoddl.search.space import Clock
+
+__all__ = ["descend", "greedy", "restarts"]
+
+SWEEPS = 100
+RESTARTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """A problem with the factors of every variable at hand."""
+
+    problem: Problem
+    incident: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, problem: Problem) -> "_Index":
+        incident: list[list[int]] = [[] for _ in problem.sizes]
+        for i, factor in enumerate(problem.factors):
+            for v in factor.variables:
+                incident[v].append(i)
+        return cls(problem, tuple(tuple(i) for i in incident))
+
+    def slices(self, i: int, v: int, choice: Sequence[int]) -> tuple[Array, Array, Array]:
+        """Seconds, retained and transient bytes of one factor for every option of v; an open variable is minimised."""
+        factor = self.problem.factors[i]
+        table = self.problem.tables[factor.table]
+        cell = tuple([slice(None) if u == v or choice[u] < 0 else choice[u] for u in factor.variables])
+        three = table.seconds[cell], table.retained[cell], table.transient[cell]
+        if three[0].ndim == 1:
+            return three
+        free = [u for u in factor.variables if u == v or choice[u] < 0]
+        drop = tuple(a for a, u in enumerate(free) if u != v)
+        return three[0].min(axis=drop), three[1].min(axis=drop), three[2].min(axis=drop)
+
+
+def greedy(problem: Problem) -> tuple[int, ...]:
+    """Variables in order, each by its least seconds given those before it."""
+    index, choice = _Index.of(problem), [-1] * len(problem.sizes)
+    for v in range(len(choice)):
+        total = np.zeros(problem.sizes[v])
+        forbidden = np.zeros(problem.sizes[v])
+        for i in index.incident[v]:
+            seconds = index.slices(i, v, choice)[0]
+            forbidden += np.isinf(seconds)
+            total += np.where(np.isinf(seconds), 0.0, seconds)
+        choice[v] = _first(forbidden, total)
+    return tuple(choice)
+
+
+def descend(problem: Problem, start: Sequence[int], clock: Clock) -> tuple[int, ...]:
+    """Sweeps over the variables from one start, until a sweep changes nothing."""
+    index, choice = _Index.of(problem), list(start)
+    retained = problem.retained(choice)
+    transient = np.array([t.transient.item(cell) for t, cell in problem.cells(choice)])
+    for _ in range(SWEEPS):
+        changed = False
+        for v in range(len(choice)):
+            old = choice[v]
+            scores, gain = _scores(index, v, choice, retained, transient)
+            choice[v] = _improved(scores, old)
+            if choice[v] != old:
+                changed, retained = True, retained + gain[choice[v]] - gain[old]
+                for i in index.incident[v]:
+                    transient[i] = index.slices(i, v, choice)[2][choice[v]]
+        if not changed or clock.expired:
+            break
+    return tuple(choice)
+
+
+def _scores(
+    index: _Index, v: int, choice: Sequence[int], retained: float, transient: Array
+) -> tuple[tuple[Array, Array, Array], Array]:
+    """(forbidden cells, excess bytes, seconds) of every option of v, and its retained bytes."""
+    problem = index.problem
+    forbidden, seconds, gain, peak = (np.zeros(problem.sizes[v]) for _ in range(4))
+    for i in index.incident[v]:
+        t, m, x = index.slices(i, v, choice)
+        forbidden += np.isinf(t)
+        seconds += np.where(np.isinf(t), 0.0, t)
+        gain += m
+        np.maximum(peak, x, out=peak)
+    if problem.budget is None:
+        return (forbidden, np.zeros_like(seconds), seconds), gain
+    others = transient.copy()
+    others[list(index.incident[v])] = 0.0
+    held = retained - gain[choice[v]] + gain + np.maximum(peak, others.max(initial=0.0))
+    return (forbidden, np.maximum(0.0, problem.fixed_bytes + held - problem.budget), seconds), gain
+
+
+def _improved(scores: tuple[Array, ...], old: int) -> int:
+    """The best option; the old one unless another is better by more than rounding."""
+    new = _first(*scores)
+    for score in scores:
+        if not math.isclose(score[new], score[old], rel_tol=1e-12, abs_tol=0.0):
+            return new
+    return old
+
+
+def _first(*scores: NDArray[np.float64]) -> int:
+    """The lexicographically least option, the lowest of equal ones."""
+    return int(np.lexsort(scores[::-1])[0])
+
+
+def restarts(problem: Problem, seed: int, clock: Clock, count: int = RESTARTS) -> tuple[int, ...] | None:
+    """The best feasible choice over all starts, if any start led to one."""
+    random = np.random.default_rng(seed)
+    best: tuple[float, tuple[int, ...]] | None = None
+    for attempt in range(count):
+        start = greedy(problem) if attempt == 0 else tuple(int(random.integers(n)) for n in problem.sizes)
+        choice = descend(problem, start, clock)
+        if problem.feasible(choice) and (best is None or problem.cost(choice) < best[0]):
+            best = problem.cost(choice), choice
+        if clock.expired:
+            break
+    return None if best is None else best[1]

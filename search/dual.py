@@ -1,0 +1,103 @@
+"""The Lagrangian bound under a memory cap, and the least bytes that any choice needs.
+
+    bound = max over lam >= 0 of V(lam) - lam * cap        V is concave, every V(lam) - lam * cap is a lower bound
+    next lam = slope between the last choice above the cap and the last one below it (secant on hull points)
+
+The hull is met when no choice lies under the secant. The best choice below the cap is a plan; what lies between it and
+the bound is the duality gap, which the labels close.
+"""
+
+import heapq
+import math
+from dataclasses import dataclass
+
+from autoddl.search.space import Clock, Point, Space
+
+__all__ = ["FINE", "Dual", "dual", "least_bytes"]
+
+ROUNDS = 40
+FINE = 1e-9
+FARTHER = (1.2, 2.0, math.inf)
+"""Multiples and parts of a hint that are tried to bracket the multiplier sought."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dual:
+    """A lower bound with the multiplier that proves it, and the best choice met below the cap."""
+
+    lam: float
+    bound: float
+    best: Point | None
+
+
+def dual(space: Space, tau: float, cap: float, hint: float, ceiling: float, close: float, clock: Clock) -> Dual:
+    """bound, for cells up to the threshold `tau` and `cap` retained bytes; the first that reaches `ceiling` will do."""
+    first = space.point(hint, tau)
+    if first.value - hint * cap >= ceiling:
+        return Dual(hint, first.value - hint * cap, None)
+    heavy, light = _bracket(space, tau, cap, first)
+    if heavy is None:
+        return Dual(0.0, light.value, light)
+    if light.retained > cap:
+        return Dual(0.0, math.inf if light.value > cap else space.point(0.0, tau).value, None)
+    return _secant(space, tau, cap, heavy, light, close, clock)
+
+
+def _bracket(space: Space, tau: float, cap: float, first: Point) -> tuple[Point | None, Point]:
+    """A choice above the cap, None if the least seconds are not, and one below it, if the least bytes are."""
+    heavy, light = (first, None) if first.retained > cap else (None, first)
+    for factor in FARTHER:
+        if light is None:
+            point = space.point(first.lam * factor if first.lam else math.inf, tau)
+        else:
+            point = space.point(first.lam / factor, tau)
+        if point.retained > cap:
+            heavy = point
+        else:
+            light = point
+        if heavy is not None and light is not None:
+            return heavy, light
+    return (heavy, light) if light is not None else (heavy, point)
+
+
+def _secant(space: Space, tau: float, cap: float, heavy: Point, light: Point, close: float, clock: Clock) -> Dual:
+    """next lam, until no choice lies under the secant by more than `close`."""
+    best = light
+    for _ in range(ROUNDS):
+        slope = max(0.0, (light.seconds - heavy.seconds) / (heavy.retained - light.retained))
+        point = space.point(slope, tau)
+        best = min(best, point, key=lambda p: p.seconds if p.retained <= cap else math.inf)
+        line = heavy.seconds + slope * heavy.retained
+        if point.seconds + slope * point.retained >= line - close * abs(line) or clock.expired:
+            break
+        heavy, light = (point, light) if point.retained > cap else (heavy, point)
+    bounds = ((p.value - lam * cap, lam) for (lam, t), p in space.known.items() if t == tau and math.isfinite(lam))
+    bound, lam = max(bounds)
+    return Dual(lam, bound, best)
+
+
+def least_bytes(space: Space, budget: float) -> tuple[float, Point | None]:
+    """min over tau of (least retained bytes with cells up to tau) + tau, or the first choice within the budget.
+
+    Ranges of thresholds, least bound first: the largest decides what is allowed, the smallest what is charged;
+    a range is split at the threshold that its choice really meets.
+    """
+    taus, fixed = space.thresholds, space.problem.fixed_bytes
+    heap = [(-math.inf, 0, len(taus) - 1)]
+    while heap:
+        bound, low, high = heapq.heappop(heap)
+        point = space.point(math.inf, taus[high])
+        if math.isinf(point.value):
+            continue
+        needed = max(bound, fixed + point.value + taus[low])
+        if space.fits(point):
+            return space.nbytes(point), point
+        if point.transient <= taus[low] and (not heap or needed <= heap[0][0]):
+            return (space.nbytes(point), point) if space.nbytes(point) <= budget else (needed, None)
+        if point.transient <= taus[low]:
+            heapq.heappush(heap, (needed, low, low))
+            continue
+        middle = taus.index(point.transient)
+        heapq.heappush(heap, (needed, low, middle - 1))
+        heapq.heappush(heap, (needed, middle, high))
+    return math.inf, None

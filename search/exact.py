@@ -1,0 +1,110 @@
+"""The exact solver: elimination without a budget, ranges of thresholds with Lagrangian bounds and labels with one.
+
+    least seconds, no budget   -> within the budget? optimal
+    else least bytes           -> above the budget? Infeasible, with the bytes
+    else within_budget         -> optimal, or the best plan with a true bound when time or effort is used up
+
+Where a message was too large (mini-buckets) the elimination only bounds, and coordinate descent supplies the plan.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autoddl.errors import Infeasible
+from autoddl.problem import Problem
+from autoddl.search.budget import within_budget
+from autoddl.search.descent import descend, restarts
+from autoddl.search.dual import FINE, dual, least_bytes
+from autoddl.search.order import CAP, program
+from autoddl.search.reduce import Reduced, reduce
+from autoddl.search.space import Clock, Point, Progress, Space
+
+__all__ = ["EFFORT", "Outcome", "Statistics", "exact", "feasible", "statistics"]
+
+EFFORT = 3e7
+"""Label pairs without a time limit: a second or two, the same plan on every machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A choice of the original problem, a lower bound on its seconds, and how that is proved."""
+
+    choice: tuple[int, ...]
+    bound: float
+    proof: str
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What elimination does with a problem: distinct messages, all messages, the most cells in one, exactness."""
+
+    messages: int
+    eliminations: int
+    largest: int
+    exact: bool
+
+
+def statistics(problem: Problem, cap: int = CAP) -> Statistics:
+    """How far equal blocks are shared, without solving."""
+    plan = program(reduce(problem).problem, cap)
+    largest = max((math.prod(recipe.shape[1:]) for _, recipe in plan.messages()), default=0)
+    return Statistics(len(plan.computed), len(plan.steps), largest, plan.exact)
+
+
+def exact(problem: Problem, tolerance: float, clock: Clock, tell: Progress, seed: int = 0, cap: int = CAP) -> Outcome:
+    """The optimum, or the best plan found with the best bound proved."""
+    reduced = reduce(problem)
+    space = Space.of(reduced.problem, program(reduced.problem, cap))
+    free = space.point(0.0, space.thresholds[-1])
+    if math.isinf(free.value):
+        raise Infeasible(math.inf, _budget(problem), "every choice meets a forbidden combination")
+    if not space.program.exact:
+        return _bounded(problem, reduced, space, free, seed, clock)
+    if space.fits(free):
+        return _outcome(reduced, free, free.value, "elimination")
+    first = _first(space)
+    best = within_budget(space, first, free.value, tolerance, clock, tell)
+    return _outcome(reduced, best.point, best.bound, "elimination, Lagrangian bounds and labels")
+
+
+def feasible(problem: Problem) -> tuple[int, ...]:
+    """Any choice that fits, by elimination for the least bytes; Infeasible if there is none."""
+    reduced = reduce(problem)
+    space = Space.of(reduced.problem, program(reduced.problem))
+    return reduced.restore(_first(space).choice)
+
+
+def _first(space: Space) -> Point:
+    """A choice that fits, or Infeasible with the least bytes."""
+    budget = _budget(space.problem)
+    needed, point = least_bytes(space, budget)
+    if point is None:
+        detail = "" if needed > budget else "no plan was found, but it is not proved that there is none"
+        raise Infeasible(needed, budget, detail)
+    return point
+
+
+def _bounded(problem: Problem, reduced: Reduced, space: Space, free: Point, seed: int, clock: Clock) -> Outcome:
+    """A bound from mini-buckets, and the best plan that descends from their choices or from other starts."""
+    bound = free.value
+    starts: list[Sequence[int]] = [free.choice]
+    if problem.budget is not None:
+        cap = problem.budget - problem.fixed_bytes - space.thresholds[0]
+        bound = max(bound, dual(space, space.thresholds[-1], cap, 0.0, math.inf, FINE, clock).bound)
+        starts += [point.choice for point in space.known.values()]
+    if math.isinf(bound):
+        raise Infeasible(least_bytes(space, _budget(problem))[0], _budget(problem))
+    found = [descend(reduced.problem, start, clock) for start in dict.fromkeys(map(tuple, starts))]
+    other = restarts(reduced.problem, seed, clock)
+    plans = [c for c in (*found, *([other] if other else [])) if reduced.problem.feasible(c)]
+    choice = min(plans, key=reduced.problem.cost) if plans else _first(space).choice
+    return Outcome(reduced.restore(choice), bound + problem.fixed_seconds, "mini-buckets and coordinate descent")
+
+
+def _outcome(reduced: Reduced, point: Point, bound: float, proof: str) -> Outcome:
+    return Outcome(reduced.restore(point.choice), bound + reduced.problem.fixed_seconds, proof)
+
+
+def _budget(problem: Problem) -> float:
+    return math.inf if problem.budget is None else problem.budget

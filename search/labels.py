@@ -1,0 +1,91 @@
+"""Sets of labels: (seconds, retained bytes) of partial choices that nothing else dominates.
+
+    combine(A, B) = { a + b : slack(a) + slack(b) <= room }       slack: how far above the least seconds + lam * bytes
+    pareto(A)     = { a : no b in A has at most a's bytes and at most a's seconds }
+
+Each label remembers the option that made it and which label of every part it came from.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoddl.problem import Array
+from autoddl.search.space import Clock
+
+__all__ = ["Labels", "combine", "pareto", "single", "thin", "union"]
+
+NOISE = 1e-13
+"""Seconds closer than this, relatively, differ by the order of additions only."""
+
+LARGEST = 1 << 22
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Labels:
+    """Columns: one label per row; `option` of the eliminated variable, `back` the label of every part."""
+
+    seconds: Array
+    retained: Array
+    slack: Array
+    option: NDArray[np.int64]
+    back: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def __getitem__(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> "Labels":
+        return Labels(self.seconds[rows], self.retained[rows], self.slack[rows], self.option[rows], self.back[rows])
+
+
+def single(seconds: float, retained: float, slack: float, option: int) -> Labels:
+    """One label without parts."""
+    t, m, s = (np.array([x]) for x in (seconds, retained, slack))
+    return Labels(t, m, s, np.array([option]), np.zeros((1, 0), np.int64))
+
+
+def combine(start: Labels, parts: Sequence[Labels], room: float, scale: float, clock: Clock) -> Labels:
+    """All sums of one label from each within the room, undominated ones only."""
+    result = start
+    for part in parts:
+        clock.spend(len(result) * len(part))
+        i, j = np.nonzero(result.slack[:, None] + part.slack[None, :] <= room)
+        sums = Labels(
+            result.seconds[i] + part.seconds[j],
+            result.retained[i] + part.retained[j],
+            result.slack[i] + part.slack[j],
+            result.option[i],
+            np.concatenate([result.back[i], j[:, None]], axis=1),
+        )
+        result = pareto(sums, scale)
+    return result
+
+
+def union(sets: Sequence[Labels], scale: float) -> Labels:
+    """The undominated labels of several sets with equally many parts."""
+    if len(sets) == 1:
+        return sets[0]
+    columns = ("seconds", "retained", "slack", "option", "back")
+    return pareto(Labels(*(np.concatenate([getattr(s, c) for s in sets]) for c in columns)), scale)
+
+
+def pareto(labels: Labels, scale: float) -> Labels:
+    """The undominated labels, by rising bytes; of equal ones the first stays."""
+    if len(labels) < 2:
+        return labels
+    rows = labels[np.lexsort((labels.seconds, labels.retained))]
+    best = np.concatenate([[np.inf], np.minimum.accumulate(rows.seconds)[:-1]])
+    return rows[rows.seconds < best - NOISE * scale]
+
+
+def thin(labels: Labels, keep: int) -> Labels:
+    """At most about `keep` labels: in each of equal ranges of bytes the one with the least slack."""
+    if len(labels) <= keep:
+        return labels
+    low, high = labels.retained[0], labels.retained[-1]
+    bucket = np.minimum(((labels.retained - low) / (high - low) * keep).astype(np.int64), keep - 1)
+    order = np.lexsort((labels.slack, bucket))
+    first = np.concatenate([[True], np.diff(bucket[order]) > 0])
+    return labels[np.sort(order[first])]

@@ -1,0 +1,211 @@
+"""Which variable is eliminated when, decided on the structure alone, so that equal blocks are computed once.
+
+    message(scope) = min over v of the sum of all factors over v           scope: the other variables of those factors
+
+A message is named by its recipe: which tables are added, how their axes line up, and which variable goes. Two
+eliminations with one recipe give one table, so it is computed once. Rounds make recipes meet: each round takes all
+variables with the cheapest recipe (least degree, most repeated, fewest operations), no two of them neighbours. A chain
+of L equal blocks then needs as many tables as a few blocks, and log2(L) more: every round halves the chain.
+
+A message with more than CAP cells is replaced by messages over parts of its factors (mini-buckets): the minimum of a
+sum is at least the sum of the minima, so what follows is a lower bound, and `Program.exact` is false.
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autoddl.problem import Problem
+
+__all__ = ["CAP", "Part", "Program", "Recipe", "Step", "program"]
+
+CAP = 30_000_000
+TIERS = (3, 9, 21, 53, 109, 257, 1025)
+"""How often a recipe must occur to go before rarer ones; between the depths that models usually have."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Part:
+    """A table of a recipe: its slot, and for each axis the local variable (0: eliminated, 1..: the scope)."""
+
+    slot: int
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """The tables that are added; `shape` is the size of the eliminated variable, then those of the scope."""
+
+    parts: tuple[Part, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One variable goes: `recipe` adds all its factors, `sources` are their ids, `outputs` the new factors' ids."""
+
+    variable: int
+    scope: tuple[int, ...]
+    recipe: int
+    sources: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Slots 0..base-1 are the problem's tables, slot base + i is the message of `recipes[computed[i]]`."""
+
+    base: int
+    recipes: tuple[Recipe, ...]
+    computed: tuple[int, ...]
+    steps: tuple[Step, ...]
+    slots: tuple[int, ...]
+    roots: tuple[int, ...]
+    exact: bool
+
+    def messages(self) -> list[tuple[int, Recipe]]:
+        """Every distinct message in the order of computation, with its slot."""
+        return [(self.base + i, self.recipes[r]) for i, r in enumerate(self.computed)]
+
+
+def program(problem: Problem, cap: int = CAP) -> Program:
+    """The elimination of all variables of a problem."""
+    network = _Network(problem, cap)
+    while (chosen := network.cheapest()) is not None:
+        network.eliminate(chosen)
+    return network.result()
+
+
+class _Network:
+    """The factors that are left, and the variables that are left by the recipe that would eliminate them."""
+
+    def __init__(self, problem: Problem, cap: int) -> None:
+        self.sizes, self.cap = problem.sizes, cap
+        self.base = len(problem.tables)
+        self.slots = [f.table for f in problem.factors]
+        self.scopes = [f.variables for f in problem.factors]
+        self.incident: list[dict[int, None]] = [{} for _ in problem.sizes]
+        for i, scope in enumerate(self.scopes):
+            for v in scope:
+                self.incident[v][i] = None
+        self.index: dict[Recipe, int] = {}
+        self.recipes: list[Recipe] = []
+        self.computed: dict[int, int] = {}
+        self.steps: list[Step] = []
+        self.roots: list[int] = []
+        self.exact = True
+        self.of: dict[int, int] = {}
+        self.members: dict[int, dict[int, None]] = {}
+        self.heap: list[tuple[tuple[int, int, int, int], int]] = []
+        self.regroup(range(len(self.sizes)))
+
+    def recipe(self, v: int, ids: Sequence[int]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        """The recipe that eliminates v from these factors, the scope in its local order, the factors in its order."""
+        local = {v: 0}
+        for i in sorted(ids, key=lambda i: (self.slots[i], self.scopes[i].index(v), i)):
+            for u in self.scopes[i]:
+                local.setdefault(u, len(local))
+        parts = sorted((Part(self.slots[i], tuple([local[u] for u in self.scopes[i]])), i) for i in ids)
+        scope = tuple(local)[1:]
+        recipe = Recipe(tuple(p for p, _ in parts), tuple([self.sizes[u] for u in local]))
+        if recipe not in self.index:
+            self.index[recipe] = len(self.recipes)
+            self.recipes.append(recipe)
+        return self.index[recipe], scope, tuple(i for _, i in parts)
+
+    def regroup(self, variables: Sequence[int] | range) -> None:
+        """Put these variables where their present recipe belongs."""
+        touched = dict.fromkeys(self.of[v] for v in variables if v in self.of)
+        for v in variables:
+            if v in self.of:
+                del self.members[self.of[v]][v]
+            self.of[v] = self.recipe(v, tuple(self.incident[v]))[0]
+            self.members.setdefault(self.of[v], {})[v] = None
+            touched[self.of[v]] = None
+        for r in touched:
+            if self.members[r]:
+                heapq.heappush(self.heap, (self.priority(r), r))
+
+    def priority(self, r: int) -> tuple[int, int, int, int]:
+        """Least degree first (one and two are as good), then the most repeated, then the fewest operations."""
+        shape, count = self.recipes[r].shape, len(self.members[r])
+        tier = sum(count >= t for t in TIERS)
+        return max(len(shape) - 1, 2), -tier, math.prod(shape), r
+
+    def cheapest(self) -> list[int] | None:
+        """The variables of the best recipe, no two of them neighbours; None when all are gone."""
+        while self.heap:
+            priority, r = heapq.heappop(self.heap)
+            if not self.members[r] or priority != self.priority(r):
+                continue
+            blocked: set[int] = set()
+            chosen = []
+            for v in sorted(self.members[r]):
+                if v not in blocked:
+                    chosen.append(v)
+                    blocked.update(u for i in self.incident[v] for u in self.scopes[i])
+            return chosen
+        return None
+
+    def eliminate(self, variables: Sequence[int]) -> None:
+        """Replace the factors of each variable by its message, then regroup the neighbours."""
+        dirty: dict[int, None] = {}
+        for v in variables:
+            ids = tuple(self.incident[v])
+            r, scope, sources = self.recipe(v, ids)
+            for i in ids:
+                for u in self.scopes[i]:
+                    del self.incident[u][i]
+            outputs = tuple(self.emit(*self.recipe(v, bucket)[:2]) for bucket in self.buckets(v, sources))
+            self.steps.append(Step(v, scope, r, sources, outputs))
+            dirty.update(dict.fromkeys(scope))
+            del self.members[self.of.pop(v)][v]
+            self.requeue(r)
+        self.regroup(sorted(dirty))
+
+    def requeue(self, r: int) -> None:
+        """A recipe that lost a variable has another priority."""
+        if self.members[r]:
+            heapq.heappush(self.heap, (self.priority(r), r))
+
+    def emit(self, r: int, scope: tuple[int, ...]) -> int:
+        """The new factor over a scope; its table is computed once per recipe."""
+        slot = self.computed.setdefault(r, self.base + len(self.computed))
+        self.slots.append(slot)
+        self.scopes.append(scope)
+        new = len(self.slots) - 1
+        for u in scope:
+            self.incident[u][new] = None
+        if not scope:
+            self.roots.append(new)
+        return new
+
+    def buckets(self, v: int, sources: tuple[int, ...]) -> list[list[int]]:
+        """All factors of v together where their message stays within the cap, else parts that do."""
+
+        def cells(ids: Sequence[int]) -> int:
+            return math.prod(self.sizes[u] for u in {u for i in ids for u in self.scopes[i]} if u != v)
+
+        if cells(sources) <= self.cap:
+            return [list(sources)]
+        self.exact = False
+        buckets: list[list[int]] = []
+        for i in sorted(sources, key=lambda i: -cells([i])):
+            home = next((b for b in buckets if cells([*b, i]) <= self.cap), None)
+            if home is None:
+                buckets.append([i])
+            else:
+                home.append(i)
+        return buckets
+
+    def result(self) -> Program:
+        return Program(
+            self.base,
+            tuple(self.recipes),
+            tuple(self.computed),
+            tuple(self.steps),
+            tuple(self.slots),
+            tuple(self.roots),
+            self.exact,
+        )

@@ -1,0 +1,140 @@
+"""The exact finish under a memory cap: every choice whose seconds + lam * bytes is within a window of the least.
+
+    need(cell)   = the largest slack that is left for a cell of a message in any choice within the window
+    labels(cell) = pareto of the union over k of combine(parts' labels at option k), within need(cell)
+
+A choice outside the window costs more than V(lam) - lam * cap + window. So the best choice within the cap among the
+labels is optimal if it costs no more than that, and else that is a lower bound, as long as no label was thinned out.
+Cells are met from the roots down and labels made upward, for the cells met only, once for all equal blocks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoddl.problem import Array
+from autoddl.search.eliminate import column
+from autoddl.search.labels import Labels, combine, single, thin, union
+from autoddl.search.order import Program, Recipe
+from autoddl.search.space import Clock, Space, priced
+
+__all__ = ["Found", "windowed"]
+
+Cell = tuple[int, ...]
+Needs = list[dict[Cell, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best choice within the cap, if any, and whether every choice of the window was looked at."""
+
+    choice: tuple[int, ...] | None
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """The tables and messages of one multiplier; `scale` is the size of a total, for judging rounding."""
+
+    program: Program
+    values: list[Array]
+    seconds: list[Array]
+    retained: list[Array]
+    scale: float
+    keep: int
+    clock: Clock
+
+
+def windowed(
+    space: Space, values: list[Array], tau: float, cap: float, window: float, keep: int, clock: Clock
+) -> Found:
+    """The best choice within `cap` and within `window` of the messages' minimum; at most `keep` labels a cell."""
+    program, tables = space.program, space.problem.tables
+    seconds = [priced(t, 0.0, tau) for t in tables]
+    scale = abs(sum(values[program.slots[r]].item() for r in program.roots))
+    run = _Pass(program, values, seconds, [t.retained for t in tables], scale, keep, clock)
+    needs = _needs(run, window + 1e-12 * scale)
+    store, complete = _labels(run, needs)
+    roots = [store[program.slots[r] - program.base][()] for r in program.roots]
+    top = combine(single(0.0, 0.0, 0.0, 0), roots, window + 1e-12 * scale, scale, clock)
+    top = top[top.retained <= cap]
+    if not len(top):
+        return Found(None, complete)
+    row = top.back[int(top.seconds.argmin())]
+    return Found(_trace(program, store, dict(zip(program.roots, row.tolist(), strict=True))), complete)
+
+
+def _needs(run: _Pass, window: float) -> Needs:
+    """need(cell) of every message, from the roots down."""
+    program = run.program
+    needs: Needs = [{} for _ in program.computed]
+    for root in program.roots:
+        needs[program.slots[root] - program.base][()] = window
+    for slot, recipe in reversed(program.messages()):
+        for cell, room in needs[slot - program.base].items():
+            run.clock.spend(recipe.shape[0])
+            for k, slack in _options(run, recipe, cell, room):
+                for target, index in _parts(program, recipe, cell, k):
+                    known = needs[target]
+                    known[index] = max(known.get(index, 0.0), room - slack)
+    return needs
+
+
+def _labels(run: _Pass, needs: Needs) -> tuple[list[dict[Cell, Labels]], bool]:
+    """labels(cell) of every cell needed, upward, and whether none had to be thinned."""
+    store: list[dict[Cell, Labels]] = [{} for _ in needs]
+    complete = True
+    for slot, recipe in run.program.messages():
+        here = slot - run.program.base
+        for cell, room in needs[here].items():
+            full = _cell(run, recipe, cell, room, store)
+            store[here][cell] = thin(full, run.keep)
+            complete &= len(full) <= run.keep
+    return store, complete
+
+
+def _cell(run: _Pass, recipe: Recipe, cell: Cell, room: float, store: Sequence[dict[Cell, Labels]]) -> Labels:
+    """labels(cell)"""
+    sets = []
+    for k, slack in _options(run, recipe, cell, room):
+        seconds = retained = 0.0
+        for part in recipe.parts:
+            if part.slot < run.program.base:
+                index = _index(part.axes, cell, k)
+                seconds += run.seconds[part.slot].item(index)
+                retained += run.retained[part.slot].item(index)
+        parts = [store[target][index] for target, index in _parts(run.program, recipe, cell, k)]
+        sets.append(combine(single(seconds, retained, slack, k), parts, room, run.scale, run.clock))
+    return union(sets, run.scale)
+
+
+def _options(run: _Pass, recipe: Recipe, cell: Cell, room: float) -> list[tuple[int, float]]:
+    """The options of the eliminated variable within the room, each with its slack; the best one always."""
+    costs = column(recipe, run.values, cell)
+    slack = costs - costs.min()
+    within = np.flatnonzero(slack <= room)
+    return list(zip(within.tolist(), slack[within].tolist(), strict=True))
+
+
+def _parts(program: Program, recipe: Recipe, cell: Cell, k: int) -> list[tuple[int, Cell]]:
+    """The messages among a recipe's parts, and the cell of each."""
+    return [(p.slot - program.base, _index(p.axes, cell, k)) for p in recipe.parts if p.slot >= program.base]
+
+
+def _index(axes: tuple[int, ...], cell: Cell, k: int) -> Cell:
+    return tuple([cell[a - 1] if a else k for a in axes])
+
+
+def _trace(program: Program, store: Sequence[dict[Cell, Labels]], row: dict[int, int]) -> tuple[int, ...]:
+    """The choice behind one label of every root: `row` holds, for every factor known, the label taken."""
+    choice = [0] * len(program.steps)
+    for step in reversed(program.steps):
+        (output,) = step.outputs
+        cell = tuple([choice[u] for u in step.scope])
+        labels = store[program.slots[output] - program.base][cell]
+        taken = row.pop(output)
+        choice[step.variable] = int(labels.option[taken])
+        parts = [i for i in step.sources if program.slots[i] >= program.base]
+        row.update(zip(parts, labels.back[taken].tolist(), strict=True))
+    return tuple(choice)

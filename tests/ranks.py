@@ -1,0 +1,106 @@
+"""Run a function on several gloo processes from a test.
+
+    results = on_ranks(4, function, *args)        function(*args) on every rank; its results in the order of ranks
+
+Starting processes costs seconds, so a pool of each size is kept until the test run ends. `function` is named at the top
+of a module. An error on any rank is raised here with the rank's traceback, and the pool is started anew.
+"""
+
+import atexit
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+__all__ = ["RankError", "on_ranks"]
+
+
+class RankError(AssertionError):
+    """What went wrong on a rank."""
+
+
+def _serve(rank: int, world: int, store: str, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
+                            timeout=timedelta(seconds=60))
+    while (task := pipe.recv()) is not None:
+        function, args = task
+        try:
+            pipe.send((True, function(*args)))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+    dist.barrier()
+    dist.destroy_process_group()
+    pipe.send((True, None))
+    os._exit(0)
+
+
+class _Pool:
+    def __init__(self, world: int) -> None:
+        context = mp.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory()
+        pairs = [context.Pipe() for _ in range(world)]
+        self.pipes = [here for here, _ in pairs]
+        self._processes = [context.Process(target=_serve, daemon=True, args=(
+            rank, world, f"{self._folder.name}/store", there)) for rank, (_, there) in enumerate(pairs)]
+        for process in self._processes:
+            process.start()
+        for _, there in pairs:
+            there.close()
+
+    def run(self, function: Callable[..., Any] | None, args: tuple[Any, ...], seconds: float) -> list[Any]:
+        for pipe in self.pipes:
+            pipe.send(None if function is None else (function, args))
+        results: dict[int, Any] = {}
+        while len(results) < len(self.pipes):
+            left = {pipe: rank for rank, pipe in enumerate(self.pipes) if rank not in results}
+            ready = wait(list(left), seconds)
+            if not ready:
+                raise RankError(f"ranks {sorted(left.values())} did not answer within {seconds} s")
+            for pipe in ready:
+                rank = left[pipe]  # type: ignore[index]
+                try:
+                    good, results[rank] = pipe.recv()  # type: ignore[union-attr]
+                except EOFError:
+                    raise RankError(f"rank {rank} ended with {self._processes[rank].exitcode}") from None
+                if not good:
+                    raise RankError(f"rank {rank} of {len(self.pipes)}:\n{results[rank]}")
+        return [results[rank] for rank in range(len(self.pipes))]
+
+    def close(self, kill: bool) -> None:
+        if not kill:
+            self.run(None, (), 60)
+        for process, pipe in zip(self._processes, self.pipes, strict=True):
+            if kill:
+                process.kill()
+            process.join()
+            process.close()
+            pipe.close()
+        self._folder.cleanup()
+
+
+_pools: dict[int, _Pool] = {}
+
+
+def on_ranks(world: int, function: Callable[..., Any], *args: Any, seconds: float = 300) -> list[Any]:
+    """`function(*args)` on `world` ranks of one initialised gloo group; what each returned."""
+    if world not in _pools:
+        _pools[world] = _Pool(world)
+    try:
+        return _pools[world].run(function, args, seconds)
+    except BaseException:
+        _pools.pop(world).close(kill=True)
+        raise
+
+
+@atexit.register
+def _close() -> None:
+    for pool in _pools.values():
+        pool.close(kill=False)

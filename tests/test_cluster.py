@@ -1,0 +1,140 @@
+"""Units and cluster files: what is written is what is meant, and what is wrong is answered."""
+
+import pickle
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+
+from autoddl.cost_models.cluster import device_names, load_cluster, load_device, parse_cluster
+from autoddl.cost_models.units import parse, show_bytes, show_rate, show_seconds
+from autoddl.errors import InputError
+
+CLUSTERS = sorted((Path(__file__).parent.parent / "examples" / "clusters").glob("*.yaml"))
+TWO_RACKS = """
+name: two-racks
+device: {name: A100-80GB, memory: 80 GB, bandwidth: 2.0 TB/s, peak: {bfloat16: 312 TFLOP/s, float32: 19.5 TFLOP/s}}
+levels:
+  - {name: node, size: 8,  bandwidth: 300 GB/s, latency: 3 us,  topology: switch}
+  - {name: rack, size: 16, bandwidth: 25 GB/s,  latency: 8 us,  topology: fat-tree, shared_by: node}
+  - {name: pod,  size: 2,  bandwidth: 12.5 GB/s, latency: 12 us, topology: torus, shared_by: node, oversubscription: 4}
+"""
+
+
+@pytest.mark.parametrize(("text", "dimension", "value"), [
+    ("80 GB", "bytes", 80e9), ("80GB", "bytes", 80e9), ("1 GiB", "bytes", 2**30), ("4 kB", "bytes", 4000.0),
+    ("2.0 TB/s", "bytes/s", 2e12), ("10 Gb/s", "bytes/s", 1.25e9), ("200 Mb/s", "bytes/s", 25e6),
+    ("100 Gbit/s", "bytes/s", 12.5e9), ("1 GiB/s", "bytes/s", 2**30), ("3 us", "seconds", 3e-6),
+    ("1.5 ms", "seconds", 1.5e-3), ("312 TFLOP/s", "flop/s", 312e12), ("2e9", "bytes", 2e9), (7, "seconds", 7.0),
+])
+def test_quantities_are_read_in_base_units(text: str | int, dimension: str, value: float) -> None:
+    assert parse(text, dimension) == pytest.approx(value, rel=1e-15)
+
+
+@pytest.mark.parametrize(("text", "dimension", "message"), [
+    ("80 gb", "bytes", "did you mean 'GB'"), ("80 GB", "bytes/s", "did you mean 'GB/s'"),
+    ("3 mus", "seconds", "did you mean 'us'|did you mean 'ms'"), ("312 TFLOPs", "flop/s", "did you mean 'TFLOP/s'"),
+    ("-3 us", "seconds", "no quantity"), ("fast", "bytes/s", "like '25 GB/s'"), ("1.2.3 s", "seconds", "no quantity"),
+    ("nan", "bytes", "no quantity"), ("1e999 s", "seconds", "no quantity"), ("3 m", "metres", "no dimension"),
+])
+def test_wrong_quantities_name_the_way_out(text: str, dimension: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse(text, dimension)
+
+
+def test_numbers_print_with_three_digits() -> None:
+    assert [show_seconds(x) for x in (1.5, 0.0123, 3.4e-6, 0.9999)] == ["1.5 s", "12.3 ms", "3.4 us", "1 s"]
+    assert [show_bytes(x) for x in (80e9, 1234.0, 999.6)] == ["80 GB", "1.23 kB", "1 kB"]
+    assert [show_rate(25e9), show_rate(312e12, "FLOP"), show_rate(5)] == ["25 GB/s", "312 TFLOP/s", "5 B/s"]
+
+
+def test_a_cluster_file_means_what_it_says() -> None:
+    cluster = parse_cluster(TWO_RACKS, "two-racks.yaml")
+    assert (cluster.size, cluster.units, cluster.backend) == (256, (1, 8, 128, 256), "nccl")
+    assert [cluster.sharers(index) for index in range(3)] == [1, 8, 8]
+    assert (cluster.levels[1].bandwidth, cluster.levels[2].oversubscription) == (25e9, 4)
+    assert cluster.device.launch == 5e-6
+
+
+@pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
+def test_every_shipped_cluster_loads_and_round_trips(path: Path) -> None:
+    cluster = load_cluster(path)
+    again = parse_cluster(cluster.to_yaml(), "again")
+    assert cluster.name == path.stem
+    assert again == cluster and hash(again) == hash(cluster) and again.fingerprint == cluster.fingerprint
+    assert pickle.loads(pickle.dumps(cluster)) == cluster
+
+
+def test_there_are_six_example_clusters() -> None:
+    names = {path.stem for path in CLUSTERS}
+    assert names == {"a100-4x8", "frontier", "h100-16x8", "laptop", "piz-daint", "two-racks-10g"}
+
+
+def test_a_value_that_no_short_unit_holds_round_trips() -> None:
+    cluster = parse_cluster(TWO_RACKS.replace("300 GB/s", "123456789.125"), "x")
+    assert parse_cluster(cluster.to_yaml(), "again") == cluster
+
+
+def test_measurements_travel_untouched_and_change_the_fingerprint() -> None:
+    plain, measured = parse_cluster(TWO_RACKS, "x"), parse_cluster(TWO_RACKS + "measured: {curve: [1, 2.5]}\n", "x")
+    assert measured.measurements == {"curve": [1, 2.5]} and plain.measurements == {}
+    assert parse_cluster(measured.to_yaml(), "x") == measured and measured.fingerprint != plain.fingerprint
+
+
+def test_fingerprint_ignores_how_a_number_is_written() -> None:
+    assert parse_cluster(TWO_RACKS.replace("25 GB/s", "200 Gb/s"), "x").fingerprint == \
+        parse_cluster(TWO_RACKS, "y").fingerprint
+
+
+def test_a_cluster_is_a_value() -> None:
+    with pytest.raises(FrozenInstanceError):
+        parse_cluster(TWO_RACKS, "x").name = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("levels", ["[]", "[{name: one, size: 1, bandwidth: 1 GB/s, latency: 1 us}]"])
+def test_one_device_is_a_cluster(levels: str) -> None:
+    assert parse_cluster(f"name: one\ndevice: v100-16gb\nlevels: {levels}\n", "one.yaml").size == 1
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_every_shipped_device_loads_by_any_case(name: str) -> None:
+    device = load_device(name.lower())
+    assert device.name == name and device.peak("bfloat16") >= device.peak("float32") >= device.peak("float64")
+
+
+def test_a_cpu_talks_gloo_unless_told_otherwise() -> None:
+    text = "name: c\ndevice: cpu-core\nlevels: []\n"
+    assert parse_cluster(text, "x").backend == "gloo"
+    assert parse_cluster(text + "backend: nccl\n", "x").backend == "nccl"
+
+
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ("latency: 8 us", "latancy: 8 us", r"rack.yaml: levels.1: unknown key 'latancy'; did you mean 'latency'"),
+    ("name: two-racks", "nam: two-racks", r"rack.yaml: unknown key 'nam'; did you mean 'name'\? The keys are name"),
+    ("25 GB/s", "25 gB/s", r"levels.1.bandwidth: 'gB/s' is no unit of bytes/s; did you mean 'GB/s'"),
+    ("size: 16", "size: 0", r"levels.1.size: Input should be greater than or equal to 1, not 0"),
+    ("size: 16", "size: many", r"levels.1.size: .*integer"),
+    ("latency: 8 us, ", "", r"levels.1.latency: this key is missing"),
+    ("name: rack", "name: node", r"two levels are called 'node'"),
+    ("fat-tree, shared_by: node}", "fat-tree, shared_by: pod}", r"shared_by 'pod', which is no level inside it"),
+    ("topology: switch", "topology: web", r"'web' is no topology; it is one of switch, fat-tree, ring"),
+    ("float32: 19.5", "float31: 19.5", r"'float31' is no dtype with a peak; it is one of float64, float32"),
+    ("memory: 80 GB, ", "", r"device: memory: this key is missing"),
+    ("oversubscription: 4", "oversubscription: 0.5", r"greater than or equal to 1, not 0.5"),
+    ("bandwidth: 25 GB/s", "bandwidth: 0 GB/s", r"levels.1.bandwidth: Input should be greater than 0"),
+    ("name: two-racks", "name: two-racks\nbackend: mpi", r"'mpi' is no backend; it is one of gloo, nccl"),
+    ("name: node, ", "name: node: ", r"rack.yaml, line 5: this is no YAML"),
+])
+def test_a_mistake_is_answered_with_its_place(old: str, new: str, message: str) -> None:
+    assert old in TWO_RACKS
+    with pytest.raises(InputError, match=message):
+        parse_cluster(TWO_RACKS.replace(old, new, 1), "rack.yaml")
+
+
+def test_other_mistakes_are_answered_too(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot read cluster file .*missing.yaml.*give the path"):
+        load_cluster(tmp_path / "missing.yaml")
+    with pytest.raises(InputError, match="expected keys with values"):
+        parse_cluster("- just\n- a list\n", "x")
+    with pytest.raises(InputError, match="'A100-81GB' is no known device; did you mean 'A100-80GB'"):
+        parse_cluster("name: x\ndevice: A100-81GB\nlevels: []\n", "x")

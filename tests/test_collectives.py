@@ -1,0 +1,185 @@
+"""Collectives against hand-computed seconds, sharing of links, measured tables, and errors."""
+
+from dataclasses import replace
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from autoddl.cost_models import Cluster, Group, Level, collective, link_of, load_cluster, load_device, sent_bytes
+from autoddl.cost_models.algorithms import FORMULAS, Call
+from autoddl.cost_models.backends import BACKENDS, KINDS, Backend
+from autoddl.cost_models.groups import crossings
+from autoddl.errors import InputError
+
+CLUSTERS = sorted((Path(__file__).parent.parent / "examples" / "clusters").glob("*.yaml"))
+IDEAL = Backend(algorithms={}, efficiency=dict.fromkeys(KINDS, 1.0), startup=0.0, rails=True)
+NODE = Level("node", 8, bandwidth=100e9, latency=2e-6)
+NET = Level("net", 4, bandwidth=10e9, latency=10e-6)
+INSIDE, WHOLE, ACROSS = Group(((8, 1),)), Group(((32, 1),)), Group(((4, 8),))
+
+
+def cluster(*levels: Level, backend: str = "nccl") -> Cluster:
+    return Cluster("test", load_device("A100-80GB"), levels, backend)
+
+
+def seconds(name: str, kind: str, group: Group, nbytes: float, *levels: Level, rails: bool = True) -> float:
+    """One formula alone, on links that reach what they promise."""
+    return FORMULAS[name](Call(replace(IDEAL, rails=rails), kind, crossings(cluster(*levels), group), nbytes))
+
+
+def test_bytes_sent() -> None:
+    assert [sent_bytes(kind, 4, 100) for kind in KINDS] == [150, 75, 75, 75, 100]
+    with pytest.raises(InputError, match="'all-reduse' is no collective; the collectives are all-reduce, all-gather"):
+        sent_bytes("all-reduse", 4, 100)
+    with pytest.raises(InputError, match="at least 0 bytes"):
+        sent_bytes("all-reduce", 4, -1)
+
+
+def test_ring_inside_one_level() -> None:
+    assert seconds("ring", "all-reduce", INSIDE, 8e8, NODE, NET) == pytest.approx(14 * 2e-6 + 14e8 / 100e9)
+    for kind in ("all-gather", "reduce-scatter"):
+        assert seconds("ring", kind, INSIDE, 8e8, NODE, NET) == pytest.approx(7 * 2e-6 + 7e8 / 100e9)
+
+
+def test_a_ring_over_the_nodes_leaves_by_all_the_cards_of_a_node() -> None:
+    """32 ranks: 28 hops inside and 3 across; 62 of 32 GB pass 8 cards of 10 GB/s."""
+    expected = 2 * (28 * 2e-6 + 3 * 10e-6) + 2 * 31e9 / 80e9
+    assert seconds("ring", "all-reduce", WHOLE, 32e9, NODE, NET) == pytest.approx(expected)
+
+
+def test_without_rails_a_ring_leaves_by_one_card() -> None:
+    expected = 2 * (28 * 2e-6 + 3 * 10e-6) + 2 * 31e9 / 10e9
+    assert seconds("ring", "all-reduce", WHOLE, 32e9, NODE, NET, rails=False) == pytest.approx(expected)
+
+
+def test_eight_groups_share_the_one_card_of_a_node() -> None:
+    own = seconds("ring", "all-reduce", ACROSS, 4e8, NODE, NET)
+    shared = seconds("ring", "all-reduce", ACROSS, 4e8, NODE, replace(NET, shared_by="node"))
+    assert own == pytest.approx(6 * 10e-6 + 6e8 / 10e9)
+    assert shared == pytest.approx(6 * 10e-6 + 8 * 6e8 / 10e9)
+
+
+def test_one_group_with_eight_members_per_node_has_the_card_to_itself() -> None:
+    expected = 2 * (28 * 2e-6 + 3 * 10e-6) + 2 * 31e9 / 10e9
+    assert seconds("ring", "all-reduce", WHOLE, 32e9, NODE, replace(NET, shared_by="node")) == pytest.approx(expected)
+
+
+def test_two_groups_with_four_members_per_node_halve_the_card() -> None:
+    group = Group(((4, 8), (4, 2)))  # every second rank of every node
+    inside, across = crossings(cluster(NODE, NET), group)
+    assert (inside.ways, inside.members, across.ways, across.members) == (4, 1, 4, 4)
+    expected = 2 * (12 * 2e-6 + 3 * 10e-6) + 2 * 2 * 15e9 / 10e9
+    assert seconds("ring", "all-reduce", group, 16e9, NODE, replace(NET, shared_by="node")) == pytest.approx(expected)
+
+
+def test_oversubscription_thins_the_trunk_and_not_the_card() -> None:
+    """Racks of 4 servers, 4 to 1: one ring through the uplink has it to itself, four rings share it."""
+    rack, hall = Level("rack", 4, 1e9, 0.0), Level("hall", 2, 1e9, 0.0, oversubscription=4)
+    assert seconds("ring", "all-gather", Group(((8, 1),)), 8e9, rack, hall, rails=False) == pytest.approx(7.0)
+    assert seconds("ring", "all-gather", Group(((2, 4),)), 8e9, rack, hall, rails=False) == pytest.approx(4 * 4.0)
+
+
+def test_doubling_counts_its_steps() -> None:
+    wire = 8e3 / (0.29 * 100e9)
+    assert seconds("doubling", "all-reduce", INSIDE, 8e3, NODE, NET) == pytest.approx(3 * 2e-6 + 3 * wire)
+    assert seconds("doubling", "all-gather", INSIDE, 8e3, NODE, NET) == pytest.approx(3 * 2e-6 + 7 / 8 * wire)
+    across = 24 / 32 * 8e3 / (0.29 * 10e9)
+    assert seconds("doubling", "all-gather", WHOLE, 8e3, NODE, NET) == pytest.approx(
+        3 * 2e-6 + 2 * 10e-6 + 7 / 32 * wire + across)
+    assert seconds("doubling", "all-reduce", Group(((6, 1),)), 8e3, replace(NODE, size=6)) == inf
+
+
+def test_two_level_is_a_reduce_scatter_a_reduction_across_and_a_gather() -> None:
+    inside, across = 7 * 2e-6 + 28e8 / 100e9, 6 * 10e-6 + 6 / 4 * 4e8 / 10e9
+    assert seconds("two-level", "all-reduce", WHOLE, 32e8, NODE, NET) == pytest.approx(2 * inside + across)
+    gather = 7 * 2e-6 + 28e8 / 100e9 + 3 * 10e-6 + 3e8 / 10e9
+    assert seconds("two-level", "all-gather", WHOLE, 32e8, NODE, NET) == pytest.approx(gather)
+    assert seconds("two-level", "all-reduce", INSIDE, 32e8, NODE, NET) == inf
+
+
+def test_switches_that_reduce_pass_the_buffer_once() -> None:
+    reducing = replace(NODE, in_network_reduction=True)
+    assert seconds("in-network", "all-reduce", INSIDE, 8e8, reducing, NET) == pytest.approx(4e-6 + 9e8 / 0.69 / 100e9)
+    assert seconds("in-network", "all-reduce", WHOLE, 8e8, reducing, NET) == inf
+    assert collective(cluster(reducing, NET), "all-reduce", INSIDE, 1e9).algorithm == "in-network"
+
+
+def test_pairwise_sends_across_what_the_outside_members_get() -> None:
+    latency = 7 * 2e-6 + 24 * 10e-6
+    assert seconds("pairwise", "all-to-all", WHOLE, 32e8, NODE, NET) == pytest.approx(latency + 24e8 / 10e9)
+    shared = replace(NET, shared_by="node")
+    assert seconds("pairwise", "all-to-all", WHOLE, 32e8, NODE, shared) == pytest.approx(latency + 8 * 24e8 / 10e9)
+
+
+def test_binomial_doubles_who_has_it() -> None:
+    assert seconds("binomial", "broadcast", ACROSS, 1e9, NODE, NET) == pytest.approx(2 * (10e-6 + 0.1))
+
+
+def test_gloo_pays_an_all_reduce_for_a_reduce_scatter_and_reaches_065_of_an_all_to_all() -> None:
+    gloo = cluster(NET, backend="gloo")
+    group = Group(((4, 1),))
+    prices = {kind: collective(gloo, kind, group, 4e8).seconds - 100e-6 for kind in KINDS}
+    assert prices["all-reduce"] == prices["reduce-scatter"] == pytest.approx(6 * 10e-6 + 6e8 / 10e9)
+    assert prices["all-gather"] == pytest.approx(3 * 10e-6 + 3e8 / 10e9)
+    assert prices["all-to-all"] == pytest.approx(3 * 10e-6 + 3e8 / 6.5e9)
+
+
+def test_the_cheapest_algorithm_depends_on_the_size() -> None:
+    both = cluster(NODE, NET)
+    names = [collective(both, "all-reduce", WHOLE, nbytes).algorithm for nbytes in (1e3, 1e6, 1e10)]
+    assert names == ["doubling", "two-level", "ring"]
+    price = collective(both, "all-gather", INSIDE, 8e9)
+    assert (price.algorithm, price.level) == ("ring", "node")
+    assert price.seconds == pytest.approx(25e-6 + 7 * 2e-6 + 7e9 / 80e9)
+
+
+@pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_bytes_take_longer_and_nothing_is_free(path: Path, kind: str) -> None:
+    some = load_cluster(path)
+    prices = [collective(some, kind, Group(((some.size, 1),)), 4.0**power).seconds for power in range(18)]
+    assert prices[0] >= BACKENDS[some.backend].startup > 0
+    assert all(less < more for less, more in pairwise(prices))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sharing_and_thinning_never_help(kind: str) -> None:
+    for worse in (replace(NET, shared_by="node"), replace(NET, oversubscription=2), replace(NET, latency=1e-3)):
+        for group in (WHOLE, ACROSS, Group(((2, 8), (8, 1)))):
+            good, bad = (collective(cluster(NODE, net), kind, group, 1e7).seconds for net in (NET, worse))
+            assert good <= bad
+
+
+@pytest.mark.parametrize(("ranks", "nbytes", "measured_us"), [
+    (2, 2**20, 44.21), (4, 2**20, 51.4), (8, 2**20, 92.79),  # all-reduce on one NVSwitch (vTrain's table of NCCL)
+    (2, 2**24, 131.9), (4, 2**24, 179.6), (8, 2**24, 232.4),
+    (2, 2**30, 5442.8), (4, 2**30, 7259.4), (8, 2**30, 8193.0),
+])
+def test_measured_all_reduces_of_a100s_are_met_within_a_quarter(ranks: int, nbytes: int, measured_us: float) -> None:
+    node = load_cluster(next(path for path in CLUSTERS if path.stem == "a100-4x8"))
+    price = collective(node, "all-reduce", Group(((ranks, 1),)), nbytes)
+    assert price.seconds * 1e6 == pytest.approx(measured_us, rel=0.25)
+
+
+def test_link_of_names_the_outermost_level() -> None:
+    both = cluster(NODE, NET)
+    groups = (INSIDE, ACROSS, WHOLE, Group(((4, 2),)))
+    assert [link_of(both, group) for group in groups] == ["node", "net", "net", "node"]
+
+
+@pytest.mark.parametrize(("extents", "message"), [
+    (((1, 1),), "one member"), (((64, 1),), "has 32 ranks"),
+    (((3, 4),), "lies unevenly over the units of 8 ranks of level 'node'"),
+])
+def test_a_group_that_does_not_fit_is_refused(extents: tuple[tuple[int, int], ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        collective(cluster(NODE, NET), "all-reduce", Group(extents), 1e6)
+
+
+def test_a_group_that_is_none_is_refused() -> None:
+    with pytest.raises(InputError, match="2@1,2@1 is no group"):
+        Group(((2, 1), (2, 1)))
+    with pytest.raises(InputError, match="'reduce' is no collective"):
+        collective(cluster(NODE, NET), "reduce", WHOLE, 1e6)

@@ -1,0 +1,162 @@
+"""Every conversion gives the pieces that one device would cut, forward and backward, and sends what it is priced at."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from ranks import on_ranks
+
+from autoddl.conversion import COLLECTIVES, Routes, Step, group_size, payload, routes
+from autoddl.groups import Groups
+from autoddl.layout import B, Layout, Mesh, P, Split, extents, layouts
+from autoddl.redistribute import Executed, Recorder, convert, run_step, start_step
+
+Shape = tuple[int, ...]
+
+
+def price(step: Step, nbytes: int, touched: int) -> float:
+    return 1.0 + nbytes * 1e-3 if step.kind in COLLECTIVES else 1e-3
+
+
+def whole(shape: Shape, seed: int = 0) -> torch.Tensor:
+    return torch.randint(-9, 10, shape, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def piece(tensor: torch.Tensor, layout: Layout, mesh: Mesh, at: tuple[int, ...]) -> torch.Tensor:
+    """What the rank at `at` holds of `tensor`; partial sums are made of random parts."""
+    axes = [a for a, state in enumerate(layout) if state == P]
+    places = list(product(*(range(mesh.sizes[a]) for a in axes)))
+    mine = places.index(tuple(at[a] for a in axes))
+    parts = [whole(tuple(tensor.shape), 7 + i) for i in range(1, len(places))]
+    part = parts[mine - 1] if mine else tensor - sum(parts, torch.zeros_like(tensor))
+    for dim, (offset, size) in enumerate(extents(tuple(tensor.shape), layout, mesh, at)):
+        part = part.narrow(dim, offset, size)
+    return part.clone()
+
+
+def check(pieces: list[torch.Tensor], tensor: torch.Tensor, layout: Layout, mesh: Mesh, text: str) -> None:
+    """Partial sums add up, and everyone holds its piece."""
+    free = [a for a, state in enumerate(layout) if state == P]
+    sums: dict[tuple[int, ...], torch.Tensor] = {}
+    for rank, local in enumerate(pieces):
+        key = tuple(0 if a in free else c for a, c in enumerate(mesh.coordinate(rank)))
+        sums[key] = sums[key] + local if key in sums else local
+    for at, total in sums.items():
+        plain = Layout(tuple(B if state == P else state for state in layout))
+        assert torch.equal(total, piece(tensor, plain, mesh, at)), f"{text} at {at}"
+
+
+def subsets(mesh: Mesh) -> list[tuple[int, ...]]:
+    n = len(mesh.axes)
+    return [tuple(a for a in range(n) if bits >> a & 1) for bits in range(1, 2**n)]
+
+
+def gradient_layouts(source: Layout, target: Layout, seed: int) -> tuple[Layout, Layout]:
+    """Layouts of a gradient that has the local shapes of target and source: B may be B or P where it arrives."""
+    arrives = Layout(tuple(s if isinstance(s, Split) else B if s == P or (seed >> a) % 2 else P
+                           for a, s in enumerate(target)))
+    return arrives, Layout(tuple(B if s == P else s for s in source))
+
+
+Case = tuple[Layout, tuple[Step, ...], Layout, Layout, tuple[Step, ...]]
+
+
+def run_cases(mesh: Mesh, shape: Shape, cases: list[Case]) -> list[tuple[torch.Tensor, torch.Tensor, list[Executed]]]:
+    groups, found = Groups(mesh, subsets(mesh)), []
+    for source, forward, _, arrives, backward in cases:
+        x = piece(whole(shape), source, mesh, groups.coordinate).requires_grad_()
+        recorder = Recorder()
+        y = convert(x, shape, source, forward, arrives, backward, groups, recorder)
+        y.backward(piece(whole(shape, 3), arrives, mesh, groups.coordinate))  # type: ignore[no-untyped-call]
+        assert x.grad is not None
+        found.append((y.detach(), x.grad, recorder.executed))
+    return found
+
+
+def priced(steps: tuple[Step, ...], start: Layout, shape: Shape, mesh: Mesh, at: tuple[int, ...], direction: str
+           ) -> list[Executed]:
+    found, here = [], start
+    for step in steps:
+        if step.kind in COLLECTIVES and group_size(step, mesh) > 1:
+            names = "+".join(mesh.names[a] for a in step.axes)
+            found.append(Executed(direction, step.kind, names, payload(step, shape, 8, here, mesh, at)))
+        here = step.after(here)
+    return found
+
+
+def cases_of(shape: Shape, mesh: Mesh, stride: int) -> list[Case]:
+    table: Routes = routes(shape, 8, mesh, price)
+    found: list[Case] = []
+    for number, (source, target) in enumerate(product(table.layouts, repeat=2)):
+        if number % stride == 0:
+            arrives, wanted = gradient_layouts(source, target, number)
+            found.append((source, table.steps(source, target), target, arrives, table.steps(arrives, wanted)))
+    return found
+
+
+@pytest.mark.parametrize(("mesh", "shape", "stride"), [
+    ("a=4", (8, 4), 1), ("a=4", (7, 4, 10), 1), ("a=3", (7, 5), 1), ("a=2,b=2", (8, 4), 1), ("a=2,b=2", (7, 11), 1),
+    ("a=2,b=2", (5, 2, 7), 3), ("a=2,b=2,c=1", (6, 7), 29), ("a=1,b=2,c=2", (9, 4), 31)])
+def test_every_pair_of_layouts(mesh: str, shape: Shape, stride: int) -> None:
+    _check(Mesh.parse(mesh), shape, stride)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(8, 16), (13, 11)])
+def test_eight_ranks(shape: Shape) -> None:
+    _check(Mesh.parse("a=2,b=2,c=2"), shape, 13)
+
+
+def _check(mesh: Mesh, shape: Shape, stride: int) -> None:
+    cases = cases_of(shape, mesh, stride)
+    results = on_ranks(mesh.size, run_cases, mesh, shape, cases)
+    for number, (source, forward, target, arrives, backward) in enumerate(cases):
+        text = f"{source} => {target} by {[s.text(mesh) for s in forward]}"
+        check([r[number][0] for r in results], whole(shape), target, mesh, text)
+        _, wanted = gradient_layouts(source, target, 0)
+        check([r[number][1] for r in results], whole(shape, 3), wanted, mesh, f"gradient of {text}")
+        for rank, result in enumerate(results):
+            at = mesh.coordinate(rank)
+            expected = priced(forward, source, shape, mesh, at, "forward")
+            assert result[number][2] == expected + priced(backward, arrives, shape, mesh, at, "backward"), text
+
+
+SHAPES = ((7, 4), (5, 9), (4, 1, 6))
+
+
+def run_coalesced(mesh: Mesh, step: Step, layout: Layout, dtype: torch.dtype) -> list[Any]:
+    groups, recorder = Groups(mesh, subsets(mesh)), Recorder()
+    tensors = [piece(whole(shape), layout, mesh, groups.coordinate).to(dtype) for shape in SHAPES]
+    after = run_step(tensors, SHAPES, [layout] * 3, step, groups, recorder)
+    later = start_step(tensors, SHAPES, [layout] * 3, step, groups).wait()
+    assert all(torch.equal(a, b) for a, b in zip(after, later, strict=True))
+    itemsize = tensors[0].element_size()
+    total = sum(payload(step, shape, itemsize, layout, mesh, groups.coordinate) for shape in SHAPES)
+    assert [e.nbytes for e in recorder.executed] == ([total] if step.kind in COLLECTIVES else [])
+    return [t.double() for t in after]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64])
+def test_one_collective_for_several_tensors(dtype: torch.dtype) -> None:
+    mesh = Mesh.parse("a=2,b=2")
+    for layout in layouts((9, 9), mesh):
+        for step in (Step((0, 1), P, Split(0)), Step((0, 1), Split(0), B), Step((0, 1), P, B), Step((1,), Split(0), B),
+                     Step((0,), P, Split(0)), Step((1,), Split(0), P), Step((1,), B, Split(0))):
+            if step.is_legal(layout) and not any(s == Split(1) for s in layout):
+                results = on_ranks(4, run_coalesced, mesh, step, layout, dtype)
+                for i, shape in enumerate(SHAPES):
+                    check([r[i] for r in results], whole(shape), step.after(layout), mesh, f"{layout} {step.text(mesh)}")
+
+
+def run_bools(mesh: Mesh) -> torch.Tensor:
+    groups = Groups(mesh, subsets(mesh))
+    local = piece(whole((7, 5)), Layout((Split(0),)), mesh, groups.coordinate) > 0
+    across = run_step([local], [(7, 5)], [Layout((Split(0),))], Step((0,), Split(0), Split(1)), groups)
+    (found,) = run_step(across, [(7, 5)], [Layout((Split(1),))], Step((0,), Split(1), B), groups)
+    return found
+
+
+def test_bools_travel_as_bytes() -> None:
+    for found in on_ranks(4, run_bools, Mesh.parse("a=4")):
+        assert torch.equal(found, whole((7, 5)) > 0)

@@ -1,0 +1,218 @@
+"""The solvers against the definition: every choice of small problems, and structure that large problems repeat."""
+
+import math
+import os
+import subprocess
+import sys
+import time
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from autoddl.errors import AutoDDLError, Infeasible, InputError
+from autoddl.problem import Factor, Problem, Table
+from autoddl.search import SOLVERS, solve, statistics
+from autoddl.search.exact import exact
+from autoddl.search.space import Clock
+
+
+def table(random: np.random.Generator, shape: tuple[int, ...], forbidden: float = 0.1, tied: bool = False) -> Table:
+    """Random seconds and bytes; `tied` draws few distinct values, so that many choices are equally good."""
+    seconds = random.integers(1, 4, shape) * 0.25 if tied else random.random(shape)
+    seconds = np.where(random.random(shape) < forbidden, math.inf, seconds)
+    retained = random.integers(0, 8, shape) * (1.0 if tied else random.random(shape))
+    return Table(seconds, retained, random.choice([0.0, 1.0, 3.0, 6.0, 9.0], shape))
+
+
+def random_edges(random: np.random.Generator, count: int) -> list[tuple[int, ...]]:
+    """A chain, a tree or a chain with residuals, and now and then a factor of three."""
+    kind = random.integers(4)
+    if kind == 0:
+        return list(pairwise(range(count)))
+    if kind == 1:
+        return [(int(random.integers(i)), i) for i in range(1, count)]
+    edges = [*pairwise(range(count)), *((i, i + 2) for i in range(0, count - 2, 2))]
+    return [*edges, (0, 1, count - 1)] if kind == 3 and count > 2 else edges
+
+
+def random_problem(seed: int) -> Problem:
+    """Seven variables or fewer; equal sizes share tables, as repeated blocks do; often a budget that binds."""
+    random = np.random.default_rng(seed)
+    count = int(random.integers(2, 8))
+    sizes = [int(random.integers(1, 6))] * count if random.random() < 0.5 else random.integers(1, 6, count).tolist()
+    shared, tied = random.random() < 0.5, random.random() < 0.3
+    pool: dict[tuple[int, ...], int] = {}
+    tables: list[Table] = []
+    factors = []
+    for scope in [*((v,) for v in range(count)), *random_edges(random, count)]:
+        order = tuple(random.permutation(scope).tolist())
+        shape = tuple(sizes[v] for v in order)
+        if not shared or shape not in pool:
+            pool[shape] = len(tables)
+            tables.append(table(random, shape, tied=tied))
+        factors.append(Factor(order, pool[shape]))
+    budget = None if random.random() < 0.3 else float(random.random() * 6 * len(factors) + 6)
+    names = tuple(f"v{v}" for v in range(count))
+    return Problem(names, tuple(sizes), tuple(tables), tuple(factors), budget, 0.5, 2.0)
+
+
+def blocks(depth: int, width: int, size: int, budget: float | None = None, seed: int = 0) -> Problem:
+    """A stack of equal blocks of `width` variables, with a residual over each; the last block is `width` further."""
+    random = np.random.default_rng(seed)
+    inner = [table(random, (size, size), 0.2) for _ in range(width)]
+    tables = (*inner, table(random, (size,), 0.0), table(random, (size, size), 0.0))
+    factors = []
+    for block in range(depth):
+        start = block * width
+        factors += [Factor((start + i, start + i + 1), i) for i in range(width)]
+        factors += [Factor((start, start + width), width + 1), Factor((start,), width)]
+    count = depth * width + 1
+    return Problem(tuple(map(str, range(count))), (size,) * count, tables, tuple(factors), budget)
+
+
+@pytest.mark.parametrize("start", range(0, 400, 50))
+def test_exact_agrees_with_exhaustive_search(start: int) -> None:
+    for seed in range(start, start + 50):
+        problem = random_problem(seed)
+        try:
+            expected = solve(problem, "exhaustive")
+        except Infeasible as error:
+            with pytest.raises(Infeasible) as caught:
+                solve(problem)
+            assert caught.value.needed == pytest.approx(error.needed), seed
+            assert caught.value.budget == error.budget
+            continue
+        found = solve(problem)
+        assert found.seconds == pytest.approx(expected.seconds, rel=1e-9), seed
+        assert found.optimal and problem.feasible(found.choice), seed
+
+
+def test_the_random_problems_are_of_every_kind() -> None:
+    kinds = {"free": 0, "bound": 0, "infeasible": 0, "slack": 0}
+    for seed in range(400):
+        problem = random_problem(seed)
+        try:
+            best = solve(problem, "exhaustive")
+        except Infeasible:
+            kinds["infeasible"] += 1
+            continue
+        loose = Problem(problem.names, problem.sizes, problem.tables, problem.factors, None, 0.5, 2.0)
+        free = solve(loose, "exhaustive")
+        kinds["free" if problem.budget is None else "bound" if best.seconds > free.seconds else "slack"] += 1
+    assert min(kinds.values()) >= 30, kinds
+
+
+def test_mini_buckets_bound_and_never_claim_more_than_is_true() -> None:
+    for seed in range(60):
+        problem = random_problem(seed)
+        try:
+            best = solve(problem, "exhaustive").seconds
+            outcome = exact(problem, 0.0, Clock.start(None, 1e6), lambda seconds, bound: None, cap=4)
+        except Infeasible:
+            continue
+        assert outcome.bound <= best + 1e-9
+        assert problem.feasible(outcome.choice) and problem.cost(outcome.choice) >= best - 1e-9
+
+
+@pytest.mark.parametrize("solver", ["coordinate-descent", "greedy"])
+def test_exact_is_never_worse(solver: str) -> None:
+    for seed in range(60):
+        problem = random_problem(seed)
+        try:
+            other = solve(problem, solver)
+        except Infeasible:
+            with pytest.raises(Infeasible):
+                solve(problem)
+            continue
+        assert solve(problem).seconds <= other.seconds + 1e-9
+        assert problem.feasible(other.choice) and other.bound <= other.seconds
+
+
+def test_a_chain_of_two_thousand_variables_takes_well_under_two_seconds() -> None:
+    problem = blocks(depth=100, width=20, size=36)
+    start = time.perf_counter()
+    assert solve(problem).optimal
+    assert time.perf_counter() - start < 2.0
+
+
+def test_depth_costs_a_logarithm() -> None:
+    few, many = statistics(blocks(8, 20, 3)), statistics(blocks(128, 20, 3))
+    assert many.messages <= 1.3 * few.messages
+    assert many.eliminations == 128 * 20 + 1
+    uniform = [statistics(blocks(depth, 1, 3)).messages for depth in (64, 1024)]
+    assert uniform[1] <= uniform[0] + 4 * 4
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_deep_problems_with_a_budget_are_nearly_proved(share: float) -> None:
+    free = blocks(24, 12, 12)
+    most, least = solve(free).nbytes, least_bytes(free)
+    problem = blocks(24, 12, 12, budget=least + share * (most - least))
+    found = solve(problem)
+    assert found.gap <= 1e-3
+    assert found.seconds <= solve(problem, "coordinate-descent").seconds
+
+
+def least_bytes(problem: Problem) -> float:
+    starved = Problem(problem.names, problem.sizes, problem.tables, problem.factors, -1.0)
+    with pytest.raises(Infeasible) as caught:
+        solve(starved)
+    return caught.value.needed
+
+
+def test_forbidden_everywhere_is_infeasible() -> None:
+    never = Table(np.full(2, math.inf), np.zeros(2), np.zeros(2))
+    for budget in (None, 5.0):
+        problem = Problem(("a", "b"), (2, 2), (never,), (Factor((1,), 0),), budget)
+        for solver in SOLVERS:
+            with pytest.raises(Infeasible):
+                solve(problem, solver)
+
+
+def test_a_problem_without_factors_or_variables_costs_what_is_fixed() -> None:
+    assert solve(Problem((), (), (), (), None, 2.5, 3.0)).seconds == 2.5
+    assert solve(Problem(("a",), (3,), (), (), 4.0, 2.5, 3.0)).choice == (0,)
+    with pytest.raises(Infeasible) as caught:
+        solve(Problem(("a",), (3,), (), (), 2.0, 2.5, 3.0))
+    assert caught.value.needed == 3.0
+
+
+def test_unknown_solvers_and_too_large_problems_say_the_way_out() -> None:
+    with pytest.raises(InputError, match=r"'magic'.*exact, exhaustive, coordinate-descent, greedy"):
+        solve(random_problem(0), "magic")
+    with pytest.raises(InputError, match="use the solver 'exact'"):
+        solve(blocks(4, 4, 9), "exhaustive")
+    assert issubclass(Infeasible, AutoDDLError)
+
+
+def test_time_and_tolerance_give_a_plan_with_a_true_bound() -> None:
+    free = blocks(12, 8, 8, seed=3)
+    budget = 0.5 * (solve(free).nbytes + least_bytes(free))
+    problem = blocks(12, 8, 8, budget=budget, seed=3)
+    best = solve(problem)
+    told: list[tuple[float, float]] = []
+    hurried = solve(problem, time_limit=0.0, progress=lambda seconds, bound: told.append((seconds, bound)))
+    assert hurried.bound <= best.seconds <= hurried.seconds + 1e-9
+    assert told and told[-1][1] == pytest.approx(hurried.bound)
+    rough = solve(problem, tolerance=0.05)
+    assert rough.bound <= best.seconds <= rough.seconds <= 1.06 * rough.bound
+
+
+def test_the_same_plan_whatever_the_hash_seed() -> None:
+    code = (
+        "import sys; sys.path[:0] = ['tests']; from test_search import blocks;"
+        "from autoddl.search import solve;"
+        "print(solve(blocks(6, 5, 4)).choice, solve(blocks(6, 5, 4, budget=250.0)).choice)"
+    )
+    runs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for seed in ("0", "1", "2")
+    }
+    assert len(runs) == 1

@@ -1,0 +1,176 @@
+"""Small seeded models of every family: `name(...) -> (module, sample)`; forward returns the scalar loss."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from autoddl.sample import Sample
+
+Made = tuple[nn.Module, Sample]
+
+
+class Loss(nn.Module):
+    """A Hugging Face model whose forward returns the loss alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Tensor) -> Tensor:
+        loss: Tensor = self.model(**inputs).loss
+        return loss
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.p = heads, dropout
+        self.attention_norm, self.norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        y = self.attention_norm(x)
+        q, k, v = (part(y).view(batch, length, self.heads, -1).transpose(1, 2) for part in (self.q, self.k, self.v))
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=self.p if self.training else 0.0, is_causal=True)
+        x = x + self.dropout(self.o(mixed.transpose(1, 2).reshape(batch, length, width)))
+        y = self.dropout(self.down(F.gelu(self.up(self.norm(x)))))
+        return torch.add(x, y)
+
+
+class GPT(nn.Module):
+    def __init__(self, layers: int, width: int, heads: int, vocab: int, length: int, dropout: float,
+                 tied: bool) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocab, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab, bias=False)
+        if tied:
+            self.head.weight = self.tokens.weight
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
+
+
+def gpt(layers: int = 2, d: int = 32, heads: int = 4, vocab: int = 64, T: int = 16, B: int = 4, dropout: float = 0.0,
+        tied: bool = True, dtype: torch.dtype = torch.float32) -> Made:
+    torch.manual_seed(0)
+    return GPT(layers, d, heads, vocab, T, dropout, tied).to(dtype), Sample((tokens(B, T, vocab), tokens(B, T, vocab)))
+
+
+def tokens(B: int, T: int, vocab: int) -> Tensor:
+    return torch.randint(0, vocab, (B, T))
+
+
+def _language(name: str, config: dict[str, Any], B: int, T: int, dtype: torch.dtype, extra: dict[str, Any]) -> Made:
+    """A Hugging Face language model: `Llama` is LlamaForCausalLM of LlamaConfig."""
+    import transformers
+
+    torch.manual_seed(0)
+    family = name.split("For")[0].removesuffix("LMHeadModel")
+    settings = getattr(transformers, family + "Config")(vocab_size=64, use_cache=False, **config)
+    model = getattr(transformers, name)(settings).to(dtype)
+    return Loss(model), Sample((), {"input_ids": tokens(B, T, 64), "labels": tokens(B, T, 64), **extra})
+
+
+def gpt2(layers: int = 2, B: int = 4, T: int = 16, dropout: float = 0.0, dtype: torch.dtype = torch.float32) -> Made:
+    config = {"n_layer": layers, "n_embd": 32, "n_head": 4, "n_positions": T, "bos_token_id": 0, "eos_token_id": 0,
+              "attn_pdrop": dropout, "embd_pdrop": dropout, "resid_pdrop": dropout, "loss_type": "ForCausalLM"}
+    return _language("GPT2LMHeadModel", config, B, T, dtype, {})
+
+
+DECODER = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def llama(layers: int = 2, B: int = 4, T: int = 16, dtype: torch.dtype = torch.float32) -> Made:
+    return _language("LlamaForCausalLM", {**DECODER, "num_hidden_layers": layers}, B, T, dtype, {})
+
+
+def mixture(layers: int = 2, B: int = 4, T: int = 16, dtype: torch.dtype = torch.float32,
+            experts: str = "batched_mm") -> Made:
+    config = {**DECODER, "num_hidden_layers": layers, "num_local_experts": 4, "experts_implementation": experts}
+    return _language("MixtralForCausalLM", config, B, T, dtype, {})
+
+
+def bert(layers: int = 2, B: int = 4, T: int = 16, dropout: float = 0.0, dtype: torch.dtype = torch.float32) -> Made:
+    config = {"num_hidden_layers": layers, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4,
+              "max_position_embeddings": T, "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    mask = torch.ones(B, T, dtype=torch.int64)
+    return _language("BertForMaskedLM", config, B, T, dtype, {"attention_mask": mask})
+
+
+def t5(layers: int = 2, B: int = 4, T: int = 16, dropout: float = 0.0, dtype: torch.dtype = torch.float32) -> Made:
+    config = {"num_layers": layers, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 4, "dropout_rate": dropout,
+              "decoder_start_token_id": 0}
+    return _language("T5ForConditionalGeneration", config, B, T, dtype, {})
+
+
+def vit(layers: int = 2, B: int = 4, image: int = 16, classes: int = 8, dtype: torch.dtype = torch.float32) -> Made:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    torch.manual_seed(0)
+    config = ViTConfig(num_hidden_layers=layers, hidden_size=32, intermediate_size=64, num_attention_heads=4,
+                       image_size=image, patch_size=4)
+    config.num_labels = classes
+    images, labels = pictures(B, image, classes, dtype)
+    return Loss(ViTForImageClassification(config)).to(dtype), Sample((), {"pixel_values": images, "labels": labels})
+
+
+def pictures(B: int, image: int, classes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return torch.randn(B, 3, image, image, dtype=dtype), torch.randint(0, classes, (B,))
+
+
+class Classifier(nn.Module):
+    """Cross entropy of `body(images)`."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.body(images), labels)
+
+
+def vgg_bn(B: int = 4, image: int = 16, classes: int = 8, dropout: float = 0.0, norm: bool = True,
+           dtype: torch.dtype = torch.float32) -> Made:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for before, after in ((3, 8), (8, 16)):
+        layers += [nn.Conv2d(before, after, 3, padding=1), *([nn.BatchNorm2d(after)] if norm else []),
+                   nn.ReLU(inplace=True), nn.MaxPool2d(2, 2)]
+    layers += [nn.AdaptiveAvgPool2d((2, 2)), nn.Flatten(), nn.Linear(64, 32), nn.ReLU(inplace=True),
+               nn.Dropout(dropout), nn.Linear(32, classes)]
+    return Classifier(nn.Sequential(*layers)).to(dtype), Sample(pictures(B, image, classes, dtype))
+
+
+class Residual(nn.Module):
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(before, after, 3, 2, 1, bias=False)
+        self.second = nn.Conv2d(after, after, 3, 1, 1, bias=False)
+        self.skip = nn.Conv2d(before, after, 1, 2, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(after) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norms[1](self.second(F.relu(self.norms[0](self.first(x)), inplace=True)))
+        y += self.norms[2](self.skip(x))
+        return F.relu(y)
+
+
+def resnet(B: int = 4, image: int = 16, classes: int = 8, dtype: torch.dtype = torch.float32) -> Made:
+    torch.manual_seed(0)
+    stem = [nn.Conv2d(3, 8, 3, 1, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    body = nn.Sequential(*stem, Residual(8, 16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, classes))
+    return Classifier(body).to(dtype), Sample(pictures(B, image, classes, dtype))
+
+
+ZOO: dict[str, Callable[[], Made]] = {"gpt": gpt, "gpt2": gpt2, "llama": llama, "bert": bert, "t5": t5, "vit": vit,
+                                      "vgg_bn": vgg_bn, "resnet": resnet, "mixture": mixture}
