@@ -24,7 +24,8 @@ __all__ = ["AutoDDLError", "CaptureError", "Infeasible", "InputError", "MachineE
 
 __version__ = "0.1.0"
 
-_HOMES = {"plan": "autoddl.api", "compare": "autoddl.api", "parallelize": "autoddl.apply", "ParallelModel": "autoddl.apply"}
+_HOMES = {"plan": "autoddl.api", "compare": "autoddl.api", "parallelize": "autoddl.apply",
+          "ParallelModel": "autoddl.apply"}
 
 
 def __getattr__(name: str) -> Any:

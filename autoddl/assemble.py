@@ -11,14 +11,15 @@ from typing import Any
 
 from autoddl.conversion import COLLECTIVES, Step, group_size, payload, sent, slices
 from autoddl.cost_models import link_of
-from autoddl.graph import Graph, Kind, Op, Tensor
+from autoddl.graph import Kind, Op, Tensor
 from autoddl.hubs import HUB
 from autoddl.layout import Layout, local_shape
 from autoddl.plan import BUCKET_BYTES, Conversion, Decision, Plan, Prediction, Stored
-from autoddl.price import OPTIMIZERS, Pricing, cone_cost, edges_of, inner_seconds, kept, op_seconds, routes_of
+from autoddl.price import OPTIMIZERS, Pricing, cone_cost, inner_seconds, op_seconds, routes_of
 from autoddl.problem import Problem, Solution
 from autoddl.rules import has_rule
 from autoddl.space import Choice, Variable
+from autoddl.tables import edges_of, kept
 
 __all__ = ["Assembled", "assemble", "plan_of"]
 

@@ -34,7 +34,7 @@ __all__ = ["Captured", "capture"]
 
 @dataclass(frozen=True)
 class Captured:
-    """`nodes[i]` is the fx node of op i; `tensors` finds the tensor of an fx node, or of (node, k) if it yields several.
+    """`nodes[i]` is the fx node of op i; `tensors` has the tensor of an fx node, of (node, k) if it yields several.
     `constants` are the values of CONSTANT tensors; `spec` is the sample as JSON. INPUT tensors have the names that
     `sample.named` gives the arguments of a call."""
 
@@ -113,7 +113,8 @@ def _outputs(exported: ExportedProgram) -> tuple[list[Node], list[tuple[str, Nod
     updates = [(spec.target or "", value) for spec, value in pairs if spec.kind is OutputKind.BUFFER_MUTATION]
     user = [value for spec, value in pairs if spec.kind is OutputKind.USER_OUTPUT]
     position = _loss(pytree.tree_unflatten(list(range(len(user))), exported.call_spec.out_spec))
-    tensors = {k: node for k, node in enumerate(user) if isinstance(node, Node) and isinstance(node.meta["val"], Tensor)}
+    tensors = {k: node for k, node in enumerate(user)
+               if isinstance(node, Node) and isinstance(node.meta["val"], Tensor)}
     value = tensors[position].meta["val"] if position in tensors else None
     if position is None or value is None or value.dim() or not value.is_floating_point():
         found = "no tensor" if value is None else f"{value.dtype} of shape {tuple(value.shape)}"

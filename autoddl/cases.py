@@ -15,12 +15,13 @@ from autoddl.graph import Tensor as Entry
 __all__ = ["Case", "Hole", "case", "fill", "listed"]
 
 BOUND_LATER = ("seed", "index")
+"""Arguments of our own functions that only a run can know."""
 UNRECORDED = ("device", "pin_memory", "non_blocking")
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Op 0 of `graph` is the call `fn(*args, **kwargs)`, in which input k stands as `Hole(k)`; `values` are the inputs."""
+    """Op 0 of `graph` is the call `fn(*args, **kwargs)`, where `Hole(k)` stands for input k; `values` the inputs."""
 
     graph: Graph
     fn: Any
@@ -61,7 +62,8 @@ def case(target: str, *args: Any, **kwargs: Any) -> Case:
     """A call with tensors (all different objects), recorded by the operator's schema or our function's signature."""
     fn = _function(target)
     given = {**defaults(fn), **bound(fn, args, kwargs)}
-    values = {name: given.get(name) for name in parameters(fn) if name not in BOUND_LATER}
+    values = {name: given.get(name) for name in parameters(fn)
+              if target.startswith("aten.") or name not in BOUND_LATER}
     inputs = [pair for name, value in values.items() for pair in _tensors(name, value)]
     tensors = tuple(tensor for _, tensor in inputs)
     entries = tuple(Entry(f"t{i}", tuple(t.shape), _text(t.dtype), Kind.INPUT)

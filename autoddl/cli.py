@@ -25,13 +25,13 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
-FactoryText = Annotated[str, typer.Argument(metavar="FILE.py:FACTORY", help="a function that returns a module, or a module "
-                                                                           "and a sample")]
+FactoryText = Annotated[str, typer.Argument(metavar="FILE.py:FACTORY",
+                                            help="a function that returns a module, or a module and a sample")]
 ClusterPath = Annotated[Path, typer.Argument(metavar="CLUSTER.yaml", help="the machine")]
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN", help="a plan, as `plan -o` wrote it")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="argument of the factory")]
 Mesh = Annotated[str | None, typer.Option(help="only this mesh, like 'dp=4,tp=2'")]
-Pin = Annotated[list[str] | None, typer.Option(help="a layout that must be chosen, like 'stored:*=S(0) B'")]
+Pin = Annotated[list[str] | None, typer.Option(metavar="PIN", help="a layout to choose, like 'h.*.attn.*: node=S(0)'")]
 Budget = Annotated[str | None, typer.Option(help="bytes a rank may use, like '80 GB'")]
 Solver = Annotated[str, typer.Option(help="how to solve")]
 MaxAxes = Annotated[int, typer.Option(min=1, help="axes of a mesh at most")]
@@ -55,7 +55,8 @@ def _plan(factory: FactoryText, cluster: ClusterPath, set_: Set = None, mesh: Me
         from autoddl.api import plan as find
         model, sample = made.build()
         found = find(model, cluster, sample, mesh=mesh, pins=tuple(pin or ()), budget=budget, solver=solver,
-                     max_axes=max_axes, time_limit=time_limit, name=made.name, factory=made.to_json(), progress=progress)
+                     max_axes=max_axes, time_limit=time_limit, name=made.name, factory=made.to_json(),
+                     progress=progress)
     if output is not None:
         found.save(output)
     _print(report.plan_table(found), report.summary(found), as_json)
@@ -69,9 +70,10 @@ def _show(plan: PlanPath, as_json: AsJson = False) -> None:
 
 
 @app.command("compare")
-def _compare(factory: FactoryText, cluster: ClusterPath, set_: Set = None, budget: Budget = None, solver: Solver = "exact",
-             max_axes: MaxAxes = 3, time_limit: TimeLimit = None, as_json: AsJson = False) -> None:
-    """The found plan against data parallel, grids, ZeRO-3, tensor parallel."""
+def _compare(factory: FactoryText, cluster: ClusterPath, set_: Set = None, budget: Budget = None,
+             solver: Solver = "exact", max_axes: MaxAxes = 2, time_limit: TimeLimit = None,
+             as_json: AsJson = False) -> None:
+    """Set the plan beside data parallel, grids, ZeRO-3 ..."""
     made = Factory.parse(factory, settings(set_ or ()))
     with _progress() as progress:
         from autoddl.api import compare
@@ -87,7 +89,7 @@ def _run(plan: PlanPath, factory: FactoryText, set_: Set = None,
          lr: Annotated[float, typer.Option(help="learning rate of AdamW")] = 1e-3,
          save: Annotated[Path | None, typer.Option(help="checkpoint at the end, in this folder")] = None,
          as_json: AsJson = False) -> None:
-    """Train under a plan: starts its ranks here, or joins torchrun or srun."""
+    """Train under a plan: here, or within torchrun or srun."""
     read = load_plan(plan)
     made = Factory.parse(factory, settings(set_ or ())).with_defaults(read.factory)
     with _progress() as progress:
@@ -121,8 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except AutoDDLError as error:
         if debug:
             traceback.print_exc()
-        Console(stderr=True).print(f"autoddl: {' '.join(str(error).split())}", style="red", markup=False, highlight=False,
-                                   soft_wrap=True)
+        Console(stderr=True).print(f"autoddl: {' '.join(str(error).split())}", style="red", markup=False,
+                                   highlight=False, soft_wrap=True)
         sys.exit(_code(error))
     except KeyboardInterrupt:
         print("autoddl: interrupted", file=sys.stderr)
@@ -146,21 +148,20 @@ def _print(table: RenderableType, data: Any, as_json: bool) -> None:
 
 
 class _Bar:
-    """progress(stage, done, total) -> one line per stage."""
+    """progress(what, done, total) as one line."""
 
     def __init__(self, bar: Progress) -> None:
-        self.bar, self.tasks = bar, dict[str, Any]()
+        self.bar, self.task = bar, bar.add_task("starting", total=None)
 
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        if stage not in self.tasks:
-            self.tasks[stage] = self.bar.add_task(stage, total=total)
-        self.bar.update(self.tasks[stage], completed=done, total=total)
+    def __call__(self, what: str, done: int, total: int) -> None:
+        self.bar.update(self.task, description=what, completed=done, total=total)
 
 
 @contextmanager
 def _progress() -> Iterator[_Bar]:
     """Progress on stderr while something long runs; gone when it ends, silent where stderr is no terminal."""
     console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+               TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield _Bar(bar)

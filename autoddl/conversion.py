@@ -43,8 +43,6 @@ class Step:
     def __post_init__(self) -> None:
         if self.source == self.target or not self.axes:
             raise InputError(f"a step changes the state of at least one axis, not {self.source}->{self.target}")
-        if self.target == B and self.source == B or self.source == P and self.target == P:
-            raise InputError(f"no step leads from {self.source} to {self.target}")
 
     @property
     def kind(self) -> str:
@@ -157,15 +155,15 @@ def slices(mesh: Mesh, source: Layout, target: Layout) -> tuple[Step, ...]:
 def _moves(layout: Layout, shape: tuple[int, ...], mesh: Mesh, known: dict[Layout, int]) -> list[tuple[Step, Layout]]:
     """Every legal step out of `layout`, several axes at once included."""
     found = []
-    targets = [Split(d) for d in range(len(shape)) if shape[d] > 1]
+    targets: list[State] = [*(Split(d) for d in range(len(shape)) if shape[d] > 1), B, P]
     for count in range(1, len(mesh.axes) + 1):
         for axes in combinations(range(len(mesh.axes)), count):
             source = layout[axes[0]]
             if any(layout[a] != source for a in axes[1:]):
                 continue
-            for target in (*targets, B, P):
+            for target in targets:
                 local = target == P or (source == B and target != B)
-                if target == source or (source == P and target == P) or (local and count > 1):
+                if target == source or (local and count > 1):
                     continue
                 step = Step(axes, source, target)
                 if step.is_legal(layout) and step.after(layout) in known:

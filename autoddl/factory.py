@@ -80,7 +80,8 @@ class Factory:
             raise InputError(f"{self} failed: {type(error).__name__}: {error} ({_line(error, self.file)})") from error
         module, sample = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
         if not isinstance(module, nn.Module):
-            raise InputError(f"{self} returned {type(made).__name__}; a factory returns a module, or a module and a sample")
+            raise InputError(f"{self} returned {type(made).__name__}; a factory returns a module, or a module and a "
+                             "sample")
         return module, sample
 
     def _check_arguments(self, function: Callable[..., Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from autoddl.rules_shape import RESHAPES
 from autoddl.site import Call, Kernel, Site
 
 __all__ = ["KERNELS", "arange_piece", "mean_part", "one_hot_piece"]
@@ -119,9 +120,6 @@ def one_hot_piece(x: torch.Tensor, offset: int, count: int) -> torch.Tensor:
     classes = torch.arange(offset, offset + count, device=x.device)
     return (x.unsqueeze(-1) == classes).long()
 
-
-RESHAPES = """reshape.default view.default _unsafe_view.default flatten.using_ints unflatten.int squeeze.default
-    squeeze.dim squeeze.dims unsqueeze.default view_as.default reshape_as.default ravel.default"""
 
 KERNELS: dict[str, Kernel] = {
     **{f"aten.{target}": _reshape for target in RESHAPES.split()},

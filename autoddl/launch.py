@@ -61,8 +61,9 @@ class _Failure:
         if self.message:
             return MachineError(f"rank {self.rank} failed: {self.message}")
         if self.status < 0:
-            return MachineError(f"rank {self.rank} was killed by {signal.Signals(-self.status).name}; all ranks were ended")
-        return MachineError(f"rank {self.rank} ended with exit code {self.status} and left no word; all ranks were ended")
+            name = signal.Signals(-self.status).name
+            return MachineError(f"rank {self.rank} was killed by {name}; all ranks were ended")
+        return MachineError(f"rank {self.rank} ended with exit code {self.status} and left no word; all were ended")
 
 
 def launch(ranks: int, command: Sequence[str], *, timeout: float | None = None, tick: Callable[[], None] | None = None,
@@ -86,8 +87,8 @@ def _environments(ranks: int, folder: str) -> list[dict[str, str]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    common = {**os.environ, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
-              "MASTER_PORT": str(port), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)), FAILURES: folder}
+    common = {"OMP_NUM_THREADS": str(threads), **os.environ, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
+              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), FAILURES: folder}
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
@@ -111,7 +112,8 @@ def _die_with_parent() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _watch(processes: Sequence[subprocess.Popen[bytes]], folder: str, timeout: float | None, tick: Callable[[], None]) -> None:
+def _watch(processes: Sequence[subprocess.Popen[bytes]], folder: str, timeout: float | None, tick: Callable[[], None]
+           ) -> None:
     began = time.monotonic()
     while any(process.poll() is None for process in processes):
         if any(process.poll() for process in processes):

@@ -19,8 +19,22 @@ from itertools import product
 
 from autoddl.errors import InputError
 
-__all__ = ["B", "Axis", "Broadcast", "Layout", "Mesh", "P", "PartialSum", "Split", "State", "extents", "is_legal",
-           "layouts", "local_shape", "state"]
+__all__ = [
+    "Axis",
+    "B",
+    "Broadcast",
+    "Layout",
+    "Mesh",
+    "P",
+    "PartialSum",
+    "Split",
+    "State",
+    "extents",
+    "is_legal",
+    "layouts",
+    "local_shape",
+    "state",
+]
 
 Extent = tuple[int, int]
 """(offset, size) of a rank's piece along one dim."""

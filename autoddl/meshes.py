@@ -9,6 +9,7 @@ All ordered factorisations of every level are listed, outermost axis first, up t
 passed over; a cluster of one device has the mesh `one=1`.
 """
 
+from itertools import pairwise
 from math import prod
 
 from autoddl.cost_models import Cluster
@@ -20,7 +21,7 @@ __all__ = ["check_mesh", "meshes"]
 
 def _factorisations(n: int) -> list[tuple[int, ...]]:
     """Ordered ways to write n as a product of factors above 1, the shortest first."""
-    found = [(n,)] if n > 1 else [()]
+    found: list[tuple[int, ...]] = [(n,)] if n > 1 else [()]
     for first in range(2, n):
         if n % first == 0:
             found += [(first, *rest) for rest in _factorisations(n // first)]
@@ -70,7 +71,7 @@ def check_mesh(mesh: Mesh, cluster: Cluster) -> Mesh:
     units = cluster.units
     for axis, stride in zip(mesh.axes, mesh.strides, strict=True):
         end = stride * axis.size
-        inside = any(low <= stride and end <= high for low, high in zip(units, units[1:], strict=False))
+        inside = any(low <= stride and end <= high for low, high in pairwise(units))
         if axis.size > 1 and not inside and not (stride in units and end in units):
             sizes = ",".join(f"{level.name}={level.size}" for level in reversed(cluster.levels))
             raise InputError(f"mesh '{mesh}': axis {axis.name} straddles levels of cluster {cluster.name} ({sizes}); "

@@ -3,16 +3,15 @@
     check(case, option, mesh) -> what is wrong, () if nothing is
 
 Inputs are cut by their layouts (a partial sum into random terms that add up to it), the local call is the one that
-`kernels.lower` makes, outputs are put together by theirs. A random upstream gradient is cut by the duals of the outputs'
-layouts, and what local autograd yields for input k is put together by `rules.gradient(option, k)`. Ranks are threads
-where a kernel reduces by itself.
+`kernels.lower` makes, outputs are put together by theirs. A random upstream gradient is cut by the duals of the layouts
+of the outputs, and what local autograd yields for input k is put together by `rules.gradient(option, k)`. Ranks are
+threads where a kernel reduces by itself.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
 from threading import Barrier
 from typing import Any
 
@@ -20,16 +19,15 @@ import torch
 from torch import Tensor
 
 from autoddl.cases import Case, case, fill, listed
+from autoddl.cutting import Coordinate, coordinates, cut, error_of
 from autoddl.dims import Signature
 from autoddl.kernels import lower
-from autoddl.layout import Layout, Mesh, PartialSum, extents
+from autoddl.layout import Layout, Mesh
 from autoddl.rules import Option, dual, gradient
 from autoddl.site import Reduce, Site
 
-__all__ = ["Case", "case", "check", "cut", "option"]
+__all__ = ["Case", "case", "check", "option"]
 
-Coordinate = tuple[int, ...]
-Pieces = dict[Coordinate, Tensor]
 Gradients = tuple[Tensor | None, ...]
 
 
@@ -74,50 +72,6 @@ def option(signatures: Signature | Sequence[Signature]) -> Option:
     return Option(chosen, tuple(columns[:count]), tuple(columns[count:]))
 
 
-def _coordinates(mesh: Mesh) -> list[Coordinate]:
-    return list(product(*(range(size) for size in mesh.sizes)))
-
-
-def _slice(value: Tensor, layout: Layout, mesh: Mesh, at: Coordinate) -> Tensor:
-    for dim, (offset, size) in enumerate(extents(tuple(value.shape), layout, mesh, at)):
-        value = value.narrow(dim, offset, size)
-    return value
-
-
-def _partial_axes(layout: Layout) -> list[int]:
-    return [a for a, part in enumerate(layout) if isinstance(part, PartialSum)]
-
-
-def cut(value: Tensor, layout: Layout, mesh: Mesh) -> Pieces:
-    """Every rank's piece; a partial sum is cut into random terms."""
-    axes = _partial_axes(layout)
-    keys = list(product(*(range(mesh.sizes[a]) for a in axes)))
-    generator = torch.Generator().manual_seed(3)
-    terms = {key: torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.dtype) for key in keys[1:]}
-    terms[keys[0]] = value - sum(terms.values(), torch.zeros_like(value)) if terms else value
-    return {at: _slice(terms[tuple(at[a] for a in axes)], layout, mesh, at).clone() for at in _coordinates(mesh)}
-
-
-def _error(pieces: Pieces, whole: Tensor, layout: Layout, mesh: Mesh) -> float:
-    """Largest difference of the pieces (of the sums of terms) from the slices of the whole, relative to its largest."""
-    axes = _partial_axes(layout)
-    worst = 0.0
-    for at in _coordinates(mesh):
-        if any(at[a] for a in axes):
-            continue
-        terms = [pieces[other] for other in _coordinates(mesh) if all(
-            other[a] == at[a] for a in range(len(at)) if a not in axes)]
-        got, want = sum(terms[1:], terms[0]), _slice(whole, layout, mesh, at)
-        if got.shape != want.shape or got.dtype != want.dtype:
-            return float("inf")
-        if not torch.equal(got, want):
-            same = (got == want) | (got.isnan() & want.isnan())
-            difference = torch.where(same, 0.0, (got.double() - want.double()).abs())
-            worst = max(worst, float(difference.nan_to_num(float("inf")).max()))
-    finite = whole.double().nan_to_num(0.0, 0.0, 0.0).abs()
-    return worst / max(1.0, float(finite.max()) if finite.numel() else 1.0)
-
-
 class _Threads:
     """An all-reduce among threads, one per rank, all of which call it in the same order."""
 
@@ -144,7 +98,7 @@ def _no_reduce(value: Tensor, kind: str, axes: tuple[int, ...]) -> Tensor:
 def check(case: Case, chosen: Signature | Option, mesh: Mesh, tolerance: float = 1e-10) -> tuple[str, ...]:
     """What is wrong with `chosen` for this call: differences from the whole, shapes that do not fit."""
     picked = option(chosen) if isinstance(chosen, Signature) else chosen
-    truth, ranks = _truth(case), _coordinates(mesh)
+    truth, ranks = _truth(case), coordinates(mesh)
     inputs = [cut(value, layout, mesh) for value, layout in zip(case.values, picked.inputs, strict=True)]
     upstream = [None if g is None else cut(g, dual(layout), mesh)
                 for g, layout in zip(truth.upstream, picked.outputs, strict=True)]
@@ -154,7 +108,7 @@ def check(case: Case, chosen: Signature | Option, mesh: Mesh, tolerance: float =
         site = Site(case.op, case.inputs, case.outputs, picked, mesh, at,
                     threads.reduce(at) if picked.inner else _no_reduce)
         try:
-            return _local(case, site, [piece[at] for piece in inputs], [g and g[at] for g in upstream])
+            return _local(case, site, [piece[at] for piece in inputs], [None if g is None else g[at] for g in upstream])
         except BaseException:
             threads.barrier.abort()
             raise
@@ -191,7 +145,7 @@ def _local(case: Case, site: Site, pieces: list[Tensor], upstream: Sequence[Tens
 def _rehearse(case: Case, picked: Option, mesh: Mesh) -> None:
     """The local calls on tensors without data: native kernels check less than that, and may crash on wrong shapes."""
     seen = set()
-    for at in _coordinates(mesh):
+    for at in coordinates(mesh):
         site = Site(case.op, case.inputs, case.outputs, picked, mesh, at, lambda value, kind, axes: value)
         shapes = tuple(site.input_shape(k) for k in range(len(case.values)))
         if shapes not in seen:
@@ -208,12 +162,12 @@ def _rehearse(case: Case, picked: Option, mesh: Mesh) -> None:
 def _differences(case: Case, picked: Option, mesh: Mesh, truth: Truth, results: dict[Coordinate, Any],
                  tolerance: float) -> Iterator[str]:
     for k, (whole, layout) in enumerate(zip(truth.outputs, picked.outputs, strict=True)):
-        error = _error({at: outputs[k] for at, (outputs, _) in results.items()}, whole, layout, mesh)
+        error = error_of({at: outputs[k] for at, (outputs, _) in results.items()}, whole, layout, mesh)
         if not error <= tolerance:
             yield f"{case}: {picked} on {mesh}: output {k} differs by {error:.1e}"
     for k, wanted in enumerate(truth.inputs):
         if wanted is not None:
             pieces = {at: grads[k] for at, (_, grads) in results.items()}
-            error = _error(pieces, wanted, gradient(picked, k), mesh)
+            error = error_of(pieces, wanted, gradient(picked, k), mesh)
             if not error <= tolerance:
                 yield f"{case}: {picked} on {mesh}: gradient of input {k} differs by {error:.1e}"

@@ -1,26 +1,23 @@
-"""Rewrites of the exported fx graph, in place, each one a small step towards one vocabulary of operators.
+"""Rewrites of the functional program, in place, each a small step towards one vocabulary of operators.
 
-    raw program                                            functional program
-    whole_dropout     feature and in-place dropout         normalise    reshape, to, chunk; copies dropped
-                      in terms of dropout                  randomness   dropout, attention -> ours, numbered
-    inline_regions    no_grad regions -> detach            losses       mean cross entropy -> sum / weight
+    normalise    reshape, _to_copy, split under one name each; copies and checks dropped
+    gradients    detach only where a gradient would pass
+    randomness   dropout and attention with dropout -> ours, numbered
+    losses       mean cross entropy -> token_loss / token_weight
+    on_device    constants of the program on another device
 """
-
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from autoddl import functions
 from autoddl.errors import CaptureError
+from autoddl.rewrite import arguments, dtype_of, insert, name_of, operators, replace
 from autoddl.source import line_of
 
-__all__ = ["dtype_of", "gradients", "inline_regions", "losses", "needs_decomposition", "normalise", "on_device", "randomness",
-           "whole_dropout"]
+__all__ = ["gradients", "losses", "normalise", "on_device", "randomness"]
 
 aten = torch.ops.aten
-Target = Any
 
 RESHAPES = {"view.default", "_unsafe_view.default", "reshape.default", "flatten.using_ints", "unflatten.int",
             "view_as.default", "reshape_as.default"}
@@ -30,119 +27,6 @@ CHECKS = {"_assert_tensor_metadata.default", "_assert_async.msg", "_assert_scala
 DROPOUTS = {"dropout.default", "native_dropout.default"}
 OURS = RESHAPES | COPIES | CASTS | CHECKS | DROPOUTS | {"chunk.default"}
 """Operators that `normalise` and `randomness` write out whether or not the program was decomposed."""
-STATEFUL = {"batch_norm.default", "instance_norm.default"}
-
-
-def name_of(target: Target) -> str:
-    """`linear.default` for an aten operator, else the text of the target."""
-    return str(target).removeprefix("aten.")
-
-
-def dtype_of(node: Node) -> torch.dtype:
-    dtype: torch.dtype = node.meta["val"].dtype
-    return dtype
-
-
-def arguments(node: Node) -> dict[str, Any]:
-    """Every argument of an operator call by name, defaults included."""
-    values = {}
-    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        default = argument.default_value if argument.has_default_value() else None
-        values[argument.name] = (node.args[position] if position < len(node.args)
-                                 else node.kwargs.get(argument.name, default))
-    return values
-
-
-def operators(module: GraphModule) -> list[Node]:
-    return [node for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-
-
-def insert(before: Node, target: Callable[..., Any], args: tuple[Any, ...], value: Any) -> Node:
-    """A new call in front of `before`, at its source line, with `value` the fake tensor that it yields."""
-    with before.graph.inserting_before(before):
-        node = before.graph.call_function(target, args)
-    node.meta = {**before.meta, "val": value}
-    return node
-
-
-def replace(node: Node, new: Any) -> None:
-    node.replace_all_uses_with(new)
-    node.graph.erase_node(node)
-
-
-def needs_decomposition(module: GraphModule) -> bool:
-    """Whether an operator writes in place, or is a composite of views that is not in our vocabulary."""
-    for node in operators(module):
-        target, name = node.target, name_of(node.target)
-        schema = target._schema  # type: ignore[union-attr]
-        if schema.is_mutable or name in STATEFUL:
-            return True
-        composite = torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")  # type: ignore[union-attr]
-        if composite and name not in OURS and any(argument.alias_info for argument in schema.arguments):
-            return True
-    return False
-
-
-def whole_dropout(module: GraphModule) -> None:
-    """feature_dropout(x) -> x * dropout(ones of (n, c, 1, 1)); f_(x) -> copy_(x, f(x)), for run_decompositions."""
-    for node in operators(module):
-        name = name_of(node.target)
-        if not name.endswith(("dropout.default", "dropout_.default")) or name in DROPOUTS:
-            continue
-        if "alpha" in name:
-            raise CaptureError(f"aten.{name} at {line_of(node.meta.get('stack_trace'))} has no rule; use dropout")
-        x, p, train = node.args
-        new: Any = x
-        if train and p:
-            new = _masked(node, x, p, "feature" in name)
-            if name.endswith("_.default"):
-                new = insert(node, aten.copy_.default, (x, new), x.meta["val"])  # type: ignore[union-attr]
-        replace(node, new)
-    module.recompile()
-
-
-def _masked(node: Node, x: Any, p: Any, feature: bool) -> Node:
-    value = x.meta["val"]
-    if not feature:
-        return insert(node, aten.dropout.default, (x, p, True), value)
-    shape = [*value.shape[:2], *[1] * (value.dim() - 2)]
-    ones = insert(node, aten.new_ones.default, (x, shape), value.new_empty(shape))
-    mask = insert(node, aten.dropout.default, (ones, p, True), ones.meta["val"])
-    return insert(node, aten.mul.Tensor, (x, mask), value)
-
-
-def inline_regions(module: GraphModule) -> None:
-    """Writes out the bodies of set_grad_enabled and disabled autocast; without gradient, their inputs are detached."""
-    for node in list(module.graph.nodes):
-        if not isinstance(node.target, torch._ops.HigherOrderOperator):
-            continue
-        name, line = str(node.target), line_of(node.meta.get("stack_trace"))
-        if name == "wrap_with_set_grad_enabled":
-            enabled, body, *inputs = node.args
-        elif name == "wrap_with_autocast" and not node.args[2]:
-            enabled, (body, *inputs) = True, node.args[4:]
-        else:
-            hint = "capture outside autocast" if "autocast" in name else "write it with plain tensor operators"
-            raise CaptureError(f"{name} at {line} cannot be captured; {hint}")
-        inner = getattr(module, body.target)
-        inline_regions(inner)
-        _inline(node, inner, inputs if enabled else [_detached(node, x) for x in inputs])
-    module.graph.eliminate_dead_code()
-    module.recompile()
-
-
-def _detached(before: Node, x: Any) -> Any:
-    floating = isinstance(x, Node) and isinstance(x.meta.get("val"), torch.Tensor) and dtype_of(x).is_floating_point
-    return insert(before, aten.detach.default, (x,), x.meta["val"]) if floating else x
-
-
-def _inline(node: Node, body: GraphModule, inputs: list[Any]) -> None:
-    holes = [hole for hole in body.graph.nodes if hole.op == "placeholder"]
-    with node.graph.inserting_before(node):
-        results = node.graph.graph_copy(body.graph, dict(zip(holes, inputs, strict=True)))
-    for user in list(node.users):
-        replace(user, results[user.args[1]])  # type: ignore[index]
-    node.graph.erase_node(node)
 
 
 def normalise(module: GraphModule) -> None:

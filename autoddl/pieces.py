@@ -59,9 +59,9 @@ class Pieces:
         return torch.cat([self._cropped(row, size) for row, size in zip(rows, sizes, strict=True)], self.join)
 
     def own(self, x: Tensor) -> Tensor:
-        """This rank's own cut: what a slice keeps."""
+        """This rank's own cut, a view: what a slice looks at."""
         assert self.cut is not None
-        return x.narrow(self.cut, *self.cuts[self.mine]).clone(memory_format=torch.contiguous_format)
+        return x.narrow(self.cut, *self.cuts[self.mine])
 
     def alone(self, x: Tensor) -> Tensor:
         """Zeros with this rank's piece in its place: what a fill of a split tensor yields."""

@@ -24,7 +24,8 @@ from autoddl.groups import Groups
 from autoddl.layout import Layout
 from autoddl.pieces import Pieces, pieces
 
-__all__ = ["Executed", "Handle", "Move", "Recorder", "Route", "convert", "moves", "run_step", "start_step"]
+__all__ = ["Executed", "Handle", "Move", "Recorder", "Route", "convert", "moves", "run_step", "start_step",
+           "through"]
 
 Shape = tuple[int, ...]
 
@@ -41,9 +42,13 @@ class Executed:
 
 @dataclass(slots=True)
 class Recorder:
-    """The collectives that ran, in order of their start."""
+    """The collectives that ran, in order of their start; `direction` is the pass that the program is in."""
 
     executed: list[Executed] = field(default_factory=list)
+    direction: str = "forward"
+
+    def clear(self) -> None:
+        self.executed, self.direction = [], "forward"
 
 
 class Handle:
@@ -157,7 +162,7 @@ class Move:
 
 
 _COLLECTIVE: dict[str, Callable[..., Any]] = {
-    "all-gather": dist.all_gather_into_tensor, "reduce-scatter": dist.reduce_scatter_tensor,
+    "all-gather": dist.all_gather_single, "reduce-scatter": dist.reduce_scatter_single,
     "all-to-all": dist.all_to_all_single}
 
 
@@ -194,10 +199,11 @@ class Route:
     def __call__(self, x: Tensor) -> Tensor:
         if x.requires_grad and torch.is_grad_enabled():
             return _Convert.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
-        return _through(self.forward, x)
+        return through(self.forward, x)
 
 
-def _through(path: tuple[Move, ...], x: Tensor) -> Tensor:
+def through(path: tuple[Move, ...], x: Tensor) -> Tensor:
+    """`x` after all moves of `path`."""
     for move in path:
         (x,) = move.run([x])
     return x
@@ -207,12 +213,12 @@ class _Convert(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, route: Route) -> Tensor:
         ctx.route = route
-        found = _through(route.forward, x)
+        found = through(route.forward, x)
         return found.view_as(found) if found is x else found
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _through(ctx.route.backward, gradients[0]), None
+        return through(ctx.route.backward, gradients[0]), None
 
 
 def convert(x: Tensor, shape: Shape, layout: Layout, forward: Sequence[Step], gradient: Layout,

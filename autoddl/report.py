@@ -4,7 +4,7 @@ Rows that differ only in the number of a layer are one row: `layers.0-31.q_proj.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -12,13 +12,14 @@ from rich.table import Table
 
 from autoddl.cost_models.units import show_bytes, show_seconds
 from autoddl.hubs import HUB
-from autoddl.plan import Conversion, Decision, Plan
+from autoddl.plan import Conversion, Plan
 
 if TYPE_CHECKING:
     from autoddl.api import Comparison
+    from autoddl.running import Ran
     from autoddl.verify import Verification
 
-__all__ = ["comparison_rows", "comparison_table", "plan_table", "summary", "verification_table"]
+__all__ = ["comparison_rows", "comparison_table", "plan_table", "run_table", "summary", "verification_table"]
 
 Row = tuple[str, ...]
 NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -66,9 +67,20 @@ def verification_table(checked: "Verification") -> RenderableType:
     table = _grid()
     table.add_row("loss", f"{checked.loss_error:.1e} relative error against one process")
     table.add_row("gradients", f"{checked.gradient_error:.1e} of the largest gradient")
-    table.add_row("collectives", f"{checked.collective_mismatches} mismatches between plan and record, {checked.ranks} ranks")
+    table.add_row("collectives", f"{checked.collective_mismatches} mismatches between the plan and what ran")
+    for text in checked.mismatches:
+        table.add_row("", text)
+    table.add_row("ranks", f"{checked.ranks}, computing in {checked.dtype}")
     if checked.note:
         table.add_row("note", checked.note)
+    return table
+
+
+def run_table(ran: "Ran") -> RenderableType:
+    table = _grid()
+    steps = f"{len(ran.losses)} steps on {ran.ranks} ranks"
+    table.add_row("loss", f"{ran.losses[0]:.6f} -> {ran.losses[-1]:.6f} in {steps}")
+    table.add_row("step", f"{show_seconds(ran.step_seconds)} measured, {show_seconds(ran.predicted_seconds)} predicted")
     return table
 
 
@@ -81,21 +93,27 @@ def _ratio(one: "Comparison", first: "Comparison") -> float | None:
 def _figures(plan: Plan) -> Table:
     """Mesh, time, memory, proof and search, a line each."""
     predicted, table = plan.predicted, _grid()
+    seconds = {"capture": 0.0, "solve": 0.0, "total": 0.0} | plan.timings
     shares = ", ".join(f"{axis} {show_seconds(s)}" for axis, s in predicted.communication.items() if s > 0)
-    kinds = ", ".join(f"{kind} {show_bytes(n)}" for kind, n in sorted(predicted.nbytes.items(), key=lambda kn: -kn[1]) if n)
+    kinds = ", ".join(f"{kind} {show_bytes(n)}" for kind, n in _descending(predicted.nbytes) if n)
+    slow = ", ".join(f"{name} {show_seconds(s)}" for name, s in _descending(predicted.fallback))
     levels = ", ".join(f"{axis} inside {level}" for axis, level in plan.levels.items())
     table.add_row("plan", f"{plan.model} on {plan.cluster}, {plan.mesh.size} ranks over {plan.backend}")
     table.add_row("mesh", f"{plan.mesh}" + (f"  ({levels})" if levels else ""))
     table.add_row("step", f"{show_seconds(predicted.seconds)} predicted: compute {show_seconds(predicted.compute)}, "
-                          f"communication {show_seconds(sum(predicted.communication.values()))}" + (f" ({shares})" if shares else ""))
+                          f"communication {show_seconds(sum(predicted.communication.values()))}"
+                          + (f" ({shares})" if shares else ""))
     table.add_row("memory", f"{show_bytes(predicted.peak_bytes)} of {show_bytes(plan.budget)} a rank: {kinds}")
-    table.add_row("proof", f"at least {show_seconds(plan.bound)} under the model: at most {plan.gap:.2%} from the best; {plan.proof}")
-    table.add_row("search", f"{plan.candidates:,} configurations weighed in {show_seconds(plan.timings.get('total', 0.0))} "
-                            f"(capture {show_seconds(plan.timings.get('capture', 0.0))}, "
-                            f"solve {show_seconds(plan.timings.get('solve', 0.0))})")
-    slow = ", ".join(f"{name} {show_seconds(s)}" for name, s in sorted(predicted.fallback.items(), key=lambda ns: -ns[1]))
+    table.add_row("proof", f"no plan takes less than {show_seconds(plan.bound)} under the model: this one is at most "
+                           f"{plan.gap:.2%} from the best ({plan.proof})")
+    table.add_row("search", f"{plan.candidates:,} configurations weighed in {show_seconds(seconds['total'])} "
+                            f"(capture {show_seconds(seconds['capture'])}, solve {show_seconds(seconds['solve'])})")
     table.add_row("no rule", f"replicated on every rank: {slow}" if slow else "every operator has one")
     return table
+
+
+def _descending(parts: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(parts.items(), key=lambda part: -part[1])
 
 
 def _parameters(plan: Plan) -> Table:
@@ -118,7 +136,7 @@ def _use(edge: Conversion | None) -> tuple[str, str, str]:
 
 
 def _operators(plan: Plan) -> Table:
-    """What each layer does (an operator that reads parameters bears its layer's name), and the others counted by kind."""
+    """What each layer does (an operator that reads parameters bears its layer's name), and the others by kind."""
     owners = {_tensor_name(s.fqn): s.fqn.rpartition(".")[0] or s.fqn for s in plan.stored}
     owner = {c.op: owners[c.tensor] for c in plan.conversions if c.tensor in owners}
     layers, others = list[Row](), dict[Row, int]()

@@ -19,6 +19,7 @@ from autoddl import (
     rules_cut,
     rules_elementwise,
     rules_index,
+    rules_loss,
     rules_matmul,
     rules_nn,
     rules_reduce,
@@ -35,7 +36,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 RULES: dict[str, RuleOf] = {
     **rules_shape.RULES, **rules_cut.RULES, **rules_create.RULES, **rules_index.RULES, **rules_reduce.RULES,
-    **rules_elementwise.RULES, **rules_matmul.RULES, **rules_nn.RULES}
+    **rules_elementwise.RULES, **rules_matmul.RULES, **rules_nn.RULES, **rules_loss.RULES}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
     embedding        "v d, i -> i d | 0"                  S(v) of the table: a rank looks up its own rows, output P
     attention        "b h l ., b h . ., b h . . -> b h l ."   batch, heads (groups of them in GQA), queries
     normalisation    "b s ., ., . -> b s ."               not along what is normalised
-    token loss       "t v, t -> / | sum"                  a sum over tokens; v by an inner reduction
 
 Two kernels reduce by themselves over the mesh axis (`Signature.inner`), which no string says:
 
@@ -12,17 +11,13 @@ Two kernels reduce by themselves over the mesh axis (`Signature.inner`), which n
 """
 
 from math import prod
-from typing import TYPE_CHECKING
 
 from autoddl.dims import Rule, Signature
 from autoddl.graph import Graph, Op
-from autoddl.layout import B, Mesh, Split, State, local_shape
+from autoddl.layout import B, Layout, Mesh, Split, State, local_shape
 from autoddl.rules_text import RuleOf, Tensors, aligned, fixed, get, names, text
 
-if TYPE_CHECKING:
-    from autoddl.rules import Option
-
-__all__ = ["RULES", "Inner", "inner_collectives"]
+__all__ = ["REDUCING", "RULES", "Inner", "inner_collectives"]
 
 Inner = tuple[str, str, tuple[int, ...], int]
 """('forward' | 'backward', 'all-reduce', mesh axes, bytes of the tensor)."""
@@ -67,7 +62,7 @@ def _attention(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     dims = [*batch, "l", "."]
     grouped = (*out[:-3], k[-3], *out[-2:]) if heads is not batch else out
     keys = [[*aligned(t.shape[:-2], grouped[:-2], heads), ".", "."] for t in inputs[1:3]]
-    masks = [aligned(t.shape[:-1], out[:-1], dims[:-1]) + ["."] for t in inputs[3:]]
+    masks = [[*aligned(t.shape[:-1], out[:-1], dims[:-1]), "."] for t in inputs[3:]]
     return text([[*aligned(q[:-1], out[:-1], dims[:-1]), "."], *keys, *masks], [dims])
 
 
@@ -98,49 +93,18 @@ def _batch_norm(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
     return Rule(fixed(inputs, outputs), tuple(found))
 
 
-def _class_loss(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
-    """Logits b v x.. or v, targets b x.. (or probabilities like the logits), class weights whole; tokens split.
-    Reduction 0 keeps the tokens, 2 sums them, 1 divides by a count of them all and is not split."""
-    logits, target = inputs[0].shape, inputs[1].shape
-    tokens = names(len(logits) - 1, "t")
-    reduction = 2 if op.target == "autoddl.token_loss" else int(str(op.arg("reduction")))
-    if reduction == 1:
-        return Rule(fixed(inputs, outputs))
-    full = [*tokens[:1], ".", *tokens[1:]]
-    given = [full if target == logits and inputs[1].floating else tokens, *(["."] for _ in inputs[2:])]
-    string = text([full, *given], [tokens if reduction == 0 else []], " | sum" if reduction else "")
-    return Rule(string, _vocabulary(op, inputs) if op.target == "autoddl.token_loss" else ())
+REDUCING = frozenset(("autoddl.token_loss", "aten._native_batch_norm_legit_functional.default"))
+"""Targets whose kernel may reduce by itself."""
 
 
-def _vocabulary(op: Op, inputs: Tensors) -> tuple[Signature, ...]:
-    """Logits split along the vocabulary, class weights with them or not, target and loss B; the kernel reduces."""
-    dim = min(1, len(inputs[0].shape) - 1)
-    if inputs[1].floating or inputs[0].shape[dim] == 1:
+def inner_collectives(op: Op, graph: Graph, read: Layout, axes: tuple[int, ...], mesh: Mesh,
+                      coordinate: tuple[int, ...] | None = None) -> tuple[Inner, ...]:
+    """What the kernel of `op` communicates by itself over `axes` (`Option.inner`) on the rank at `coordinate` (without
+    one: rank 0), when it reads its first input in layout `read`."""
+    if not axes:
         return ()
-    return (Signature((Split(dim), *(B for _ in inputs[1:])), (B,), "v", (), True),)
-
-
-def _token_weight(op: Op, inputs: Tensors, outputs: Tensors) -> str:
-    return text([names(len(inputs[0].shape), "t"), *(["."] for _ in inputs[1:])], [[]], " | sum")
-
-
-def _distance(op: Op, inputs: Tensors, outputs: Tensors) -> str:
-    """Losses of pairs of elements: reduction 0 keeps the elements, 1 and 2 sum over them (a mean is scaled)."""
-    shape = max((t.shape for t in inputs[:2]), key=len)
-    if any(t.shape != shape for t in inputs[:2]):
-        return fixed(inputs, outputs)
-    dims = names(len(shape))
-    kept = get(op, "reduction", 1) == 0
-    return text((aligned(t.shape, shape, dims) for t in inputs), [dims if kept else []], "" if kept else " | sum")
-
-
-def inner_collectives(op: Op, graph: Graph, option: "Option", mesh: Mesh, coordinate: tuple[int, ...] | None = None
-                      ) -> tuple[Inner, ...]:
-    """What the kernel of `op` communicates by itself on the rank at `coordinate` (without one: rank 0)."""
-    if not option.inner:
-        return ()
-    x, axes = graph.tensors[op.inputs[0]], option.inner
-    shape = local_shape(x.shape, option.inputs[0], mesh, coordinate)
+    x = graph.tensors[op.inputs[0]]
+    shape = local_shape(x.shape, read, mesh, coordinate)
     width = max(4, x.itemsize)
     if op.target == "autoddl.token_loss":
         row = prod(shape) // shape[min(1, len(shape) - 1)] * width
@@ -169,18 +133,6 @@ RULES: dict[str, RuleOf] = {
     "aten.group_norm.default": _group_norm,
     "aten._native_batch_norm_legit_functional.default": _batch_norm,
     "aten._native_batch_norm_legit_no_training.default": _batch_norm,
-    "autoddl.token_loss": _class_loss,
-    "autoddl.token_weight": _token_weight,
-    "aten.cross_entropy_loss.default": _class_loss,
-    "aten.nll_loss.default": _class_loss,
-    "aten.nll_loss_nd.default": _class_loss,
-    "aten.mse_loss.default": _distance,
-    "aten.l1_loss.default": _distance,
-    "aten.smooth_l1_loss.default": _distance,
-    "aten.huber_loss.default": _distance,
-    "aten.binary_cross_entropy.default": _distance,
-    "aten.binary_cross_entropy_with_logits.default": _distance,
-    "aten.kl_div.default": _distance,
     "aten.max_pool1d.default": _pool(1),
     "aten.max_pool2d.default": _pool(2),
     "aten.max_pool2d_with_indices.default": _pool(2),

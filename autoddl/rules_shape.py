@@ -11,7 +11,7 @@ from math import gcd, prod
 from autoddl.graph import Op
 from autoddl.rules_text import RuleOf, Tensors, form, get, ints, names, text, wrap
 
-__all__ = ["RULES", "regroup"]
+__all__ = ["RESHAPES", "RULES", "regroup"]
 
 Shape = tuple[int, ...]
 

@@ -46,6 +46,7 @@ def _innermost(places: list[Place], libraries: tuple[str, ...] = LIBRARIES) -> P
 
 
 def _short(path: str) -> str:
-    """Relative to the working directory if it is inside, else the bare file name."""
-    relative = os.path.relpath(path)
+    """Relative to the working directory or site-packages if it is inside, else the bare file name."""
+    path = path.split(f"{os.sep}site-packages{os.sep}")[-1]
+    relative = os.path.relpath(path) if os.path.isabs(path) else path
     return os.path.basename(path) if relative.startswith("..") else relative

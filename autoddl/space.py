@@ -71,17 +71,18 @@ def _of_hub(shape: tuple[int, ...], mesh: Mesh, partial: bool, gradients: bool) 
     found = []
     for chosen in product(states, repeat=len(mesh.axes)):
         layout, back = Layout(tuple(s for s, _ in chosen)), Layout(tuple(g for _, g in chosen))
-        if is_legal(shape, layout, mesh):
+        if is_legal(shape, layout, mesh) and is_legal(shape, back, mesh):
             found.append(Choice((layout,), (layout,), (back,), (back,)))
     return tuple(found)
 
 
 @lru_cache(maxsize=10_000)
-def _of_parameter(shape: tuple[int, ...], mesh: Mesh) -> tuple[Choice, ...]:
-    """Stored layouts; those that split something also in the form that is gathered again for backward."""
+def _of_parameter(shape: tuple[int, ...], mesh: Mesh, tied: bool) -> tuple[Choice, ...]:
+    """Stored layouts; those that split something also in the form that is gathered again for backward. What a tied
+    parameter's hub gathered is kept."""
     found = []
     for layout in layouts(shape, mesh, partial=False):
-        split = any(state != B for state in layout)
+        split = any(state != B for state in layout) and not tied
         found += [Choice((), (layout,), (), (layout,), regather=again) for again in ((False, True) if split else (False,))]
     return tuple(found)
 
@@ -125,11 +126,12 @@ def variables(graph: Graph, mesh: Mesh, region: Region = everything) -> tuple[Va
     """
     dependent, differentiable = graph.dependent(), graph.differentiable()
     used = {t for op in graph.ops for t in op.inputs}
+    tied = {op.inputs[0] for op in graph.ops if op.target == HUB}
     made = _Made(graph, mesh, region, {}, {})
     found = []
     for t, tensor in enumerate(graph.tensors):
         if tensor.kind is Kind.PARAMETER and t in used:
-            found.append(made.variable(tensor, _of_parameter(tensor.shape, mesh)))
+            found.append(made.variable(tensor, _of_parameter(tensor.shape, mesh, t in tied)))
     for op in graph.ops:
         if dependent.intersection(op.inputs):
             source = graph.tensors[op.inputs[0]]

@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 
 from autoddl.errors import CaptureError
 from autoddl.graph import Graph, Kind, Op, Tensor, Value
+from autoddl.rewrite import arguments
 from autoddl.source import line_of
 
 __all__ = ["Key", "Leaf", "tabulate"]
@@ -66,7 +67,7 @@ def tabulate(program: GraphModule, leaves: tuple[Leaf, ...], updates: tuple[str,
 
 def _tensor(name: str, value: torch.Tensor, kind: Kind, fqn: str = "", aliases: tuple[str, ...] = (),
             trained: bool = False) -> Tensor:
-    return Tensor(name, tuple(int(size) for size in value.shape), _text(value.dtype), kind, fqn, aliases, trained)
+    return Tensor(name, tuple(value.shape), _text(value.dtype), kind, fqn, aliases, trained)
 
 
 def _results(node: Node, tensors: list[Tensor], ids: dict[Key, int]) -> Iterator[int]:
@@ -76,13 +77,19 @@ def _results(node: Node, tensors: list[Tensor], ids: dict[Key, int]) -> Iterator
     for k, result in enumerate(value if several else (value,)):  # type: ignore[arg-type]
         if result is None and several:
             continue
-        if not isinstance(result, torch.Tensor):
-            line = line_of(node.meta.get("stack_trace"))
-            raise CaptureError(f"{_target(node)} at {line} makes a number of the values of a tensor; a plan needs one "
-                               "graph for all inputs: keep it a tensor")
+        _check(node, result)
         ids[(node.name, k) if several else node.name] = len(tensors)
         yield len(tensors)
         tensors.append(_tensor(f"{node.name}.{k}" if several else node.name, result, Kind.RESULT))
+
+
+def _check(node: Node, result: Any) -> None:
+    """A result is a tensor of known shape."""
+    tensor = isinstance(result, torch.Tensor)
+    if not tensor or not all(isinstance(size, int) for size in result.shape):
+        raise CaptureError(f"{_target(node)} at {line_of(node.meta.get('stack_trace'))} makes a "
+                           f"{'shape' if tensor else 'number'} of the values of a tensor; a plan needs one graph for "
+                           "all inputs: keep tensors, of fixed shape")
 
 
 def _target(node: Node) -> str:
@@ -92,18 +99,14 @@ def _target(node: Node) -> str:
     return f"autoddl.{node.target.__name__}" if callable(node.target) else str(node.target)
 
 
-def _arguments(node: Node) -> Iterator[tuple[str, Any]]:
-    """(name, value) of every argument in schema order, defaults included."""
+def _arguments(node: Node) -> dict[str, Any]:
+    """Every argument in schema order by name, defaults included."""
     if isinstance(node.target, torch._ops.OpOverload):
-        for position, argument in enumerate(node.target._schema.arguments):
-            default = argument.default_value if argument.has_default_value() else None
-            yield argument.name, (node.args[position] if position < len(node.args)
-                                  else node.kwargs.get(argument.name, default))
-        return
+        return arguments(node)
     assert callable(node.target)
     bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
     bound.apply_defaults()
-    yield from ((name, value) for name, value in bound.arguments.items() if name not in BOUND_LATER)
+    return {name: value for name, value in bound.arguments.items() if name not in BOUND_LATER}
 
 
 def _is_list(value: Any) -> bool:
@@ -111,7 +114,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _inputs(node: Node) -> Iterator[tuple[str, Node]]:
-    for name, value in _arguments(node):
+    for name, value in _arguments(node).items():
         if isinstance(value, Node):
             yield name, value
         elif _is_list(value):
@@ -120,7 +123,7 @@ def _inputs(node: Node) -> Iterator[tuple[str, Node]]:
 
 def _plain(node: Node) -> Iterator[tuple[str, Value]]:
     """Everything but the tensors; of a list with gaps, `NAME_none` says which members are missing."""
-    for name, value in _arguments(node):
+    for name, value in _arguments(node).items():
         if _is_list(value):
             if any(part is None for part in value):
                 yield f"{name}_none", tuple(part is None for part in value)

@@ -7,8 +7,12 @@ in place, `run_decompositions({})` makes it functional (which doubles the time, 
 """
 
 import copy
+import io
+import logging
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import torch
@@ -20,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from autoddl.errors import CaptureError
 from autoddl.masks import plain_masks
-from autoddl.passes import inline_regions, needs_decomposition, whole_dropout
+from autoddl.prepare import inline_regions, needs_decomposition, whole_dropout
 from autoddl.sample import Sample, named
 from autoddl.source import failing_line
 
@@ -42,10 +46,22 @@ def trace(model: nn.Module, sample: Sample) -> tuple[ExportedProgram, dict[str, 
     whole_dropout(program.graph_module)
     inline_regions(program.graph_module)
     if needs_decomposition(program.graph_module):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _quiet():
             program = program.run_decompositions({})
     return program, names
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps to itself what torch warns, logs and prints while it traces; what matters comes as an exception."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
@@ -54,7 +70,7 @@ def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
 
 
 def _fake_module(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """A copy of the module that shares no tensor with it: parameters, buffers and unregistered meta tensors are fakes."""
+    """A copy of the module whose parameters, buffers and unregistered meta tensors are fakes."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(_fake(parameter, mode), parameter.requires_grad)
@@ -73,8 +89,7 @@ def _fake_module(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     try:
-        with warnings.catch_warnings(), plain_masks(model):
-            warnings.simplefilter("ignore")
+        with _quiet(), plain_masks(model):
             return torch.export.export(model, args, kwargs, strict=False)
     except Exception as error:
         raise _explain(type(model).__name__, error) from error
@@ -87,8 +102,8 @@ def _explain(model: str, error: Exception) -> CaptureError:
     found = OPERATOR.search(text)
     operator = f" by {found[1]}" if found else ""
     if DYNAMIC.search(text) or DYNAMIC.search(type(error).__name__):
-        return CaptureError(f"{model} decides by the values of a tensor{operator} at {line}; a plan needs one graph for "
-                            "all inputs: use torch.where or masks, and for Hugging Face experts "
+        return CaptureError(f"{model} decides by the values of a tensor{operator} at {line}; a plan needs one graph "
+                            "for all inputs: use torch.where or masks, and for Hugging Face experts "
                             "config._experts_implementation = 'batched_mm'")
     reason = text.splitlines()[0] if text else "no message"
     return CaptureError(f"{model} cannot be captured: {type(error).__name__}{operator} at {line}: {reason}")

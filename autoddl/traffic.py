@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from autoddl.conversion import COLLECTIVES, Step, payload
 from autoddl.errors import InputError
 from autoddl.graph import Graph, Kind, Op, Tensor
-from autoddl.hubs import HUB
 from autoddl.layout import Layout, Mesh
-from autoddl.plan import Conversion, Plan
+from autoddl.plan import Conversion, Decision, Plan
 from autoddl.rules import Option, options
-from autoddl.rules_nn import inner_collectives
+from autoddl.rules_nn import REDUCING, inner_collectives
+from autoddl.work import VIEWS, base, keeps_input
 
 __all__ = ["Bucket", "Sent", "gather_buckets", "gradient_buckets", "option_of", "parameter_edges", "traffic"]
 
@@ -55,43 +55,27 @@ class ParameterEdge:
     saved: bool
 
 
-def option_of(op: Op, graph: Graph, plan: Plan) -> Option:
-    """The signatures that the plan decided for `op`."""
-    decision = next((d for d in plan.decisions if d.name == op.name), None)
+def option_of(op: Op, graph: Graph, mesh: Mesh, decision: Decision | None) -> Option:
+    """The signatures that the plan decided for `op`; without a decision for it, or a signature, InputError."""
     if decision is None or decision.target != op.target:
         raise InputError(f"the plan decides nothing for op {op.name} ({op.target}); make the plan again for this model")
-    for option in options(op, graph, plan.mesh):
+    for option in options(op, graph, mesh):
         if option.inputs == decision.inputs and option.outputs == decision.outputs:
             return option
     raise InputError(f"op {op.name} ({op.target}) has no signature {', '.join(map(str, decision.inputs))} -> "
                      f"{', '.join(map(str, decision.outputs))}; make the plan again with this version")
 
 
-SAVES_NO_WEIGHT = ("aten.embedding", "aten.add", "aten.sub", "aten.expand", "aten.cat", "aten.sum", "aten.mean")
-"""Targets whose backward needs no parameter value."""
-
-
-def _saves(op: Op, graph: Graph, fqn_tensor: int, differentiable: frozenset[int]) -> bool:
-    """Whether the backward of `op` reads the value of the parameter: it does where another input has a gradient."""
-    if op.target.startswith(SAVES_NO_WEIGHT):
-        return False
-    return any(t in differentiable for t in op.inputs if t != fqn_tensor)
-
-
 def _reached(t: int, graph: Graph, uses: dict[int, tuple[tuple[int, int], ...]], differentiable: frozenset[int]) -> bool:
-    """`_saves` through hubs and views, which keep nothing of their own."""
-    for i, _ in uses[t]:
+    """Whether the backward of some op reads t, looking through hubs and views, which keep nothing of their own."""
+    for i, k in uses[t]:
         op = graph.ops[i]
-        view = op.target == HUB or op.target.startswith(_VIEWS)
+        view = base(op) in VIEWS
         if view and any(_reached(out, graph, uses, differentiable) for out in op.outputs):
             return True
-        if not view and _saves(op, graph, t, differentiable):
+        if not view and keeps_input(op, k, graph, differentiable):
             return True
     return False
-
-
-_VIEWS = ("aten.reshape", "aten.view", "aten.t.", "aten.transpose", "aten.permute", "aten.unsqueeze", "aten.squeeze",
-          "aten.slice", "aten.select", "aten.split", "aten.unbind", "aten.detach")
 
 
 def parameter_edges(plan: Plan, graph: Graph) -> tuple[ParameterEdge, ...]:
@@ -201,8 +185,10 @@ def traffic(plan: Plan, graph: Graph, coordinate: tuple[int, ...] | None = None)
             found += _of_bucket(bucket, edges, mesh, at, "backward", gradient=False)
     for bucket in gradient_buckets(plan, graph):
         found += _of_bucket(bucket, edges, mesh, at, "backward", gradient=True)
+    decisions = {d.name: d for d in plan.decisions}
     for op in graph.ops:
-        if op.target != HUB:
-            for direction, kind, axes, nbytes in inner_collectives(op, graph, option_of(op, graph, plan), mesh, at):
+        if op.target in REDUCING:
+            option = option_of(op, graph, mesh, decisions.get(op.name))
+            for direction, kind, axes, nbytes in inner_collectives(op, graph, option.inputs[0], option.inner, mesh, at):
                 found.append(Sent(direction, kind, "+".join(mesh.names[a] for a in axes), nbytes, op.name))
     return tuple(found)

@@ -17,7 +17,7 @@ from math import prod
 
 from autoddl.graph import Graph, Op, Tensor
 
-__all__ = ["VIEWS", "Work", "keeps_input", "keeps_output", "work"]
+__all__ = ["VIEWS", "Work", "base", "keeps_input", "keeps_output", "kept_beside", "work"]
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -47,46 +47,46 @@ class Work:
     nbytes: float
 
 
-def _base(op: Op) -> str:
+def base(op: Op) -> str:
     """`aten.add.Tensor` -> `aten.add`."""
     return ".".join(op.target.split(".")[:2])
 
 
 def keeps_input(op: Op, k: int, graph: Graph, differentiable: frozenset[int]) -> bool:
     """Whether backward of `op` reads the value of input `k`."""
-    base = _base(op)
-    if base in _KEEP_NOTHING or base in _KEEP_OUTPUT or base in _KEEP_MASK:
+    name = base(op)
+    if name in _KEEP_NOTHING or name in _KEEP_OUTPUT or name in _KEEP_MASK or op.slots[k] == "bias":
         return False
-    if base in _PRODUCTS:
-        others = [op.inputs[i] for i, slot in enumerate(op.slots) if slot in _PRODUCTS[base] and i != k]
-        return op.slots[k] in _PRODUCTS[base] and any(t in differentiable for t in others)
-    if base in ("aten.mul", "aten.div"):
+    if name in _PRODUCTS:
+        others = [op.inputs[i] for i, slot in enumerate(op.slots) if slot in _PRODUCTS[name] and i != k]
+        return op.slots[k] in _PRODUCTS[name] and any(t in differentiable for t in others)
+    if name in ("aten.mul", "aten.div"):
         return len(op.inputs) > 1
     return any(t in differentiable for t in op.inputs)
 
 
 def keeps_output(op: Op, differentiable: frozenset[int]) -> bool:
     """Whether backward of `op` reads its own output."""
-    base = _base(op)
-    return (base in _KEEP_OUTPUT or base in _ATTENTION) and any(t in differentiable for t in op.outputs)
+    name = base(op)
+    return (name in _KEEP_OUTPUT or name in _ATTENTION) and any(t in differentiable for t in op.outputs)
 
 
 def kept_beside(op: Op, outputs: Shapes, differentiable: frozenset[int]) -> float:
     """Bytes kept that are neither an input nor an output: a dropout's mask, one byte an element."""
-    return float(prod(outputs[0])) if _base(op) in _KEEP_MASK and op.outputs[0] in differentiable else 0.0
+    return float(prod(outputs[0])) if base(op) in _KEEP_MASK and op.outputs[0] in differentiable else 0.0
 
 
 def _flops(op: Op, inputs: Shapes, outputs: Shapes) -> float:
     """Multiplications and additions of the local op, forward."""
-    base = _base(op)
-    if base in _PRODUCTS:
-        slot = op.slot(_PRODUCTS[base][0])
+    name = base(op)
+    if name in _PRODUCTS:
+        slot = op.slot(_PRODUCTS[name][0])
         return 2.0 * prod(outputs[0]) * inputs[slot if slot is not None else 0][-1]
-    if base in _ATTENTION:
+    if name in _ATTENTION:
         *batch, queries, size = inputs[0]
         causal = 0.5 if dict(op.args).get("is_causal") else 1.0
         return 4.0 * prod(batch) * queries * size * inputs[1][-2] * causal
-    if base in _CONVOLUTIONS:
+    if name in _CONVOLUTIONS:
         return 2.0 * prod(outputs[0]) * prod(inputs[1][1:])
     return 0.0
 
@@ -97,18 +97,18 @@ def _moved(tensors: tuple[Tensor, ...], shapes: Shapes) -> float:
 
 def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: frozenset[int]) -> tuple[Work, Work]:
     """Forward and backward work of `op` on local pieces of shapes `inputs` and `outputs`."""
-    if _base(op) in VIEWS:
+    if base(op) in VIEWS:
         return Work(0.0, 0.0), Work(0.0, 0.0)
     reads, writes = tuple(graph.tensors[t] for t in op.inputs), tuple(graph.tensors[t] for t in op.outputs)
-    if _base(op) in ("aten.embedding", "aten.index", "aten.gather", "aten.index_select"):
+    if base(op) in ("aten.embedding", "aten.index", "aten.gather", "aten.index_select"):
         forward = Work(0.0, 2 * _moved(writes, outputs))
     else:
         forward = Work(_flops(op, inputs, outputs), _moved(reads, inputs) + _moved(writes, outputs))
     needs = [k for k, t in enumerate(op.inputs) if t in differentiable]
     if not needs or not any(t in differentiable for t in op.outputs):
         return forward, Work(0.0, 0.0)
-    products = sum(op.slots[k] in _PRODUCTS.get(_base(op), op.slots) for k in needs)
-    scale = {True: float(products), False: 2.5}[_base(op) not in _ATTENTION]
+    products = sum(op.slots[k] in _PRODUCTS.get(base(op), op.slots) for k in needs)
+    scale = {True: float(products), False: 2.5}[base(op) not in _ATTENTION]
     kept = sum(_moved((reads[k],), (inputs[k],)) for k in range(len(reads)) if keeps_input(op, k, graph, differentiable))
     written = sum(_moved((reads[k],), (inputs[k],)) for k in needs)
     return forward, Work(forward.flops * scale, _moved(writes, outputs) + kept + written)

@@ -21,10 +21,10 @@ from autoddl.search.window import windowed
 
 __all__ = ["Best", "within_budget"]
 
-FIRST_WINDOW = 2e-5
-GROWTH = 4.0
+FIRST_WINDOW = 2e-6
+GROWTH = 3.0
 COARSE = 1e-3
-KEEP = (64, 1 << 15)
+KEEP = (64, 512, 1 << 15)
 """Labels kept per cell: few, to find a good plan at once, then as many as a proof needs."""
 
 
@@ -44,6 +44,7 @@ class _Node:
     low: int
     high: int
     lam: float = 0.0
+    probed: bool = True
     dual: Dual | None = None
     window: float = 0.0
     stage: int = 0
@@ -75,36 +76,41 @@ def _target(best: Point, tolerance: float) -> float:
 
 
 def _refine(space: Space, node: _Node, best: Point, clock: Clock) -> tuple[list[_Node], list[Point]]:
-    """One step on one node: its dual, or its next window; the nodes that replace it, and the choices found."""
+    """One step on one node: a first bound, its dual, or its next window; what replaces it, and the choices found."""
+    if node.dual is not None:
+        return _widen(space, node, best, clock)
     tau, cap = space.thresholds[node.high], _cap(space, node)
-    if node.dual is None:
+    if (node.low, node.high) != (0, len(space.thresholds) - 1):
         clock.spend(0)
-        new = dual(space, tau, cap, node.lam, best.seconds, COARSE, clock)
-        if new.best is not None and (node.low == node.high or space.fits(new.best)):
-            new = dual(space, tau, cap, node.lam, best.seconds, FINE, clock)
-        if math.isinf(new.bound):
-            return [], []
-        node = replace(node, bound=max(node.bound, new.bound), lam=new.lam)
-        if new.best is None:
-            return ([node] if new.bound >= best.seconds else _halves(node)), []
-        return _after(space, replace(node, dual=new, window=FIRST_WINDOW * abs(new.bound)), new.best), [new.best]
-    return _widen(space, node, best, clock)
+    if not node.probed:
+        point = space.point(node.lam, tau)
+        return [replace(node, bound=max(node.bound, point.value - node.lam * cap), probed=True)], [point]
+    new = dual(space, tau, cap, node.lam, best.seconds, COARSE, clock)
+    if new.best is not None and (node.low == node.high or space.fits(new.best)):
+        new = dual(space, tau, cap, node.lam, best.seconds, FINE, clock)
+    if math.isinf(new.bound):
+        return [], []
+    node = replace(node, bound=max(node.bound, new.bound), lam=new.lam)
+    if new.best is None:
+        return ([node] if new.bound >= best.seconds else _halves(node)), []
+    node = replace(node, dual=new, window=FIRST_WINDOW * abs(new.bound))
+    return _after(space, node, new.best), list(space.known.values())
 
 
 def _widen(space: Space, node: _Node, best: Point, clock: Clock) -> tuple[list[_Node], list[Point]]:
     """The labels of the next window; with all of them kept, the bound rises by the window."""
     assert node.dual is not None
+    if node.stage == len(KEEP):
+        raise Exhausted
     tau, cap = space.thresholds[node.high], _cap(space, node)
     window = min(node.window, max(0.0, best.seconds - node.dual.bound))
     values = space.messages(node.lam, tau)
     found = windowed(space, values, tau, cap, window, KEEP[node.stage], clock)
-    wider = replace(node, window=window * GROWTH, stage=node.stage)
+    wider = replace(node, window=window * GROWTH, stage=0)
     if found.complete:
         wider = replace(wider, bound=max(node.bound, node.dual.bound + window))
-    elif node.stage + 1 < len(KEEP):
+    elif node.stage or found.choice is not None or window < node.window:
         wider = replace(node, stage=node.stage + 1)
-    else:
-        raise Exhausted
     if found.choice is None:
         return [wider], []
     point = space.measured(node.lam, node.bound, found.choice)
@@ -115,9 +121,11 @@ def _widen(space: Space, node: _Node, best: Point, clock: Clock) -> tuple[list[_
 
 def _after(space: Space, node: _Node, point: Point) -> list[_Node]:
     """The node again, closed if its choice attains the bound; split where its choice uses more than it is charged."""
-    if not space.fits(point) and space.thresholds[node.low] < point.transient:
+    if space.fits(point):
+        return [] if point.seconds <= node.bound else [node]
+    if space.thresholds[node.low] < point.transient:
         return list(_split(node, space.thresholds.index(point.transient)))
-    return [] if point.seconds <= node.bound else [node]
+    raise Exhausted  # above the budget by the rounding of one sum
 
 
 def _halves(node: _Node) -> list[_Node]:
@@ -128,8 +136,8 @@ def _halves(node: _Node) -> list[_Node]:
 
 
 def _split(node: _Node, middle: int) -> Iterator[_Node]:
-    yield _Node(node.bound, node.low, middle - 1, node.lam)
-    yield _Node(node.bound, middle, node.high, node.lam)
+    yield _Node(node.bound, node.low, middle - 1, node.lam, False)
+    yield _Node(node.bound, middle, node.high, node.lam, False)
 
 
 def _cap(space: Space, node: _Node) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoddl.problem import Array
-from autoddl.search.order import Part, Program, Recipe
+from autoddl.search.program import Part, Program, Recipe
 
 __all__ = ["argmin", "column", "messages", "value"]
 

@@ -16,7 +16,7 @@ from autoddl.problem import Problem
 from autoddl.search.budget import within_budget
 from autoddl.search.descent import descend, restarts
 from autoddl.search.dual import FINE, dual, least_bytes
-from autoddl.search.order import CAP, program
+from autoddl.search.order import CAP, order
 from autoddl.search.reduce import Reduced, reduce
 from autoddl.search.space import Clock, Point, Progress, Space
 
@@ -47,7 +47,7 @@ class Statistics:
 
 def statistics(problem: Problem, cap: int = CAP) -> Statistics:
     """How far equal blocks are shared, without solving."""
-    plan = program(reduce(problem).problem, cap)
+    plan = order(reduce(problem).problem, cap)
     largest = max((math.prod(recipe.shape[1:]) for _, recipe in plan.messages()), default=0)
     return Statistics(len(plan.computed), len(plan.steps), largest, plan.exact)
 
@@ -55,7 +55,7 @@ def statistics(problem: Problem, cap: int = CAP) -> Statistics:
 def exact(problem: Problem, tolerance: float, clock: Clock, tell: Progress, seed: int = 0, cap: int = CAP) -> Outcome:
     """The optimum, or the best plan found with the best bound proved."""
     reduced = reduce(problem)
-    space = Space.of(reduced.problem, program(reduced.problem, cap))
+    space = Space.of(reduced.problem, order(reduced.problem, cap))
     free = space.point(0.0, space.thresholds[-1])
     if math.isinf(free.value):
         raise Infeasible(math.inf, _budget(problem), "every choice meets a forbidden combination")
@@ -71,7 +71,7 @@ def exact(problem: Problem, tolerance: float, clock: Clock, tell: Progress, seed
 def feasible(problem: Problem) -> tuple[int, ...]:
     """Any choice that fits, by elimination for the least bytes; Infeasible if there is none."""
     reduced = reduce(problem)
-    space = Space.of(reduced.problem, program(reduced.problem))
+    space = Space.of(reduced.problem, order(reduced.problem))
     return reduced.restore(_first(space).choice)
 
 

@@ -21,6 +21,7 @@ NOISE = 1e-13
 """Seconds closer than this, relatively, differ by the order of additions only."""
 
 LARGEST = 1 << 22
+"""Pairs that are looked at together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,17 +51,26 @@ def combine(start: Labels, parts: Sequence[Labels], room: float, scale: float, c
     """All sums of one label from each within the room, undominated ones only."""
     result = start
     for part in parts:
-        clock.spend(len(result) * len(part))
-        i, j = np.nonzero(result.slack[:, None] + part.slack[None, :] <= room)
-        sums = Labels(
-            result.seconds[i] + part.seconds[j],
-            result.retained[i] + part.retained[j],
-            result.slack[i] + part.slack[j],
-            result.option[i],
-            np.concatenate([result.back[i], j[:, None]], axis=1),
-        )
-        result = pareto(sums, scale)
+        rows = max(1, LARGEST // max(1, len(part)))
+        chunks = [np.arange(i, min(i + rows, len(result))) for i in range(0, len(result), rows)]
+        sums = []
+        for chunk in chunks:
+            clock.spend(len(chunk) * len(part))
+            sums.append(pareto(_sums(result[chunk], part, room), scale))
+        result = union(sums, scale) if sums else _sums(result, part, room)
     return result
+
+
+def _sums(left: Labels, right: Labels, room: float) -> Labels:
+    """One label from each, within the room; the right one is remembered."""
+    i, j = np.nonzero(left.slack[:, None] + right.slack[None, :] <= room)
+    return Labels(
+        left.seconds[i] + right.seconds[j],
+        left.retained[i] + right.retained[j],
+        left.slack[i] + right.slack[j],
+        left.option[i],
+        np.concatenate([left.back[i], j[:, None]], axis=1),
+    )
 
 
 def union(sets: Sequence[Labels], scale: float) -> Labels:

@@ -14,62 +14,18 @@ sum is at least the sum of the minima, so what follows is a lower bound, and `Pr
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from autoddl.problem import Problem
+from autoddl.search.program import Part, Program, Recipe, Step
 
-__all__ = ["CAP", "Part", "Program", "Recipe", "Step", "program"]
+__all__ = ["CAP", "order"]
 
 CAP = 30_000_000
 TIERS = (3, 9, 21, 53, 109, 257, 1025)
 """How often a recipe must occur to go before rarer ones; between the depths that models usually have."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Part:
-    """A table of a recipe: its slot, and for each axis the local variable (0: eliminated, 1..: the scope)."""
-
-    slot: int
-    axes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """The tables that are added; `shape` is the size of the eliminated variable, then those of the scope."""
-
-    parts: tuple[Part, ...]
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One variable goes: `recipe` adds all its factors, `sources` are their ids, `outputs` the new factors' ids."""
-
-    variable: int
-    scope: tuple[int, ...]
-    recipe: int
-    sources: tuple[int, ...]
-    outputs: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """Slots 0..base-1 are the problem's tables, slot base + i is the message of `recipes[computed[i]]`."""
-
-    base: int
-    recipes: tuple[Recipe, ...]
-    computed: tuple[int, ...]
-    steps: tuple[Step, ...]
-    slots: tuple[int, ...]
-    roots: tuple[int, ...]
-    exact: bool
-
-    def messages(self) -> list[tuple[int, Recipe]]:
-        """Every distinct message in the order of computation, with its slot."""
-        return [(self.base + i, self.recipes[r]) for i, r in enumerate(self.computed)]
-
-
-def program(problem: Problem, cap: int = CAP) -> Program:
+def order(problem: Problem, cap: int = CAP) -> Program:
     """The elimination of all variables of a problem."""
     network = _Network(problem, cap)
     while (chosen := network.cheapest()) is not None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from autoddl.problem import Array, Problem, Table
 from autoddl.search.eliminate import argmin, messages, value
-from autoddl.search.order import Program
+from autoddl.search.program import Program
 
 __all__ = ["Clock", "Exhausted", "Point", "Space", "priced"]
 

@@ -16,7 +16,7 @@ import numpy as np
 from autoddl.problem import Array
 from autoddl.search.eliminate import column
 from autoddl.search.labels import Labels, combine, single, thin, union
-from autoddl.search.order import Program, Recipe
+from autoddl.search.program import Program, Recipe
 from autoddl.search.space import Clock, Space, priced
 
 __all__ = ["Found", "windowed"]

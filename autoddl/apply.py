@@ -1,0 +1,145 @@
+"""A plan and a module -> a model that trains: the user's own module, whose step runs as the plan says.
+
+    model = parallelize(module, plan)
+    loss = model.step(batch)                  forward and backward; gradients are in .grad of model.parameters()
+    loss = model(batch)                       forward alone, nothing dropped, no buffer updated
+
+A batch is the global one, given alike on every rank, or what `local_batch` made of it. Every rank calls alike.
+"""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.tensor import DTensor
+
+from autoddl.batches import Batches, LocalBatch
+from autoddl.capture import Captured, capture
+from autoddl.errors import InputError, MismatchError
+from autoddl.graph import Graph, Kind
+from autoddl.groups import Groups
+from autoddl.held import hold, materialise
+from autoddl.hubs import planned
+from autoddl.lowering import Lowered, axes_of, lower
+from autoddl.plan import VERSION, Plan
+from autoddl.redistribute import Recorder
+from autoddl.sample import from_spec
+from autoddl.store import Store
+from autoddl.traffic import traffic
+from autoddl.world import agree, device_of, join
+
+__all__ = ["LocalBatch", "ParallelModel", "parallelize"]
+
+
+def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: torch.device | str | None = None,
+                seed: int = 0, timeout: float = 600.0) -> "ParallelModel":
+    """`model` as `plan` says, on this rank. `sample` is only needed where the plan's own does not fit the module;
+    `seed` is of dropout, `timeout` of collectives, in seconds."""
+    place, limit = device_of(device), timedelta(seconds=timeout)
+    if plan.version != VERSION:
+        raise MismatchError(f"the plan is of version {plan.version}, this AutoDDL runs version {VERSION}: plan again")
+    if any(isinstance(p, DTensor) for p in model.parameters()):
+        raise InputError("the model's parameters are DTensors already; give parallelize the plain module")
+    join(plan.mesh, place, limit)
+    captured = capture(model, from_spec(plan.sample, "meta") if sample is None else sample)
+    _check_model(captured, plan)
+    graph = planned(captured.graph)
+    agree({"plan": (plan.fingerprint(), *traffic(plan, graph))})
+    materialise(model, seed)
+    agree({"value of the weights": (p.detach().double().sum().item() for p in model.parameters())})
+    groups = Groups(plan.mesh, axes_of(plan, graph), limit)
+    return ParallelModel(model, plan, captured, graph, groups, place, seed)
+
+
+def _check_model(captured: Captured, plan: Plan) -> None:
+    found, made = captured.graph.fingerprint(), plan.fingerprints.get("model")
+    if found != made:
+        raise MismatchError(f"the plan was made for another model than this one (graph {made}, not {found}): a plan fits "
+                            "one architecture, size, dtype, mode (train or eval) and batch shape; plan again for this one")
+
+
+class ParallelModel:
+    """One rank of a planned model; `recorder` has what the last step sent. Made by `parallelize`."""
+
+    def __init__(self, module: nn.Module, plan: Plan, captured: Captured, graph: Graph, groups: Groups,
+                 device: torch.device, seed: int) -> None:
+        self.module, self.plan, self.graph, self.groups, self.recorder = module, plan, graph, groups, Recorder()
+        self.steps, self._device, self._captured, self._first = 0, device, captured, seed
+        self._seed = torch.tensor(seed)
+        for part in module.modules():
+            part._buffers.update({name: b.to(device) for name, b in part._buffers.items() if b is not None})
+        inputs = tuple(t for t in graph.tensors if t.kind is Kind.INPUT)
+        self._batches = Batches(module.forward, inputs, plan.inputs, groups, device)
+        self._held = hold(module, captured.graph, plan, groups, device)
+        self._store = Store(plan, graph, self._held, groups, self.recorder)
+        self._train = self._lower(training=True)
+        self._evaluate: Lowered | None = None
+
+    def _lower(self, training: bool) -> Lowered:
+        return lower(self._captured, self.graph, self.plan, self.groups, self._store.parameters, self.recorder,
+                     self._device, self._seed, training)
+
+    def _arguments(self, lowered: Lowered, batch: object) -> list[Tensor]:
+        """What the program reads, in order: pieces of the batch, leaves, buffers, constants."""
+        pieces = self._batches.local(batch).tensors
+        found = []
+        for t in lowered.reads:
+            tensor = self.graph.tensors[t]
+            if tensor.kind is Kind.INPUT:
+                found.append(pieces[tensor.fqn])
+            elif tensor.kind is Kind.PARAMETER:
+                found.append(self._held[tensor.fqn].leaf)
+            elif tensor.kind is Kind.BUFFER:
+                found.append(self.module.get_buffer(tensor.fqn))
+            else:
+                found.append(self._captured.constants[t].to(self._device))
+        return found
+
+    def step(self, batch: object) -> Tensor:
+        """Forward and backward of one batch; the loss, whole, on every rank. Gradients add up until they are zeroed."""
+        values = self._arguments(self._train, batch)
+        self._store.clear()
+        self.recorder.clear()
+        self._seed.fill_(self._first + self.steps)
+        with self._store.gathers.notes():
+            loss, *buffers = self._train.program.forward(*values)
+        self.recorder.direction = "backward"
+        loss.backward()
+        self._store.finish()
+        with torch.no_grad():
+            for (old, _), new in zip(self.graph.updates, buffers, strict=True):
+                self.module.get_buffer(self.graph.tensors[old].fqn).copy_(new)
+        self.steps += 1
+        return loss.detach()  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def __call__(self, batch: object) -> Tensor:
+        """The loss of one batch, by the training program with nothing dropped; gradients and buffers stay as they are."""
+        if self._evaluate is None:
+            self._evaluate = self._lower(training=False)
+        self._store.gathers.clear()
+        self.recorder.clear()
+        loss: Tensor = self._evaluate.program.forward(*self._arguments(self._evaluate, batch))[0]
+        return loss
+
+    def local_batch(self, batch: object) -> LocalBatch:
+        """This rank's pieces of a global batch: for loaders that keep only these."""
+        return self._batches.local(batch)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return self.module.parameters()
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.module.named_parameters()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Parameters and buffers by name, sharded ones as DTensors."""
+        return get_model_state_dict(self.module)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` gave under the same plan, or whole tensors given alike on every rank."""
+        whole = not any(isinstance(value, DTensor) for value in state.values())
+        set_model_state_dict(self.module, state, options=StateDictOptions(full_state_dict=whole))

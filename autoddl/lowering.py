@@ -1,0 +1,213 @@
+"""Captured program + plan -> the program of one rank, as generated fx code.
+
+Every op becomes its kernel on this rank's pieces (`kernels.lower`), every edge where the plan converts a `Route`, every
+parameter the value that its bucket gathered. A hub is no call: it names the converted value. fx writes the program as
+one Python function, which drops each value after its last use.
+
+    program(*values) -> (loss, *new buffers)      values: the tensors of `Lowered.reads`, local pieces
+"""
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, fx
+
+from autoddl import functions, kernels
+from autoddl.calls import bound, parameters
+from autoddl.capture import Captured
+from autoddl.conversion import Step
+from autoddl.errors import MachineError
+from autoddl.graph import Graph, Kind, Op
+from autoddl.groups import Groups
+from autoddl.hubs import HUB
+from autoddl.layout import Layout
+from autoddl.plan import Conversion, Plan
+from autoddl.redistribute import Executed, Recorder, Route, moves
+from autoddl.rules_nn import REDUCING
+from autoddl.site import Site
+from autoddl.traffic import option_of
+
+__all__ = ["Lowered", "Parameters", "axes_of", "lower"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Where the program finds parameters: `taken` bucket by fqn with the position inside, `local` by fqn a call on the
+    leaf, and every other one is its leaf."""
+
+    take: Callable[[int], tuple[Tensor, ...]]
+    taken: Mapping[str, tuple[int, int]]
+    local: Mapping[str, Callable[[Tensor], Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """`reads` are the graph's tensors that the program takes, in order."""
+
+    program: fx.GraphModule
+    reads: tuple[int, ...]
+
+
+def axes_of(plan: Plan, graph: Graph) -> set[tuple[int, ...]]:
+    """Every set of axes that something of the plan communicates over."""
+    texts = {text for c in plan.conversions for text in (*c.forward, *c.backward)}
+    found = {Step.parse(text, plan.mesh).axes for text in texts}
+    decisions = {d.name: d for d in plan.decisions}
+    reducing = (op for op in graph.ops if op.target in REDUCING)
+    return found | {inner for op in reducing
+                    if (inner := option_of(op, graph, plan.mesh, decisions.get(op.name)).inner)}
+
+
+def lower(captured: Captured, graph: Graph, plan: Plan, groups: Groups, parameters: Parameters, recorder: Recorder,
+          device: torch.device, seed: Tensor | None, training: bool = True) -> Lowered:
+    """The program of the rank of `groups`; without `training` nothing is dropped. `graph` is the planned one."""
+    return _Lowering(captured, graph, plan, groups, parameters, recorder, device, seed, training).run()
+
+
+@dataclass
+class _Lowering:
+    captured: Captured
+    graph: Graph
+    plan: Plan
+    groups: Groups
+    parameters: Parameters
+    recorder: Recorder
+    device: torch.device
+    seed: Tensor | None
+    training: bool
+    out: fx.Graph = field(default_factory=fx.Graph)
+    env: dict[int, fx.Node] = field(default_factory=dict)
+    shared: dict[tuple[int, tuple[str, ...]], fx.Node] = field(default_factory=dict)
+    buckets: dict[int, fx.Node] = field(default_factory=dict)
+
+    def run(self) -> Lowered:
+        graph, nodes = self.graph, {node.name: node for node in self.captured.program.graph.nodes}
+        self.conversions = {(c.op, c.slot): c for c in self.plan.conversions}
+        self.decisions = {d.name: d for d in self.plan.decisions}
+        self.keys = {t: key for key, t in self.captured.tensors.items() if isinstance(key, tuple)}
+        wanted = {t for op in graph.ops for t in op.inputs} | {graph.outputs[0]} | {new for _, new in graph.updates}
+        reads = tuple(t for t in sorted(wanted) if graph.tensors[t].kind is not Kind.RESULT
+                      and graph.tensors[t].fqn not in self.parameters.taken)
+        for t in reads:
+            self.env[t] = self.out.placeholder(f"v{t}")
+        for op in graph.ops:
+            if op.target == HUB:
+                self.env[op.outputs[0]] = self.value(op, 0)
+            else:
+                self.emit(op, nodes[op.name], wanted)
+        ends = [(graph.outputs[0], "loss"), *((new, graph.tensors[old].fqn) for old, new in graph.updates)]
+        self.out.output(tuple(self.convert(t, self.conversions.get(("output", slot))) for t, slot in ends))
+        return Lowered(fx.GraphModule(torch.nn.Module(), self.out), reads)
+
+    def value(self, op: Op, k: int) -> fx.Node:
+        """Input k of `op`, converted."""
+        t = op.inputs[k]
+        tensor = self.graph.tensors[t]
+        if tensor.kind is Kind.PARAMETER:
+            return self.parameter(t, tensor.fqn)
+        return self.convert(t, self.conversions.get((op.name, op.slots[k])))
+
+    def parameter(self, t: int, fqn: str) -> fx.Node:
+        if fqn in self.parameters.taken and t not in self.env:
+            b, _ = self.parameters.taken[fqn]
+            take = self.out.call_function(_named(lambda: self.parameters.take(b), f"take_{b}"), ())
+            ids = {self.graph.tensors[i].fqn: i for i in range(len(self.graph.tensors))
+                   if self.graph.tensors[i].kind is Kind.PARAMETER}
+            for member, (bucket, k) in self.parameters.taken.items():
+                if bucket == b:
+                    self.env[ids[member]] = self.out.call_function(operator.getitem, (take, k))
+        elif fqn in self.parameters.local and (t, ()) not in self.shared:
+            call = _named(self.parameters.local[fqn], f"use_v{t}")
+            self.shared[t, ()] = self.env[t] = self.out.call_function(call, (self.env[t],))
+        return self.env[t]
+
+    def convert(self, t: int, conversion: Conversion | None) -> fx.Node:
+        """Tensor t after a conversion; equal ones that are local and carry no gradient are done once."""
+        if conversion is None:
+            return self.env[t]
+        key = (t, conversion.forward)
+        if key in self.shared:
+            return self.shared[key]
+        route = self.route(t, conversion)
+        if not (route.forward or route.backward):
+            return self.env[t]
+        node = self.out.call_function(_named(route.__call__, f"to_{conversion.op}_{conversion.slot}"), (self.env[t],))
+        if conversion.gradient is None and not any(move.sends for move in route.forward):
+            self.shared[key] = node
+        return node
+
+    def route(self, t: int, c: Conversion) -> Route:
+        mesh, shape = self.plan.mesh, self.graph.tensors[t].shape
+
+        def path(texts: tuple[str, ...], start: Layout | None, direction: str) -> Any:
+            steps = [Step.parse(text, mesh) for text in texts]
+            return moves(steps, [shape], [start], self.groups, self.recorder, direction, f"{c.tensor} for {c.op}") \
+                if start is not None else ()
+
+        return Route(path(c.forward, c.source, "forward"), path(c.backward, c.gradient, "backward"))
+
+    def emit(self, op: Op, node: fx.Node, wanted: set[int]) -> None:
+        """The kernel's call, and the results that someone reads."""
+        inputs = {slot: self.value(op, k) for k, slot in enumerate(op.slots)}
+        args, kwargs = self.arguments(node, inputs)
+        target = node.target
+        assert callable(target)
+        if not self.training and target is functions.dropout:
+            self.env[op.outputs[0]] = inputs["x"]
+            return
+        if not self.training and target is functions.attention:
+            args, kwargs = (), bound(target, args, kwargs) | {"dropout_p": 0.0}
+        fn, args, kwargs = kernels.lower(self.site(op), target, args, kwargs)
+        call = self.out.call_function(fn, args, kwargs)
+        call.meta = {k: v for k, v in node.meta.items() if k in ("stack_trace", "nn_module_stack")}
+        for t in op.outputs:
+            if t in self.keys and t in wanted:
+                self.env[t] = self.out.call_function(operator.getitem, (call, self.keys[t][1]))
+            elif t not in self.keys:
+                self.env[t] = call
+
+    def site(self, op: Op) -> Site:
+        tensors = self.graph.tensors
+        return Site(op, tuple(tensors[t] for t in op.inputs), tuple(tensors[t] for t in op.outputs),
+                    option_of(op, self.graph, self.plan.mesh, self.decisions.get(op.name)), self.plan.mesh,
+                    self.groups.coordinate, self.reduce, self.seed)
+
+    def arguments(self, node: fx.Node, inputs: Mapping[str, fx.Node]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The node's own arguments with its tensors replaced, slot by slot."""
+        names = parameters(node.target)  # type: ignore[arg-type]
+
+        def replaced(name: str, value: Any) -> Any:
+            if isinstance(value, fx.Node):
+                return inputs[name]
+            if isinstance(value, list | tuple) and any(isinstance(part, fx.Node) for part in value):
+                return [inputs[f"{name}.{k}"] if isinstance(part, fx.Node) else part for k, part in enumerate(value)]
+            return self.device if name == "device" and value is not None else value
+
+        return (tuple(replaced(name, value) for name, value in zip(names, node.args, strict=False)),
+                {name: replaced(name, value) for name, value in node.kwargs.items()})
+
+    def reduce(self, tensor: Tensor, how: str, axes: tuple[int, ...]) -> Tensor:
+        """An all-reduce inside a kernel."""
+        group, names = self.groups.of(axes), "+".join(self.plan.mesh.names[a] for a in axes)
+        if group is None:
+            return tensor
+        buffer, recorder = tensor.contiguous(), self.recorder
+        nbytes = buffer.numel() * buffer.element_size()
+        recorder.executed.append(Executed(recorder.direction, "all-reduce", names, nbytes))
+        try:
+            dist.all_reduce(buffer, dist.ReduceOp.MAX if how == "max" else dist.ReduceOp.SUM, group=group)
+        except RuntimeError as error:
+            raise MachineError(f"all-reduce over {names} inside a kernel failed: {error}") from error
+        return buffer
+
+
+def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """`function` under a name of its own, by which generated code calls it."""
+    def call(*args: Any) -> Any:
+        return function(*args)
+    call.__name__ = call.__qualname__ = "".join(c if c.isalnum() else "_" for c in name)
+    return call

@@ -1,0 +1,107 @@
+"""Rewrites of the raw exported program, in place, before anything makes it functional.
+
+    whole_dropout        feature and in-place dropout in terms of dropout
+    inline_regions       no_grad and disabled autocast written out; no_grad becomes detach
+    needs_decomposition  whether run_decompositions({}) has anything to do
+"""
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from autoddl.errors import CaptureError
+from autoddl.passes import DROPOUTS, OURS
+from autoddl.rewrite import dtype_of, insert, name_of, operators, replace
+from autoddl.source import line_of
+
+__all__ = ["inline_regions", "needs_decomposition", "whole_dropout"]
+
+aten = torch.ops.aten
+STATEFUL = {"batch_norm.default", "instance_norm.default"}
+
+
+def needs_decomposition(module: GraphModule) -> bool:
+    """Whether an operator writes in place, or is a composite of views that is not in our vocabulary."""
+    for node in operators(module):
+        target, name = node.target, name_of(node.target)
+        schema = target._schema  # type: ignore[union-attr]
+        if schema.is_mutable or name in STATEFUL:
+            return True
+        composite = torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")  # type: ignore[union-attr]
+        if composite and name not in OURS and any(argument.alias_info for argument in schema.arguments):
+            return True
+    return False
+
+
+def whole_dropout(module: GraphModule) -> None:
+    """feature_dropout(x) -> x * dropout(ones of (n, c, 1, 1)); f_(x) -> copy_(x, f(x)), for run_decompositions."""
+    for node in operators(module):
+        name = name_of(node.target)
+        if not name.endswith(("dropout.default", "dropout_.default")) or name in DROPOUTS:
+            continue
+        if "alpha" in name:
+            raise CaptureError(f"aten.{name} at {line_of(node.meta.get('stack_trace'))} has no rule; use dropout")
+        x, p, train = node.args
+        new: Any = x
+        if train and p:
+            new = _masked(node, x, p, "feature" in name)
+            if name.endswith("_.default"):
+                new = insert(node, aten.copy_.default, (x, new), x.meta["val"])  # type: ignore[union-attr]
+        replace(node, new)
+    module.recompile()
+
+
+def _masked(node: Node, x: Any, p: Any, feature: bool) -> Node:
+    value = x.meta["val"]
+    if not feature:
+        return insert(node, aten.dropout.default, (x, p, True), value)
+    shape = [*value.shape[:2], *[1] * (value.dim() - 2)]
+    ones = insert(node, aten.new_ones.default, (x, shape), value.new_empty(shape))
+    mask = insert(node, aten.dropout.default, (ones, p, True), ones.meta["val"])
+    return insert(node, aten.mul.Tensor, (x, mask), value)
+
+
+def inline_regions(module: GraphModule) -> None:
+    """Writes out the bodies of set_grad_enabled and disabled autocast; without gradient, their inputs are detached."""
+    for node in list(module.graph.nodes):
+        if not isinstance(node.target, torch._ops.HigherOrderOperator):
+            continue
+        name, line = str(node.target), line_of(_trace_of(module, node))
+        if name == "wrap_with_set_grad_enabled":
+            enabled, body, *inputs = node.args
+        elif name == "wrap_with_autocast" and not node.args[2]:
+            enabled, (body, *inputs) = True, node.args[4:]
+        else:
+            hint = "capture outside autocast" if "autocast" in name else "write it with plain tensor operators"
+            raise CaptureError(f"{name} at {line} cannot be captured; {hint}")
+        inner = getattr(module, body.target)
+        inline_regions(inner)
+        _inline(node, inner, inputs if enabled else [_detached(node, x) for x in inputs])
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _trace_of(module: GraphModule, node: Node) -> str | None:
+    """Stack trace of a region, which is that of the first operator in it."""
+    bodies = [getattr(module, str(x.target)) for x in node.args if isinstance(x, Node) and x.op == "get_attr"]
+    inside = [x for body in bodies if isinstance(body, GraphModule) for x in body.graph.nodes]
+    return next((x.meta["stack_trace"] for x in (node, *inside) if x.meta.get("stack_trace")), None)
+
+
+def _detached(before: Node, x: Any) -> Any:
+    floating = isinstance(x, Node) and isinstance(x.meta.get("val"), torch.Tensor) and dtype_of(x).is_floating_point
+    if not floating:
+        return x
+    node = insert(before, aten.detach.default, (x,), x.meta["val"])
+    node.meta = {**x.meta}
+    return node
+
+
+def _inline(node: Node, body: GraphModule, inputs: list[Any]) -> None:
+    holes = [hole for hole in body.graph.nodes if hole.op == "placeholder"]
+    with node.graph.inserting_before(node):
+        results = node.graph.graph_copy(body.graph, dict(zip(holes, inputs, strict=True)))
+    for user in list(node.users):
+        replace(user, results[user.args[1]])  # type: ignore[index]
+    node.graph.erase_node(node)

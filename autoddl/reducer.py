@@ -1,0 +1,125 @@
+"""Gradients of parameters: from the layout in which backward yields them to the stored one, in buckets.
+
+A bucket starts when its last gradient is there, but never before the bucket in front of it: every rank starts the same
+collectives in the same order. A bucket of several steps takes its next one whenever a later bucket starts, and all are
+finished at the end of backward. A parameter whose gradient takes only local steps has no bucket.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from autoddl.groups import Groups
+from autoddl.held import Held
+from autoddl.layout import local_shape
+from autoddl.redistribute import Handle, Move, Recorder, moves, through
+from autoddl.traffic import Bucket, ParameterEdge
+
+__all__ = ["Reducer"]
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """`left` gradients are still missing; `at` is the next step; `shapes` are of the gradients as they come."""
+
+    members: tuple[Held, ...]
+    moves: tuple[Move, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    left: int = 0
+    at: int = 0
+    tensors: list[Tensor | None] = field(default_factory=list)
+    handle: Handle | None = None
+
+    def clear(self) -> None:
+        self.left, self.at, self.handle = len(self.members), 0, None
+        self.tensors = [None] * len(self.members)
+
+    def advance(self) -> bool:
+        """Wait for the step under way and start the next; False when there is none."""
+        if self.handle is not None:
+            self.tensors = list(self.handle.wait())
+            self.handle = None
+        if self.at == len(self.moves):
+            return False
+        self.handle = self.moves[self.at].start([t for t in self.tensors if t is not None])
+        self.at += 1
+        return True
+
+
+class Reducer:
+    """Takes gradients as they come (`sink`), and deposits the reduced ones (`finish`)."""
+
+    def __init__(self, buckets: Sequence[Bucket], edges: Mapping[str, ParameterEdge], held: Mapping[str, Held],
+                 groups: Groups, recorder: Recorder) -> None:
+        self._groups, self._recorder = groups, recorder
+        self._buckets: list[_Bucket] = []
+        self._place: dict[str, tuple[int, int]] = {}
+        for b, bucket in enumerate(buckets):
+            self._place.update({fqn: (b, k) for k, fqn in enumerate(bucket.members)})
+            tensors = [edges[fqn].tensor for fqn in bucket.members]
+            starts = [edges[fqn].conversion.gradient or edges[fqn].conversion.target for fqn in bucket.members]
+            path = moves(bucket.steps, [t.shape for t in tensors], starts, groups, recorder, "backward",
+                         f"the gradients of {bucket.members[0]} and {len(tensors) - 1} more")
+            shapes = tuple(local_shape(t.shape, start, groups.mesh, groups.coordinate)
+                           for t, start in zip(tensors, starts, strict=True))
+            self._buckets.append(_Bucket(tuple(held[fqn] for fqn in bucket.members), path, shapes))
+        self._next = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what a failed step left."""
+        self._next = 0
+        for bucket in self._buckets:
+            bucket.clear()
+
+    def sink(self, edge: ParameterEdge, held: Held, direct: bool) -> Callable[[Tensor], None] | None:
+        """Where the gradient of a parameter goes; None if there is none, or if the leaf is read as it is (`direct`) and
+        gets the stored gradient from autograd."""
+        if not held.tensor.trained or edge.conversion.gradient is None:
+            return None
+        if edge.tensor.fqn in self._place:
+            b, k = self._place[edge.tensor.fqn]
+            return lambda gradient: self._add(b, k, gradient)
+        path = moves(edge.backward, [edge.tensor.shape], [edge.conversion.gradient], self._groups, self._recorder,
+                     "backward", edge.tensor.fqn)
+        return None if direct and not path else lambda gradient: held.deposit(_locally(path, gradient))
+
+    def _add(self, b: int, k: int, gradient: Tensor) -> None:
+        bucket = self._buckets[b]
+        bucket.tensors[k] = gradient
+        bucket.left -= 1
+        while self._next < len(self._buckets) and self._buckets[self._next].left == 0:
+            self._start()
+
+    def _start(self) -> None:
+        """One step of everything under way, in order, then the first step of the next bucket."""
+        with torch.no_grad():
+            for earlier in self._buckets[:self._next]:
+                if earlier.at < len(earlier.moves):
+                    earlier.advance()
+            self._buckets[self._next].advance()
+        self._next += 1
+
+    def finish(self) -> None:
+        """Start what is left, wait for all, deposit. A gradient that backward did not yield counts as zero."""
+        while self._next < len(self._buckets):
+            bucket = self._buckets[self._next]
+            for k, (member, shape) in enumerate(zip(bucket.members, bucket.shapes, strict=True)):
+                if bucket.tensors[k] is None:
+                    bucket.tensors[k] = member.leaf.new_zeros(shape)
+            self._start()
+        with torch.no_grad():
+            while any([bucket.advance() for bucket in self._buckets]):
+                pass
+            for bucket in self._buckets:
+                for member, gradient in zip(bucket.members, bucket.tensors, strict=True):
+                    assert gradient is not None
+                    member.deposit(gradient)
+        self.clear()
+
+
+def _locally(path: tuple[Move, ...], gradient: Tensor) -> Tensor:
+    with torch.no_grad():
+        return through(path, gradient)

@@ -1,0 +1,46 @@
+"""Small tools for rewriting fx graphs in place."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+__all__ = ["arguments", "dtype_of", "insert", "name_of", "operators", "replace"]
+
+
+def name_of(target: Any) -> str:
+    """`linear.default` for an aten operator, else the text of the target."""
+    return str(target).removeprefix("aten.")
+
+
+def dtype_of(node: Node) -> torch.dtype:
+    dtype: torch.dtype = node.meta["val"].dtype
+    return dtype
+
+
+def arguments(node: Node) -> dict[str, Any]:
+    """Every argument of an operator call by name, defaults included."""
+    values = {}
+    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        default = argument.default_value if argument.has_default_value() else None
+        values[argument.name] = (node.args[position] if position < len(node.args)
+                                 else node.kwargs.get(argument.name, default))
+    return values
+
+
+def operators(module: GraphModule) -> list[Node]:
+    return [node for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+
+
+def insert(before: Node, target: Callable[..., Any], args: tuple[Any, ...], value: Any) -> Node:
+    """A new call in front of `before`, at its source line, with `value` the fake tensor that it yields."""
+    with before.graph.inserting_before(before):
+        node = before.graph.call_function(target, args)
+    node.meta = {**before.meta, "val": value}
+    return node
+
+
+def replace(node: Node, new: Any) -> None:
+    node.replace_all_uses_with(new)
+    node.graph.erase_node(node)

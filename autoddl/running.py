@@ -1,0 +1,82 @@
+"""Training under a plan from the shell: ranks started here, or this process as one rank of torchrun or srun."""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from autoddl.errors import InputError, MismatchError
+from autoddl.factory import Factory
+from autoddl.launch import joined, launch
+from autoddl.plan import Plan
+
+__all__ = ["Ran", "run"]
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """`step_seconds` is the median step after the first."""
+
+    losses: tuple[float, ...]
+    step_seconds: float
+    predicted_seconds: float
+    ranks: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run(path: Path, plan: Plan, factory: Factory, *, steps: int, lr: float, save: Path | None = None,
+        progress: Progress | None = None) -> Ran | None:
+    """Train `steps` steps; None on ranks other than the first."""
+    job = {"task": "train", "plan": str(path.resolve()), "factory": factory.to_json(), "steps": steps, "lr": lr,
+           "save": str(save) if save else None}
+    tell = progress or (lambda what, done, total: None)
+    found = _join(job, plan, tell) if joined() else _start(job, plan, tell)
+    if found is None:
+        return None
+    return Ran(tuple(found["losses"]), found["step_seconds"], plan.predicted.seconds, plan.mesh.size)
+
+
+def _join(job: dict[str, Any], plan: Plan, tell: Progress) -> dict[str, Any] | None:
+    """This process is a rank already."""
+    world = int(os.environ["WORLD_SIZE"])
+    if world != plan.mesh.size:
+        raise MismatchError(f"the plan's mesh '{plan.mesh}' has {plan.mesh.size} ranks, but {world} were started; "
+                            f"start {plan.mesh.size}, or plan for {world}")
+    from autoddl.worker import train
+
+    losses: list[float] = []
+
+    def heard(loss: float) -> None:
+        losses.append(loss)
+        tell("training", len(losses), job["steps"])
+
+    found = train(job, heard)
+    return found if os.environ["RANK"] == "0" else None
+
+
+def _start(job: dict[str, Any], plan: Plan, tell: Progress) -> dict[str, Any]:
+    """All ranks on this machine."""
+    most = max(16, 4 * (os.cpu_count() or 1))
+    if plan.mesh.size > most:
+        raise InputError(f"the plan is for {plan.mesh.size} ranks, this machine takes {most}; start it on the cluster, "
+                         "one `autoddl run` per rank, with torchrun --no-python or srun")
+    with tempfile.TemporaryDirectory(prefix="autoddl-run-") as name:
+        folder = Path(name)
+        (folder / "job.json").write_text(json.dumps({**job, "folder": name}), encoding="utf-8")
+
+        def tick() -> None:
+            written = folder / "losses-0"
+            tell("training", len(written.read_text().splitlines()) if written.exists() else 0, job["steps"])
+
+        launch(plan.mesh.size, [sys.executable, "-m", "autoddl.worker", str(folder / "job.json")], tick=tick)
+        found = json.loads((folder / "result-0.json").read_text())
+        assert isinstance(found, dict), found
+        return found

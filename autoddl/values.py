@@ -1,0 +1,119 @@
+"""Values for what was planned without any: a sample of the meta device, a model of the meta device.
+
+A whole number that indexes rows of an embedding is below their count, a label below the number of classes: `limits`
+follows every input through the graph to what reads it. All values are drawn from a seed, so every rank draws the same.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from autoddl.capture import Captured, capture
+from autoddl.graph import Graph, Kind, Op
+from autoddl.sample import Sample, named
+
+__all__ = ["SEED", "arguments", "filled", "limits", "materialised"]
+
+SEED = 20_240_229
+KEEPS_VALUES = ("aten.reshape", "aten.view", "aten.slice", "aten.select", "aten.expand", "aten.transpose",
+                "aten.permute", "aten._to_copy", "aten.clone", "aten.unsqueeze", "aten.squeeze", "aten.where",
+                "aten.cat", "aten.detach", "aten.alias", "aten.flatten", "aten.constant_pad_nd", "autoddl.hub")
+
+
+def limits(graph: Graph) -> dict[str, int]:
+    """input's name -> how many values a whole number in it may take; those that nothing limits are not named."""
+    consumers, found = graph.consumers(), dict[str, int]()
+    for t, tensor in enumerate(graph.tensors):
+        if tensor.kind is Kind.INPUT:
+            bound = _limit(t, graph, consumers, set())
+            if bound is not None:
+                found[tensor.fqn] = bound
+    return found
+
+
+def _limit(t: int, graph: Graph, consumers: dict[int, tuple[tuple[int, int], ...]], seen: set[int]) -> int | None:
+    seen.add(t)
+    bounds = []
+    for i, k in consumers[t]:
+        op = graph.ops[i]
+        bound = _of_reader(op, op.slots[k], graph)
+        if bound is None and op.target.startswith(KEEPS_VALUES):
+            bound = min((b for out in op.outputs if out not in seen
+                         for b in [_limit(out, graph, consumers, seen)] if b is not None), default=None)
+        bounds += [bound] if bound is not None else []
+    return min(bounds, default=None)
+
+
+def _of_reader(op: Op, slot: str, graph: Graph) -> int | None:
+    """How many values the operator can read in `slot`; None if any."""
+    first = graph.tensors[op.inputs[0]]
+    if op.target.startswith("aten.embedding") and slot == "indices":
+        return first.shape[0]
+    if op.target.startswith(("autoddl.token_loss", "aten.nll_loss", "aten.cross_entropy")) and slot == "target":
+        return first.shape[1] if len(first.shape) > 1 else first.shape[0]
+    return None
+
+
+def filled(model: nn.Module, sample: Sample, seed: int = SEED) -> Sample:
+    """The sample with values where it has none; what has values keeps them."""
+    names = named(model.forward, sample)
+    if not any(_empty(leaf) for leaf in names.values()):
+        return sample
+    bounds = limits(capture(model, sample).graph)
+    generator = torch.Generator().manual_seed(seed)
+    values = {id(leaf): _draw(leaf, bounds.get(name, 2), generator) for name, leaf in names.items() if _empty(leaf)}
+    args, kwargs = pytree.tree_map(lambda leaf: values.get(id(leaf), leaf), (sample.args, dict(sample.kwargs)))
+    return Sample(args, kwargs)
+
+
+def _empty(leaf: object) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_meta
+
+
+def _draw(like: Tensor, bound: int, generator: torch.Generator) -> Tensor:
+    if like.dtype.is_floating_point:
+        return torch.randn(like.shape, generator=generator, dtype=torch.float32).to(like.dtype)
+    if like.dtype is torch.bool:
+        return torch.ones(like.shape, dtype=torch.bool)
+    return torch.randint(0, bound, like.shape, generator=generator, dtype=torch.int64).to(like.dtype)
+
+
+def materialised(model: nn.Module, seed: int = SEED) -> nn.Module:
+    """The model itself, its tensors of the meta device drawn: matrices small, vectors and buffers near one."""
+    generator = torch.Generator().manual_seed(seed)
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is not None and tensor.is_meta:
+                    if id(tensor) not in made:
+                        made[id(tensor)] = _initial(tensor, generator)
+                    table[name] = made[id(tensor)]  # type: ignore[assignment]
+    return model
+
+
+def _initial(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    if tensor.dtype.is_floating_point:
+        noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32) * 0.02
+        value = (noise if tensor.dim() > 1 else 1 + noise).to(tensor.dtype)
+    else:
+        value = torch.zeros(tensor.shape, dtype=tensor.dtype)
+    return nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
+
+
+def arguments(model: nn.Module, batch: Sample, captured: Captured) -> list[Tensor]:
+    """What the captured program is called with: the model's own parameters, copies of its buffers, the inputs."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    buffers, inputs = dict(model.named_buffers(remove_duplicate=False)), named(model.forward, batch)
+    found: list[Tensor] = []
+    for t, tensor in enumerate(captured.graph.tensors):
+        match tensor.kind:
+            case Kind.PARAMETER:
+                found.append(parameters[tensor.fqn])
+            case Kind.BUFFER:
+                found.append(buffers[tensor.fqn].clone())
+            case Kind.CONSTANT:
+                found.append(captured.constants[t])
+            case Kind.INPUT:
+                found.append(inputs[tensor.fqn])
+    return found

@@ -1,0 +1,159 @@
+"""What a launched rank runs: `python -m autoddl.worker JOB.json`.
+
+A job is {"task": "train" or "check", "plan": a file, "factory": {...}, "folder": where results go, ...}. Rank r leaves
+`result-r.json` there, or its one line for the launcher. Ranks leave together and without torch's teardown, which
+aborts now and then.
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from autoddl.apply import ParallelModel, parallelize
+from autoddl.errors import AutoDDLError
+from autoddl.factory import Factory
+from autoddl.launch import report_failure
+from autoddl.layout import Layout, Mesh, extents
+from autoddl.plan import load_plan, write_atomically
+from autoddl.sample import Sample, as_sample, sample_for
+from autoddl.traffic import traffic
+from autoddl.values import SEED, filled, materialised
+
+__all__ = ["Job", "built", "cast", "leave", "train"]
+
+Job = dict[str, Any]
+
+
+def built(factory: Factory, drawn: bool = False) -> tuple[nn.Module, Sample]:
+    """The factory's model and batch, the same in every process; `drawn`: weights of the meta device get some values."""
+    torch.manual_seed(SEED)
+    model, given = factory.build()
+    batch = filled(model, as_sample(given) if given is not None else sample_for(model))
+    return materialised(model) if drawn else model, batch
+
+
+def cast(batch: Sample, dtype: torch.dtype) -> Sample:
+    """The batch with floats in `dtype`."""
+    def one(leaf: Any) -> Any:
+        return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    return Sample(*pytree.tree_map(one, (batch.args, dict(batch.kwargs))))
+
+
+def train(job: Job, tell: Callable[[float], None]) -> dict[str, Any]:
+    """AdamW on the factory's batch; `tell` hears every loss."""
+    plan, factory = load_plan(job["plan"]), Factory(**job["factory"])
+    model, batch = built(factory)
+    parallel = parallelize(model, plan, batch)
+    optimizer = torch.optim.AdamW(parallel.parameters(), lr=job["lr"])
+    losses, seconds = [], []
+    for _ in range(job["steps"]):
+        start = time.perf_counter()
+        loss = parallel.step(batch)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss))
+        seconds.append(time.perf_counter() - start)
+        tell(losses[-1])
+    if job.get("save"):
+        from autoddl import checkpoint
+        checkpoint.save(job["save"], parallel, optimizer)
+    return {"losses": losses, "step_seconds": statistics.median(seconds[1:] or seconds)}
+
+
+def check(job: Job) -> dict[str, Any]:
+    """A step in the dtype of the truth against the truth, and the collectives of a step in the plan's own."""
+    factory, folder = Factory(**job["factory"]), Path(job["folder"])
+    plan, wide = load_plan(folder / "plan.json"), load_plan(folder / "wide.json")
+    expected = torch.load(folder / "truth.pt", weights_only=True, mmap=True)
+    model, batch = built(factory, drawn=True)
+    if job["wide"]:
+        model, batch = model.double(), cast(batch, torch.float64)
+    parallel = parallelize(model, wide, batch)
+    loss = float(parallel.step(batch))
+    error = _gradient_error(parallel, expected["gradients"])
+    if job["wide"]:
+        model, batch = built(factory, drawn=True)
+        parallel = parallelize(model, plan, batch)
+        parallel.step(batch)
+    return {"loss_error": abs(loss - expected["loss"]) / (abs(expected["loss"]) or 1.0), "gradient_error": error,
+            "mismatches": _mismatches(parallel)}
+
+
+def _gradient_error(parallel: ParallelModel, gradients: dict[str, Tensor]) -> float:
+    """The largest difference of this rank's pieces from the truth's, as a part of the largest gradient there is."""
+    largest = max((float(g.abs().max()) for g in gradients.values()), default=0.0) or 1.0
+    stored = {s.fqn: s.layout for s in parallel.plan.stored}
+    worst = 0.0
+    for name, parameter in parallel.named_parameters():
+        if name in gradients:
+            whole = Layout.broadcast(parallel.plan.mesh)
+            piece = _piece(gradients[name], stored.get(name, whole), parallel.plan.mesh,
+                           parallel.groups.coordinate)
+            grad = parameter.grad
+            mine = torch.zeros_like(piece) if grad is None else getattr(grad, "_local_tensor", grad)
+            worst = max(worst, float((mine - piece).abs().max()) / largest)
+    return worst
+
+
+def _piece(whole: Tensor, layout: Layout, mesh: Mesh, at: tuple[int, ...]) -> Tensor:
+    """The part of a tensor that the rank at `at` holds."""
+    for dim, (offset, size) in enumerate(extents(tuple(whole.shape), layout, mesh, at)):
+        whole = whole.narrow(dim, offset, size)
+    return whole
+
+
+def _mismatches(parallel: ParallelModel) -> list[str]:
+    """Collectives that the plan has and the record has not, or the other way round."""
+    def rows(many: Iterable[Any]) -> Counter[str]:
+        return Counter(f"{one.direction} {one.kind} over {one.axes} of {one.nbytes} bytes" for one in many)
+
+    expected = rows(traffic(parallel.plan, parallel.graph, parallel.groups.coordinate))
+    recorded = rows(parallel.recorder.executed)
+    return [f"not run: {text} x {n}" for text, n in (expected - recorded).items()] + \
+           [f"not planned: {text} x {n}" for text, n in (recorded - expected).items()]
+
+
+def leave(code: int) -> None:
+    """End this rank now: after the others where all went well."""
+    with suppress(Exception):
+        if code == 0 and dist.is_initialized():
+            dist.barrier()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def main() -> None:
+    job: Job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    rank, folder = os.environ["RANK"], Path(job["folder"])
+    try:
+        if job["task"] == "train":
+            with open(folder / f"losses-{rank}", "w", buffering=1, encoding="utf-8") as file:
+                result = train(job, lambda loss: print(loss, file=file))
+        else:
+            result = check(job)
+        write_atomically(folder / f"result-{rank}.json", json.dumps(result))
+    except BaseException as error:
+        report_failure(error)
+        if job.get("debug"):
+            traceback.print_exc()
+        leave(2 if isinstance(error, AutoDDLError) else 1)
+    leave(0)
+
+
+if __name__ == "__main__":
+    main()

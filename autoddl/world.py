@@ -1,0 +1,65 @@
+"""Processes: joining the group that torchrun or SLURM started, and agreeing before the first step.
+
+A restarted worker must not read the addresses that its last attempt left in the store, so every attempt has a prefix of
+its own. Equal collectives in another order give silently wrong sums; so ranks compare what they are about to run.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from autoddl.errors import MachineError, MismatchError
+from autoddl.launch import joined
+from autoddl.layout import Mesh
+
+__all__ = ["agree", "device_of", "join"]
+
+
+def device_of(device: torch.device | str | None) -> torch.device:
+    """The device asked for; by default this process' GPU if there is one, else the CPU."""
+    if device is not None:
+        return torch.device(device)
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
+
+
+def join(mesh: Mesh, device: torch.device, timeout: timedelta) -> None:
+    """Initialise the process group of `mesh`, unless it is there or one process is enough."""
+    if dist.is_initialized():
+        return
+    here = joined()
+    world = int(os.environ["WORLD_SIZE"]) if here else 1
+    if world != mesh.size:
+        raise MismatchError(f"the plan is for {mesh.size} processes (mesh '{mesh}'), and {world} run: start {mesh.size}, "
+                            f"as with torchrun --nproc-per-node, or plan for {world}")
+    if world == 1:
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    try:
+        store, rank, world = next(iter(dist.rendezvous("env://", timeout=timeout)))
+        prefix = f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=dist.PrefixStore(prefix, store),
+                                rank=rank, world_size=world, timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        raise MachineError(f"this process cannot reach the others at {os.environ.get('MASTER_ADDR')}:"
+                           f"{os.environ.get('MASTER_PORT')}: {str(error).splitlines()[0]}") from error
+
+
+def agree(what: dict[str, Iterable[object]]) -> None:
+    """Raise MismatchError on every rank unless all ranks have the same rows under every name of `what`."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    mine = {name: hashlib.sha256("\n".join(map(str, rows)).encode()).hexdigest() for name, rows in what.items()}
+    every: list[dict[str, str] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    for name in what:
+        others = [rank for rank, theirs in enumerate(every) if theirs is None or theirs.get(name) != (every[0] or {}).get(name)]
+        if others:
+            raise MismatchError(f"rank {others[0]} has another {name} than rank 0; all ranks need the same: load one file, "
+                                "and build the model from one seed or checkpoint")

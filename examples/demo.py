@@ -1,0 +1,133 @@
+"""Plans a small GPT for four processes, trains it on them and on one, and compares. Run: make demo
+
+The text is Python's own standard library, byte by byte; the one process is plain PyTorch, without AutoDDL.
+"""
+
+import json
+import os
+import statistics
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from gpt import gpt
+from rich.console import Console
+from rich.progress import Progress, track
+from torch import Tensor, nn
+
+import autoddl
+from autoddl import report
+from autoddl.launch import launch
+from autoddl.worker import leave
+
+CLUSTER = Path(__file__).parent / "clusters" / "laptop.yaml"
+STEPS, BATCH, CONTEXT, LEARNING_RATE = 30, 16, 128, 3e-4
+TOLERANCE = 1e-5
+
+Step = Callable[[tuple[Tensor, Tensor]], float]
+
+
+def corpus() -> Tensor:
+    """The standard library's modules, one after the other."""
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    return torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8)
+
+
+def batch(text: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    """The step's windows of the text, and the same moved on by one byte."""
+    starts = torch.randint(0, len(text) - CONTEXT - 1, (BATCH,), generator=torch.Generator().manual_seed(step))
+    windows = torch.stack([text[start : start + CONTEXT + 1] for start in starts.tolist()]).long()
+    return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return gpt(layers=4, width=128, heads=4, context=CONTEXT, batch=BATCH)
+
+
+def train(step: Step, heard: Callable[[float], None]) -> list[float]:
+    """Seconds of every step; `heard` is told the losses."""
+    text, seconds = corpus(), []
+    for number in range(STEPS):
+        start = time.perf_counter()
+        loss = step(batch(text, number))
+        seconds.append(time.perf_counter() - start)
+        heard(loss)
+    return seconds
+
+
+def stepping(loss_of: Callable[[tuple[Tensor, Tensor]], Tensor], optimizer: torch.optim.Optimizer) -> Step:
+    """Loss and gradients of a batch, then the optimizer's step."""
+    def step(batch: tuple[Tensor, Tensor]) -> float:
+        loss = loss_of(batch)
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(loss)
+
+    return step
+
+
+def one_rank(folder: Path) -> None:
+    """What each of the four processes runs."""
+    parallel = autoddl.parallelize(model(), autoddl.load_plan(folder / "plan.json"))
+    optimizer = torch.optim.AdamW(parallel.parameters(), lr=LEARNING_RATE)
+    with open(folder / f"losses-{os.environ['RANK']}", "w", buffering=1, encoding="utf-8") as file:
+        seconds = train(stepping(parallel.step, optimizer), lambda loss: print(repr(loss), file=file))
+    if os.environ["RANK"] == "0":
+        (folder / "seconds").write_text(json.dumps(seconds), encoding="utf-8")
+    leave(0)
+
+
+def four_processes(plan: autoddl.Plan, console: Console) -> tuple[list[float], list[float]]:
+    """(losses, seconds) of every step."""
+    with tempfile.TemporaryDirectory() as name, Progress(console=console) as bar:
+        folder, task = Path(name), bar.add_task(f"training on {plan.mesh.size} processes", total=STEPS)
+        plan.save(folder / "plan.json")
+
+        def losses() -> list[float]:
+            path = folder / "losses-0"
+            return [float(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+        launch(plan.mesh.size, [sys.executable, __file__, name], tick=lambda: bar.update(task, completed=len(losses())))
+        return losses(), json.loads((folder / "seconds").read_text())
+
+
+def one_process(console: Console) -> list[float]:
+    """The losses of plain PyTorch."""
+    alone, losses = model(), list[float]()
+
+    def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
+        loss: Tensor = alone(*batch)
+        loss.backward()
+        return loss.detach()
+
+    steps = iter(track(range(STEPS), "training on one process", console=console))
+    train(stepping(loss_of, torch.optim.AdamW(alone.parameters(), lr=LEARNING_RATE)),
+          lambda loss: (losses.append(loss), next(steps))[0])
+    next(steps, None)
+    return losses
+
+
+def main() -> int:
+    console = Console(soft_wrap=True)
+    plan = autoddl.plan(model(), CLUSTER, batch(corpus(), 0), name="gpt")
+    console.print(report.plan_table(plan), "")
+    together, seconds = four_processes(plan, console)
+    alone = one_process(console)
+    worst = max(abs(a - b) / abs(b) for a, b in zip(together, alone, strict=True))
+    console.print("", *(f"step {i + 1:2}   {plan.mesh.size} processes {together[i]:.6f}   one process {alone[i]:.6f}"
+                        for i in (*range(0, STEPS, 6), STEPS - 1)), sep="\n")
+    console.print(f"largest relative difference of the losses  {worst:.1e}  (at most {TOLERANCE:.0e})")
+    console.print(f"step time  {plan.predicted.seconds * 1e3:.1f} ms predicted, "
+                  f"{statistics.median(seconds[1:]) * 1e3:.1f} ms measured (median)")
+    return 0 if worst <= TOLERANCE else 1
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        one_rank(Path(sys.argv[1]))
+    sys.exit(main())

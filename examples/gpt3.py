@@ -1,0 +1,20 @@
+"""GPT-3, 175 billion parameters, planned without holding one. Run: python examples/gpt3.py [cluster.yaml]"""
+
+import sys
+
+import torch
+from gpt import GPT, gpt
+
+import autoddl
+
+CLUSTER = "examples/clusters/h100-16x8.yaml"
+
+
+def gpt3_175b(layers: int = 96, batch: int = 64, context: int = 2048) -> GPT:
+    """96 layers of width 12288 with 96 heads, in bfloat16, on the meta device."""
+    with torch.device("meta"):
+        return gpt(layers, 12288, 96, context, batch, 50257).to(torch.bfloat16)
+
+
+if __name__ == "__main__":
+    print(autoddl.plan(gpt3_175b(layers=8), sys.argv[1] if len(sys.argv) > 1 else CLUSTER))

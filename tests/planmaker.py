@@ -1,0 +1,73 @@
+"""Plans for tests: of random choices, which use every corner of the space, and of named strategies."""
+
+import random
+from functools import lru_cache
+
+import torch
+from torch import nn
+
+from autoddl.api import compare
+from autoddl.assemble import assemble, plan_of
+from autoddl.capture import capture
+from autoddl.cost_models import Cluster, load_cluster
+from autoddl.hubs import planned
+from autoddl.layout import Mesh
+from autoddl.plan import VERSION, Plan
+from autoddl.price import Pricing
+from autoddl.tables import problem_of
+from autoddl.problem import Solution
+from autoddl.space import variables
+
+__all__ = ["cluster_of", "random_plans", "strategies"]
+
+TEXT = """
+name: test
+device: {{name: slow, memory: 1 GB, bandwidth: 1 GB/s, peak: {{float64: 1 MFLOP/s, float32: 1 MFLOP/s, bfloat16: 1 MFLOP/s}}}}
+levels:
+{levels}
+"""
+LEVEL = "  - {{name: {name}, size: {size}, bandwidth: {bandwidth} GB/s, latency: 1 ns, topology: switch}}"
+
+
+@lru_cache
+def cluster_of(text: str) -> Cluster:
+    """A cluster whose levels are the axes of a mesh, with devices so slow that splitting pays."""
+    import tempfile
+    from pathlib import Path
+
+    axes = list(reversed(Mesh.parse(text).axes))
+    levels = [LEVEL.format(name=a.name, size=a.size, bandwidth=100 // 4**i) for i, a in enumerate(axes)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "cluster.yaml")
+        path.write_text(TEXT.format(levels="\n".join(levels)))
+        return load_cluster(path)
+
+
+def random_plans(model: nn.Module, sample: object, mesh: str, count: int, seed: int = 0) -> list[Plan]:
+    """Plans of random choices among all layouts."""
+    captured = capture(model, sample)
+    graph, draw = planned(captured.graph), random.Random(seed)
+    pricing = Pricing(graph, Mesh.parse(mesh), cluster_of(mesh))
+    choices = variables(graph, pricing.mesh)
+    problem = problem_of(pricing, choices, None)
+    prints = {"model": captured.graph.fingerprint(), "cluster": "", "autoddl": str(VERSION)}
+    found = []
+    for _ in range(count):
+        chosen = tuple(draw.randrange(len(v.choices)) for v in choices)
+        seconds = problem.cost(chosen)
+        solution = Solution(chosen, seconds, problem.nbytes(chosen), 0.0, "drawn", "random")
+        made = assemble(pricing, problem, solution, choices)
+        found.append(plan_of(made, pricing, solution, {
+            "model": type(model).__name__, "bound": 0.0, "budget": 1e12, "candidates": 1, "sample": dict(captured.spec),
+            "fingerprints": prints, "timings": {}}))
+    return found
+
+
+def strategies(model: nn.Module, sample: object, mesh: str) -> dict[str, Plan]:
+    """The found plan and the named strategies on one mesh."""
+    rows = compare(model, cluster_of(mesh), sample, mesh=mesh)
+    return {row.name: row.plan for row in rows if row.plan is not None}
+
+
+def double(model: nn.Module) -> nn.Module:
+    return model.to(torch.float64)

@@ -1,0 +1,140 @@
+"""A checkpoint holds the model, not the plan: written under one plan it is read under others, bit for bit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from planmaker import random_plans, strategies
+from ranks import on_ranks
+
+from autoddl import checkpoint
+from autoddl.apply import ParallelModel, parallelize
+from autoddl.errors import InputError, MachineError, MismatchError
+from autoddl.plan import Plan
+
+STEPS = 3
+
+
+def started(plan: Plan, weight: float = 0.1) -> tuple[ParallelModel, torch.optim.Optimizer]:
+    model, _ = zoo.gpt(dtype=torch.float64, dropout=0.1)
+    parallel = parallelize(model, plan)
+    return parallel, torch.optim.AdamW(parallel.parameters(), lr=1e-2, weight_decay=weight)
+
+
+def train(parallel: ParallelModel, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        losses.append(parallel.step(batch(parallel.steps)).item())
+        torch.nn.utils.clip_grad_norm_(parallel.parameters(), 1.0)
+        optimizer.step()
+    return losses
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(step)
+    return torch.randint(0, 64, (4, 16), generator=draw), torch.randint(0, 64, (4, 16), generator=draw)
+
+
+def whole(value: Any) -> torch.Tensor:
+    found = value.full_tensor() if hasattr(value, "full_tensor") else value
+    assert isinstance(found, torch.Tensor)
+    return found.detach().clone()
+
+
+def state(parallel: ParallelModel, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    found = {name: whole(p) for name, p in parallel.named_parameters()}
+    for name, p in parallel.named_parameters():
+        found.update({f"{name}/{key}": whole(value) for key, value in optimizer.state[p].items()})
+    return found
+
+
+def write(plan: Plan, path: str) -> tuple[list[float], dict[str, torch.Tensor], list[float]]:
+    parallel, optimizer = started(plan)
+    before = train(parallel, optimizer, STEPS)
+    checkpoint.save(parallel, optimizer, path)
+    held = state(parallel, optimizer)
+    return before, held, train(parallel, optimizer, STEPS)
+
+
+def read(plan: Plan, path: str) -> tuple[dict[str, torch.Tensor], list[float]]:
+    parallel, optimizer = started(plan)
+    checkpoint.load(parallel, optimizer, path)
+    assert parallel.steps == STEPS
+    return state(parallel, optimizer), train(parallel, optimizer, STEPS)
+
+
+def plans(mesh: str, count: int) -> list[Plan]:
+    model, sample = zoo.gpt(dtype=torch.float64, dropout=0.1)
+    return random_plans(model, sample, mesh, count, seed=5)
+
+
+def test_saved_under_one_plan_and_loaded_under_others(tmp_path: Path) -> None:
+    path = str(tmp_path / "checkpoint")
+    ((_, held, expected),) = on_ranks(1, write, plans("one=1", 1)[0], path)
+    again = str(tmp_path / "again")
+    _, held_again, losses = on_ranks(4, write, plans("a=2,b=2", 1)[0], again)[0]
+    assert all(torch.allclose(held[name], held_again[name], rtol=0, atol=1e-7) for name in held)
+    for plan in (*plans("a=4", 1), *plans("a=2,b=2", 2)[1:]):
+        for found, resumed in on_ranks(4, read, plan, again):
+            assert all(torch.equal(found[name], held_again[name]) for name in held_again)
+            assert resumed == pytest.approx(losses, abs=2e-6) and resumed == pytest.approx(expected, abs=2e-6)
+    for plan, ranks in ((plans("one=1", 1)[0], 1), (plans("a=2", 1)[0], 2)):
+        found, resumed = on_ranks(ranks, read, plan, path)[0]
+        assert all(torch.equal(found[name], held[name]) for name in held)
+        assert resumed == pytest.approx(expected, abs=2e-6)
+
+
+def damage(plan: Plan, path: str) -> str:
+    """The second save fails on one rank while it writes."""
+    import torch.distributed.checkpoint as dcp
+
+    parallel, optimizer = started(plan)
+    checkpoint.save(parallel, optimizer, path)
+    kept = state(parallel, optimizer)
+    train(parallel, optimizer, 1)
+    original = dcp.FileSystemWriter.write_data
+    if parallel.groups.rank == 1:
+        def failing(*args: Any, **kwargs: Any) -> Any:
+            raise OSError("no space left on device")
+        dcp.FileSystemWriter.write_data = failing  # type: ignore[method-assign]
+    try:
+        with pytest.raises(MachineError, match="was not written"):
+            checkpoint.save(parallel, optimizer, path)
+    finally:
+        dcp.FileSystemWriter.write_data = original  # type: ignore[method-assign]
+    checkpoint.load(parallel, optimizer, path)
+    found = state(parallel, optimizer)
+    assert all(torch.equal(found[name], kept[name]) for name in kept)
+    return "kept"
+
+
+def test_a_failed_save_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    assert on_ranks(4, damage, plans("a=4", 1)[0], str(tmp_path / "checkpoint")) == ["kept"] * 4
+
+
+def test_what_is_no_checkpoint_of_this_model(tmp_path: Path) -> None:
+    model, sample = zoo.gpt(dtype=torch.float64, dropout=0.1)
+    parallel, optimizer = started(plans("one=1", 1)[0])
+    with pytest.raises(InputError, match="is no checkpoint"):
+        checkpoint.load(parallel, optimizer, tmp_path / "nothing")
+    checkpoint.save(parallel, optimizer, tmp_path / "small")
+    larger, sample = zoo.gpt(layers=3)
+    other = parallelize(larger, random_plans(larger, sample, "one=1", 1)[0])
+    with pytest.raises(MismatchError, match="does not fit this model"):
+        checkpoint.load(other, None, tmp_path / "small")
+
+
+def whole_state(plan: Plan) -> bool:
+    parallel, _ = started(plan)
+    expected, _ = zoo.gpt(dtype=torch.float64, dropout=0.1)
+    moved = {name: value + 1 for name, value in expected.state_dict().items()}
+    parallel.load_state_dict(moved)
+    return all(torch.equal(whole(value), moved[name]) for name, value in parallel.state_dict().items())
+
+
+def test_whole_tensors_are_loaded_into_pieces() -> None:
+    found = strategies(*zoo.gpt(dtype=torch.float64, dropout=0.1), "a=4")
+    assert all(on_ranks(4, whole_state, found["ZeRO-3"]))

@@ -1,0 +1,122 @@
+"""Random valid plans, run on four ranks, do what one process does: loss, gradients, three AdamW steps, and what is sent.
+
+    make fuzz        all 200 plans in float64 and 20 in float32; `make test` runs a seeded few of each model
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from precise import Precise
+from random_plans import random_plan
+from ranks import on_ranks
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from autoddl.apply import parallelize
+from autoddl.capture import capture
+from autoddl.plan import Plan
+from autoddl.sample import Sample
+from autoddl.traffic import traffic
+
+MODELS = ("gpt", "gpt2", "llama", "bert", "t5", "vit", "vgg_bn", "resnet", "mixture")
+STEPS = 3
+LR = 1e-3
+
+
+@lru_cache(maxsize=2)
+def _captured(name: str, dtype: torch.dtype) -> Any:
+    return capture(*_made(name, dtype))
+
+
+def _made(name: str, dtype: torch.dtype) -> tuple[nn.Module, Sample]:
+    torch.manual_seed(0)
+    module, sample = getattr(zoo, name)(dtype=dtype)
+    return Precise(module) if dtype == torch.float64 else module, sample
+
+
+def _train(step: Any, module: nn.Module) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
+    """Losses of every step, gradients of the first, parameters and buffers after the last."""
+    optimizer = torch.optim.AdamW(module.parameters(), lr=LR)
+    losses, gradients = [], dict[str, Tensor]()
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        losses.append(float(step()))
+        gradients = gradients or {n: _whole(p.grad) for n, p in module.named_parameters() if p.grad is not None}
+        optimizer.step()
+    state = {n: _whole(p.detach()) for n, p in (*module.named_parameters(), *module.named_buffers())}
+    return losses, gradients, state
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
+
+
+@lru_cache(maxsize=2)
+def _truth(name: str, dtype: torch.dtype) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
+    """The user's own module in one ordinary process."""
+    module, sample = _made(name, dtype)
+
+    def step() -> Tensor:
+        output = module(*sample.args, **sample.kwargs)
+        loss: Tensor = output if isinstance(output, Tensor) else output[0]
+        loss.backward()
+        return loss.detach()
+
+    return _train(step, module)
+
+
+def _case(name: str, seed: int, dtype: torch.dtype) -> dict[str, Any]:
+    """One rank of one case: the largest errors against one process, and the collectives that differ from the plan's."""
+    plan: Plan = random_plan(_captured(name, dtype), seed)
+    module, sample = _made(name, dtype)
+    parallel = parallelize(module, plan)
+    batch = sample.kwargs or sample.args
+    losses, gradients, state = _train(lambda: parallel.step(batch), module)
+    true_losses, true_gradients, true_state = _truth(name, dtype)
+    coordinate = plan.mesh.coordinate(torch.distributed.get_rank())
+    sent = Counter((s.direction, s.kind, s.axes, s.nbytes) for s in traffic(plan, parallel.graph, coordinate))
+    executed = Counter((e.direction, e.kind, e.axes, e.nbytes) for e in parallel.recorder.executed)
+    largest = max(float(g.abs().max()) for g in true_gradients.values())
+    return {"mesh": str(plan.mesh), "loss": max(abs(a - b) / abs(b) for a, b in zip(losses, true_losses, strict=True)),
+            "gradient": _distance(gradients, true_gradients) / largest, "state": _distance(state, true_state),
+            "missing": sorted((sent - executed).items()), "extra": sorted((executed - sent).items())}
+
+
+def _distance(found: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> float:
+    assert found.keys() == truth.keys(), found.keys() ^ truth.keys()
+    return max(float((found[n].double() - truth[n].double()).abs().max()) for n in truth)
+
+
+def _check(name: str, seed: int, dtype: torch.dtype) -> None:
+    close = dtype == torch.float64
+    for rank, result in enumerate(on_ranks(4, _case, name, seed, dtype)):
+        at = f"{name} seed {seed} rank {rank}: {result}"
+        assert not result["missing"] and not result["extra"], at
+        assert result["loss"] <= (1e-9 if close else 1e-5), at
+        assert result["gradient"] <= (1e-9 if close else 1e-5), at
+        assert result["state"] <= (1e-7 if close else 2 * STEPS * LR), at
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_random_plans(name: str) -> None:
+    for seed in range(2):
+        _check(name, seed, torch.float64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_many_random_plans(name: str) -> None:
+    for seed in range(2, 24):
+        _check(name, seed, torch.float64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_random_plans_in_single_precision(name: str) -> None:
+    for seed in range(100, 103):
+        _check(name, seed, torch.float32)

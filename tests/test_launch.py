@@ -1,0 +1,112 @@
+"""Processes start as torchrun's do, end together, and leave one word."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from autoddl.errors import MachineError, MismatchError
+from autoddl.launch import joined, launch
+
+
+def script(folder: Path, text: str) -> list[str]:
+    path = folder / "rank.py"
+    path.write_text("import os, sys, time\nrank = int(os.environ['RANK'])\n" + textwrap.dedent(text))
+    return [sys.executable, str(path)]
+
+
+def alive(folder: Path) -> list[int]:
+    """Processes of this test that still run: those whose command line names its folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            line = (entry / "cmdline").read_bytes().decode() if entry.name.isdigit() else ""
+        except OSError:
+            continue
+        if str(folder / "rank.py") in line:
+            found.append(int(entry.name))
+    return found
+
+
+def test_every_rank_gets_the_environment_of_torchrun(tmp_path: Path) -> None:
+    launch(3, script(tmp_path, f"""
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS")
+        open({str(tmp_path)!r} + f"/out-{{rank}}", "w").write(" ".join(os.environ[n] for n in names))
+        assert int(os.environ["MASTER_PORT"]) > 0
+    """))
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // 3)))
+    assert [(tmp_path / f"out-{rank}").read_text() for rank in range(3)] == [
+        f"{rank} {rank} 3 3 127.0.0.1 {threads}" for rank in range(3)]
+
+
+def test_a_ranks_own_error_becomes_the_launchers_and_ends_all(tmp_path: Path) -> None:
+    command = script(tmp_path, """
+        from autoddl.errors import MachineError, MismatchError
+        from autoddl.launch import report_failure
+        if rank == 2:
+            report_failure(MachineError("rank 1 is gone"))
+            sys.exit(4)
+        if rank == 1:
+            time.sleep(0.3)
+            report_failure(MismatchError("this is another model"))
+            sys.exit(2)
+        time.sleep(600)
+    """)
+    with pytest.raises(MismatchError, match=r"^rank 1: this is another model$"):
+        launch(3, command)
+    assert not alive(tmp_path)
+
+
+def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
+    command = script(tmp_path, "os.kill(os.getpid(), 9) if rank == 1 else time.sleep(600)")
+    with pytest.raises(MachineError, match=r"rank 1 was killed by SIGKILL; all ranks were ended"):
+        launch(2, command)
+    assert not alive(tmp_path)
+
+
+def test_a_silent_failure_is_named_with_its_exit_code(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match=r"rank 0 ended with exit code 7 and left no word"):
+        launch(1, script(tmp_path, "sys.exit(7)"))
+
+
+def test_a_timeout_names_the_ranks_that_still_run(tmp_path: Path) -> None:
+    command = script(tmp_path, "time.sleep(600 if rank else 0)")
+    with pytest.raises(MachineError, match=r"after 0.5 s rank 1 still ran"):
+        launch(2, command, timeout=0.5)
+    assert not alive(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends ranks with their launcher on Linux only")
+def test_no_rank_outlives_a_killed_launcher(tmp_path: Path) -> None:
+    command = script(tmp_path, "time.sleep(600)")
+    parent = subprocess.Popen([sys.executable, "-c", f"from autoddl.launch import launch; launch(2, {command!r})"])
+    until = time.monotonic() + 20
+    while len(alive(tmp_path)) < 2 and time.monotonic() < until:
+        time.sleep(0.05)
+    assert len(alive(tmp_path)) == 2
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    until = time.monotonic() + 5
+    while alive(tmp_path) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not alive(tmp_path)
+
+
+def test_a_slurm_step_is_a_rank_and_one_process_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+    assert not joined()
+    for name, value in {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "31",
+                        "SLURM_JOB_NODELIST": "nid[003-006]", "RANK": "", "PATH": ""}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("RANK")
+    assert joined()
+    found = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")}
+    assert found == {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "nid003", "MASTER_PORT": "20031"}
+    for name in found:
+        monkeypatch.delenv(name)
