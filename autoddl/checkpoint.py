@@ -8,6 +8,9 @@ The format is torch.distributed.checkpoint's: parameters, buffers and optimizer 
 
 import os
 import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +44,14 @@ def _first() -> bool:
     return not _distributed() or dist.get_rank() == 0
 
 
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """One process needs no process group, and no warning that there is none."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        yield
+
+
 def _state(module: nn.Module, optimizer: torch.optim.Optimizer | None, steps: int) -> dict[str, Any]:
     model, state = get_state_dict(module, optimizer or (), options=_OPTIONS)
     return {"model": model, "optimizer": state, "steps": torch.tensor(steps)}
@@ -54,7 +65,8 @@ def save(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
         shutil.rmtree(writing, ignore_errors=True)
     _barrier()
     try:
-        dcp.save(_state(model.module, optimizer, model.steps), checkpoint_id=writing, no_dist=not _distributed())
+        with _quietly():
+            dcp.save(_state(model.module, optimizer, model.steps), checkpoint_id=writing, no_dist=not _distributed())
     except (CheckpointException, OSError) as error:
         raise MachineError(f"the checkpoint {final} was not written ({_reason(error)}); the one from before, if there "
                            "was one, is as it was") from error
@@ -75,7 +87,8 @@ def load(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
         raise InputError(f"{path} is no checkpoint: it has no .metadata; give the folder that `save` wrote")
     state = _state(model.module, optimizer, 0)
     try:
-        dcp.load(state, checkpoint_id=found, no_dist=not _distributed())
+        with _quietly():
+            dcp.load(state, checkpoint_id=found, no_dist=not _distributed())
     except (CheckpointException, RuntimeError, ValueError) as error:
         raise MismatchError(f"{path} does not fit this model and optimizer ({_reason(error)}); load it into the model "
                             "and the kind of optimizer that it was saved from") from error

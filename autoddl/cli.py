@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from autoddl import report
 from autoddl.errors import AutoDDLError, Infeasible, MachineError
 from autoddl.factory import Factory, settings
+from autoddl.launch import leave
 from autoddl.plan import load_plan
 
 __all__ = ["app", "main"]
@@ -88,15 +90,17 @@ def _run(plan: PlanPath, factory: FactoryText, set_: Set = None,
          steps: Annotated[int, typer.Option(min=1, help="training steps")] = 10,
          lr: Annotated[float, typer.Option(help="learning rate of AdamW")] = 1e-3,
          save: Annotated[Path | None, typer.Option(help="checkpoint at the end, in this folder")] = None,
+         cluster: Annotated[Path | None, typer.Option(help="refuse a plan made for another cluster")] = None,
          as_json: AsJson = False) -> None:
     """Train under a plan: here, or within torchrun or srun."""
     read = load_plan(plan)
     made = Factory.parse(factory, settings(set_ or ())).with_defaults(read.factory)
     with _progress() as progress:
         from autoddl.running import run
-        ran = run(plan, read, made, steps=steps, lr=lr, save=save, progress=progress)
+        ran = run(plan, read, made, steps=steps, lr=lr, save=save, cluster=cluster, progress=progress)
     if ran is not None:
         _print(report.run_table(ran), ran.to_json(), as_json)
+    leave(0)
 
 
 @app.command("verify")
@@ -125,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             traceback.print_exc()
         Console(stderr=True).print(f"autoddl: {' '.join(str(error).split())}", style="red", markup=False,
                                    highlight=False, soft_wrap=True)
-        sys.exit(_code(error))
+        leave(_code(error))
     except KeyboardInterrupt:
         print("autoddl: interrupted", file=sys.stderr)
         sys.exit(130)
@@ -144,7 +148,10 @@ def _print(table: RenderableType, data: Any, as_json: bool) -> None:
     if as_json:
         print(json.dumps(data, ensure_ascii=False))
     else:
-        Console(soft_wrap=not sys.stdout.isatty()).print(table, highlight=False, markup=False)
+        console = Console() if sys.stdout.isatty() else Console(width=200, file=StringIO())
+        with console.capture() as text:
+            console.print(table, highlight=False, markup=False)
+        print("\n".join(line.rstrip() for line in text.get().splitlines()))
 
 
 class _Bar:
@@ -165,3 +172,7 @@ def _progress() -> Iterator[_Bar]:
                TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield _Bar(bar)
+
+
+if __name__ == "__main__":
+    main()

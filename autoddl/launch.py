@@ -19,15 +19,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from autoddl import errors
 from autoddl.errors import AutoDDLError, MachineError
 from autoddl.plan import write_atomically
 
-__all__ = ["joined", "launch", "report_failure"]
+__all__ = ["joined", "launch", "leave", "report_failure"]
 
 FAILURES = "AUTODDL_FAILURES"
 GRACE_SECONDS = 1.0
@@ -158,6 +159,20 @@ def report_failure(error: BaseException) -> None:
         text = str(error) if kind else f"{type(error).__name__}: {error}"
         word = {"kind": kind, "message": " ".join(text.split()), "when": time.time()}
         write_atomically(Path(folder, f"{os.environ['RANK']}.json"), json.dumps(word))
+
+
+def leave(code: int) -> NoReturn:
+    """End this process. A rank that succeeded waits for the others, and torch's teardown, which aborts now and then, is
+    left out."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_initialized():
+        sys.exit(code)
+    with suppress(Exception):
+        if code == 0:
+            dist.barrier()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def joined() -> bool:

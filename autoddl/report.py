@@ -97,7 +97,7 @@ def _figures(plan: Plan) -> Table:
     shares = ", ".join(f"{axis} {show_seconds(s)}" for axis, s in predicted.communication.items() if s > 0)
     kinds = ", ".join(f"{kind} {show_bytes(n)}" for kind, n in _descending(predicted.nbytes) if n)
     slow = ", ".join(f"{name} {show_seconds(s)}" for name, s in _descending(predicted.fallback))
-    levels = ", ".join(f"{axis} inside {level}" for axis, level in plan.levels.items())
+    levels = ", ".join(f"{axis} lies in level {level}" for axis, level in plan.levels.items() if axis != level)
     table.add_row("plan", f"{plan.model} on {plan.cluster}, {plan.mesh.size} ranks over {plan.backend}")
     table.add_row("mesh", f"{plan.mesh}" + (f"  ({levels})" if levels else ""))
     table.add_row("step", f"{show_seconds(predicted.seconds)} predicted: compute {show_seconds(predicted.compute)}, "
@@ -138,13 +138,15 @@ def _use(edge: Conversion | None) -> tuple[str, str, str]:
 def _operators(plan: Plan) -> Table:
     """What each layer does (an operator that reads parameters bears its layer's name), and the others by kind."""
     owners = {_tensor_name(s.fqn): s.fqn.rpartition(".")[0] or s.fqn for s in plan.stored}
-    owner = {c.op: owners[c.tensor] for c in plan.conversions if c.tensor in owners}
+    owner = {c.op: owners[name] for c in plan.conversions if (name := c.tensor.removesuffix(".hub")) in owners}
     layers, others = list[Row](), dict[Row, int]()
     for decision in plan.decisions:
-        row = (_short(decision.target), _texts(decision.inputs[:1]), _texts(decision.outputs))
+        row = (_short(decision.target), _texts(decision.inputs), _texts(decision.outputs))
+        if decision.target == HUB:
+            continue
         if decision.name in owner:
             layers.append((owner[decision.name], *row))
-        elif decision.target != HUB:
+        else:
             others[row] = others.get(row, 0) + 1
     table = _table("layer", "operator", "reads", "writes")
     for line in _grouped(layers):

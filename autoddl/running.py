@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from autoddl.cost_models import load_cluster
 from autoddl.errors import InputError, MismatchError
 from autoddl.factory import Factory
 from autoddl.launch import joined, launch
@@ -33,8 +34,10 @@ class Ran:
 
 
 def run(path: Path, plan: Plan, factory: Factory, *, steps: int, lr: float, save: Path | None = None,
-        progress: Progress | None = None) -> Ran | None:
+        cluster: Path | None = None, progress: Progress | None = None) -> Ran | None:
     """Train `steps` steps; None on ranks other than the first."""
+    if cluster is not None:
+        _check_cluster(plan, cluster)
     job = {"task": "train", "plan": str(path.resolve()), "factory": factory.to_json(), "steps": steps, "lr": lr,
            "save": str(save) if save else None}
     tell = progress or (lambda what, done, total: None)
@@ -42,6 +45,13 @@ def run(path: Path, plan: Plan, factory: Factory, *, steps: int, lr: float, save
     if found is None:
         return None
     return Ran(tuple(found["losses"]), found["step_seconds"], plan.predicted.seconds, plan.mesh.size)
+
+
+def _check_cluster(plan: Plan, path: Path) -> None:
+    cluster = load_cluster(path)
+    if cluster.fingerprint != plan.fingerprints.get("cluster"):
+        raise MismatchError(f"the plan was made for another cluster, {plan.cluster}, than {path} describes "
+                            f"({cluster.name}): plan for this one")
 
 
 def _join(job: dict[str, Any], plan: Plan, tell: Progress) -> dict[str, Any] | None:
@@ -67,7 +77,7 @@ def _start(job: dict[str, Any], plan: Plan, tell: Progress) -> dict[str, Any]:
     most = max(16, 4 * (os.cpu_count() or 1))
     if plan.mesh.size > most:
         raise InputError(f"the plan is for {plan.mesh.size} ranks, this machine takes {most}; start it on the cluster, "
-                         "one `autoddl run` per rank, with torchrun --no-python or srun")
+                         "with torchrun -m autoddl.cli run ... or srun autoddl run ...")
     with tempfile.TemporaryDirectory(prefix="autoddl-run-") as name:
         folder = Path(name)
         (folder / "job.json").write_text(json.dumps({**job, "folder": name}), encoding="utf-8")

@@ -61,7 +61,8 @@ def filled(model: nn.Module, sample: Sample, seed: int = SEED) -> Sample:
         return sample
     bounds = limits(capture(model, sample).graph)
     generator = torch.Generator().manual_seed(seed)
-    values = {id(leaf): _draw(leaf, bounds.get(name, 2), generator) for name, leaf in names.items() if _empty(leaf)}
+    least = {id(leaf): min(bounds.get(n, 2) for n, other in names.items() if other is leaf) for leaf in names.values()}
+    values = {id(leaf): _draw(leaf, least[id(leaf)], generator) for leaf in names.values() if _empty(leaf)}
     args, kwargs = pytree.tree_map(lambda leaf: values.get(id(leaf), leaf), (sample.args, dict(sample.kwargs)))
     return Sample(args, kwargs)
 

@@ -1,8 +1,7 @@
 """What a launched rank runs: `python -m autoddl.worker JOB.json`.
 
 A job is {"task": "train" or "check", "plan": a file, "factory": {...}, "folder": where results go, ...}. Rank r leaves
-`result-r.json` there, or its one line for the launcher. Ranks leave together and without torch's teardown, which
-aborts now and then.
+`result-r.json` there, or its one line for the launcher.
 """
 
 import json
@@ -13,26 +12,24 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from autoddl.apply import ParallelModel, parallelize
 from autoddl.errors import AutoDDLError
 from autoddl.factory import Factory
-from autoddl.launch import report_failure
+from autoddl.launch import leave, report_failure
 from autoddl.layout import Layout, Mesh, extents
 from autoddl.plan import load_plan, write_atomically
 from autoddl.sample import Sample, as_sample, sample_for
 from autoddl.traffic import traffic
 from autoddl.values import SEED, filled, materialised
 
-__all__ = ["Job", "built", "cast", "leave", "train"]
+__all__ = ["Job", "built", "cast", "train"]
 
 Job = dict[str, Any]
 
@@ -70,7 +67,7 @@ def train(job: Job, tell: Callable[[float], None]) -> dict[str, Any]:
         tell(losses[-1])
     if job.get("save"):
         from autoddl import checkpoint
-        checkpoint.save(job["save"], parallel, optimizer)
+        checkpoint.save(parallel, optimizer, job["save"])
     return {"losses": losses, "step_seconds": statistics.median(seconds[1:] or seconds)}
 
 
@@ -125,16 +122,6 @@ def _mismatches(parallel: ParallelModel) -> list[str]:
     recorded = rows(parallel.recorder.executed)
     return [f"not run: {text} x {n}" for text, n in (expected - recorded).items()] + \
            [f"not planned: {text} x {n}" for text, n in (recorded - expected).items()]
-
-
-def leave(code: int) -> None:
-    """End this rank now: after the others where all went well."""
-    with suppress(Exception):
-        if code == 0 and dist.is_initialized():
-            dist.barrier()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def main() -> None:

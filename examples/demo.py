@@ -16,16 +16,15 @@ from pathlib import Path
 import torch
 from gpt import gpt
 from rich.console import Console
-from rich.progress import Progress, track
+from rich.progress import Progress
 from torch import Tensor, nn
 
 import autoddl
 from autoddl import report
-from autoddl.launch import launch
-from autoddl.worker import leave
+from autoddl.launch import launch, leave
 
 CLUSTER = Path(__file__).parent / "clusters" / "laptop.yaml"
-STEPS, BATCH, CONTEXT, LEARNING_RATE = 30, 16, 128, 3e-4
+STEPS, BATCH, CONTEXT, LEARNING_RATE = 30, 16, 128, 1e-3
 TOLERANCE = 1e-5
 
 Step = Callable[[tuple[Tensor, Tensor]], float]
@@ -45,8 +44,13 @@ def batch(text: Tensor, step: int) -> tuple[Tensor, Tensor]:
 
 
 def model() -> nn.Module:
+    """A byte-level GPT with the usual small weights."""
     torch.manual_seed(0)
-    return gpt(layers=4, width=128, heads=4, context=CONTEXT, batch=BATCH)
+    made = gpt(layers=4, width=128, heads=4, context=CONTEXT, batch=BATCH)
+    for parameter in made.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.02)
+    return made
 
 
 def train(step: Step, heard: Callable[[float], None]) -> list[float]:
@@ -102,13 +106,17 @@ def one_process(console: Console) -> list[float]:
 
     def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
         loss: Tensor = alone(*batch)
-        loss.backward()
+        torch.autograd.backward(loss)
         return loss.detach()
 
-    steps = iter(track(range(STEPS), "training on one process", console=console))
-    train(stepping(loss_of, torch.optim.AdamW(alone.parameters(), lr=LEARNING_RATE)),
-          lambda loss: (losses.append(loss), next(steps))[0])
-    next(steps, None)
+    with Progress(console=console) as bar:
+        task = bar.add_task("training on one process", total=STEPS)
+
+        def heard(loss: float) -> None:
+            losses.append(loss)
+            bar.update(task, completed=len(losses))
+
+        train(stepping(loss_of, torch.optim.AdamW(alone.parameters(), lr=LEARNING_RATE)), heard)
     return losses
 
 

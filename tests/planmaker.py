@@ -1,24 +1,27 @@
-"""Plans for tests: of random choices, which use every corner of the space, and of named strategies."""
+"""Plans for tests: of random choices, which use every corner of the space."""
 
 import random
+import tempfile
+from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 
-import torch
 from torch import nn
 
-from autoddl.api import compare
 from autoddl.assemble import assemble, plan_of
 from autoddl.capture import capture
 from autoddl.cost_models import Cluster, load_cluster
+from autoddl.graph import Tensor
 from autoddl.hubs import planned
 from autoddl.layout import Mesh
 from autoddl.plan import VERSION, Plan
 from autoddl.price import Pricing
 from autoddl.tables import problem_of
 from autoddl.problem import Solution
-from autoddl.space import variables
+from autoddl.regions import strategy
+from autoddl.space import everything, variables
 
-__all__ = ["cluster_of", "random_plans", "strategies"]
+__all__ = ["cluster_of", "random_plans"]
 
 TEXT = """
 name: test
@@ -32,9 +35,6 @@ LEVEL = "  - {{name: {name}, size: {size}, bandwidth: {bandwidth} GB/s, latency:
 @lru_cache
 def cluster_of(text: str) -> Cluster:
     """A cluster whose levels are the axes of a mesh, with devices so slow that splitting pays."""
-    import tempfile
-    from pathlib import Path
-
     axes = list(reversed(Mesh.parse(text).axes))
     levels = [LEVEL.format(name=a.name, size=a.size, bandwidth=100 // 4**i) for i, a in enumerate(axes)]
     with tempfile.TemporaryDirectory() as folder:
@@ -43,31 +43,23 @@ def cluster_of(text: str) -> Cluster:
         return load_cluster(path)
 
 
-def random_plans(model: nn.Module, sample: object, mesh: str, count: int, seed: int = 0) -> list[Plan]:
-    """Plans of random choices among all layouts."""
+def random_plans(model: nn.Module, sample: object, mesh: str, count: int, seed: int = 0,
+                 roles: Mapping[str, str] | None = None, regather: bool | None = None) -> list[Plan]:
+    """Plans of random choices among all layouts, or among those of a strategy: a role for every axis."""
     captured = capture(model, sample)
     graph, draw = planned(captured.graph), random.Random(seed)
     pricing = Pricing(graph, Mesh.parse(mesh), cluster_of(mesh))
-    choices = variables(graph, pricing.mesh)
+    region = everything if roles is None else strategy(graph, pricing.mesh, roles)
+    choices = variables(graph, pricing.mesh, region)
     problem = problem_of(pricing, choices, None)
     prints = {"model": captured.graph.fingerprint(), "cluster": "", "autoddl": str(VERSION)}
     found = []
     for _ in range(count):
-        chosen = tuple(draw.randrange(len(v.choices)) for v in choices)
-        seconds = problem.cost(chosen)
-        solution = Solution(chosen, seconds, problem.nbytes(chosen), 0.0, "drawn", "random")
+        chosen = tuple(draw.choice([i for i, c in enumerate(v.choices) if regather in (None, c.regather) or not (
+            isinstance(v.item, Tensor) and any(c.regather for c in v.choices))]) for v in choices)
+        solution = Solution(chosen, problem.cost(chosen), problem.nbytes(chosen), 0.0, "drawn", "random")
         made = assemble(pricing, problem, solution, choices)
         found.append(plan_of(made, pricing, solution, {
             "model": type(model).__name__, "bound": 0.0, "budget": 1e12, "candidates": 1, "sample": dict(captured.spec),
             "fingerprints": prints, "timings": {}}))
     return found
-
-
-def strategies(model: nn.Module, sample: object, mesh: str) -> dict[str, Plan]:
-    """The found plan and the named strategies on one mesh."""
-    rows = compare(model, cluster_of(mesh), sample, mesh=mesh)
-    return {row.name: row.plan for row in rows if row.plan is not None}
-
-
-def double(model: nn.Module) -> nn.Module:
-    return model.to(torch.float64)

@@ -1,0 +1,143 @@
+"""The shell: five verbs, a table for people, one JSON document for programs."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from shell import FACTORY, LAPTOP, ROOT, shell
+
+import autoddl
+from autoddl import api
+from autoddl.factory import Factory, settings
+from autoddl.report import plan_table, summary
+
+KEYS = {"predicted_seconds", "bound_seconds", "gap", "mesh", "peak_bytes", "wall_seconds", "capture_seconds",
+        "solve_seconds", "candidates", "fallback_ops"}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan for two by two processes with something to send."""
+    made = tmp_path_factory.mktemp("cli") / "plan.json"
+    said = shell("plan", FACTORY, LAPTOP, "--mesh", "machine=2,pair=2", "--pin", "blocks.*.up.weight: pair=S(0)",
+                 "--pin", "head.weight: machine=S(1)", "--set", "layers=3", "-o", str(made))
+    assert said.code == 0, said
+    assert said.err == ""
+    return made
+
+
+def test_help_fits_one_screen() -> None:
+    environment = {**os.environ, "COLUMNS": "80", "TERM": "dumb"}
+    text = subprocess.run([sys.executable, "-m", "autoddl.cli", "--help"], env=environment, capture_output=True, text=True,
+                          check=True).stdout
+    lines = text.rstrip().splitlines()
+    assert len(lines) <= 24 and max(map(len, lines)) <= 80
+    for verb in ("plan", "show", "compare", "run", "verify"):
+        assert f" {verb} " in text
+
+
+def test_the_table_says_what_layers_and_parameters_do(path: Path) -> None:
+    text = shell("show", str(path)).out
+    for part in ("machine=2,pair=2", "compute", "communication", "pair", "configurations weighed", "every operator has one",
+                 "of 4 GB a rank", "no plan takes less than"):
+        assert part in text, text
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in text.splitlines() if line.strip()}
+    assert rows["blocks.0-2.up.weight"].startswith("B S(0) ")
+    assert rows["head.weight"].startswith("S(1) B ") and "machine: S(1)->B" in rows["head.weight"]
+    assert rows["blocks.0-2.up"].startswith("linear ")
+
+
+def test_plan_prints_one_json_object(tmp_path: Path) -> None:
+    said = shell("plan", FACTORY, LAPTOP, "--json", "--set", "layers=1")
+    data = json.loads(said.out)
+    assert data.keys() >= KEYS and said.err == ""
+    assert 0 < data["bound_seconds"] <= data["predicted_seconds"] and data["gap"] < 1e-6
+    assert data["predicted_seconds"] == pytest.approx(data["compute_seconds"] + sum(data["communication_seconds"].values()))
+    assert data["fallback_ops"] == {} and data["candidates"] >= 2
+
+
+def test_show_repeats_the_plan(path: Path) -> None:
+    plan = autoddl.load_plan(path)
+    assert json.loads(shell("show", str(path), "--json").out) == json.loads(json.dumps(summary(plan)))
+
+
+def test_reading_a_plan_does_not_wait_for_torch(path: Path) -> None:
+    code = f"import sys; from autoddl.cli import main\ntry: main(['show', {str(path)!r}])\nfinally: assert 'torch' not in sys.modules"
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert time.perf_counter() - start < 20
+
+
+def test_a_plan_is_data(path: Path, tmp_path: Path) -> None:
+    """The factory that a plan names is not run when the plan is read."""
+    trap = tmp_path / "trap.py"
+    trap.write_text("raise SystemExit('ran')")
+    data = json.loads(path.read_text()) | {"factory": {"file": str(trap), "name": "trap", "arguments": {}}}
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    assert shell("show", str(tmp_path / "plan.json")).code == 0
+
+
+def test_the_plan_keeps_the_factorys_arguments_as_defaults(path: Path) -> None:
+    plan = autoddl.load_plan(path)
+    assert plan.factory["arguments"] == {"layers": 3}
+    assert Factory.parse(FACTORY, {"width": 8}).with_defaults(plan.factory).arguments == {"layers": 3, "width": 8}
+    assert Factory.parse(FACTORY.replace(":tiny", ":on_meta")).with_defaults(plan.factory).arguments == {}
+
+
+def test_settings_are_literals_and_words() -> None:
+    assert settings(["layers=4", "p=0.5", "tied=True", "sizes=[1, 2]", "name=bfloat16", "text='a b'"]) == {
+        "layers": 4, "p": 0.5, "tied": True, "sizes": [1, 2], "name": "bfloat16", "text": "a b"}
+
+
+def test_compare_lists_plans_and_the_found_one_is_fastest() -> None:
+    said = shell("compare", FACTORY, LAPTOP, "--json", "--set", "layers=1")
+    rows = json.loads(said.out)
+    assert said.code == 0 and len(rows) == 5
+    assert all(row.keys() >= {"name", "predicted_seconds", "peak_bytes"} for row in rows)
+    assert rows[0]["predicted_seconds"] == min(row["predicted_seconds"] for row in rows if row["predicted_seconds"])
+    assert {"data parallel", "ZeRO-3", "tensor parallel"} <= {row["name"] for row in rows}
+
+
+def test_run_trains_and_saves(path: Path, tmp_path: Path) -> None:
+    said = shell("run", str(path), FACTORY, "--steps", "4", "--lr", "0.01", "--save", str(tmp_path / "saved"), "--json")
+    assert said.code == 0, said
+    data = json.loads(said.out)
+    assert len(data["losses"]) == 4 and data["losses"][3] < data["losses"][0]
+    assert data["step_seconds"] > 0 and data["predicted_seconds"] == autoddl.load_plan(path).predicted.seconds
+    assert (tmp_path / "saved" / ".metadata").exists()
+
+
+def test_run_joins_torchrun(path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "-m", "autoddl.cli", "run", str(path),
+               FACTORY, "--steps", "2", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["losses"]) == 2
+
+
+def test_an_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "plan", interrupted)
+    said = shell("plan", FACTORY, LAPTOP)
+    assert said.code == 130 and said.out == "" and "Traceback" not in said.err
+
+
+def test_every_example_says_how_it_runs() -> None:
+    for example in (ROOT / "examples").glob("*.py"):
+        first = example.read_text(encoding="utf-8").splitlines()[0]
+        assert "Run: " in first, example
+
+
+def test_the_table_of_a_plan_prints_at_any_width(path: Path) -> None:
+    from rich.console import Console
+
+    console = Console(width=60, record=True, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    console.print(plan_table(autoddl.load_plan(path)))
+    assert max(len(line) for line in console.export_text().splitlines()) <= 60
