@@ -20,6 +20,7 @@ from autoddl.meshes import check_mesh, meshes
 from autoddl.outer import Candidate, Found, Progress, Task, search
 from autoddl.plan import VERSION, Plan
 from autoddl.price import OPTIMIZERS
+from autoddl.rebuild import source_of
 from autoddl.regions import Pin, mesh_allows, parse_pin, pinned, strategy
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def _task(model: "nn.Module", cluster: str | Path | Cluster, sample: object, bud
                 time_limit, about, perf_counter() - start, began)
 
 
-def _finish(task: Task, found: Found, count: int) -> Plan:
+def _finish(task: Task, found: Found, count: int, pins: Sequence[str], mesh: str | None, most: int) -> Plan:
     """The plan of the best candidate."""
     solved = found.best
     made = assemble(solved.pricing, solved.problem, solved.solution, solved.variables)
@@ -63,7 +64,7 @@ def _finish(task: Task, found: Found, count: int) -> Plan:
     prints = {"model": task.original.fingerprint(), "cluster": task.cluster.fingerprint, "autoddl": str(VERSION)}
     return plan_of(made, solved.pricing, solved.solution, dict(task.about) | {
         "bound": min(found.bound, made.predicted.seconds), "budget": task.budget, "candidates": count, "sample": dict(task.spec),
-        "fingerprints": prints, "timings": timings})
+        "fingerprints": prints, "timings": timings, "source": source_of(task, solved, pins, mesh, most)})
 
 
 def _meshes(task: Task, mesh: str | None, pins: tuple[Pin, ...], most: int) -> tuple[Mesh, ...]:
@@ -96,7 +97,7 @@ def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = Non
     task = _task(model, cluster, sample, budget, optimizer, solver, tolerance, time_limit, name, factory)
     asked = tuple(parse_pin(text) for text in pins)
     tried = [Candidate(m, lambda graph, on: pinned(asked, graph, on)) for m in _meshes(task, mesh, asked, max_axes)]
-    return _finish(task, search(task, tried, progress), len(tried))
+    return _finish(task, search(task, tried, progress), len(tried), pins, mesh, max_axes)
 
 
 def _strategies(task: Task, tried: tuple[Mesh, ...]) -> dict[str, list[Candidate]]:
@@ -126,7 +127,8 @@ def compare(model: "nn.Module", cluster: str | Path | Cluster, sample: object = 
     found = []
     for title, candidates in ({"found": free} | _strategies(task, tried)).items():
         try:
-            found.append(Comparison(title, _finish(task, search(task, candidates, progress), len(candidates))))
+            best = search(task, candidates, progress)
+            found.append(Comparison(title, _finish(task, best, len(candidates), pins, mesh, max_axes)))
         except Infeasible as error:
             found.append(Comparison(title, None, str(error)))
         except InputError as error:

@@ -142,7 +142,7 @@ def _nbytes(pricing: Pricing, problem: Problem, solution: Solution, variables: t
     by_number = {v: variables[v] for v in range(len(variables))}
     for factor in problem.factors:
         cell = tuple(solution.choice[v] for v in factor.variables)
-        held = float(problem.tables[factor.table].retained[cell])
+        held = problem.tables[factor.table].at(cell)[1]
         first = by_number[factor.variables[0]].item
         if isinstance(first, Tensor) and len(factor.variables) == 1:
             copies = 2 + OPTIMIZERS[pricing.optimizer] if first.trained else 1

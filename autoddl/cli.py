@@ -9,7 +9,6 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +17,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from autoddl import report
+from autoddl.cli_answers import register
 from autoddl.errors import AutoDDLError, Infeasible, MachineError
 from autoddl.factory import Factory, settings
 from autoddl.launch import leave
@@ -148,10 +148,7 @@ def _print(table: RenderableType, data: Any, as_json: bool) -> None:
     if as_json:
         print(json.dumps(data, ensure_ascii=False))
     else:
-        console = Console() if sys.stdout.isatty() else Console(width=200, file=StringIO())
-        with console.capture() as text:
-            console.print(table, highlight=False, markup=False)
-        print("\n".join(line.rstrip() for line in text.get().splitlines()))
+        print(report.text(table))
 
 
 class _Bar:
@@ -173,6 +170,8 @@ def _progress() -> Iterator[_Bar]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield _Bar(bar)
 
+
+register(app, _print, _progress)
 
 if __name__ == "__main__":
     main()

@@ -8,8 +8,11 @@ one rank is None: nothing is sent there, so a mesh of one rank needs no processe
 from collections.abc import Iterable
 from datetime import timedelta
 from itertools import product
+from math import prod
 
+import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from autoddl.errors import MismatchError
@@ -39,28 +42,39 @@ def _every(mesh: Mesh, axes: tuple[int, ...]) -> list[list[int]]:
 
 
 class Groups:
-    """The groups of `mesh` over each of `subsets` of its axes, and this rank's place in it."""
+    """The groups of `mesh` over each of `subsets` of its axes, and this rank's place in it.
+
+    A group is a set of threads and connections that torch keeps until the end, so one that an earlier model made over
+    the same ranks is used again. It is found by its description, which every rank gives alike.
+    """
 
     def __init__(self, mesh: Mesh, subsets: Iterable[tuple[int, ...]] = (), timeout: timedelta | None = None) -> None:
         self.mesh = mesh
         ready = dist.is_available() and dist.is_initialized()
         world = dist.get_world_size() if ready else 1
         if world != mesh.size:
-            raise MismatchError(f"the mesh '{mesh}' has {mesh.size} ranks, but {world} process{'es' * (world > 1)} run; "
-                                f"start {mesh.size}, or plan for {world}")
+            raise MismatchError(f"the plan is for {mesh.size} processes (mesh '{mesh}'), and {world} run: start {mesh.size}, "
+                                f"or plan for {world}")
         self.rank = dist.get_rank() if ready else 0
         self.coordinate = mesh.coordinate(self.rank)
+        self._timeout = timeout
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         for axes in sorted({tuple(sorted(subset)) for subset in subsets}):
-            self._groups[axes] = self._create(axes, timeout)
+            alone = prod(mesh.sizes[a] for a in axes) == 1
+            self._groups[axes] = None if alone else self._group(axes)
 
-    def _create(self, axes: tuple[int, ...], timeout: timedelta | None) -> dist.ProcessGroup | None:
+    def _group(self, axes: tuple[int, ...]) -> dist.ProcessGroup:
         every = _every(self.mesh, axes)
-        if len(every[0]) == 1:
-            return None
         if len(every) == 1:
+            assert dist.group.WORLD is not None
             return dist.group.WORLD
-        made = [(ranks, dist.new_group(ranks, timeout=timeout)) for ranks in every]
+        text = "autoddl " + "+".join(f"{self.mesh.sizes[a]}x{self.mesh.strides[a]}" for a in axes if self.mesh.sizes[a] > 1)
+        found = [group for group in c10d._world.pg_map if group.group_desc == text]
+        if found:
+            if self._timeout is not None:
+                c10d._set_pg_timeout(self._timeout, found[0])
+            return found[0]
+        made = [(ranks, dist.new_group(ranks, timeout=self._timeout, group_desc=text)) for ranks in every]
         return next(group for ranks, group in made if self.rank in ranks)
 
     def of(self, axes: tuple[int, ...]) -> dist.ProcessGroup | None:
@@ -68,5 +82,9 @@ class Groups:
         return self._groups[tuple(sorted(axes))]
 
     def device_mesh(self, device_type: str) -> DeviceMesh:
-        """The same mesh as torch's, for DTensor."""
-        return dist.init_device_mesh(device_type, self.mesh.sizes, mesh_dim_names=self.mesh.names)
+        """The same mesh as torch's, for DTensor, over the same groups."""
+        groups = [self._group((a,)) for a in range(len(self.mesh.axes))]
+        ranks = torch.arange(self.mesh.size).view(self.mesh.sizes)
+        if len(groups) == 1:
+            return DeviceMesh.from_group(groups[0], device_type, mesh_dim_names=self.mesh.names)
+        return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=self.mesh.names)

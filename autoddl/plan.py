@@ -114,6 +114,7 @@ class Plan:
     fingerprints: dict[str, str]
     sample: dict[str, Any]
     factory: dict[str, Any] = field(default_factory=dict)
+    source: dict[str, Any] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
     bucket_bytes: int = BUCKET_BYTES
     version: int = VERSION
@@ -127,8 +128,8 @@ class Plan:
         return json.dumps(_ADAPTER.dump_python(self, mode="json"), indent=1, ensure_ascii=False) + "\n"
 
     def fingerprint(self) -> str:
-        """Of what every rank must agree on: all but how long planning took."""
-        data = _ADAPTER.dump_python(self, mode="json") | {"timings": {}, "factory": {}}
+        """Of what every rank must agree on: all but how long planning took and what it was made from."""
+        data = _ADAPTER.dump_python(self, mode="json") | {"timings": {}, "factory": {}, "source": {}}
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
     def save(self, path: str | Path) -> None:

@@ -19,40 +19,80 @@ from numpy.typing import NDArray
 
 from autoddl.errors import InputError
 
-__all__ = ["Array", "Factor", "Problem", "Solution", "Table"]
+__all__ = ["Array", "Classes", "Factor", "Problem", "Solution", "Table"]
 
 Array = NDArray[np.float64]
+Classes = NDArray[np.intp]
 
 MAX_NDIM = 3
 EXACT = 1e-9
 """A solution this close to its bound, relatively, is optimal: the rest is the rounding of sums."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, init=False)
 class Table:
-    """Seconds, retained bytes and transient bytes of every combination of the options of one to three variables."""
+    """Seconds, retained bytes and transient bytes of every combination of the options of one to three variables.
 
-    seconds: Array
-    retained: Array
-    transient: Array
+    Options that cost the same in a table are one *class* of it: `core` holds the three arrays over classes, and
+    `classes[axis][option]` is the class. Without classes every option is its own.
+    """
 
-    def __post_init__(self) -> None:
-        for name in ("seconds", "retained", "transient"):
-            object.__setattr__(self, name, _frozen(getattr(self, name)))
-        if not self.seconds.shape == self.retained.shape == self.transient.shape:
-            shapes = f"{self.seconds.shape}, {self.retained.shape}, {self.transient.shape}"
+    core: tuple[Array, Array, Array]
+    classes: tuple[Classes, ...]
+
+    def __init__(self, seconds: Array, retained: Array, transient: Array,
+                 classes: Sequence[Classes] | None = None) -> None:
+        core = _frozen(seconds), _frozen(retained), _frozen(transient)
+        given = [np.arange(n) for n in core[0].shape] if classes is None else classes
+        object.__setattr__(self, "core", core)
+        object.__setattr__(self, "classes", tuple(_positions(c) for c in given))
+        self._check()
+
+    def _check(self) -> None:
+        seconds, retained, transient = self.core
+        if not seconds.shape == retained.shape == transient.shape:
+            shapes = f"{seconds.shape}, {retained.shape}, {transient.shape}"
             raise InputError(f"a table's seconds, retained and transient have one shape, not {shapes}")
-        if not 1 <= self.seconds.ndim <= MAX_NDIM or 0 in self.seconds.shape:
-            raise InputError(f"a table has 1 to {MAX_NDIM} axes, none empty, not the shape {self.seconds.shape}")
-        if np.isnan(self.seconds).any() or (self.seconds == -math.inf).any():
+        if not 1 <= seconds.ndim <= MAX_NDIM or 0 in (*seconds.shape, *self.shape):
+            raise InputError(f"a table has 1 to {MAX_NDIM} axes, none empty, not the shape {seconds.shape}")
+        if len(self.classes) != seconds.ndim or any(
+                c.min() < 0 or c.max() >= n for c, n in zip(self.classes, seconds.shape, strict=True)):
+            raise InputError(f"classes are rows of the arrays, one list for each of their {seconds.ndim} axes")
+        if np.isnan(seconds).any() or (seconds == -math.inf).any():
             raise InputError("seconds are numbers, or inf where a combination is forbidden; found nan or -inf")
-        for name, nbytes in (("retained", self.retained), ("transient", self.transient)):
+        for name, nbytes in (("retained", retained), ("transient", transient)):
             if not (np.isfinite(nbytes).all() and (nbytes >= 0).all()):
                 raise InputError(f"{name} bytes are finite and not negative; forbid a combination by seconds = inf")
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.seconds.shape
+        return tuple(len(c) for c in self.classes)
+
+    def at(self, cell: Sequence[int]) -> tuple[float, float, float]:
+        """(seconds, retained, transient) of one combination of options."""
+        where = tuple([c.item(k) for c, k in zip(self.classes, cell, strict=True)])
+        seconds, retained, transient = self.core
+        return seconds.item(where), retained.item(where), transient.item(where)
+
+    @property
+    def seconds(self) -> Array:
+        """Over options. Made when asked for, as are the next two."""
+        return self._over_options(0)
+
+    @property
+    def retained(self) -> Array:
+        return self._over_options(1)
+
+    @property
+    def transient(self) -> Array:
+        return self._over_options(2)
+
+    def _over_options(self, which: int) -> Array:
+        if all(len(c) == n and (c == np.arange(n)).all() for c, n in zip(self.classes, self.core[0].shape, strict=True)):
+            return self.core[which]
+        wide: Array = self.core[which][np.ix_(*self.classes)]
+        wide.flags.writeable = False
+        return wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +142,15 @@ class Problem:
 
     def cost(self, choice: Sequence[int]) -> float:
         """seconds(x), summed without rounding on the way."""
-        return self.fixed_seconds + math.fsum(table.seconds.item(cell) for table, cell in self.cells(choice))
+        return self.fixed_seconds + math.fsum(table.at(cell)[0] for table, cell in self.cells(choice))
 
     def retained(self, choice: Sequence[int]) -> float:
         """retained(x)"""
-        return math.fsum(table.retained.item(cell) for table, cell in self.cells(choice))
+        return math.fsum(table.at(cell)[1] for table, cell in self.cells(choice))
 
     def transient(self, choice: Sequence[int]) -> float:
         """transient(x)"""
-        return max((table.transient.item(cell) for table, cell in self.cells(choice)), default=0.0)
+        return max((table.at(cell)[2] for table, cell in self.cells(choice)), default=0.0)
 
     def nbytes(self, choice: Sequence[int]) -> float:
         """nbytes(x)"""
@@ -186,6 +226,15 @@ def _frozen(values: Array) -> Array:
     array = np.asarray(values, dtype=np.float64)
     if array.flags.writeable or not array.flags.c_contiguous:
         array = np.array(array, order="C")
+        array.flags.writeable = False
+    return array
+
+
+def _positions(classes: Classes) -> Classes:
+    """Read-only indices."""
+    array = np.ascontiguousarray(classes, dtype=np.intp)
+    if array.flags.writeable:
+        array = array.copy()
         array.flags.writeable = False
     return array
 

@@ -4,10 +4,12 @@ Rows that differ only in the number of a layer are one row: `layers.0-31.q_proj.
 """
 
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from autoddl.cost_models.units import show_bytes, show_seconds
@@ -19,10 +21,18 @@ if TYPE_CHECKING:
     from autoddl.running import Ran
     from autoddl.verify import Verification
 
-__all__ = ["comparison_rows", "comparison_table", "plan_table", "run_table", "summary", "verification_table"]
+__all__ = ["comparison_rows", "comparison_table", "plan_table", "run_table", "summary", "text", "verification_table"]
 
 Row = tuple[str, ...]
 NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+def text(table: RenderableType) -> str:
+    """As it is printed on this terminal, or into a file: wide."""
+    console = Console() if sys.stdout.isatty() else Console(width=200, file=StringIO())
+    with console.capture() as captured:
+        console.print(table, highlight=False, markup=False)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
 def summary(plan: Plan) -> dict[str, Any]:

@@ -2,12 +2,16 @@
 
     results = on_ranks(4, function, *args)        function(*args) on every rank; its results in the order of ranks
 
+Everything is pickled by value, tensors too: nothing is shared between processes.
+
 Starting processes costs seconds, so a pool of each size is kept until the test run ends. `function` is named at the top
 of a module. An error on any rank is raised here with the rank's traceback, and the pool is started anew.
 """
 
 import atexit
+import gc
 import os
+import pickle
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -19,7 +23,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-__all__ = ["RankError", "on_ranks"]
+__all__ = ["RankError", "forget", "on_ranks"]
 
 
 class RankError(AssertionError):
@@ -30,15 +34,17 @@ def _serve(rank: int, world: int, store: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
                             timeout=timedelta(seconds=60))
-    while (task := pipe.recv()) is not None:
+    while (task := pickle.loads(pipe.recv_bytes())) is not None:
         function, args = task
         try:
-            pipe.send((True, function(*args)))
+            answer = pickle.dumps((True, function(*args)))
         except BaseException:
-            pipe.send((False, traceback.format_exc()))
+            answer = pickle.dumps((False, traceback.format_exc()))
+        pipe.send_bytes(answer)
+        gc.collect()
     dist.barrier()
     dist.destroy_process_group()
-    pipe.send((True, None))
+    pipe.send_bytes(pickle.dumps((True, None)))
     os._exit(0)
 
 
@@ -57,7 +63,7 @@ class _Pool:
 
     def run(self, function: Callable[..., Any] | None, args: tuple[Any, ...], seconds: float) -> list[Any]:
         for pipe in self.pipes:
-            pipe.send(None if function is None else (function, args))
+            pipe.send_bytes(pickle.dumps(None if function is None else (function, args)))
         results: dict[int, Any] = {}
         while len(results) < len(self.pipes):
             left = {pipe: rank for rank, pipe in enumerate(self.pipes) if rank not in results}
@@ -67,7 +73,7 @@ class _Pool:
             for pipe in ready:
                 rank = left[pipe]  # type: ignore[index]
                 try:
-                    good, results[rank] = pipe.recv()  # type: ignore[union-attr]
+                    good, results[rank] = pickle.loads(pipe.recv_bytes())  # type: ignore[union-attr]
                 except EOFError:
                     raise RankError(f"rank {rank} ended with {self._processes[rank].exitcode}") from None
                 if not good:
@@ -98,6 +104,12 @@ def on_ranks(world: int, function: Callable[..., Any], *args: Any, seconds: floa
     except BaseException:
         _pools.pop(world).close(kill=True)
         raise
+
+
+def forget(world: int) -> None:
+    """End the pool of `world` ranks, whose groups a test has broken."""
+    if world in _pools:
+        _pools.pop(world).close(kill=True)
 
 
 @atexit.register

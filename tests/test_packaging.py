@@ -21,7 +21,7 @@ def test_packages_are_those_on_disk() -> None:
     assert setuptools["package-dir"] == {name: folder for name, folder in FOLDERS.items() if name != folder}
     for folder in FOLDERS.values():
         assert (ROOT / folder / "__init__.py").is_file()
-        inside = [p.name for p in (ROOT / folder).iterdir() if p.is_dir() and not p.is_symlink() and any(p.glob("*.py"))]
+        inside = [p.parent.name for p in (ROOT / folder).glob("*/*.py") if not p.parent.is_symlink()]
         assert not inside, f"{folder} is flat; {inside} would be missing from the wheel"
 
 
@@ -59,15 +59,11 @@ def test_the_licence_and_the_notes_are_there() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("setuptools") is None, reason="setuptools builds the wheel")
 def test_the_wheel_holds_every_module_once(tmp_path: Path) -> None:
-    code = ("import shutil, sys; from pathlib import Path; from setuptools import build_meta\n"
-            f"print(build_meta.build_wheel({str(tmp_path)!r}))")
+    code = f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
     copy = tmp_path / "source"
-    ignored = {".git", ".venv", "build"}
     copy.mkdir()
     for name in ("autoddl", "search", "cost_models", "pyproject.toml", "README.md", "LICENSE"):
-        assert name not in ignored
-        command = ["cp", "-a", str(ROOT / name), str(copy / name)]
-        subprocess.run(command, check=True)
+        subprocess.run(["cp", "-a", str(ROOT / name), str(copy / name)], check=True)
     done = subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     names = set(zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist())

@@ -12,7 +12,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.dropout(self.down(F.gelu(self.up(self.norm(x)))))
+        return torch.add(x, self.dropout(self.down(F.gelu(self.up(self.norm(x))))))
 
 
 class Tiny(nn.Module):
@@ -48,7 +48,7 @@ class Branching(nn.Module):
         self.linear = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.linear(x)
+        y: Tensor = self.linear(x)
         if y.sum() > 0:  # depends on the data
             y = -y
         return y.mean()

@@ -1,0 +1,167 @@
+"""Answers about a plan, from the plan alone: why it is as it is, what else there is, and how sure that is.
+
+    explain        where the seconds and bytes go; for a parameter or op its choice and what every other would cost
+    proved         the lower bound by a certificate that is checked without the solver
+    price_of_pins  what each pin costs: the search without it
+
+What another choice costs is the cost of the best whole plan with that choice, on the plan's mesh and within its pins.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from autoddl.breakdown import Share, peak_at, shares
+from autoddl.certificate import check
+from autoddl.errors import InputError
+from autoddl.graph import Op
+from autoddl.hubs import HUB
+from autoddl.marginals import alternatives, bounding
+from autoddl.outer import Progress
+from autoddl.plan import Plan
+from autoddl.proof import prove
+from autoddl.rebuild import Rebuilt, answered, question_of, rebuild
+from autoddl.space import Variable
+
+__all__ = ["Explained", "Named", "Other", "PinPrice", "Proved", "explain", "price_of_pins", "proved"]
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A choice and the best whole plan with it: exactly `seconds`, or only known to be at least `bound`. A plan's own
+    choice is among them. `seconds` is inf where no plan fits."""
+
+    layouts: str
+    seconds: float | None
+    bound: float
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A parameter or op: what was chosen, and every choice, the best first. `alike` others have the same answer."""
+
+    name: str
+    target: str
+    chosen: str
+    others: tuple[Other, ...]
+    alike: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """`axes` are (axes, seconds, bytes sent), `unruled` (operator, seconds): replicated for want of a rule."""
+
+    seconds: float
+    nbytes: float
+    budget: float
+    blocks: tuple[Share, ...]
+    axes: tuple[tuple[str, float, float], ...]
+    peak: tuple[str, float]
+    unruled: tuple[tuple[str, float], ...]
+    named: tuple[Named, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """On the plan's mesh no plan takes less than `bound`; `claimed` is the bound that the plan itself carries."""
+
+    mesh: str
+    seconds: float
+    bound: float
+    claimed: float
+    inequalities: int
+    distinct: int
+    multipliers: tuple[float, ...]
+
+    @property
+    def gap(self) -> float:
+        return max(0.0, 1 - self.bound / self.seconds) if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PinPrice:
+    """`seconds` of the best plan without this pin, on `mesh`; the pin costs `price` seconds a step."""
+
+    pin: str
+    seconds: float
+    price: float
+    mesh: str
+
+
+def explain(plan: Plan, names: Sequence[str] = (), count: int = 3) -> Explained:
+    """Where `plan` spends, and the choices of what `names` match; of each the `count` cheapest are exact."""
+    made, predicted = rebuild(plan), plan.predicted
+    axes = tuple((name, seconds, predicted.volume.get(name, 0.0)) for name, seconds in
+                 sorted(predicted.communication.items(), key=lambda pair: -pair[1]))
+    unruled = tuple(sorted(predicted.fallback.items(), key=lambda pair: -pair[1]))
+    return Explained(predicted.seconds, predicted.peak_bytes, plan.budget, shares(made), axes, peak_at(made), unruled,
+                     _named(made, names, count, plan.source["tolerance"]) if names else ())
+
+
+def _matching(made: Rebuilt, names: Sequence[str]) -> list[int]:
+    """The variables that any of `names` matches; a hub only by its own name. A name that matches none raises."""
+    texts = [_texts(variable) for variable in made.variables]
+    for name in names:
+        if not any(fnmatchcase(text, name) for several in texts for text in several):
+            parameters = [v.name for v in made.variables if not isinstance(v.item, Op)]
+            raise InputError(f"{name!r} matches no parameter, module or op of the plan; parameters are "
+                             f"{', '.join(parameters[:4])}, ...")
+    return [v for v, several in enumerate(texts) if any(fnmatchcase(text, name) for text in several for name in names)]
+
+
+def _texts(variable: Variable) -> tuple[str, ...]:
+    item = variable.item
+    if not isinstance(item, Op):
+        return (item.fqn, *item.aliases)
+    return (item.name,) if item.target == HUB else (item.name, item.module)
+
+
+def _named(made: Rebuilt, names: Sequence[str], count: int, tolerance: float) -> tuple[Named, ...]:
+    """Every match; those with one pattern of names, one choice and one set of bounds are answered once."""
+    known = bounding(made.problem)
+    groups: dict[object, list[int]] = {}
+    for v in _matching(made, names):
+        variable = made.variables[v]
+        label = _texts(variable)[-1] if isinstance(variable.item, Op) else variable.name
+        pattern = re.sub(r"\d+", "#", label)
+        bounds = tuple(float(f"{b:.9g}") for b in known.marginal(v))
+        target = variable.item.target if isinstance(variable.item, Op) else ""
+        groups.setdefault((pattern, target, made.choice[v], id(variable.choices), bounds), []).append(v)
+    found = []
+    for members in groups.values():
+        variable, chosen = made.variables[members[0]], made.choice[members[0]]
+        every = alternatives(made.problem, members[0], known, count + 1, tolerance)
+        others = tuple(Other(str(variable.choices[a.option]), a.seconds, a.bound) for a in every)
+        target = variable.item.target if isinstance(variable.item, Op) else "parameter"
+        found.append(Named(_label(variable), target, str(variable.choices[chosen]), others,
+                           tuple(_label(made.variables[v]) for v in members[1:])))
+    return tuple(found)
+
+
+def _label(variable: Variable) -> str:
+    item = variable.item
+    return f"{item.module} ({item.name})" if isinstance(item, Op) and item.module else variable.name
+
+
+def proved(plan: Plan) -> Proved:
+    """The certificate of `plan`'s mesh, made and checked."""
+    made = rebuild(plan)
+    seconds = made.problem.cost(made.choice)
+    checked = check(made.problem, prove(made.problem, seconds))
+    return Proved(str(plan.mesh), seconds, min(checked.bound, seconds), plan.bound, checked.inequalities, checked.distinct,
+                  checked.multipliers)
+
+
+def price_of_pins(plan: Plan, progress: Progress | None = None) -> tuple[PinPrice, ...]:
+    """For each pin the search without it, then without any. A plan without pins has no rows."""
+    asked = question_of(plan)
+    without = [(pin, tuple(p for p in asked.pins if p is not pin)) for pin in asked.pins]
+    if len(without) > 1:
+        without.append(("all pins", ()))
+    found = []
+    for name, pins in without:
+        best = answered(replace(asked, pins=pins), progress).best
+        seconds = min(best.solution.seconds, plan.predicted.seconds)
+        found.append(PinPrice(name, seconds, plan.predicted.seconds - seconds, str(best.pricing.mesh)))
+    return tuple(found)

@@ -1,0 +1,98 @@
+"""Where a plan's seconds and bytes go, block by block.
+
+Every factor of the problem belongs to one op or parameter: an edge to the op that reads. A *block* is the module path up
+to one part behind its first number, with the numbers folded: `layers.0-31.attn`. What every rank does alike (`common`)
+is the part of the problem that no choice moves.
+
+    seconds of a block = compute of its ops + conversions (all else that its factors cost)
+    bytes of a block   = what its factors retain; the transient peak belongs to the one factor that is largest
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from autoddl.graph import Op, Tensor
+from autoddl.hubs import HUB
+from autoddl.price import op_seconds
+from autoddl.rebuild import Rebuilt
+
+__all__ = ["COMMON", "Share", "block_of", "folded", "peak_at", "shares"]
+
+COMMON = "(common)"
+NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Seconds and retained bytes of one block."""
+
+    block: str
+    compute: float
+    conversions: float
+    nbytes: float
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.conversions
+
+
+def block_of(item: Op | Tensor) -> str:
+    """The module that `item` belongs to, cut one part behind the first number."""
+    path = item.module if isinstance(item, Op) else item.fqn.rpartition(".")[0] or item.fqn
+    parts = path.split(".") if path else ["(top)"]
+    number = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts))
+    return ".".join(parts[:number + 2])
+
+
+def folded(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Names that differ in their first number only, under one name with the numbers as ranges."""
+    groups: dict[str, dict[str, int | None]] = {}
+    for name in names:
+        match = NUMBER.search(name)
+        pattern = f"{name[:match.start()]}\0{name[match.end():]}" if match else name
+        groups.setdefault(pattern, {})[name] = int(match[0]) if match else None
+    return {pattern.replace("\0", _ranges([n for n in members.values() if n is not None])): tuple(members)
+            for pattern, members in groups.items()}
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """[0, 1, 2, 5] -> `0-2,5`."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def shares(made: Rebuilt) -> tuple[Share, ...]:
+    """All blocks, the most expensive first; they add up to the plan's seconds and retained bytes."""
+    graph, problem = made.pricing.graph, made.problem
+    differentiable = graph.differentiable()
+    blocks = [block_of(v.item) for v in made.variables]
+    compute: dict[str, float] = defaultdict(float)
+    seconds: dict[str, float] = defaultdict(float)
+    nbytes: dict[str, float] = defaultdict(float)
+    for v, (variable, k) in enumerate(zip(made.variables, made.choice, strict=True)):
+        if isinstance(variable.item, Op) and variable.item.target != HUB:
+            compute[blocks[v]] += op_seconds(made.pricing, variable.item, variable.choices[k], differentiable)
+    for factor, (table, cell) in zip(problem.factors, problem.cells(made.choice), strict=True):
+        seconds[blocks[factor.variables[-1]]] += table.seconds.item(cell)
+        nbytes[blocks[factor.variables[-1]]] += table.retained.item(cell)
+    found = [Share(COMMON, problem.fixed_seconds, 0.0, problem.fixed_bytes)]
+    for name, members in folded(seconds).items():
+        mine = sum(compute[b] for b in members)
+        other = max(0.0, sum(seconds[b] for b in members) - mine)
+        found.append(Share(name, mine, other, sum(nbytes[b] for b in members)))
+    return tuple(sorted(found, key=lambda share: (-share.seconds, share.block)))
+
+
+def peak_at(made: Rebuilt) -> tuple[str, float]:
+    """Where the transient peak is, and its bytes."""
+    at = [(table.transient.item(cell), made.variables[factor.variables[-1]].name)
+          for factor, (table, cell) in zip(made.problem.factors, made.problem.cells(made.choice), strict=True)]
+    nbytes, name = max(at, default=(0.0, ""), key=lambda pair: pair[0])
+    return name, nbytes

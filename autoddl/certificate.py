@@ -1,0 +1,162 @@
+"""A lower bound on the seconds of every plan of a problem, in a form that anyone can check.
+
+A *message* replaces some factors by one that is nowhere above their sum, so the sum of all factors nowhere rises:
+
+    for every choice x    message(x) <= sum of its sources at x            (one inequality per cell)
+    bound               = fixed_seconds + sum over what is left of its least cell
+
+With a budget, let r(x) be the retained bytes, t(x) the transient ones, lam >= 0. A choice with low <= t(x) <= high uses
+no cell above `high`, and must have r(x) <= cap = budget - fixed_bytes - low, so
+
+    seconds(x) >= seconds(x) + lam * (r(x) - cap) >= bound of (seconds + lam * r on the cells up to high) - lam * cap
+
+A *piece* says this for one range of t(x); pieces that cover all transients prove the least of their bounds. The check
+shares no code with what makes the messages, and trusts no arithmetic but its own: what an inequality misses by rounding
+is taken off the bound.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoddl.problem import Array, Problem, Table
+
+__all__ = ["Certificate", "Checked", "Message", "Piece", "check", "laid"]
+
+CELLS = 1 << 22
+"""Cells that are compared at a time."""
+
+Scope = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Replaces the factors `sources` (ids: the problem's factors, then the messages) by table `table` over `scope`."""
+
+    sources: tuple[int, ...]
+    scope: Scope
+    table: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """What is proved for choices whose transient bytes lie in `low`..`high`; `tables` are those of the messages."""
+
+    low: float
+    high: float
+    lam: float
+    messages: tuple[Message, ...]
+    tables: tuple[Array, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Certificate:
+    """Pieces, by rising range."""
+
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The bound that holds; how many inequalities were checked, and how many of them are distinct; the multipliers."""
+
+    bound: float
+    inequalities: int
+    distinct: int
+    multipliers: tuple[float, ...]
+
+
+def laid(table: Array, scope: Scope, over: Scope) -> Array:
+    """`table` with its axes in the order of `over`, of length one where `over` has a variable that `scope` has not."""
+    order = sorted(range(len(scope)), key=lambda i: over.index(scope[i]))
+    sizes = {scope[i]: table.shape[i] for i in order}
+    return table.transpose(order).reshape([sizes.get(v, 1) for v in over])
+
+
+def check(problem: Problem, certificate: Certificate) -> Checked:
+    """The bound that `certificate` proves. One that proves nothing is our own mistake and raises AssertionError."""
+    _check_cover(problem, certificate.pieces)
+    found = [_check_piece(problem, piece) for piece in certificate.pieces]
+    return Checked(min(bound for bound, _, _ in found), sum(n for _, n, _ in found), sum(n for _, _, n in found),
+                   tuple(piece.lam for piece in certificate.pieces))
+
+
+def _check_cover(problem: Problem, pieces: Sequence[Piece]) -> None:
+    """No cell's transient bytes lie below, between or above the pieces."""
+    levels = np.unique(np.concatenate([np.zeros(1), *(t.transient[np.isfinite(t.seconds)] for t in problem.tables)]))
+    covered = np.zeros(len(levels), bool)
+    for piece in pieces:
+        covered |= (piece.low <= levels) & (levels <= piece.high)
+    assert covered.all(), "the certificate leaves out choices by their transient bytes"
+    assert problem.budget is not None or all(piece.lam == 0 for piece in pieces), "a multiplier without a budget"
+
+
+def _check_piece(problem: Problem, piece: Piece) -> tuple[float, int, int]:
+    """(bound, inequalities, distinct inequalities) of one piece."""
+    cap = math.inf if problem.budget is None else problem.budget - problem.fixed_bytes - piece.low
+    if cap < 0:
+        return math.inf, 0, 0
+    assert piece.lam >= 0, "a multiplier is not negative"
+    priced = [_priced(table, piece) for table in problem.tables]
+    tables = [*priced, *piece.tables]
+    factors: list[tuple[Scope, int] | None] = [(f.variables, f.table) for f in problem.factors]
+    known: dict[object, tuple[float, int]] = {}
+    missed, count = [], 0
+    for message in piece.messages:
+        sources = [_taken(factors, i) for i in message.sources]
+        result = (message.scope, len(priced) + message.table)
+        key = _pattern([*sources, result])
+        if key not in known:
+            known[key] = _missed(sources, result, tables)
+        missed.append(known[key][0])
+        count += known[key][1]
+        factors.append(result)
+    left = [float(tables[factor[1]].min()) for factor in factors if factor is not None]
+    bound = problem.fixed_seconds + math.fsum(left) - math.fsum(missed) - (piece.lam * cap if piece.lam else 0.0)
+    return bound, count, sum(n for _, n in known.values())
+
+
+def _priced(table: Table, piece: Piece) -> Array:
+    """seconds + lam * retained on the cells up to `high`; elsewhere no choice of the piece can be."""
+    allowed = np.isfinite(table.seconds) & (table.transient <= piece.high)
+    return np.where(allowed, table.seconds + piece.lam * table.retained, math.inf)
+
+
+def _taken(factors: list[tuple[Scope, int] | None], i: int) -> tuple[Scope, int]:
+    """Factor i, which is no longer there for other messages."""
+    factor = factors[i]
+    assert factor is not None, "a factor is used twice"
+    factors[i] = None
+    return factor
+
+
+def _pattern(factors: Sequence[tuple[Scope, int]]) -> object:
+    """Equal for messages with equal inequalities: which tables, and how their axes meet."""
+    local: dict[int, int] = {}
+    return tuple((table, tuple([local.setdefault(v, len(local)) for v in scope])) for scope, table in factors)
+
+
+def _missed(sources: Sequence[tuple[Scope, int]], result: tuple[Scope, int], tables: Sequence[Array]) -> tuple[float, int]:
+    """By how much the message is above the sum of its sources at worst, and the number of cells compared."""
+    scope, table = result
+    sizes = {v: n for s, t in (*sources, result) for v, n in zip(s, tables[t].shape, strict=True)}
+    over = (*(v for v in sizes if v not in scope), *scope)
+    parts = [laid(tables[t], s, over) for s, t in sources]
+    claim = laid(tables[table], scope, over)
+    cells = math.prod(sizes[v] for v in over)
+    rows = max(1, CELLS // max(1, cells // (sizes[over[0]] if over else 1)))
+    worst = 0.0
+    for start in range(0, sizes[over[0]] if over else 1, rows):
+        total = sum((_rows(part, start, rows) for part in parts), np.zeros(()))
+        here, there = np.broadcast_arrays(_rows(claim, start, rows), total)
+        finite = np.isfinite(there)
+        worst = max(worst, float((here[finite] - there[finite]).max(initial=0.0)))
+    assert worst < math.inf, "a message forbids what its sources allow"
+    return worst, cells
+
+
+def _rows(part: Array, start: int, rows: int) -> Array:
+    """Some rows of the first axis; all of an axis of length one."""
+    return part[start:start + rows] if part.ndim and part.shape[0] > 1 else part

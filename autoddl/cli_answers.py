@@ -1,0 +1,78 @@
+"""The verbs that answer questions about plans: explain, front, diff. They need a plan, not its model, and no torch."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from math import isinf
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import RenderableType
+
+from autoddl.plan import load_plan
+
+__all__ = ["register"]
+
+Print = Callable[[RenderableType, Any, bool], None]
+Bar = Callable[[], AbstractContextManager[Any]]
+
+PlanPath = Annotated[Path, typer.Argument(metavar="PLAN", help="a plan, as `plan -o` wrote it")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME ...]", help="parameters, modules or ops, like 'h.*.weight'")]
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
+
+
+def plain(value: Any) -> dict[str, Any]:
+    """A dataclass as JSON; what is infinite, because no plan fits, is null."""
+    def finite(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {key: finite(inner) for key, inner in part.items()}
+        if isinstance(part, list | tuple):
+            return [finite(inner) for inner in part]
+        return None if isinstance(part, float) and isinf(part) else part
+    found: dict[str, Any] = finite(asdict(value))
+    return found
+
+
+def register(app: typer.Typer, show: Print, bar: Bar) -> None:
+    """Add the verbs to `app`; `show` prints a table or JSON, `bar` shows progress."""
+
+    @app.command("explain")
+    def _explain(plan: PlanPath, names: Names = None,
+                 proof: Annotated[bool, typer.Option("--proof", help="prove the bound and check the proof")] = False,
+                 pins: Annotated[bool, typer.Option("--pins", help="what each pin costs")] = False,
+                 best: Annotated[int, typer.Option(min=1, help="exact alternatives of each name")] = 3,
+                 as_json: AsJson = False) -> None:
+        """Say why a plan is as it is, and what else there is."""
+        from autoddl import answer_tables, answers
+        read = load_plan(plan)
+        with bar() as progress:
+            if proof:
+                checked = answers.proved(read)
+                return show(answer_tables.proof_table(checked), plain(checked) | {"gap": checked.gap}, as_json)
+            if pins:
+                rows = answers.price_of_pins(read, progress)
+                return show(answer_tables.pins_table(read, rows), [plain(row) for row in rows], as_json)
+            said = answers.explain(read, tuple(names or ()), best)
+        show(answer_tables.explained_table(said), plain(said), as_json)
+
+    @app.command("front")
+    def _front(plan: PlanPath,
+               devices: Annotated[bool, typer.Option("--devices", help="against the number of devices")] = False,
+               as_json: AsJson = False) -> None:
+        """Seconds against bytes a device, or devices."""
+        from autoddl import answer_tables, front
+        read = load_plan(plan)
+        with bar() as progress:
+            if devices:
+                counted = front.front_of_devices(read, progress)
+                return show(answer_tables.devices_table(counted), [plain(point) for point in counted], as_json)
+            points = front.front_of_bytes(read, progress=progress)
+        show(answer_tables.bytes_table(read, points), [plain(point) for point in points], as_json)
+
+    @app.command("diff")
+    def _diff(a: PlanPath, b: Annotated[Path, typer.Argument(metavar="PLAN", help="another")], as_json: AsJson = False) -> None:
+        """Say what differs between two plans, and its worth."""
+        from autoddl import answer_tables, difference
+        found = difference.difference(load_plan(a), load_plan(b))
+        show(answer_tables.difference_table(found), plain(found), as_json)

@@ -1,0 +1,127 @@
+"""Two plans of one model in words: what differs, and what each group of differences is worth.
+
+A group is what differs in one block (repeated ones folded): how parameters are stored, how ops read and write. On one
+mesh, its worth is how A's step changes with that group of B's choices and everything else as it was:
+
+    worth(group) = cost_A(A's choice with the group's options taken from B) - cost_A(A's choice)
+
+A negative worth is a saving. A group that cannot stand alone has none: its options meet A's in a forbidden combination,
+or they are not open to A. On two meshes, or of two models, only the totals are comparable.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from autoddl.breakdown import block_of, folded
+from autoddl.errors import InputError
+from autoddl.graph import Tensor
+from autoddl.hubs import HUB
+from autoddl.plan import Plan
+from autoddl.rebuild import Rebuilt, rebuild
+from autoddl.space import Choice
+
+__all__ = ["Difference", "Group", "difference"]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What differs in one block: `words` say how; `seconds` and `nbytes` what B's choices here would change in A, None
+    where they cannot stand alone."""
+
+    block: str
+    words: tuple[str, ...]
+    seconds: float | None
+    nbytes: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """`totals` are (part, A, B, unit): seconds or bytes. Equal plans have no words, totals that agree, no groups."""
+
+    words: tuple[str, ...]
+    totals: tuple[tuple[str, float, float, str], ...]
+    groups: tuple[Group, ...]
+
+
+def difference(a: Plan, b: Plan) -> Difference:
+    """What differs between plans A and B."""
+    words = tuple(_words(a, b))
+    alike = a.mesh == b.mesh and a.fingerprints.get("model") == b.fingerprints.get("model")
+    return Difference(words, tuple(_totals(a, b)), _groups(a, b) if alike else ())
+
+
+def _words(a: Plan, b: Plan) -> Iterator[str]:
+    """The configuration: whatever is said once per plan."""
+    pins = ["; ".join(plan.source.get("pins", ())) or "none" for plan in (a, b)]
+    for what, mine, yours in (("model", a.model, b.model), ("cluster", a.cluster, b.cluster), ("mesh", a.mesh, b.mesh),
+                              ("optimizer", a.source.get("optimizer"), b.source.get("optimizer")), ("pins", *pins)):
+        if mine != yours:
+            yield f"{what}: A has {mine}, B has {yours}"
+    if a.budget != b.budget:
+        yield f"budget: A has {a.budget / 1e9:.4g} GB a rank, B has {b.budget / 1e9:.4g} GB"
+    if a.model == b.model and a.fingerprints.get("model") != b.fingerprints.get("model"):
+        yield "the models differ in structure, shapes or names of parameters"
+    steps = [sum(map(len, ((*c.forward, *c.backward) for c in plan.conversions))) for plan in (a, b)]
+    if a.conversions != b.conversions:
+        yield (f"conversions: A takes {steps[0]:,} steps on {len(a.conversions):,} edges, B {steps[1]:,} on "
+               f"{len(b.conversions):,}")
+
+
+def _totals(a: Plan, b: Plan) -> Iterator[tuple[str, float, float, str]]:
+    """Seconds and bytes of both plans by part."""
+    yield "step", a.predicted.seconds, b.predicted.seconds, "s"
+    yield "compute", a.predicted.compute, b.predicted.compute, "s"
+    for what, x, y, unit in (("communication", a.predicted.communication, b.predicted.communication, "s"),
+                             ("bytes of", a.predicted.nbytes, b.predicted.nbytes, "B")):
+        for part in dict.fromkeys((*x, *y)):
+            yield f"{what} {part}", x.get(part, 0.0), y.get(part, 0.0), unit
+
+
+def _groups(a: Plan, b: Plan) -> tuple[Group, ...]:
+    """The blocks in which the plans choose differently, the one that is worth most first."""
+    mine, yours = rebuild(a), rebuild(b)
+    names = {v.name: i for i, v in enumerate(yours.variables)}
+    if set(names) != {v.name for v in mine.variables}:
+        raise InputError("the plans are of one model but name its ops differently: make both again with this AutoDDL")
+    theirs = [yours.variables[names[v.name]].choices[yours.choice[names[v.name]]] for v in mine.variables]
+    differing = [i for i, v in enumerate(mine.variables) if v.choices[mine.choice[i]] != theirs[i]]
+    blocks: dict[str, list[int]] = {}
+    for i in differing:
+        blocks.setdefault(block_of(mine.variables[i].item), []).append(i)
+    found = []
+    for name, members in folded(blocks).items():
+        changed = [i for block in members for i in blocks[block]]
+        options = {i: _position(mine, i, theirs[i]) for i in changed}
+        found.append(Group(name, _said(mine, changed, theirs), *_worth(mine, options)))
+    return tuple(sorted(found, key=lambda g: (g.seconds is None, -abs(g.seconds or 0.0), g.block)))
+
+
+def _position(made: Rebuilt, i: int, choice: Choice) -> int | None:
+    choices = made.variables[i].choices
+    return choices.index(choice) if choice in choices else None
+
+
+def _worth(made: Rebuilt, options: dict[int, int | None]) -> tuple[float | None, float | None]:
+    """Seconds and bytes that A's plan gains with `options` in place of its own."""
+    if any(k is None for k in options.values()):
+        return None, None
+    changed = [options.get(i, k) for i, k in enumerate(made.choice)]
+    choice = tuple(k for k in changed if k is not None)
+    seconds = made.problem.cost(choice)
+    if math.isinf(seconds):
+        return None, None
+    return seconds - made.problem.cost(made.choice), made.problem.nbytes(choice) - made.problem.nbytes(made.choice)
+
+
+def _said(made: Rebuilt, changed: list[int], theirs: Sequence[Choice]) -> tuple[str, ...]:
+    """One sentence for each kind of difference in a block: parameters by name, ops by what they are."""
+    said: dict[str, list[str]] = {}
+    for i in changed:
+        item, own = made.variables[i].item, made.variables[i].choices[made.choice[i]]
+        if isinstance(item, Tensor):
+            said.setdefault(f"{{}}: A {own}, B {theirs[i]}", []).append(item.fqn)
+        else:
+            what = "a shared tensor" if item.target == HUB else item.target.removeprefix("aten.").removesuffix(".default")
+            said.setdefault(f"{{}} {what}: A {own}, B {theirs[i]}", []).append(item.module or item.name)
+    return tuple(text.format(name) for text, names in said.items() for name in folded(dict.fromkeys(names)))

@@ -1,0 +1,140 @@
+"""Pareto fronts: seconds against bytes per device, and against the number of devices.
+
+    bytes     on the plan's mesh: the corners of the lower hull of (bytes, seconds), where one multiplier answers, and
+              between the fastest plan and the smallest the optimum under evenly spaced budgets, each with its bound
+    devices   the whole search on clusters whose outermost level is cut to each of its divisors, the batch as it is
+
+Every point is a plan: its seconds and bytes are what `Problem` says of its choice. Points that another one beats in both
+are left out.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from autoddl.cost_models import Cluster
+from autoddl.errors import Infeasible
+from autoddl.outer import Progress
+from autoddl.plan import Plan
+from autoddl.problem import Problem, Solution
+from autoddl.rebuild import Question, answered, question_of, rebuild
+from autoddl.search import solve
+from autoddl.search.order import order
+from autoddl.search.space import Point, Space
+
+__all__ = ["DevicePoint", "PointOfBytes", "front_of_bytes", "front_of_devices", "least_bytes", "resized"]
+
+BUDGETS = 10
+CORNERS = 12
+CLOSE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class PointOfBytes:
+    """A plan of `seconds` and `nbytes`; no plan that needs no more takes less than `bound` seconds (None: not asked)."""
+
+    nbytes: float
+    seconds: float
+    bound: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePoint:
+    """The best plan on `devices` devices; `seconds` is None, and `detail` says why, where none fits."""
+
+    devices: int
+    mesh: str
+    seconds: float | None
+    nbytes: float
+    bound: float
+    detail: str = ""
+
+
+def least_bytes(problem: Problem) -> float:
+    """The bytes that any plan needs."""
+    try:
+        solve(replace(problem, budget=-1.0))
+    except Infeasible as error:
+        return error.needed
+    return 0.0
+
+
+def front_of_bytes(plan: Plan, budgets: int = BUDGETS, progress: Progress | None = None) -> tuple[PointOfBytes, ...]:
+    """Plans on the mesh of `plan`, the smallest first."""
+    problem, tell = rebuild(plan).problem, progress or (lambda what, done, total: None)
+    free, least = solve(replace(problem, budget=None)), least_bytes(problem)
+    found = [PointOfBytes(free.nbytes, free.seconds, free.bound), *_corners(replace(problem, budget=None))]
+    for i in range(budgets):
+        budget = least + (free.nbytes - least) * i / budgets
+        tell("solving under budgets", i, budgets)
+        solution = _under(problem, budget * (1 + 1e-12), plan.source["tolerance"])
+        if solution is not None:
+            found.append(PointOfBytes(solution.nbytes, solution.seconds, solution.bound))
+    return _undominated(found)
+
+
+def _under(problem: Problem, budget: float, tolerance: float) -> Solution | None:
+    try:
+        return solve(replace(problem, budget=budget), tolerance=tolerance)
+    except Infeasible:
+        return None
+
+
+def _corners(problem: Problem) -> list[PointOfBytes]:
+    """Plans that are best for some price of a retained byte: hull corners, found between their neighbours."""
+    space = Space.of(problem, order(problem))
+    if not space.program.exact:
+        return []
+    top = space.thresholds[-1]
+    points = [space.point(0.0, top), space.point(float("inf"), top)]
+    for _ in range(CORNERS):
+        points.sort(key=lambda p: (-p.retained, p.seconds))
+        gaps = [(a.retained - b.retained, a, b) for a, b in pairwise(points) if a.retained > b.retained and b.seconds > a.seconds]
+        new = next(filter(None, (_between(space, top, a, b) for _, a, b in sorted(gaps, key=lambda g: -g[0]))), None)
+        if new is None:
+            break
+        points.append(new)
+    fixed = problem.fixed_seconds
+    return [PointOfBytes(space.nbytes(p), p.seconds + fixed, None) for p in points if p.seconds < float("inf")]
+
+
+def _between(space: Space, top: float, heavy: Point, light: Point) -> Point | None:
+    """A corner below the line through two others, if there is one."""
+    slope = (light.seconds - heavy.seconds) / (heavy.retained - light.retained)
+    point = space.point(slope, top)
+    line = heavy.seconds + slope * heavy.retained
+    return point if point.seconds + slope * point.retained < line - CLOSE * abs(line) else None
+
+
+def _undominated(points: Iterable[PointOfBytes]) -> tuple[PointOfBytes, ...]:
+    """By rising bytes, each faster than all before it."""
+    found: list[PointOfBytes] = []
+    for point in sorted(points, key=lambda p: (p.nbytes, p.seconds, p.bound is None)):
+        if not found or point.seconds < found[-1].seconds * (1 - 1e-12):
+            found.append(point)
+    return tuple(found)
+
+
+def resized(cluster: Cluster, size: int) -> Cluster:
+    """The cluster with `size` children at its outermost level that has several."""
+    last = max((i for i, level in enumerate(cluster.levels) if level.size > 1), default=len(cluster.levels) - 1)
+    levels = tuple(replace(level, size=size) if i == last else level for i, level in enumerate(cluster.levels))
+    return replace(cluster, levels=levels)
+
+
+def front_of_devices(plan: Plan, progress: Progress | None = None) -> tuple[DevicePoint, ...]:
+    """The best plan for every divisor of the outermost level, few devices first; the mesh is free."""
+    asked = replace(question_of(plan), mesh=None)
+    size = next((level.size for level in reversed(asked.cluster.levels) if level.size > 1), 1)
+    return tuple(device_point(replace(asked, cluster=resized(asked.cluster, n)), progress)
+                 for n in range(1, size + 1) if size % n == 0)
+
+
+def device_point(asked: Question, progress: Progress | None = None) -> DevicePoint:
+    """The best plan for one cluster."""
+    try:
+        found = answered(asked, progress)
+    except Infeasible as error:
+        return DevicePoint(asked.cluster.size, "", None, error.needed, 0.0, "no plan fits the budget")
+    best = found.best
+    return DevicePoint(asked.cluster.size, str(best.pricing.mesh), best.solution.seconds, best.solution.nbytes, found.bound)

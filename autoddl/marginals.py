@@ -1,0 +1,171 @@
+"""Min-marginals: what the best whole plan costs with one choice pinned, for every option of a variable.
+
+    marginal(v)[k] = min over x with x_v = k of cost(x)
+
+Elimination leaves a tree of messages: every step adds its sources and passes their minimum over one variable upward.
+Downward messages say what the rest of the tree adds:
+
+    rest(root)     = sum of the other roots
+    rest(message)  = min over what the message does not know of  rest(output of the step that uses it) + its other sources
+    marginal(v)    = min over the step's scope of               rest(output of v's step) + its sources
+
+They are made along the path from the root when they are asked for, and kept. Under a budget the same on seconds + lam *
+bytes bounds what a pinned plan costs, and the cheapest few are solved: an option whose bound is above what is shown is
+not needed.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from autoddl.certificate import laid
+from autoddl.errors import Infeasible, InputError
+from autoddl.problem import Array, Factor, Problem, Table
+from autoddl.search import solve
+from autoddl.search.dual import FINE, dual
+from autoddl.search.eliminate import messages
+from autoddl.search.order import order
+from autoddl.search.program import Program, Step
+from autoddl.search.space import Clock, Space, priced
+
+__all__ = ["Alternative", "Beliefs", "alternatives", "beliefs", "bounding", "minimised", "pinned_to"]
+
+Scope = tuple[int, ...]
+Laid = tuple[Scope, Array]
+CELLS = 1 << 21
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Option `option` pinned: the best whole plan takes `seconds`, at least `bound` (the two differ where the budget's
+    search stopped at its tolerance). `seconds` is None where only the bound is known, inf where no plan fits."""
+
+    option: int
+    seconds: float | None
+    bound: float
+
+
+def minimised(factors: Sequence[Laid], keep: Scope) -> Array:
+    """min over all variables but `keep` of the factors' sum, cheapest variable first."""
+    pool, sizes = list(factors), {v: n for scope, table in factors for v, n in zip(scope, table.shape, strict=True)}
+    while rest := sorted({v for scope, _ in pool for v in scope} - set(keep)):
+        met = {v: tuple(dict.fromkeys(u for scope, _ in pool if v in scope for u in scope if u != v)) for v in rest}
+        v = min(rest, key=lambda v: math.prod(sizes[u] for u in met[v]))
+        out = _without(v, met[v], [f for f in pool if v in f[0]], sizes)
+        pool = [f for f in pool if v not in f[0]] + [(met[v], out)]
+    total = np.zeros([sizes[v] for v in keep])
+    for scope, table in pool:
+        total = total + laid(table, scope, keep)
+    return total
+
+
+def _without(v: int, scope: Scope, factors: Sequence[Laid], sizes: dict[int, int]) -> Array:
+    """min over v of the factors' sum, over blocks of options of v."""
+    parts = [laid(table, s, (v, *scope)) for s, table in factors]
+    out = np.full([sizes[u] for u in scope], math.inf)
+    rows = max(1, CELLS // max(1, out.size))
+    for start in range(0, sizes[v], rows):
+        total = sum((part[start:start + rows] for part in parts), np.zeros(()))
+        np.minimum(out, total.min(axis=0), out=out)
+    return out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Beliefs:
+    """One elimination of one problem at one multiplier. `offset` is what every cost has besides the factors."""
+
+    program: Program
+    values: list[Array]
+    scopes: tuple[Scope, ...]
+    step_of: dict[int, Step]
+    user: dict[int, Step]
+    offset: float
+    rest: dict[int, Array] = field(default_factory=dict)
+
+    def marginal(self, v: int) -> Array:
+        """marginal(v)"""
+        step = self.step_of[v]
+        (output,) = step.outputs
+        return minimised([*map(self._factor, step.sources), (self.scopes[output], self._rest(output))], (v,)) + self.offset
+
+    def _factor(self, i: int) -> Laid:
+        return self.scopes[i], self.values[self.program.slots[i]]
+
+    def _rest(self, output: int) -> Array:
+        """rest(output), from the root down."""
+        path = [output]
+        while path[-1] not in self.rest and path[-1] in self.user:
+            path.append(self.user[path[-1]].outputs[0])
+        for i in reversed(path):
+            if i in self.rest:
+                continue
+            if i not in self.user:
+                self.rest[i] = np.array(math.fsum(self._factor(r)[1].item() for r in self.program.roots if r != i))
+                continue
+            step = self.user[i]
+            above = step.outputs[0]
+            others = [self._factor(j) for j in step.sources if j != i]
+            self.rest[i] = minimised([*others, (self.scopes[above], self.rest[above])], self.scopes[i])
+        return self.rest[output]
+
+
+def beliefs(problem: Problem, lam: float = 0.0, tau: float = math.inf) -> Beliefs:
+    """The elimination of seconds + lam * retained bytes on the cells up to transient `tau`."""
+    program = order(problem)
+    if not program.exact:
+        raise InputError("this problem is too large for exact alternatives; plan with fewer axes")
+    values = messages(program, [priced(table, lam, tau) for table in problem.tables])
+    scopes = tuple(f.variables for f in problem.factors) + tuple(step.scope for step in program.steps)
+    user = {i: step for step in program.steps for i in step.sources if i >= len(problem.factors)}
+    return Beliefs(program, values, scopes, {step.variable: step for step in program.steps}, user, problem.fixed_seconds)
+
+
+def bounding(problem: Problem) -> Beliefs:
+    """Beliefs that bound the cost under the budget, as near as one multiplier brings them."""
+    free = beliefs(problem)
+    if problem.budget is None:
+        return free
+    space = Space.of(problem, free.program)
+    top = space.thresholds[-1]
+    cap = problem.budget - problem.fixed_bytes - space.thresholds[0]
+    if space.fits(space.point(0.0, top)):
+        return free
+    lam = dual(space, top, cap, 0.0, math.inf, FINE, Clock.start(None, math.inf)).lam
+    found = beliefs(problem, lam, top)
+    return replace(found, offset=found.offset - lam * cap)
+
+
+def pinned_to(problem: Problem, v: int, option: int) -> Problem:
+    """The problem in which variable v has no option but one."""
+    seconds = np.full(problem.sizes[v], math.inf)
+    seconds[option] = 0.0
+    nothing = np.zeros(problem.sizes[v])
+    return replace(problem, tables=(*problem.tables, Table(seconds, nothing, nothing)),
+                   factors=(*problem.factors, Factor((v,), len(problem.tables))))
+
+
+def alternatives(problem: Problem, v: int, known: Beliefs, count: int, tolerance: float = 0.0) -> tuple[Alternative, ...]:
+    """Every option of v, the best first. The `count` best are exact under the budget, the others bounded if need be."""
+    bounds = known.marginal(v)
+    found: list[Alternative] = []
+    for option in np.argsort(bounds, kind="stable").tolist():
+        bound = float(bounds[option])
+        exact = sorted(a.seconds for a in found if a.seconds is not None)
+        if problem.budget is None or math.isinf(bound):
+            found.append(Alternative(option, bound, bound))
+        elif len(exact) >= count and bound >= exact[count - 1]:
+            found.append(Alternative(option, None, bound))
+        else:
+            found.append(_solved(problem, v, option, tolerance))
+    return tuple(sorted(found, key=lambda a: (a.bound if a.seconds is None else a.seconds, a.option)))
+
+
+def _solved(problem: Problem, v: int, option: int, tolerance: float) -> Alternative:
+    """The option pinned and the whole solved again."""
+    try:
+        solution = solve(pinned_to(problem, v, option), tolerance=tolerance)
+    except Infeasible:
+        return Alternative(option, math.inf, math.inf)
+    return Alternative(option, solution.seconds, solution.bound)

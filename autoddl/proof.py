@@ -1,0 +1,76 @@
+"""Problem -> Certificate: the messages of an elimination, written down with what each of them replaces.
+
+    no budget, or one that does not bind    one piece with lam = 0: its bound is the optimum
+    a budget that binds                     for a range of transients the best multiplier, V(lam) - lam * cap; the range
+                                            with the least bound is split where its choice meets the transients
+
+What is left between the bound and a plan is the duality gap: it is never more than what the pieces leave open.
+"""
+
+import heapq
+import math
+
+from autoddl.certificate import Certificate, Message, Piece
+from autoddl.errors import InputError
+from autoddl.problem import Problem
+from autoddl.search.dual import FINE, dual
+from autoddl.search.eliminate import messages
+from autoddl.search.order import order
+from autoddl.search.program import Program
+from autoddl.search.space import Clock, Space, priced
+
+__all__ = ["messages_of", "prove"]
+
+PIECES = 12
+CLOSE = 1e-9
+
+
+def messages_of(program: Program) -> tuple[Message, ...]:
+    """The messages of `program`, each with the factors that it replaces; those of one recipe name one table."""
+    if not program.exact:
+        raise InputError("this problem is too large for a certificate: some message would have too many cells; "
+                         "plan with fewer axes")
+    return tuple(Message(step.sources, step.scope, program.slots[step.outputs[0]] - program.base) for step in program.steps)
+
+
+def prove(problem: Problem, seconds: float) -> Certificate:
+    """A certificate whose bound is as near to `seconds`, the cost of the plan at hand, as multipliers bring it."""
+    space = Space.of(problem, order(problem))
+    program, written = space.program, messages_of(space.program)
+
+    def piece(low: float, high: float, lam: float) -> Piece:
+        values = messages(program, [priced(table, lam, high) for table in problem.tables])
+        return Piece(low, high, lam, written, tuple(values[program.base:]))
+
+    top = len(space.thresholds) - 1
+    if problem.budget is None or space.point(0.0, space.thresholds[top]).value + problem.fixed_seconds >= seconds * (1 - CLOSE):
+        return Certificate((piece(0.0, space.thresholds[top], 0.0),))
+    ranges = _ranges(space, seconds, top)
+    return Certificate(tuple(piece(space.thresholds[low], space.thresholds[high], lam) for low, high, lam in ranges))
+
+
+def _ranges(space: Space, seconds: float, top: int) -> list[tuple[int, int, float]]:
+    """Ranges of thresholds with their multipliers: the one with the least bound is split, until that no longer helps."""
+    enough = seconds - space.problem.fixed_seconds
+    heap, closed = [(*_bounded(space, 0, top, 0.0, enough), 0, top)], list[tuple[int, int, float]]()
+    while len(heap) < PIECES and heap[0][0] < enough * (1 - CLOSE):
+        _, lam, low, high = heapq.heappop(heap)
+        met = space.thresholds.index(space.point(lam, space.thresholds[high]).transient)
+        if met <= low:
+            closed.append((low, high, lam))
+            break
+        for first, last in ((low, met - 1), (met, high)):
+            heapq.heappush(heap, (*_bounded(space, first, last, lam, enough), first, last))
+    return sorted(closed + [(low, high, lam) for _, lam, low, high in heap])
+
+
+def _bounded(space: Space, low: int, high: int, hint: float, enough: float) -> tuple[float, float]:
+    """(bound, multiplier) of a range. Where no choice fits, least - cap > 0 bytes too many cost lam * (least - cap)."""
+    budget, tau = space.problem.budget, space.thresholds[high]
+    assert budget is not None
+    cap = budget - space.problem.fixed_bytes - space.thresholds[low]
+    least = space.point(math.inf, tau).value if cap >= 0 else math.inf
+    if least > cap:
+        return math.inf, 0.0 if math.isinf(least) else 2.0 * max(enough, 0.0) / (least - cap)
+    found = dual(space, tau, cap, hint, math.inf, FINE, Clock.start(None, math.inf))
+    return found.bound, found.lam

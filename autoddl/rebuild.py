@@ -1,0 +1,143 @@
+"""Plan -> the very problem that it solves, without the model: what every later question about a plan starts from.
+
+`Plan.source` keeps what the problem was posed from: the captured graph, the cluster's text, the optimizer, the pins,
+the meshes. The space and the prices are functions of these, so they are made again; the plan's layouts pick the choice.
+A plan whose predicted seconds do not come out again was made by another version of the prices.
+
+    rebuild(plan)         its mesh's problem and its choice
+    again(plan, ...)      the whole search with something changed: other pins, another cluster, another budget
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from autoddl.cost_models import Cluster, parse_cluster
+from autoddl.errors import InputError, MismatchError
+from autoddl.graph import Graph, Op
+from autoddl.graph_json import graph_from_text, graph_to_text
+from autoddl.hubs import HUB, planned
+from autoddl.layout import Layout, Mesh
+from autoddl.meshes import meshes
+from autoddl.outer import Candidate, Found, Progress, Task, search
+from autoddl.plan import Plan
+from autoddl.price import Pricing
+from autoddl.problem import Problem
+from autoddl.regions import mesh_allows, parse_pin, pinned
+from autoddl.space import Choice, Variable, variables
+from autoddl.tables import problem_of
+
+if TYPE_CHECKING:
+    from autoddl.outer import Solved
+
+__all__ = ["Question", "Rebuilt", "again", "answered", "question_of", "rebuild", "source_of"]
+
+SAME = 1e-9
+"""Seconds that differ by less are the same sum in another order."""
+
+
+class Rebuilt(NamedTuple):
+    """A plan's problem, on its mesh, and the option that it chose for every variable."""
+
+    pricing: Pricing
+    variables: tuple[Variable, ...]
+    problem: Problem
+    choice: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a plan is the answer to. `mesh` is the one that the user fixed."""
+
+    graph: Graph
+    cluster: Cluster
+    budget: float
+    optimizer: str
+    tolerance: float
+    pins: tuple[str, ...]
+    mesh: str | None
+    max_axes: int
+
+
+def source_of(task: Task, solved: "Solved", pins: Sequence[str], mesh: str | None, max_axes: int) -> dict[str, Any]:
+    """What `rebuild` needs, as JSON. `inner` tells choices with equal layouts apart."""
+    chosen = zip(solved.variables, solved.solution.choice, strict=True)
+    inner = {v.name: list(v.choices[k].inner) for v, k in chosen if v.choices[k].inner}
+    return {"graph": graph_to_text(task.original), "cluster": task.cluster.to_yaml(), "optimizer": task.optimizer,
+            "tolerance": task.tolerance, "pins": list(pins), "mesh": mesh, "max_axes": max_axes, "inner": inner}
+
+
+def question_of(plan: Plan) -> Question:
+    """The question that `plan` answers."""
+    source = plan.source
+    if "graph" not in source:
+        raise InputError("this plan does not say what it was made from: it was made by an earlier version; make it again")
+    return Question(graph_from_text(source["graph"]), parse_cluster(source["cluster"], "the plan's cluster"), plan.budget,
+                    source["optimizer"], source["tolerance"], tuple(source["pins"]), source["mesh"], source["max_axes"])
+
+
+def rebuild(plan: Plan) -> Rebuilt:
+    """The problem that `plan` solves and its choice. Raises MismatchError if the plan does not come out again."""
+    asked = question_of(plan)
+    pricing = Pricing(planned(asked.graph), plan.mesh, asked.cluster, asked.optimizer)
+    region = pinned(tuple(map(parse_pin, asked.pins)), pricing.graph, plan.mesh)
+    space = variables(pricing.graph, plan.mesh, region)
+    choice = _choice(plan, space)
+    problem = problem_of(pricing, space, plan.budget)
+    seconds = problem.cost(choice)
+    if abs(seconds - plan.predicted.seconds) > SAME * plan.predicted.seconds:
+        raise MismatchError(f"the plan says {plan.predicted.seconds} s, this AutoDDL prices it at {seconds} s: "
+                            "it was made by another version; make it again")
+    return Rebuilt(pricing, space, problem, choice)
+
+
+def _key(choice: Choice, hub: bool) -> tuple[object, ...]:
+    return (choice.inputs, choice.outputs, choice.wanted[0] if hub else None, choice.inner)
+
+
+def _choice(plan: Plan, space: tuple[Variable, ...]) -> tuple[int, ...]:
+    """The option of every variable that the plan's layouts name."""
+    decided = {d.name: d for d in plan.decisions}
+    stored = {s.fqn: (s.layout, s.regather) for s in plan.stored}
+    inner: Mapping[str, list[int]] = plan.source["inner"]
+    index: dict[tuple[int, bool], dict[tuple[object, ...], int]] = {}
+    found: list[int] = []
+    for variable in space:
+        k: int | None
+        if isinstance(variable.item, Op):
+            hub = variable.item.target == HUB
+            at = (id(variable.choices), hub)
+            if at not in index:
+                index[at] = {_key(c, hub): k for k, c in enumerate(variable.choices)}
+            one = decided.get(variable.name)
+            k = None if one is None else index[at].get((one.inputs, one.outputs, one.gradient if hub else None,
+                                                        tuple(inner.get(variable.name, ()))))
+        else:
+            k = _stored(variable, stored.get(variable.name))
+        if k is None:
+            raise MismatchError(f"the plan's layouts of {variable.name} are none that this AutoDDL knows: "
+                                "it was made by another version; make it again")
+        found.append(k)
+    return tuple(found)
+
+
+def _stored(variable: Variable, one: tuple[Layout, bool] | None) -> int | None:
+    return next((k for k, c in enumerate(variable.choices) if one == (c.outputs[0], c.regather)), None)
+
+
+def answered(asked: Question, progress: Progress | None = None) -> Found:
+    """The whole search for `asked`: its mesh, or all that its pins allow. Raises Infeasible."""
+    graph, pins = planned(asked.graph), tuple(map(parse_pin, asked.pins))
+    tried = (Mesh.parse(asked.mesh),) if asked.mesh else meshes(asked.cluster, asked.max_axes)
+    allowed = [mesh for mesh in tried if mesh_allows(pins, mesh)]
+    if not allowed:
+        raise InputError(f"no mesh of cluster {asked.cluster.name} fits the pins {', '.join(asked.pins)}")
+    task = Task(graph, asked.graph, {}, asked.cluster, asked.budget, asked.optimizer, "exact", asked.tolerance, None, {}, 0.0,
+                perf_counter())
+    return search(task, [Candidate(m, lambda g, on: pinned(pins, g, on)) for m in allowed], progress)
+
+
+def again(plan: Plan, progress: Progress | None = None, **changes: Any) -> Found:
+    """The search of `plan` with other `pins`, `cluster`, `budget` or `mesh`."""
+    return answered(replace(question_of(plan), **changes), progress)

@@ -1,0 +1,93 @@
+"""What would fit where nothing does: a larger budget, more devices, a smaller batch, each at its best plan's price.
+
+    budget      the least bytes that any plan needs
+    devices     the outermost level two and four times as large
+    batch       the leading dim of the sample's tensors halved, and the model captured again with it
+
+Nothing is estimated by scaling: every row is a search of its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autoddl.cost_models import Cluster, load_cluster, parse
+from autoddl.errors import AutoDDLError, Infeasible
+from autoddl.front import resized
+from autoddl.outer import Progress
+from autoddl.rebuild import Question, answered
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from autoddl.sample import Sample
+
+__all__ = ["Relaxation", "relaxations"]
+
+ROOM = 1 + 1e-9
+"""The least bytes again, with room for the rounding of their sum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxation:
+    """With `what` relaxed the best plan takes `seconds` and `nbytes`; None, with the reason, if still none fits."""
+
+    what: str
+    seconds: float | None
+    nbytes: float
+    detail: str = ""
+
+
+def relaxations(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *, needed: float,
+                budget: float | str | None = None, optimizer: str = "adamw", tolerance: float = 1e-3,
+                pins: Sequence[str] = (), mesh: str | None = None, max_axes: int = 3, progress: Progress | None = None
+                ) -> tuple[Relaxation, ...]:
+    """What would fit, the fastest first; `needed` is what Infeasible carries, the rest what `plan` was called with."""
+    from autoddl.capture import capture
+    from autoddl.sample import as_sample, sample_for
+
+    place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    limit = place.device.memory if budget is None else float(parse(budget, "bytes"))
+    given = sample_for(model) if sample is None else as_sample(sample)
+    asked = Question(capture(model, given).graph, place, limit, optimizer, tolerance, tuple(pins), mesh, max_axes)
+    found = [_row(f"a budget of {needed / 1e9:.3f} GB", replace(asked, budget=needed * ROOM), progress)]
+    outermost = next((level for level in reversed(place.levels) if level.size > 1), place.levels[-1])
+    for times in (2, 4):
+        wider = replace(asked, cluster=resized(place, outermost.size * times), mesh=None)
+        found.append(_row(f"{wider.cluster.size} devices ({outermost.name}: {outermost.size * times})", wider, progress))
+    smaller = _halved(given)
+    if smaller is not None:
+        what = "half the batch (a step then does half the work)"
+        try:
+            found.append(_row(what, replace(asked, graph=capture(model, smaller).graph), progress))
+        except AutoDDLError as error:
+            found.append(Relaxation(what, None, 0.0, str(error)))
+    return tuple(sorted(found, key=lambda row: (row.seconds is None, row.seconds or 0.0)))
+
+
+def _row(what: str, asked: Question, progress: Progress | None) -> Relaxation:
+    try:
+        best = answered(asked, progress).best.solution
+    except Infeasible as error:
+        return Relaxation(what, None, error.needed, f"still needs {error.needed / 1e9:.3f} GB")
+    except AutoDDLError as error:
+        return Relaxation(what, None, 0.0, str(error))
+    return Relaxation(what, best.seconds, best.nbytes)
+
+
+def _halved(sample: "Sample") -> "Sample | None":
+    """The sample with half the batch: of every tensor whose leading dim is the first tensor's; None if that is odd."""
+    from torch import Tensor
+    from torch.utils import _pytree as pytree
+
+    tensors = [leaf for leaf in pytree.tree_leaves((sample.args, dict(sample.kwargs))) if isinstance(leaf, Tensor)]
+    batch = next((t.shape[0] for t in tensors if t.ndim), 1)
+    if batch % 2:
+        return None
+
+    def half(leaf: Any) -> Any:
+        return leaf[:batch // 2] if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == batch else leaf
+
+    args, kwargs = pytree.tree_map(half, (sample.args, dict(sample.kwargs)))
+    return replace(sample, args=args, kwargs=kwargs)

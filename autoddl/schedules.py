@@ -1,0 +1,129 @@
+"""Generators of schedules for D ranks and N microbatches, by name: `1f1b`, `interleaved:2`, `chimera:1` ...
+
+    gpipe          all F, then all B                                                     Huang et al. 2019
+    1f1b           rank r: D-1-r forwards, then F and B in turn                          Narayanan et al. 2019, 2021
+    interleaved:v  v stages per rank, round the ranks; 2(D-1-r) + (v-1)D forwards first  Narayanan et al. 2021
+    zb-h1          1f1b with W split off, r microbatches late                            Qi et al. 2024, figure 3
+    zb-v           two stages per rank, there and back                                   Qi et al. 2024, section 6
+    dualpipe-v     the same placement, forward of one way beside backward of the other   DeepSeek-AI 2025
+    chimera:f      f pairs of pipes in opposite directions                               Li & Hoefler 2021
+
+Bubbles in seconds per rank, where F, B and W are what one rank takes for one microbatch (B without W if split):
+
+    gpipe, 1f1b      (D-1)(F+B)
+    interleaved      (D-1)(F+B)/v
+    zb-h1            (D-1)(F+B-W) if W is the shortest, in general (D-1) max(F, B, F+B-W)
+    chimera, F = B   (D/2f-1)(F+B), direct concatenation of units; B = 2F and N = D takes D F + (2D-2) B with one pair
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
+
+from autoddl.errors import InputError
+from autoddl.schedule import Action, Schedule
+from autoddl.schedules_v import dualpipe_v, zb_v
+
+__all__ = ["SCHEDULES", "chimera", "dualpipe_v", "generate", "gpipe", "interleaved", "one_f_one_b", "zb_h1", "zb_v"]
+
+
+def gpipe(ranks: int, microbatches: int) -> Schedule:
+    """Every F, then every B."""
+    return _line(ranks, microbatches, lambda rank: microbatches)
+
+
+def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
+    """At most D-r microbatches in flight on rank r."""
+    return _line(ranks, microbatches, lambda rank: ranks - 1 - rank)
+
+
+def _line(ranks: int, microbatches: int, ahead: Callable[[int], int]) -> Schedule:
+    """One stage per rank."""
+    rows = (_alternate([Action(rank, "F", m) for m in range(microbatches)],
+                       [Action(rank, "B", m) for m in range(microbatches)], ahead(rank)) for rank in range(ranks))
+    return Schedule((tuple(range(ranks)),), tuple(rows), microbatches)
+
+
+def _alternate(forwards: Sequence[Action], backwards: Iterable[Action], ahead: int) -> tuple[Action, ...]:
+    """The first `ahead` forwards, then one forward and one backward in turn, then the backwards left."""
+    row = list(forwards[:ahead])
+    for step, backward in enumerate(backwards):
+        row += [*forwards[ahead + step:ahead + step + 1], backward]
+    return tuple(row)
+
+
+def interleaved(ranks: int, microbatches: int, chunks: int) -> Schedule:
+    """Stage s on rank s mod D; D microbatches go through one chunk of a rank before the next chunk has its turn."""
+    if chunks == 1:
+        return one_f_one_b(ranks, microbatches)
+    if microbatches % ranks:
+        raise InputError(f"interleaved: {microbatches} microbatches are no multiple of {ranks} ranks; "
+                         f"use {-(-microbatches // ranks) * ranks}")
+    rounds = [(chunk, first + m) for first in range(0, microbatches, ranks) for chunk in range(chunks)
+              for m in range(ranks)]
+    rows = (_alternate([Action(chunk * ranks + rank, "F", m) for chunk, m in rounds],
+                       [Action((chunks - 1 - chunk) * ranks + rank, "B", m) for chunk, m in rounds],
+                       2 * (ranks - 1 - rank) + (chunks - 1) * ranks) for rank in range(ranks))
+    return Schedule((tuple(range(ranks)) * chunks,), tuple(rows), microbatches)
+
+
+def zb_h1(ranks: int, microbatches: int) -> Schedule:
+    """1F1B whose W follows r microbatches behind its B, so that every rank holds D microbatches and W fills the end."""
+    rows = []
+    for rank, actions in enumerate(one_f_one_b(ranks, microbatches).actions):
+        row, weights = [], iter([Action(rank, "W", m) for m in range(microbatches)])
+        for action in actions:
+            row.append(action)
+            if action.kind == "B" and action.microbatch >= rank:
+                row.append(next(weights))
+        rows.append((*row, *weights))
+    return Schedule((tuple(range(ranks)),), tuple(rows), microbatches)
+
+
+def chimera(ranks: int, microbatches: int, pairs: int) -> Schedule:
+    """f pairs of pipes: the i-th down pipe has stage s on rank s + iD/f, its up pipe on rank D-1-s + iD/f (mod D).
+
+    A unit of D microbatches gives each pipe D/2f. With F = B = 1 its k-th passes stage s forward at time s + 2k and
+    backward at 2D-1-s + 2k. No two of a rank then meet, and units follow each other every 2D (direct concatenation).
+    """
+    if ranks % (2 * pairs) or microbatches % (2 * pairs):
+        raise InputError(f"chimera:{pairs}: {ranks} ranks and {microbatches} microbatches; both have to be multiples "
+                         f"of {2 * pairs}, the number of pipes")
+    turns = [pair * ranks // pairs for pair in range(pairs)]
+    placement = tuple(tuple((turn + (s if down else ranks - 1 - s)) % ranks for s in range(ranks))
+                      for turn in turns for down in (True, False))
+    timed: list[list[tuple[int, Action]]] = [[] for _ in range(ranks)]
+    for first in range(0, microbatches, ranks):
+        share = min(ranks, microbatches - first) // (2 * pairs)
+        for pipe, where in enumerate(placement):
+            for k in range(share):
+                microbatch, start = first + pipe * share + k, 2 * first + 2 * k
+                for s, rank in enumerate(where):
+                    timed[rank] += [(start + s, Action(s, "F", microbatch, pipe)),
+                                    (start + 2 * ranks - 1 - s, Action(s, "B", microbatch, pipe))]
+    return Schedule(placement, tuple(tuple(action for _, action in sorted(row)) for row in timed), microbatches)
+
+
+SCHEDULES: Mapping[str, Callable[[int, int, int], Schedule]] = MappingProxyType({
+    "gpipe": lambda ranks, microbatches, _: gpipe(ranks, microbatches),
+    "1f1b": lambda ranks, microbatches, _: one_f_one_b(ranks, microbatches),
+    "interleaved": interleaved,
+    "zb-h1": lambda ranks, microbatches, _: zb_h1(ranks, microbatches),
+    "zb-v": lambda ranks, microbatches, _: zb_v(ranks, microbatches),
+    "dualpipe-v": lambda ranks, microbatches, _: dualpipe_v(ranks, microbatches),
+    "chimera": chimera,
+})
+"""Name -> (ranks, microbatches, what follows the colon) -> schedule."""
+
+
+@lru_cache(maxsize=256)
+def generate(text: str, ranks: int, microbatches: int) -> Schedule:
+    """The schedule of that name: `1f1b`, `interleaved:2` (chunks per rank), `chimera:1` (pairs of pipes)."""
+    name, colon, width = text.partition(":")
+    counted = name in ("interleaved", "chimera")
+    if name not in SCHEDULES or bool(colon) != counted or (counted and not (width.isdecimal() and int(width))):
+        raise InputError(f"{text!r} is no schedule; write gpipe, 1f1b, interleaved:CHUNKS, zb-h1, zb-v, dualpipe-v "
+                         "or chimera:PAIRS")
+    if ranks < 1 or microbatches < 1:
+        raise InputError(f"{text} of {microbatches} microbatches on {ranks} ranks: there is at least one of each")
+    return SCHEDULES[name](ranks, microbatches, int(width or 1))

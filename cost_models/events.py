@@ -1,0 +1,104 @@
+"""When tasks start and end, given what comes before what: the two engines of `timeline`.
+
+`sequential` is a pass in topological order: end = max(ends before) + seconds. `overlapping` steps from event to event,
+because the rate of a task changes when something starts or ends on one of its ranks. Both leave -1 as the end of a task
+that never starts.
+"""
+
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+
+__all__ = ["Edges", "Where", "overlapping", "sequential"]
+
+Edges = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]
+"""(tasks after each task, number of tasks before it)."""
+
+Where = Sequence[tuple[tuple[int, ...], bool]]
+"""Per task its ranks, and whether it computes."""
+
+
+def sequential(seconds: Sequence[float], edges: Edges) -> tuple[list[float], list[float]]:
+    """Starts and ends at rate 1."""
+    after, before = edges[0], [*edges[1]]
+    starts, ends = [0.0] * len(seconds), [-1.0] * len(seconds)
+    ready = [i for i, count in enumerate(before) if not count]
+    while ready:
+        task = ready.pop()
+        end = ends[task] = starts[task] + seconds[task]
+        for later in after[task]:
+            if end > starts[later]:
+                starts[later] = end
+            before[later] -= 1
+            if not before[later]:
+                ready.append(later)
+    return starts, ends
+
+
+def overlapping(seconds: Sequence[float], edges: Edges, where: Where, slowdown: float
+                ) -> tuple[list[float], list[float]]:
+    """Starts and ends where computation and communication slow each other."""
+    after, before = edges[0], [*edges[1]]
+    run = _Run(seconds, where, slowdown)
+    ready = [i for i, count in enumerate(before) if not count]
+    while ready or run.running:
+        run.start(ready)
+        ready = []
+        for task in run.finish():
+            for later in after[task]:
+                before[later] -= 1
+                if not before[later]:
+                    ready.append(later)
+    return run.starts, run.ends
+
+
+class _Run:
+    """The clock, what runs, at which rate, and when it will be done if nothing changes."""
+
+    def __init__(self, seconds: Sequence[float], where: Where, slowdown: float) -> None:
+        self.now, self.slowdown, self.where = 0.0, slowdown, where
+        self.starts, self.ends = [0.0] * len(seconds), [-1.0] * len(seconds)
+        self.left, self.since, self.stretch = [*seconds], [0.0] * len(seconds), [1.0] * len(seconds)
+        self.due: list[tuple[float, int]] = []
+        self.running: dict[int, float] = {}  # task -> when it is due
+        self.on: dict[int, list[int]] = {rank: [] for ranks, _ in where for rank in ranks}
+
+    def start(self, tasks: Iterable[int]) -> None:
+        """All at once; then the rates are right again."""
+        for task in tasks:
+            self.starts[task] = self.since[task] = self.now
+            self._put(task)
+            for rank in self.where[task][0]:
+                self.on[rank].append(task)
+        self._adapt({rank for task in tasks for rank in self.where[task][0]})
+
+    def finish(self) -> list[int]:
+        """Step to the next event; all that end there, in order."""
+        done: list[int] = []
+        while self.due and (not done or self.due[0][0] == self.now):
+            when, task = heappop(self.due)
+            if self.running.get(task) == when:  # else it was put again with another rate
+                del self.running[task]
+                self.now = self.ends[task] = when
+                done.append(task)
+        for task in done:
+            for rank in self.where[task][0]:
+                self.on[rank].remove(task)
+        self._adapt({rank for task in done for rank in self.where[task][0]})
+        return done
+
+    def _put(self, task: int) -> None:
+        self.running[task] = self.now + self.left[task] * self.stretch[task]
+        heappush(self.due, (self.running[task], task))
+
+    def _adapt(self, ranks: set[int]) -> None:
+        """Tasks on these ranks whose rate is another now go on with what is left."""
+        for task in sorted({task for rank in ranks for task in self.on[rank]}):
+            stretch = self.slowdown if any(map(self._both, self.where[task][0])) else 1.0
+            if stretch != self.stretch[task]:
+                self.left[task] = max(0.0, self.left[task] - (self.now - self.since[task]) / self.stretch[task])
+                self.since[task], self.stretch[task] = self.now, stretch
+                self._put(task)
+
+    def _both(self, rank: int) -> bool:
+        """Whether computation and communication run on the rank."""
+        return len({self.where[task][1] for task in self.on[rank]}) == 2

@@ -1,0 +1,146 @@
+"""What running a plan costs beside plain PyTorch: python examples/benchmarks/overhead.py [rounds]
+
+Process CPU seconds per step, forward and backward (no optimizer), one thread a rank, paired in turn within one run:
+
+    one rank     the lowered 4-layer GPT (width 512, 128 tokens, batch 2) against the module itself
+    data         two ranks, data parallel, against DistributedDataParallel
+    zero         two ranks, ZeRO-3 with gathered weights dropped after forward, against FSDP2 (fully_shard per block)
+
+Two ranks: the sum of both. Ratios are of medians over the rounds, and the median of the paired ratios.
+"""
+
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from gpt import gpt
+
+from autoddl.apply import parallelize
+from autoddl.assemble import assemble, plan_of
+from autoddl.capture import capture
+from autoddl.cost_models import parse_cluster
+from autoddl.graph import Graph, Op, Tensor
+from autoddl.hubs import planned
+from autoddl.layout import Mesh
+from autoddl.plan import VERSION, Plan
+from autoddl.price import Pricing
+from autoddl.regions import strategy
+from autoddl.search import solve
+from autoddl.space import Choice, variables
+from autoddl.tables import problem_of
+
+CLUSTER = "name: bench\ndevice: cpu-core\nlevels:\n  - {name: all, size: %d, bandwidth: 1 GB/s, latency: 100 us}\n"
+WARM, STEPS = 3, 2
+
+
+def model(seed: int = 0, batch: int = 2) -> nn.Module:
+    torch.manual_seed(seed)
+    return gpt(layers=4, width=512, heads=8, context=128, batch=batch, vocab=256)
+
+
+def plan_as(role: str, ranks: int) -> Plan:
+    """The best plan in which the one axis has `role`."""
+    captured = capture(model(batch=2 * ranks))
+    graph, place = planned(captured.graph), parse_cluster(CLUSTER % ranks, "overhead")
+    mesh = Mesh.parse(f"all={ranks}")
+    inside = strategy(graph, mesh, {"all": role if ranks > 1 else "data"})
+
+    def region(graph: Graph, item: Op | Tensor, choice: Choice) -> bool:
+        split = isinstance(item, Tensor) and "S" in str(choice.outputs[0])
+        return inside(graph, item, choice) and (not split or choice.regather or item.fqn.startswith("tokens"))
+
+    pricing = Pricing(graph, mesh, place)
+    space = variables(graph, mesh, region)
+    problem = problem_of(pricing, space, None)
+    solution = solve(problem)
+    prints = {"model": captured.graph.fingerprint(), "cluster": place.fingerprint, "autoddl": str(VERSION)}
+    return plan_of(assemble(pricing, problem, solution, space), pricing, solution, {
+        "model": role, "bound": solution.bound, "budget": 1e12, "candidates": 1, "sample": dict(captured.spec),
+        "fingerprints": prints})
+
+
+def paired(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> list[tuple[float, float]]:
+    """CPU seconds per step of both, in turn."""
+    found = []
+    for i in range(WARM + rounds):
+        row = []
+        for step in (ours, theirs):
+            if dist.is_initialized():
+                dist.barrier()
+            start = time.process_time()
+            for _ in range(STEPS):
+                step()
+            row.append((time.process_time() - start) / STEPS)
+        if i >= WARM:
+            found.append((row[0], row[1]))
+    return found
+
+
+def rank_main(rank: int, ranks: int, role: str, plan: Plan, rounds: int, store: str, results: "mp.Queue") -> None:  # type: ignore[type-arg]
+    torch.set_num_threads(1)
+    if ranks > 1:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks,
+                                timeout=timedelta(seconds=120))
+    module, other = model(batch=2 * ranks), model(batch=2 * ranks)
+    batch = module.example_inputs()  # type: ignore[operator]
+    parallel = parallelize(module, plan)
+    local = tuple(t.chunk(ranks)[rank] for t in batch)
+    if role == "data":
+        other = DistributedDataParallel(other)
+    elif role == "zero":
+        for block in other.blocks:
+            fully_shard(block)
+        fully_shard(other)
+
+    def ours() -> None:
+        for p in module.parameters():
+            p.grad = None
+        parallel.step(batch)
+
+    def theirs() -> None:
+        for p in other.parameters():
+            p.grad = None
+        other(*local).backward()
+
+    results.put((rank, paired(ours, theirs, rounds)))
+    if ranks > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def measure(name: str, role: str, ranks: int, rounds: int) -> None:
+    context, store = mp.get_context("spawn"), f"/tmp/autoddl-overhead-{os.getpid()}-{name.replace(' ', '-')}"
+    results, plan = context.Queue(), plan_as(role, ranks)
+    processes = [context.Process(target=rank_main, args=(r, ranks, role, plan, rounds, store, results))
+                 for r in range(ranks)]
+    for process in processes:
+        process.start()
+    rows = [results.get(timeout=600)[1] for _ in range(ranks)]
+    for process in processes:
+        process.join()
+    sums = [tuple(sum(side) for side in zip(*pair, strict=True)) for pair in zip(*rows, strict=True)]
+    ours, theirs = (statistics.median(side) for side in zip(*sums, strict=True))
+    ratios = sorted(a / b for a, b in sums)
+    print(f"{name:10} ours {ours * 1e3:7.1f} ms  theirs {theirs * 1e3:7.1f} ms  ratio {ours / theirs:.3f}  "
+          f"paired median {statistics.median(ratios):.3f} [{ratios[0]:.3f} .. {ratios[-1]:.3f}]", flush=True)
+
+
+if __name__ == "__main__":
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 15
+    print(f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores, {count} rounds")
+    measure("one rank", "alone", 1, count)
+    measure("data", "data", 2, count)
+    measure("zero", "zero", 2, count)

@@ -1,0 +1,245 @@
+"""A plan runs as one device would: loss, gradients, buffers, dropout; and it sends what was predicted."""
+
+import gc
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from planmaker import random_plans
+from ranks import forget, on_ranks
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from autoddl.apply import ParallelModel, parallelize
+from autoddl.errors import InputError, MachineError, MismatchError
+from autoddl.plan import Plan
+from autoddl.traffic import traffic
+
+
+class Uneven(nn.Module):
+    """Odd sizes everywhere, a shared weight, a frozen one, an idle one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.middle, self.last = nn.Linear(11, 13), nn.Linear(13, 13, bias=False), nn.Linear(13, 7)
+        self.again, self.idle = nn.Linear(13, 13), nn.Linear(3, 5)
+        self.again.weight = self.middle.weight
+        self.first.bias.requires_grad_(False)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = F.gelu(self.first(x))
+        x = x + torch.tanh(self.again(self.middle(x)))
+        return (self.last(F.layer_norm(x, (13,))) - y).square().mean()
+
+
+def build(name: str) -> tuple[nn.Module, Any]:
+    if name == "uneven":
+        return Uneven().double(), (torch.linspace(-1, 1, 77).double().view(7, 11), torch.ones(7, 7).double())
+    return zoo.gpt(dtype=torch.float64, dropout=0.1) if name == "dropout" else zoo.ZOO[name](dtype=torch.float64)
+
+
+def whole(value: Any) -> Tensor:
+    found = value.full_tensor() if hasattr(value, "full_tensor") else value
+    assert isinstance(found, Tensor)
+    return found.detach()
+
+
+def call(model: nn.Module, sample: Any) -> Tensor:
+    loss: Tensor = model(*sample) if isinstance(sample, tuple) else model(*sample.args, **sample.kwargs)
+    return loss
+
+
+def gradients(parameters: Any) -> dict[str, Tensor]:
+    return {name: whole(p.grad) for name, p in parameters if p.grad is not None}
+
+
+def on_one_device(name: str) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """The eager model; with dropout, whose mask is ours, the captured program on one rank."""
+    model, sample = build(name)
+    if name == "dropout":
+        parallel = parallelize(model, random_plans(model, sample, "one=1", 1)[0])
+        return parallel.step(sample), gradients(parallel.named_parameters()), {}
+    loss = call(model, sample)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.detach(), gradients(model.named_parameters()), dict(model.named_buffers())
+
+
+def run(name: str, plans: list[Plan], expected: tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]) -> None:
+    loss, grads, buffers = expected
+    for number, plan in enumerate(plans):
+        model, sample = build(name)
+        parallel = parallelize(model, plan)
+        torch.testing.assert_close(parallel.step(sample), loss, rtol=1e-12, atol=1e-12)
+        found = gradients(parallel.named_parameters())
+        assert found.keys() == grads.keys()
+        for key, gradient in grads.items():
+            error = (found[key] - gradient).abs().max().item()
+            assert error <= 1e-10 * max(1.0, gradient.abs().max().item()), f"plan {number}: {key} is wrong by {error}"
+        for key, buffer in buffers.items():
+            torch.testing.assert_close(model.get_buffer(key), buffer, rtol=1e-12, atol=1e-12)
+        check_traffic(parallel)
+        parallel.step(parallel.local_batch(sample))
+        assert all(torch.allclose(g, 2 * grads[k], rtol=1e-6) for k, g in gradients(parallel.named_parameters()).items()
+                   ) or name in ("dropout", "vgg_bn", "resnet")
+        check_traffic(parallel)
+
+
+def check_traffic(parallel: ParallelModel) -> None:
+    predicted = traffic(parallel.plan, parallel.graph, parallel.groups.coordinate)
+    sent = Counter((s.direction, s.kind, s.axes, s.nbytes) for s in predicted)
+    executed = Counter((e.direction, e.kind, e.axes, e.nbytes) for e in parallel.recorder.executed)
+    assert executed == sent, f"predicted but not sent: {sent - executed}, sent but not predicted: {executed - sent}"
+
+
+@pytest.mark.parametrize(("name", "mesh", "count"), [
+    ("uneven", "a=4", 4), ("uneven", "a=2,b=2", 6), ("gpt", "a=2,b=2", 3), ("gpt", "a=3", 2), ("dropout", "a=2,b=2", 2),
+    ("vgg_bn", "a=2,b=2", 2), ("resnet", "a=4", 2)])
+def test_random_plans_compute_what_one_device_does(name: str, mesh: str, count: int) -> None:
+    model, sample = build(name)
+    plans = random_plans(model, sample, mesh, count, seed=1)
+    on_ranks(plans[0].mesh.size, run, name, plans, on_one_device(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt", "bert", "vit", "vgg_bn", "resnet", "uneven", "dropout"])
+@pytest.mark.parametrize("mesh", ["a=4", "a=2,b=2", "a=3"])
+def test_many_random_plans(name: str, mesh: str) -> None:
+    model, sample = build(name)
+    plans = random_plans(model, sample, mesh, 20, seed=2)
+    on_ranks(plans[0].mesh.size, run, name, plans, on_one_device(name), seconds=1200)
+
+
+@pytest.mark.parametrize("roles", [{"a": "data"}, {"a": "zero"}, {"a": "tensor"}])
+def test_named_strategies(roles: dict[str, str]) -> None:
+    model, sample = build("gpt")
+    plans = [random_plans(model, sample, "a=2", 1, roles=roles, regather=again)[0] for again in (False, True)]
+    on_ranks(2, run, "gpt", plans, on_one_device("gpt"))
+
+
+def train(plan: Plan, steps: int) -> tuple[list[float], float]:
+    model, sample = zoo.gpt()
+    parallel = parallelize(model, plan)
+    optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        losses.append(parallel.step(sample).item())
+        nn.utils.clip_grad_norm_(parallel.parameters(), 1.0)
+        optimizer.step()
+    return losses, parallel(sample).item()
+
+
+def test_training_with_an_optimizer() -> None:
+    model, sample = zoo.gpt()
+    expected, last = train(random_plans(model, sample, "one=1", 1)[0], 5)
+    assert expected[-1] < expected[0]
+    for plan in random_plans(model, sample, "a=2,b=2", 2, seed=3):
+        for losses, evaluated in on_ranks(4, train, plan, 5):
+            assert losses == pytest.approx(expected, abs=1e-5) and evaluated == pytest.approx(last, abs=1e-5)
+
+
+def evaluate(plan: Plan) -> tuple[float, bool]:
+    model, sample = build("dropout")
+    parallel = parallelize(model, plan)
+    loss = parallel(sample).item()
+    tied = model.get_parameter("head.weight") is model.get_parameter("tokens.weight")
+    return loss, tied and all(p.grad is None for p in parallel.parameters())
+
+
+def test_evaluation_drops_nothing_and_ties_are_kept() -> None:
+    model, sample = build("dropout")
+    plans = random_plans(model, sample, "a=2,b=2", 1)
+    expected = call(zoo.gpt(dtype=torch.float64)[0], sample).item()
+    for loss, kept in on_ranks(4, evaluate, plans[0]):
+        assert loss == pytest.approx(expected, abs=1e-12) and kept
+
+
+def gathered(plan: Plan) -> int:
+    """Whole weights of the middle of the model that live between forward and backward."""
+    model, sample = build("gpt")
+    parallel = parallelize(model, plan)
+    values = parallel._arguments(parallel._train, sample)
+    with parallel._store.gathers.notes():
+        loss = parallel._train.program.forward(*values)[0]
+    shapes = Counter(tuple(o.shape) for o in gc.get_objects() if isinstance(o, Tensor) and o.dtype == torch.float64)
+    del loss
+    return shapes[128, 32]
+
+
+def test_regathered_parameters_are_not_kept() -> None:
+    model, sample = build("gpt")
+    kept, again = (random_plans(model, sample, "a=2", 1, roles={"a": "zero"}, regather=r)[0] for r in (False, True))
+    assert on_ranks(2, gathered, again) < on_ranks(2, gathered, kept)
+
+
+def refused(plans: list[Plan], seeds: list[int]) -> str:
+    import torch.distributed as dist
+
+    model, _ = build("uneven")
+    with torch.no_grad():
+        model.last.weight.add_(seeds[dist.get_rank()])  # type: ignore[union-attr,operator]
+    with pytest.raises(MismatchError) as error:
+        parallelize(model, plans[dist.get_rank()])
+    return str(error.value)
+
+
+def test_ranks_that_differ_are_refused_everywhere() -> None:
+    one, two = random_plans(*build("uneven"), "a=2", 2)
+    assert all("rank 1 has another plan" in text for text in on_ranks(2, refused, [one, two], [0, 0]))
+    assert all("rank 1 has another value of the weights" in text for text in on_ranks(2, refused, [one, one], [0, 1]))
+    assert all("mesh 'a=3'" in text for text in on_ranks(2, refused, random_plans(*build("uneven"), "a=3", 2), [0, 0]))
+
+
+def test_what_does_not_fit() -> None:
+    model, sample = build("uneven")
+    (plan,) = random_plans(model, sample, "one=1", 1)
+    with pytest.raises(MismatchError, match="another model"):
+        parallelize(nn.Sequential(Uneven(), nn.Identity()).get_submodule("0"), plan)
+    parallel = parallelize(model, plan)
+    with pytest.raises(MismatchError, match=r"x is float64\[6, 11\], the plan was made for float64\[7, 11\]"):
+        parallel.step((sample[0][:6], sample[1]))
+    with pytest.raises(MismatchError, match="does not fit forward"):
+        parallel.step((sample[0],))
+    with pytest.raises(MismatchError, match="the plan is for 2 processes"):
+        parallelize(build("uneven")[0], random_plans(model, sample, "a=2", 1)[0])
+
+
+def deserted(plan: Plan) -> str:
+    import torch.distributed as dist
+
+    model, sample = build("uneven")
+    parallel = parallelize(model, plan, timeout=2)
+    if dist.get_rank() == 3:
+        time.sleep(5)
+        return ""
+    with pytest.raises(MachineError) as error:
+        parallel.step(sample)
+    return str(error.value)
+
+
+def test_a_rank_that_hangs_is_a_machine_error() -> None:
+    (plan,) = random_plans(*build("uneven"), "a=2,b=2", 1, seed=1)
+    try:
+        assert any("failed" in text and "over" in text for text in on_ranks(4, deserted, plan))
+    finally:
+        forget(4)
+
+
+def test_a_meta_model_gets_its_own_initial_values() -> None:
+    _, sample = build("uneven")
+    with torch.device("meta"):
+        model = Uneven().double()
+    (plan,) = random_plans(model, sample, "one=1", 1)
+    first = parallelize(model, plan).step(sample)
+    assert torch.isfinite(first)
+    with torch.device("meta"):
+        bare = nn.Module()
+        bare.weight = nn.Parameter(torch.empty(3))
+        bare.forward = lambda x: (x * bare.weight).sum()  # type: ignore[method-assign]
+    (plan,) = random_plans(bare, (torch.ones(3),), "one=1", 1)
+    with pytest.raises(InputError, match="no reset_parameters"):
+        parallelize(bare, plan)

@@ -1,0 +1,148 @@
+"""Problems made from real graphs: hubs count once, parts add up, and the exact search equals looking at every choice."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+import torch
+import zoo
+from random_plans import LAPTOP, random_plan
+from torch import Tensor, nn
+
+from autoddl.assemble import assemble
+from autoddl.capture import Captured, capture
+from autoddl.cost_models import load_cluster
+from autoddl.graph import Kind
+from autoddl.hubs import HUB, planned
+from autoddl.layout import Mesh
+from autoddl.plan import Plan
+from autoddl.price import Pricing
+from autoddl.problem import Problem
+from autoddl.search import solve
+from autoddl.space import Variable, variables
+from autoddl.tables import problem_of
+from autoddl.traffic import gather_buckets, gradient_buckets, parameter_edges, traffic
+
+
+class Chain(nn.Module):
+    """Two dense layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256, bias=False), nn.Linear(256, 64, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).relu()).sum()
+
+
+class Fork(nn.Module):
+    """One layer whose result is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(128, 128, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.one(x)
+        return (y + y.relu()).sum()
+
+
+def _problem(model: nn.Module, mesh: str, rows: int, budget: float | None = None
+             ) -> tuple[Pricing, tuple[Variable, ...], Problem]:
+    width = next(model.parameters()).shape[1]
+    graph = planned(capture(model, (torch.zeros(rows, width),)).graph)
+    pricing = Pricing(graph, Mesh.parse(mesh), load_cluster(LAPTOP))
+    space = variables(graph, pricing.mesh)
+    return pricing, space, problem_of(pricing, space, budget)
+
+
+CASES = [(Chain, "all=4", rows) for rows in (4, 64, 4096)] + [(Fork, "all=4", rows) for rows in (4, 512)] + [
+    (Fork, "machine=2,pair=2", 64)]
+
+
+@pytest.mark.parametrize(("model", "mesh", "rows"), CASES)
+def test_exact_equals_exhaustive_on_real_graphs(model: type[nn.Module], mesh: str, rows: int) -> None:
+    _, _, problem = _problem(model(), mesh, rows)
+    if torch.tensor(problem.sizes, dtype=torch.float64).prod() > 4e6:
+        pytest.skip(f"{problem.sizes} is too much to look at")
+    free = solve(problem)
+    assert free.optimal and free.seconds == pytest.approx(solve(problem, "exhaustive").seconds, rel=1e-12)
+    least = solve(replace(problem, budget=free.nbytes)).nbytes
+    for share in (0.5, 0.75, 0.9):
+        tight = replace(problem, budget=share * least)
+        found, truth = _outcome(tight, "exact"), _outcome(tight, "exhaustive")
+        assert found == pytest.approx(truth, rel=1e-9), f"at {share} of the bytes"
+
+
+def _outcome(problem: Problem, solver: str) -> float:
+    from autoddl.errors import Infeasible
+
+    try:
+        return solve(problem, solver).seconds
+    except Infeasible as error:
+        return -error.needed
+
+
+def test_a_shared_tensor_passes_one_hub() -> None:
+    graph = planned(capture(Fork(), (torch.zeros(8, 128),)).graph)
+    hubs = [op for op in graph.ops if op.target == HUB]
+    assert len(hubs) == 1
+    readers = [op.name for op in graph.ops if hubs[0].outputs[0] in op.inputs]
+    assert len(readers) == 2
+    uses = graph.consumers()
+    assert all(len(uses[t]) <= 1 for t in graph.dependent() if t != hubs[0].outputs[0])
+
+
+def test_dead_ops_and_unused_outputs_are_not_planned() -> None:
+    class Wasteful(Fork):
+        def forward(self, x: Tensor) -> Tensor:
+            self.one(x).exp()
+            return super().forward(x)
+
+    assert not any("exp" in op.target for op in planned(capture(Wasteful(), (torch.zeros(8, 128),)).graph).ops)
+
+
+@pytest.fixture(scope="module")
+def captured() -> Captured:
+    return capture(*zoo.gpt())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_parts_of_a_plan_add_up(captured: Captured, seed: int) -> None:
+    plan = random_plan(captured, seed)
+    predicted = plan.predicted
+    assert predicted.seconds == pytest.approx(predicted.compute + sum(predicted.communication.values()), rel=1e-12)
+    assert 0 < predicted.compute < inf and predicted.peak_bytes > 0
+    assert Plan.__name__ == type(plan).__name__ and plan.gap == 1.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_buckets_hold_every_parameter_once_and_keep_to_their_size(captured: Captured, seed: int) -> None:
+    plan, graph = random_plan(captured, seed), planned(captured.graph)
+    plan = replace(plan, bucket_bytes=3000)
+    edges = parameter_edges(plan, graph)
+    trained = {e.tensor.fqn for e in edges if any(s.kind not in ("slice", "fill") for s in e.backward)}
+    buckets = gradient_buckets(plan, graph)
+    members = [fqn for bucket in buckets for fqn in bucket.members]
+    assert len(members) == len(set(members)) and set(members) == trained
+    sizes = {t.fqn: t.nbytes for t in graph.tensors if t.kind is Kind.PARAMETER}
+    assert all(len(b.members) == 1 or sum(sizes[m] for m in b.members) <= 4 * 3000 for b in buckets)
+    gathered = [fqn for bucket in gather_buckets(plan, graph) for fqn in bucket.members]
+    assert len(gathered) == len(set(gathered))
+
+
+def test_smaller_buckets_send_the_same_bytes_in_more_collectives(captured: Captured) -> None:
+    plan, graph = random_plan(captured, 1), planned(captured.graph)
+    few, many = traffic(plan, graph), traffic(replace(plan, bucket_bytes=1), graph)
+    assert sum(s.nbytes for s in few) == sum(s.nbytes for s in many)
+    assert len(few) < len(many)
+
+
+def test_a_problem_whose_parts_disagree_is_refused(captured: Captured) -> None:
+    graph = planned(captured.graph)
+    pricing = Pricing(graph, Mesh.parse("all=4"), load_cluster(LAPTOP))
+    space = variables(graph, pricing.mesh)
+    problem = problem_of(pricing, space, None)
+    solution = solve(problem)
+    with pytest.raises(AssertionError, match="add up"):
+        assemble(pricing, problem, replace(solution, seconds=solution.seconds * 1.01), space)

@@ -1,0 +1,99 @@
+"""Pins and strategies: what they leave of the space, and what they say when they leave nothing."""
+
+import pytest
+import zoo
+
+from autoddl.capture import capture
+from autoddl.errors import InputError
+from autoddl.graph import Graph, Op, Tensor
+from autoddl.hubs import planned
+from autoddl.layout import B, Mesh, Split
+from autoddl.regions import Pin, mesh_allows, parse_pin, pinned, strategy
+from autoddl.space import variables
+
+MESH = Mesh.parse("net=2,node=2")
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return planned(capture(*zoo.gpt()).graph)
+
+
+@pytest.mark.parametrize("text", ["h.*.attn.*: node=S(0)", "wte.weight: net=B", "node=8", "x: node=P"])
+def test_a_pin_round_trips(text: str) -> None:
+    assert str(parse_pin(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "node", "node=", "node=S(0)", ": node=B", "w: node=R", "w: =B"])
+def test_what_is_no_pin_says_what_is(text: str) -> None:
+    with pytest.raises(InputError):
+        parse_pin(text)
+
+
+def test_a_pin_of_the_mesh_chooses_meshes() -> None:
+    assert mesh_allows((parse_pin("node=2"),), MESH)
+    assert not mesh_allows((parse_pin("node=4"),), MESH)
+    assert not mesh_allows((parse_pin("w: rack=B"),), MESH)
+
+
+def test_a_pin_holds_parameters_where_they_are_stored(graph: Graph) -> None:
+    space = variables(graph, MESH, pinned((parse_pin("blocks.*.up.weight: node=S(1)"),), graph, MESH))
+    for variable in space:
+        pinned_here = isinstance(variable.item, Tensor) and variable.name.endswith("up.weight")
+        states = {choice.outputs[0][1] for choice in variable.choices}
+        assert states == {Split(1)} if pinned_here else isinstance(variable.item, Op) or len(states) > 1
+
+
+def test_a_pin_holds_ops_where_they_write(graph: Graph) -> None:
+    space = variables(graph, MESH, pinned((parse_pin("blocks.0.norm: net=S(1)"),), graph, MESH))
+    held = [v for v in space if isinstance(v.item, Op) and v.item.module == "blocks.0.norm"]
+    assert held and all(choice.outputs[0][0] == Split(1) for v in held if ".hub" not in v.name for choice in v.choices)
+
+
+@pytest.mark.parametrize(("pins", "message"), [
+    (("no.such.thing: node=B",), "matches no parameter"),
+    (("blocks.0.up.weight: node=S(0)", "blocks.0.up.weight: node=S(1)"), "leave no layout for blocks.0.up.weight"),
+    (("blocks.0.up.weight: node=S(5)",), "leave no layout for blocks.0.up.weight")])
+def test_pins_that_leave_nothing_say_where(graph: Graph, pins: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        variables(graph, MESH, pinned(tuple(map(parse_pin, pins)), graph, MESH))
+
+
+def _parameters(graph: Graph, roles: dict[str, str]) -> list[str]:
+    found = []
+    for variable in variables(graph, MESH, strategy(graph, MESH, roles)):
+        if isinstance(variable.item, Tensor):
+            found += [str(choice.outputs[0]) for choice in variable.choices]
+    return found
+
+
+def test_data_parallel_stores_whole_parameters(graph: Graph) -> None:
+    assert set(_parameters(graph, {"net": "data", "node": "data"})) == {"B B"}
+
+
+def test_zero_cuts_every_parameter_that_can_be_cut(graph: Graph) -> None:
+    assert all("B" not in text for text in _parameters(graph, {"net": "zero", "node": "zero"}))
+
+
+def test_every_op_reads_whole_parameters_in_data_and_zero(graph: Graph) -> None:
+    names = {t.name for t in graph.tensors if t.fqn.endswith("weight") or t.fqn.endswith("bias")}
+    for role in ("data", "zero"):
+        for variable in variables(graph, MESH, strategy(graph, MESH, {"net": role, "node": role})):
+            if isinstance(variable.item, Op):
+                for k, t in enumerate(variable.item.inputs):
+                    if graph.tensors[t].name in names:
+                        assert all(set(choice.inputs[k]) == {B} for choice in variable.choices)
+
+
+def test_tensor_parallel_does_not_split_the_batch(graph: Graph) -> None:
+    batch = 4
+    for variable in variables(graph, MESH, strategy(graph, MESH, {"net": "tensor", "node": "data"})):
+        if isinstance(variable.item, Op) and not variable.item.target.startswith("autoddl"):
+            for choice in variable.choices:
+                for t, layout in zip(variable.item.outputs, choice.outputs, strict=True):
+                    if graph.tensors[t].shape[:1] == (batch,):
+                        assert layout[0] != Split(0)
+
+
+def test_pins_are_values() -> None:
+    assert Pin("w", "node", B) == parse_pin("w: node=B")
