@@ -25,13 +25,14 @@ def explained_table(said: Explained) -> RenderableType:
         return Lines(*(line for one in said.named for line in (*_named(one, said.seconds), "")))
     blocks = _table("block", "seconds", "share", "compute", "conversions", "held")
     for share in said.blocks:
-        blocks.add_row(share.block, show_seconds(share.seconds), _part(share.seconds, said.seconds), show_seconds(share.compute),
-                       show_seconds(share.conversions), show_bytes(share.nbytes))
+        blocks.add_row(share.block, show_seconds(share.seconds), _part(share.seconds, said.seconds),
+                       show_seconds(share.compute), show_seconds(share.conversions), show_bytes(share.nbytes))
     axes = _table("axis", "seconds", "share", "sent")
     for name, seconds, sent in said.axes:
         axes.add_row(name, show_seconds(seconds), _part(seconds, said.seconds), show_bytes(sent))
     where, most = said.peak
-    peak = f"{show_bytes(said.nbytes)} of {show_bytes(said.budget)} a rank; {show_bytes(most)} of it for a moment, at {where}"
+    peak = (f"{show_bytes(said.nbytes)} of {show_bytes(said.budget)} a rank; "
+            f"{show_bytes(most)} of it for a moment, at {where}")
     return Lines(blocks, "", axes if said.axes else "nothing is sent", "", peak, "", _unruled(said))
 
 
@@ -47,36 +48,46 @@ def _unruled(said: Explained) -> RenderableType:
 def _named(one: Named, seconds: float) -> list[RenderableType]:
     """One parameter or op: its choice, then the others by what the whole plan would cost with them."""
     table = _table("  choice", "best plan with it", "more")
-    exact = [other for other in one.others if other.seconds is not None and math.isfinite(other.seconds)]
+    possible = [other for other in one.others if other.seconds is None or math.isfinite(other.seconds)]
+    exact = [other for other in possible if other.seconds is not None]
     for other in exact:
         mark = "* " if other.layouts == one.chosen else "  "
         table.add_row(mark + other.layouts, show_seconds(other.seconds or 0.0), _more(other, seconds))
-    rest = [other for other in one.others if other.seconds is None]
+    rest = possible[len(exact):]
     if rest:
         table.add_row(f"  {len(rest)} others", f"at least {show_seconds(min(other.bound for other in rest))}", "")
-    never = len(one.others) - len(exact) - len(rest)
+    never = len(one.others) - len(possible)
     if never:
         table.add_row(f"  {never} others", "no plan fits", "")
-    alike = f"; alike: {', '.join(folded(one.alike))}" if one.alike else ""
+    names = dict.fromkeys(name.partition(" (")[0] for name in one.alike)
+    alike = f"; alike: {', '.join(folded(names))}" if names else ""
     return [f"{one.name}  {one.target}{alike}", table]
 
 
 def _more(other: Other, seconds: float) -> str:
     more = (other.seconds or 0.0) - seconds
-    return "as planned" if abs(more) <= 1e-9 * seconds else f"{more / seconds:+.2%}"
+    if abs(more) < 5e-5 * seconds:
+        return "as planned" if abs(more) <= 1e-9 * seconds else "less than 0.01%"
+    return f"{more / seconds:+.2%}"
 
 
 def proof_table(checked: Proved) -> RenderableType:
     table = _grid()
-    table.add_row("bound", f"no plan on mesh '{checked.mesh}' takes less than {show_seconds(checked.bound)} under the model")
+    table.add_row("bound", f"no plan on {_on(checked.meshes)} takes less than {show_seconds(checked.bound)}, "
+                           "under the model")
     table.add_row("cost", f"this one takes {show_seconds(checked.seconds)}")
-    table.add_row("gap", f"{checked.gap:.4%} (the plan claims at least {show_seconds(checked.claimed)} over all its meshes)")
+    table.add_row("gap", f"{checked.gap:.4%}; the plan's own bound, over all its meshes, is "
+                         f"{show_seconds(checked.claimed)}")
     table.add_row("checked", f"{checked.inequalities:,} inequalities, {checked.distinct:,} of them distinct")
     priced = [lam for lam in checked.multipliers if lam]
     if priced:
         table.add_row("memory", f"{len(checked.multipliers)} ranges of transients, a byte at "
                                 f"{', '.join(f'{lam:.3g} s' for lam in priced)}")
     return table
+
+
+def _on(meshes: tuple[str, ...]) -> str:
+    return f"mesh '{meshes[0]}'" if len(meshes) == 1 else f"any of {len(meshes)} meshes"
 
 
 def pins_table(plan: Plan, rows: Sequence[PinPrice]) -> RenderableType:
@@ -112,7 +123,8 @@ def devices_table(points: Sequence[DevicePoint]) -> RenderableType:
 def relaxation_table(rows: Sequence[Relaxation]) -> RenderableType:
     table = _table("it would fit with", "seconds", "memory", "")
     for row in rows:
-        table.add_row(row.what, "-" if row.seconds is None else show_seconds(row.seconds), show_bytes(row.nbytes), row.detail)
+        seconds = "-" if row.seconds is None else show_seconds(row.seconds)
+        table.add_row(row.what, seconds, show_bytes(row.nbytes), row.detail)
     return table
 
 

@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from autoddl.alternatives import alternatives, bounding, bounds_of
 from autoddl.breakdown import Share, peak_at, shares
 from autoddl.certificate import check
 from autoddl.errors import InputError
 from autoddl.graph import Op
 from autoddl.hubs import HUB
-from autoddl.marginals import alternatives, bounding
 from autoddl.outer import Progress
 from autoddl.plan import Plan
 from autoddl.proof import prove
-from autoddl.rebuild import Rebuilt, answered, question_of, rebuild
+from autoddl.rebuild import Rebuilt, answered, posed, question_of, rebuild, tried
 from autoddl.space import Variable
 
 __all__ = ["Explained", "Named", "Other", "PinPrice", "Proved", "explain", "price_of_pins", "proved"]
@@ -39,7 +39,8 @@ class Other:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A parameter or op: what was chosen, and every choice, the best first. `alike` others have the same answer."""
+    """A parameter or op: what was chosen, and every choice, those with a known price first. Names, choices and bounds
+    of those in `alike` are alike."""
 
     name: str
     target: str
@@ -64,9 +65,9 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class Proved:
-    """On the plan's mesh no plan takes less than `bound`; `claimed` is the bound that the plan itself carries."""
+    """On `meshes` no plan takes less than `bound`; `claimed` is the bound that the plan itself carries."""
 
-    mesh: str
+    meshes: tuple[str, ...]
     seconds: float
     bound: float
     claimed: float
@@ -119,19 +120,20 @@ def _texts(variable: Variable) -> tuple[str, ...]:
 
 def _named(made: Rebuilt, names: Sequence[str], count: int, tolerance: float) -> tuple[Named, ...]:
     """Every match; those with one pattern of names, one choice and one set of bounds are answered once."""
-    known = bounding(made.problem)
+    cost = made.problem.cost(made.choice)
+    known = bounding(made.problem, cost)
     groups: dict[object, list[int]] = {}
     for v in _matching(made, names):
         variable = made.variables[v]
         label = _texts(variable)[-1] if isinstance(variable.item, Op) else variable.name
         pattern = re.sub(r"\d+", "#", label)
-        bounds = tuple(float(f"{b:.9g}") for b in known.marginal(v))
+        bounds = tuple(float(f"{b:.9g}") for b in bounds_of(known, v))
         target = variable.item.target if isinstance(variable.item, Op) else ""
         groups.setdefault((pattern, target, made.choice[v], id(variable.choices), bounds), []).append(v)
     found = []
     for members in groups.values():
         variable, chosen = made.variables[members[0]], made.choice[members[0]]
-        every = alternatives(made.problem, members[0], known, count + 1, tolerance)
+        every = alternatives(made.problem, members[0], known, count, tolerance, (chosen, cost))
         others = tuple(Other(str(variable.choices[a.option]), a.seconds, a.bound) for a in every)
         target = variable.item.target if isinstance(variable.item, Op) else "parameter"
         found.append(Named(_label(variable), target, str(variable.choices[chosen]), others,
@@ -144,13 +146,17 @@ def _label(variable: Variable) -> str:
     return f"{item.module} ({item.name})" if isinstance(item, Op) and item.module else variable.name
 
 
-def proved(plan: Plan) -> Proved:
-    """The certificate of `plan`'s mesh, made and checked."""
-    made = rebuild(plan)
+def proved(plan: Plan, everywhere: bool = False) -> Proved:
+    """The certificate of the plan's mesh, made and checked; `everywhere`: of every mesh that it was chosen from."""
+    made, asked = rebuild(plan), question_of(plan)
     seconds = made.problem.cost(made.choice)
-    checked = check(made.problem, prove(made.problem, seconds))
-    return Proved(str(plan.mesh), seconds, min(checked.bound, seconds), plan.bound, checked.inequalities, checked.distinct,
-                  checked.multipliers)
+    problems = {str(plan.mesh): made.problem}
+    if everywhere:
+        problems |= {str(mesh): posed(asked, mesh)[2] for mesh in tried(asked) if mesh != plan.mesh}
+    checked = [check(problem, prove(problem, seconds)) for problem in problems.values()]
+    return Proved(tuple(problems), seconds, min(seconds, *(one.bound for one in checked)), plan.bound,
+                  sum(one.inequalities for one in checked), sum(one.distinct for one in checked),
+                  tuple(lam for one in checked for lam in one.multipliers))
 
 
 def price_of_pins(plan: Plan, progress: Progress | None = None) -> tuple[PinPrice, ...]:

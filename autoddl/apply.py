@@ -35,16 +35,17 @@ __all__ = ["LocalBatch", "ParallelModel", "parallelize"]
 
 
 def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: torch.device | str | None = None,
-                seed: int = 0, timeout: float = 600.0) -> "ParallelModel":
+                seed: int = 0, timeout: float = 600.0, captured: Captured | None = None) -> "ParallelModel":
     """`model` as `plan` says, on this rank. `sample` is only needed where the plan's own does not fit the module;
-    `seed` is of dropout, `timeout` of collectives, in seconds."""
+    `seed` is of dropout, `timeout` of collectives, in seconds; `captured` spares capturing the model again."""
     place, limit = device_of(device), timedelta(seconds=timeout)
     if plan.version != VERSION:
         raise MismatchError(f"the plan is of version {plan.version}, this AutoDDL runs version {VERSION}: plan again")
     if any(isinstance(p, DTensor) for p in model.parameters()):
         raise InputError("the model's parameters are DTensors already; give parallelize the plain module")
     join(plan.mesh, place, limit)
-    captured = capture(model, from_spec(plan.sample, "meta") if sample is None else sample)
+    if captured is None:
+        captured = capture(model, from_spec(plan.sample, "meta") if sample is None else sample)
     _check_model(captured, plan)
     graph = planned(captured.graph)
     agree({"plan": (plan.fingerprint(), *traffic(plan, graph))})
@@ -57,8 +58,8 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
 def _check_model(captured: Captured, plan: Plan) -> None:
     found, made = captured.graph.fingerprint(), plan.fingerprints.get("model")
     if found != made:
-        raise MismatchError(f"the plan was made for another model than this one (graph {made}, not {found}): a plan fits "
-                            "one architecture, size, dtype, mode (train or eval) and batch shape; plan again for this one")
+        raise MismatchError(f"the plan was made for another model than this one (graph {made}, not {found}): a plan "
+                            "fits one architecture, size, dtype, mode (train or eval) and batch shape; plan again")
 
 
 class ParallelModel:
@@ -117,7 +118,7 @@ class ParallelModel:
 
     @torch.no_grad()
     def __call__(self, batch: object) -> Tensor:
-        """The loss of one batch, by the training program with nothing dropped; gradients and buffers stay as they are."""
+        """The loss of one batch, by the training program with nothing dropped; gradients and buffers stay as is."""
         if self._evaluate is None:
             self._evaluate = self._lower(training=False)
         self._store.gathers.clear()

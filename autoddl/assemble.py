@@ -68,7 +68,7 @@ def _texts(steps: tuple[Step, ...], pricing: Pricing) -> tuple[str, ...]:
 
 def _edges(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choice, ...], parts: _Parts
            ) -> list[Conversion]:
-    """The conversions between variables. A parameter's edge is always listed: the runtime asks it for the used layout."""
+    """The conversions between variables. A parameter's edge is always listed: running asks it for the used layout."""
     graph, found = pricing.graph, []
     differentiable = graph.differentiable()
     for edge in edges_of(graph, variables):
@@ -136,7 +136,8 @@ def _cone(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choic
     return found, {graph.tensors[t].fqn: layout for t, layout in fed.items()}
 
 
-def _nbytes(pricing: Pricing, problem: Problem, solution: Solution, variables: tuple[Variable, ...]) -> dict[str, float]:
+def _nbytes(pricing: Pricing, problem: Problem, solution: Solution, variables: tuple[Variable, ...]
+            ) -> dict[str, float]:
     """Peak bytes by kind."""
     found: dict[str, float] = defaultdict(float)
     by_number = {v: variables[v] for v in range(len(variables))}

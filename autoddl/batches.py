@@ -30,8 +30,9 @@ class Batches:
                  groups: Groups, device: torch.device) -> None:
         self._forward, self._inputs, self._device = forward, inputs, device
         whole = Layout.broadcast(groups.mesh)
-        self._cuts = {t.fqn: [(dim, offset, size) for dim, (offset, size) in enumerate(extents(
-            t.shape, layouts.get(t.fqn, whole), groups.mesh, groups.coordinate)) if size != t.shape[dim]] for t in inputs}
+        pieces = {t: extents(t.shape, layouts.get(t.fqn, whole), groups.mesh, groups.coordinate) for t in inputs}
+        self._cuts = {t.fqn: [(dim, offset, size) for dim, (offset, size) in enumerate(piece) if size != t.shape[dim]]
+                      for t, piece in pieces.items()}
 
     def local(self, batch: object) -> LocalBatch:
         """This rank's pieces of the global `batch`: what the model is called with, as the plan's sample was given."""
@@ -50,8 +51,8 @@ class Batches:
         dtype = str(value.dtype).removeprefix("torch.")
         if tuple(value.shape) != tensor.shape or dtype != tensor.dtype:
             raise MismatchError(f"input {tensor.fqn} is {dtype}{list(value.shape)}, the plan was made for "
-                                f"{tensor.dtype}{list(tensor.shape)}: give the global batch in this shape on every rank "
-                                "(a last, smaller one dropped or padded), or make a plan with a sample of the other shape")
+                                f"{tensor.dtype}{list(tensor.shape)}: give the global batch in this shape on every "
+                                "rank (drop or pad a smaller one), or make a plan with a sample of the other shape")
         for dim, offset, size in self._cuts[tensor.fqn]:
             value = value.narrow(dim, offset, size)
         return value.to(self._device)

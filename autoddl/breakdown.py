@@ -1,8 +1,8 @@
 """Where a plan's seconds and bytes go, block by block.
 
-Every factor of the problem belongs to one op or parameter: an edge to the op that reads. A *block* is the module path up
-to one part behind its first number, with the numbers folded: `layers.0-31.attn`. What every rank does alike (`common`)
-is the part of the problem that no choice moves.
+Every factor of the problem belongs to one op or parameter: an edge to the op that reads. A *block* is the module path
+up to one part behind its first number, with the numbers folded: `layers.0-31.attn`. What every rank does alike
+(`common`) is the part of the problem that no choice moves.
 
     seconds of a block = compute of its ops + conversions (all else that its factors cost)
     bytes of a block   = what its factors retain; the transient peak belongs to the one factor that is largest
@@ -80,8 +80,9 @@ def shares(made: Rebuilt) -> tuple[Share, ...]:
         if isinstance(variable.item, Op) and variable.item.target != HUB:
             compute[blocks[v]] += op_seconds(made.pricing, variable.item, variable.choices[k], differentiable)
     for factor, (table, cell) in zip(problem.factors, problem.cells(made.choice), strict=True):
-        seconds[blocks[factor.variables[-1]]] += table.seconds.item(cell)
-        nbytes[blocks[factor.variables[-1]]] += table.retained.item(cell)
+        cost, held, _ = table.at(cell)
+        seconds[blocks[factor.variables[-1]]] += cost
+        nbytes[blocks[factor.variables[-1]]] += held
     found = [Share(COMMON, problem.fixed_seconds, 0.0, problem.fixed_bytes)]
     for name, members in folded(seconds).items():
         mine = sum(compute[b] for b in members)
@@ -92,7 +93,7 @@ def shares(made: Rebuilt) -> tuple[Share, ...]:
 
 def peak_at(made: Rebuilt) -> tuple[str, float]:
     """Where the transient peak is, and its bytes."""
-    at = [(table.transient.item(cell), made.variables[factor.variables[-1]].name)
+    at = [(table.at(cell)[2], made.variables[factor.variables[-1]].name)
           for factor, (table, cell) in zip(made.problem.factors, made.problem.cells(made.choice), strict=True)]
     nbytes, name = max(at, default=(0.0, ""), key=lambda pair: pair[0])
     return name, nbytes

@@ -29,6 +29,8 @@ CELLS = 1 << 22
 """Cells that are compared at a time."""
 
 Scope = tuple[int, ...]
+Factor = tuple[Scope, int]
+"""A table, by number, over variables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def _check_piece(problem: Problem, piece: Piece) -> tuple[float, int, int]:
     assert piece.lam >= 0, "a multiplier is not negative"
     priced = [_priced(table, piece) for table in problem.tables]
     tables = [*priced, *piece.tables]
-    factors: list[tuple[Scope, int] | None] = [(f.variables, f.table) for f in problem.factors]
+    factors: list[Factor | None] = [(f.variables, f.table) for f in problem.factors]
     known: dict[object, tuple[float, int]] = {}
     missed, count = [], 0
     for message in piece.messages:
@@ -124,7 +126,7 @@ def _priced(table: Table, piece: Piece) -> Array:
     return np.where(allowed, table.seconds + piece.lam * table.retained, math.inf)
 
 
-def _taken(factors: list[tuple[Scope, int] | None], i: int) -> tuple[Scope, int]:
+def _taken(factors: list[Factor | None], i: int) -> Factor:
     """Factor i, which is no longer there for other messages."""
     factor = factors[i]
     assert factor is not None, "a factor is used twice"
@@ -132,13 +134,13 @@ def _taken(factors: list[tuple[Scope, int] | None], i: int) -> tuple[Scope, int]
     return factor
 
 
-def _pattern(factors: Sequence[tuple[Scope, int]]) -> object:
+def _pattern(factors: Sequence[Factor]) -> object:
     """Equal for messages with equal inequalities: which tables, and how their axes meet."""
     local: dict[int, int] = {}
     return tuple((table, tuple([local.setdefault(v, len(local)) for v in scope])) for scope, table in factors)
 
 
-def _missed(sources: Sequence[tuple[Scope, int]], result: tuple[Scope, int], tables: Sequence[Array]) -> tuple[float, int]:
+def _missed(sources: Sequence[Factor], result: Factor, tables: Sequence[Array]) -> tuple[float, int]:
     """By how much the message is above the sum of its sources at worst, and the number of cells compared."""
     scope, table = result
     sizes = {v: n for s, t in (*sources, result) for v, n in zip(s, tables[t].shape, strict=True)}

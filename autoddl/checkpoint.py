@@ -99,5 +99,7 @@ def load(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
 
 def _reason(error: BaseException) -> str:
     """The first line that says something."""
-    inner = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) and error.failures else error
+    inner = error
+    if isinstance(error, CheckpointException) and error.failures:
+        inner = next(iter(error.failures.values()))[0]
     return str(inner).splitlines()[0] if str(inner) else type(inner).__name__

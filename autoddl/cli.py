@@ -73,7 +73,7 @@ def _show(plan: PlanPath, as_json: AsJson = False) -> None:
 
 @app.command("compare")
 def _compare(factory: FactoryText, cluster: ClusterPath, set_: Set = None, budget: Budget = None,
-             solver: Solver = "exact", max_axes: MaxAxes = 2, time_limit: TimeLimit = None,
+             solver: Solver = "exact", max_axes: MaxAxes = 3, time_limit: TimeLimit = None,
              as_json: AsJson = False) -> None:
     """Set the plan beside data parallel, grids, ZeRO-3 ..."""
     made = Factory.parse(factory, settings(set_ or ()))

@@ -18,7 +18,9 @@ Print = Callable[[RenderableType, Any, bool], None]
 Bar = Callable[[], AbstractContextManager[Any]]
 
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN", help="a plan, as `plan -o` wrote it")]
-Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME ...]", help="parameters, modules or ops, like 'h.*.weight'")]
+Other = Annotated[Path, typer.Argument(metavar="PLAN", help="another")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME ...]",
+                                                   help="parameters, modules or ops, like 'h.*.weight'")]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
 
 
@@ -40,6 +42,7 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
     @app.command("explain")
     def _explain(plan: PlanPath, names: Names = None,
                  proof: Annotated[bool, typer.Option("--proof", help="prove the bound and check the proof")] = False,
+                 everywhere: Annotated[bool, typer.Option("--every-mesh", help="prove it for all meshes")] = False,
                  pins: Annotated[bool, typer.Option("--pins", help="what each pin costs")] = False,
                  best: Annotated[int, typer.Option(min=1, help="exact alternatives of each name")] = 3,
                  as_json: AsJson = False) -> None:
@@ -47,8 +50,8 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
         from autoddl import answer_tables, answers
         read = load_plan(plan)
         with bar() as progress:
-            if proof:
-                checked = answers.proved(read)
+            if proof or everywhere:
+                checked = answers.proved(read, everywhere)
                 return show(answer_tables.proof_table(checked), plain(checked) | {"gap": checked.gap}, as_json)
             if pins:
                 rows = answers.price_of_pins(read, progress)
@@ -71,7 +74,7 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
         show(answer_tables.bytes_table(read, points), [plain(point) for point in points], as_json)
 
     @app.command("diff")
-    def _diff(a: PlanPath, b: Annotated[Path, typer.Argument(metavar="PLAN", help="another")], as_json: AsJson = False) -> None:
+    def _diff(a: PlanPath, b: Other, as_json: AsJson = False) -> None:
         """Say what differs between two plans, and its worth."""
         from autoddl import answer_tables, difference
         found = difference.difference(load_plan(a), load_plan(b))

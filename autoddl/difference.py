@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autoddl.breakdown import block_of, folded
+from autoddl.cost_models import show_bytes
 from autoddl.errors import InputError
 from autoddl.graph import Tensor
 from autoddl.hubs import HUB
@@ -47,7 +48,7 @@ class Difference:
 def difference(a: Plan, b: Plan) -> Difference:
     """What differs between plans A and B."""
     words = tuple(_words(a, b))
-    alike = a.mesh == b.mesh and a.fingerprints.get("model") == b.fingerprints.get("model")
+    alike = a.mesh == b.mesh and a.fingerprints.get("model") == b.fingerprints.get("model") and a.source and b.source
     return Difference(words, tuple(_totals(a, b)), _groups(a, b) if alike else ())
 
 
@@ -59,7 +60,7 @@ def _words(a: Plan, b: Plan) -> Iterator[str]:
         if mine != yours:
             yield f"{what}: A has {mine}, B has {yours}"
     if a.budget != b.budget:
-        yield f"budget: A has {a.budget / 1e9:.4g} GB a rank, B has {b.budget / 1e9:.4g} GB"
+        yield f"budget: A has {show_bytes(a.budget)} a rank, B has {show_bytes(b.budget)}"
     if a.model == b.model and a.fingerprints.get("model") != b.fingerprints.get("model"):
         yield "the models differ in structure, shapes or names of parameters"
     steps = [sum(map(len, ((*c.forward, *c.backward) for c in plan.conversions))) for plan in (a, b)]
@@ -122,6 +123,7 @@ def _said(made: Rebuilt, changed: list[int], theirs: Sequence[Choice]) -> tuple[
         if isinstance(item, Tensor):
             said.setdefault(f"{{}}: A {own}, B {theirs[i]}", []).append(item.fqn)
         else:
-            what = "a shared tensor" if item.target == HUB else item.target.removeprefix("aten.").removesuffix(".default")
+            target = item.target.removeprefix("aten.").removesuffix(".default")
+            what = "a shared tensor" if item.target == HUB else target
             said.setdefault(f"{{}} {what}: A {own}, B {theirs[i]}", []).append(item.module or item.name)
     return tuple(text.format(name) for text, names in said.items() for name in folded(dict.fromkeys(names)))

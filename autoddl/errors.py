@@ -40,6 +40,9 @@ class Infeasible(AutoDDLError):
             f"the budget is {budget / 1e9:.3f} GB; {hint}"
         )
 
+    def __reduce__(self) -> tuple[type["Infeasible"], tuple[float, float, str]]:
+        return type(self), (self.needed, self.budget, self.detail)
+
 
 class MachineError(AutoDDLError):
     """A process, a link or a collective failed while running."""

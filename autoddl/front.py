@@ -4,8 +4,8 @@
               between the fastest plan and the smallest the optimum under evenly spaced budgets, each with its bound
     devices   the whole search on clusters whose outermost level is cut to each of its divisors, the batch as it is
 
-Every point is a plan: its seconds and bytes are what `Problem` says of its choice. Points that another one beats in both
-are left out.
+Every point is a plan: its seconds and bytes are what `Problem` says of its choice. Points that another one beats in
+both are left out.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ CLOSE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class PointOfBytes:
-    """A plan of `seconds` and `nbytes`; no plan that needs no more takes less than `bound` seconds (None: not asked)."""
+    """A plan of `seconds` and `nbytes`; none that needs no more takes less than `bound` seconds (None: not asked)."""
 
     nbytes: float
     seconds: float
@@ -89,8 +89,9 @@ def _corners(problem: Problem) -> list[PointOfBytes]:
     points = [space.point(0.0, top), space.point(float("inf"), top)]
     for _ in range(CORNERS):
         points.sort(key=lambda p: (-p.retained, p.seconds))
-        gaps = [(a.retained - b.retained, a, b) for a, b in pairwise(points) if a.retained > b.retained and b.seconds > a.seconds]
-        new = next(filter(None, (_between(space, top, a, b) for _, a, b in sorted(gaps, key=lambda g: -g[0]))), None)
+        gaps = [(a, b) for a, b in pairwise(points) if a.retained > b.retained and b.seconds > a.seconds]
+        gaps.sort(key=lambda gap: gap[1].retained - gap[0].retained)
+        new = next(filter(None, (_between(space, top, a, b) for a, b in gaps)), None)
         if new is None:
             break
         points.append(new)
@@ -137,4 +138,5 @@ def device_point(asked: Question, progress: Progress | None = None) -> DevicePoi
     except Infeasible as error:
         return DevicePoint(asked.cluster.size, "", None, error.needed, 0.0, "no plan fits the budget")
     best = found.best
-    return DevicePoint(asked.cluster.size, str(best.pricing.mesh), best.solution.seconds, best.solution.nbytes, found.bound)
+    return DevicePoint(asked.cluster.size, str(best.pricing.mesh), best.solution.seconds, best.solution.nbytes,
+                       found.bound)

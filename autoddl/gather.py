@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoddl.groups import Groups
 from autoddl.held import Held
-from autoddl.redistribute import Handle, Move, Recorder, moves
+from autoddl.redistribute import Handle, Recorder, moves
 from autoddl.traffic import Bucket, ParameterEdge
 
 __all__ = ["PREFETCH", "Gathers", "Sink", "used"]
@@ -48,15 +48,16 @@ def used(leaf: Tensor, value: Tensor, sink: Sink | None) -> Tensor:
 
 
 class _Bucket:
-    """`handle` is a gather under way; `again` holds what was gathered for backward, `notes` how many of each are unread."""
+    """`handle`: a gather under way; `again`: what was gathered for backward; `notes`: how many of each are unread."""
 
     def __init__(self, bucket: Bucket, edges: Mapping[str, ParameterEdge], held: Mapping[str, Held],
                  sinks: Mapping[str, Sink | None], groups: Groups, recorder: Recorder) -> None:
         tensors = [edges[fqn].tensor for fqn in bucket.members]
         starts = [edges[fqn].conversion.source for fqn in bucket.members]
         label = f"{bucket.members[0]} and {len(tensors) - 1} more"
-        self._forward, self._backward = (moves(bucket.steps, [t.shape for t in tensors], starts, groups, recorder, direction,
-                                               label) for direction in ("forward", "backward"))
+        shapes = [t.shape for t in tensors]
+        self._forward, self._backward = (moves(bucket.steps, shapes, starts, groups, recorder, direction, label)
+                                         for direction in ("forward", "backward"))
         self.leaves = [held[fqn].leaf for fqn in bucket.members]
         self.sinks = [sinks[fqn] for fqn in bucket.members]
         self.regather = bucket.regather

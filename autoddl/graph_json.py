@@ -32,8 +32,8 @@ class _Table:
 def graph_to_text(graph: Graph) -> str:
     """`graph` as one line."""
     word, value = _Table(), _Table()
-    tensors = [[word(t.name), t.shape, word(t.dtype), word(t.kind), word(t.fqn), [word(a) for a in t.aliases], int(t.trained)]
-               for t in graph.tensors]
+    tensors = [[word(t.name), t.shape, word(t.dtype), word(t.kind), word(t.fqn), [word(a) for a in t.aliases],
+                int(t.trained)] for t in graph.tensors]
     ops = [[word(op.name), word(op.target), op.inputs, value(op.slots), op.outputs, value(op.args), word(op.module),
             word(op.source)] for op in graph.ops]
     tree = {"words": word.listed, "values": value.listed, "tensors": tensors, "ops": ops, "outputs": graph.outputs,
@@ -49,8 +49,8 @@ def graph_from_text(text: str) -> Graph:
         tensors = tuple(Tensor(words[name], tuple(shape), words[dtype], Kind(words[kind]), words[fqn],
                                tuple(words[a] for a in aliases), bool(trained))
                         for name, shape, dtype, kind, fqn, aliases, trained in tree["tensors"])
-        ops = tuple(Op(words[name], words[target], tuple(inputs), values[slots], tuple(outputs), values[args], words[module],
-                       words[source])
+        ops = tuple(Op(words[name], words[target], tuple(inputs), values[slots], tuple(outputs), values[args],
+                       words[module], words[source])
                     for name, target, inputs, slots, outputs, args, module, source in tree["ops"])
         return Graph(tensors, ops, tuple(tree["outputs"]), tuple((old, new) for old, new in tree["updates"]))
     except (KeyError, IndexError, TypeError, ValueError) as error:

@@ -53,8 +53,8 @@ class Groups:
         ready = dist.is_available() and dist.is_initialized()
         world = dist.get_world_size() if ready else 1
         if world != mesh.size:
-            raise MismatchError(f"the plan is for {mesh.size} processes (mesh '{mesh}'), and {world} run: start {mesh.size}, "
-                                f"or plan for {world}")
+            raise MismatchError(f"the mesh '{mesh}' has {mesh.size} ranks, and {world} run: start {mesh.size}, or plan "
+                                f"for {world}")
         self.rank = dist.get_rank() if ready else 0
         self.coordinate = mesh.coordinate(self.rank)
         self._timeout = timeout
@@ -65,17 +65,16 @@ class Groups:
 
     def _group(self, axes: tuple[int, ...]) -> dist.ProcessGroup:
         every = _every(self.mesh, axes)
-        if len(every) == 1:
-            assert dist.group.WORLD is not None
-            return dist.group.WORLD
-        text = "autoddl " + "+".join(f"{self.mesh.sizes[a]}x{self.mesh.strides[a]}" for a in axes if self.mesh.sizes[a] > 1)
-        found = [group for group in c10d._world.pg_map if group.group_desc == text]
+        sizes, strides = self.mesh.sizes, self.mesh.strides
+        text = "autoddl " + "+".join(f"{sizes[a]}x{strides[a]}" for a in axes if sizes[a] > 1)
+        found: list[dist.ProcessGroup] = [group for group in c10d._world.pg_map if group.group_desc == text]
         if found:
             if self._timeout is not None:
                 c10d._set_pg_timeout(self._timeout, found[0])
             return found[0]
-        made = [(ranks, dist.new_group(ranks, timeout=self._timeout, group_desc=text)) for ranks in every]
-        return next(group for ranks, group in made if self.rank in ranks)
+        made = {tuple(ranks): dist.new_group(ranks, timeout=self._timeout, group_desc=text) for ranks in every}
+        mine: dist.ProcessGroup = next(group for ranks, group in made.items() if self.rank in ranks)
+        return mine
 
     def of(self, axes: tuple[int, ...]) -> dist.ProcessGroup | None:
         """The group over `axes` that this rank is in; None if it is alone there."""

@@ -1,8 +1,8 @@
 """Parameters in the user's own module, each replaced by the piece that this rank owns.
 
 A parameter of a plan that splits any becomes a DTensor of its stored layout, under its own name, ties kept, so that
-optimizers, `clip_grad_norm_` and distributed checkpoints work as they are. If every parameter is stored whole (one rank,
-data parallel), they stay plain tensors. Either way the program reads a *leaf*: the local tensor, sharing memory.
+optimizers, `clip_grad_norm_` and distributed checkpoints work as they are. If every parameter is stored whole (one
+rank, data parallel), they stay plain tensors. Either way the program reads a *leaf*: the local tensor, sharing memory.
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ class Held:
 
 def _like(parameter: Any, local: Tensor) -> DTensor:
     """`local` as a DTensor laid out like `parameter`: without the checks of from_local, which cost 30 us each."""
-    return DTensor(local, parameter._spec, requires_grad=False)  # type: ignore[call-arg]
+    return DTensor(local, parameter._spec, requires_grad=False)
 
 
 def placements(layout: Layout) -> tuple[Placement, ...]:
@@ -70,7 +70,7 @@ def materialise(model: nn.Module, seed: int) -> None:
     for name, module in model.named_modules():
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         if own and not callable(getattr(module, "reset_parameters", None)):
-            raise InputError(f"{name or type(model).__name__} ({type(module).__name__}) is on the meta device and has no "
+            raise InputError(f"{name or 'the model'} ({type(module).__name__}) is on the meta device and has no "
                              "reset_parameters(): build the model on the CPU, or load its weights before parallelize")
     model.to_empty(device="cpu")
     with torch.random.fork_rng(devices=[]):

@@ -6,45 +6,31 @@ Elimination leaves a tree of messages: every step adds its sources and passes th
 Downward messages say what the rest of the tree adds:
 
     rest(root)     = sum of the other roots
-    rest(message)  = min over what the message does not know of  rest(output of the step that uses it) + its other sources
-    marginal(v)    = min over the step's scope of               rest(output of v's step) + its sources
+    rest(message)  = min over what the message does not know of  rest(output of its user) + the user's other sources
+    marginal(v)    = min over the scope of v's step of           rest(output of the step) + the step's sources
 
-They are made along the path from the root when they are asked for, and kept. Under a budget the same on seconds + lam *
-bytes bounds what a pinned plan costs, and the cheapest few are solved: an option whose bound is above what is shown is
-not needed.
+They are made along the path from the root when they are asked for, and kept.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from autoddl.certificate import laid
-from autoddl.errors import Infeasible, InputError
-from autoddl.problem import Array, Factor, Problem, Table
-from autoddl.search import solve
-from autoddl.search.dual import FINE, dual
+from autoddl.errors import InputError
+from autoddl.problem import Array, Problem
 from autoddl.search.eliminate import messages
 from autoddl.search.order import order
 from autoddl.search.program import Program, Step
-from autoddl.search.space import Clock, Space, priced
+from autoddl.search.space import priced
 
-__all__ = ["Alternative", "Beliefs", "alternatives", "beliefs", "bounding", "minimised", "pinned_to"]
+__all__ = ["Beliefs", "beliefs", "minimised"]
 
 Scope = tuple[int, ...]
 Laid = tuple[Scope, Array]
 CELLS = 1 << 21
-
-
-@dataclass(frozen=True, slots=True)
-class Alternative:
-    """Option `option` pinned: the best whole plan takes `seconds`, at least `bound` (the two differ where the budget's
-    search stopped at its tolerance). `seconds` is None where only the bound is known, inf where no plan fits."""
-
-    option: int
-    seconds: float | None
-    bound: float
 
 
 def minimised(factors: Sequence[Laid], keep: Scope) -> Array:
@@ -88,7 +74,8 @@ class Beliefs:
         """marginal(v)"""
         step = self.step_of[v]
         (output,) = step.outputs
-        return minimised([*map(self._factor, step.sources), (self.scopes[output], self._rest(output))], (v,)) + self.offset
+        above = self.scopes[output], self._rest(output)
+        return minimised([*map(self._factor, step.sources), above], (v,)) + self.offset
 
     def _factor(self, i: int) -> Laid:
         return self.scopes[i], self.values[self.program.slots[i]]
@@ -119,53 +106,5 @@ def beliefs(problem: Problem, lam: float = 0.0, tau: float = math.inf) -> Belief
     values = messages(program, [priced(table, lam, tau) for table in problem.tables])
     scopes = tuple(f.variables for f in problem.factors) + tuple(step.scope for step in program.steps)
     user = {i: step for step in program.steps for i in step.sources if i >= len(problem.factors)}
-    return Beliefs(program, values, scopes, {step.variable: step for step in program.steps}, user, problem.fixed_seconds)
-
-
-def bounding(problem: Problem) -> Beliefs:
-    """Beliefs that bound the cost under the budget, as near as one multiplier brings them."""
-    free = beliefs(problem)
-    if problem.budget is None:
-        return free
-    space = Space.of(problem, free.program)
-    top = space.thresholds[-1]
-    cap = problem.budget - problem.fixed_bytes - space.thresholds[0]
-    if space.fits(space.point(0.0, top)):
-        return free
-    lam = dual(space, top, cap, 0.0, math.inf, FINE, Clock.start(None, math.inf)).lam
-    found = beliefs(problem, lam, top)
-    return replace(found, offset=found.offset - lam * cap)
-
-
-def pinned_to(problem: Problem, v: int, option: int) -> Problem:
-    """The problem in which variable v has no option but one."""
-    seconds = np.full(problem.sizes[v], math.inf)
-    seconds[option] = 0.0
-    nothing = np.zeros(problem.sizes[v])
-    return replace(problem, tables=(*problem.tables, Table(seconds, nothing, nothing)),
-                   factors=(*problem.factors, Factor((v,), len(problem.tables))))
-
-
-def alternatives(problem: Problem, v: int, known: Beliefs, count: int, tolerance: float = 0.0) -> tuple[Alternative, ...]:
-    """Every option of v, the best first. The `count` best are exact under the budget, the others bounded if need be."""
-    bounds = known.marginal(v)
-    found: list[Alternative] = []
-    for option in np.argsort(bounds, kind="stable").tolist():
-        bound = float(bounds[option])
-        exact = sorted(a.seconds for a in found if a.seconds is not None)
-        if problem.budget is None or math.isinf(bound):
-            found.append(Alternative(option, bound, bound))
-        elif len(exact) >= count and bound >= exact[count - 1]:
-            found.append(Alternative(option, None, bound))
-        else:
-            found.append(_solved(problem, v, option, tolerance))
-    return tuple(sorted(found, key=lambda a: (a.bound if a.seconds is None else a.seconds, a.option)))
-
-
-def _solved(problem: Problem, v: int, option: int, tolerance: float) -> Alternative:
-    """The option pinned and the whole solved again."""
-    try:
-        solution = solve(pinned_to(problem, v, option), tolerance=tolerance)
-    except Infeasible:
-        return Alternative(option, math.inf, math.inf)
-    return Alternative(option, solution.seconds, solution.bound)
+    step_of = {step.variable: step for step in program.steps}
+    return Beliefs(program, values, scopes, step_of, user, problem.fixed_seconds)

@@ -23,7 +23,7 @@ from autoddl.cutting import Coordinate, coordinates, cut, error_of
 from autoddl.dims import Signature
 from autoddl.kernels import lower
 from autoddl.layout import Layout, Mesh
-from autoddl.rules import Option, dual, gradient
+from autoddl.rules import Option, backward, dual, gradient
 from autoddl.site import Reduce, Site
 
 __all__ = ["Case", "case", "check", "option"]
@@ -69,7 +69,8 @@ def option(signatures: Signature | Sequence[Signature]) -> Option:
     chosen = (signatures,) if isinstance(signatures, Signature) else tuple(signatures)
     columns = [Layout(states) for states in zip(*((*s.inputs, *s.outputs) for s in chosen), strict=True)]
     count = len(chosen[0].inputs)
-    return Option(chosen, tuple(columns[:count]), tuple(columns[count:]))
+    inputs, outputs = tuple(columns[:count]), tuple(columns[count:])
+    return Option(chosen, inputs, outputs, backward(inputs, outputs))
 
 
 class _Threads:

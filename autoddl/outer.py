@@ -1,32 +1,39 @@
-"""The outer search: over meshes and regions, best first.
+"""The outer search: over meshes and regions, best first, with a result that does not depend on the number of workers.
 
+    floor         all work split evenly over all devices, no communication: a bound before anything is solved
     bound(mesh)   the exact optimum without a budget: a lower bound with one, and the answer if it fits
-    then, cheapest bound first, the budgeted problem of every mesh whose bound is below the best plan so far
+    then, cheapest bound first, two at a time, the budgeted problem of every mesh whose bound is below the best plan
 
-A mesh whose bound is no better than the best plan by more than the tolerance is never solved further. The bound of the
-whole is the least over all meshes of what was proved for each.
+A mesh is not solved further once its bound is no better than the best plan by more than the tolerance. The bound of the
+whole is the least over all meshes of what was proved for each. An interrupt ends the search with the best plan so far,
+and with the bound that holds then.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
+from os import cpu_count
 from time import perf_counter
 from typing import Any
 
 from autoddl.cost_models import Cluster
-from autoddl.errors import Infeasible
+from autoddl.errors import Infeasible, InputError
 from autoddl.graph import Graph
 from autoddl.layout import Mesh
-from autoddl.price import Pricing
+from autoddl.price import Pricing, floor_seconds
 from autoddl.problem import Problem, Solution
 from autoddl.search import solve
 from autoddl.space import Region, Variable, variables
 from autoddl.tables import problem_of
+from autoddl.workers import mapper
 
 __all__ = ["Candidate", "Found", "Progress", "Solved", "Task", "search"]
 
 Progress = Callable[[str, int, int], None]
 """(what is being done, how many are done, of how many)."""
+
+TOGETHER = 2
+"""Candidates that are solved without knowing of each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,15 @@ class Task:
     about: Mapping[str, Any]
     capture_seconds: float
     began: float
+    workers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A mesh, and the region of its plans that is searched."""
+
+    mesh: Mesh
+    region: Callable[[Graph, Mesh], Region]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,64 +74,148 @@ class Solved:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A mesh, and the region of its plans that is searched."""
-
-    mesh: Mesh
-    region: Callable[[Graph, Mesh], Region]
-
-
-@dataclass(frozen=True, slots=True)
 class Found:
     """The fastest plan, the least bound over all candidates, the seconds that the search took."""
 
     best: Solved
     bound: float
     seconds: float
+    interrupted: bool = False
 
 
-def _pose(task: Task, candidate: Candidate) -> Solved:
-    """The candidate's problem without its budget, and its optimum."""
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What became of one candidate: a solution that fits or only bounds, or why there is none."""
+
+    solution: Solution | None
+    fits: bool = False
+    problem: Infeasible | InputError | None = None
+
+
+@dataclass(slots=True)
+class _State:
+    """What is known so far: a bound per candidate, the best plan and where it is."""
+
+    bounds: list[float]
+    best: Solution | None = None
+    where: int = -1
+    failed: list[Infeasible | InputError] = field(default_factory=list)
+
+    def take(self, i: int, answer: _Answer) -> None:
+        if answer.problem is not None:
+            self.bounds[i] = inf
+            self.failed.append(answer.problem)
+        if answer.solution is not None:
+            self.bounds[i] = max(self.bounds[i], answer.solution.bound)
+            if answer.fits and (self.best is None or answer.solution.seconds < self.best.seconds):
+                self.best, self.where = answer.solution, i
+
+    @property
+    def seconds(self) -> float:
+        return inf if self.best is None else self.best.seconds
+
+    @property
+    def bound(self) -> float:
+        return min([self.seconds, *self.bounds])
+
+    def text(self) -> str:
+        best = "no plan yet" if self.best is None else f"best {self.seconds:.4g} s"
+        return f"{best}, bound {self.bound:.4g} s"
+
+
+Posed = tuple[Pricing, tuple[Variable, ...], Problem]
+
+
+def _pose(task: Task, candidate: Candidate) -> Posed:
+    """The candidate's problem under the budget."""
     pricing = Pricing(task.graph, candidate.mesh, task.cluster, task.optimizer)
     choices = variables(task.graph, candidate.mesh, candidate.region(task.graph, candidate.mesh))
-    problem = problem_of(pricing, choices, None)
-    return Solved(pricing, choices, problem, solve(problem, task.solver, time_limit=task.time_limit))
+    return pricing, choices, problem_of(pricing, choices, task.budget)
 
 
-def _within(task: Task, posed: Solved) -> Solved:
-    """The same under the budget. Raises Infeasible."""
-    problem = replace(posed.problem, budget=task.budget)
-    if posed.solution.nbytes <= task.budget:
-        return replace(posed, problem=problem)
-    solution = solve(problem, task.solver, time_limit=task.time_limit, tolerance=task.tolerance)
-    return replace(posed, problem=problem, solution=solution)
+class _Candidates:
+    """The jobs of a worker. The last problems are kept: most candidates are asked for twice."""
+
+    CELLS = 20_000_000
+
+    def __init__(self, task: Task, candidates: Sequence[Candidate]) -> None:
+        self.task, self.candidates = task, candidates
+        self.kept: dict[int, Posed] = {}
+
+    def posed(self, i: int) -> Posed:
+        if i not in self.kept:
+            self.kept[i] = _pose(self.task, self.candidates[i])
+            while len(self.kept) > 1 and sum(_cells(problem) for _, _, problem in self.kept.values()) > self.CELLS:
+                del self.kept[next(iter(self.kept))]
+        return self.kept[i]
+
+    def answer(self, job: tuple[int, float | None]) -> _Answer:
+        """Candidate i without its budget where there is no ceiling, else within it; what costs more is not wanted."""
+        i, ceiling = job
+        task = self.task
+        try:
+            problem = self.posed(i)[2]
+            if ceiling is None:
+                solution = solve(replace(problem, budget=None), task.solver, time_limit=task.time_limit)
+                return _Answer(solution, solution.nbytes <= task.budget)
+            return _Answer(solve(problem, task.solver, time_limit=task.time_limit, tolerance=task.tolerance,
+                                 ceiling=ceiling), True)
+        except (Infeasible, InputError) as error:
+            return _Answer(None, problem=error)
+
+
+def _cells(problem: Problem) -> int:
+    return sum(table.core[0].size for table in problem.tables)
+
+
+def _workers(task: Task, candidates: Sequence[Candidate]) -> int:
+    """As asked; else two where two processors and enough work are there."""
+    if task.workers is not None:
+        return task.workers
+    heavy = sum(len(c.mesh.axes) > 2 for c in candidates)
+    return min(TOGETHER, cpu_count() or 1) if heavy > 1 else 1
 
 
 def search(task: Task, candidates: Sequence[Candidate], progress: Progress | None = None) -> Found:
-    """The fastest plan over all candidates. Raises Infeasible, with the least bytes that any needs, if none fits."""
+    """The fastest plan over all candidates. Raises Infeasible, with the least bytes that any needs, if none fits, and
+    KeyboardInterrupt if it is interrupted before there is a plan."""
     start, tell = perf_counter(), progress or (lambda what, done, total: None)
-    bounds, best, impossible = list[tuple[float, int]](), None, list[Infeasible]()
-    for i, candidate in enumerate(candidates):
-        tell(f"bounding {candidate.mesh}", i, 2 * len(candidates))
-        posed = _pose(task, candidate)
-        bounds.append((posed.solution.bound, i))
-        if posed.solution.nbytes <= task.budget and (best is None or posed.solution.seconds < best.solution.seconds):
-            best = _within(task, posed)
-    proved = inf
-    for rank, (bound, i) in enumerate(sorted(bounds)):
-        tell(f"solving {candidates[i].mesh}", len(candidates) + rank, 2 * len(candidates))
-        if best is not None and bound >= best.solution.seconds * (1 - task.tolerance):
-            proved = min(proved, bound)
-            continue
+    state = _State([floor_seconds(task.graph, task.cluster)] * len(candidates))
+    interrupted = False
+    jobs = _Candidates(task, candidates)
+    with mapper(jobs.answer, min(_workers(task, candidates), len(candidates))) as run:
         try:
-            solved = _within(task, _pose(task, candidates[i]))
-        except Infeasible as error:
-            impossible.append(error)
-            continue
-        proved = min(proved, solved.solution.bound)
-        if best is None or solved.solution.seconds < best.solution.seconds:
-            best = solved
-    tell("solved", 2 * len(candidates), 2 * len(candidates))
-    if best is None:
-        raise min(impossible, key=lambda error: error.needed)
-    return Found(best, min(proved, best.solution.seconds), perf_counter() - start)
+            _bound(state, candidates, run, tell)
+            _solve(state, task, candidates, run, tell)
+        except KeyboardInterrupt:
+            if state.best is None:
+                raise
+            interrupted = True
+    tell(f"searched: {state.text()}", 2 * len(candidates), 2 * len(candidates))
+    if state.best is None:
+        raise min(state.failed, key=lambda e: e.needed if isinstance(e, Infeasible) else inf)
+    best = Solved(*jobs.posed(state.where), state.best)
+    return Found(best, state.bound, perf_counter() - start, interrupted)
+
+
+Run = Callable[[Sequence[tuple[int, float | None]]], Iterable[_Answer]]
+
+
+def _bound(state: _State, candidates: Sequence[Candidate], run: Run, tell: Progress) -> None:
+    """The bound of every candidate."""
+    for i, answer in enumerate(run([(i, None) for i in range(len(candidates))])):
+        state.take(i, answer)
+        tell(f"bounded {candidates[i].mesh}: {state.text()}", i + 1, 2 * len(candidates))
+
+
+def _solve(state: _State, task: Task, candidates: Sequence[Candidate], run: Run, tell: Progress) -> None:
+    """Every candidate whose bound is below the best plan, cheapest bound first."""
+    def hopeless(i: int) -> bool:
+        return i == state.where or state.bounds[i] >= state.seconds * (1 - task.tolerance)
+
+    order = sorted(range(len(candidates)), key=lambda i: (state.bounds[i], i))
+    for done in range(0, len(order), TOGETHER):
+        left = [i for i in order[done:done + TOGETHER] if not hopeless(i)]
+        for i, answer in zip(left, run([(i, state.seconds) for i in left]), strict=True):
+            state.take(i, answer)
+            tell(f"solved {candidates[i].mesh}: {state.text()}", len(candidates) + done, 2 * len(candidates))

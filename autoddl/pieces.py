@@ -46,7 +46,8 @@ class Pieces:
         if self.cut is None:
             return (x if self.even else self._padded(x)).unsqueeze(0)
         if self.even:
-            return x.unflatten(self.cut, (n, -1)).movedim(self.cut, 0)
+            rows: Tensor = x.unflatten(self.cut, (n, -1))
+            return rows.movedim(self.cut, 0)
         return torch.stack([self._padded(x.narrow(self.cut, *cut)) for cut in self.cuts])
 
     def receives(self, rows: Tensor) -> Tensor:
@@ -61,7 +62,8 @@ class Pieces:
     def own(self, x: Tensor) -> Tensor:
         """This rank's own cut, a view: what a slice looks at."""
         assert self.cut is not None
-        return x.narrow(self.cut, *self.cuts[self.mine])
+        offset, size = self.cuts[self.mine]
+        return x.narrow(self.cut, offset, size)
 
     def alone(self, x: Tensor) -> Tensor:
         """Zeros with this rank's piece in its place: what a fill of a split tensor yields."""

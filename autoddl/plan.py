@@ -22,7 +22,8 @@ from pydantic.dataclasses import dataclass as checked
 from autoddl.errors import InputError
 from autoddl.layout import Layout, Mesh
 
-__all__ = ["BUCKET_BYTES", "VERSION", "Conversion", "Decision", "Plan", "Prediction", "Stored", "load_plan", "write_atomically"]
+__all__ = ["BUCKET_BYTES", "VERSION", "Conversion", "Decision", "Plan", "Prediction", "Stored", "load_plan",
+           "write_atomically"]
 
 VERSION = 1
 BUCKET_BYTES = 25 * 2**20
@@ -122,7 +123,8 @@ class Plan:
     @property
     def gap(self) -> float:
         """How far from optimal the plan can be under the model, as a fraction of its seconds."""
-        return max(0.0, (self.predicted.seconds - self.bound) / self.predicted.seconds) if self.predicted.seconds else 0.0
+        seconds = self.predicted.seconds
+        return max(0.0, (seconds - self.bound) / seconds) if seconds else 0.0
 
     def to_json(self) -> str:
         return json.dumps(_ADAPTER.dump_python(self, mode="json"), indent=1, ensure_ascii=False) + "\n"
@@ -142,7 +144,8 @@ _ADAPTER: TypeAdapter[Plan] = TypeAdapter(Plan)
 def write_atomically(path: Path, text: str) -> None:
     """Write to a temporary name beside `path`, then rename: whoever reads sees the old text or the new one."""
     try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8") as file:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False,
+                                         encoding="utf-8") as file:
             file.write(text)
         os.replace(file.name, path)
     except OSError as error:
@@ -159,7 +162,8 @@ def load_plan(path: str | Path) -> Plan:
         raise InputError(f"{path} is no plan: not JSON ({error})") from None
     if not isinstance(data, dict) or data.get("version") != VERSION:
         found = data.get("version") if isinstance(data, dict) else None
-        raise InputError(f"{path} is a plan of version {found}; this AutoDDL reads version {VERSION}: make the plan again")
+        raise InputError(f"{path} is a plan of version {found}; this AutoDDL reads version {VERSION}: "
+                         "make the plan again")
     try:
         return _ADAPTER.validate_python(data)
     except ValidationError as error:

@@ -1,15 +1,15 @@
 """Graph + mesh + cluster -> Problem: the only meeting of the graph and the cost model.
 
-    seconds(plan) = sum over ops       forward + backward roofline of the local pieces, and what the kernel reduces itself
+    seconds(plan) = sum over ops       forward + backward roofline of the local pieces, and what the kernel reduces
                   + sum over edges     conversion forward + conversion of the gradient back
-    bytes(plan)   = sum over parameters  (value + gradient + optimizer) in the stored layout, gathered copies that are kept
+    bytes(plan)   = sum over parameters  (value + gradient + optimizer) as stored, gathered copies that are kept
                   + sum over edges and ops  what backward needs of activations
                   + max over ops and edges  operands, gradients and buffers of the moment
 
 Every edge u -> v of a tensor costs  route(out(u) -> in(v)) + route(gradient(v) -> wanted(u)),  a table over the options
-of both ends; ops and edges that are alike (same target, arguments, shapes and gradients) share their tables. A parameter's
-collectives are coalesced into buckets, so its share of one is priced by bandwidth: the price of a full bucket times the
-part that it fills.
+of both ends; ops and edges that are alike (same target, arguments, shapes and gradients) share their tables. The
+collectives of parameters are coalesced into buckets, so a parameter's share of one is priced by bandwidth: the price of
+a full bucket times the part that it fills.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,8 @@ from autoddl.rules_nn import inner_collectives
 from autoddl.space import Choice
 from autoddl.work import work
 
-__all__ = ["OPTIMIZERS", "Pricing", "cone_cost", "end_seconds", "inner_seconds", "op_seconds", "routes_of"]
+__all__ = ["OPTIMIZERS", "Pricing", "cone_cost", "end_seconds", "floor_seconds", "inner_seconds", "op_seconds",
+           "routes_of"]
 
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "adafactor": 0}
 """Optimizer -> state tensors per parameter, in the parameter's dtype."""
@@ -43,7 +44,7 @@ class Pricing:
         return Group(tuple((self.mesh.sizes[a], self.mesh.strides[a]) for a in axes))
 
     def step_seconds(self, step: Step, full: int, touched: int) -> float:
-        """One step: the collective on a full buffer of `full` bytes; a local step copies (fill) or only looks (slice)."""
+        """One step: the collective on a full buffer of `full` bytes; a local step copies (fill) or looks (slice)."""
         if step.kind in COLLECTIVES:
             return collective(self.cluster, step.kind, self.group(step.axes), float(full)).seconds
         return copy_seconds(self.cluster.device, float(touched if step.kind == "fill" else 0))
@@ -55,8 +56,9 @@ class Pricing:
         return self.step_seconds(step, full, touched)
 
 
-@lru_cache(maxsize=2000)
-def _routes(shape: tuple[int, ...], itemsize: int, mesh: Mesh, cluster: Cluster, partial: bool, bucketed: bool) -> Routes:
+@lru_cache(maxsize=256)
+def _routes(shape: tuple[int, ...], itemsize: int, mesh: Mesh, cluster: Cluster, partial: bool, bucketed: bool
+            ) -> Routes:
     """Conversions of a tensor of `shape`; they depend on nothing else."""
     pricing = Pricing(Graph((), (), ()), mesh, cluster)
     return routes(shape, itemsize, mesh, pricing.bucket_seconds if bucketed else pricing.step_seconds, partial)
@@ -73,18 +75,31 @@ def inner_seconds(pricing: Pricing, op: Op, choice: Choice) -> dict[str, float]:
     found: dict[str, float] = {}
     for _, kind, axes, nbytes in inner_collectives(op, pricing.graph, choice.inputs[0], choice.inner, pricing.mesh):
         name = "+".join(pricing.mesh.names[a] for a in axes)
-        found[name] = found.get(name, 0.0) + collective(pricing.cluster, kind, pricing.group(axes), float(nbytes)).seconds
+        price = collective(pricing.cluster, kind, pricing.group(axes), float(nbytes))
+        found[name] = found.get(name, 0.0) + price.seconds
     return found
 
 
 def op_seconds(pricing: Pricing, op: Op, choice: Choice, differentiable: frozenset[int]) -> float:
     """Forward and backward of the local op; a hub and a view are free."""
     graph, mesh, device = pricing.graph, pricing.mesh, pricing.cluster.device
-    inputs = tuple(local_shape(graph.tensors[t].shape, c, mesh) for t, c in zip(op.inputs, choice.inputs, strict=True))
-    outputs = tuple(local_shape(graph.tensors[t].shape, c, mesh) for t, c in zip(op.outputs, choice.outputs, strict=True))
+    inputs, outputs = (tuple(local_shape(graph.tensors[t].shape, c, mesh) for t, c in zip(ts, cs, strict=True))
+                       for ts, cs in ((op.inputs, choice.inputs), (op.outputs, choice.outputs)))
     dtype = graph.tensors[op.outputs[0]].dtype
     both = work(op, graph, inputs, outputs, differentiable)
     return sum(compute_seconds(device, w.flops, w.nbytes, dtype) for w in both if w.nbytes or w.flops)
+
+
+def floor_seconds(graph: Graph, cluster: Cluster) -> float:
+    """Less than any plan takes: all work split evenly over all devices, with no communication."""
+    differentiable, total = graph.differentiable(), 0.0
+    for op in graph.ops:
+        shapes = [tuple(graph.tensors[t].shape for t in ts) for ts in (op.inputs, op.outputs)]
+        for work_ in work(op, graph, shapes[0], shapes[1], differentiable):
+            if work_.nbytes or work_.flops:
+                total += compute_seconds(cluster.device, work_.flops / cluster.size, work_.nbytes / cluster.size,
+                                         graph.tensors[op.outputs[0]].dtype)
+    return total
 
 
 def end_seconds(pricing: Pricing, t: int, choice: Choice, port: int, flows: bool) -> float:
@@ -96,12 +111,13 @@ def end_seconds(pricing: Pricing, t: int, choice: Choice, port: int, flows: bool
 
 
 def cone_cost(pricing: Pricing) -> tuple[float, float]:
-    """Seconds and bytes of what every rank computes alike: the cone's ops forward; buffers, constants and idle parameters."""
+    """Seconds and bytes of what every rank has alike: the cone's ops forward; buffers, constants, idle parameters."""
     graph = pricing.graph
     dependent, used = graph.dependent(), {t for op in graph.ops for t in op.inputs}
     whole = Layout.broadcast(pricing.mesh)
-    seconds = sum(op_seconds(pricing, op, Choice((whole,) * len(op.inputs), (whole,) * len(op.outputs), (), ()), frozenset())
-                  for op in graph.ops if not dependent.intersection(op.inputs))
+    cone = [(op, Choice((whole,) * len(op.inputs), (whole,) * len(op.outputs), (), ())) for op in graph.ops
+            if not dependent.intersection(op.inputs)]
+    seconds = sum(op_seconds(pricing, op, choice, frozenset()) for op, choice in cone)
     held = sum(t.nbytes for t in graph.tensors if t.kind in (Kind.BUFFER, Kind.CONSTANT, Kind.INPUT))
     idle = sum(t.nbytes for i, t in enumerate(graph.tensors) if t.kind is Kind.PARAMETER and i not in used)
     return seconds, float(held + idle)

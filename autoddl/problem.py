@@ -88,7 +88,7 @@ class Table:
         return self._over_options(2)
 
     def _over_options(self, which: int) -> Array:
-        if all(len(c) == n and (c == np.arange(n)).all() for c, n in zip(self.classes, self.core[0].shape, strict=True)):
+        if all(np.array_equal(c, np.arange(n)) for c, n in zip(self.classes, self.core[0].shape, strict=True)):
             return self.core[which]
         wide: Array = self.core[which][np.ix_(*self.classes)]
         wide.flags.writeable = False
@@ -120,16 +120,20 @@ class Problem:
             raise InputError(f"every variable has one name and one size: {len(self.names)} and {len(self.sizes)}")
         if any(size < 1 for size in self.sizes):
             raise InputError(f"variable {self.names[[s < 1 for s in self.sizes].index(True)]!r} has no options")
+        known: set[tuple[int, ...]] = set()
         for factor in self.factors:
-            self._check(factor)
+            scope = factor.variables
+            if min(scope, default=-1) < 0 or max(scope) >= len(self.sizes) or len(set(scope)) != len(scope):
+                raise InputError(f"{factor} names a variable twice, or one outside 0..{len(self.sizes) - 1}")
+            kind = (factor.table, *[self.sizes[v] for v in scope])
+            if kind not in known:
+                self._check(factor)
+                known.add(kind)
 
     def _check(self, factor: Factor) -> None:
-        scope = factor.variables
-        if len(set(scope)) != len(scope) or not all(0 <= v < len(self.sizes) for v in scope):
-            raise InputError(f"{factor} names a variable twice, or one outside 0..{len(self.sizes) - 1}")
         if not 0 <= factor.table < len(self.tables):
             raise InputError(f"{factor} names a table outside 0..{len(self.tables) - 1}")
-        expected = tuple(self.sizes[v] for v in scope)
+        expected = tuple(self.sizes[v] for v in factor.variables)
         if self.tables[factor.table].shape != expected:
             raise InputError(f"{factor} needs a table of shape {expected}, not {self.tables[factor.table].shape}")
 
@@ -140,25 +144,42 @@ class Problem:
         for factor in self.factors:
             yield self.tables[factor.table], tuple([choice[v] for v in factor.variables])
 
+    def totals(self, choice: Sequence[int]) -> tuple[float, float, float]:
+        """(seconds, retained, transient), summed without rounding on the way."""
+        if len(choice) != len(self.sizes):
+            raise InputError(f"a choice names one option per variable: {len(self.sizes)}, not {len(choice)}")
+        known: dict[tuple[int, ...], tuple[float, float, float]] = {}
+        found = []
+        for factor in self.factors:
+            key = (factor.table, *[choice[v] for v in factor.variables])
+            if key not in known:
+                known[key] = self.tables[key[0]].at(key[1:])
+            found.append(known[key])
+        seconds, retained, transient = zip(*found, strict=True) if found else ((), (), ())
+        return self.fixed_seconds + math.fsum(seconds), math.fsum(retained), max(transient, default=0.0)
+
     def cost(self, choice: Sequence[int]) -> float:
-        """seconds(x), summed without rounding on the way."""
-        return self.fixed_seconds + math.fsum(table.at(cell)[0] for table, cell in self.cells(choice))
+        """seconds(x)"""
+        return self.totals(choice)[0]
 
     def retained(self, choice: Sequence[int]) -> float:
         """retained(x)"""
-        return math.fsum(table.at(cell)[1] for table, cell in self.cells(choice))
+        return self.totals(choice)[1]
 
     def transient(self, choice: Sequence[int]) -> float:
         """transient(x)"""
-        return max((table.at(cell)[2] for table, cell in self.cells(choice)), default=0.0)
+        return self.totals(choice)[2]
 
     def nbytes(self, choice: Sequence[int]) -> float:
         """nbytes(x)"""
-        return self.fixed_bytes + self.retained(choice) + self.transient(choice)
+        _, retained, transient = self.totals(choice)
+        return self.fixed_bytes + retained + transient
 
     def feasible(self, choice: Sequence[int]) -> bool:
         """No forbidden combination, and within the budget."""
-        return self.cost(choice) < math.inf and (self.budget is None or self.nbytes(choice) <= self.budget)
+        seconds, retained, transient = self.totals(choice)
+        fits = self.budget is None or self.fixed_bytes + retained + transient <= self.budget
+        return seconds < math.inf and fits
 
     def save(self, path: str | Path) -> None:
         """Write the problem as one npz file."""

@@ -19,7 +19,10 @@ from autoddl.search.order import order
 from autoddl.search.program import Program
 from autoddl.search.space import Clock, Space, priced
 
-__all__ = ["messages_of", "prove"]
+__all__ = ["messages_of", "prove", "ranges"]
+
+Range = tuple[int, int, float]
+"""The first and the last threshold of transient bytes, and the multiplier that bounds what lies between."""
 
 PIECES = 12
 CLOSE = 1e-9
@@ -30,7 +33,8 @@ def messages_of(program: Program) -> tuple[Message, ...]:
     if not program.exact:
         raise InputError("this problem is too large for a certificate: some message would have too many cells; "
                          "plan with fewer axes")
-    return tuple(Message(step.sources, step.scope, program.slots[step.outputs[0]] - program.base) for step in program.steps)
+    return tuple(Message(step.sources, step.scope, program.slots[step.outputs[0]] - program.base)
+                 for step in program.steps)
 
 
 def prove(problem: Problem, seconds: float) -> Certificate:
@@ -42,17 +46,16 @@ def prove(problem: Problem, seconds: float) -> Certificate:
         values = messages(program, [priced(table, lam, high) for table in problem.tables])
         return Piece(low, high, lam, written, tuple(values[program.base:]))
 
-    top = len(space.thresholds) - 1
-    if problem.budget is None or space.point(0.0, space.thresholds[top]).value + problem.fixed_seconds >= seconds * (1 - CLOSE):
-        return Certificate((piece(0.0, space.thresholds[top], 0.0),))
-    ranges = _ranges(space, seconds, top)
-    return Certificate(tuple(piece(space.thresholds[low], space.thresholds[high], lam) for low, high, lam in ranges))
+    taus = space.thresholds
+    return Certificate(tuple(piece(taus[low], taus[high], lam) for low, high, lam in ranges(space, seconds)))
 
 
-def _ranges(space: Space, seconds: float, top: int) -> list[tuple[int, int, float]]:
-    """Ranges of thresholds with their multipliers: the one with the least bound is split, until that no longer helps."""
-    enough = seconds - space.problem.fixed_seconds
-    heap, closed = [(*_bounded(space, 0, top, 0.0, enough), 0, top)], list[tuple[int, int, float]]()
+def ranges(space: Space, seconds: float) -> list[Range]:
+    """Ranges that cover all transients: the one with the least bound is split, as long as that helps."""
+    top, enough = len(space.thresholds) - 1, seconds - space.problem.fixed_seconds
+    if space.problem.budget is None or space.point(0.0, space.thresholds[top]).value >= enough - CLOSE * seconds:
+        return [(0, top, 0.0)]
+    heap, closed = [(*_bounded(space, 0, top, 0.0, enough), 0, top)], list[Range]()
     while len(heap) < PIECES and heap[0][0] < enough * (1 - CLOSE):
         _, lam, low, high = heapq.heappop(heap)
         met = space.thresholds.index(space.point(lam, space.thresholds[high]).transient)

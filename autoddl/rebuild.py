@@ -31,7 +31,7 @@ from autoddl.tables import problem_of
 if TYPE_CHECKING:
     from autoddl.outer import Solved
 
-__all__ = ["Question", "Rebuilt", "again", "answered", "question_of", "rebuild", "source_of"]
+__all__ = ["Question", "Rebuilt", "again", "answered", "posed", "question_of", "rebuild", "source_of", "tried"]
 
 SAME = 1e-9
 """Seconds that differ by less are the same sum in another order."""
@@ -72,19 +72,23 @@ def question_of(plan: Plan) -> Question:
     """The question that `plan` answers."""
     source = plan.source
     if "graph" not in source:
-        raise InputError("this plan does not say what it was made from: it was made by an earlier version; make it again")
-    return Question(graph_from_text(source["graph"]), parse_cluster(source["cluster"], "the plan's cluster"), plan.budget,
-                    source["optimizer"], source["tolerance"], tuple(source["pins"]), source["mesh"], source["max_axes"])
+        raise InputError("this plan does not say what it was made from: an earlier version made it; make it again")
+    cluster = parse_cluster(source["cluster"], "the plan's cluster")
+    return Question(graph_from_text(source["graph"]), cluster, plan.budget, source["optimizer"], source["tolerance"],
+                    tuple(source["pins"]), source["mesh"], source["max_axes"])
+
+
+def posed(asked: Question, mesh: Mesh) -> tuple[Pricing, tuple[Variable, ...], Problem]:
+    """The problem that `asked` poses on one mesh."""
+    pricing = Pricing(planned(asked.graph), mesh, asked.cluster, asked.optimizer)
+    space = variables(pricing.graph, mesh, pinned(tuple(map(parse_pin, asked.pins)), pricing.graph, mesh))
+    return pricing, space, problem_of(pricing, space, asked.budget)
 
 
 def rebuild(plan: Plan) -> Rebuilt:
     """The problem that `plan` solves and its choice. Raises MismatchError if the plan does not come out again."""
-    asked = question_of(plan)
-    pricing = Pricing(planned(asked.graph), plan.mesh, asked.cluster, asked.optimizer)
-    region = pinned(tuple(map(parse_pin, asked.pins)), pricing.graph, plan.mesh)
-    space = variables(pricing.graph, plan.mesh, region)
+    pricing, space, problem = posed(question_of(plan), plan.mesh)
     choice = _choice(plan, space)
-    problem = problem_of(pricing, space, plan.budget)
     seconds = problem.cost(choice)
     if abs(seconds - plan.predicted.seconds) > SAME * plan.predicted.seconds:
         raise MismatchError(f"the plan says {plan.predicted.seconds} s, this AutoDDL prices it at {seconds} s: "
@@ -126,16 +130,22 @@ def _stored(variable: Variable, one: tuple[Layout, bool] | None) -> int | None:
     return next((k for k, c in enumerate(variable.choices) if one == (c.outputs[0], c.regather)), None)
 
 
-def answered(asked: Question, progress: Progress | None = None) -> Found:
-    """The whole search for `asked`: its mesh, or all that its pins allow. Raises Infeasible."""
-    graph, pins = planned(asked.graph), tuple(map(parse_pin, asked.pins))
-    tried = (Mesh.parse(asked.mesh),) if asked.mesh else meshes(asked.cluster, asked.max_axes)
-    allowed = [mesh for mesh in tried if mesh_allows(pins, mesh)]
+def tried(asked: Question) -> tuple[Mesh, ...]:
+    """The meshes among which `asked` leaves the choice."""
+    pins = tuple(map(parse_pin, asked.pins))
+    every = (Mesh.parse(asked.mesh),) if asked.mesh else meshes(asked.cluster, asked.max_axes)
+    allowed = tuple(mesh for mesh in every if mesh_allows(pins, mesh))
     if not allowed:
         raise InputError(f"no mesh of cluster {asked.cluster.name} fits the pins {', '.join(asked.pins)}")
-    task = Task(graph, asked.graph, {}, asked.cluster, asked.budget, asked.optimizer, "exact", asked.tolerance, None, {}, 0.0,
-                perf_counter())
-    return search(task, [Candidate(m, lambda g, on: pinned(pins, g, on)) for m in allowed], progress)
+    return allowed
+
+
+def answered(asked: Question, progress: Progress | None = None) -> Found:
+    """The whole search for `asked`: its mesh, or all that its pins allow. Raises Infeasible."""
+    pins = tuple(map(parse_pin, asked.pins))
+    task = Task(planned(asked.graph), asked.graph, {}, asked.cluster, asked.budget, asked.optimizer, "exact",
+                asked.tolerance, None, {}, 0.0, perf_counter())
+    return search(task, [Candidate(m, lambda g, on: pinned(pins, g, on)) for m in tried(asked)], progress)
 
 
 def again(plan: Plan, progress: Progress | None = None, **changes: Any) -> Found:

@@ -111,7 +111,7 @@ class Reducer:
                     bucket.tensors[k] = member.leaf.new_zeros(shape)
             self._start()
         with torch.no_grad():
-            while any([bucket.advance() for bucket in self._buckets]):
+            while sum(bucket.advance() for bucket in self._buckets):
                 pass
             for bucket in self._buckets:
                 for member, gradient in zip(bucket.members, bucket.tensors, strict=True):

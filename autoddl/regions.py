@@ -24,7 +24,7 @@ from autoddl.errors import InputError
 from autoddl.graph import Graph, Kind, Op, Tensor
 from autoddl.hubs import HUB
 from autoddl.layout import B, Layout, Mesh, Split, State, is_legal, state
-from autoddl.space import Choice, Region
+from autoddl.space import Choice, Region, everything
 
 __all__ = ["Pin", "mesh_allows", "parse_pin", "pinned", "strategy"]
 
@@ -73,6 +73,8 @@ def pinned(pins: tuple[Pin, ...], graph: Graph, mesh: Mesh) -> Region:
     """The region that `pins` leave. A pin that matches nothing raises InputError. Parameters come before ops: a pattern
     that matches a parameter pins only parameters."""
     layouts = tuple(pin for pin in pins if pin.pattern)
+    if not layouts:
+        return everything
     parameters = tuple(t for t in graph.tensors if t.kind is Kind.PARAMETER)
     of_parameters = {pin: any(_matches(pin, t) for t in parameters) for pin in layouts}
     for pin in layouts:

@@ -55,7 +55,8 @@ def relaxations(model: "nn.Module", cluster: str | Path | Cluster, sample: objec
     outermost = next((level for level in reversed(place.levels) if level.size > 1), place.levels[-1])
     for times in (2, 4):
         wider = replace(asked, cluster=resized(place, outermost.size * times), mesh=None)
-        found.append(_row(f"{wider.cluster.size} devices ({outermost.name}: {outermost.size * times})", wider, progress))
+        what = f"{wider.cluster.size} devices ({outermost.name}: {outermost.size * times})"
+        found.append(_row(what, wider, progress))
     smaller = _halved(given)
     if smaller is not None:
         what = "half the batch (a step then does half the work)"

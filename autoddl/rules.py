@@ -12,7 +12,9 @@ The gradient of an option follows from its layouts alone, axis by axis:
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+
+import numpy as np
+import numpy.typing as npt
 
 from autoddl import (
     rules_create,
@@ -27,10 +29,11 @@ from autoddl import (
 )
 from autoddl.dims import Rule, Signature, signatures
 from autoddl.graph import Graph, Op
-from autoddl.layout import B, Layout, Mesh, P, State, is_legal
+from autoddl.layout import B, Layout, Mesh, P, is_legal
+from autoddl.numbers import BROADCAST, PARTIAL, code, layouts_of, legal_numbers, numbers
 from autoddl.rules_text import RuleOf
 
-__all__ = ["RULES", "Option", "Rule", "dual", "gradient", "has_rule", "options", "signatures_of"]
+__all__ = ["RULES", "Option", "Rule", "backward", "dual", "gradient", "has_rule", "options", "signatures_of"]
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -46,6 +49,7 @@ class Option:
     signatures: tuple[Signature, ...]
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
+    gradients: tuple[Layout, ...]
 
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
@@ -82,19 +86,25 @@ def options(op: Op, graph: Graph, mesh: Mesh) -> tuple[Option, ...]:
 
 def gradient(option: Option, k: int) -> Layout:
     """Layout of d(input k) that the local backward yields."""
-    tensors = (*option.inputs, *option.outputs)
-    return Layout(tuple(_gradient(part, any(t[a] != B for t in tensors)) for a, part in enumerate(option.inputs[k])))
+    return option.gradients[k]
 
 
+def backward(inputs: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> tuple[Layout, ...]:
+    """Layouts of the gradients of all inputs."""
+    states = [np.array([[code(state) for state in layout]]) for layout in (*inputs, *outputs)]
+    return tuple(layouts_of(column)[0] for column in _backward(states)[:len(inputs)])
+
+
+def _backward(states: list[npt.NDArray[np.int64]]) -> list[npt.NDArray[np.int64]]:
+    """The gradient's state for every tensor and option: S from S, B from P, P or B from B."""
+    cut = np.any([column != BROADCAST for column in states], axis=0)
+    return [np.where(c == PARTIAL, BROADCAST, np.where((c == BROADCAST) & cut, PARTIAL, c)) for c in states]
+
+
+@lru_cache(maxsize=100_000)
 def dual(layout: Layout) -> Layout:
     """Layout of the gradient that the local backward of a tensor's producer needs."""
     return Layout(tuple(B if part == P else part for part in layout))
-
-
-def _gradient(part: State, distributed: bool) -> State:
-    if part == P:
-        return B
-    return P if part == B and distributed else part
 
 
 def _question(op: Op, graph: Graph) -> _Question:
@@ -116,24 +126,37 @@ def _signatures(question: _Question) -> tuple[Signature, ...]:
 
 @lru_cache(maxsize=100_000)
 def _options(question: _Question, mesh: Mesh) -> tuple[Option, ...]:
-    found: dict[tuple[tuple[Layout, ...], tuple[int, ...]], Option] = {}
-    count, shapes = len(question.inputs), (*question.inputs, *question.outputs)
-    per_axis = [[s for s in _signatures(question) if _fits(shapes, (s,), mesh, (a,))] for a in range(len(mesh.axes))]
-    for chosen in product(*per_axis):
-        if len(chosen) == 1 or _fits(shapes, chosen, mesh, tuple(range(len(chosen)))):
-            columns = tuple(Layout(states) for states in zip(*((*s.inputs, *s.outputs) for s in chosen), strict=True))
-            option = Option(chosen, columns[:count], columns[count:])
-            found.setdefault((columns, option.inner), option)
-    return tuple(found.values())
+    """Every combination of signatures as a row of numbers; the first of those with equal layouts stays."""
+    shapes, every = (*question.inputs, *question.outputs), _signatures(question)
+    per_axis = [[i for i, s in enumerate(every) if _fits(shapes, s, mesh, a)] for a in range(len(mesh.axes))]
+    rows = np.stack(np.meshgrid(*per_axis, indexing="ij"), axis=-1).reshape(-1, len(mesh.axes))
+    rows = rows[_divides(every, rows, mesh)]
+    states = [np.array([code((*s.inputs, *s.outputs)[i]) for s in every])[rows] for i in range(len(shapes))]
+    legal = np.ones(len(rows), dtype=bool)
+    for shape, column in zip(shapes, states, strict=True):
+        legal &= legal_numbers(shape, mesh)[numbers(column)]
+    inner = np.array([s.inner for s in every])[rows]
+    keys = np.stack([*(numbers(column) for column in states), numbers(inner.astype(np.int64))], axis=1)[legal]
+    first = np.sort(np.unique(keys, axis=0, return_index=True)[1])
+    columns = [column[legal][first] for column in states]
+    count, made = len(question.inputs), [layouts_of(column) for column in columns]
+    returned = list(zip(*map(layouts_of, _backward(columns)[:count]), strict=True)) if count else [()] * len(first)
+    return tuple(Option(tuple(every[i] for i in row), layouts[:count], layouts[count:], gradients)
+                 for row, layouts, gradients in zip(rows[legal][first].tolist(), zip(*made, strict=True), returned,
+                                                    strict=True))
 
 
-def _fits(shapes: Shapes, chosen: tuple[Signature, ...], mesh: Mesh, axes: tuple[int, ...]) -> bool:
-    """Whether splitting by `chosen` on `axes` leaves no piece empty, and none uneven where that is not allowed."""
-    cut: dict[tuple[str, int], int] = {}
-    for signature, axis in zip(chosen, axes, strict=True):
-        for size in signature.divides:
-            cut[signature.split, size] = cut.get((signature.split, size), 1) * mesh.sizes[axis]
-    part = Mesh(tuple(mesh.axes[a] for a in axes))
-    return all(size % parts == 0 for (_, size), parts in cut.items()) and all(
-        is_legal(shape, Layout(states), part)
-        for shape, states in zip(shapes, zip(*((*s.inputs, *s.outputs) for s in chosen), strict=True), strict=True))
+def _fits(shapes: Shapes, signature: Signature, mesh: Mesh, axis: int) -> bool:
+    """Whether `signature` on this axis alone leaves no rank's piece empty."""
+    part = Mesh((mesh.axes[axis],))
+    return all(is_legal(shape, Layout((state,)), part)
+               for shape, state in zip(shapes, (*signature.inputs, *signature.outputs), strict=True))
+
+
+def _divides(every: tuple[Signature, ...], rows: npt.NDArray[np.int64], mesh: Mesh) -> npt.NDArray[np.bool_]:
+    """Whether the axes that split what may only be split evenly divide it together."""
+    fine = np.ones(len(rows), dtype=bool)
+    for split, size in dict.fromkeys((s.split, size) for s in every for size in s.divides):
+        cuts = np.array([s.split == split and size in s.divides for s in every])[rows]
+        fine &= size % np.where(cuts, np.array(mesh.sizes), 1).prod(axis=1) == 0
+    return fine

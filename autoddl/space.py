@@ -19,7 +19,7 @@ from autoddl.errors import InputError
 from autoddl.graph import Graph, Kind, Op, Tensor
 from autoddl.hubs import HUB
 from autoddl.layout import B, Layout, Mesh, P, Split, State, is_legal, layouts
-from autoddl.rules import Option, dual, gradient, options
+from autoddl.rules import Option, dual, options
 
 __all__ = ["Choice", "Region", "Variable", "everything", "variables"]
 
@@ -82,8 +82,8 @@ def _of_parameter(shape: tuple[int, ...], mesh: Mesh, tied: bool) -> tuple[Choic
     parameter's hub gathered is kept."""
     found = []
     for layout in layouts(shape, mesh, partial=False):
-        split = any(state != B for state in layout) and not tied
-        found += [Choice((), (layout,), (), (layout,), regather=again) for again in ((False, True) if split else (False,))]
+        forms = (False, True) if any(state != B for state in layout) and not tied else (False,)
+        found += [Choice((), (layout,), (), (layout,), regather=again) for again in forms]
     return tuple(found)
 
 
@@ -101,8 +101,8 @@ class _Made:
         """Options of an op with the gradients that follow; `options` hands out one tuple per kind of call."""
         every = options(op, self.graph, self.mesh)
         if id(every) not in self.of_options:
-            choices = tuple(Choice(o.inputs, o.outputs, tuple(gradient(o, k) for k in range(len(o.inputs))),
-                                   tuple(dual(out) for out in o.outputs), o.inner) for o in every)
+            choices = tuple(Choice(o.inputs, o.outputs, o.gradients, tuple(map(dual, o.outputs)), o.inner)
+                            for o in every)
             self.of_options[id(every)] = every, choices
         return self.of_options[id(every)][1]
 
@@ -112,7 +112,8 @@ class _Made:
             return Variable(item, choices)
         mask = tuple(self.region(self.graph, item, choice) for choice in choices)
         if not any(mask):
-            name = item.fqn if isinstance(item, Tensor) else f"{item.name} ({item.target}, {item.module or item.source})"
+            name = item.fqn if isinstance(item, Tensor) else (
+                f"{item.name} ({item.target}, {item.module or item.source})")
             raise InputError(f"the pins leave no layout for {name}; without them it has {len(choices)} choices, like "
                              f"'{choices[0]}'")
         kept = tuple(choice for choice, allowed in zip(choices, mask, strict=True) if allowed)

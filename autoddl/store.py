@@ -33,10 +33,11 @@ class Store:
         self.reducer = Reducer(gradient_buckets(plan, graph), edges, held, groups, recorder)
         taken = {fqn: (b, k) for b, bucket in enumerate(gathered) for k, fqn in enumerate(bucket.members)}
         paths = {fqn: _path(edge, groups, recorder) for fqn, edge in edges.items() if fqn not in taken}
-        sinks = {fqn: self.reducer.sink(edge, held[fqn], fqn in paths and not paths[fqn]) for fqn, edge in edges.items()}
+        direct = [fqn for fqn, path in paths.items() if not path]
+        sinks = {fqn: self.reducer.sink(edge, held[fqn], fqn in direct) for fqn, edge in edges.items()}
         self.gathers = Gathers(gathered, edges, held, sinks, groups, recorder)
         local = {fqn: _Local(path, sinks[fqn]) for fqn, path in paths.items() if path}
-        for fqn in paths.keys() - local.keys():
+        for fqn in direct:
             _hook(held[fqn].leaf, sinks[fqn])
         self.parameters = Parameters(self.gathers.take, taken, local)
         self._plain = [h for h in held.values() if sinks.get(h.tensor.fqn) is None and h.leaf is not h.parameter]
@@ -60,7 +61,7 @@ class Store:
 
 def _path(edge: ParameterEdge, groups: Groups, recorder: Recorder) -> tuple[Move, ...]:
     """The local steps from stored to used."""
-    return moves(edge.forward, [edge.tensor.shape], [edge.conversion.source], groups, recorder, "forward", edge.tensor.fqn)
+    return moves(edge.forward, [edge.tensor.shape], [edge.conversion.source], groups, recorder, label=edge.tensor.fqn)
 
 
 class _Local:

@@ -8,10 +8,11 @@ Alike are variables with the same target, arguments, shapes, gradients and choic
 tables, and the search solves it once.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ from autoddl.graph import Graph, Kind, Op, Tensor
 from autoddl.hubs import HUB
 from autoddl.layout import Layout, Mesh, local_shape
 from autoddl.price import OPTIMIZERS, Pricing, cone_cost, end_seconds, inner_seconds, op_seconds, routes_of
-from autoddl.problem import Factor, Problem, Table
+from autoddl.problem import Classes, Factor, Problem, Table
 from autoddl.space import Choice, Variable
 from autoddl.work import keeps_input, keeps_output, kept_beside
 
@@ -54,7 +55,8 @@ def edges_of(graph: Graph, variables: tuple[Variable, ...]) -> tuple[Edge, ...]:
                  for k, t in enumerate(variable.item.inputs) if t in written)
 
 
-def kept(graph: Graph, edge: Edge, source: Variable, target: Variable, differentiable: frozenset[int]) -> tuple[bool, bool]:
+def kept(graph: Graph, edge: Edge, source: Variable, target: Variable, differentiable: frozenset[int]
+         ) -> tuple[bool, bool]:
     """Whether the reader's backward needs the value of this edge, and whether the writer's needs its own output.
     A hub reads for its consumers where it stands behind a parameter; else it is charged by itself, once."""
     assert isinstance(target.item, Op)
@@ -71,7 +73,43 @@ def hub_keeps(graph: Graph, hub: Op, differentiable: frozenset[int]) -> bool:
                if t == hub.outputs[0])
 
 
-def _local(tensor: Tensor, layouts: tuple[Layout, ...], mesh: Mesh) -> Array:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Port:
+    """The distinct values of something that choices have, and which of them each choice has."""
+
+    values: tuple[tuple[Any, ...], ...]
+    classes: Classes
+
+    def layouts(self, k: int) -> tuple[Layout, ...]:
+        return tuple(value[k] for value in self.values)
+
+
+def _port(choices: tuple[Choice, ...], pick: Callable[[Choice], tuple[Any, ...]]) -> _Port:
+    found: dict[tuple[Any, ...], int] = {}
+    classes = np.array([found.setdefault(pick(choice), len(found)) for choice in choices], dtype=np.intp)
+    return _Port(tuple(found), classes)
+
+
+class _Ports:
+    """Ports of the choices at hand, each found once: variables that are alike share their choices."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[Any, ...], tuple[tuple[Choice, ...], _Port]] = {}
+
+    def __call__(self, choices: tuple[Choice, ...], key: Hashable, pick: Callable[[Choice], tuple[Any, ...]]) -> _Port:
+        at = (id(choices), key)
+        if at not in self.known:
+            self.known[at] = choices, _port(choices, pick)
+        return self.known[at][1]
+
+    def writes(self, choices: tuple[Choice, ...], port: int) -> _Port:
+        return self(choices, ("write", port), lambda c: (c.outputs[port], c.wanted[port], c.regather))
+
+    def reads(self, choices: tuple[Choice, ...], slot: int) -> _Port:
+        return self(choices, ("read", slot), lambda c: (c.inputs[slot], c.gradients[slot]))
+
+
+def _local(tensor: Tensor, layouts: Sequence[Layout], mesh: Mesh) -> Array:
     """Bytes of rank 0's piece in each layout."""
     sizes: dict[Layout, float] = {}
     for layout in layouts:
@@ -80,60 +118,68 @@ def _local(tensor: Tensor, layouts: tuple[Layout, ...], mesh: Mesh) -> Array:
     return np.array([sizes[layout] for layout in layouts])
 
 
-def _op_table(pricing: Pricing, op: Op, choices: tuple[Choice, ...], differentiable: frozenset[int], shared: bool
-              ) -> Table:
+def _op_table(pricing: Pricing, ports: _Ports, op: Op, choices: tuple[Choice, ...], differentiable: frozenset[int],
+              shared: bool) -> Table:
     """Unary costs of an op. `shared`: it is a hub of an activation that some consumer's backward reads."""
-    graph, mesh = pricing.graph, pricing.mesh
-    seconds, retained, transient = np.zeros(len(choices)), np.zeros(len(choices)), np.zeros(len(choices))
+    graph, mesh, nothing = pricing.graph, pricing.mesh, np.zeros(len(choices))
     if op.target == HUB:
-        own = _local(graph.tensors[op.outputs[0]], tuple(c.outputs[0] for c in choices), mesh)
-        return Table(seconds, own * shared, transient)
-    for i, choice in enumerate(choices):
-        seconds[i] = op_seconds(pricing, op, choice, differentiable)
-        seconds[i] += sum(inner_seconds(pricing, op, choice).values()) if choice.inner else 0.0
-    outputs = [_local(graph.tensors[t], tuple(c.outputs[k] for c in choices), mesh) for k, t in enumerate(op.outputs)]
-    inputs = [_local(graph.tensors[t], tuple(c.inputs[k] for c in choices), mesh) for k, t in enumerate(op.inputs)]
-    shapes = [tuple(local_shape(graph.tensors[t].shape, c.outputs[k], mesh) for k, t in enumerate(op.outputs))
-              for c in choices]
-    retained += np.array([kept_beside(op, shape, differentiable) for shape in shapes])
-    transient += 2.0 * (sum(outputs) + sum(inputs))
-    return Table(seconds, retained, transient)
+        own = _local(graph.tensors[op.outputs[0]], [c.outputs[0] for c in choices], mesh)
+        return Table(nothing, own * shared, nothing)
+    tensors, local = [graph.tensors[t] for t in (*op.inputs, *op.outputs)], dict[tuple[int, Layout], tuple[int, ...]]()
+
+    def shapes(choice: Choice) -> tuple[Any, ...]:
+        for at in enumerate((*choice.inputs, *choice.outputs)):
+            if at not in local:
+                local[at] = local_shape(tensors[at[0]].shape, at[1], mesh)
+        every = tuple([local[at] for at in enumerate((*choice.inputs, *choice.outputs))])
+        return (every, choice.inputs[0], choice.inner) if choice.inner else (every, None, ())
+
+    port = ports(choices, ("shapes", tuple(t.shape for t in tensors)), shapes)
+    first = {c: i for i, c in reversed(list(enumerate(port.classes.tolist())))}
+    seconds, retained, transient = (np.zeros(len(port.values)) for _ in range(3))
+    for c, (every, _, _) in enumerate(port.values):
+        choice = choices[first[c]]
+        seconds[c] = op_seconds(pricing, op, choice, differentiable)
+        seconds[c] += sum(inner_seconds(pricing, op, choice).values()) if choice.inner else 0.0
+        retained[c] = kept_beside(op, every[len(op.inputs):], differentiable)
+        transient[c] = 2.0 * sum(prod(shape) * t.itemsize for shape, t in zip(every, tensors, strict=True))
+    return Table(seconds, retained, transient, (port.classes,))
 
 
 def _parameter_table(pricing: Pricing, tensor: Tensor, choices: tuple[Choice, ...]) -> Table:
     """Value, gradient and optimizer state of what is stored."""
-    own = _local(tensor, tuple(c.outputs[0] for c in choices), pricing.mesh)
+    own = _local(tensor, [c.outputs[0] for c in choices], pricing.mesh)
     copies = 2 + OPTIMIZERS[pricing.optimizer] if tensor.trained else 1
     return Table(np.zeros(len(choices)), own * copies, np.zeros(len(choices)))
 
 
-def _positions(table: Routes, layouts: tuple[Layout, ...]) -> npt.NDArray[np.intp]:
+def _positions(table: Routes, layouts: Sequence[Layout]) -> Classes:
     return np.array([table.index[layout] for layout in layouts], dtype=np.intp)
 
 
-def _edge_table(pricing: Pricing, edge: Edge, source: Variable, target: Variable, keep: tuple[bool, bool], flows: bool
-                ) -> Table:
+def _edge_table(pricing: Pricing, ports: _Ports, edge: Edge, source: Variable, target: Variable,
+                keep: tuple[bool, bool], flows: bool) -> Table:
     """Pairwise costs: `keep` says whether the reader's backward needs the value, and the writer's its own output."""
     tensor = pricing.graph.tensors[edge.tensor]
-    table, reads = routes_of(pricing, tensor), tuple(c.inputs[edge.slot] for c in target.choices)
-    writes = tuple(c.outputs[edge.port] for c in source.choices)
-    here, there = _positions(table, writes), _positions(table, reads)
-    seconds = table.seconds[np.ix_(here, there)].copy()
+    table = routes_of(pricing, tensor)
+    writes, reads = ports.writes(source.choices, edge.port), ports.reads(target.choices, edge.slot)
+    here, there = _positions(table, writes.layouts(0)), _positions(table, reads.layouts(0))
+    seconds = table.seconds[np.ix_(here, there)]
     converted = here[:, None] != there[None, :]
-    before, after = _local(tensor, writes, pricing.mesh)[:, None], _local(tensor, reads, pricing.mesh)[None, :]
+    before = _local(tensor, writes.layouts(0), pricing.mesh)[:, None]
+    after = _local(tensor, reads.layouts(0), pricing.mesh)[None, :]
     parameter = isinstance(source.item, Tensor)
     alone = not (parameter or (isinstance(source.item, Op) and source.item.target == HUB))
-    again = np.array([c.regather for c in source.choices])[:, None] if parameter else np.zeros((len(writes), 1), bool)
+    again = np.array([value[2] for value in writes.values])[:, None] & parameter
     retained = after * (converted | (alone and not keep[1])) * keep[0] * ~again + before * keep[1]
     transient = (before + after) * converted
     if parameter and keep[0]:
-        seconds = seconds + np.where(again, seconds, 0.0)
+        seconds = np.where(again, 2 * seconds, seconds)
     if flows:
-        yields = tuple(c.gradients[edge.slot] for c in target.choices)
-        back = table.seconds[np.ix_(_positions(table, yields), _positions(table, tuple(c.wanted[edge.port] for c in source.choices)))]
-        seconds = seconds + back.T
-        transient = transient + _local(tensor, yields, pricing.mesh)[None, :]
-    return Table(seconds, retained, np.broadcast_to(transient, seconds.shape))
+        wanted = _positions(table, writes.layouts(1))
+        seconds = seconds + table.seconds[np.ix_(_positions(table, reads.layouts(1)), wanted)].T
+        transient = transient + _local(tensor, reads.layouts(1), pricing.mesh)[None, :]
+    return Table(seconds, retained, np.broadcast_to(transient, seconds.shape), (writes.classes, reads.classes))
 
 
 class _Tables:
@@ -184,7 +230,7 @@ def _of_parameter(graph: Graph, hub: Op) -> bool:
 
 def problem_of(pricing: Pricing, variables: tuple[Variable, ...], budget: float | None) -> Problem:
     """All costs of all choices. `budget`: bytes per device, None for no limit."""
-    graph, tables, factors = pricing.graph, _Tables(), list[Factor]()
+    graph, tables, ports, factors = pricing.graph, _Tables(), _Ports(), list[Factor]()
     differentiable, dependent = graph.differentiable(), graph.dependent()
     ends = {graph.outputs[0]: True} | {new: False for _, new in graph.updates}
     classes: dict[Hashable, int] = {}
@@ -197,14 +243,14 @@ def problem_of(pricing: Pricing, variables: tuple[Variable, ...], budget: float 
             shared = variable.item.target == HUB and not _of_parameter(graph, variable.item) and hub_keeps(
                 graph, variable.item, differentiable)
             key = ("own", alike[v], shared)
-            make = partial(_op_table, pricing, variable.item, variable.choices, differentiable, shared)
+            make = partial(_op_table, pricing, ports, variable.item, variable.choices, differentiable, shared)
             factors += _end_factors(pricing, tables, v, variable, alike[v], ends)
         factors.append(Factor((v,), tables.number(key, make)))
     for edge in edges_of(graph, variables):
         source, target = variables[edge.source], variables[edge.target]
         keep, flows = kept(graph, edge, source, target, differentiable), edge.tensor in differentiable
         key = ("edge", alike[edge.source], edge.port, alike[edge.target], edge.slot, keep, flows)
-        make = partial(_edge_table, pricing, edge, source, target, keep, flows)
+        make = partial(_edge_table, pricing, ports, edge, source, target, keep, flows)
         factors.append(Factor((edge.source, edge.target), tables.number(key, make)))
     seconds, nbytes = cone_cost(pricing)
     return Problem(tuple(v.name for v in variables), tuple(len(v.choices) for v in variables), tuple(tables.found),

@@ -3,8 +3,8 @@ comparison across ranks and `verify` all read.
 
 * An edge between ops sends its forward steps in forward and its backward steps in backward.
 * A parameter's edge sends in *buckets*: parameters that take the same steps share one collective per step, in the order
-  of their first use, up to `Plan.bucket_bytes` of payload. Gather buckets run forward (and again in backward if they are
-  gathered anew), gradient buckets run backward, last used first.
+  of their first use, up to `Plan.bucket_bytes` of payload. Gather buckets run forward (and again in backward if they
+  are gathered anew), gradient buckets run backward, last used first.
 * An op whose kernel reduces by itself (synchronised batch norm, vocabulary-parallel loss) sends that.
 """
 
@@ -66,7 +66,8 @@ def option_of(op: Op, graph: Graph, mesh: Mesh, decision: Decision | None) -> Op
                      f"{', '.join(map(str, decision.outputs))}; make the plan again with this version")
 
 
-def _reached(t: int, graph: Graph, uses: dict[int, tuple[tuple[int, int], ...]], differentiable: frozenset[int]) -> bool:
+def _reached(t: int, graph: Graph, uses: dict[int, tuple[tuple[int, int], ...]], differentiable: frozenset[int]
+             ) -> bool:
     """Whether the backward of some op reads t, looking through hubs and views, which keep nothing of their own."""
     for i, k in uses[t]:
         op = graph.ops[i]

@@ -109,6 +109,7 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
         return forward, Work(0.0, 0.0)
     products = sum(op.slots[k] in _PRODUCTS.get(base(op), op.slots) for k in needs)
     scale = {True: float(products), False: 2.5}[base(op) not in _ATTENTION]
-    kept = sum(_moved((reads[k],), (inputs[k],)) for k in range(len(reads)) if keeps_input(op, k, graph, differentiable))
+    kept = sum(_moved((reads[k],), (inputs[k],)) for k in range(len(reads))
+               if keeps_input(op, k, graph, differentiable))
     written = sum(_moved((reads[k],), (inputs[k],)) for k in needs)
     return forward, Work(forward.flops * scale, _moved(writes, outputs) + kept + written)

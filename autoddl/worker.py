@@ -17,19 +17,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from autoddl.apply import ParallelModel, parallelize
+from autoddl.capture import capture
 from autoddl.errors import AutoDDLError
 from autoddl.factory import Factory
+from autoddl.hubs import planned
 from autoddl.launch import leave, report_failure
 from autoddl.layout import Layout, Mesh, extents
 from autoddl.plan import load_plan, write_atomically
 from autoddl.sample import Sample, as_sample, sample_for
 from autoddl.traffic import traffic
 from autoddl.values import SEED, filled, materialised
+from autoddl.wide import cast, widened
+from autoddl.world import device_of
 
-__all__ = ["Job", "built", "cast", "train"]
+__all__ = ["Job", "built", "train"]
 
 Job = dict[str, Any]
 
@@ -40,14 +43,6 @@ def built(factory: Factory, drawn: bool = False) -> tuple[nn.Module, Sample]:
     model, given = factory.build()
     batch = filled(model, as_sample(given) if given is not None else sample_for(model))
     return materialised(model) if drawn else model, batch
-
-
-def cast(batch: Sample, dtype: torch.dtype) -> Sample:
-    """The batch with floats in `dtype`."""
-    def one(leaf: Any) -> Any:
-        return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
-
-    return Sample(*pytree.tree_map(one, (batch.args, dict(batch.kwargs))))
 
 
 def train(job: Job, tell: Callable[[float], None]) -> dict[str, Any]:
@@ -72,22 +67,19 @@ def train(job: Job, tell: Callable[[float], None]) -> dict[str, Any]:
 
 
 def check(job: Job) -> dict[str, Any]:
-    """A step in the dtype of the truth against the truth, and the collectives of a step in the plan's own."""
-    factory, folder = Factory(**job["factory"]), Path(job["folder"])
-    plan, wide = load_plan(folder / "plan.json"), load_plan(folder / "wide.json")
-    expected = torch.load(folder / "truth.pt", weights_only=True, mmap=True)
+    """The collectives of a step against the plan's, then a step in float64 against the truth."""
+    factory, plan = Factory(**job["factory"]), load_plan(job["plan"])
     model, batch = built(factory, drawn=True)
-    if job["wide"]:
-        model, batch = model.double(), cast(batch, torch.float64)
-    parallel = parallelize(model, wide, batch)
-    loss = float(parallel.step(batch))
-    error = _gradient_error(parallel, expected["gradients"])
-    if job["wide"]:
-        model, batch = built(factory, drawn=True)
-        parallel = parallelize(model, plan, batch)
-        parallel.step(batch)
-    return {"loss_error": abs(loss - expected["loss"]) / (abs(expected["loss"]) or 1.0), "gradient_error": error,
-            "mismatches": _mismatches(parallel)}
+    parallel = parallelize(model, plan, batch)
+    parallel.step(batch)
+    wrong = _mismatches(parallel)
+    model, batch = built(factory, drawn=True)
+    captured = widened(capture(model, batch))
+    exact = ParallelModel(model.double(), plan, captured, planned(captured.graph), parallel.groups, device_of(None), 0)
+    loss = float(exact.step(cast(batch)))
+    truth = torch.load(Path(job["folder"], "truth.pt"), weights_only=True, mmap=True)
+    return {"loss_error": abs(loss - truth["loss"]) / (abs(truth["loss"]) or 1.0), "mismatches": wrong,
+            "gradient_error": _gradient_error(exact, truth["gradients"])}
 
 
 def _gradient_error(parallel: ParallelModel, gradients: dict[str, Tensor]) -> float:

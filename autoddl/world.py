@@ -30,14 +30,12 @@ def device_of(device: torch.device | str | None) -> torch.device:
 
 def join(mesh: Mesh, device: torch.device, timeout: timedelta) -> None:
     """Initialise the process group of `mesh`, unless it is there or one process is enough."""
-    if dist.is_initialized():
-        return
-    here = joined()
-    world = int(os.environ["WORLD_SIZE"]) if here else 1
+    ready = dist.is_initialized()
+    world = dist.get_world_size() if ready else int(os.environ["WORLD_SIZE"]) if joined() else 1
     if world != mesh.size:
-        raise MismatchError(f"the plan is for {mesh.size} processes (mesh '{mesh}'), and {world} run: start {mesh.size}, "
-                            f"as with torchrun --nproc-per-node, or plan for {world}")
-    if world == 1:
+        raise MismatchError(f"the plan is for {mesh.size} processes (mesh '{mesh}'), and {world} run: start "
+                            f"{mesh.size}, as with torchrun --nproc-per-node, or plan for {world}")
+    if ready or world == 1:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -59,7 +57,8 @@ def agree(what: dict[str, Iterable[object]]) -> None:
     every: list[dict[str, str] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(every, mine)
     for name in what:
-        others = [rank for rank, theirs in enumerate(every) if theirs is None or theirs.get(name) != (every[0] or {}).get(name)]
-        if others:
-            raise MismatchError(f"rank {others[0]} has another {name} than rank 0; all ranks need the same: load one file, "
+        prints = [(theirs or {}).get(name) for theirs in every]
+        other = next((rank for rank, found in enumerate(prints) if found != prints[0]), None)
+        if other is not None:
+            raise MismatchError(f"rank {other} has another {name} than rank 0; all ranks need the same: load one file, "
                                 "and build the model from one seed or checkpoint")

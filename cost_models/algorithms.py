@@ -1,144 +1,136 @@
 """Seconds of each algorithm on a hierarchical network: one function per line.
 
-n members, N bytes of full buffer, r_i members per child of level i, a_i latency and b_i bandwidth there, h_i hops of a
-ring across level i (sum h_i = n - 1), phases = 2 for all-reduce and 1 otherwise, e the efficiency of the backend:
+n members, N bytes of full buffer; at level i r_i members per child, w_i ways, latency a_i, and wire_i(v) seconds that v
+bytes take through a port (`call`); h_i hops of a ring across level i (sum h_i = n - 1), phases = 2 for all-reduce and 1
+otherwise, flows_i rings on a port, crowd_i even loads on a port (`groups`):
 
-    V            = phases (n-1)/n N                                            bytes that a rank sends in a ring
-    ring         = phases sum h_i a_i + max_i flows_i V / (e b_i)              Patarasuk & Yuan 2009
-    doubling     = sum log2(ways_i) a_i + sum sent_i crowd_i / (e" b_i)       Thakur, Rabenseifner & Gropp 2005
-    two-level    = reduce-scatter(N) inside + collective(N / r) across + all-gather(N) inside
-    in-network   = 2 sum a_i + max_i flows_i (n+1)/n N / (e' b_i)              nccl-tests, PERFORMANCE.md
-    pairwise     = sum (peers across i) a_i + max_i (n-r_i)/n N crowd_i / (e b_i)
-    binomial     = sum ceil(log2 ways_i) (a_i + flows_i N / (e b_i))
+    V                  = phases (n-1)/n N                                bytes that a rank sends in a ring
+    ring               = phases sum h_i a_i + max_i wire_i(flows_i V)
+    doubling           = sum log2(w_i) a_i + wire_i(crowd_i (w_i-1) r_i/n N)      gather by doubling, scatter by halving
+    halving-doubling   = that twice                                      all-reduce: scatter, then gather
+    recursive doubling = sum log2(w_i) (a_i + wire_i(crowd_i N))         all-reduce that exchanges everything
+    bruck              = sum ceil(log2 w_i) a_i + wire_i(crowd_i (w_i-1) r_i/n N)     any n; all-to-all sends N/2 a step
+    pairwise           = sum (w_i-1) r_i a_i hops_i + max_i wire_i(crowd_i (n-r_i)/n N)
+    binomial           = sum ceil(log2 w_i) (a_i + wire_i(flows_i N))
+    tree               = 2 sum depth_i a_i + max_i wire_i(flows_i 2 N) / tree efficiency
+    in-network         = 2 sum a_i + max_i wire_i(flows_i (n+1)/n N) / in-network efficiency
+    send               = a hops + wire(crowd N)                          at the outermost level crossed
 
-flows_i is the number of rings that one port of level i carries, crowd_i = devices per port * oversubscription.
-The efficiencies e, e' of in-network reduction and e" of the low-latency protocol are in `backends`.
+The hierarchical forms are in `hierarchy`.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from math import ceil, inf, isfinite, log2, prod
-from types import MappingProxyType
+from dataclasses import replace
+from math import ceil, inf, log2
 
-from autoddl.cost_models.backends import IN_NETWORK_EFFICIENCY, KINDS, LOW_LATENCY_EFFICIENCY, Backend
+from autoddl.cost_models.backends import TREE_EFFICIENCY
+from autoddl.cost_models.call import Call
+from autoddl.cost_models.call import sent_bytes as sent
 from autoddl.cost_models.groups import Crossing
-from autoddl.errors import InputError
+from autoddl.cost_models.topologies import hops
 
-__all__ = ["FORMULAS", "Call", "sent_bytes"]
+__all__ = ["as_all_reduce", "binomial", "bruck", "doubling", "halving_doubling", "in_network", "pairwise",
+           "recursive_doubling", "ring", "send", "tree", "tree_latency"]
 
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One collective of one group: what a formula sees."""
-
-    backend: Backend
-    kind: str
-    crossings: tuple[Crossing, ...]
-    nbytes: float
-
-    @property
-    def size(self) -> int:
-        return prod(crossing.ways for crossing in self.crossings)
-
-    @property
-    def phases(self) -> int:
-        return 2 if self.kind == "all-reduce" else 1
-
-    def over(self, crossing: Crossing) -> float:
-        """Seconds per byte on one port: 1 / (e b_i)."""
-        return 1 / (self.backend.efficiency[self.kind] * crossing.level.bandwidth)
-
-
-def sent_bytes(kind: str, n: int, nbytes: float) -> float:
-    """Bytes that each of n ranks sends: (n-1)/n N, twice that for an all-reduce; a broadcast passes on all N."""
-    if kind not in KINDS:
-        raise InputError(f"{kind!r} is no collective; the collectives are {', '.join(KINDS)}")
-    if n < 1 or nbytes < 0 or not isfinite(nbytes):
-        raise InputError(f"{kind} of {nbytes} bytes among {n} ranks: there is at least 1 rank and at least 0 bytes")
-    if kind == "broadcast":
-        return nbytes if n > 1 else 0.0
-    return (2 if kind == "all-reduce" else 1) * (n - 1) / n * nbytes
+_GATHERS = ("all-gather", "reduce-scatter")
 
 
 def ring(call: Call) -> float:
-    """phases sum h_i a_i + max_i flows_i V / (e b_i); every phase passes each hop once (Patarasuk & Yuan 2009)."""
+    """phases sum h_i a_i + max_i wire_i(flows_i V); every phase passes each hop once (Patarasuk & Yuan 2009)."""
     latency, beyond = 0.0, call.size
     for crossing in call.crossings:
-        hops, beyond = beyond - beyond // crossing.ways, beyond // crossing.ways
-        latency += hops * crossing.level.latency
-    volume = sent_bytes(call.kind, call.size, call.nbytes)
-    return call.phases * latency + max(c.flows(call.backend.rails) * volume * call.over(c) for c in call.crossings)
+        steps, beyond = beyond - beyond // crossing.ways, beyond // crossing.ways
+        latency += steps * call.latency(crossing)
+    volume = sent(call.kind, call.size, call.nbytes)
+    return call.phases * latency + max(call.seconds(c, c.flows(call.backend.rails) * volume) for c in call.crossings)
+
+
+def _piece(call: Call, crossing: Crossing) -> float:
+    """(w_i-1) r_i/n N, r_i/n N in the first step and doubling; each of the crowd on the port sends that."""
+    return crossing.crowd("all-to-all") * (crossing.ways - 1) * crossing.members / call.size * call.nbytes
 
 
 def doubling(call: Call) -> float:
-    """sum log2(ways_i) a_i + sum sent_i crowd_i / (e" b_i); all send in every step (Thakur et al. 2005).
+    """sum log2(w_i) a_i + wire_i(...): recursive doubling gather, halving scatter (Thakur et al. 2005, 4.1 and 4.4)."""
+    if call.kind not in _GATHERS or not log2(call.size).is_integer():
+        return inf
+    return sum(log2(c.ways) * call.latency(c) + call.seconds(c, _piece(call, c)) for c in call.crossings)
 
-    An all-reduce sends N in each step; an all-gather r_i/n N, 2 r_i/n N ..., that is (ways_i - 1) r_i/n N in all.
+
+def halving_doubling(call: Call) -> float:
+    """Reduce-scatter by halving, all-gather by doubling (Rabenseifner 2004; Thakur et al. 2005, section 4.5)."""
+    return sum(doubling(replace(call, kind=kind)) for kind in _GATHERS) if call.kind == "all-reduce" else inf
+
+
+def recursive_doubling(call: Call) -> float:
+    """sum log2(w_i) (a_i + wire_i(crowd_i N)): all exchange all of it in each step (Thakur et al. 2005, 4.5)."""
+    if call.kind != "all-reduce" or not log2(call.size).is_integer():
+        return inf
+    return sum(log2(c.ways) * (call.latency(c) + call.seconds(c, c.crowd("all-to-all") * call.nbytes))
+               for c in call.crossings)
+
+
+def bruck(call: Call) -> float:
+    """ceil(log2 w_i) steps whatever n is (Bruck et al. 1997), level by level; an all-to-all sends half of N in each.
+
+    NCCL's PAT (2.23) has the steps of the gather, for groups with one rank per host.
     """
     seconds = 0.0
-    for crossing in call.crossings:
-        steps = log2(crossing.ways)
-        if not steps.is_integer():
-            return inf
-        pieces = steps if call.kind == "all-reduce" else (crossing.ways - 1) * crossing.members / call.size
-        volume = pieces * call.nbytes * crossing.crowd / LOW_LATENCY_EFFICIENCY
-        seconds += steps * crossing.level.latency + volume / crossing.level.bandwidth
-    return seconds
+    for c in call.crossings:
+        steps = ceil(log2(c.ways))
+        volume = steps * c.crowd("all-to-all") * call.nbytes / 2 if call.kind == "all-to-all" else _piece(call, c)
+        seconds += steps * call.latency(c) + call.seconds(c, volume)
+    return seconds if call.kind in (*_GATHERS, "all-to-all") else inf
 
 
-def two_level(call: Call) -> float:
-    """reduce-scatter inside, the collective across on a share of the bytes, all-gather inside; at the best level.
-
-    A reduce-scatter leaves out the last part and an all-gather the first.
-    """
-    return min((_split_at(call, at) for at in range(1, len(call.crossings))), default=inf)
-
-
-def _split_at(call: Call, at: int) -> float:
-    inner, outer = call.crossings[:at], call.crossings[at:]
-    share = prod(crossing.ways for crossing in inner)
-    across = tuple(replace(crossing, members=crossing.members // share) for crossing in outer)
-    seconds = _flat(replace(call, crossings=across, nbytes=call.nbytes / share))
-    for part in ("reduce-scatter", "all-gather"):
-        if call.kind in (part, "all-reduce"):
-            seconds += call.backend.startup + _flat(replace(call, kind=part, crossings=inner))
-    return seconds
-
-
-def _flat(call: Call) -> float:
-    """The best of one stage."""
-    stages = (ring, doubling, in_network) if call.kind == "all-reduce" else (ring, doubling)
-    return min(stage(call) for stage in stages)
-
-
-def in_network(call: Call) -> float:
-    """2 sum a_i + max_i flows_i (n+1)/n N / (e' b_i): up once, reduced, and down once, if all switches crossed can."""
-    if not all(crossing.level.in_network_reduction for crossing in call.crossings):
-        return inf
-    volume = (call.size + 1) / call.size * call.nbytes / IN_NETWORK_EFFICIENCY
-    return (2 * sum(c.level.latency for c in call.crossings)
-            + max(c.flows(call.backend.rails) * volume / c.level.bandwidth for c in call.crossings))
+def pat(call: Call) -> float:
+    """bruck, where NCCL has it: between hosts, of which each holds one member (NCCL 2.23 release notes)."""
+    return inf if any(crossing.inside_host for crossing in call.crossings) else bruck(call)
 
 
 def pairwise(call: Call) -> float:
     """One message of N/n to every peer (Thakur et al. 2005, section 4.3): all but r_i of n leave a child of level i."""
-    latency = sum((c.ways - 1) * c.members * c.level.latency for c in call.crossings)
-    return latency + max((call.size - c.members) / call.size * call.nbytes * c.crowd * call.over(c)
+    latency = sum((c.ways - 1) * c.members * call.latency(c) * hops(c.level, c.ways, c.step) for c in call.crossings)
+    return latency + max(call.seconds(c, c.crowd("all-to-all") * (call.size - c.members) / call.size * call.nbytes)
                          for c in call.crossings)
 
 
 def binomial(call: Call) -> float:
-    """sum ceil(log2 ways_i) (a_i + flows_i N / (e b_i)): each step doubles who has it (Thakur et al. 2005)."""
-    return sum(ceil(log2(c.ways)) * (c.level.latency + c.flows(call.backend.rails) * call.nbytes * call.over(c))
+    """sum ceil(log2 w_i) (a_i + wire_i(flows_i N)): each step doubles who has it (Thakur et al. 2005, section 4.2)."""
+    return sum(ceil(log2(c.ways)) * (call.latency(c) + call.seconds(c, c.flows(call.backend.rails) * call.nbytes))
                for c in call.crossings)
+
+
+def tree_latency(call: Call) -> float:
+    """2 sum depth_i a_i: up and down; a chain inside a host and a binary tree between (NCCL, tuning.cc)."""
+    return 2 * sum((c.ways - 1 if c.inside_host else ceil(log2(c.ways))) * call.latency(c) for c in call.crossings)
+
+
+def tree(call: Call) -> float:
+    """Two trees with half of N each, every rank a leaf of one: 2 N in and out (Sanders, Speck & Traeff 2009)."""
+    if call.kind != "all-reduce":
+        return inf
+    return tree_latency(call) + max(call.seconds(c, c.flows(call.backend.rails) * 2 * call.nbytes / TREE_EFFICIENCY)
+                                    for c in call.crossings)
+
+
+def in_network(call: Call) -> float:
+    """2 sum a_i + max_i wire_i(flows_i (n+1)/n N): up once, reduced, and down once, if all switches crossed can.
+
+    nccl-tests, PERFORMANCE.md; the switch reaches `in_network_efficiency` of the link.
+    """
+    if call.kind != "all-reduce" or not all(crossing.level.in_network_reduction for crossing in call.crossings):
+        return inf
+    volume = (call.size + 1) / call.size * call.nbytes
+    return 2 * sum(call.latency(c) for c in call.crossings) + max(
+        call.seconds(c, c.flows(call.backend.rails) * volume / c.level.in_network_efficiency) for c in call.crossings)
+
+
+def send(call: Call) -> float:
+    """a hops + wire(crowd N): every rank sends its message at once, over the outermost level (Hockney 1994)."""
+    c = call.crossings[-1]
+    return call.latency(c) * hops(c.level, c.ways, c.step) + call.seconds(c, c.crowd("send") * call.nbytes)
 
 
 def as_all_reduce(call: Call) -> float:
     """A reduce-scatter that is an all-reduce of which each rank keeps its part."""
     return ring(replace(call, kind="all-reduce"))
-
-
-FORMULAS: Mapping[str, Callable[[Call], float]] = MappingProxyType({
-    "ring": ring, "doubling": doubling, "two-level": two_level, "in-network": in_network, "pairwise": pairwise,
-    "binomial": binomial, "as all-reduce": as_all_reduce,
-})

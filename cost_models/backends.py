@@ -1,45 +1,67 @@
-"""What the communication libraries can do, as one table of facts: algorithms, efficiencies, seconds to start."""
+"""What the communication libraries can do, as one table of facts: algorithms, wire protocols, seconds to start.
+
+A wire protocol w of a library scales a link to latency w.latency a and bandwidth w.efficiency e b. A transfer goes in
+chunks: k of them cost some k a to pass on and t/k to fill the pipeline, the least of which, over all k, is
+sqrt(w.fill a t) beyond the t seconds of the bytes alone. So bandwidth depends on size.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-__all__ = ["BACKENDS", "IN_NETWORK_EFFICIENCY", "KINDS", "LOW_LATENCY_EFFICIENCY", "Backend"]
+__all__ = ["BACKENDS", "KINDS", "PLAIN", "TREE_EFFICIENCY", "Backend", "Wire"]
 
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast")
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send")
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """How a library moves bytes: factors on the latency and bandwidth of a link, and how slowly its pipeline fills."""
+
+    name: str
+    latency: float = 1.0
+    efficiency: float = 1.0
+    fill: float = 0.0
+
+
+PLAIN = Wire("plain")
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
     """What a library can do: algorithms per kind, the fraction of the link it reaches, seconds before the first byte.
 
-    With `rails` a ring leaves a unit by all of its ports in turn, without by one.
+    `link_efficiency` is for links that say nothing themselves. With `rails` a ring leaves a unit by all of its ports in
+    turn, without by one.
     """
 
     algorithms: Mapping[str, tuple[str, ...]]
     efficiency: Mapping[str, float]
     startup: float
     rails: bool
+    link_efficiency: float = 1.0
+    wires: tuple[Wire, ...] = (PLAIN,)
 
 
-_TREES = ("ring", "doubling", "two-level")
 BACKENDS: Mapping[str, Backend] = MappingProxyType({
-    # Efficiency: 235 of 300 GB/s on 8 A100, 368 of 450 on 8 H200 without NVLS, 92 % of the NICs of 4 x 8 H200.
-    # Startup: all-reduce of 1 MiB on 2, 4, 8 A100 takes 44, 51, 93 us, of which 2, 6, 14 hops are 3.4 us each.
-    # Doubling stands for NCCL's logarithmic trees, which run in its low-latency protocol.
+    # NCCL 2.2x has rings, double binary trees between hosts with chains inside, reduction in NVSwitches (NVLS), these
+    # below a tree between hosts (NVLSTree), and Bruck's pattern (PAT) where a group has one rank per host. It has no
+    # hierarchical reduce-scatter or all-gather. Wires and startup were fitted by examples/benchmarks/collectives.py
+    # to 222 published collectives on A100, V100, H200, B200 and MI300X; link efficiency as 235 of 300 GB/s on 8 A100.
     "nccl": Backend(
-        algorithms={"all-reduce": (*_TREES, "in-network"), "all-gather": _TREES, "reduce-scatter": _TREES,
-                    "all-to-all": ("pairwise",), "broadcast": ("ring",)},
-        efficiency=dict.fromkeys(KINDS, 0.8), startup=25e-6, rails=True),
-    # Measured with torch 2.13 over shaped links: all-reduce and all-gather reach the bound of a ring, a reduce-scatter
-    # takes what an all-reduce takes, an all-to-all reaches 0.65. 1 kB between two ranks of one machine: 0.22 ms.
+        algorithms={"all-reduce": ("ring", "tree", "in-network", "in-network tree"), "all-gather": ("ring", "pat"),
+                    "reduce-scatter": ("ring", "pat"), "all-to-all": ("pairwise",), "broadcast": ("ring",),
+                    "send": ("send",)},
+        efficiency=dict.fromkeys(KINDS, 1.0), startup=35e-6, rails=True, link_efficiency=0.8,
+        wires=(Wire("LL", 0.35, 0.17), Wire("LL128", 0.66, 0.9), Wire("Simple", fill=3.5))),
+    # gloo, measured with torch 2.13 over shaped links: all-reduce and all-gather reach the bound of a ring, a
+    # reduce-scatter takes what an all-reduce takes, an all-to-all reaches 0.65. 1 kB between two ranks of one machine:
+    # 0.22 ms. It has no trees, no hierarchy, and leaves a host by one port.
     "gloo": Backend(
         algorithms={"all-reduce": ("ring",), "all-gather": ("ring",), "reduce-scatter": ("as all-reduce",),
-                    "all-to-all": ("pairwise",), "broadcast": ("binomial",)},
+                    "all-to-all": ("pairwise",), "broadcast": ("binomial",), "send": ("send",)},
         efficiency={**dict.fromkeys(KINDS, 1.0), "all-to-all": 0.65}, startup=100e-6, rails=False),
 })
-IN_NETWORK_EFFICIENCY = 0.69
-"""8 H200 with NVLS: 482 GB/s of bus bandwidth = 275 GB/s of buffer, times 9/8, of 450 GB/s."""
 
-LOW_LATENCY_EFFICIENCY = 0.29
-"""NCCL's LL protocol: 87.7 GB/s of the 300 of an A100, 141 of the 450 of an H100 (tuning.cc)."""
+TREE_EFFICIENCY = 0.85
+"""A tree of NCCL reaches that of a ring's bandwidth (tuning.cc)."""

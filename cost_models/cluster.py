@@ -4,7 +4,7 @@
     device: A100-80GB                        # a file of hardware/, or the same keys inline
     levels:                                  # innermost first; size = children per parent
       - {name: node, size: 8, bandwidth: 300 GB/s, latency: 3 us}
-      - {name: rack, size: 2, bandwidth: 25 GB/s,  latency: 8 us, shared_by: node, oversubscription: 2}
+      - {name: rack, size: 2, link: InfiniBand-HDR, shared_by: node, oversubscription: 2}   # a link of hardware/
 
 Optional: `backend: gloo | nccl` (default gloo for a cpu, nccl for a gpu) and `measured:`, which a calibration writes.
 What the words mean is said in `machine`, where the values are; this module only reads them.
@@ -17,8 +17,10 @@ from typing import Any
 
 import yaml
 
+from autoddl.cost_models.links import LINKS_FILE
 from autoddl.cost_models.machine import Cluster, Device, Level
-from autoddl.cost_models.schema import WrittenCluster, WrittenDevice, validated
+from autoddl.cost_models.schema import WrittenCluster, WrittenDevice, WrittenLevel, validated
+from autoddl.cost_models.topologies import check
 from autoddl.errors import InputError
 
 __all__ = ["Cluster", "Device", "Level", "device_names", "load_cluster", "load_device", "parse_cluster"]
@@ -38,16 +40,27 @@ def parse_cluster(text: str, source: str) -> Cluster:
     written = validated(WrittenCluster, _tree(text, source), source)
     inline = isinstance(written.device, dict)
     device = _device(written.device, f"{source}: device") if inline else load_device(str(written.device))
-    levels = tuple(Level(**level.model_dump()) for level in written.levels)
+    levels = tuple(_level(level, source) for level in written.levels)
     _check_levels(levels, source)
     backend = written.backend or ("gloo" if device.kind == "cpu" else "nccl")
     measured = json.dumps(written.measured, sort_keys=True) if written.measured else ""
     return Cluster(written.name, device, levels, backend, measured)
 
 
+def _level(written: WrittenLevel, source: str) -> Level:
+    """The value, with its tables as tuples, checked against its topology."""
+    plain = written.model_dump(exclude={"link"})
+    level = Level(**{**plain, "group_bandwidth": tuple(sorted(plain["group_bandwidth"].items()))})
+    try:
+        check(level)
+    except InputError as error:
+        raise InputError(f"{source}: level {level.name!r}: {error}") from None
+    return level
+
+
 def device_names() -> tuple[str, ...]:
     """The devices whose figures come with the package."""
-    return tuple(sorted(path.stem for path in _HARDWARE.glob("*.yaml")))
+    return tuple(sorted(path.stem for path in _HARDWARE.glob("*.yaml") if path != LINKS_FILE))
 
 
 def load_device(name: str) -> Device:

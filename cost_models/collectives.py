@@ -1,6 +1,6 @@
 """Seconds of a collective: the cheapest algorithm that the backend of the cluster has.
 
-    price = startup + min over the algorithms of the backend for this kind of their seconds in `algorithms`
+    price = startup + min over the algorithms and wire protocols of the backend of their seconds, by `FORMULAS`
 
 Every disjoint group of the same form runs the collective at the same time, so shared links are divided among them.
 """
@@ -8,12 +8,13 @@ Every disjoint group of the same form runs the collective at the same time, so s
 from dataclasses import dataclass
 from functools import lru_cache
 
-from autoddl.cost_models.algorithms import FORMULAS, Call, sent_bytes
-from autoddl.cost_models.backends import BACKENDS, KINDS
-from autoddl.cost_models.groups import Group, crossings
+from autoddl.cost_models.backends import BACKENDS, KINDS, Backend
+from autoddl.cost_models.call import Call, sent_bytes
+from autoddl.cost_models.groups import Crossing, Group, crossings
+from autoddl.cost_models.hierarchy import FORMULAS
 from autoddl.cost_models.machine import Cluster
 
-__all__ = ["KINDS", "Group", "Price", "collective", "link_of", "sent_bytes"]
+__all__ = ["KINDS", "Group", "Price", "cheapest", "collective", "link_of", "sent_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +31,17 @@ def collective(cluster: Cluster, kind: str, group: Group, nbytes: float) -> Pric
     """The cheapest way to run `kind` in every group of this form at once; nbytes is the full buffer.
 
     Full is: the tensor of an all-reduce, the result of an all-gather, the input of a reduce-scatter, the whole send
-    buffer of a rank in an all-to-all, the tensor of a broadcast.
+    buffer of a rank in an all-to-all, the tensor of a broadcast, the message of a send (of each rank to one other).
     """
     sent_bytes(kind, group.size, nbytes)  # raises on an unknown kind and on impossible sizes
-    backend = BACKENDS[cluster.backend]
-    call = Call(backend, kind, crossings(cluster, group), nbytes)
-    seconds, algorithm = min((FORMULAS[name](call), name) for name in backend.algorithms[kind])
-    return Price(backend.startup + seconds, algorithm, call.crossings[-1].level.name)
+    return cheapest(BACKENDS[cluster.backend], kind, crossings(cluster, group), nbytes)
+
+
+def cheapest(backend: Backend, kind: str, crossed: tuple[Crossing, ...], nbytes: float) -> Price:
+    """The least seconds over the algorithms and wire protocols of a backend."""
+    seconds, algorithm = min((FORMULAS[name](Call(backend, kind, crossed, nbytes, wire)), name)
+                             for name in backend.algorithms[kind] for wire in backend.wires)
+    return Price(backend.startup + seconds, algorithm, crossed[-1].level.name)
 
 
 def link_of(cluster: Cluster, group: Group) -> str:

@@ -7,6 +7,8 @@ and work at the same time. With U_i devices in a unit of level i,
     ways_i = m_i / m_{i-1}                          children of one such unit that the group touches
     U_i / m_i                                       groups with members in one unit of level i
 
+    step_i = min stride_k / U_{i-1} over the extents within unit i: children from one member's to the next
+
 A level is crossed if ways_i > 1. Levels that a group does not cross do not slow it: links further out are no faster.
 """
 
@@ -14,7 +16,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+from autoddl.cost_models.links import latency_of, protocol_of
 from autoddl.cost_models.machine import Cluster, Level
+from autoddl.cost_models.topologies import slowdown
 from autoddl.errors import InputError
 
 __all__ = ["Crossing", "Group", "crossings"]
@@ -46,25 +50,32 @@ class Group:
 class Crossing:
     """A level that a group crosses: `ways` children of one unit, with `members` of the group in each child.
 
-    `sharers` devices stand behind one port; all of them belong to some group of the same form.
+    The children lie `step` apart. `sharers` devices stand behind one port; all belong to some group of the same form.
+    A level without a protocol is `inside_host` if it is the innermost.
     """
 
     level: Level
     ways: int
     members: int
     sharers: int
+    step: int = 1
+    inside_host: bool = True
 
     @property
-    def crowd(self) -> float:
-        """Senders per port when every device sends across, counted double where the trunk is half as wide."""
-        return self.sharers * self.level.oversubscription
+    def latency(self) -> float:
+        """Seconds of a message between neighbours."""
+        return latency_of(self.level)
+
+    def crowd(self, pattern: str) -> float:
+        """Senders per port when every device sends across in this pattern, each counted as often as it is slowed."""
+        return self.sharers * slowdown(self.level, self.ways, self.step, pattern)
 
     def flows(self, rails: bool) -> float:
         """Rings per port, one per group and child: U/m groups over U/sharers ports, or over their thinner trunk.
 
         Without `rails` a ring leaves a child by one port however many there are, so some port carries a whole ring.
         """
-        rings = self.crowd / self.members
+        rings = self.crowd("ring") / self.members
         return rings if rails else max(1.0, rings)
 
 
@@ -87,9 +98,17 @@ def crossings(cluster: Cluster, group: Group) -> tuple[Crossing, ...]:
     if group.size < 2:
         raise InputError(f"group {group} has one member and nothing to exchange; price groups of at least 2")
     counts = [_members(cluster, group, index) for index in range(len(cluster.levels) + 1)]
-    return tuple(Crossing(level, after // before, before, cluster.sharers(index))
+    return tuple(Crossing(level, after // before, before, cluster.sharers(index), _step(cluster, group, index),
+                          not protocol_of(level.protocol).network if level.protocol else index == 0)
                  for index, (level, before, after) in enumerate(zip(cluster.levels, counts, counts[1:], strict=False))
                  if after > before)
+
+
+def _step(cluster: Cluster, group: Group, index: int) -> int:
+    """Children from one that the group touches to the next."""
+    unit, parent = cluster.units[index], cluster.units[index + 1]
+    return min(max(1, stride // unit) for size, stride in group.extents
+               if size > 1 and stride < parent and size * stride > unit)
 
 
 def _members(cluster: Cluster, group: Group, index: int) -> int:

@@ -7,12 +7,16 @@ Level i (innermost first) groups `size` children into one unit, so a unit of lev
 Ranks are numbered with the innermost level fastest: ranks k*U_i .. (k+1)*U_i - 1 share a unit of level i.
 Each child has a port of `bandwidth` bytes per second and direction to its siblings: one port per device, or, with
 `shared_by: L`, one port per unit of the inner level L. The trunk that joins the ports of one child to the others
-carries 1/`oversubscription` of what the ports together could send.
+carries 1/`oversubscription` of what the ports together could send. What a topology leaves of the ports is in
+`topologies`, what a protocol leaves of a link in `links`.
+
+All devices of a cluster are alike. Parts with other devices are clusters of their own: each prices the work placed on
+it (a pipeline stage is the unit), and a level that joins them belongs to the outer one.
 """
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from math import prod
 from typing import Any
 
@@ -23,7 +27,7 @@ from autoddl.errors import InputError
 
 __all__ = ["BACKEND_NAMES", "DTYPES", "TOPOLOGIES", "Cluster", "Device", "Level"]
 
-TOPOLOGIES = ("switch", "fat-tree", "ring", "fully-connected", "torus", "dragonfly")
+TOPOLOGIES = ("switch", "fat-tree", "ring", "fully-connected", "torus", "dragonfly", "hybrid-cube-mesh", "hammingmesh")
 BACKEND_NAMES = ("gloo", "nccl")
 
 _WHOLE = dict.fromkeys(("bool", "uint8", "int8", "int16", "int32", "int64"), ("float32", "float64"))
@@ -64,7 +68,13 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """`size` children under one parent: bandwidth in bytes/s per port and direction, latency in seconds per message."""
+    """`size` children under one parent: bandwidth in bytes/s per port and direction, latency in seconds per message.
+
+    bandwidth sums the links of a port; `efficiency` is the fraction that a large transfer reaches, by default that of
+    the protocol, or of the backend. `dims` are the sides of a torus or the boards of a HammingMesh, whose boards have
+    `board` x `board` devices; `leaf` children of a fat tree or dragonfly share a first switch or group, beyond which
+    the oversubscription begins; `group_bandwidth` lists (n, bytes/s) as measured in groups of n children.
+    """
 
     name: str
     size: int
@@ -74,6 +84,13 @@ class Level:
     shared_by: str | None = None
     oversubscription: float = 1.0
     in_network_reduction: bool = False
+    protocol: str | None = None
+    efficiency: float | None = None
+    in_network_efficiency: float = 0.85
+    dims: tuple[int, ...] = ()
+    board: int = 1
+    leaf: int | None = None
+    group_bandwidth: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,5 +149,8 @@ def _device_tree(device: Device) -> dict[str, Any]:
 def _level_tree(level: Level) -> dict[str, Any]:
     tree = asdict(level)
     tree["bandwidth"], tree["latency"] = write(level.bandwidth, "bytes/s"), write(level.latency, "seconds")
-    defaults = {"shared_by": None, "oversubscription": 1.0, "in_network_reduction": False}
-    return {key: value for key, value in tree.items() if key not in defaults or value != defaults[key]}
+    tree["dims"], tree["group_bandwidth"] = list(level.dims), {n: write(b, "bytes/s") for n, b in level.group_bandwidth}
+    always = ("name", "size", "bandwidth", "latency", "topology")
+    standard = {field.name: field.default for field in fields(Level)}
+    return {key: value for key, value in tree.items()
+            if key in always or getattr(level, key) != standard[key]}

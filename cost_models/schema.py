@@ -2,7 +2,8 @@
 
     cluster   name, device, levels; backend, measured
     device    name, memory, bandwidth, peak; kind, launch, efficiency, memory_efficiency
-    level     name, size, bandwidth, latency; topology, shared_by, oversubscription, in_network_reduction
+    level     name, size, bandwidth and latency or link; topology, shared_by, oversubscription, in_network_reduction,
+              protocol, efficiency, in_network_efficiency, dims, board, leaf, group_bandwidth
 
 Those before the semicolon are needed. A mistake is answered with its place, the value, the rule and the way out.
 """
@@ -14,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, ValidationError
 from pydantic import model_validator as validator
 
+from autoddl.cost_models.links import PROTOCOLS, expanded
 from autoddl.cost_models.machine import BACKEND_NAMES, DTYPES, TOPOLOGIES
 from autoddl.cost_models.units import parse
 from autoddl.errors import InputError
@@ -86,6 +88,22 @@ class WrittenLevel(Written):
     shared_by: str | None = None
     oversubscription: float = Field(default=1.0, ge=1)
     in_network_reduction: StrictBool = False
+    link: str | None = None
+    protocol: Annotated[str, BeforeValidator(_one_of(tuple(PROTOCOLS), "protocol"))] | None = None
+    efficiency: Fraction | None = None
+    in_network_efficiency: Fraction = 0.85
+    dims: tuple[StrictInt, ...] = ()
+    board: StrictInt = Field(default=1, ge=1)
+    leaf: StrictInt | None = Field(default=None, ge=1)
+    group_bandwidth: dict[int, Rate] = Field(default_factory=dict)
+
+    @validator(mode="before")
+    @classmethod
+    def _of_link(cls, data: Any) -> Any:
+        try:
+            return expanded(data) if isinstance(data, dict) and data.get("link") is not None else data
+        except InputError as error:
+            raise ValueError(str(error)) from None
 
 
 class WrittenCluster(Written):

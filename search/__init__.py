@@ -3,7 +3,7 @@
     solve(problem, solver) -> Solution        minimise problem.cost(x) subject to problem.feasible(x)
 
 `exact` proves its plan optimal, or says how far it may be from that; `exhaustive` looks at every choice;
-`coordinate-descent` and `greedy` are there to be compared with. Whatever a solver says is scored again by the problem.
+`coordinate-descent`, `greedy` and `cp-sat` are there to be compared with. Whatever a solver says is scored again by the problem.
 """
 
 import math
@@ -14,7 +14,8 @@ from autoddl.problem import EXACT, Problem, Solution
 from autoddl.search.descent import descend, greedy, restarts
 from autoddl.search.exact import EFFORT, Outcome, Statistics, exact, feasible, statistics
 from autoddl.search.exhaustive import exhaustive
-from autoddl.search.space import Clock, Progress
+from autoddl.search.sat import satisfy
+from autoddl.search.space import Clock, Limits, Progress
 
 __all__ = ["SOLVERS", "Statistics", "solve", "statistics"]
 
@@ -27,55 +28,64 @@ def solve(
     tolerance: float = 0.0,
     seed: int = 0,
     progress: Progress | None = None,
+    ceiling: float = math.inf,
 ) -> Solution:
     """The least seconds within the budget, with a proven bound.
 
     `time_limit` is in seconds and soft: a plan and a bound come first. Without one the exact solver stops after a fixed
     effort, so its plan does not depend on the machine. It stops early once the gap is at most `tolerance`.
-    `progress(seconds, bound)` is told each time either may have moved.
+    `progress(seconds, bound)` is told each time either may have moved. A plan above `ceiling` seconds is of no use: the
+    exact solver stops once its bound, within the tolerance, reaches that.
     """
     if solver not in SOLVERS:
         raise InputError(f"there is no solver {solver!r}; there are {', '.join(SOLVERS)}")
     tell = progress or (lambda seconds, bound: None)
-    outcome = SOLVERS[solver](problem, tolerance, Clock.start(time_limit, EFFORT), tell, seed)
+    outcome = SOLVERS[solver](problem, Limits(tolerance, ceiling, Clock.start(time_limit, EFFORT), tell, seed))
     return _scored(problem, outcome, solver)
 
 
 def _scored(problem: Problem, outcome: Outcome, solver: str) -> Solution:
     """The solution by the problem's own account; a solver that disagrees with it has a bug."""
-    seconds, nbytes = problem.cost(outcome.choice), problem.nbytes(outcome.choice)
-    if not problem.feasible(outcome.choice):
+    seconds, retained, transient = problem.totals(outcome.choice)
+    nbytes = problem.fixed_bytes + retained + transient
+    if seconds == math.inf or (problem.budget is not None and nbytes > problem.budget):
         raise AssertionError(f"{solver} returned a plan that is forbidden or takes {nbytes} of {problem.budget} bytes")
     if outcome.bound > seconds + EXACT * abs(seconds):
         raise AssertionError(f"{solver} claims the bound {outcome.bound} above the cost {seconds} of its own plan")
     return Solution(outcome.choice, seconds, nbytes, min(outcome.bound, seconds), outcome.proof, solver)
 
 
-def _exhaustive(problem: Problem, tolerance: float, clock: Clock, tell: Progress, seed: int) -> Outcome:
+def _exhaustive(problem: Problem, limits: Limits) -> Outcome:
     choice = exhaustive(problem)
     return Outcome(choice, problem.cost(choice), "every choice")
 
 
-def _descent(problem: Problem, tolerance: float, clock: Clock, tell: Progress, seed: int) -> Outcome:
-    choice = restarts(problem, seed, clock) or descend(problem, feasible(problem), clock)
+def _descent(problem: Problem, limits: Limits) -> Outcome:
+    choice = restarts(problem, limits.seed, limits.clock) or descend(problem, feasible(problem), limits.clock)
     return Outcome(choice, _least(problem), "sum of the tables' minima")
 
 
-def _greedy(problem: Problem, tolerance: float, clock: Clock, tell: Progress, seed: int) -> Outcome:
+def _greedy(problem: Problem, limits: Limits) -> Outcome:
     choice = greedy(problem)
     choice = choice if problem.feasible(choice) else feasible(problem)
     return Outcome(choice, _least(problem), "sum of the tables' minima")
 
 
+def _satisfied(problem: Problem, limits: Limits) -> Outcome:
+    found = satisfy(problem, limits.clock, limits.seed)
+    return Outcome(found.choice, found.bound, found.proof)
+
+
 def _least(problem: Problem) -> float:
     """The sum of the tables' minima."""
-    minima = [table.seconds.min() for table in problem.tables]
+    minima = [table.core[0].min() for table in problem.tables]
     return problem.fixed_seconds + math.fsum(minima[factor.table] for factor in problem.factors)
 
 
-SOLVERS: dict[str, Callable[[Problem, float, Clock, Progress, int], Outcome]] = {
+SOLVERS: dict[str, Callable[[Problem, Limits], Outcome]] = {
     "exact": exact,
     "exhaustive": _exhaustive,
     "coordinate-descent": _descent,
     "greedy": _greedy,
+    "cp-sat": _satisfied,
 }

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from autoddl.search.dual import FINE, Dual, dual
-from autoddl.search.space import Clock, Exhausted, Point, Progress, Space
+from autoddl.search.space import Clock, Exhausted, Limits, Point, Space
 from autoddl.search.window import windowed
 
 __all__ = ["Best", "within_budget"]
@@ -50,33 +50,29 @@ class _Node:
     stage: int = 0
 
 
-def within_budget(space: Space, first: Point, bound: float, tolerance: float, clock: Clock, tell: Progress) -> Best:
+def within_budget(space: Space, first: Point, bound: float, limits: Limits) -> Best:
     """The best plan that fits, starting from one that does, and the least bound over all thresholds."""
     count = itertools.count()
     heap = [(bound, 0, _Node(bound, 0, len(space.thresholds) - 1))]
     best = first
     spent: list[float] = []
-    while heap and heap[0][0] < _target(best, tolerance):
+    while heap and heap[0][0] < limits.target(best.seconds):
         _, _, node = heapq.heappop(heap)
         try:
-            children, found = _refine(space, node, best, clock)
+            children, found = _refine(space, node, best, limits)
         except Exhausted:
             children, found = [], []
             spent.append(node.bound)
         best = min([best, *filter(space.fits, found)], key=lambda p: p.seconds)
         for child in children:
             heapq.heappush(heap, (child.bound, next(count), child))
-        tell(best.seconds, min([best.seconds, *spent, *(b for b, _, _ in heap)]))
+        limits.tell(best.seconds, min([best.seconds, *spent, *(b for b, _, _ in heap)]))
     return Best(best, min([best.seconds, *spent, *(b for b, _, _ in heap)]))
 
 
-def _target(best: Point, tolerance: float) -> float:
-    """The bound that is good enough: rounding apart, or within the tolerance."""
-    return best.seconds - max(tolerance, 1e-12) * abs(best.seconds)
-
-
-def _refine(space: Space, node: _Node, best: Point, clock: Clock) -> tuple[list[_Node], list[Point]]:
+def _refine(space: Space, node: _Node, best: Point, limits: Limits) -> tuple[list[_Node], list[Point]]:
     """One step on one node: a first bound, its dual, or its next window; what replaces it, and the choices found."""
+    clock, enough = limits.clock, min(best.seconds, limits.ceiling)
     if node.dual is not None:
         return _widen(space, node, best, clock)
     tau, cap = space.thresholds[node.high], _cap(space, node)
@@ -85,14 +81,14 @@ def _refine(space: Space, node: _Node, best: Point, clock: Clock) -> tuple[list[
     if not node.probed:
         point = space.point(node.lam, tau)
         return [replace(node, bound=max(node.bound, point.value - node.lam * cap), probed=True)], [point]
-    new = dual(space, tau, cap, node.lam, best.seconds, COARSE, clock)
+    new = dual(space, tau, cap, node.lam, enough, COARSE, clock)
     if new.best is not None and (node.low == node.high or space.fits(new.best)):
-        new = dual(space, tau, cap, node.lam, best.seconds, FINE, clock)
+        new = dual(space, tau, cap, node.lam, enough, FINE, clock)
     if math.isinf(new.bound):
         return [], []
     node = replace(node, bound=max(node.bound, new.bound), lam=new.lam)
     if new.best is None:
-        return ([node] if new.bound >= best.seconds else _halves(node)), []
+        return ([node] if new.bound >= enough else _halves(node)), []
     node = replace(node, dual=new, window=FIRST_WINDOW * abs(new.bound))
     return _after(space, node, new.best), list(space.known.values())
 

@@ -40,7 +40,7 @@ def dual(space: Space, tau: float, cap: float, hint: float, ceiling: float, clos
         return Dual(0.0, light.value, light)
     if light.retained > cap:
         return Dual(0.0, math.inf if light.value > cap else space.point(0.0, tau).value, None)
-    return _secant(space, tau, cap, heavy, light, close, clock)
+    return _secant(space, tau, cap, heavy, light, close, ceiling, clock)
 
 
 def _bracket(space: Space, tau: float, cap: float, first: Point) -> tuple[Point | None, Point]:
@@ -60,7 +60,8 @@ def _bracket(space: Space, tau: float, cap: float, first: Point) -> tuple[Point 
     return (heavy, light) if light is not None else (heavy, point)
 
 
-def _secant(space: Space, tau: float, cap: float, heavy: Point, light: Point, close: float, clock: Clock) -> Dual:
+def _secant(space: Space, tau: float, cap: float, heavy: Point, light: Point, close: float, ceiling: float, clock: Clock
+            ) -> Dual:
     """next lam, until no choice lies under the secant by more than `close`."""
     best = light
     for _ in range(ROUNDS):
@@ -69,6 +70,8 @@ def _secant(space: Space, tau: float, cap: float, heavy: Point, light: Point, cl
         best = min(best, point, key=lambda p: p.seconds if p.retained <= cap else math.inf)
         line = heavy.seconds + slope * heavy.retained
         if point.seconds + slope * point.retained >= line - close * abs(line) or clock.expired:
+            break
+        if point.value - slope * cap >= ceiling:
             break
         heavy, light = (point, light) if point.retained > cap else (heavy, point)
     bounds = ((p.value - lam * cap, lam) for (lam, t), p in space.known.items() if t == tau and math.isfinite(lam))

@@ -12,28 +12,34 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoddl.problem import Array
+from autoddl.search.mapped import Joint, Mapped, joined, whole
 from autoddl.search.program import Part, Program, Recipe
 
-__all__ = ["argmin", "column", "messages", "value"]
+__all__ = ["argmin", "column", "mapped_messages", "messages", "value"]
 
 BLOCK = 1 << 15
 """Cells that are worked on together: a few hundred kilobytes, which caches hold."""
 
 
 def messages(program: Program, tables: Sequence[Array]) -> list[Array]:
-    """S for every slot: the given tables, then every distinct message."""
+    """S for every slot, over all options: the given tables, then every distinct message."""
+    return [*tables, *(m.dense() for m in mapped_messages(program, [whole(t) for t in tables])[len(tables):])]
+
+
+def mapped_messages(program: Program, tables: Sequence[Mapped]) -> list[Mapped]:
+    """S for every slot, by classes."""
     values = list(tables)
     for _, recipe in program.messages():
         values.append(_message(recipe, values))
     return values
 
 
-def value(program: Program, values: Sequence[Array]) -> float:
+def value(program: Program, values: Sequence[Mapped]) -> float:
     """The sum of the messages with an empty scope."""
-    return math.fsum(values[program.slots[root]].item() for root in program.roots)
+    return math.fsum(values[program.slots[root]].core.item() for root in program.roots)
 
 
-def argmin(program: Program, values: Sequence[Array]) -> tuple[int, ...]:
+def argmin(program: Program, values: Sequence[Mapped]) -> tuple[int, ...]:
     """The choice: one column per variable, and one only for variables alike in recipe and surroundings."""
     choice = [0] * len(program.steps)
     memo: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -46,28 +52,51 @@ def argmin(program: Program, values: Sequence[Array]) -> tuple[int, ...]:
     return tuple(choice)
 
 
-def column(recipe: Recipe, values: Sequence[Array], cell: Sequence[int]) -> Array:
+def column(recipe: Recipe, values: Sequence[Mapped], cell: Sequence[int]) -> Array:
     """C_k(cell) for every option k of the eliminated variable."""
     total = np.zeros(recipe.shape[0])
     for part in recipe.parts:
-        total += values[part.slot][tuple([cell[a - 1] if a else slice(None) for a in part.axes])]
+        total += values[part.slot].column([cell[a - 1] if a else slice(None) for a in part.axes])
     return total
 
 
-def _message(recipe: Recipe, values: Sequence[Array]) -> Array:
-    """S(scope), over blocks of options of the eliminated variable."""
+def _message(recipe: Recipe, values: Sequence[Mapped]) -> Mapped:
+    """S(scope), over classes of the scope's options and blocks of classes of the eliminated variable's."""
     if not recipe.parts:
-        return np.zeros(())
-    groups = _merged(recipe, values)
+        return Mapped(np.zeros(()), ())
+    own = [p for p in recipe.parts if p.axes == (0,)]
+    joints = [_joint(recipe, values, u) for u in range(len(recipe.shape))]
+    groups = _merged(recipe, values, joints)
+    if own:
+        single = np.full(len(joints[0].first), math.inf)
+        total = np.zeros(recipe.shape[0])
+        for part in own:
+            total += values[part.slot].column([slice(None)])
+        np.minimum.at(single, joints[0].of, total)
+        if not groups:
+            return Mapped(np.asarray(single.min()), ())
+        groups[0] = groups[0] + single.reshape([-1] + [1] * (groups[0].ndim - 1))
+    return Mapped(_minimum(groups, tuple(len(j.first) for j in joints[1:])), tuple(j.of for j in joints[1:]))
+
+
+def _joint(recipe: Recipe, values: Sequence[Mapped], u: int) -> Joint:
+    """The classes of local variable u that the tables with another variable tell apart; those of one alone only if it
+    stays."""
+    views = [values[p.slot].classes[p.axes.index(u)] for p in recipe.parts if u in p.axes and (u or len(p.axes) > 1)]
+    return joined(views, recipe.shape[u])
+
+
+def _minimum(groups: list[Array], shape: tuple[int, ...]) -> Array:
+    """Over the first axis, of the sum of tables ready to add."""
     if len(groups) == 1:
-        result: Array = groups[0].min(axis=0)
-        return result
-    alive = np.ones(recipe.shape[0], dtype=bool)
+        result: Array = np.asarray(groups[0].min(axis=0))
+        return np.ascontiguousarray(np.broadcast_to(result, shape))
+    alive = np.ones(max(len(group) for group in groups), dtype=bool)
     for group in groups:
         alive &= np.isfinite(group.min(axis=tuple(range(1, group.ndim))))
     if not alive.all():
         groups = [group[alive] for group in groups]
-    out = np.full(recipe.shape[1:], math.inf)
+    out = np.full(shape, math.inf)
     step = max(1, BLOCK // out.size)
     buffer = np.empty((step, *out.shape))
     for start in range(0, int(alive.sum()), step):
@@ -80,11 +109,12 @@ def _message(recipe: Recipe, values: Sequence[Array]) -> Array:
     return out
 
 
-def _merged(recipe: Recipe, values: Sequence[Array]) -> list[Array]:
-    """The recipe's tables with axes in local order, added where one's variables are among another's, ready to add."""
+def _merged(recipe: Recipe, values: Sequence[Mapped], joints: Sequence[Joint]) -> list[Array]:
+    """The recipe's tables, but those of the eliminated variable alone, with axes in local order, added where one's
+    variables are among another's, ready to add."""
     groups: dict[tuple[int, ...], Array] = {}
-    for part in sorted(recipe.parts, key=lambda p: -len(p.axes)):
-        axes, table = _aligned(part, values[part.slot])
+    for part in sorted((p for p in recipe.parts if p.axes != (0,)), key=lambda p: -len(p.axes)):
+        axes, table = _aligned(part, values[part.slot], joints)
         home = min((g for g in groups if set(axes) <= set(g)), key=lambda g: groups[g].size, default=None)
         if home is None:
             groups[axes] = table
@@ -94,10 +124,11 @@ def _merged(recipe: Recipe, values: Sequence[Array]) -> list[Array]:
     return [_spread(table, axes, everything) for axes, table in groups.items()]
 
 
-def _aligned(part: Part, table: Array) -> tuple[tuple[int, ...], Array]:
-    """A part's local variables in rising order, and its table with axes in that order."""
+def _aligned(part: Part, table: Mapped, joints: Sequence[Joint]) -> tuple[tuple[int, ...], Array]:
+    """A part's local variables in rising order, and its table over their classes with axes in that order."""
     order = sorted(range(len(part.axes)), key=lambda i: part.axes[i])
-    return tuple(part.axes[i] for i in order), np.ascontiguousarray(table.transpose(order))
+    core = table.core[np.ix_(*[c[joints[u].first] for c, u in zip(table.classes, part.axes, strict=True)])]
+    return tuple(part.axes[i] for i in order), np.ascontiguousarray(core.transpose(order))
 
 
 def _spread(table: Array, axes: tuple[int, ...], wider: tuple[int, ...]) -> Array:

@@ -9,7 +9,7 @@ Where a message was too large (mini-buckets) the elimination only bounds, and co
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoddl.errors import Infeasible
 from autoddl.problem import Problem
@@ -18,7 +18,7 @@ from autoddl.search.descent import descend, restarts
 from autoddl.search.dual import FINE, dual, least_bytes
 from autoddl.search.order import CAP, order
 from autoddl.search.reduce import Reduced, reduce
-from autoddl.search.space import Clock, Point, Progress, Space
+from autoddl.search.space import Limits, Point, Space
 
 __all__ = ["EFFORT", "Outcome", "Statistics", "exact", "feasible", "statistics"]
 
@@ -52,7 +52,7 @@ def statistics(problem: Problem, cap: int = CAP) -> Statistics:
     return Statistics(len(plan.computed), len(plan.steps), largest, plan.exact)
 
 
-def exact(problem: Problem, tolerance: float, clock: Clock, tell: Progress, seed: int = 0, cap: int = CAP) -> Outcome:
+def exact(problem: Problem, limits: Limits, cap: int = CAP) -> Outcome:
     """The optimum, or the best plan found with the best bound proved."""
     reduced = reduce(problem)
     space = Space.of(reduced.problem, order(reduced.problem, cap))
@@ -60,11 +60,12 @@ def exact(problem: Problem, tolerance: float, clock: Clock, tell: Progress, seed
     if math.isinf(free.value):
         raise Infeasible(math.inf, _budget(problem), "every choice meets a forbidden combination")
     if not space.program.exact:
-        return _bounded(problem, reduced, space, free, seed, clock)
+        return _bounded(problem, reduced, space, free, limits)
     if space.fits(free):
         return _outcome(reduced, free, free.value, "elimination")
     first = _first(space)
-    best = within_budget(space, first, free.value, tolerance, clock, tell)
+    fixed = reduced.problem.fixed_seconds
+    best = within_budget(space, first, free.value, replace(limits, ceiling=limits.ceiling - fixed))
     return _outcome(reduced, best.point, best.bound, "elimination, Lagrangian bounds and labels")
 
 
@@ -85,9 +86,9 @@ def _first(space: Space) -> Point:
     return point
 
 
-def _bounded(problem: Problem, reduced: Reduced, space: Space, free: Point, seed: int, clock: Clock) -> Outcome:
+def _bounded(problem: Problem, reduced: Reduced, space: Space, free: Point, limits: Limits) -> Outcome:
     """A bound from mini-buckets, and the best plan that descends from their choices or from other starts."""
-    bound = free.value
+    bound, clock = free.value, limits.clock
     starts: list[Sequence[int]] = [free.choice]
     if problem.budget is not None:
         cap = problem.budget - problem.fixed_bytes - space.thresholds[0]
@@ -96,7 +97,7 @@ def _bounded(problem: Problem, reduced: Reduced, space: Space, free: Point, seed
     if math.isinf(bound):
         raise Infeasible(least_bytes(space, _budget(problem))[0], _budget(problem))
     found = [descend(reduced.problem, start, clock) for start in dict.fromkeys(map(tuple, starts))]
-    other = restarts(reduced.problem, seed, clock)
+    other = restarts(reduced.problem, limits.seed, clock)
     plans = [c for c in (*found, *([other] if other else [])) if reduced.problem.feasible(c)]
     choice = min(plans, key=reduced.problem.cost) if plans else _first(space).choice
     return Outcome(reduced.restore(choice), bound + problem.fixed_seconds, "mini-buckets and coordinate descent")

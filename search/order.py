@@ -45,13 +45,14 @@ class _Network:
         for i, scope in enumerate(self.scopes):
             for v in scope:
                 self.incident[v][i] = None
-        self.index: dict[Recipe, int] = {}
+        self.index: dict[tuple[tuple[tuple[int, tuple[int, ...]], ...], tuple[int, ...]], int] = {}
         self.recipes: list[Recipe] = []
         self.computed: dict[int, int] = {}
         self.steps: list[Step] = []
         self.roots: list[int] = []
         self.exact = True
         self.of: dict[int, int] = {}
+        self.known: dict[int, tuple[int, tuple[int, ...], tuple[int, ...]]] = {}
         self.members: dict[int, dict[int, None]] = {}
         self.heap: list[tuple[tuple[int, int, int, int], int]] = []
         self.regroup(range(len(self.sizes)))
@@ -59,16 +60,15 @@ class _Network:
     def recipe(self, v: int, ids: Sequence[int]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
         """The recipe that eliminates v from these factors, the scope in its local order, the factors in its order."""
         local = {v: 0}
-        for i in sorted(ids, key=lambda i: (self.slots[i], self.scopes[i].index(v), i)):
+        for _, _, i in sorted([(self.slots[i], self.scopes[i].index(v), i) for i in ids]):
             for u in self.scopes[i]:
                 local.setdefault(u, len(local))
-        parts = sorted((Part(self.slots[i], tuple([local[u] for u in self.scopes[i]])), i) for i in ids)
-        scope = tuple(local)[1:]
-        recipe = Recipe(tuple(p for p, _ in parts), tuple([self.sizes[u] for u in local]))
-        if recipe not in self.index:
-            self.index[recipe] = len(self.recipes)
-            self.recipes.append(recipe)
-        return self.index[recipe], scope, tuple(i for _, i in parts)
+        parts = sorted([(self.slots[i], tuple([local[u] for u in self.scopes[i]]), i) for i in ids])
+        key = tuple([(slot, axes) for slot, axes, _ in parts]), tuple([self.sizes[u] for u in local])
+        if key not in self.index:
+            self.index[key] = len(self.recipes)
+            self.recipes.append(Recipe(tuple(Part(*part) for part in key[0]), key[1]))
+        return self.index[key], tuple(local)[1:], tuple([i for _, _, i in parts])
 
     def regroup(self, variables: Sequence[int] | range) -> None:
         """Put these variables where their present recipe belongs."""
@@ -76,7 +76,8 @@ class _Network:
         for v in variables:
             if v in self.of:
                 del self.members[self.of[v]][v]
-            self.of[v] = self.recipe(v, tuple(self.incident[v]))[0]
+            self.known[v] = self.recipe(v, tuple(self.incident[v]))
+            self.of[v] = self.known[v][0]
             self.members.setdefault(self.of[v], {})[v] = None
             touched[self.of[v]] = None
         for r in touched:
@@ -108,12 +109,13 @@ class _Network:
         """Replace the factors of each variable by its message, then regroup the neighbours."""
         dirty: dict[int, None] = {}
         for v in variables:
-            ids = tuple(self.incident[v])
-            r, scope, sources = self.recipe(v, ids)
-            for i in ids:
+            r, scope, sources = self.known.pop(v)
+            for i in sources:
                 for u in self.scopes[i]:
                     del self.incident[u][i]
-            outputs = tuple(self.emit(*self.recipe(v, bucket)[:2]) for bucket in self.buckets(v, sources))
+            buckets = self.buckets(v, sources)
+            made = [(r, scope)] if len(buckets) == 1 else [self.recipe(v, bucket)[:2] for bucket in buckets]
+            outputs = tuple(self.emit(*new) for new in made)
             self.steps.append(Step(v, scope, r, sources, outputs))
             dirty.update(dict.fromkeys(scope))
             del self.members[self.of.pop(v)][v]

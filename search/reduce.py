@@ -1,22 +1,24 @@
 """Fewer options and shared tables, with the optimum unchanged.
 
+    class       in each table: options with equal rows of seconds and bytes; work is done once per class
     dead        option k of variable v: in some table over v every cell of row k is forbidden
-    duplicate   k next to j: the same seconds in every cell of every table over v, and nowhere fewer bytes than j
+    dominated   k next to j: the same seconds as j in every cell of every table that v shares with others, at least its
+                seconds in those of v alone, and nowhere fewer bytes
     alone       a variable with one option left is sliced out of every table that has another variable
 
 Tables with equal content become one table. What is done to a variable depends on its tables alone, so equal blocks
 stay equal.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autoddl.problem import Factor, Problem, Table
+from autoddl.problem import Array, Classes, Factor, Problem, Table
 
-__all__ = ["Reduced", "reduce"]
+__all__ = ["Reduced", "narrowed", "reduce"]
 
 Kept = tuple[int, ...]
 
@@ -34,28 +36,26 @@ class Reduced:
 
 
 def reduce(problem: Problem) -> Reduced:
-    """Drop dead and duplicate options, slice out variables that stand alone, share equal tables."""
+    """Drop dead and dominated options, slice out variables that stand alone, share equal tables."""
     pool = _Pool()
     laid = [pool.intern(table) for table in problem.tables]
-    factors = [Factor(f.variables, laid[f.table]) for f in problem.factors]
-    kept = _kept(problem, factors, pool.tables)
+    factors = tuple(Factor(f.variables, laid[f.table]) for f in problem.factors)
+    shared = Problem(problem.names, problem.sizes, tuple(pool.tables), factors, problem.budget, problem.fixed_seconds,
+                     problem.fixed_bytes)
+    return narrowed(shared, _kept(shared))
+
+
+def narrowed(problem: Problem, kept: Sequence[Kept]) -> Reduced:
+    """The problem with these options only. Its tables must be distinct."""
     sliced: dict[tuple[int, tuple[Kept, ...]], int] = {}
-    result = []
-    final = _Pool()
-    for factor in factors:
+    result, final = [], _Pool()
+    for factor in problem.factors:
         key = (factor.table, tuple(kept[v] for v in factor.variables))
         if key not in sliced:
-            sliced[key] = final.intern(_slice(pool.tables[factor.table], key[1]))
+            sliced[key] = final.intern(_slice(problem.tables[factor.table], key[1]))
         result.append(Factor(_live(factor.variables, kept), sliced[key]))
-    small = Problem(
-        problem.names,
-        tuple(len(k) for k in kept),
-        tuple(final.tables),
-        tuple(result),
-        problem.budget,
-        problem.fixed_seconds,
-        problem.fixed_bytes,
-    )
+    small = Problem(problem.names, tuple(len(k) for k in kept), tuple(final.tables), tuple(result), problem.budget,
+                    problem.fixed_seconds, problem.fixed_bytes)
     return Reduced(small, tuple(kept))
 
 
@@ -64,51 +64,95 @@ class _Pool:
     """Tables by content."""
 
     tables: list[Table] = field(default_factory=list)
-    index: dict[tuple[tuple[int, ...], bytes, bytes, bytes], int] = field(default_factory=dict)
+    index: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     def intern(self, table: Table) -> int:
-        key = (table.shape, table.seconds.tobytes(), table.retained.tobytes(), table.transient.tobytes())
+        merged = _merged(table)
+        key = (merged.core[0].shape, *(a.tobytes() for a in (*merged.core, *merged.classes)))
         if key not in self.index:
             self.index[key] = len(self.tables)
-            self.tables.append(table)
+            self.tables.append(merged)
         return self.index[key]
 
 
-def _kept(problem: Problem, factors: Sequence[Factor], tables: Sequence[Table]) -> list[Kept]:
+def _merged(table: Table) -> Table:
+    """The same table, with classes for all options with equal rows, numbered by their first option."""
+    core, classes = table.core, list(table.classes)
+    for axis in range(core[0].ndim):
+        used = list(dict.fromkeys(classes[axis].tolist()))
+        rows = [np.ascontiguousarray(np.moveaxis(a, axis, 0)) for a in core]
+        known: dict[tuple[bytes, ...], int] = {}
+        new = {c: known.setdefault(tuple(r[c].tobytes() for r in rows), len(known)) for c in used}
+        first = {n: c for c, n in reversed(new.items())}
+        if len(first) < len(rows[0]) or list(first) != list(range(len(first)))[::-1] or used != sorted(used):
+            core = (core[0].take([first[n] for n in range(len(first))], axis),
+                    core[1].take([first[n] for n in range(len(first))], axis),
+                    core[2].take([first[n] for n in range(len(first))], axis))
+            classes[axis] = np.array([new[c] for c in classes[axis].tolist()], dtype=np.intp)
+    return Table(*core, classes)
+
+
+def _kept(problem: Problem) -> list[Kept]:
     """The options of every variable that stay; variables with the same tables share the work."""
-    views: list[set[tuple[int, int]]] = [set() for _ in problem.sizes]
-    for factor in factors:
+    views: list[dict[tuple[int, int], None]] = [{} for _ in problem.sizes]
+    for factor in problem.factors:
         for axis, v in enumerate(factor.variables):
-            views[v].add((factor.table, axis))
+            views[v][factor.table, axis] = None
     memo: dict[tuple[int, tuple[tuple[int, int], ...]], Kept] = {}
     result = []
     for size, view in zip(problem.sizes, views, strict=True):
         key = (size, tuple(sorted(view)))
         if key not in memo:
-            memo[key] = _distinct(size, [(tables[t], axis) for t, axis in key[1]])
+            memo[key] = _distinct(size, [(problem.tables[t], axis) for t, axis in key[1]])
         result.append(memo[key])
     return result
 
 
-def _distinct(size: int, views: Sequence[tuple[Table, int]]) -> Kept:
-    """The options that are neither dead nor duplicate; one stays even where all are dead."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _View:
+    """What one table over a variable says of its options: seconds and bytes, a row per class."""
 
-    def rows(pick: Callable[[Table], NDArray[np.float64]]) -> NDArray[np.float64]:
-        columns = [np.moveaxis(pick(table), axis, 0).reshape(size, -1) for table, axis in views]
-        return np.ascontiguousarray(np.concatenate([np.zeros((size, 0)), *columns], axis=1))
+    seconds: Array
+    nbytes: Array
+    classes: Classes
+    alone: bool
 
+    @classmethod
+    def of(cls, table: Table, axis: int) -> "_View":
+        rows = [np.moveaxis(a, axis, 0).reshape(a.shape[axis], -1) for a in table.core]
+        return cls(rows[0], np.concatenate(rows[1:], axis=1), table.classes[axis], table.core[0].ndim == 1)
+
+
+def _distinct(size: int, tables: Sequence[tuple[Table, int]]) -> Kept:
+    """The options that are neither dead nor dominated; one stays even where all are dead."""
+    views = [_View.of(table, axis) for table, axis in tables]
     dead = np.zeros(size, dtype=bool)
-    for table, axis in views:
-        dead |= np.isinf(np.moveaxis(table.seconds, axis, 0).reshape(size, -1)).all(axis=1)
-    seconds = rows(lambda t: t.seconds)
-    nbytes = np.concatenate([rows(lambda t: t.retained), rows(lambda t: t.transient)], axis=1)
-    groups: dict[bytes, list[int]] = {}
+    own = np.zeros(size)
+    codes: list[Classes] = []
+    for view in views:
+        never = np.asarray(np.isinf(view.seconds).all(axis=1))
+        dead |= never[view.classes]
+        if view.alone:
+            own += view.seconds[view.classes, 0]
+        else:
+            known: dict[bytes, int] = {}
+            codes.append(np.array([known.setdefault(np.ascontiguousarray(row).tobytes(), len(known))
+                                   for row in view.seconds])[view.classes])
+    groups: dict[tuple[int, ...], list[int]] = {}
+    alike = np.stack(codes, axis=1).tolist() if codes else [()] * size
     for k in np.flatnonzero(~dead).tolist():
-        group = groups.setdefault(seconds[k].tobytes(), [])
-        if any((nbytes[j] <= nbytes[k]).all() for j in group):
+        group = groups.setdefault(tuple(alike[k]), [])
+        if any(_covers(views, own, j, k) for j in group):
             continue
-        group[:] = [j for j in group if not (nbytes[k] <= nbytes[j]).all()] + [k]
+        group[:] = [j for j in group if not _covers(views, own, k, j)] + [k]
     return tuple(sorted(k for group in groups.values() for k in group)) or (0,)
+
+
+def _covers(views: Sequence[_View], own: Array, j: int, k: int) -> bool:
+    """Whether j costs at most what k costs, where both have the same seconds in every table shared with others."""
+    if own[j] > own[k]:
+        return False
+    return all((v.nbytes[v.classes[j]] <= v.nbytes[v.classes[k]]).all() for v in views)
 
 
 def _live(variables: tuple[int, ...], kept: Sequence[Kept]) -> tuple[int, ...]:
@@ -118,6 +162,14 @@ def _live(variables: tuple[int, ...], kept: Sequence[Kept]) -> tuple[int, ...]:
 
 def _slice(table: Table, kept: tuple[Kept, ...]) -> Table:
     """The part of a table that the kept options can reach, without axes of length one."""
-    shape = tuple(len(k) for k in kept if len(k) > 1) or (1,)
-    index = np.ix_(*kept)
-    return Table(*(a[index].reshape(shape) for a in (table.seconds, table.retained, table.transient)))
+    used: list[NDArray[np.intp]] = []
+    classes: list[Classes] = []
+    for axis, options in zip(table.classes, kept, strict=True):
+        rows, inverse = np.unique(axis[list(options)], return_inverse=True)
+        used.append(rows)
+        if len(options) > 1:
+            classes.append(inverse)
+    shape = tuple(len(rows) for rows, options in zip(used, kept, strict=True) if len(options) > 1) or (1,)
+    index = np.ix_(*used)
+    seconds, retained, transient = (a[index].reshape(shape) for a in table.core)
+    return Table(seconds, retained, transient, classes or [np.zeros(1, dtype=np.intp)])

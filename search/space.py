@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autoddl.problem import Array, Problem, Table
-from autoddl.search.eliminate import argmin, messages, value
+from autoddl.search.eliminate import argmin, mapped_messages, value
+from autoddl.search.mapped import Mapped
 from autoddl.search.program import Program
 
-__all__ = ["Clock", "Exhausted", "Point", "Space", "priced"]
+__all__ = ["Clock", "Exhausted", "Limits", "Point", "Space", "mapped", "priced"]
 
 Progress = Callable[[float, float], None]
 
@@ -41,10 +42,31 @@ class Clock:
     def expired(self) -> bool:
         return self.pairs <= 0 or (self.deadline is not None and time.monotonic() >= self.deadline)
 
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return math.inf if self.deadline is None else self.deadline - time.monotonic()
+
     def spend(self, pairs: int) -> None:
         self.pairs -= pairs
         if self.expired:
             raise Exhausted
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When to stop: once the gap is at most `tolerance`, the bound reaches `ceiling` within it, or the clock is out."""
+
+    tolerance: float
+    ceiling: float
+    clock: Clock
+    tell: Progress
+    seed: int = 0
+
+    def target(self, seconds: float) -> float:
+        """The bound that is good enough for a plan of `seconds`: rounding apart, or within the tolerance."""
+        least = min(seconds, self.ceiling)
+        return least - max(self.tolerance, 1e-12) * abs(least) if math.isfinite(least) else least
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +89,19 @@ class Space:
     program: Program
     thresholds: tuple[float, ...]
     known: dict[tuple[float, float], Point] = field(default_factory=dict)
-    latest: dict[tuple[float, float], list[Array]] = field(default_factory=dict)
+    latest: dict[tuple[float, float], list[Mapped]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, problem: Problem, program: Program) -> "Space":
-        finite = [t.transient[np.isfinite(t.seconds)] for t in problem.tables]
+        finite = [t.core[2][np.isfinite(t.core[0])] for t in problem.tables]
         return cls(problem, program, tuple(np.unique(np.concatenate([np.zeros(1), *finite])).tolist()))
 
-    def messages(self, lam: float, tau: float) -> list[Array]:
+    def messages(self, lam: float, tau: float) -> list[Mapped]:
         """S for every slot at one multiplier and one threshold; the latest are kept."""
         key = (lam, tau)
         if key not in self.latest:
             self.latest.clear()
-            self.latest[key] = messages(self.program, [priced(table, lam, tau) for table in self.problem.tables])
+            self.latest[key] = mapped_messages(self.program, [mapped(t, lam, tau) for t in self.problem.tables])
         return self.latest[key]
 
     def point(self, lam: float, tau: float) -> Point:
@@ -92,9 +114,8 @@ class Space:
 
     def measured(self, lam: float, bound: float, choice: tuple[int, ...]) -> Point:
         """A choice with its true seconds and bytes; the seconds are without the fixed ones, as the value is."""
-        picked = [(t.seconds.item(c), t.retained.item(c), t.transient.item(c)) for t, c in self.problem.cells(choice)]
-        seconds, retained, transient = zip(*picked, strict=True) if picked else ((), (), ())
-        return Point(lam, bound, choice, math.fsum(seconds), math.fsum(retained), max(transient, default=0.0))
+        seconds, retained, transient = self.problem.totals(choice)
+        return Point(lam, bound, choice, seconds - self.problem.fixed_seconds, retained, transient)
 
     def nbytes(self, point: Point) -> float:
         return self.problem.fixed_bytes + point.retained + point.transient
@@ -105,7 +126,13 @@ class Space:
 
 
 def priced(table: Table, lam: float, tau: float) -> Array:
+    """`mapped`, over options."""
+    return mapped(table, lam, tau).dense()
+
+
+def mapped(table: Table, lam: float, tau: float) -> Mapped:
     """seconds + lam * retained, or retained alone; infinite where forbidden or above the threshold."""
-    allowed = np.isfinite(table.seconds) & (table.transient <= tau)
-    price = table.retained if math.isinf(lam) else table.seconds + lam * table.retained
-    return np.where(allowed, price, math.inf)
+    seconds, retained, transient = table.core
+    allowed = np.isfinite(seconds) & (transient <= tau)
+    price = retained if math.isinf(lam) else seconds + lam * retained
+    return Mapped(np.where(allowed, price, math.inf), table.classes)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoddl.problem import Array
 from autoddl.search.eliminate import column
 from autoddl.search.labels import Labels, combine, single, thin, union
+from autoddl.search.mapped import Mapped
 from autoddl.search.program import Program, Recipe
-from autoddl.search.space import Clock, Space, priced
+from autoddl.search.space import Clock, Space, mapped
 
 __all__ = ["Found", "windowed"]
 
@@ -38,22 +38,22 @@ class _Pass:
     """The tables and messages of one multiplier; `scale` is the size of a total, for judging rounding."""
 
     program: Program
-    values: list[Array]
-    seconds: list[Array]
-    retained: list[Array]
+    values: list[Mapped]
+    seconds: list[Mapped]
+    retained: list[Mapped]
     scale: float
     keep: int
     clock: Clock
 
 
 def windowed(
-    space: Space, values: list[Array], tau: float, cap: float, window: float, keep: int, clock: Clock
+    space: Space, values: list[Mapped], tau: float, cap: float, window: float, keep: int, clock: Clock
 ) -> Found:
     """The best choice within `cap` and within `window` of the messages' minimum; at most `keep` labels a cell."""
     program, tables = space.program, space.problem.tables
-    seconds = [priced(t, 0.0, tau) for t in tables]
-    scale = abs(sum(values[program.slots[r]].item() for r in program.roots))
-    run = _Pass(program, values, seconds, [t.retained for t in tables], scale, keep, clock)
+    seconds = [mapped(t, 0.0, tau) for t in tables]
+    scale = abs(sum(values[program.slots[r]].core.item() for r in program.roots))
+    run = _Pass(program, values, seconds, [Mapped(t.core[1], t.classes) for t in tables], scale, keep, clock)
     needs = _needs(run, window + 1e-12 * scale)
     store, complete = _labels(run, needs)
     roots = [store[program.slots[r] - program.base][()] for r in program.roots]
@@ -102,8 +102,8 @@ def _cell(run: _Pass, recipe: Recipe, cell: Cell, room: float, store: Sequence[d
         for part in recipe.parts:
             if part.slot < run.program.base:
                 index = _index(part.axes, cell, k)
-                seconds += run.seconds[part.slot].item(index)
-                retained += run.retained[part.slot].item(index)
+                seconds += run.seconds[part.slot].at(index)
+                retained += run.retained[part.slot].at(index)
         parts = [store[target][index] for target, index in _parts(run.program, recipe, cell, k)]
         sets.append(combine(single(seconds, retained, slack, k), parts, room, run.scale, run.clock))
     return union(sets, run.scale)

@@ -16,16 +16,16 @@ from autoddl.hubs import planned
 from autoddl.layout import Mesh
 from autoddl.plan import VERSION, Plan
 from autoddl.price import Pricing
-from autoddl.tables import problem_of
 from autoddl.problem import Solution
 from autoddl.regions import strategy
 from autoddl.space import everything, variables
+from autoddl.tables import problem_of
 
 __all__ = ["cluster_of", "random_plans"]
 
 TEXT = """
 name: test
-device: {{name: slow, memory: 1 GB, bandwidth: 1 GB/s, peak: {{float64: 1 MFLOP/s, float32: 1 MFLOP/s, bfloat16: 1 MFLOP/s}}}}
+device: {{name: slow, memory: 1 GB, bandwidth: 1 GB/s, peak: {{float64: 1 MFLOP/s, float32: 1 MFLOP/s}}}}
 levels:
 {levels}
 """

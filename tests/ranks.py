@@ -66,14 +66,13 @@ class _Pool:
             pipe.send_bytes(pickle.dumps(None if function is None else (function, args)))
         results: dict[int, Any] = {}
         while len(results) < len(self.pipes):
-            left = {pipe: rank for rank, pipe in enumerate(self.pipes) if rank not in results}
-            ready = wait(list(left), seconds)
+            left = [rank for rank in range(len(self.pipes)) if rank not in results]
+            ready = wait([self.pipes[rank] for rank in left], seconds)
             if not ready:
-                raise RankError(f"ranks {sorted(left.values())} did not answer within {seconds} s")
-            for pipe in ready:
-                rank = left[pipe]  # type: ignore[index]
+                raise RankError(f"ranks {left} did not answer within {seconds} s")
+            for rank in (rank for rank in left if self.pipes[rank] in ready):
                 try:
-                    good, results[rank] = pickle.loads(pipe.recv_bytes())  # type: ignore[union-attr]
+                    good, results[rank] = pickle.loads(self.pipes[rank].recv_bytes())
                 except EOFError:
                     raise RankError(f"rank {rank} ended with {self._processes[rank].exitcode}") from None
                 if not good:

@@ -116,7 +116,6 @@ def test_a_failed_save_leaves_the_old_checkpoint(tmp_path: Path) -> None:
 
 
 def test_what_is_no_checkpoint_of_this_model(tmp_path: Path) -> None:
-    model, sample = zoo.gpt(dtype=torch.float64, dropout=0.1)
     parallel, optimizer = started(plans("one=1", 1)[0])
     with pytest.raises(InputError, match="is no checkpoint"):
         checkpoint.load(parallel, optimizer, tmp_path / "nothing")

@@ -121,6 +121,15 @@ def test_run_joins_torchrun(path: Path) -> None:
     assert len(json.loads(done.stdout)["losses"]) == 2
 
 
+def test_a_script_of_ones_own_runs_under_torchrun() -> None:
+    script = str(ROOT / "examples" / "train.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", script]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    losses = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("step")]
+    assert len(losses) == 5 and losses[-1] < losses[0]
+
+
 def test_an_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

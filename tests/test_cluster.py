@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from autoddl.cost_models.cluster import device_names, load_cluster, load_device, parse_cluster
+from autoddl.cost_models.links import PROTOCOLS, link_names
 from autoddl.cost_models.units import parse, show_bytes, show_rate, show_seconds
 from autoddl.errors import InputError
 
@@ -75,6 +76,31 @@ def test_a_value_that_no_short_unit_holds_round_trips() -> None:
     assert parse_cluster(cluster.to_yaml(), "again") == cluster
 
 
+@pytest.mark.parametrize("name", link_names())
+def test_every_link_stands_for_its_figures(name: str) -> None:
+    text = f"name: x\ndevice: V100-16GB\nlevels: [{{name: net, size: 4, link: {name.lower()}}}]\n"
+    level = parse_cluster(text, "x").levels[0]
+    assert level.bandwidth > 1e8 and 0 < level.latency < 1e-4 and level.protocol in PROTOCOLS
+    assert parse_cluster(parse_cluster(text, "x").to_yaml(), "x") == parse_cluster(text, "x")
+
+
+def test_what_is_written_beside_a_link_wins() -> None:
+    text = "name: x\ndevice: V100-16GB\nlevels: [{name: n, size: 2, link: NVLink3, bandwidth: 200 GB/s, protocol: tcp}]\n"
+    level = parse_cluster(text, "x").levels[0]
+    assert (level.bandwidth, level.latency) == (200e9, pytest.approx(3.4e-6))
+    assert (level.protocol, level.efficiency) == ("tcp", None)  # the efficiency was that of the link's own protocol
+
+
+@pytest.mark.parametrize("keys", [
+    "topology: torus, dims: [2, 4]", "topology: hammingmesh, dims: [2, 1], board: 2", "topology: dragonfly, leaf: 4",
+    "topology: hybrid-cube-mesh, group_bandwidth: {2: 22.6 GB/s, 8: 135 GB/s}", "in_network_efficiency: 0.7",
+])
+def test_every_key_of_a_topology_round_trips(keys: str) -> None:
+    text = f"name: x\ndevice: V100-16GB\nlevels: [{{name: n, size: 8, bandwidth: 1 GB/s, latency: 1 us, {keys}}}]\n"
+    cluster = parse_cluster(text, "x")
+    assert parse_cluster(cluster.to_yaml(), "again") == cluster and hash(cluster)
+
+
 def test_measurements_travel_untouched_and_change_the_fingerprint() -> None:
     plain, measured = parse_cluster(TWO_RACKS, "x"), parse_cluster(TWO_RACKS + "measured: {curve: [1, 2.5]}\n", "x")
     assert measured.measurements == {"curve": [1, 2.5]} and plain.measurements == {}
@@ -120,6 +146,12 @@ def test_a_cpu_talks_gloo_unless_told_otherwise() -> None:
     ("topology: switch", "topology: web", r"'web' is no topology; it is one of switch, fat-tree, ring"),
     ("float32: 19.5", "float31: 19.5", r"'float31' is no dtype with a peak; it is one of float64, float32"),
     ("memory: 80 GB, ", "", r"device: memory: this key is missing"),
+    ("bandwidth: 25 GB/s,  latency: 8 us", "link: NVLinc3", r"levels.1: 'NVLinc3' is no known link; did you mean 'NVLink3'"),
+    ("latency: 8 us,", "latency: 8 us, protocol: rmda,", r"levels.1.protocol: 'rmda' is no protocol; it is one of direct"),
+    ("topology: torus", "topology: torus, dims: [2, 2]", r"rack.yaml: level 'pod': dims \[2, 2\] make 4 children"),
+    ("topology: torus", "topology: hammingmesh", r"a hammingmesh has dims: \[x, y\]"),
+    ("topology: fat-tree", "topology: fat-tree, leaf: 3", r"leaf 3 does not divide the size 16"),
+    ("topology: fat-tree", "topology: hybrid-cube-mesh", r"has 2 to 8 children, not 16"),
     ("oversubscription: 4", "oversubscription: 0.5", r"greater than or equal to 1, not 0.5"),
     ("bandwidth: 25 GB/s", "bandwidth: 0 GB/s", r"levels.1.bandwidth: Input should be greater than 0"),
     ("name: two-racks", "name: two-racks\nbackend: mpi", r"'mpi' is no backend; it is one of gloo, nccl"),

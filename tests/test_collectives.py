@@ -2,15 +2,17 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from math import inf
+from math import inf, sqrt
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autoddl.cost_models import Cluster, Group, Level, collective, link_of, load_cluster, load_device, sent_bytes
-from autoddl.cost_models.algorithms import FORMULAS, Call
-from autoddl.cost_models.backends import BACKENDS, KINDS, Backend
+from autoddl.cost_models.backends import BACKENDS, KINDS, Backend, Wire
+from autoddl.cost_models.call import Call
 from autoddl.cost_models.groups import crossings
+from autoddl.cost_models.hierarchy import FORMULAS
 from autoddl.errors import InputError
 
 CLUSTERS = sorted((Path(__file__).parent.parent / "examples" / "clusters").glob("*.yaml"))
@@ -30,7 +32,7 @@ def seconds(name: str, kind: str, group: Group, nbytes: float, *levels: Level, r
 
 
 def test_bytes_sent() -> None:
-    assert [sent_bytes(kind, 4, 100) for kind in KINDS] == [150, 75, 75, 75, 100]
+    assert [sent_bytes(kind, 4, 100) for kind in KINDS] == [150, 75, 75, 75, 100, 100]
     with pytest.raises(InputError, match="'all-reduse' is no collective; the collectives are all-reduce, all-gather"):
         sent_bytes("all-reduse", 4, 100)
     with pytest.raises(InputError, match="at least 0 bytes"):
@@ -81,27 +83,84 @@ def test_oversubscription_thins_the_trunk_and_not_the_card() -> None:
     assert seconds("ring", "all-gather", Group(((2, 4),)), 8e9, rack, hall, rails=False) == pytest.approx(4 * 4.0)
 
 
-def test_doubling_counts_its_steps() -> None:
-    wire = 8e3 / (0.29 * 100e9)
-    assert seconds("doubling", "all-reduce", INSIDE, 8e3, NODE, NET) == pytest.approx(3 * 2e-6 + 3 * wire)
-    assert seconds("doubling", "all-gather", INSIDE, 8e3, NODE, NET) == pytest.approx(3 * 2e-6 + 7 / 8 * wire)
-    across = 24 / 32 * 8e3 / (0.29 * 10e9)
-    assert seconds("doubling", "all-gather", WHOLE, 8e3, NODE, NET) == pytest.approx(
-        3 * 2e-6 + 2 * 10e-6 + 7 / 32 * wire + across)
-    assert seconds("doubling", "all-reduce", Group(((6, 1),)), 8e3, replace(NODE, size=6)) == inf
+def test_doubling_and_halving_count_their_steps() -> None:
+    wire = 8e3 / 100e9
+    for kind in ("all-gather", "reduce-scatter"):
+        assert seconds("doubling", kind, INSIDE, 8e3, NODE, NET) == pytest.approx(3 * 2e-6 + 7 / 8 * wire)
+        across = 24 / 32 * 8e3 / 10e9
+        assert seconds("doubling", kind, WHOLE, 8e3, NODE, NET) == pytest.approx(
+            3 * 2e-6 + 2 * 10e-6 + 7 / 32 * wire + across)
+    assert seconds("doubling", "all-gather", Group(((6, 1),)), 8e3, replace(NODE, size=6)) == inf
+    assert seconds("doubling", "all-reduce", INSIDE, 8e3, NODE) == inf
+
+
+def test_all_reduce_by_doubling_sends_all_in_each_step_or_a_part_in_twice_as_many() -> None:
+    wire = 8e3 / 100e9
+    assert seconds("recursive doubling", "all-reduce", INSIDE, 8e3, NODE, NET) == pytest.approx(3 * (2e-6 + wire))
+    assert seconds("halving-doubling", "all-reduce", INSIDE, 8e3, NODE, NET) == pytest.approx(2 * (6e-6 + 7 / 8 * wire))
+    assert seconds("recursive doubling", "all-reduce", Group(((6, 1),)), 8e3, replace(NODE, size=6)) == inf
+
+
+def test_bruck_takes_any_number() -> None:
+    six, group = replace(NODE, size=6), Group(((6, 1),))
+    assert seconds("bruck", "all-gather", group, 6e8, six) == pytest.approx(3 * 2e-6 + 5e8 / 100e9)
+    assert seconds("bruck", "all-to-all", group, 6e8, six) == pytest.approx(3 * 2e-6 + 3 * 3e8 / 100e9)
+    assert seconds("bruck", "broadcast", group, 6e8, six) == inf
+
+
+def test_pat_is_bruck_between_hosts_with_one_rank_each() -> None:
+    assert seconds("pat", "all-gather", ACROSS, 4e8, NODE, NET) == pytest.approx(2 * 10e-6 + 3e8 / 10e9)
+    assert seconds("pat", "all-gather", WHOLE, 4e8, NODE, NET) == inf
+    assert collective(cluster(NODE, NET), "all-gather", ACROSS, 1e3).algorithm == "pat"
+
+
+def test_a_double_tree_sends_twice_the_buffer_up_and_down() -> None:
+    """A chain of 8 inside, a tree of 4 across: 2 (7 + 2) hops; 8 cards carry 2 N."""
+    expected = 2 * (7 * 2e-6 + 2 * 10e-6) + max(64e9 / 0.85 / 80e9, 64e9 / 0.85 / 100e9 )
+    assert seconds("tree", "all-reduce", WHOLE, 32e9, NODE, NET) == pytest.approx(expected)
+    assert seconds("tree", "all-gather", WHOLE, 32e9, NODE, NET) == inf
+
+
+def test_a_pipeline_fills_in_the_root_of_latency_and_time() -> None:
+    crossing = crossings(cluster(NODE), INSIDE)[0]
+    call = Call(IDEAL, "all-gather", (crossing,), 8e8, Wire("filling", 0.5, 0.8, fill=2.0))
+    assert call.seconds(crossing, 8e8) == pytest.approx(0.01 + sqrt(2 * 2e-6 * 0.01))
+    assert call.latency(crossing) == 1e-6
 
 
 def test_two_level_is_a_reduce_scatter_a_reduction_across_and_a_gather() -> None:
-    inside, across = 7 * 2e-6 + 28e8 / 100e9, 6 * 10e-6 + 6 / 4 * 4e8 / 10e9
+    """The parts by halving and doubling: 3 hops inside, 2 across and 2 back."""
+    inside, across = 3 * 2e-6 + 28e8 / 100e9, 4 * 10e-6 + 6 / 4 * 4e8 / 10e9
     assert seconds("two-level", "all-reduce", WHOLE, 32e8, NODE, NET) == pytest.approx(2 * inside + across)
-    gather = 7 * 2e-6 + 28e8 / 100e9 + 3 * 10e-6 + 3e8 / 10e9
+    gather = 3 * 2e-6 + 28e8 / 100e9 + 2 * 10e-6 + 3e8 / 10e9
     assert seconds("two-level", "all-gather", WHOLE, 32e8, NODE, NET) == pytest.approx(gather)
     assert seconds("two-level", "all-reduce", INSIDE, 32e8, NODE, NET) == inf
 
 
+def test_three_level_reduces_what_devices_nodes_and_racks_share() -> None:
+    """2 x 2 x 2: N inside, N/2 across nodes, N/4 across racks; rings of two pass one hop each way."""
+    pair, node, rack = Level("pair", 2, 100e9, 1e-6), Level("node", 2, 50e9, 2e-6), Level("rack", 2, 10e9, 4e-6)
+    inside, middle, outer = 1e-6 + 4e9 / 100e9, 2e-6 + 2e9 / 50e9, 2 * 4e-6 + 2e9 / 10e9
+    assert seconds("three-level", "all-reduce", Group(((8, 1),)), 8e9, pair, node, rack) == pytest.approx(
+        2 * inside + 2 * middle + outer)
+    assert seconds("three-level", "all-reduce", WHOLE, 8e9, NODE, NET) == inf
+
+
+def test_a_tree_between_hosts_takes_what_the_switches_inside_reduced() -> None:
+    """8 cards of 10 GB/s carry 2 N of a tree; inside 9/8 N at 0.85."""
+    node = replace(NODE, in_network_reduction=True)
+    latency = 2 * 2 * 10e-6
+    across = 64e9 / 0.85 / 80e9
+    inside = 2 * 2e-6 + 9 / 8 * 32e9 / 0.85 / 100e9
+    assert seconds("in-network tree", "all-reduce", WHOLE, 32e9, node, NET) == pytest.approx(
+        latency + max(inside, across))
+    assert seconds("in-network tree", "all-reduce", ACROSS, 32e9, node, NET) == inf
+    assert seconds("in-network tree", "all-reduce", WHOLE, 32e9, NODE, NET) == inf
+
+
 def test_switches_that_reduce_pass_the_buffer_once() -> None:
     reducing = replace(NODE, in_network_reduction=True)
-    assert seconds("in-network", "all-reduce", INSIDE, 8e8, reducing, NET) == pytest.approx(4e-6 + 9e8 / 0.69 / 100e9)
+    assert seconds("in-network", "all-reduce", INSIDE, 8e8, reducing, NET) == pytest.approx(4e-6 + 9e8 / 0.85 / 100e9)
     assert seconds("in-network", "all-reduce", WHOLE, 8e8, reducing, NET) == inf
     assert collective(cluster(reducing, NET), "all-reduce", INSIDE, 1e9).algorithm == "in-network"
 
@@ -117,6 +176,21 @@ def test_binomial_doubles_who_has_it() -> None:
     assert seconds("binomial", "broadcast", ACROSS, 1e9, NODE, NET) == pytest.approx(2 * (10e-6 + 0.1))
 
 
+def test_a_send_has_the_port_of_its_rank_or_shares_one() -> None:
+    pair = Group(((2, 8),))
+    assert seconds("send", "send", pair, 1e9, NODE, NET) == pytest.approx(10e-6 + 0.1)
+    assert seconds("send", "send", pair, 1e9, NODE, replace(NET, shared_by="node")) == pytest.approx(10e-6 + 0.8)
+
+
+@pytest.mark.parametrize(("keys", "reached", "latency"), [
+    ({}, 1.0, 10e-6), ({"protocol": "rdma"}, 0.92, 10e-6), ({"protocol": "ipoib"}, 0.2, 25e-6),
+    ({"protocol": "tcp"}, 0.9, 35e-6), ({"protocol": "tcp", "efficiency": 0.5}, 0.5, 35e-6),
+])
+def test_a_protocol_is_an_efficiency_and_a_latency(keys: dict[str, Any], reached: float, latency: float) -> None:
+    net = replace(NET, **keys)
+    assert seconds("ring", "all-gather", ACROSS, 4e9, NODE, net) == pytest.approx(3 * latency + 3e9 / reached / 10e9)
+
+
 def test_gloo_pays_an_all_reduce_for_a_reduce_scatter_and_reaches_065_of_an_all_to_all() -> None:
     gloo = cluster(NET, backend="gloo")
     group = Group(((4, 1),))
@@ -129,10 +203,10 @@ def test_gloo_pays_an_all_reduce_for_a_reduce_scatter_and_reaches_065_of_an_all_
 def test_the_cheapest_algorithm_depends_on_the_size() -> None:
     both = cluster(NODE, NET)
     names = [collective(both, "all-reduce", WHOLE, nbytes).algorithm for nbytes in (1e3, 1e6, 1e10)]
-    assert names == ["doubling", "two-level", "ring"]
+    assert names == ["tree", "tree", "ring"]
     price = collective(both, "all-gather", INSIDE, 8e9)
     assert (price.algorithm, price.level) == ("ring", "node")
-    assert price.seconds == pytest.approx(25e-6 + 7 * 2e-6 + 7e9 / 80e9)
+    assert price.seconds == pytest.approx(35e-6 + 7 * 2e-6 + 7e9 / 80e9 + sqrt(3.5 * 2e-6 * 7e9 / 80e9))
 
 
 @pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
@@ -157,10 +231,10 @@ def test_sharing_and_thinning_never_help(kind: str) -> None:
     (2, 2**24, 131.9), (4, 2**24, 179.6), (8, 2**24, 232.4),
     (2, 2**30, 5442.8), (4, 2**30, 7259.4), (8, 2**30, 8193.0),
 ])
-def test_measured_all_reduces_of_a100s_are_met_within_a_quarter(ranks: int, nbytes: int, measured_us: float) -> None:
+def test_measured_all_reduces_of_a100s_are_met_within_a_fifth(ranks: int, nbytes: int, measured_us: float) -> None:
     node = load_cluster(next(path for path in CLUSTERS if path.stem == "a100-4x8"))
     price = collective(node, "all-reduce", Group(((ranks, 1),)), nbytes)
-    assert price.seconds * 1e6 == pytest.approx(measured_us, rel=0.25)
+    assert price.seconds * 1e6 == pytest.approx(measured_us, rel=0.2)
 
 
 def test_link_of_names_the_outermost_level() -> None:

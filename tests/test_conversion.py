@@ -4,7 +4,18 @@ from itertools import product
 
 import pytest
 
-from autoddl.conversion import COLLECTIVES, Routes, Seconds, Step, group_size, is_conversion, payload, routes, sent, slices
+from autoddl.conversion import (
+    COLLECTIVES,
+    Routes,
+    Seconds,
+    Step,
+    group_size,
+    is_conversion,
+    payload,
+    routes,
+    sent,
+    slices,
+)
 from autoddl.errors import InputError
 from autoddl.layout import B, Layout, Mesh, P, Split
 

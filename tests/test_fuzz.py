@@ -1,4 +1,4 @@
-"""Random valid plans, run on four ranks, do what one process does: loss, gradients, three AdamW steps, and what is sent.
+"""Random valid plans on four ranks do what one process does: loss, gradients, three AdamW steps, and what is sent.
 
     make fuzz        all 200 plans in float64 and 20 in float32; `make test` runs a seeded few of each model
 """
@@ -74,7 +74,7 @@ def _case(name: str, seed: int, dtype: torch.dtype) -> dict[str, Any]:
     """One rank of one case: the largest errors against one process, and the collectives that differ from the plan's."""
     plan: Plan = random_plan(_captured(name, dtype), seed)
     module, sample = _made(name, dtype)
-    parallel = parallelize(module, plan)
+    parallel = parallelize(module, plan, captured=_captured(name, dtype))
     batch = sample.kwargs or sample.args
     losses, gradients, state = _train(lambda: parallel.step(batch), module)
     true_losses, true_gradients, true_state = _truth(name, dtype)

@@ -21,14 +21,14 @@ def script(folder: Path, text: str) -> list[str]:
 
 
 def alive(folder: Path) -> list[int]:
-    """Processes of this test that still run: those whose command line names its folder."""
+    """Ranks of this test that still run: python with the folder's script."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            line = (entry / "cmdline").read_bytes().decode() if entry.name.isdigit() else ""
+            words = (entry / "cmdline").read_bytes().decode().split("\0") if entry.name.isdigit() else []
         except OSError:
             continue
-        if str(folder / "rank.py") in line:
+        if words[1:2] == [str(folder / "rank.py")]:
             found.append(int(entry.name))
     return found
 

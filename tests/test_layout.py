@@ -67,7 +67,8 @@ def test_the_outer_split_cuts_first_and_rank_0_holds_the_largest() -> None:
 
 
 @pytest.mark.parametrize(("shape", "mesh", "text", "legal"), [
-    ((4,), "a=4", "S(0)", True), ((5,), "a=4", "S(0)", False), ((3,), "a=4", "S(0)", False), ((7,), "a=4", "S(0)", True),
+    ((4,), "a=4", "S(0)", True), ((5,), "a=4", "S(0)", False), ((3,), "a=4", "S(0)", False),
+    ((7,), "a=4", "S(0)", True),
     ((4, 4), "a=2,b=2", "S(0) S(0)", True), ((3, 4), "a=2,b=2", "S(0) S(0)", False), ((4,), "a=2", "S(1)", False),
     ((4,), "a=1", "S(0)", False), ((4,), "a=1", "B", True), ((4,), "a=1", "P", False)])
 def test_legal_is_who_holds_something(shape: tuple[int, ...], mesh: str, text: str, legal: bool) -> None:

@@ -1,4 +1,4 @@
-"""Problems made from real graphs: hubs count once, parts add up, and the exact search equals looking at every choice."""
+"""Problems of real graphs: hubs count once, parts add up, and the exact search equals looking at every choice."""
 
 from dataclasses import replace
 from math import inf
@@ -32,7 +32,8 @@ class Chain(nn.Module):
         self.up, self.down = nn.Linear(64, 256, bias=False), nn.Linear(256, 64, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.up(x).relu()).sum()
+        loss: Tensor = self.down(self.up(x).relu()).sum()
+        return loss
 
 
 class Fork(nn.Module):
@@ -43,7 +44,7 @@ class Fork(nn.Module):
         self.one = nn.Linear(128, 128, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.one(x)
+        y: Tensor = self.one(x)
         return (y + y.relu()).sum()
 
 

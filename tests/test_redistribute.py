@@ -68,7 +68,7 @@ def run_cases(mesh: Mesh, shape: Shape, cases: list[Case]) -> list[tuple[torch.T
         x = piece(whole(shape), source, mesh, groups.coordinate).requires_grad_()
         recorder = Recorder()
         y = convert(x, shape, source, forward, arrives, backward, groups, recorder)
-        y.backward(piece(whole(shape, 3), arrives, mesh, groups.coordinate))  # type: ignore[no-untyped-call]
+        y.backward(piece(whole(shape, 3), arrives, mesh, groups.coordinate))
         assert x.grad is not None
         found.append((y.detach(), x.grad, recorder.executed))
     return found
@@ -146,7 +146,8 @@ def test_one_collective_for_several_tensors(dtype: torch.dtype) -> None:
             if step.is_legal(layout) and not any(s == Split(1) for s in layout):
                 results = on_ranks(4, run_coalesced, mesh, step, layout, dtype)
                 for i, shape in enumerate(SHAPES):
-                    check([r[i] for r in results], whole(shape), step.after(layout), mesh, f"{layout} {step.text(mesh)}")
+                    text = f"{layout} {step.text(mesh)}"
+                    check([r[i] for r in results], whole(shape), step.after(layout), mesh, text)
 
 
 def run_bools(mesh: Mesh) -> torch.Tensor:

@@ -14,7 +14,7 @@ from autoddl.errors import AutoDDLError, Infeasible, InputError
 from autoddl.problem import Array, Factor, Problem, Table
 from autoddl.search import SOLVERS, solve, statistics
 from autoddl.search.exact import exact
-from autoddl.search.space import Clock
+from autoddl.search.space import Clock, Limits
 
 
 def table(random: np.random.Generator, shape: tuple[int, ...], forbidden: float = 0.1, tied: bool = False) -> Table:
@@ -108,7 +108,7 @@ def test_mini_buckets_bound_and_never_claim_more_than_is_true() -> None:
         problem = random_problem(seed)
         try:
             best = solve(problem, "exhaustive").seconds
-            outcome = exact(problem, 0.0, Clock.start(None, 1e6), lambda seconds, bound: None, cap=4)
+            outcome = exact(problem, Limits(0.0, math.inf, Clock.start(None, 1e6), lambda seconds, bound: None), cap=4)
         except Infeasible:
             continue
         assert outcome.bound <= best + 1e-9
@@ -188,7 +188,7 @@ def test_a_problem_without_factors_or_variables_costs_what_is_fixed() -> None:
 
 
 def test_unknown_solvers_and_too_large_problems_say_the_way_out() -> None:
-    with pytest.raises(InputError, match=r"'magic'.*exact, exhaustive, coordinate-descent, greedy"):
+    with pytest.raises(InputError, match=r"'magic'.*exact, exhaustive, coordinate-descent, greedy, cp-sat"):
         solve(random_problem(0), "magic")
     with pytest.raises(InputError, match="use the solver 'exact'"):
         solve(blocks(4, 4, 9), "exhaustive")

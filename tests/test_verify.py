@@ -24,7 +24,7 @@ def planned(factory: Factory, cluster: str, **options: object) -> autoddl.Plan:
 def test_a_plan_computes_what_one_process_does() -> None:
     factory = Factory.parse(FACTORY)
     checked = verify(planned(factory, LAPTOP, mesh="machine=2,pair=2", pins=PINS), factory)
-    assert checked.passed and checked.ranks == 4 and checked.dtype == "float64" and checked.note == ""
+    assert checked.passed and checked.ranks == 4 and checked.note == ""
     assert checked.collective_mismatches == 0 and checked.gradient_error < 1e-12
 
 

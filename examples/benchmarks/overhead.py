@@ -59,8 +59,9 @@ def plan_as(role: str, ranks: int) -> Plan:
     inside = strategy(graph, mesh, {"all": role if ranks > 1 else "data"})
 
     def region(graph: Graph, item: Op | Tensor, choice: Choice) -> bool:
+        tied = isinstance(item, Tensor) and item.fqn.startswith("tokens")
         split = isinstance(item, Tensor) and "S" in str(choice.outputs[0])
-        return inside(graph, item, choice) and (not split or choice.regather or item.fqn.startswith("tokens"))
+        return inside(graph, item, choice) and (not split or choice.regather or tied)
 
     pricing = Pricing(graph, mesh, place)
     space = variables(graph, mesh, region)
@@ -101,7 +102,7 @@ def rank_main(rank: int, ranks: int, role: str, plan: Plan, rounds: int, store: 
     if role == "data":
         other = DistributedDataParallel(other)
     elif role == "zero":
-        for block in other.blocks:
+        for block in other.get_submodule("blocks").children():
             fully_shard(block)
         fully_shard(other)
 

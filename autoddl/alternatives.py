@@ -1,0 +1,94 @@
+"""What every option of a variable would cost in the best whole plan, under the budget.
+
+    no budget        the min-marginals are the answer
+    with a budget    min-marginals of seconds + lam * bytes bound it, for every range of transients; the options with
+                     the least bounds are pinned and solved, until no bound left is better by more than the tolerance
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autoddl.errors import Infeasible
+from autoddl.marginals import Beliefs, beliefs
+from autoddl.problem import Array, Factor, Problem, Table
+from autoddl.proof import ranges
+from autoddl.search import solve
+from autoddl.search.order import order
+from autoddl.search.space import Space
+
+__all__ = ["Alternative", "alternatives", "bounding", "bounds_of", "pinned_to"]
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Option `option` pinned: the best whole plan takes `seconds`, at least `bound` (the two differ where the budget's
+    search stopped at its tolerance). `seconds` is None where only the bound is known, inf where no plan fits."""
+
+    option: int
+    seconds: float | None
+    bound: float
+
+
+def bounding(problem: Problem, seconds: float) -> tuple[Beliefs, ...]:
+    """Beliefs whose least marginal bounds what a pinned plan costs under the budget; `seconds` is the plan's cost."""
+    space = Space.of(problem, order(problem))
+    found = []
+    for low, high, lam in ranges(space, seconds):
+        cap = math.inf if problem.budget is None else problem.budget - problem.fixed_bytes - space.thresholds[low]
+        if cap >= 0:
+            known = beliefs(problem, lam, space.thresholds[high])
+            found.append(replace(known, offset=known.offset - (lam * cap if lam else 0.0)))
+    return tuple(found)
+
+
+def bounds_of(known: Sequence[Beliefs], v: int) -> Array:
+    """A lower bound for every option of v: the least over all ranges."""
+    least: Array = np.min([one.marginal(v) for one in known], axis=0)
+    return least
+
+
+def pinned_to(problem: Problem, v: int, option: int) -> Problem:
+    """The problem in which variable v has no option but one."""
+    seconds = np.full(problem.sizes[v], math.inf)
+    seconds[option] = 0.0
+    nothing = np.zeros(problem.sizes[v])
+    return replace(problem, tables=(*problem.tables, Table(seconds, nothing, nothing)),
+                   factors=(*problem.factors, Factor((v,), len(problem.tables))))
+
+
+def alternatives(problem: Problem, v: int, known: Sequence[Beliefs], count: int, tolerance: float = 0.0,
+                 own: tuple[int, float] | None = None) -> tuple[Alternative, ...]:
+    """Every option of v: those whose price is known, the best first, then the others. Under a budget the `count` best
+    are solved, the others at least bounded; `own` is the option of a plan at hand, and what that plan takes."""
+    bounds = bounds_of(known, v)
+    found: list[Alternative] = []
+    for option in np.argsort(bounds, kind="stable").tolist():
+        bound = float(bounds[option])
+        exact = sorted(a.seconds for a in found if a.seconds is not None)
+        if problem.budget is None or math.isinf(bound):
+            found.append(Alternative(option, bound, bound))
+        elif own is not None and option == own[0]:
+            continue
+        elif len(exact) >= count and bound >= exact[count - 1] * (1 - tolerance):
+            found.append(Alternative(option, None, bound))
+        else:
+            found.append(_solved(problem, v, option, tolerance))
+    if own is not None and problem.budget is not None:
+        found.append(Alternative(own[0], own[1], min(float(bounds[own[0]]), own[1])))
+    return tuple(sorted(found, key=_rank))
+
+
+def _rank(one: Alternative) -> tuple[bool, float, int]:
+    return one.seconds is None, one.bound if one.seconds is None else one.seconds, one.option
+
+
+def _solved(problem: Problem, v: int, option: int, tolerance: float) -> Alternative:
+    """The option pinned and the whole solved again."""
+    try:
+        solution = solve(pinned_to(problem, v, option), tolerance=tolerance)
+    except Infeasible:
+        return Alternative(option, math.inf, math.inf)
+    return Alternative(option, solution.seconds, solution.bound)

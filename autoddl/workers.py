@@ -1,0 +1,85 @@
+"""The same function on many arguments, on one or several processes.
+
+The processes are forked, so they know what their parent knew and only arguments and results travel. Results come in the
+order of the arguments whatever the number of processes; an interrupt reaches the parent alone, which then ends them.
+"""
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
+from typing import Any
+
+from autoddl.errors import MachineError
+
+__all__ = ["mapper"]
+
+Map = Callable[[Sequence[Any]], Iterator[Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Worker:
+    process: ForkProcess
+    pipe: Connection
+
+    def receive(self) -> tuple[int, Any, BaseException | None]:
+        try:
+            found: tuple[int, Any, BaseException | None] = self.pipe.recv()
+        except EOFError:
+            raise MachineError("a process of the search ended early, perhaps for lack of memory; "
+                               "search with one worker") from None
+        return found
+
+
+def _serve(function: Callable[[Any], Any], pipe: Connection) -> None:
+    """(number, argument) in, (number, result, exception) out, until None comes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while (job := pipe.recv()) is not None:
+        try:
+            pipe.send((job[0], function(job[1]), None))
+        except Exception as error:
+            pipe.send((job[0], None, error))
+
+
+def _start(function: Callable[[Any], Any]) -> _Worker:
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=_serve, args=(function, there), daemon=True)
+    process.start()
+    there.close()
+    return _Worker(process, here)
+
+
+def _results(workers: Sequence[_Worker], arguments: Sequence[Any]) -> Iterator[Any]:
+    """Every worker gets the next argument when it is done with its last."""
+    jobs, done, idle = iter(enumerate(arguments)), dict[int, Any](), list(workers)
+    for number in range(len(arguments)):
+        while number not in done:
+            while idle and (job := next(jobs, None)) is not None:
+                idle.pop().pipe.send(job)
+            for pipe in wait([w.pipe for w in workers if w not in idle]):
+                worker = next(w for w in workers if w.pipe is pipe)
+                at, result, error = worker.receive()
+                if error is not None:
+                    raise error
+                done[at] = result
+                idle.append(worker)
+        yield done.pop(number)
+
+
+@contextmanager
+def mapper(function: Callable[[Any], Any], workers: int) -> Iterator[Map]:
+    """A map of `function` on this many processes; on this one where one is asked for or forking is not possible."""
+    if workers < 2 or "fork" not in multiprocessing.get_all_start_methods():
+        yield lambda arguments: map(function, arguments)
+        return
+    started = [_start(function) for _ in range(workers)]
+    try:
+        yield lambda arguments: _results(started, arguments)
+    finally:
+        for worker in started:
+            worker.process.terminate()
+            worker.process.join()
+            worker.pipe.close()

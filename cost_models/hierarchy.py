@@ -1,0 +1,85 @@
+"""Algorithms that treat the levels of a network differently, and the table of all algorithms by name.
+
+    two-level         = reduce-scatter(N) inside + collective(N / r) across + all-gather(N) inside
+    three-level       = the same, with the collective across itself two-level
+    in-network tree   = tree between hosts of what the switches inside reduced, 2 sum a_i and no copy among the ranks
+
+r is the members inside; of a reduce-scatter the last part is left out, of an all-gather the first.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import inf, prod
+from types import MappingProxyType
+
+from autoddl.cost_models.algorithms import (
+    as_all_reduce,
+    binomial,
+    bruck,
+    doubling,
+    halving_doubling,
+    in_network,
+    pairwise,
+    pat,
+    recursive_doubling,
+    ring,
+    send,
+    tree,
+    tree_latency,
+)
+from autoddl.cost_models.backends import TREE_EFFICIENCY
+from autoddl.cost_models.call import Call
+
+__all__ = ["FORMULAS", "in_network_tree", "three_level", "two_level"]
+
+
+def two_level(call: Call) -> float:
+    """Inside, across, inside, split at the best level (Jia et al. 2018, 3.2; Horovod's hierarchical form)."""
+    return min((_split(call, at, _flat) for at in range(1, len(call.crossings))), default=inf)
+
+
+def three_level(call: Call) -> float:
+    """Two-level, and again across: device, host and rack each reduce what they share (Cho et al., BlueConnect 2019)."""
+    return min((_split(call, at, two_level) for at in range(1, len(call.crossings) - 1)), default=inf)
+
+
+def _split(call: Call, at: int, outer: Callable[[Call], float]) -> float:
+    """reduce-scatter over the first `at` crossings, `outer` over the others on N / r, all-gather over the first."""
+    if call.kind not in ("all-reduce", "all-gather", "reduce-scatter"):
+        return inf
+    inner = call.crossings[:at]
+    share = prod(crossing.ways for crossing in inner)
+    across = tuple(replace(crossing, members=crossing.members // share) for crossing in call.crossings[at:])
+    seconds = outer(replace(call, crossings=across, nbytes=call.nbytes / share))
+    for part in ("reduce-scatter", "all-gather"):
+        if call.kind in (part, "all-reduce"):
+            seconds += call.backend.startup + _flat(replace(call, kind=part, crossings=inner))
+    return seconds
+
+
+def _flat(call: Call) -> float:
+    """The best of one stage."""
+    return min(stage(call) for stage in (ring, doubling, halving_doubling, in_network))
+
+
+def in_network_tree(call: Call) -> float:
+    """NVLSTree: switches reduce inside, a tree of N / r per rank between hosts, both pipelined (NCCL 2.18).
+
+    2 sum a_i inside + tree latency across + max(wire inside, wire across).
+    """
+    inside = tuple(crossing for crossing in call.crossings if crossing.inside_host)
+    across = call.crossings[len(inside):]
+    if not inside or not across or call.kind != "all-reduce":
+        return inf
+    latency = tree_latency(replace(call, crossings=across))
+    flows = max(call.seconds(c, c.flows(call.backend.rails) * 2 * call.nbytes / TREE_EFFICIENCY) for c in across)
+    reduced = in_network(replace(call, crossings=inside))
+    return latency + max(reduced, flows)
+
+
+FORMULAS: Mapping[str, Callable[[Call], float]] = MappingProxyType({
+    "ring": ring, "doubling": doubling, "halving-doubling": halving_doubling, "recursive doubling": recursive_doubling,
+    "bruck": bruck, "pat": pat, "pairwise": pairwise, "binomial": binomial, "tree": tree, "in-network": in_network,
+    "two-level": two_level, "three-level": three_level, "in-network tree": in_network_tree, "send": send,
+    "as all-reduce": as_all_reduce,
+})

@@ -1,0 +1,84 @@
+"""Links by name and protocols by name: `link: NVLink3` in place of bandwidth, latency and efficiency.
+
+`hardware/links.yaml` lists the links with their sources. What a level reaches of its bandwidth, and its latency, are
+
+    e = efficiency of the level, else of its protocol, else of the backend
+    a = latency of the level + latency of its protocol
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+
+from autoddl.cost_models.machine import Level
+from autoddl.errors import InputError
+
+__all__ = ["LINKS_FILE", "PROTOCOLS", "Protocol", "expanded", "latency_of", "link_names", "protocol_of"]
+
+LINKS_FILE = Path(__file__).parent / "hardware" / "links.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """The fraction of a link that a large transfer reaches, seconds added to a message, whether it leaves a host."""
+
+    efficiency: float
+    latency: float
+    network: bool = True
+
+
+PROTOCOLS: Mapping[str, Protocol] = MappingProxyType({
+    # Loads and stores of the devices: NVLink, xGMI, PCIe with peer access. 235 of 300 GB/s on 8 A100.
+    "direct": Protocol(0.8, 0.0, network=False),
+    # The card reads device memory itself (GPUDirect): 92 % of the cards of 4 x 8 H200 (nccl-tests).
+    "rdma": Protocol(0.92, 0.0),
+    "roce": Protocol(0.90, 1e-6),
+    # The others as measured between pairs of A100-PCIe with one 100 Gb/s InfiniBand or 10 Gb/s Ethernet port: at most
+    # 60 Gb/s by RDMA through host memory, 20 Gb/s by IP over InfiniBand, 9 Gb/s by TCP; half round trips of sockets.
+    "rdma-host": Protocol(0.60, 5e-6),
+    "ipoib": Protocol(0.20, 15e-6),
+    "tcp": Protocol(0.90, 25e-6),
+})
+"""One efficiency and latency per protocol, whatever the cluster."""
+
+
+def protocol_of(name: str) -> Protocol:
+    """A protocol by name."""
+    if name not in PROTOCOLS:
+        raise InputError(f"{name!r} is no protocol; it is one of {', '.join(PROTOCOLS)}")
+    return PROTOCOLS[name]
+
+
+def latency_of(level: Level) -> float:
+    """Seconds of one message of a level with its protocol."""
+    return level.latency + (protocol_of(level.protocol).latency if level.protocol else 0.0)
+
+
+@lru_cache(maxsize=1)
+def _links() -> Mapping[str, Mapping[str, Any]]:
+    return MappingProxyType(yaml.safe_load(LINKS_FILE.read_text(encoding="utf-8")))
+
+
+def link_names() -> tuple[str, ...]:
+    """The links whose figures come with the package."""
+    return tuple(_links())
+
+
+def expanded(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a level with those of its `link` filled in; a key that is written wins."""
+    name = str(tree["link"])
+    by_lower = {known.lower(): known for known in _links()}
+    if name.lower() not in by_lower:
+        near = by_lower[get_close_matches(name.lower(), by_lower, n=1, cutoff=0.0)[0]]
+        raise InputError(f"{name!r} is no known link; did you mean {near!r}? Known are {', '.join(_links())}; "
+                         f"any other is written as bandwidth and latency")
+    facts = dict(_links()[by_lower[name.lower()]])
+    if "protocol" in tree and tree["protocol"] != facts.get("protocol"):
+        facts.pop("efficiency", None)  # it was that of the usual protocol
+    return {**facts, **{key: value for key, value in tree.items() if key != "link"}}

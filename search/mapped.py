@@ -1,0 +1,59 @@
+"""Tables by classes: options that cost the same everywhere in a table are one row of it.
+
+    table(k1, k2, ...) = core[classes[0][k1], classes[1][k2], ...]
+
+An operator's options are products of what it reads, writes and owns, so each neighbour sees few classes of them: work
+on `core` is a small part of the work on all options, and gives the same numbers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoddl.problem import Array, Classes
+
+__all__ = ["Joint", "Mapped", "joined", "whole"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mapped:
+    """One table over options."""
+
+    core: Array
+    classes: tuple[Classes, ...]
+
+    def at(self, cell: Sequence[int]) -> float:
+        """One cell."""
+        return self.core.item(tuple([c.item(k) for c, k in zip(self.classes, cell, strict=True)]))
+
+    def column(self, index: Sequence[int | slice]) -> Array:
+        """The table with some axes fixed at an option, the others over all options."""
+        rows = [c if isinstance(k, slice) else c[[k]] for c, k in zip(self.classes, index, strict=True)]
+        free = [len(c) for c, k in zip(self.classes, index, strict=True) if isinstance(k, slice)]
+        return self.core[np.ix_(*rows)].reshape(free)
+
+    def dense(self) -> Array:
+        return self.core[np.ix_(*self.classes)] if self.classes else self.core
+
+
+def whole(table: Array) -> Mapped:
+    """Every option its own class."""
+    return Mapped(table, tuple(np.arange(n) for n in table.shape))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joint:
+    """The classes of a variable that several tables tell apart: of each the first option, of each option its class."""
+
+    first: Classes
+    of: Classes
+
+
+def joined(parts: Sequence[Classes], count: int) -> Joint:
+    """Options are one class if every part says so; classes are numbered by their first option's classes."""
+    code = np.zeros(count, dtype=np.intp)
+    for classes in parts:
+        code = np.unique(code * (int(classes.max()) + 1) + classes, return_inverse=True)[1]
+    _, first, of = np.unique(code, return_index=True, return_inverse=True)
+    return Joint(first, of)

@@ -1,0 +1,132 @@
+"""The problem as an integer program for OR-Tools' CP-SAT: a check by other means, for small problems.
+
+    x[v, k]      1 if variable v takes option k                    sum over k of x[v, k] = 1
+    z[f, c]      1 if factor f is charged its cell c over classes  sum of z[f, c] over the cells of class a = sum of x in a
+    minimise     sum of seconds(c) z[f, c]
+    subject to   sum of retained(c) z[f, c] + t <= budget,  t >= transient(c) z[f, c]
+
+Seconds and bytes are rounded to integers: seconds down, so that the bound is true; bytes up, so that a plan fits.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autoddl.errors import Infeasible, InputError
+from autoddl.problem import Array, Problem, Table
+from autoddl.search.space import Clock
+
+__all__ = ["LIMIT", "Found", "satisfy"]
+
+LIMIT = 300_000
+"""Cells of all factors, beyond which CP-SAT is hopeless."""
+
+GRAIN = 2.0 ** 40
+"""Steps into which the largest total is divided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    choice: tuple[int, ...]
+    bound: float
+    proof: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """Units of the integers."""
+
+    second: float
+    byte: float
+
+
+def satisfy(problem: Problem, clock: Clock, seed: int) -> Found:
+    """The plan that CP-SAT finds and its bound; Infeasible if it proves that there is none."""
+    from ortools.sat.python import cp_model
+
+    cells = sum(problem.tables[f.table].core[0].size for f in problem.factors)
+    if cells > LIMIT:
+        raise InputError(f"cp-sat is for at most {LIMIT} cells, not {cells}; use the solver 'exact'")
+    model: Any = cp_model.CpModel()
+    options = [[model.new_bool_var(f"x{v}_{k}") for k in range(size)] for v, size in enumerate(problem.sizes)]
+    for row in options:
+        model.add_exactly_one(row)
+    scale = _scale(problem)
+    objective, retained, peaks = _factors(model, problem, options, scale)
+    if problem.budget is not None:
+        room = math.floor((problem.budget - problem.fixed_bytes) / scale.byte)
+        _limit(model, retained, peaks, room)
+    model.minimize(sum(objective))
+    solver: Any = cp_model.CpSolver()
+    solver.parameters.random_seed, solver.parameters.num_workers = seed, 1
+    if clock.deadline is not None:
+        solver.parameters.max_time_in_seconds = max(0.1, clock.left)
+    status = solver.solve(model)
+    if status == cp_model.INFEASIBLE:
+        raise Infeasible(math.inf, math.inf if problem.budget is None else problem.budget, "cp-sat proved it")
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        raise InputError("cp-sat found no plan in its time; give it more, or use the solver 'exact'")
+    choice = tuple(next(k for k, x in enumerate(row) if solver.value(x)) for row in options)
+    proof = "cp-sat, proved" if status == cp_model.OPTIMAL else "cp-sat, stopped by its time"
+    return Found(choice, problem.fixed_seconds + solver.best_objective_bound * scale.second, proof)
+
+
+def _scale(problem: Problem) -> _Scale:
+    """Units in which every total is an integer that CP-SAT can hold."""
+    seconds = sum(_largest(problem.tables[f.table].core[0]) for f in problem.factors)
+    nbytes = sum(_largest(problem.tables[f.table].core[1]) + _largest(problem.tables[f.table].core[2])
+                 for f in problem.factors)
+    return _Scale(max(seconds, 1e-30) / GRAIN, max(1.0, nbytes / GRAIN))
+
+
+def _largest(values: Array) -> float:
+    return float(values[np.isfinite(values)].max(initial=0.0))
+
+
+def _factors(model: Any, problem: Problem, options: list[list[Any]], scale: _Scale
+             ) -> tuple[list[Any], list[Any], list[tuple[int, Any]]]:
+    """Terms of the objective, terms of the retained bytes, (transient bytes, cell) of every factor."""
+    objective: list[Any] = []
+    retained: list[Any] = []
+    peaks: list[tuple[int, Any]] = []
+    for f, factor in enumerate(problem.factors):
+        table = problem.tables[factor.table]
+        groups = [_classes(table, axis, options[v]) for axis, v in enumerate(factor.variables)]
+        sums: list[list[list[Any]]] = [[[] for _ in group] for group in groups]
+        for cell in itertools.product(*map(range, table.core[0].shape)):
+            seconds, held, moment = (float(a[cell]) for a in table.core)
+            if math.isinf(seconds):
+                continue
+            z = model.new_bool_var(f"z{f}_{cell}")
+            for axis, c in enumerate(cell):
+                sums[axis][c].append(z)
+            objective.append(math.floor(seconds / scale.second) * z)
+            retained.append(math.ceil(held / scale.byte) * z)
+            peaks.append((math.ceil(moment / scale.byte), z))
+        for group, cells in zip(groups, sums, strict=True):
+            for members, zs in zip(group, cells, strict=True):
+                model.add(sum(zs) == sum(members))
+    return objective, retained, peaks
+
+
+def _classes(table: Table, axis: int, row: list[Any]) -> list[list[Any]]:
+    """The options of a variable by their class in a table."""
+    groups: list[list[Any]] = [[] for _ in range(table.core[0].shape[axis])]
+    for x, c in zip(row, table.classes[axis].tolist(), strict=True):
+        groups[c].append(x)
+    return groups
+
+
+def _limit(model: Any, retained: list[Any], peaks: list[tuple[int, Any]], room: int) -> None:
+    """retained + transient <= room"""
+    if room < 0:
+        model.add_bool_or([])
+        return
+    peak = model.new_int_var(0, max(room, 0), "t")
+    for size, z in peaks:
+        if size:
+            model.add(peak >= size * z)
+    model.add(sum(retained) + peak <= room)

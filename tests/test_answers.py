@@ -1,0 +1,238 @@
+"""Answers about a plan, from its file alone."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+from planmaker import cluster_of
+from shell import LAPTOP, shell
+from test_search import random_problem
+
+from autoddl import api
+from autoddl.alternatives import alternatives, bounding, pinned_to
+from autoddl.answers import explain, price_of_pins, proved
+from autoddl.capture import capture
+from autoddl.errors import Infeasible, InputError, MismatchError
+from autoddl.front import front_of_bytes, front_of_devices, least_bytes, resized
+from autoddl.graph_json import graph_from_text, graph_to_text
+from autoddl.marginals import beliefs
+from autoddl.plan import Plan, load_plan
+from autoddl.rebuild import again, rebuild
+from autoddl.relax import relaxations
+from autoddl.search import solve
+
+MESH = "net=2,node=2"
+PINS = ("blocks.*.up.weight: node=S(0)", "head.weight: net=S(1)")
+
+
+@pytest.fixture(scope="module")
+def free() -> Plan:
+    """On a cluster where splitting pays; memory does not bind."""
+    return api.plan(tiny.tiny(), cluster_of(MESH), mesh=MESH)
+
+
+@pytest.fixture(scope="module")
+def tight(free: Plan) -> Plan:
+    """The same within fewer bytes than it would take."""
+    least = least_bytes(rebuild(free).problem)
+    return api.plan(tiny.tiny(), cluster_of(MESH), mesh=MESH, budget=0.5 * (least + free.predicted.peak_bytes))
+
+
+@pytest.fixture(scope="module")
+def insisted() -> Plan:
+    return api.plan(tiny.tiny(), cluster_of(MESH), mesh=MESH, pins=PINS)
+
+
+def test_a_graph_is_the_same_after_its_text() -> None:
+    model = tiny.tiny()
+    graph = capture(model, None).graph
+    text = graph_to_text(graph)
+    assert graph_from_text(text) == graph and "\n" not in text
+    assert graph_from_text(text).fingerprint() == graph.fingerprint()
+    with pytest.raises(InputError, match="make the plan again"):
+        graph_from_text("{}")
+
+
+def test_a_plan_comes_out_again_from_its_file(free: Plan, tight: Plan, insisted: Plan, tmp_path: Path) -> None:
+    for plan in (free, tight, insisted):
+        plan.save(tmp_path / "plan.json")
+        made = rebuild(load_plan(tmp_path / "plan.json"))
+        assert made.problem.cost(made.choice) == pytest.approx(plan.predicted.seconds, rel=1e-12)
+        assert made.problem.nbytes(made.choice) == pytest.approx(plan.predicted.peak_bytes, rel=1e-12)
+
+
+def test_a_plan_of_another_version_is_refused(free: Plan) -> None:
+    with pytest.raises(MismatchError, match="another version"):
+        rebuild(replace(free, predicted=replace(free.predicted, seconds=2 * free.predicted.seconds)))
+    with pytest.raises(InputError, match="make it again"):
+        rebuild(replace(free, source={}))
+
+
+def test_shares_add_up(free: Plan, tight: Plan) -> None:
+    for plan in (free, tight):
+        said = explain(plan)
+        assert sum(share.seconds for share in said.blocks) == pytest.approx(plan.predicted.seconds)
+        held = plan.predicted.peak_bytes - plan.predicted.nbytes["transient"]
+        assert sum(share.nbytes for share in said.blocks) == pytest.approx(held)
+        assert said.peak[1] == pytest.approx(plan.predicted.nbytes["transient"])
+        assert {"blocks.0-1.up", "head"} <= {share.block for share in said.blocks}
+
+
+def test_min_marginals_of_random_problems_equal_solving_again() -> None:
+    for seed in range(120):
+        problem = replace(random_problem(seed), budget=None)
+        known = beliefs(problem)
+        for v, size in enumerate(problem.sizes):
+            for k, seconds in enumerate(known.marginal(v).tolist()):
+                try:
+                    expected = solve(pinned_to(problem, v, k), "exhaustive").seconds
+                except Infeasible:
+                    expected = math.inf
+                assert seconds == pytest.approx(expected, rel=1e-12), (seed, v, k, size)
+
+
+def test_min_marginals_of_a_plan_equal_solving_again(free: Plan) -> None:
+    made, random = rebuild(free), np.random.default_rng(0)
+    problem = replace(made.problem, budget=None)
+    known = beliefs(problem)
+    for _ in range(50):
+        v = int(random.integers(len(problem.sizes)))
+        k = int(random.integers(problem.sizes[v]))
+        marginal = known.marginal(v)
+        assert marginal.min() == pytest.approx(free.predicted.seconds, rel=1e-12)
+        try:
+            expected = solve(pinned_to(problem, v, k)).seconds
+        except Infeasible:
+            expected = math.inf
+        assert marginal[k] == pytest.approx(expected, rel=1e-12)
+
+
+def test_alternatives_under_a_budget_are_the_best_ones(tight: Plan) -> None:
+    made = rebuild(tight)
+    known, random = bounding(made.problem, tight.predicted.seconds), np.random.default_rng(1)
+    for v in random.choice(len(made.problem.sizes), 4, replace=False).tolist():
+        found = alternatives(made.problem, v, known, 2)
+        seconds = [a.seconds for a in found if a.seconds is not None]
+        expected = []
+        for k in range(made.problem.sizes[v]):
+            try:
+                expected.append(solve(pinned_to(made.problem, v, k)).seconds)
+            except Infeasible:
+                expected.append(math.inf)
+        assert seconds[:2] == pytest.approx(sorted(expected)[:2])
+        assert all(a.bound <= expected[a.option] * (1 + 1e-9) for a in found)
+
+
+def test_names_are_explained(free: Plan) -> None:
+    said = explain(free, ["blocks.*.up.weight", "head"])
+    up = next(one for one in said.named if one.name == "blocks.0.up.weight")
+    assert up.target == "parameter" and up.others[0].seconds == pytest.approx(free.predicted.seconds)
+    best = [other for other in up.others if other.layouts == up.chosen]
+    assert best[0].seconds == pytest.approx(free.predicted.seconds)
+    names = {name for one in said.named for name in (one.name, *one.alike)}
+    assert {"blocks.0.up.weight", "blocks.1.up.weight", "head (linear_4)"} <= names
+    with pytest.raises(InputError, match=r"'nothing\.\*' matches no parameter"):
+        explain(free, ["nothing.*"])
+
+
+def test_the_bound_is_proved(free: Plan, tight: Plan, insisted: Plan) -> None:
+    for plan in (free, insisted):
+        checked = proved(plan)
+        assert checked.gap < 1e-9 and checked.inequalities > checked.distinct > 0
+    checked = proved(tight, everywhere=True)
+    assert checked.bound <= tight.predicted.seconds and checked.meshes == (MESH,)
+    assert checked.gap < 0.2
+
+
+def test_pins_have_a_price(free: Plan, insisted: Plan) -> None:
+    rows = price_of_pins(insisted)
+    assert [row.pin for row in rows] == [*PINS, "all pins"]
+    assert rows[-1].seconds == pytest.approx(free.predicted.seconds)
+    assert all(0 <= row.price <= rows[-1].price + 1e-12 for row in rows)
+    assert price_of_pins(free) == ()
+
+
+def test_the_front_falls_and_its_points_are_optimal(free: Plan) -> None:
+    points = front_of_bytes(free, budgets=3)
+    problem = rebuild(free).problem
+    assert points[-1].seconds == pytest.approx(free.predicted.seconds)
+    assert points[0].nbytes == pytest.approx(least_bytes(problem))
+    for a, b in pairwise(points):
+        assert a.nbytes < b.nbytes and a.seconds > b.seconds
+    for point in points[1:-1:3]:
+        best = solve(replace(problem, budget=point.nbytes * (1 + 1e-12))).seconds
+        assert best <= point.seconds * (1 + 1e-9)
+        assert point.bound is None or point.bound <= best * (1 + 1e-9)
+
+
+def test_devices_are_the_divisors_of_the_outermost_level(free: Plan) -> None:
+    points = front_of_devices(free)
+    assert [point.devices for point in points] == [2, 4]
+    assert points[1].seconds is not None and points[0].seconds is not None
+    assert points[1].seconds <= free.predicted.seconds * (1 + 1e-9)
+    assert resized(cluster_of("net=6,node=2"), 3).size == 6
+
+
+def test_what_would_fit_is_found_and_priced() -> None:
+    model, place = tiny.tiny(), cluster_of(MESH)
+    with pytest.raises(Infeasible) as caught:
+        api.plan(model, place, budget=20_000, max_axes=2)
+    rows = relaxations(model, place, needed=caught.value.needed, budget=20_000, max_axes=2)
+    assert len(rows) == 4
+    fits = {row.what.split()[0]: row for row in rows if row.seconds is not None}
+    assert fits["a"].nbytes <= caught.value.needed * (1 + 1e-6)
+    half = next(row for row in rows if row.what.startswith("half"))
+    assert half.seconds is None or half.nbytes <= 20_000
+    assert all("needs" in row.detail for row in rows if row.seconds is None)
+
+
+def test_again_finds_the_same(free: Plan) -> None:
+    assert again(free).best.solution.seconds == pytest.approx(free.predicted.seconds)
+
+
+def test_the_verbs_print_tables_and_json(free: Plan, insisted: Plan, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    insisted.save(path)
+    assert "every operator has a rule" in shell("explain", str(path)).out
+    assert "best plan with it" in shell("explain", str(path), "head.weight").out
+    assert "inequalities" in shell("explain", str(path), "--proof").out
+    assert "all pins" in shell("explain", str(path), "--pins").out
+    assert json.loads(shell("explain", str(path), "head.weight", "--json").out)["named"][0]["name"] == "head.weight"
+    assert json.loads(shell("explain", str(path), "--proof", "--json").out)["gap"] < 1e-9
+    assert shell("explain", str(path), "nothing").code == 2
+
+
+def test_explaining_does_not_wait_for_torch(free: Plan, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    free.save(path)
+    code = (f"import sys; from autoddl.cli import main\ntry: main(['explain', {str(path)!r}, '--proof'])\n"
+            "finally: assert 'torch' not in sys.modules")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_replicated_operators_are_listed(free: Plan) -> None:
+    slow = dataclasses.replace(free, predicted=replace(free.predicted, fallback={"aten.strange.default": 1e-3}))
+    assert explain(slow).unruled == (("aten.strange.default", 1e-3),)
+
+
+def test_the_front_of_the_laptop_prints(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    api.plan(tiny.tiny(layers=1), LAPTOP, max_axes=1).save(path)
+    assert "this plan" in shell("front", str(path)).out
+    assert "device-seconds" in shell("front", str(path), "--devices").out
+
+
+def test_a_plans_own_choice_is_priced_as_planned(tight: Plan) -> None:
+    (head,) = explain(tight, ["head.weight"], count=1).named
+    own = [other for other in head.others if other.layouts == head.chosen]
+    assert own[0].seconds == pytest.approx(tight.predicted.seconds, rel=1e-12)
+    assert sum(other.seconds is not None for other in head.others) >= 2

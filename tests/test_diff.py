@@ -1,0 +1,65 @@
+"""What differs between two plans, in words and in seconds."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny
+from planmaker import cluster_of
+from shell import shell
+
+from autoddl import api
+from autoddl.difference import difference
+from autoddl.plan import Plan
+from autoddl.rebuild import rebuild
+
+MESH = "net=2,node=2"
+
+
+@pytest.fixture(scope="module")
+def plans() -> tuple[Plan, Plan, Plan]:
+    """The best plan, the best with whole heads and wide layers cut otherwise, and one on another mesh."""
+    model, place = tiny.tiny(), cluster_of(MESH)
+    pins = ("head.weight: net=B", "head.weight: node=B", "blocks.*.up.weight: node=S(1)")
+    return (api.plan(model, place, mesh=MESH), api.plan(model, place, mesh=MESH, pins=pins),
+            api.plan(model, place, mesh="net-node=4"))
+
+
+def test_a_plan_does_not_differ_from_itself(plans: tuple[Plan, Plan, Plan]) -> None:
+    found = difference(plans[0], plans[0])
+    assert not found.words and not found.groups
+    assert all(a == b for _, a, b, _ in found.totals)
+
+
+def test_groups_say_what_differs_and_what_it_is_worth(plans: tuple[Plan, Plan, Plan]) -> None:
+    a, b, _ = plans
+    found = difference(a, b)
+    assert any(text.startswith("pins: A has none") for text in found.words)
+    blocks = {group.block: group for group in found.groups}
+    assert any("up" in name for name in blocks)
+    assert all(group.seconds is None or group.seconds >= -1e-12 for group in found.groups), "A is the best plan"
+    assert any("blocks.0-1.up.weight" in text for group in found.groups for text in group.words)
+
+
+def test_all_groups_together_are_the_other_plan(plans: tuple[Plan, Plan, Plan]) -> None:
+    a, b, _ = plans
+    mine, yours = rebuild(a), rebuild(b)
+    theirs = {v.name: v.choices[k] for v, k in zip(yours.variables, yours.choice, strict=True)}
+    choice = tuple(v.choices.index(theirs[v.name]) for v in mine.variables)
+    assert mine.problem.cost(choice) == pytest.approx(b.predicted.seconds)
+
+
+def test_other_meshes_are_compared_by_totals(plans: tuple[Plan, Plan, Plan]) -> None:
+    found = difference(plans[0], plans[2])
+    assert not found.groups and any(text.startswith("mesh: ") for text in found.words)
+    totals = {part: (x, y) for part, x, y, _ in found.totals}
+    assert totals["step"] == (plans[0].predicted.seconds, plans[2].predicted.seconds)
+
+
+def test_the_verb_prints(plans: tuple[Plan, Plan, Plan], tmp_path: Path) -> None:
+    for name, plan in zip("abc", plans, strict=True):
+        plan.save(tmp_path / name)
+    text = shell("diff", str(tmp_path / "a"), str(tmp_path / "b")).out
+    assert "blocks.0-1.up.weight: A stored" in text and "in A costs" in text, text
+    assert json.loads(shell("diff", str(tmp_path / "a"), str(tmp_path / "c"), "--json").out)["groups"] == []
+    assert "the plans decide alike" in shell("diff", str(tmp_path / "a"), str(tmp_path / "a")).out
