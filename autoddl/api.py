@@ -2,11 +2,12 @@
 
     plan     the fastest plan of a model on a cluster, and how far it can be from optimal
     compare  that plan beside the strategies that people use, each at its best
+    compare_solvers   all solvers on the one problem that the best mesh poses
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -14,19 +15,24 @@ from typing import TYPE_CHECKING, Any
 from autoddl.assemble import assemble, plan_of
 from autoddl.cost_models import Cluster, load_cluster, parse
 from autoddl.errors import Infeasible, InputError
+from autoddl.graph import Graph
 from autoddl.hubs import planned
 from autoddl.layout import Mesh
 from autoddl.meshes import check_mesh, meshes
-from autoddl.outer import Candidate, Found, Progress, Task, search
+from autoddl.outer import Candidate, Found, Progress, Task, posed, search
 from autoddl.plan import VERSION, Plan
 from autoddl.price import OPTIMIZERS
+from autoddl.problem import Problem
 from autoddl.rebuild import source_of
 from autoddl.regions import Pin, mesh_allows, parse_pin, pinned, strategy
+from autoddl.search import SOLVERS, solve
+from autoddl.space import Region
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Comparison", "Progress", "compare", "plan"]
+__all__ = ["Comparison", "Progress", "Raced", "compare", "compare_solvers", "plan"]
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -37,8 +43,20 @@ class Comparison:
     detail: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Raced:
+    """What one solver found: seconds of its plan and its bound (None: no plan, see `detail`), and how long it took."""
+
+    name: str
+    seconds: float | None
+    bound: float | None
+    wall: float
+    detail: str = ""
+
+
 def _task(model: "nn.Module", cluster: str | Path | Cluster, sample: object, budget: float | str | None, optimizer: str,
-          solver: str, tolerance: float, time_limit: float | None, name: str, factory: Mapping[str, Any] | None) -> Task:
+          solver: str, tolerance: float, time_limit: float | None, name: str, factory: Mapping[str, Any] | None,
+          workers: int | None = None) -> Task:
     """Read and check everything that planning needs; the model is captured here."""
     from autoddl.capture import capture
 
@@ -53,18 +71,22 @@ def _task(model: "nn.Module", cluster: str | Path | Cluster, sample: object, bud
     captured = capture(model, sample)
     about = {"model": name or type(model).__name__, "factory": dict(factory or {})}
     return Task(planned(captured.graph), captured.graph, captured.spec, place, limit, optimizer, solver, tolerance,
-                time_limit, about, perf_counter() - start, began)
+                time_limit, about, perf_counter() - start, began, workers)
 
 
 def _finish(task: Task, found: Found, count: int, pins: Sequence[str], mesh: str | None, most: int) -> Plan:
     """The plan of the best candidate."""
     solved = found.best
+    if found.interrupted:
+        proof = f"{solved.solution.proof}; interrupted"
+        solved = replace(solved, solution=replace(solved.solution, proof=proof))
     made = assemble(solved.pricing, solved.problem, solved.solution, solved.variables)
     timings = {"capture": task.capture_seconds, "solve": found.seconds, "total": perf_counter() - task.began}
     prints = {"model": task.original.fingerprint(), "cluster": task.cluster.fingerprint, "autoddl": str(VERSION)}
     return plan_of(made, solved.pricing, solved.solution, dict(task.about) | {
-        "bound": min(found.bound, made.predicted.seconds), "budget": task.budget, "candidates": count, "sample": dict(task.spec),
-        "fingerprints": prints, "timings": timings, "source": source_of(task, solved, pins, mesh, most)})
+        "bound": min(found.bound, made.predicted.seconds), "budget": task.budget, "candidates": count,
+        "sample": dict(task.spec), "fingerprints": prints, "timings": timings,
+        "source": source_of(task, solved, pins, mesh, most)})
 
 
 def _meshes(task: Task, mesh: str | None, pins: tuple[Pin, ...], most: int) -> tuple[Mesh, ...]:
@@ -72,7 +94,8 @@ def _meshes(task: Task, mesh: str | None, pins: tuple[Pin, ...], most: int) -> t
     if mesh is not None:
         chosen = check_mesh(Mesh.parse(mesh), task.cluster)
         if not mesh_allows(pins, chosen):
-            raise InputError(f"the pins {', '.join(map(str, pins))} name axes or sizes that mesh '{chosen}' does not have")
+            raise InputError(f"the pins {', '.join(map(str, pins))} name axes or sizes that mesh '{chosen}' does not "
+                             "have")
         return (chosen,)
     every = meshes(task.cluster, most)
     allowed = tuple(m for m in every if mesh_allows(pins, m))
@@ -84,48 +107,62 @@ def _meshes(task: Task, mesh: str | None, pins: tuple[Pin, ...], most: int) -> t
 
 def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *, mesh: str | None = None,
          pins: Sequence[str] = (), budget: float | str | None = None, optimizer: str = "adamw", solver: str = "exact",
-         tolerance: float = 1e-3, max_axes: int = 3, time_limit: float | None = None, name: str = "", factory: Mapping[str, Any] | None = None,
-         progress: Progress | None = None) -> Plan:
+         tolerance: float = 1e-3, max_axes: int = 3, time_limit: float | None = None, name: str = "",
+         factory: Mapping[str, Any] | None = None, progress: Progress | None = None, workers: int | None = None
+         ) -> Plan:
     """The fastest plan for `model` on `cluster`, under the performance model.
 
     `budget` is bytes per device (the device's memory); `time_limit` seconds per mesh. Under a binding budget the search
-    stops at a proven gap of `tolerance`. Raises InputError for what is
-    wrong with the arguments, Infeasible if no plan fits the budget.
+    stops at a proven gap of `tolerance`; an interrupt ends it with the best plan so far and the bound that holds then.
+    `workers` processes search; their number changes no plan. Raises InputError for what is wrong with the arguments,
+    Infeasible if no plan fits the budget.
     """
     if progress:
         progress("capturing the model", 0, 1)
-    task = _task(model, cluster, sample, budget, optimizer, solver, tolerance, time_limit, name, factory)
+    task = _task(model, cluster, sample, budget, optimizer, solver, tolerance, time_limit, name, factory, workers)
     asked = tuple(parse_pin(text) for text in pins)
-    tried = [Candidate(m, lambda graph, on: pinned(asked, graph, on)) for m in _meshes(task, mesh, asked, max_axes)]
+    tried = [Candidate(m, partial(pinned, asked)) for m in _meshes(task, mesh, asked, max_axes)]
     return _finish(task, search(task, tried, progress), len(tried), pins, mesh, max_axes)
 
 
 def _strategies(task: Task, tried: tuple[Mesh, ...]) -> dict[str, list[Candidate]]:
-    """Named strategies as candidates: a mesh and a role for each of its axes."""
-    found: dict[str, list[Candidate]] = {
-        "data parallel": [], "ZeRO-3": [], "tensor parallel": [], "tensor x data grid": []}
-    for mesh in tried:
-        for roles in product(("data", "tensor", "zero"), repeat=len(mesh.axes)):
-            kinds, named = set(roles), dict(zip(mesh.names, roles, strict=True))
-            name = {frozenset({"data"}): "data parallel", frozenset({"zero"}): "ZeRO-3",
-                    frozenset({"tensor"}): "tensor parallel",
-                    frozenset({"data", "tensor"}): "tensor x data grid"}.get(frozenset(kinds))
-            if name is not None:
-                found[name].append(Candidate(mesh, lambda graph, on, named=named: strategy(graph, on, named)))
-    return found
+    """Named strategies as candidates: a mesh and a role for each of its axes. A role on all axes is the same region on
+    every mesh, so the coarsest serve; a grid is tensor parallel inside, data parallel outside, once for every size."""
+    fewest = min(len(mesh.axes) for mesh in tried)
+    coarse = [mesh for mesh in tried if len(mesh.axes) <= max(2, fewest)]
+    found = {title: [_as(mesh, (role,) * len(mesh.axes)) for mesh in coarse] for title, role in (
+        ("data parallel", "data"), ("ZeRO-3", "zero"), ("tensor parallel", "tensor"))}
+    grids: dict[int, Candidate] = {}
+    for mesh in sorted(tried, key=lambda mesh: len(mesh.axes)):
+        for outside in range(1, len(mesh.axes)):
+            inside = len(mesh.axes) - outside
+            grids.setdefault(mesh.strides[outside - 1], _as(mesh, ("data",) * outside + ("tensor",) * inside))
+    return found | {"tensor x data grid": list(grids.values())}
+
+
+def _as(mesh: Mesh, roles: tuple[str, ...]) -> Candidate:
+    return Candidate(mesh, partial(_region, dict(zip(mesh.names, roles, strict=True))))
+
+
+def _region(roles: Mapping[str, str], graph: Graph, mesh: Mesh) -> Region:
+    return strategy(graph, mesh, roles)
 
 
 def compare(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *, mesh: str | None = None,
             pins: Sequence[str] = (), budget: float | str | None = None, optimizer: str = "adamw",
-            solver: str = "exact", tolerance: float = 1e-3, max_axes: int = 3, time_limit: float | None = None, name: str = "",
-            factory: Mapping[str, Any] | None = None, progress: Progress | None = None) -> tuple[Comparison, ...]:
+            solver: str = "exact", tolerance: float = 1e-3, max_axes: int = 3, time_limit: float | None = None,
+            name: str = "", factory: Mapping[str, Any] | None = None, progress: Progress | None = None
+            ) -> tuple[Comparison, ...]:
     """The found plan, then data parallel, ZeRO-3, tensor parallel and the best tensor x data grid, each at its best."""
     task = _task(model, cluster, sample, budget, optimizer, solver, tolerance, time_limit, name, factory)
     asked = tuple(parse_pin(text) for text in pins)
     tried = _meshes(task, mesh, asked, max_axes)
-    free = [Candidate(m, lambda graph, on: pinned(asked, graph, on)) for m in tried]
+    free = [Candidate(m, partial(pinned, asked)) for m in tried]
     found = []
     for title, candidates in ({"found": free} | _strategies(task, tried)).items():
+        if not candidates:
+            found.append(Comparison(title, None, "no mesh here has an axis for each"))
+            continue
         try:
             best = search(task, candidates, progress)
             found.append(Comparison(title, _finish(task, best, len(candidates), pins, mesh, max_axes)))
@@ -134,3 +171,31 @@ def compare(model: "nn.Module", cluster: str | Path | Cluster, sample: object = 
         except InputError as error:
             found.append(Comparison(title, None, str(error)))
     return tuple(found)
+
+
+def compare_solvers(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *,
+                    mesh: str | None = None, pins: Sequence[str] = (), budget: float | str | None = None,
+                    optimizer: str = "adamw", tolerance: float = 1e-3, max_axes: int = 3,
+                    time_limit: float | None = 60.0, solvers: Sequence[str] = tuple(SOLVERS), name: str = "",
+                    factory: Mapping[str, Any] | None = None,
+                    progress: Progress | None = None) -> tuple[Raced, ...]:
+    """Every solver on the same problem: that of the mesh, or of the best mesh. `time_limit` is seconds per solver."""
+    tell = progress or (lambda what, done, total: None)
+    task = _task(model, cluster, sample, budget, optimizer, "exact", tolerance, None, name, factory)
+    asked = tuple(parse_pin(text) for text in pins)
+    tried = [Candidate(m, partial(pinned, asked)) for m in _meshes(task, mesh, asked, max_axes)]
+    problem = posed(task, tried[0])[2] if len(tried) == 1 else search(task, tried, progress).best.problem
+    found = []
+    for i, solver in enumerate(solvers):
+        tell(f"solving by {solver}", i, len(solvers))
+        found.append(_race(problem, solver, tolerance, time_limit))
+    return tuple(found)
+
+
+def _race(problem: Problem, solver: str, tolerance: float, time_limit: float | None) -> Raced:
+    start = perf_counter()
+    try:
+        solution = solve(problem, solver, tolerance=tolerance, time_limit=time_limit)
+    except (Infeasible, InputError) as error:
+        return Raced(solver, None, None, perf_counter() - start, str(error))
+    return Raced(solver, solution.seconds, solution.bound, perf_counter() - start, solution.proof)

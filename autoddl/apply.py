@@ -143,4 +143,4 @@ class ParallelModel:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` gave under the same plan, or whole tensors given alike on every rank."""
         whole = not any(isinstance(value, DTensor) for value in state.values())
-        set_model_state_dict(self.module, state, options=StateDictOptions(full_state_dict=whole))
+        set_model_state_dict(self.module, dict(state), options=StateDictOptions(full_state_dict=whole))

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from autoddl import report
 from autoddl.cli_answers import register
+from autoddl.cli_rehearse import register as register_rehearse
 from autoddl.errors import AutoDDLError, Infeasible, MachineError
 from autoddl.factory import Factory, settings
 from autoddl.launch import leave
@@ -172,6 +173,7 @@ def _progress() -> Iterator[_Bar]:
 
 
 register(app, _print, _progress)
+register_rehearse(app, _print, _progress)
 
 if __name__ == "__main__":
     main()

@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,7 +28,7 @@ from autoddl import errors
 from autoddl.errors import AutoDDLError, MachineError
 from autoddl.plan import write_atomically
 
-__all__ = ["joined", "launch", "leave", "report_failure"]
+__all__ = ["Place", "joined", "launch", "leave", "report_failure"]
 
 FAILURES = "AUTODDL_FAILURES"
 GRACE_SECONDS = 1.0
@@ -67,17 +67,26 @@ class _Failure:
         return MachineError(f"rank {self.rank} ended with exit code {self.status} and left no word; all were ended")
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank runs: words before its command, such as `ip netns exec NODE`, and variables it gets besides."""
+
+    prefix: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
 def launch(ranks: int, command: Sequence[str], *, timeout: float | None = None, tick: Callable[[], None] | None = None,
-           quiet: bool = False) -> None:
-    """Run `command` as `ranks` local processes and wait for all; `tick` is called while waiting.
+           quiet: bool = False, places: Sequence[Place] | None = None) -> None:
+    """Run `command` as `ranks` local processes and wait for all; `tick` is called while waiting, `places` has one of
+    each rank.
 
     Raises the failed rank's own error, or MachineError if one died or `timeout` seconds passed. No process stays.
     """
     with tempfile.TemporaryDirectory(prefix="autoddl-") as folder:
         processes: list[subprocess.Popen[bytes]] = []
         try:
-            environments = _environments(ranks, folder)
-            processes += [_start(command, environment, quiet) for environment in environments]
+            for environment, place in zip(_environments(ranks, folder), places or [Place()] * ranks, strict=True):
+                processes.append(_start((*place.prefix, *command), {**environment, **place.environment}, quiet))
             _watch(processes, folder, timeout, tick or (lambda: None))
         finally:
             _end(processes)

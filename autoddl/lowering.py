@@ -34,6 +34,15 @@ from autoddl.traffic import option_of
 __all__ = ["Lowered", "Parameters", "axes_of", "lower"]
 
 
+_DIRECT: Mapping[object, Callable[..., Any]] = {
+    getattr(getattr(torch.ops.aten, name), overload): getattr(torch, name) for name, overload in (
+        ("add", "Tensor"), ("sub", "Tensor"), ("mul", "Tensor"), ("div", "Tensor"), ("reshape", "default"),
+        ("transpose", "int"), ("permute", "default"), ("unsqueeze", "default"), ("matmul", "default"),
+        ("bmm", "default"), ("tanh", "default"), ("relu", "default"), ("rsqrt", "default"), ("cos", "default"),
+        ("sin", "default"))}
+"""torch's own binding of an operator: the same function, called 2 us faster than through the operator."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parameters:
     """Where the program finds parameters: `taken` bucket by fqn with the position inside, `local` by fqn a call on the
@@ -162,7 +171,7 @@ class _Lowering:
         if not self.training and target is functions.attention:
             args, kwargs = (), bound(target, args, kwargs) | {"dropout_p": 0.0}
         fn, args, kwargs = kernels.lower(self.site(op), target, args, kwargs)
-        call = self.out.call_function(fn, args, kwargs)
+        call = self.out.call_function(_DIRECT.get(fn, fn), args, kwargs)
         call.meta = {k: v for k, v in node.meta.items() if k in ("stack_trace", "nn_module_stack")}
         for t in op.outputs:
             if t in self.keys and t in wanted:

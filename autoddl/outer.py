@@ -22,12 +22,12 @@ from autoddl.graph import Graph
 from autoddl.layout import Mesh
 from autoddl.price import Pricing, floor_seconds
 from autoddl.problem import Problem, Solution
-from autoddl.search import solve
+from autoddl.search import Above, solve
 from autoddl.space import Region, Variable, variables
 from autoddl.tables import problem_of
 from autoddl.workers import mapper
 
-__all__ = ["Candidate", "Found", "Progress", "Solved", "Task", "search"]
+__all__ = ["Candidate", "Found", "Progress", "Solved", "Task", "posed", "search"]
 
 Progress = Callable[[str, int, int], None]
 """(what is being done, how many are done, of how many)."""
@@ -85,11 +85,12 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What became of one candidate: a solution that fits or only bounds, or why there is none."""
+    """What became of one candidate: a solution that fits or only bounds, a bound, or why there is neither."""
 
     solution: Solution | None
     fits: bool = False
     problem: Infeasible | InputError | None = None
+    bound: float = 0.0
 
 
 @dataclass(slots=True)
@@ -105,6 +106,7 @@ class _State:
         if answer.problem is not None:
             self.bounds[i] = inf
             self.failed.append(answer.problem)
+        self.bounds[i] = max(self.bounds[i], answer.bound)
         if answer.solution is not None:
             self.bounds[i] = max(self.bounds[i], answer.solution.bound)
             if answer.fits and (self.best is None or answer.solution.seconds < self.best.seconds):
@@ -113,6 +115,10 @@ class _State:
     @property
     def seconds(self) -> float:
         return inf if self.best is None else self.best.seconds
+
+    @property
+    def price(self) -> float:
+        return 0.0 if self.best is None else self.best.price
 
     @property
     def bound(self) -> float:
@@ -126,11 +132,15 @@ class _State:
 Posed = tuple[Pricing, tuple[Variable, ...], Problem]
 
 
-def _pose(task: Task, candidate: Candidate) -> Posed:
+def posed(task: Task, candidate: Candidate) -> Posed:
     """The candidate's problem under the budget."""
     pricing = Pricing(task.graph, candidate.mesh, task.cluster, task.optimizer)
     choices = variables(task.graph, candidate.mesh, candidate.region(task.graph, candidate.mesh))
     return pricing, choices, problem_of(pricing, choices, task.budget)
+
+
+Job = tuple[int, float | None, float]
+"""(candidate, ceiling of its seconds or None for no budget, a guess of the price of a byte)."""
 
 
 class _Candidates:
@@ -144,14 +154,14 @@ class _Candidates:
 
     def posed(self, i: int) -> Posed:
         if i not in self.kept:
-            self.kept[i] = _pose(self.task, self.candidates[i])
+            self.kept[i] = posed(self.task, self.candidates[i])
             while len(self.kept) > 1 and sum(_cells(problem) for _, _, problem in self.kept.values()) > self.CELLS:
                 del self.kept[next(iter(self.kept))]
         return self.kept[i]
 
-    def answer(self, job: tuple[int, float | None]) -> _Answer:
+    def answer(self, job: Job) -> _Answer:
         """Candidate i without its budget where there is no ceiling, else within it; what costs more is not wanted."""
-        i, ceiling = job
+        i, ceiling, price = job
         task = self.task
         try:
             problem = self.posed(i)[2]
@@ -159,7 +169,9 @@ class _Candidates:
                 solution = solve(replace(problem, budget=None), task.solver, time_limit=task.time_limit)
                 return _Answer(solution, solution.nbytes <= task.budget)
             return _Answer(solve(problem, task.solver, time_limit=task.time_limit, tolerance=task.tolerance,
-                                 ceiling=ceiling), True)
+                                 ceiling=ceiling, price=price), True)
+        except Above as above:
+            return _Answer(None, bound=above.bound)
         except (Infeasible, InputError) as error:
             return _Answer(None, problem=error)
 
@@ -198,12 +210,12 @@ def search(task: Task, candidates: Sequence[Candidate], progress: Progress | Non
     return Found(best, state.bound, perf_counter() - start, interrupted)
 
 
-Run = Callable[[Sequence[tuple[int, float | None]]], Iterable[_Answer]]
+Run = Callable[[Sequence[Job]], Iterable[_Answer]]
 
 
 def _bound(state: _State, candidates: Sequence[Candidate], run: Run, tell: Progress) -> None:
     """The bound of every candidate."""
-    for i, answer in enumerate(run([(i, None) for i in range(len(candidates))])):
+    for i, answer in enumerate(run([(i, None, 0.0) for i in range(len(candidates))])):
         state.take(i, answer)
         tell(f"bounded {candidates[i].mesh}: {state.text()}", i + 1, 2 * len(candidates))
 
@@ -216,6 +228,6 @@ def _solve(state: _State, task: Task, candidates: Sequence[Candidate], run: Run,
     order = sorted(range(len(candidates)), key=lambda i: (state.bounds[i], i))
     for done in range(0, len(order), TOGETHER):
         left = [i for i in order[done:done + TOGETHER] if not hopeless(i)]
-        for i, answer in zip(left, run([(i, state.seconds) for i in left]), strict=True):
+        for i, answer in zip(left, run([(i, state.seconds, state.price) for i in left]), strict=True):
             state.take(i, answer)
             tell(f"solved {candidates[i].mesh}: {state.text()}", len(candidates) + done, 2 * len(candidates))

@@ -126,6 +126,16 @@ class Plan:
         seconds = self.predicted.seconds
         return max(0.0, (seconds - self.bound) / seconds) if seconds else 0.0
 
+    def __str__(self) -> str:
+        """Three lines; `report.plan_table` is the whole."""
+        predicted, links = self.predicted, self.predicted.communication
+        sent = ", ".join(f"{axes} {seconds * 1e3:.3g} ms" for axes, seconds in sorted(links.items())) or "none"
+        return (f"plan of {self.model} for {self.cluster}: mesh {self.mesh}\n"
+                f"{predicted.seconds * 1e3:.4g} ms a step: compute {predicted.compute * 1e3:.4g} ms, communication "
+                f"{sent}\n"
+                f"{predicted.peak_bytes / 1e9:.3g} of {self.budget / 1e9:.3g} GB a rank; "
+                f"at most {self.gap:.2%} from the best")
+
     def to_json(self) -> str:
         return json.dumps(_ADAPTER.dump_python(self, mode="json"), indent=1, ensure_ascii=False) + "\n"
 
@@ -147,8 +157,12 @@ def write_atomically(path: Path, text: str) -> None:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False,
                                          encoding="utf-8") as file:
             file.write(text)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+    try:
         os.replace(file.name, path)
     except OSError as error:
+        os.unlink(file.name)
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
 
 

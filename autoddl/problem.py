@@ -219,7 +219,8 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """A choice, what it costs, and a proven lower bound on what any choice costs."""
+    """A choice, what it costs, and a proven lower bound on what any choice costs. `price`: about how many seconds one
+    more byte of budget would save."""
 
     choice: tuple[int, ...]
     seconds: float
@@ -227,6 +228,7 @@ class Solution:
     bound: float
     proof: str
     solver: str
+    price: float = 0.0
 
     @property
     def optimal(self) -> bool:

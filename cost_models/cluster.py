@@ -7,6 +7,7 @@
       - {name: rack, size: 2, link: InfiniBand-HDR, shared_by: node, oversubscription: 2}   # a link of hardware/
 
 Optional: `backend: gloo | nccl` (default gloo for a cpu, nccl for a gpu) and `measured:`, which a calibration writes.
+Where devices differ, `parts: [{device: A100-80GB, ranks: 8}, {device: V100-16GB, ranks: 8}]` stands for `device:`.
 What the words mean is said in `machine`, where the values are; this module only reads them.
 """
 
@@ -19,6 +20,7 @@ import yaml
 
 from autoddl.cost_models.links import LINKS_FILE
 from autoddl.cost_models.machine import Cluster, Device, Level
+from autoddl.cost_models.parts import weakest
 from autoddl.cost_models.schema import WrittenCluster, WrittenDevice, WrittenLevel, validated
 from autoddl.cost_models.topologies import check
 from autoddl.errors import InputError
@@ -38,13 +40,23 @@ def load_cluster(path: str | Path) -> Cluster:
 def parse_cluster(text: str, source: str) -> Cluster:
     """Read the text of a cluster file; `source` names it in errors."""
     written = validated(WrittenCluster, _tree(text, source), source)
-    inline = isinstance(written.device, dict)
-    device = _device(written.device, f"{source}: device") if inline else load_device(str(written.device))
     levels = tuple(_level(level, source) for level in written.levels)
+    parts = tuple((_device_of(part.device, f"{source}: parts.{i}.device"), part.ranks)
+                  for i, part in enumerate(written.parts))
+    device = weakest([each for each, _ in parts]) if parts else _device_of(written.device, f"{source}: device")
     _check_levels(levels, source)
     backend = written.backend or ("gloo" if device.kind == "cpu" else "nccl")
     measured = json.dumps(written.measured, sort_keys=True) if written.measured else ""
-    return Cluster(written.name, device, levels, backend, measured)
+    cluster = Cluster(written.name, device, levels, backend, measured, parts)
+    if parts and sum(ranks for _, ranks in parts) != cluster.size:
+        raise InputError(f"{source}: parts have {sum(ranks for _, ranks in parts)} ranks, but the levels multiply to "
+                         f"{cluster.size}; list the devices of all ranks")
+    return cluster
+
+
+def _device_of(written: Any, source: str) -> Device:
+    """A device written inline, or by the name of a file of hardware/."""
+    return _device(written, source) if isinstance(written, dict) else load_device(str(written))
 
 
 def _level(written: WrittenLevel, source: str) -> Level:

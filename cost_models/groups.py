@@ -14,11 +14,12 @@ A level is crossed if ways_i > 1. Levels that a group does not cross do not slow
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 
 from autoddl.cost_models.links import latency_of, protocol_of
 from autoddl.cost_models.machine import Cluster, Level
-from autoddl.cost_models.topologies import slowdown
+from autoddl.cost_models.topologies import PATTERNS, check, slowdown
 from autoddl.errors import InputError
 
 __all__ = ["Crossing", "Group", "crossings"]
@@ -51,7 +52,7 @@ class Crossing:
     """A level that a group crosses: `ways` children of one unit, with `members` of the group in each child.
 
     The children lie `step` apart. `sharers` devices stand behind one port; all belong to some group of the same form.
-    A level without a protocol is `inside_host` if it is the innermost.
+    A level without a protocol is `inside_host` if it is the innermost. `slowed` is the topology's, in each pattern.
     """
 
     level: Level
@@ -60,6 +61,7 @@ class Crossing:
     sharers: int
     step: int = 1
     inside_host: bool = True
+    slowed: tuple[float, ...] = (1.0,) * len(PATTERNS)
 
     @property
     def latency(self) -> float:
@@ -68,7 +70,7 @@ class Crossing:
 
     def crowd(self, pattern: str) -> float:
         """Senders per port when every device sends across in this pattern, each counted as often as it is slowed."""
-        return self.sharers * slowdown(self.level, self.ways, self.step, pattern)
+        return self.sharers * self.slowed[PATTERNS.index(pattern)]
 
     def flows(self, rails: bool) -> float:
         """Rings per port, one per group and child: U/m groups over U/sharers ports, or over their thinner trunk.
@@ -98,10 +100,16 @@ def crossings(cluster: Cluster, group: Group) -> tuple[Crossing, ...]:
     if group.size < 2:
         raise InputError(f"group {group} has one member and nothing to exchange; price groups of at least 2")
     counts = [_members(cluster, group, index) for index in range(len(cluster.levels) + 1)]
-    return tuple(Crossing(level, after // before, before, cluster.sharers(index), _step(cluster, group, index),
-                          not protocol_of(level.protocol).network if level.protocol else index == 0)
-                 for index, (level, before, after) in enumerate(zip(cluster.levels, counts, counts[1:], strict=False))
-                 if after > before)
+    return tuple(_crossing(cluster, group, index, before, after // before)
+                 for index, (before, after) in enumerate(pairwise(counts)) if after > before)
+
+
+def _crossing(cluster: Cluster, group: Group, index: int, members: int, ways: int) -> Crossing:
+    level, step = cluster.levels[index], _step(cluster, group, index)
+    check(level)
+    inside_host = not protocol_of(level.protocol).network if level.protocol else index == 0
+    slowed = tuple(slowdown(level, ways, step, pattern) for pattern in PATTERNS)
+    return Crossing(level, ways, members, cluster.sharers(index), step, inside_host, slowed)
 
 
 def _step(cluster: Cluster, group: Group, index: int) -> int:

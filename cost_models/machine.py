@@ -10,8 +10,8 @@ Each child has a port of `bandwidth` bytes per second and direction to its sibli
 carries 1/`oversubscription` of what the ports together could send. What a topology leaves of the ports is in
 `topologies`, what a protocol leaves of a link in `links`.
 
-All devices of a cluster are alike. Parts with other devices are clusters of their own: each prices the work placed on
-it (a pipeline stage is the unit), and a level that joins them belongs to the outer one.
+Where devices differ, `parts` lists them in the order of the ranks, and `device` is what all of them can do: a program
+that splits evenly waits for the slowest and must fit the smallest.
 """
 
 import hashlib
@@ -95,13 +95,17 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """`measured` is what a calibration wrote, kept as canonical JSON so that the value stays hashable."""
+    """`measured` is what a calibration wrote, kept as canonical JSON so that the value stays hashable.
+
+    `parts` are (device, ranks) where devices differ, else empty.
+    """
 
     name: str
     device: Device
     levels: tuple[Level, ...]
     backend: str
     measured: str = ""
+    parts: tuple[tuple[Device, int], ...] = ()
 
     @property
     def size(self) -> int:
@@ -118,6 +122,16 @@ class Cluster:
         """A fresh copy of what a calibration wrote; empty if nothing was measured."""
         return dict(json.loads(self.measured)) if self.measured else {}
 
+    def device_of(self, rank: int) -> Device:
+        """The device of one rank."""
+        if not 0 <= rank < self.size:
+            raise InputError(f"cluster {self.name} has no rank {rank}; its ranks are 0 to {self.size - 1}")
+        for device, ranks in self.parts:
+            rank -= ranks
+            if rank < 0:
+                return device
+        return self.device
+
     def sharers(self, index: int) -> int:
         """Devices behind one port of level `index`: 1, or U of the level that shares it."""
         shared_by = self.levels[index].shared_by
@@ -131,7 +145,10 @@ class Cluster:
 
     def to_yaml(self) -> str:
         """The text that reads back as this very value."""
-        tree: dict[str, Any] = {"name": self.name, "backend": self.backend, "device": _device_tree(self.device),
+        devices: dict[str, Any] = {"device": _device_tree(self.device)}
+        if sum(ranks for _, ranks in self.parts) == self.size:
+            devices = {"parts": [{"device": _device_tree(device), "ranks": ranks} for device, ranks in self.parts]}
+        tree: dict[str, Any] = {"name": self.name, "backend": self.backend, **devices,
                                 "levels": [_level_tree(level) for level in self.levels]}
         if self.measured:
             tree["measured"] = self.measurements

@@ -1,6 +1,7 @@
 """What a person may write in a cluster file: the keys, which are needed, and the rule of each.
 
-    cluster   name, device, levels; backend, measured
+    cluster   name, device or parts, levels; backend, measured
+    part      device, ranks
     device    name, memory, bandwidth, peak; kind, launch, efficiency, memory_efficiency
     level     name, size, bandwidth and latency or link; topology, shared_by, oversubscription, in_network_reduction,
               protocol, efficiency, in_network_efficiency, dims, board, leaf, group_bandwidth
@@ -106,12 +107,24 @@ class WrittenLevel(Written):
             raise ValueError(str(error)) from None
 
 
+class WrittenPart(Written):
+    device: str | dict[str, Any]
+    ranks: StrictInt = Field(ge=1)
+
+
 class WrittenCluster(Written):
     name: str
-    device: str | dict[str, Any]
+    device: str | dict[str, Any] | None = None
     levels: tuple[WrittenLevel, ...]
+    parts: tuple[WrittenPart, ...] = ()
     measured: dict[str, Any] | None = None
     backend: Annotated[str, BeforeValidator(_one_of(BACKEND_NAMES, "backend"))] | None = None
+
+    @validator(mode="after")
+    def _one_of_both(self) -> "WrittenCluster":
+        if (self.device is None) == (not self.parts):
+            raise ValueError("write device, or where devices differ parts: [{device, ranks}, ...], and not both")
+        return self
 
 
 def validated(model: type[_Model], tree: Any, source: str) -> _Model:

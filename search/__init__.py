@@ -3,7 +3,8 @@
     solve(problem, solver) -> Solution        minimise problem.cost(x) subject to problem.feasible(x)
 
 `exact` proves its plan optimal, or says how far it may be from that; `exhaustive` looks at every choice;
-`coordinate-descent`, `greedy` and `cp-sat` are there to be compared with. Whatever a solver says is scored again by the problem.
+`coordinate-descent`, `greedy` and `cp-sat` are there to be compared with. Whatever a solver says is
+scored again by the problem.
 """
 
 import math
@@ -15,9 +16,9 @@ from autoddl.search.descent import descend, greedy, restarts
 from autoddl.search.exact import EFFORT, Outcome, Statistics, exact, feasible, statistics
 from autoddl.search.exhaustive import exhaustive
 from autoddl.search.sat import satisfy
-from autoddl.search.space import Clock, Limits, Progress
+from autoddl.search.space import Above, Clock, Limits, Progress
 
-__all__ = ["SOLVERS", "Statistics", "solve", "statistics"]
+__all__ = ["SOLVERS", "Above", "Statistics", "solve", "statistics"]
 
 
 def solve(
@@ -29,18 +30,20 @@ def solve(
     seed: int = 0,
     progress: Progress | None = None,
     ceiling: float = math.inf,
+    price: float = 0.0,
 ) -> Solution:
     """The least seconds within the budget, with a proven bound.
 
     `time_limit` is in seconds and soft: a plan and a bound come first. Without one the exact solver stops after a fixed
     effort, so its plan does not depend on the machine. It stops early once the gap is at most `tolerance`.
     `progress(seconds, bound)` is told each time either may have moved. A plan above `ceiling` seconds is of no use: the
-    exact solver stops once its bound, within the tolerance, reaches that.
+    exact solver stops once its bound, within the tolerance, reaches that, and raises Above if it has no plan then.
+    `price` is a guess of the solution's own, which is where the exact solver tries first.
     """
     if solver not in SOLVERS:
         raise InputError(f"there is no solver {solver!r}; there are {', '.join(SOLVERS)}")
     tell = progress or (lambda seconds, bound: None)
-    outcome = SOLVERS[solver](problem, Limits(tolerance, ceiling, Clock.start(time_limit, EFFORT), tell, seed))
+    outcome = SOLVERS[solver](problem, Limits(tolerance, ceiling, Clock.start(time_limit, EFFORT), tell, seed, price))
     return _scored(problem, outcome, solver)
 
 
@@ -52,7 +55,7 @@ def _scored(problem: Problem, outcome: Outcome, solver: str) -> Solution:
         raise AssertionError(f"{solver} returned a plan that is forbidden or takes {nbytes} of {problem.budget} bytes")
     if outcome.bound > seconds + EXACT * abs(seconds):
         raise AssertionError(f"{solver} claims the bound {outcome.bound} above the cost {seconds} of its own plan")
-    return Solution(outcome.choice, seconds, nbytes, min(outcome.bound, seconds), outcome.proof, solver)
+    return Solution(outcome.choice, seconds, nbytes, min(outcome.bound, seconds), outcome.proof, solver, outcome.price)
 
 
 def _exhaustive(problem: Problem, limits: Limits) -> Outcome:

@@ -30,10 +30,11 @@ KEEP = (64, 512, 1 << 15)
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best plan so far and the bound so far."""
+    """The best plan so far, the bound so far, and the multiplier of the range solved last."""
 
     point: Point
     bound: float
+    price: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +54,14 @@ class _Node:
 def within_budget(space: Space, first: Point, bound: float, limits: Limits) -> Best:
     """The best plan that fits, starting from one that does, and the least bound over all thresholds."""
     count = itertools.count()
-    heap = [(bound, 0, _Node(bound, 0, len(space.thresholds) - 1))]
-    best = first
+    heap = [(bound, 0, _Node(bound, 0, len(space.thresholds) - 1, limits.price))]
+    best, price = first, limits.price
     spent: list[float] = []
     while heap and heap[0][0] < limits.target(best.seconds):
         _, _, node = heapq.heappop(heap)
         try:
             children, found = _refine(space, node, best, limits)
+            price = max([child.lam for child in children], default=price)
         except Exhausted:
             children, found = [], []
             spent.append(node.bound)
@@ -67,7 +69,7 @@ def within_budget(space: Space, first: Point, bound: float, limits: Limits) -> B
         for child in children:
             heapq.heappush(heap, (child.bound, next(count), child))
         limits.tell(best.seconds, min([best.seconds, *spent, *(b for b, _, _ in heap)]))
-    return Best(best, min([best.seconds, *spent, *(b for b, _, _ in heap)]))
+    return Best(best, min([best.seconds, *spent, *(b for b, _, _ in heap)]), price)
 
 
 def _refine(space: Space, node: _Node, best: Point, limits: Limits) -> tuple[list[_Node], list[Point]]:

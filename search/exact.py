@@ -18,7 +18,7 @@ from autoddl.search.descent import descend, restarts
 from autoddl.search.dual import FINE, dual, least_bytes
 from autoddl.search.order import CAP, order
 from autoddl.search.reduce import Reduced, reduce
-from autoddl.search.space import Limits, Point, Space
+from autoddl.search.space import Above, Limits, Point, Space
 
 __all__ = ["EFFORT", "Outcome", "Statistics", "exact", "feasible", "statistics"]
 
@@ -33,6 +33,7 @@ class Outcome:
     choice: tuple[int, ...]
     bound: float
     proof: str
+    price: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,9 @@ def exact(problem: Problem, limits: Limits, cap: int = CAP) -> Outcome:
     """The optimum, or the best plan found with the best bound proved."""
     reduced = reduce(problem)
     space = Space.of(reduced.problem, order(reduced.problem, cap))
+    limits = replace(limits, ceiling=limits.ceiling - reduced.problem.fixed_seconds)
+    if limits.price:
+        _glance(space, limits)
     free = space.point(0.0, space.thresholds[-1])
     if math.isinf(free.value):
         raise Infeasible(math.inf, _budget(problem), "every choice meets a forbidden combination")
@@ -64,9 +68,16 @@ def exact(problem: Problem, limits: Limits, cap: int = CAP) -> Outcome:
     if space.fits(free):
         return _outcome(reduced, free, free.value, "elimination")
     first = _first(space)
-    fixed = reduced.problem.fixed_seconds
-    best = within_budget(space, first, free.value, replace(limits, ceiling=limits.ceiling - fixed))
-    return _outcome(reduced, best.point, best.bound, "elimination, Lagrangian bounds and labels")
+    best = within_budget(space, first, free.value, limits)
+    return _outcome(reduced, best.point, best.bound, "elimination, Lagrangian bounds and labels", best.price)
+
+
+def _glance(space: Space, limits: Limits) -> None:
+    """One evaluation at the price that is guessed; Above if nothing below the ceiling can be hoped for."""
+    cap = _budget(space.problem) - space.problem.fixed_bytes - space.thresholds[0]
+    bound = space.point(limits.price, space.thresholds[-1]).value - limits.price * cap
+    if bound >= limits.target(limits.ceiling):
+        raise Above(bound + space.problem.fixed_seconds)
 
 
 def feasible(problem: Problem) -> tuple[int, ...]:
@@ -103,8 +114,8 @@ def _bounded(problem: Problem, reduced: Reduced, space: Space, free: Point, limi
     return Outcome(reduced.restore(choice), bound + problem.fixed_seconds, "mini-buckets and coordinate descent")
 
 
-def _outcome(reduced: Reduced, point: Point, bound: float, proof: str) -> Outcome:
-    return Outcome(reduced.restore(point.choice), bound + reduced.problem.fixed_seconds, proof)
+def _outcome(reduced: Reduced, point: Point, bound: float, proof: str, price: float = 0.0) -> Outcome:
+    return Outcome(reduced.restore(point.choice), bound + reduced.problem.fixed_seconds, proof, price)
 
 
 def _budget(problem: Problem) -> float:

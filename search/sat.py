@@ -1,7 +1,7 @@
 """The problem as an integer program for OR-Tools' CP-SAT: a check by other means, for small problems.
 
-    x[v, k]      1 if variable v takes option k                    sum over k of x[v, k] = 1
-    z[f, c]      1 if factor f is charged its cell c over classes  sum of z[f, c] over the cells of class a = sum of x in a
+    x[v, k]      1 if variable v takes option k                      sum over k of x[v, k] = 1
+    z[f, c]      1 if factor f is charged its cell c over classes    sum of z over the cells of a class = sum of its x
     minimise     sum of seconds(c) z[f, c]
     subject to   sum of retained(c) z[f, c] + t <= budget,  t >= transient(c) z[f, c]
 
@@ -79,7 +79,7 @@ def _scale(problem: Problem) -> _Scale:
     seconds = sum(_largest(problem.tables[f.table].core[0]) for f in problem.factors)
     nbytes = sum(_largest(problem.tables[f.table].core[1]) + _largest(problem.tables[f.table].core[2])
                  for f in problem.factors)
-    return _Scale(max(seconds, 1e-30) / GRAIN, max(1.0, nbytes / GRAIN))
+    return _Scale(max(seconds, 1e-30) / GRAIN, max(nbytes, 1e-30) / GRAIN)
 
 
 def _largest(values: Array) -> float:

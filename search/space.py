@@ -18,13 +18,21 @@ from autoddl.search.eliminate import argmin, mapped_messages, value
 from autoddl.search.mapped import Mapped
 from autoddl.search.program import Program
 
-__all__ = ["Clock", "Exhausted", "Limits", "Point", "Space", "mapped", "priced"]
+__all__ = ["Above", "Clock", "Exhausted", "Limits", "Point", "Space", "mapped", "priced"]
 
 Progress = Callable[[float, float], None]
 
 
 class Exhausted(Exception):
     """The time or the effort that was granted is used up; what has been proven so far stands."""
+
+
+class Above(Exception):
+    """No plan below the ceiling: `bound` is what was proved."""
+
+    def __init__(self, bound: float) -> None:
+        super().__init__(bound)
+        self.bound = bound
 
 
 @dataclass(slots=True)
@@ -62,6 +70,7 @@ class Limits:
     clock: Clock
     tell: Progress
     seed: int = 0
+    price: float = 0.0
 
     def target(self, seconds: float) -> float:
         """The bound that is good enough for a plan of `seconds`: rounding apart, or within the tolerance."""

@@ -52,9 +52,9 @@ def subsets(mesh: Mesh) -> list[tuple[int, ...]]:
     return [tuple(a for a in range(n) if bits >> a & 1) for bits in range(1, 2**n)]
 
 
-def gradient_layouts(source: Layout, target: Layout, seed: int) -> tuple[Layout, Layout]:
+def gradient_layouts(mesh: Mesh, source: Layout, target: Layout, seed: int) -> tuple[Layout, Layout]:
     """Layouts of a gradient that has the local shapes of target and source: B may be B or P where it arrives."""
-    arrives = Layout(tuple(s if isinstance(s, Split) else B if s == P or (seed >> a) % 2 else P
+    arrives = Layout(tuple(s if isinstance(s, Split) else B if s == P or mesh.sizes[a] == 1 or (seed >> a) % 2 else P
                            for a, s in enumerate(target)))
     return arrives, Layout(tuple(B if s == P else s for s in source))
 
@@ -90,7 +90,7 @@ def cases_of(shape: Shape, mesh: Mesh, stride: int) -> list[Case]:
     found: list[Case] = []
     for number, (source, target) in enumerate(product(table.layouts, repeat=2)):
         if number % stride == 0:
-            arrives, wanted = gradient_layouts(source, target, number)
+            arrives, wanted = gradient_layouts(mesh, source, target, number)
             found.append((source, table.steps(source, target), target, arrives, table.steps(arrives, wanted)))
     return found
 
@@ -114,7 +114,7 @@ def _check(mesh: Mesh, shape: Shape, stride: int) -> None:
     for number, (source, forward, target, arrives, backward) in enumerate(cases):
         text = f"{source} => {target} by {[s.text(mesh) for s in forward]}"
         check([r[number][0] for r in results], whole(shape), target, mesh, text)
-        _, wanted = gradient_layouts(source, target, 0)
+        _, wanted = gradient_layouts(mesh, source, target, 0)
         check([r[number][1] for r in results], whole(shape, 3), wanted, mesh, f"gradient of {text}")
         for rank, result in enumerate(results):
             at = mesh.coordinate(rank)

@@ -1,0 +1,69 @@
+"""The verb that trains a plan on this machine as if on its cluster: rehearse."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.table import Table
+
+from autoddl.cost_models import show_bytes, show_seconds
+from autoddl.factory import Factory, settings
+from autoddl.plan import load_plan
+
+if TYPE_CHECKING:
+    from autoddl.rehearse import Rehearsal
+
+__all__ = ["register"]
+
+Print = Callable[[RenderableType, Any, bool], None]
+Bar = Callable[[], AbstractContextManager[Any]]
+
+PlanPath = Annotated[Path, typer.Argument(metavar="PLAN", help="a plan, as `plan -o` wrote it")]
+FactoryText = Annotated[str, typer.Argument(metavar="FILE.py:FACTORY",
+                                            help="a function that returns a module, or a module and a sample")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="argument of the factory")]
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
+
+
+def register(app: typer.Typer, show: Print, bar: Bar) -> None:
+    """Add the verb to `app`; `show` prints a table or JSON, `bar` shows progress."""
+
+    @app.command("rehearse")
+    def _rehearse(plan: PlanPath, factory: FactoryText, set_: Set = None,
+                  cluster: Annotated[Path | None, typer.Option(help="the links of this cluster instead")] = None,
+                  steps: Annotated[int, typer.Option(min=2, help="training steps")] = 10,
+                  lr: Annotated[float, typer.Option(help="learning rate of AdamW")] = 1e-3,
+                  loopback: Annotated[bool, typer.Option("--loopback", help="no shaping, no root")] = False,
+                  as_json: AsJson = False) -> None:
+        """Train a plan here, on links shaped as its cluster's."""
+        from autoddl.rehearse import rehearse
+        read = load_plan(plan)
+        made = Factory.parse(factory, settings(set_ or ())).with_defaults(read.factory)
+        with bar() as progress:
+            found = rehearse(plan, read, made, steps=steps, lr=lr, cluster=cluster, shaped=not loopback,
+                             progress=progress)
+        show(_table(found), found.to_json(), as_json)
+
+
+def _table(found: "Rehearsal") -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    steps = f"{len(found.losses)} steps on {found.ranks} ranks"
+    table.add_row("loss", f"{found.losses[0]:.6f} -> {found.losses[-1]:.6f} in {steps}")
+    table.add_row("step", f"{show_seconds(found.median_seconds)} measured, "
+                          f"{show_seconds(found.predicted_seconds)} predicted")
+    wrong = found.collective_mismatches
+    table.add_row("collectives", "as planned" if not wrong else f"{wrong} differ: {'; '.join(found.mismatches)}")
+    for row in found.uplinks:
+        planned, left, entered = (show_bytes(nbytes) for nbytes in (row.planned, row.left, row.entered))
+        table.add_row(f"{row.level}, {_ranks(row.first, row.ranks)}",
+                      f"{planned} planned, {left} left, {entered} entered a step")
+    if found.note:
+        table.add_row("note", found.note)
+    return table
+
+
+def _ranks(first: int, count: int) -> str:
+    return f"rank {first}" if count == 1 else f"ranks {first}-{first + count - 1}"

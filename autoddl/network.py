@@ -1,0 +1,272 @@
+"""A cluster's links on this one machine: slow ones really slow, nested ones really nested.
+
+    innermost level       a *node*: its ranks share one network namespace and talk over loopback, which is not shaped
+    each level further    one bridge per unit, in a namespace of its own; every child has an *uplink* into it, a veth
+                          pair whose two ends are shaped by `tc tbf`, so that each direction carries
+
+    rate of an uplink = ports * bandwidth / oversubscription,     ports = devices behind it / devices that share a port
+
+Levels of size 1 further out are passed over. Latency stays what the machine gives.
+
+    burst = max(128 KiB, 1 ms of the rate)      below one 64 KiB packet tbf cuts every packet in software
+    limit = max(2 burst, 5 ms of the rate)      a longer queue holds small messages back behind bulk data
+    mtu 9000, and reno in each namespace        headers are 0.7 %, and no other control fills short queues as evenly
+
+Namespaces are called `autoddl-PIDNS-PID-START-N-...` by their owner, a process of that id and start time. What a dead
+owner left is removed when the next network is built, and nothing else is touched.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from autoddl.cost_models import Cluster, show_rate
+from autoddl.errors import InputError, MachineError
+
+__all__ = ["Network", "Node", "Uplink", "check_machine", "layout_of", "network", "remove_stale", "sent_over"]
+
+PORT = "eth0"
+MTU = 9000
+LEAST_BURST = 128 * 1024
+FASTEST = 4e9 / 8
+"""Bytes per second that two ordinary cores still shape exactly."""
+
+_NAMES = re.compile(r"autoddl-(\d+)-(\d+)-(\d+)-\d+-.+")
+_NAMESPACES = Path("/run/netns")
+_SERIALS = count()
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A namespace with the ranks `first` .. `first + ranks - 1`."""
+
+    namespace: str
+    address: str
+    first: int
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Uplink:
+    """The port of one child of a unit of `level`; `first` and `ranks` stand behind it, `rate` is bytes per second.
+
+    `interface` in `namespace` is the child's end, `port` in `parent` the other: what leaves the child is sent by the
+    first, what enters it by the second.
+    """
+
+    level: str
+    first: int
+    ranks: int
+    rate: float
+    namespace: str
+    interface: str
+    parent: str
+    port: str
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Nodes by rank, uplinks from the innermost level out, and the namespaces of the bridges."""
+
+    nodes: tuple[Node, ...]
+    uplinks: tuple[Uplink, ...]
+    switches: tuple[str, ...]
+
+    def node_of(self, rank: int) -> Node:
+        return next(node for node in self.nodes if node.first <= rank < node.first + node.ranks)
+
+
+def layout_of(cluster: Cluster, name: str) -> Network:
+    """The network of `cluster` as a value: nothing is built yet."""
+    per_node, units = cluster.levels[0].size, cluster.units
+    nodes = tuple(Node(f"{name}-n{k}", f"10.99.{k // 250}.{k % 250 + 1}", k * per_node, per_node)
+                  for k in range(cluster.size // per_node))
+    uplinks: list[Uplink] = []
+    switches: list[str] = []
+    inner, port = [node.namespace for node in nodes], PORT
+    for i, level in enumerate(cluster.levels):
+        if i == 0 or level.size == 1:
+            continue
+        outer = [f"{name}-s{i}.{unit}" for unit in range(cluster.size // units[i + 1])]
+        uplinks += [Uplink(level.name, k * units[i], units[i], _rate(cluster, i), inside, port,
+                           outer[k // level.size], f"p{k % level.size}") for k, inside in enumerate(inner)]
+        switches += outer
+        inner, port = outer, "uplink"
+    if not uplinks:
+        raise InputError(f"cluster {cluster.name} has no links to shape: its ranks share one node. The innermost level "
+                         "is a node, whose ranks talk over loopback; add a level of several nodes outside it, and for "
+                         "nodes of one rank write {name: node, size: 1, ...} first")
+    return Network(nodes, tuple(uplinks), tuple(switches))
+
+
+def _rate(cluster: Cluster, index: int) -> float:
+    """Bytes per second of the uplinks into level `index`."""
+    level = cluster.levels[index]
+    ports = max(1, cluster.units[index] // cluster.sharers(index))
+    rate = ports * level.bandwidth / level.oversubscription
+    if not 0 < rate <= FASTEST:
+        raise InputError(f"level {level.name!r} of cluster {cluster.name} has uplinks of {show_rate(rate)}: a "
+                         f"rehearsal shapes more than 0 and at most {show_rate(FASTEST)}; write a cluster with scaled "
+                         "bandwidths, like 25 MB/s, and plan for it")
+    return rate
+
+
+def check_machine() -> None:
+    """MachineError unless namespaces can be made and links shaped here."""
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        raise MachineError(f"shaping links needs {' and '.join(missing)}: install iproute2, or rehearse without "
+                           "shaping, with --loopback")
+    if os.geteuid() != 0:
+        raise MachineError("shaping links needs root, for network namespaces and tc: run it with sudo, or rehearse "
+                           "without shaping, with --loopback")
+
+
+@contextmanager
+def network(cluster: Cluster) -> Iterator[Network]:
+    """The shaped links of `cluster`, gone again on every way out; SIGTERM and SIGHUP leave by SystemExit."""
+    check_machine()
+    name = f"{_owner()}-{next(_SERIALS)}"
+    planned = layout_of(cluster, name)
+    with _signals_raise():
+        try:
+            remove_stale()
+            for command in commands(planned):
+                _call(command)
+            yield planned
+        finally:
+            _remove([space for space in _namespaces() if space.startswith(f"{name}-")])
+
+
+def commands(planned: Network) -> Iterator[tuple[str, ...]]:
+    """What builds the network, in order."""
+    for space in (*(node.namespace for node in planned.nodes), *planned.switches):
+        yield "ip", "netns", "add", space
+        yield "ip", "-n", space, "link", "set", "lo", "up"
+    for node in planned.nodes:
+        control = "echo reno > /proc/sys/net/ipv4/tcp_congestion_control"
+        yield "ip", "netns", "exec", node.namespace, "sh", "-c", control
+    for switch in planned.switches:
+        yield "ip", "-n", switch, "link", "add", "bridge", "type", "bridge"
+        yield "ip", "-n", switch, "link", "set", "bridge", "mtu", str(MTU), "up"
+    for uplink in planned.uplinks:
+        yield from _cable(uplink)
+    for node in planned.nodes:
+        yield "ip", "-n", node.namespace, "addr", "add", f"{node.address}/16", "dev", PORT
+
+
+def _cable(uplink: Uplink) -> Iterator[tuple[str, ...]]:
+    """One veth pair, made inside the namespaces, each end shaped and in its bridge (a node's end has none)."""
+    mtu = ("mtu", str(MTU))
+    yield ("ip", "link", "add", uplink.interface, "netns", uplink.namespace, *mtu, "type", "veth",
+           "peer", "name", uplink.port, "netns", uplink.parent, *mtu)
+    for space, interface in ((uplink.namespace, uplink.interface), (uplink.parent, uplink.port)):
+        if interface != PORT:
+            yield "ip", "-n", space, "link", "set", interface, "master", "bridge"
+        yield "ip", "-n", space, "link", "set", interface, "up"
+        yield "tc", "-n", space, "qdisc", "replace", "dev", interface, "root", *_bucket(uplink.rate)
+
+
+def _bucket(rate: float) -> tuple[str, ...]:
+    """The words of tbf for `rate` bytes per second."""
+    burst = max(LEAST_BURST, round(rate * 1e-3))
+    limit = max(2 * burst, round(rate * 5e-3))
+    return "tbf", "rate", f"{round(8 * rate)}bit", "burst", str(burst), "limit", str(limit)
+
+
+def sent_over(uplink: Uplink) -> tuple[int, int]:
+    """Bytes that left the child by this uplink, and that entered it, since it was built."""
+    return _sent(uplink.namespace, uplink.interface), _sent(uplink.parent, uplink.port)
+
+
+def _sent(space: str, interface: str) -> int:
+    shown = json.loads(_call(("ip", "-n", space, "-s", "-j", "link", "show", "dev", interface)))
+    return int(shown[0]["stats64"]["tx"]["bytes"])
+
+
+def _call(command: Sequence[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
+        raise MachineError(f"this machine cannot shape links: {' '.join(command)!r} says {said!r}; it needs root with "
+                           "network namespaces, bridges and tc's tbf. Rehearse without shaping with --loopback")
+    return done.stdout
+
+
+def _owner() -> str:
+    """The name of this process among all owners."""
+    return f"autoddl-{_pid_space()}-{os.getpid()}-{_start_of(os.getpid())}"
+
+
+def _pid_space() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def _start_of(pid: int) -> int | None:
+    """When the process of this id started, in ticks since boot; None if there is none."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if words[0] in "ZX" else int(words[19])
+
+
+def _namespaces() -> list[str]:
+    return sorted(path.name for path in _NAMESPACES.iterdir()) if _NAMESPACES.is_dir() else []
+
+
+def remove_stale() -> tuple[str, ...]:
+    """Remove the namespaces whose owner is dead, with the processes in them, and say which."""
+    found = []
+    for name in _namespaces():
+        match = _NAMES.fullmatch(name)
+        if match and int(match[1]) == _pid_space() and _start_of(int(match[2])) != int(match[3]):
+            found.append(name)
+    _remove(found)
+    return tuple(found)
+
+
+def _remove(namespaces: Sequence[str]) -> None:
+    """End what runs in the namespaces and delete them; their links go with them. Signals wait until it is done."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        for name in namespaces:
+            for pid in subprocess.run(("ip", "netns", "pids", name), capture_output=True, text=True).stdout.split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            subprocess.run(("ip", "netns", "del", name), capture_output=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    left = sorted(set(namespaces) & set(_namespaces()))
+    if left:
+        raise MachineError(f"cannot remove the network namespaces {', '.join(left)}: remove them with ip netns del")
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind the stack, as SIGINT does; only the main thread may say so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)

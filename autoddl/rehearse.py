@@ -1,0 +1,156 @@
+"""A plan trained on this machine as if on its cluster: the same ranks, the same launcher, links as slow as there.
+
+    step_seconds            of every step, the slowest rank's; the first one also makes the connections
+    collective_mismatches   collectives of a step that the plan has and the record has not, or the other way round
+    uplinks                 bytes a step that the plan sends over each uplink, and that the interfaces counted
+
+The ranks share the cores of this machine; so the cluster's device should be a share of one of them.
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from autoddl.cost_models import Cluster, load_cluster, parse_cluster
+from autoddl.errors import InputError, MismatchError
+from autoddl.factory import Factory
+from autoddl.launch import Place, joined, launch
+from autoddl.network import PORT, Network, Uplink, network
+from autoddl.plan import Plan
+
+__all__ = ["Crossed", "Rehearsal", "rehearse"]
+
+PROCESS_BYTES = 0.25e9
+"""What a rank takes before it has a model: the interpreter and torch."""
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Crossed:
+    """Bytes a step over the uplink of ranks `first` .. `first + ranks - 1` into a unit of `level`.
+
+    `planned` is the payload that leaves, `left` and `entered` what the interfaces counted, with headers.
+    """
+
+    level: str
+    first: int
+    ranks: int
+    planned: float
+    left: float
+    entered: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What came of it; `note` says what was not as on the plan's cluster."""
+
+    step_seconds: tuple[float, ...]
+    predicted_seconds: float
+    losses: tuple[float, ...]
+    collective_mismatches: int
+    uplinks: tuple[Crossed, ...]
+    ranks: int
+    note: str = ""
+    mismatches: tuple[str, ...] = ()
+
+    @property
+    def median_seconds(self) -> float:
+        """The median step after the first."""
+        return statistics.median(self.step_seconds[1:] or self.step_seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"median_seconds": self.median_seconds}
+
+
+def rehearse(path: Path, plan: Plan, factory: Factory, *, steps: int = 10, lr: float = 1e-3,
+             cluster: Path | None = None, shaped: bool = True, timeout: float | None = None,
+             progress: Progress | None = None) -> Rehearsal:
+    """Train `steps` steps on shaped links, of the plan's cluster or of another; unshaped, on plain loopback."""
+    _check(plan, steps)
+    machine, note = _machine(plan, cluster)
+    tell = progress or (lambda what, done, total: None)
+    temporary = tempfile.TemporaryDirectory(prefix="autoddl-rehearsal-")
+    with temporary as name, _placed(machine, shaped) as (uplinks, places):
+        folder = Path(name)
+        job = {"plan": str(path.resolve()), "factory": factory.to_json(), "steps": steps, "lr": lr, "folder": name,
+               "uplinks": [asdict(uplink) for uplink in uplinks]}
+        (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
+        launch(plan.mesh.size, [sys.executable, "-m", "autoddl.rehearse_rank", str(folder / "job.json")],
+               timeout=timeout, places=places, tick=lambda: tell("rehearsing", len(_losses(folder)), steps))
+        found = [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(plan.mesh.size)]
+        return _rehearsal(plan, found, _losses(folder), note if shaped else "on loopback, not shaped")
+
+
+def _check(plan: Plan, steps: int) -> None:
+    if joined():
+        raise InputError("a rehearsal starts its own ranks: call it outside torchrun and srun")
+    if steps < 2:
+        raise InputError(f"{steps} step is too few to rehearse: the first makes the connections; take 2 or more")
+    ranks, most = plan.mesh.size, max(16, 4 * (os.cpu_count() or 1))
+    if ranks > most:
+        raise InputError(f"the plan is for {ranks} ranks, this machine takes {most}: plan for a smaller cluster of the "
+                         "kind, like examples/clusters/rehearsal-4x1-200.yaml")
+    needed = ranks * (plan.predicted.peak_bytes + PROCESS_BYTES)
+    free = _free_bytes()
+    if needed > free:
+        raise InputError(f"{ranks} ranks of this plan need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free here: "
+                         "plan for fewer ranks, or a smaller model or batch")
+
+
+def _free_bytes() -> float:
+    """Memory that processes may still take, caches included."""
+    words = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    return 1024.0 * int(words["MemAvailable"].split()[0])
+
+
+def _machine(plan: Plan, path: Path | None) -> tuple[Cluster, str]:
+    """The cluster to build, and what to say if it is not the plan's own."""
+    if path is None:
+        if "cluster" not in plan.source:
+            raise MismatchError("the plan does not say what its cluster was: give it with --cluster FILE")
+        return parse_cluster(plan.source["cluster"], "the plan's cluster"), ""
+    cluster = load_cluster(path)
+    if cluster.size != plan.mesh.size:
+        raise MismatchError(f"cluster {cluster.name} has {cluster.size} devices, the plan {plan.mesh.size} ranks "
+                            f"(mesh '{plan.mesh}'): give a cluster of {plan.mesh.size}")
+    same = cluster.fingerprint == plan.fingerprints.get("cluster")
+    return cluster, "" if same else f"on {cluster.name}; the prediction is for {plan.cluster}"
+
+
+@contextmanager
+def _placed(cluster: Cluster, shaped: bool) -> Iterator[tuple[tuple[Uplink, ...], list[Place] | None]]:
+    """The uplinks to count on and the place of each rank, while the network stands."""
+    if not shaped:
+        yield (), None
+        return
+    with network(cluster) as built:
+        yield built.uplinks, [_place(built, rank) for rank in range(cluster.size)]
+
+
+def _place(built: Network, rank: int) -> Place:
+    node = built.node_of(rank)
+    return Place(("ip", "netns", "exec", node.namespace),
+                 {"GLOO_SOCKET_IFNAME": PORT, "MASTER_ADDR": built.nodes[0].address,
+                  "LOCAL_RANK": str(rank - node.first), "LOCAL_WORLD_SIZE": str(node.ranks),
+                  "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")})  # no names of hosts there
+
+
+def _losses(folder: Path) -> list[float]:
+    written = folder / "losses-0"
+    return [float(line) for line in written.read_text().split()] if written.exists() else []
+
+
+def _rehearsal(plan: Plan, found: list[dict[str, Any]], losses: list[float], note: str) -> Rehearsal:
+    seconds = tuple(max(step) for step in zip(*(one["step_seconds"] for one in found), strict=True))
+    wrong = [f"rank {rank} {text}" for rank, one in enumerate(found) for text in one["mismatches"]]
+    uplinks = tuple(Crossed(**row) for row in found[0]["uplinks"])
+    return Rehearsal(seconds, plan.predicted.seconds, tuple(losses), len(wrong), uplinks, plan.mesh.size, note,
+                     tuple(wrong[:20]))

@@ -1,0 +1,95 @@
+"""What a rank of a rehearsal runs: `python -m autoddl.rehearse_rank JOB.json`.
+
+It trains, as a rank of `run` does, and tells the seconds of each step, whether the last step's collectives were those
+of the plan, and, on rank 0, what crossed the uplinks a step. The first step, in which connections are made, does not
+count there.
+"""
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autoddl.apply import ParallelModel, parallelize
+from autoddl.errors import AutoDDLError
+from autoddl.factory import Factory
+from autoddl.launch import leave, report_failure
+from autoddl.network import Uplink, sent_over
+from autoddl.plan import load_plan, write_atomically
+from autoddl.uplinks import planned_bytes
+from autoddl.worker import _mismatches, built
+
+__all__ = ["trained"]
+
+DRAIN_SECONDS = 0.1
+"""Longer than a queue of an uplink takes to empty."""
+
+
+def trained(job: dict[str, Any], tell: Callable[[float], None]) -> dict[str, Any]:
+    """AdamW on the factory's batch, step by step; `tell` hears every loss."""
+    plan, factory = load_plan(job["plan"]), Factory(**job["factory"])
+    model, batch = built(factory)
+    parallel = parallelize(model, plan, batch)
+    optimizer = torch.optim.AdamW(parallel.parameters(), lr=job["lr"])
+    uplinks = [Uplink(**given) for given in job["uplinks"]]
+    seconds, before = [], []
+    for step in range(job["steps"]):
+        if step == 1:
+            before = _counted(uplinks)
+        start = time.perf_counter()
+        loss = parallel.step(batch)
+        optimizer.step()
+        optimizer.zero_grad()
+        said = float(loss)
+        seconds.append(time.perf_counter() - start)
+        tell(said)
+    return {"step_seconds": seconds, "mismatches": _mismatches(parallel),
+            "uplinks": _crossed(parallel, uplinks, before, _counted(uplinks), job["steps"] - 1)}
+
+
+def _counted(uplinks: list[Uplink]) -> list[tuple[int, int]]:
+    """Bytes over the uplinks until now, read by rank 0 while the others stand still."""
+    if not uplinks:
+        return []
+    dist.barrier()
+    time.sleep(DRAIN_SECONDS)
+    found = [sent_over(uplink) for uplink in uplinks] if dist.get_rank() == 0 else []
+    dist.barrier()
+    return found
+
+
+def _crossed(parallel: ParallelModel, uplinks: list[Uplink], before: list[tuple[int, int]],
+             after: list[tuple[int, int]], steps: int) -> list[dict[str, Any]]:
+    """Planned and counted bytes of a step over each uplink."""
+    if not before or parallel.groups.rank != 0:
+        return []
+    planned = planned_bytes(parallel.plan, parallel.graph, [range(u.first, u.first + u.ranks) for u in uplinks])
+    return [{"level": uplink.level, "first": uplink.first, "ranks": uplink.ranks, "planned": nbytes,
+             "left": (new[0] - old[0]) / steps, "entered": (new[1] - old[1]) / steps}
+            for uplink, nbytes, old, new in zip(uplinks, planned, before, after, strict=True)]
+
+
+def main() -> None:
+    job: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    rank, folder = os.environ["RANK"], Path(job["folder"])
+    try:
+        with open(folder / f"losses-{rank}", "w", buffering=1, encoding="utf-8") as file:
+            result = trained(job, lambda loss: print(repr(loss), file=file))
+        write_atomically(folder / f"result-{rank}.json", json.dumps(result))
+    except BaseException as error:
+        report_failure(error)
+        if job.get("debug"):
+            traceback.print_exc()
+        leave(2 if isinstance(error, AutoDDLError) else 1)
+    leave(0)
+
+
+if __name__ == "__main__":
+    main()
