@@ -124,11 +124,13 @@ Seconds = Callable[[Step, int, int], float]
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """All pairs of layouts of one tensor: `seconds[i, j]` from `layouts[i]` to `layouts[j]`, and the first steps."""
+    """All pairs of layouts of one tensor: `seconds[i, j]` from `layouts[i]` to `layouts[j]`, and the first steps;
+    `nbytes[i]` is what rank 0 holds."""
 
     layouts: tuple[Layout, ...]
     index: dict[Layout, int]
     seconds: npt.NDArray[np.float64]
+    nbytes: npt.NDArray[np.float64]
     _next: npt.NDArray[np.int16]
     _moves: tuple["_Move", ...]
 
@@ -246,7 +248,9 @@ def routes(shape: tuple[int, ...], itemsize: int, mesh: Mesh, seconds: Seconds, 
         far[i, j] = min over moves i -> k of  seconds(i -> k) + far[k, j]        until nothing gets nearer
     """
     every = layouts(shape, mesh, partial)
-    moves = _moves(shape, itemsize, mesh, _space(shape, mesh, every), seconds)
+    space = _space(shape, mesh, every)
+    moves = _moves(shape, itemsize, mesh, space, seconds)
+    nbytes = space.sizes.prod(axis=1) * float(itemsize)
     far = np.full((len(every), len(every)), np.inf)
     onward = np.full(far.shape, -1, dtype=np.int16)
     np.fill_diagonal(far, 0.0)
@@ -264,7 +268,7 @@ def routes(shape: tuple[int, ...], itemsize: int, mesh: Mesh, seconds: Seconds, 
         near = nearer
     far.setflags(write=False)
     onward.setflags(write=False)
-    return Routes(every, {layout: i for i, layout in enumerate(every)}, far, onward, moves)
+    return Routes(every, {layout: i for i, layout in enumerate(every)}, far, nbytes, onward, moves)
 
 
 def is_conversion(steps: tuple[Step, ...], source: Layout, target: Layout) -> bool:

@@ -80,9 +80,6 @@ class _Port:
     values: tuple[tuple[Any, ...], ...]
     classes: Classes
 
-    def layouts(self, k: int) -> tuple[Layout, ...]:
-        return tuple(value[k] for value in self.values)
-
 
 def _port(choices: tuple[Choice, ...], pick: Callable[[Choice], tuple[Any, ...]]) -> _Port:
     found: dict[tuple[Any, ...], int] = {}
@@ -95,12 +92,21 @@ class _Ports:
 
     def __init__(self) -> None:
         self.known: dict[tuple[Any, ...], tuple[tuple[Choice, ...], _Port]] = {}
+        self.found: dict[tuple[int, int, int], tuple[_Port, Routes, Classes]] = {}
 
     def __call__(self, choices: tuple[Choice, ...], key: Hashable, pick: Callable[[Choice], tuple[Any, ...]]) -> _Port:
         at = (id(choices), key)
         if at not in self.known:
             self.known[at] = choices, _port(choices, pick)
         return self.known[at][1]
+
+    def positions(self, port: _Port, k: int, table: Routes) -> Classes:
+        """Where the routes have the k-th layout of every value."""
+        at = (id(port), k, id(table))
+        if at not in self.found:
+            found = np.array([table.index[value[k]] for value in port.values], dtype=np.intp)
+            self.found[at] = port, table, found
+        return self.found[at][2]
 
     def writes(self, choices: tuple[Choice, ...], port: int) -> _Port:
         return self(choices, ("write", port), lambda c: (c.outputs[port], c.wanted[port], c.regather))
@@ -153,21 +159,16 @@ def _parameter_table(pricing: Pricing, tensor: Tensor, choices: tuple[Choice, ..
     return Table(np.zeros(len(choices)), own * copies, np.zeros(len(choices)))
 
 
-def _positions(table: Routes, layouts: Sequence[Layout]) -> Classes:
-    return np.array([table.index[layout] for layout in layouts], dtype=np.intp)
-
-
 def _edge_table(pricing: Pricing, ports: _Ports, edge: Edge, source: Variable, target: Variable,
                 keep: tuple[bool, bool], flows: bool) -> Table:
     """Pairwise costs: `keep` says whether the reader's backward needs the value, and the writer's its own output."""
     tensor = pricing.graph.tensors[edge.tensor]
     table = routes_of(pricing, tensor)
     writes, reads = ports.writes(source.choices, edge.port), ports.reads(target.choices, edge.slot)
-    here, there = _positions(table, writes.layouts(0)), _positions(table, reads.layouts(0))
+    here, there = ports.positions(writes, 0, table), ports.positions(reads, 0, table)
     seconds = table.seconds[np.ix_(here, there)]
     converted = here[:, None] != there[None, :]
-    before = _local(tensor, writes.layouts(0), pricing.mesh)[:, None]
-    after = _local(tensor, reads.layouts(0), pricing.mesh)[None, :]
+    before, after = table.nbytes[here][:, None], table.nbytes[there][None, :]
     parameter = isinstance(source.item, Tensor)
     alone = not (parameter or (isinstance(source.item, Op) and source.item.target == HUB))
     again = np.array([value[2] for value in writes.values])[:, None] & parameter
@@ -176,9 +177,9 @@ def _edge_table(pricing: Pricing, ports: _Ports, edge: Edge, source: Variable, t
     if parameter and keep[0]:
         seconds = np.where(again, 2 * seconds, seconds)
     if flows:
-        wanted = _positions(table, writes.layouts(1))
-        seconds = seconds + table.seconds[np.ix_(_positions(table, reads.layouts(1)), wanted)].T
-        transient = transient + _local(tensor, reads.layouts(1), pricing.mesh)[None, :]
+        yields, wanted = ports.positions(reads, 1, table), ports.positions(writes, 1, table)
+        seconds = seconds + table.seconds[np.ix_(yields, wanted)].T
+        transient = transient + table.nbytes[yields][None, :]
     return Table(seconds, retained, np.broadcast_to(transient, seconds.shape), (writes.classes, reads.classes))
 
 

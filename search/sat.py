@@ -57,9 +57,9 @@ def satisfy(problem: Problem, clock: Clock, seed: int) -> Found:
     scale = _scale(problem)
     objective, retained, peaks = _factors(model, problem, options, scale)
     if problem.budget is not None:
-        room = math.floor((problem.budget - problem.fixed_bytes) / scale.byte)
+        room = math.floor(min((problem.budget - problem.fixed_bytes) / scale.byte, 2 * GRAIN))
         _limit(model, retained, peaks, room)
-    model.minimize(sum(objective))
+    model.minimize(cp_model.LinearExpr.sum(objective))
     solver: Any = cp_model.CpSolver()
     solver.parameters.random_seed, solver.parameters.num_workers = seed, 1
     if clock.deadline is not None:
@@ -108,7 +108,8 @@ def _factors(model: Any, problem: Problem, options: list[list[Any]], scale: _Sca
             peaks.append((math.ceil(moment / scale.byte), z))
         for group, cells in zip(groups, sums, strict=True):
             for members, zs in zip(group, cells, strict=True):
-                model.add(sum(zs) == sum(members))
+                if zs or members:
+                    model.add(sum(zs) - sum(members) == 0)
     return objective, retained, peaks
 
 
@@ -125,7 +126,7 @@ def _limit(model: Any, retained: list[Any], peaks: list[tuple[int, Any]], room: 
     if room < 0:
         model.add_bool_or([])
         return
-    peak = model.new_int_var(0, max(room, 0), "t")
+    peak = model.new_int_var(0, room, "t")
     for size, z in peaks:
         if size:
             model.add(peak >= size * z)
