@@ -1,5 +1,6 @@
 # make demo    plan, prove and train a small GPT on four local processes
 # make test    the tests         make test-all   with the long ones
+# make fuzz    random plans of every model on four ranks against one process: all 240
 # make check   ruff, mypy and the import contracts
 # make setup   the environment in .venv (every target makes it when needed)
 
@@ -7,7 +8,7 @@ PYTHON := $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test test-all check size clean
+.PHONY: setup demo fuzz test test-all check size clean
 
 setup: $(READY)
 
@@ -22,6 +23,9 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -q -m 'not slow'
+
+fuzz: setup
+	$(BIN)/python -m pytest -q --timeout=1500 tests/test_fuzz.py
 
 test-all: setup
 	$(BIN)/python -m pytest -q

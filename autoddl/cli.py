@@ -17,6 +17,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from autoddl import report
+from autoddl.answer_tables import relaxation_table
 from autoddl.cli_answers import register
 from autoddl.cli_rehearse import register as register_rehearse
 from autoddl.errors import AutoDDLError, Infeasible, MachineError
@@ -51,15 +52,23 @@ def _root(debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")
 def _plan(factory: FactoryText, cluster: ClusterPath, set_: Set = None, mesh: Mesh = None, pin: Pin = None,
           budget: Budget = None, solver: Solver = "exact", max_axes: MaxAxes = 3, time_limit: TimeLimit = None,
           output: Annotated[Path | None, typer.Option("-o", "--output", help="write the plan here")] = None,
+          relax: Annotated[bool, typer.Option(help="if nothing fits, price what would")] = False,
           as_json: AsJson = False) -> None:
     """Find the best configuration of a model on a cluster."""
     made = Factory.parse(factory, settings(set_ or ()))
+    asked: dict[str, Any] = {"mesh": mesh, "pins": tuple(pin or ()), "budget": budget, "max_axes": max_axes}
     with _progress() as progress:
         from autoddl.api import plan as find
         model, sample = made.build()
-        found = find(model, cluster, sample, mesh=mesh, pins=tuple(pin or ()), budget=budget, solver=solver,
-                     max_axes=max_axes, time_limit=time_limit, name=made.name, factory=made.to_json(),
-                     progress=progress)
+        try:
+            found = find(model, cluster, sample, solver=solver, time_limit=time_limit, name=made.name,
+                         factory=made.to_json(), progress=progress, **asked)
+        except Infeasible as error:
+            if relax:
+                from autoddl.relax import relaxations
+                rows = relaxations(model, cluster, sample, needed=error.needed, progress=progress, **asked)
+                Console(stderr=True).print(relaxation_table(rows))
+            raise
     if output is not None:
         found.save(output)
     _print(report.plan_table(found), report.summary(found), as_json)

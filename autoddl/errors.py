@@ -29,6 +29,12 @@ class MismatchError(InputError):
     """A plan meets a model, cluster, version, world or batch that it was not made for."""
 
 
+def _bytes(count: float) -> str:
+    """`12.3 GB`: what is near the budget is told apart."""
+    unit, size = next(((u, s) for u, s in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if count >= s), ("bytes", 1.0))
+    return f"{count / size:.6g} {unit}"
+
+
 class Infeasible(AutoDDLError):
     """No choice fits: `needed` is the least bytes per device that any choice takes, `budget` what there is."""
 
@@ -36,8 +42,8 @@ class Infeasible(AutoDDLError):
         self.needed, self.budget, self.detail = needed, budget, detail
         hint = detail or "use more devices, a smaller batch, or a larger budget"
         super().__init__(
-            f"no plan fits: the least any plan needs is {needed / 1e9:.3f} GB per device, "
-            f"the budget is {budget / 1e9:.3f} GB; {hint}"
+            f"no plan fits: the least any plan needs is {_bytes(needed)} per device, "
+            f"the budget is {_bytes(budget)}; {hint}"
         )
 
     def __reduce__(self) -> tuple[type["Infeasible"], tuple[float, float, str]]:

@@ -44,6 +44,8 @@ def normalise(module: GraphModule) -> None:
             node.args = (node.args[0], list(node.meta["val"].shape))
         elif name == "chunk.default":
             _split(node)
+        elif name == "broadcast_tensors.default":
+            _expand(node)
     module.recompile()
 
 
@@ -57,6 +59,17 @@ def gradients(module: GraphModule, trained: frozenset[str]) -> None:
         elif detach and node.args[0] not in reached:
             replace(node, node.args[0])
     module.recompile()
+
+
+def _expand(node: Node) -> None:
+    """broadcast_tensors(xs)[i] -> expand(xs[i]): what one of them depends on says nothing of the others."""
+    for item in list(node.users):
+        x, shape = node.args[0][item.args[1]], list(item.meta["val"].shape)  # type: ignore[index]
+        with node.graph.inserting_before(item):
+            wide = node.graph.call_function(aten.expand.default, (x, shape))
+        wide.meta = dict(item.meta)
+        replace(item, wide)
+    node.graph.erase_node(node)
 
 
 def _split(node: Node) -> None:

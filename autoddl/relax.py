@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autoddl.cost_models import Cluster, load_cluster, parse
+from autoddl.cost_models import Cluster, load_cluster, parse, show_bytes
 from autoddl.errors import AutoDDLError, Infeasible
 from autoddl.front import resized
 from autoddl.outer import Progress
@@ -51,7 +51,7 @@ def relaxations(model: "nn.Module", cluster: str | Path | Cluster, sample: objec
     limit = place.device.memory if budget is None else float(parse(budget, "bytes"))
     given = sample_for(model) if sample is None else as_sample(sample)
     asked = Question(capture(model, given).graph, place, limit, optimizer, tolerance, tuple(pins), mesh, max_axes)
-    found = [_row(f"a budget of {needed / 1e9:.3f} GB", replace(asked, budget=needed * ROOM), progress)]
+    found = [_row(f"a budget of {show_bytes(needed)}", replace(asked, budget=needed * ROOM), progress)]
     outermost = next((level for level in reversed(place.levels) if level.size > 1), place.levels[-1])
     for times in (2, 4):
         wider = replace(asked, cluster=resized(place, outermost.size * times), mesh=None)
@@ -71,7 +71,7 @@ def _row(what: str, asked: Question, progress: Progress | None) -> Relaxation:
     try:
         best = answered(asked, progress).best.solution
     except Infeasible as error:
-        return Relaxation(what, None, error.needed, f"still needs {error.needed / 1e9:.3f} GB")
+        return Relaxation(what, None, error.needed, f"still needs {show_bytes(error.needed)}")
     except AutoDDLError as error:
         return Relaxation(what, None, 0.0, str(error))
     return Relaxation(what, best.seconds, best.nbytes)

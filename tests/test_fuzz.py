@@ -23,7 +23,7 @@ from autoddl.plan import Plan
 from autoddl.sample import Sample
 from autoddl.traffic import traffic
 
-MODELS = ("gpt", "gpt2", "llama", "bert", "t5", "vit", "vgg_bn", "resnet", "mixture")
+MODELS = ("gpt", "gpt2", "llama", "bert", "t5", "vit", "vgg_bn", "resnet", "mixture", "regression")
 STEPS = 3
 LR = 1e-3
 

@@ -174,3 +174,21 @@ def resnet(B: int = 4, image: int = 16, classes: int = 8, dtype: torch.dtype = t
 
 ZOO: dict[str, Callable[[], Made]] = {"gpt": gpt, "gpt2": gpt2, "llama": llama, "bert": bert, "t5": t5, "vit": vit,
                                       "vgg_bn": vgg_bn, "resnet": resnet, "mixture": mixture}
+
+
+class Regression(nn.Module):
+    """Two layers and a squared error, with weights that are tied, frozen and idle, on uneven sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 10), nn.Linear(10, 6)
+        self.scale, self.idle = nn.Parameter(torch.ones(7, 1), requires_grad=False), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        z = torch.tanh(self.up(x)) * self.scale
+        return F.mse_loss(self.down(z) + F.linear(z, self.up.weight.t()), y)
+
+
+def regression(dtype: torch.dtype = torch.float32) -> Made:
+    torch.manual_seed(0)
+    return Regression().to(dtype), Sample((torch.randn(5, 7, 6, dtype=dtype), torch.randn(5, 7, 6, dtype=dtype)))

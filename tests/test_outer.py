@@ -1,0 +1,192 @@
+"""The search over meshes: the best of all, whatever the number of workers and wherever it is interrupted."""
+
+import pickle
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from time import perf_counter
+
+import pytest
+import zoo
+from planmaker import cluster_of
+from torch import nn
+
+import tiny
+from autoddl.api import compare_solvers
+from autoddl.capture import capture
+from autoddl.cost_models import Cluster
+from autoddl.errors import Infeasible, InputError, MachineError
+from autoddl.graph import Graph
+from autoddl.hubs import planned
+from autoddl.layout import Mesh
+from autoddl.meshes import meshes
+from autoddl.outer import Candidate, Found, Task, posed, search
+from autoddl.price import floor_seconds
+from autoddl.problem import Problem
+from autoddl.search import Above, solve
+from autoddl.space import everything
+from autoddl.workers import mapper
+
+
+@lru_cache
+def graph_of(name: str) -> Graph:
+    models: dict[str, tuple[nn.Module, object]] = {
+        "tiny": (tiny.tiny(1), None), "deep": (tiny.tiny(3), None), "gpt": zoo.gpt(1), "llama": zoo.llama(1),
+        "vgg": zoo.vgg_bn(), "resnet": zoo.resnet()}
+    return capture(*models[name]).graph
+
+
+def task_of(name: str, place: Cluster, budget: float = 1e12, **more: object) -> Task:
+    graph = graph_of(name)
+    task = Task(planned(graph), graph, {}, place, budget, "adamw", "exact", 1e-3, None, {}, 0.0, perf_counter())
+    return replace(task, **more)  # type: ignore[arg-type]
+
+
+def candidates(place: Cluster, most: int = 3) -> list[Candidate]:
+    return [Candidate(mesh, lambda graph, on: everything) for mesh in meshes(place, most)]
+
+
+def tight(name: str, place: Cluster, share: float = 0.3) -> float:
+    """A budget between the least bytes of any plan and those of the fastest."""
+    with pytest.raises(Infeasible) as caught:
+        search(task_of(name, place, 1.0), candidates(place))
+    free = search(task_of(name, place), candidates(place)).best.solution.nbytes
+    return caught.value.needed + share * (free - caught.value.needed)
+
+
+PLACE = cluster_of("net=2,node=4")
+
+
+def test_the_best_mesh_is_the_best_of_all_meshes_solved_alone() -> None:
+    budget = tight("deep", PLACE)
+    task, tried = task_of("deep", PLACE, budget, tolerance=0.0), candidates(PLACE)
+    alone = []
+    for candidate in tried:
+        try:
+            alone.append(solve(posed(task, candidate)[2]).seconds)
+        except Infeasible:
+            continue
+    found = search(task, tried)
+    assert found.best.solution.seconds == pytest.approx(min(alone), rel=1e-6)
+    assert found.bound <= found.best.solution.seconds
+    assert found.best.solution.nbytes <= budget
+
+
+def test_one_and_two_workers_find_the_same() -> None:
+    budget = tight("deep", PLACE)
+    found = [search(task_of("deep", PLACE, budget, workers=workers), candidates(PLACE)) for workers in (1, 2, 1)]
+    assert len({(f.best.pricing.mesh, f.best.solution, f.bound) for f in found}) == 1
+
+
+class Stop:
+    """A progress that interrupts once there is a plan, or at once."""
+
+    def __init__(self, at_once: bool) -> None:
+        self.at_once = at_once
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        assert 0 <= done <= total and "bound" in what
+        if self.at_once or ("best" in what and not what.startswith("searched")):
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_interrupt_gives_the_best_plan_so_far_with_a_true_bound(workers: int) -> None:
+    whole = search(task_of("deep", PLACE), candidates(PLACE))
+    found: Found = search(task_of("deep", PLACE, workers=workers), candidates(PLACE), Stop(False))
+    assert found.interrupted and not whole.interrupted
+    assert found.bound <= whole.best.solution.seconds <= found.best.solution.seconds
+    assert found.bound >= floor_seconds(planned(graph_of("deep")), PLACE) > 0
+
+
+def test_an_interrupt_before_there_is_a_plan_is_passed_on() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        search(task_of("deep", PLACE, 1.0), candidates(PLACE), Stop(True))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_plan_names_the_least_bytes_of_all_meshes(workers: int) -> None:
+    needed = []
+    for candidate in candidates(PLACE):
+        with pytest.raises(Infeasible) as alone:
+            search(task_of("deep", PLACE, 1.0), [candidate])
+        needed.append(alone.value.needed)
+    with pytest.raises(Infeasible) as caught:
+        search(task_of("deep", PLACE, 1.0, workers=workers), candidates(PLACE))
+    assert caught.value.needed == pytest.approx(min(needed))
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (str(copy), copy.needed) == (str(caught.value), caught.value.needed)
+
+
+def test_the_floor_is_below_every_plan() -> None:
+    for name in ("tiny", "gpt", "vgg"):
+        for mesh in meshes(PLACE, 2):
+            problem = posed(task_of(name, PLACE), Candidate(mesh, lambda graph, on: everything))[2]
+            assert floor_seconds(planned(graph_of(name)), PLACE) <= solve(replace(problem, budget=None)).bound
+
+
+def test_a_ceiling_below_the_optimum_is_answered_with_a_bound() -> None:
+    problem = posed(task_of("deep", PLACE, tight("deep", PLACE)), candidates(PLACE)[-1])[2]
+    best = solve(problem)
+    with pytest.raises(Above) as caught:
+        solve(problem, ceiling=0.5 * best.seconds, price=best.price)
+    assert 0.5 * best.seconds <= caught.value.bound <= best.seconds
+    assert solve(problem, ceiling=2 * best.seconds, price=best.price).seconds == pytest.approx(best.seconds, rel=1e-3)
+
+
+def _dies(argument: int) -> int:
+    sys.exit(1)
+
+
+def test_workers_keep_the_order_and_pass_errors_on() -> None:
+    def doubled(x: int) -> int:
+        if x < 0:
+            raise InputError("negative")
+        return 2 * x
+
+    for workers in (1, 2, 3):
+        with mapper(doubled, workers) as run:
+            assert list(run(range(7))) == [0, 2, 4, 6, 8, 10, 12]
+            assert list(run([])) == []
+            with pytest.raises(InputError, match="negative"):
+                list(run([1, -1, 2]))
+    with mapper(_dies, 2) as run, pytest.raises(MachineError, match="one worker"):
+        list(run([1, 2]))
+
+
+def narrow(problem: Problem, share: float) -> Problem:
+    """The problem with a budget between its least and its fastest plan's bytes."""
+    with pytest.raises(Infeasible) as caught:
+        solve(replace(problem, budget=-1.0))
+    most = solve(replace(problem, budget=None)).nbytes
+    return replace(problem, budget=caught.value.needed + share * (most - caught.value.needed))
+
+
+REAL: Sequence[tuple[str, str]] = [(name, mesh) for name in ("tiny", "deep", "gpt", "vgg", "resnet")
+                                   for mesh in ("a=2", "a=4", "a=8", "a=2,b=2")]
+
+
+@pytest.mark.parametrize(("name", "mesh"), [
+    pytest.param(*case, marks=[] if case in (("tiny", "a=2"), ("gpt", "a=4"), ("vgg", "a=2"), ("tiny", "a=2,b=2"))
+                 else pytest.mark.slow) for case in REAL])
+def test_real_graphs_agree_with_cp_sat(name: str, mesh: str) -> None:
+    place = cluster_of(mesh)
+    problem = posed(task_of(name, place), Candidate(Mesh.parse(mesh), lambda graph, on: everything))[2]
+    for case in (replace(problem, budget=None), narrow(problem, 0.4)):
+        other, found = solve(case, "cp-sat", time_limit=60.0), solve(case)
+        assert found.bound <= other.seconds * (1 + 1e-9)
+        assert other.bound <= found.seconds * (1 + 1e-9)
+        if other.optimal and found.optimal:
+            assert found.seconds == pytest.approx(other.seconds, rel=1e-7)
+
+
+def test_all_solvers_on_one_problem() -> None:
+    rows = {row.name: row for row in compare_solvers(tiny.tiny(1), PLACE, mesh="net=2,node=4", time_limit=20.0)}
+    best = rows["exact"].seconds
+    assert best is not None and rows["exact"].bound == pytest.approx(best)
+    for row in rows.values():
+        assert (row.seconds is None) == (row.bound is None) == bool(row.seconds is None)
+        if row.seconds is not None and row.bound is not None:
+            assert row.bound <= best * (1 + 1e-9) and row.seconds >= best * (1 - 1e-9), row
+    assert rows["exhaustive"].seconds is None and "use the solver 'exact'" in rows["exhaustive"].detail
