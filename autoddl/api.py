@@ -7,7 +7,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from autoddl.graph import Graph
 from autoddl.hubs import planned
 from autoddl.layout import Mesh
 from autoddl.meshes import check_mesh, meshes
-from autoddl.outer import Candidate, Found, Progress, Task, posed, search
+from autoddl.outer import Candidate, Found, Progress, Task, Variant, posed, search
 from autoddl.plan import VERSION, Plan
 from autoddl.price import OPTIMIZERS
 from autoddl.problem import Problem
@@ -59,6 +59,7 @@ def _task(model: "nn.Module", cluster: str | Path | Cluster, sample: object, bud
           workers: int | None = None) -> Task:
     """Read and check everything that planning needs; the model is captured here."""
     from autoddl.capture import capture
+    from autoddl.sample import as_sample, parted, sample_for
 
     began = perf_counter()
     place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
@@ -69,14 +70,23 @@ def _task(model: "nn.Module", cluster: str | Path | Cluster, sample: object, bud
         raise InputError(f"a memory budget is above 0 bytes, not {budget}")
     start = perf_counter()
     captured = capture(model, sample)
+
+    @cache
+    def variant(microbatches: int) -> Variant:
+        part = parted(sample_for(model) if sample is None else as_sample(sample), microbatches)
+        made = capture(model, part)
+        return Variant(planned(made.graph), made.graph, made.spec)
+
     about = {"model": name or type(model).__name__, "factory": dict(factory or {})}
     return Task(planned(captured.graph), captured.graph, captured.spec, place, limit, optimizer, solver, tolerance,
-                time_limit, about, perf_counter() - start, began, workers)
+                time_limit, about, perf_counter() - start, began, workers, variant)
 
 
 def _finish(task: Task, found: Found, count: int, pins: Sequence[str], mesh: str | None, most: int) -> Plan:
     """The plan of the best candidate."""
     solved = found.best
+    one = task.variant(solved.pricing.microbatches)
+    task = replace(task, graph=one.graph, original=one.original, spec=one.spec)
     if found.interrupted:
         proof = f"{solved.solution.proof}; interrupted"
         solved = replace(solved, solution=replace(solved.solution, proof=proof))
@@ -108,20 +118,24 @@ def _meshes(task: Task, mesh: str | None, pins: tuple[Pin, ...], most: int) -> t
 def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *, mesh: str | None = None,
          pins: Sequence[str] = (), budget: float | str | None = None, optimizer: str = "adamw", solver: str = "exact",
          tolerance: float = 1e-3, max_axes: int = 3, time_limit: float | None = None, name: str = "",
-         factory: Mapping[str, Any] | None = None, progress: Progress | None = None, workers: int | None = None
-         ) -> Plan:
+         factory: Mapping[str, Any] | None = None, progress: Progress | None = None, workers: int | None = None,
+         microbatches: Sequence[int] = (1,)) -> Plan:
     """The fastest plan for `model` on `cluster`, under the performance model.
 
     `budget` is bytes per device (the device's memory); `time_limit` seconds per mesh. Under a binding budget the search
     stops at a proven gap of `tolerance`; an interrupt ends it with the best plan so far and the bound that holds then.
-    `workers` processes search; their number changes no plan. Raises InputError for what is wrong with the arguments,
-    Infeasible if no plan fits the budget.
+    `workers` processes search; their number changes no plan. `microbatches` are the numbers of equal parts in which a
+    step may run the batch, one after the other, with gradients converted once; the plan's layouts are those of a part.
+    Raises InputError for what is wrong with the arguments, Infeasible if no plan fits the budget.
     """
     if progress:
         progress("capturing the model", 0, 1)
     task = _task(model, cluster, sample, budget, optimizer, solver, tolerance, time_limit, name, factory, workers)
     asked = tuple(parse_pin(text) for text in pins)
-    tried = [Candidate(m, partial(pinned, asked)) for m in _meshes(task, mesh, asked, max_axes)]
+    counts = sorted(set(microbatches))
+    if not counts or counts[0] < 1:
+        raise InputError(f"numbers of microbatches are at least 1, not {list(microbatches)}")
+    tried = [Candidate(m, partial(pinned, asked), n) for n in counts for m in _meshes(task, mesh, asked, max_axes)]
     return _finish(task, search(task, tried, progress), len(tried), pins, mesh, max_axes)
 
 

@@ -41,6 +41,9 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
     place, limit = device_of(device), timedelta(seconds=timeout)
     if plan.version != VERSION:
         raise MismatchError(f"the plan is of version {plan.version}, this AutoDDL runs version {VERSION}: plan again")
+    if plan.microbatches != 1:
+        raise InputError(f"the plan runs its batch in {plan.microbatches} parts, which is priced but does not run yet; "
+                         "plan with microbatches=(1,)")
     if any(isinstance(p, DTensor) for p in model.parameters()):
         raise InputError("the model's parameters are DTensors already; give parallelize the plain module")
     join(plan.mesh, place, limit)

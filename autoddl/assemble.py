@@ -19,7 +19,7 @@ from autoddl.price import OPTIMIZERS, Pricing, cone_cost, inner_seconds, op_seco
 from autoddl.problem import Problem, Solution
 from autoddl.rules import has_rule
 from autoddl.space import Choice, Variable
-from autoddl.tables import edges_of, kept
+from autoddl.tables import edges_of, kept, saved_tensors
 
 __all__ = ["Assembled", "assemble", "plan_of"]
 
@@ -71,6 +71,7 @@ def _edges(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choi
     """The conversions between variables. A parameter's edge is always listed: running asks it for the used layout."""
     graph, found = pricing.graph, []
     differentiable = graph.differentiable()
+    saved = saved_tensors(graph, differentiable)
     for edge in edges_of(graph, variables):
         source, target = variables[edge.source], variables[edge.target]
         assert isinstance(target.item, Op)
@@ -80,9 +81,10 @@ def _edges(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choi
         flows, backward = edge.tensor in differentiable, tuple[Step, ...]()
         if flows:
             backward = table.steps(reads.gradients[edge.slot], writes.wanted[edge.port])
-            parts.add(tensor, backward, reads.gradients[edge.slot])
-        again = writes.regather and kept(graph, edge, source, target, differentiable)[0]
-        parts.add(tensor, forward, writes.outputs[edge.port], 2 if again else 1)
+            parts.add(tensor, backward, reads.gradients[edge.slot],
+                      1 if isinstance(source.item, Tensor) else pricing.microbatches)
+        again = writes.regather and kept(graph, edge, source, target, differentiable, saved)[0]
+        parts.add(tensor, forward, writes.outputs[edge.port], pricing.microbatches * (2 if again else 1))
         if forward or backward or isinstance(source.item, Tensor):
             found.append(Conversion(
                 target.item.name, target.item.slots[edge.slot], tensor.name, writes.outputs[edge.port],
@@ -104,8 +106,8 @@ def _ends(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choic
                 table, tensor, flows = routes_of(pricing, graph.tensors[t]), graph.tensors[t], t == graph.outputs[0]
                 forward = table.steps(choice.outputs[port], whole)
                 backward = table.steps(whole, choice.wanted[port]) if flows else ()
-                parts.add(tensor, forward, choice.outputs[port])
-                parts.add(tensor, backward, whole)
+                parts.add(tensor, forward, choice.outputs[port], pricing.microbatches)
+                parts.add(tensor, backward, whole, pricing.microbatches)
                 if forward or backward:
                     found.append(Conversion("output", ends[t], tensor.name, choice.outputs[port], whole,
                                             _texts(forward, pricing), whole if flows else None,
@@ -163,7 +165,8 @@ def _unruled(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Ch
     found: dict[str, float] = defaultdict(float)
     for variable, choice in zip(variables, chosen, strict=True):
         if isinstance(variable.item, Op) and variable.item.target != HUB and not has_rule(variable.item.target):
-            found[variable.item.target] += op_seconds(pricing, variable.item, choice, differentiable)
+            seconds = op_seconds(pricing, variable.item, choice, differentiable)
+            found[variable.item.target] += seconds * pricing.microbatches
     return dict(found)
 
 
@@ -176,15 +179,16 @@ def assemble(pricing: Pricing, problem: Problem, solution: Solution, variables: 
     sliced, inputs = _cone(pricing, variables, chosen)
     decided = {v.item.name: c for v, c in zip(variables, chosen, strict=True) if isinstance(v.item, Op)}
     decisions, differentiable = [], graph.differentiable()
-    compute = cone_cost(pricing)[0] + parts.local
+    times = pricing.microbatches
+    compute = cone_cost(pricing)[0] * times + parts.local
     for op in graph.ops:
         choice = decided.get(op.name, Choice((whole,) * len(op.inputs), (whole,) * len(op.outputs), (), ()))
         decisions.append(Decision(op.name, op.target, choice.inputs, choice.outputs,
                                   choice.wanted[0] if op.target == HUB else None))
         if op.name in decided and op.target != HUB:
-            compute += op_seconds(pricing, op, choice, differentiable)
+            compute += op_seconds(pricing, op, choice, differentiable) * times
             for axes, seconds in (inner_seconds(pricing, op, choice) if choice.inner else {}).items():
-                parts.seconds[axes] += seconds
+                parts.seconds[axes] += seconds * times
     stored = tuple(Stored(v.item.fqn, c.outputs[0], c.regather) for v, c in zip(variables, chosen, strict=True)
                    if isinstance(v.item, Tensor))
     idle = tuple(Stored(t.fqn, whole) for t in graph.tensors
@@ -204,4 +208,5 @@ def plan_of(made: Assembled, pricing: Pricing, solution: Solution, about: Mappin
               for a, axis in enumerate(pricing.mesh.axes)}
     return Plan(mesh=pricing.mesh, decisions=made.decisions, conversions=made.conversions, stored=made.stored,
                 inputs=made.inputs, predicted=made.predicted, proof=solution.proof, cluster=cluster.name,
-                backend=cluster.backend, levels=levels, bucket_bytes=BUCKET_BYTES, **about)
+                backend=cluster.backend, levels=levels, microbatches=pricing.microbatches,
+                bucket_bytes=BUCKET_BYTES, **about)

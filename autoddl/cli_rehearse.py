@@ -37,6 +37,8 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
                   steps: Annotated[int, typer.Option(min=2, help="training steps")] = 10,
                   lr: Annotated[float, typer.Option(help="learning rate of AdamW")] = 1e-3,
                   loopback: Annotated[bool, typer.Option("--loopback", help="no shaping, no root")] = False,
+                  timeout: Annotated[float, typer.Option(min=1.0, metavar="SECONDS",
+                                                         help="a collective takes at most")] = 600.0,
                   as_json: AsJson = False) -> None:
         """Train a plan here, on links shaped as its cluster's."""
         from autoddl.rehearse import rehearse
@@ -44,7 +46,7 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
         made = Factory.parse(factory, settings(set_ or ())).with_defaults(read.factory)
         with bar() as progress:
             found = rehearse(plan, read, made, steps=steps, lr=lr, cluster=cluster, shaped=not loopback,
-                             progress=progress)
+                             timeout=timeout, progress=progress)
         show(_table(found), found.to_json(), as_json)
 
 

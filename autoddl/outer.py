@@ -4,6 +4,10 @@
     bound(mesh)   the exact optimum without a budget: a lower bound with one, and the answer if it fits
     then, cheapest bound first, two at a time, the budgeted problem of every mesh whose bound is below the best plan
 
+With m microbatches a step takes at least as long as with one on the same mesh without a budget: launches, latencies and
+gathers of parameters come m times, and nothing gets cheaper than in proportion to its size. So more microbatches can
+only pay where memory binds, they start from that bound, and are solved under the budget alone.
+
 A mesh is not solved further once its bound is no better than the best plan by more than the tolerance. The bound of the
 whole is the least over all meshes of what was proved for each. An interrupt ends the search with the best plan so far,
 and with the bound that holds then.
@@ -27,7 +31,7 @@ from autoddl.space import Region, Variable, variables
 from autoddl.tables import problem_of
 from autoddl.workers import mapper
 
-__all__ = ["Candidate", "Found", "Progress", "Solved", "Task", "posed", "search"]
+__all__ = ["Candidate", "Found", "Progress", "Solved", "Task", "Variant", "posed", "search"]
 
 Progress = Callable[[str, int, int], None]
 """(what is being done, how many are done, of how many)."""
@@ -37,8 +41,17 @@ TOGETHER = 2
 
 
 @dataclass(frozen=True, slots=True)
+class Variant:
+    """The model captured with one microbatch of a batch."""
+
+    graph: Graph
+    original: Graph
+    spec: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
-    """What every mesh is solved for."""
+    """What every mesh is solved for. `variants` captures the model with one of several microbatches, once each."""
 
     graph: Graph
     original: Graph
@@ -53,14 +66,24 @@ class Task:
     capture_seconds: float
     began: float
     workers: int | None = None
+    variants: Callable[[int], Variant] | None = None
+
+    def variant(self, microbatches: int) -> Variant:
+        if microbatches == 1 or self.variants is None:
+            return Variant(self.graph, self.original, self.spec)
+        return self.variants(microbatches)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A mesh, and the region of its plans that is searched."""
+    """A mesh, the region of its plans that is searched, and the number of microbatches."""
 
     mesh: Mesh
     region: Callable[[Graph, Mesh], Region]
+    microbatches: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.mesh}" + (f" x {self.microbatches} microbatches" if self.microbatches > 1 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +157,9 @@ Posed = tuple[Pricing, tuple[Variable, ...], Problem]
 
 def posed(task: Task, candidate: Candidate) -> Posed:
     """The candidate's problem under the budget."""
-    pricing = Pricing(task.graph, candidate.mesh, task.cluster, task.optimizer)
-    choices = variables(task.graph, candidate.mesh, candidate.region(task.graph, candidate.mesh))
+    graph = task.variant(candidate.microbatches).graph
+    pricing = Pricing(graph, candidate.mesh, task.cluster, task.optimizer, candidate.microbatches)
+    choices = variables(graph, candidate.mesh, candidate.region(graph, candidate.mesh))
     return pricing, choices, problem_of(pricing, choices, task.budget)
 
 
@@ -193,16 +217,22 @@ def search(task: Task, candidates: Sequence[Candidate], progress: Progress | Non
     KeyboardInterrupt if it is interrupted before there is a plan."""
     start, tell = perf_counter(), progress or (lambda what, done, total: None)
     state = _State([floor_seconds(task.graph, task.cluster)] * len(candidates))
-    interrupted = False
-    jobs = _Candidates(task, candidates)
-    with mapper(jobs.answer, min(_workers(task, candidates), len(candidates))) as run:
-        try:
+    jobs, workers, interrupted = _Candidates(task, candidates), _workers(task, candidates), False
+    task.variant(min(c.microbatches for c in candidates))
+    try:
+        with mapper(jobs.answer, workers) as run:
             _bound(state, candidates, run, tell)
-            _solve(state, task, candidates, run, tell)
-        except KeyboardInterrupt:
-            if state.best is None:
-                raise
-            interrupted = True
+            _solve(state, task, candidates, [i for i, c in enumerate(candidates) if c.microbatches == 1], run, tell)
+        left = [i for i, c in enumerate(candidates) if c.microbatches > 1 and not _hopeless(state, task, i)]
+        for microbatches in sorted({candidates[i].microbatches for i in left}):
+            tell(f"capturing one of {microbatches} microbatches: {state.text()}", len(candidates), 2 * len(candidates))
+            task.variant(microbatches)
+        with mapper(jobs.answer, workers if left else 1) as run:
+            _solve(state, task, candidates, left, run, tell)
+    except KeyboardInterrupt:
+        if state.best is None:
+            raise
+        interrupted = True
     tell(f"searched: {state.text()}", 2 * len(candidates), 2 * len(candidates))
     if state.best is None:
         raise min(state.failed, key=lambda e: e.needed if isinstance(e, Infeasible) else inf)
@@ -214,20 +244,29 @@ Run = Callable[[Sequence[Job]], Iterable[_Answer]]
 
 
 def _bound(state: _State, candidates: Sequence[Candidate], run: Run, tell: Progress) -> None:
-    """The bound of every candidate."""
-    for i, answer in enumerate(run([(i, None, 0.0) for i in range(len(candidates))])):
+    """The bound of every candidate, that of one with more microbatches from the same mesh with the fewest."""
+    first: dict[Mesh, int] = {}
+    for i in sorted(range(len(candidates)), key=lambda i: (candidates[i].microbatches, i)):
+        first.setdefault(candidates[i].mesh, i)
+    leading = sorted(first.values())
+    for done, (i, answer) in enumerate(zip(leading, run([(i, None, 0.0) for i in leading]), strict=True)):
         state.take(i, answer)
-        tell(f"bounded {candidates[i].mesh}: {state.text()}", i + 1, 2 * len(candidates))
+        tell(f"bounded {candidates[i]}: {state.text()}", done + 1, 2 * len(candidates))
+    for i, candidate in enumerate(candidates):
+        free = state.bounds[first[candidate.mesh]]
+        state.bounds[i] = max(state.bounds[i], free) if free < inf else state.bounds[i]
 
 
-def _solve(state: _State, task: Task, candidates: Sequence[Candidate], run: Run, tell: Progress) -> None:
-    """Every candidate whose bound is below the best plan, cheapest bound first."""
-    def hopeless(i: int) -> bool:
-        return i == state.where or state.bounds[i] >= state.seconds * (1 - task.tolerance)
+def _hopeless(state: _State, task: Task, i: int) -> bool:
+    return i == state.where or state.bounds[i] >= state.seconds * (1 - task.tolerance)
 
-    order = sorted(range(len(candidates)), key=lambda i: (state.bounds[i], i))
+
+def _solve(state: _State, task: Task, candidates: Sequence[Candidate], which: Sequence[int], run: Run, tell: Progress
+           ) -> None:
+    """Every candidate of `which` whose bound is below the best plan, cheapest bound first."""
+    order = sorted(which, key=lambda i: (state.bounds[i], i))
     for done in range(0, len(order), TOGETHER):
-        left = [i for i in order[done:done + TOGETHER] if not hopeless(i)]
+        left = [i for i in order[done:done + TOGETHER] if not _hopeless(state, task, i)]
         for i, answer in zip(left, run([(i, state.seconds, state.price) for i in left]), strict=True):
             state.take(i, answer)
-            tell(f"solved {candidates[i].mesh}: {state.text()}", len(candidates) + done, 2 * len(candidates))
+            tell(f"solved {candidates[i]}: {state.text()}", len(candidates) + done, 2 * len(candidates))

@@ -117,6 +117,7 @@ class Plan:
     factory: dict[str, Any] = field(default_factory=dict)
     source: dict[str, Any] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
+    microbatches: int = 1
     bucket_bytes: int = BUCKET_BYTES
     version: int = VERSION
 

@@ -10,16 +10,20 @@ Every edge u -> v of a tensor costs  route(out(u) -> in(v)) + route(gradient(v) 
 of both ends; ops and edges that are alike (same target, arguments, shapes and gradients) share their tables. The
 collectives of parameters are coalesced into buckets, so a parameter's share of one is priced by bandwidth: the price of
 a full bucket times the part that it fills.
+
+With m microbatches everything happens m times, but gradients of parameters are converted once: until then each rank
+holds what it has added up, in the layout in which its backward yields it.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
 
-from autoddl.conversion import COLLECTIVES, Routes, Step, routes
+from autoddl.conversion import COLLECTIVES, Step
 from autoddl.cost_models import Cluster, Group, collective, compute_seconds, copy_seconds
 from autoddl.graph import Graph, Kind, Op, Tensor
 from autoddl.layout import Layout, Mesh, local_shape
 from autoddl.plan import BUCKET_BYTES
+from autoddl.routes import Routes, routes
 from autoddl.rules_nn import inner_collectives
 from autoddl.space import Choice
 from autoddl.work import work
@@ -33,12 +37,13 @@ OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "adafactor": 0}
 
 @dataclass(frozen=True, slots=True)
 class Pricing:
-    """What a price depends on besides the choices. `graph` is the planned one."""
+    """What a price depends on besides the choices. `graph` is the planned one, of one microbatch."""
 
     graph: Graph
     mesh: Mesh
     cluster: Cluster
     optimizer: str = "adamw"
+    microbatches: int = 1
 
     def group(self, axes: tuple[int, ...]) -> Group:
         return Group(tuple((self.mesh.sizes[a], self.mesh.strides[a]) for a in axes))

@@ -10,6 +10,7 @@ A plan whose predicted seconds do not come out again was made by another version
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -58,6 +59,7 @@ class Question:
     pins: tuple[str, ...]
     mesh: str | None
     max_axes: int
+    microbatches: int = 1
 
 
 def source_of(task: Task, solved: "Solved", pins: Sequence[str], mesh: str | None, max_axes: int) -> dict[str, Any]:
@@ -75,12 +77,12 @@ def question_of(plan: Plan) -> Question:
         raise InputError("this plan does not say what it was made from: an earlier version made it; make it again")
     cluster = parse_cluster(source["cluster"], "the plan's cluster")
     return Question(graph_from_text(source["graph"]), cluster, plan.budget, source["optimizer"], source["tolerance"],
-                    tuple(source["pins"]), source["mesh"], source["max_axes"])
+                    tuple(source["pins"]), source["mesh"], source["max_axes"], plan.microbatches)
 
 
 def posed(asked: Question, mesh: Mesh) -> tuple[Pricing, tuple[Variable, ...], Problem]:
     """The problem that `asked` poses on one mesh."""
-    pricing = Pricing(planned(asked.graph), mesh, asked.cluster, asked.optimizer)
+    pricing = Pricing(planned(asked.graph), mesh, asked.cluster, asked.optimizer, asked.microbatches)
     space = variables(pricing.graph, mesh, pinned(tuple(map(parse_pin, asked.pins)), pricing.graph, mesh))
     return pricing, space, problem_of(pricing, space, asked.budget)
 
@@ -145,7 +147,7 @@ def answered(asked: Question, progress: Progress | None = None) -> Found:
     pins = tuple(map(parse_pin, asked.pins))
     task = Task(planned(asked.graph), asked.graph, {}, asked.cluster, asked.budget, asked.optimizer, "exact",
                 asked.tolerance, None, {}, 0.0, perf_counter())
-    return search(task, [Candidate(m, lambda g, on: pinned(pins, g, on)) for m in tried(asked)], progress)
+    return search(task, [Candidate(m, partial(pinned, pins), asked.microbatches) for m in tried(asked)], progress)
 
 
 def again(plan: Plan, progress: Progress | None = None, **changes: Any) -> Found:

@@ -71,9 +71,12 @@ class Rehearsal:
 
 
 def rehearse(path: Path, plan: Plan, factory: Factory, *, steps: int = 10, lr: float = 1e-3,
-             cluster: Path | None = None, shaped: bool = True, timeout: float | None = None,
+             cluster: Path | None = None, shaped: bool = True, timeout: float = 600.0,
              progress: Progress | None = None) -> Rehearsal:
-    """Train `steps` steps on shaped links, of the plan's cluster or of another; unshaped, on plain loopback."""
+    """Train `steps` steps on shaped links, of the plan's cluster or of another; unshaped, on plain loopback.
+
+    A collective that takes longer than `timeout` seconds, because a link or a rank is gone, ends the rehearsal.
+    """
     _check(plan, steps)
     machine, note = _machine(plan, cluster)
     tell = progress or (lambda what, done, total: None)
@@ -81,10 +84,10 @@ def rehearse(path: Path, plan: Plan, factory: Factory, *, steps: int = 10, lr: f
     with temporary as name, _placed(machine, shaped) as (uplinks, places):
         folder = Path(name)
         job = {"plan": str(path.resolve()), "factory": factory.to_json(), "steps": steps, "lr": lr, "folder": name,
-               "uplinks": [asdict(uplink) for uplink in uplinks]}
+               "timeout": timeout, "uplinks": [asdict(uplink) for uplink in uplinks]}
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
         launch(plan.mesh.size, [sys.executable, "-m", "autoddl.rehearse_rank", str(folder / "job.json")],
-               timeout=timeout, places=places, tick=lambda: tell("rehearsing", len(_losses(folder)), steps))
+               places=places, tick=lambda: tell("rehearsing", len(_losses(folder)), steps))
         found = [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(plan.mesh.size)]
         return _rehearsal(plan, found, _losses(folder), note if shaped else "on loopback, not shaped")
 

@@ -36,7 +36,7 @@ def trained(job: dict[str, Any], tell: Callable[[float], None]) -> dict[str, Any
     """AdamW on the factory's batch, step by step; `tell` hears every loss."""
     plan, factory = load_plan(job["plan"]), Factory(**job["factory"])
     model, batch = built(factory)
-    parallel = parallelize(model, plan, batch)
+    parallel = parallelize(model, plan, batch, timeout=job["timeout"])
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=job["lr"])
     uplinks = [Uplink(**given) for given in job["uplinks"]]
     seconds, before = [], []

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from autoddl.errors import CaptureError, InputError
 
-__all__ = ["Sample", "as_sample", "describe", "from_spec", "named", "sample_for"]
+__all__ = ["Sample", "as_sample", "describe", "from_spec", "named", "parted", "sample_for"]
 
 LANGUAGE = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForPreTraining")
 CLASSES = ("ForImageClassification", "ForSequenceClassification")
@@ -75,6 +75,19 @@ def _huggingface(model: Any) -> Sample:
     if "use_cache" in inspect.signature(model.forward).parameters:
         inputs["use_cache"] = False
     return Sample((), inputs)
+
+
+def parted(sample: Sample, parts: int) -> Sample:
+    """One of `parts` equal pieces of the batch: dim 0 of every tensor is cut."""
+    leaves, tree = pytree.tree_flatten((sample.args, dict(sample.kwargs)))
+    sizes = {leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()}
+    if len(sizes) != 1 or any(size % parts for size in sizes):
+        found = ", ".join(map(str, sorted(sizes))) or "none"
+        raise InputError(f"{parts} microbatches cut dim 0 of every input evenly; the inputs have sizes {found} there")
+    cut = [leaf.narrow(0, 0, leaf.shape[0] // parts) if isinstance(leaf, Tensor) and leaf.dim() else leaf
+           for leaf in leaves]
+    args, kwargs = pytree.tree_unflatten(cut, tree)
+    return Sample(args, kwargs)
 
 
 def named(forward: Callable[..., Any], sample: Sample) -> dict[str, Any]:

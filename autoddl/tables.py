@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from autoddl.conversion import Routes
 from autoddl.graph import Graph, Kind, Op, Tensor
 from autoddl.hubs import HUB
 from autoddl.layout import Layout, Mesh, local_shape
+from autoddl.ports import Ports
 from autoddl.price import OPTIMIZERS, Pricing, cone_cost, end_seconds, inner_seconds, op_seconds, routes_of
-from autoddl.problem import Classes, Factor, Problem, Table
+from autoddl.problem import Factor, Problem, Table
 from autoddl.space import Choice, Variable
 from autoddl.work import keeps_input, keeps_output, kept_beside
 
-__all__ = ["Edge", "edges_of", "kept", "problem_of"]
+__all__ = ["Edge", "edges_of", "kept", "problem_of", "saved_tensors"]
 
 Array = npt.NDArray[np.float64]
 
@@ -55,64 +55,22 @@ def edges_of(graph: Graph, variables: tuple[Variable, ...]) -> tuple[Edge, ...]:
                  for k, t in enumerate(variable.item.inputs) if t in written)
 
 
-def kept(graph: Graph, edge: Edge, source: Variable, target: Variable, differentiable: frozenset[int]
-         ) -> tuple[bool, bool]:
+def kept(graph: Graph, edge: Edge, source: Variable, target: Variable, differentiable: frozenset[int],
+         saved: frozenset[int]) -> tuple[bool, bool]:
     """Whether the reader's backward needs the value of this edge, and whether the writer's needs its own output.
     A hub reads for its consumers where it stands behind a parameter; else it is charged by itself, once."""
     assert isinstance(target.item, Op)
     if target.item.target == HUB:
-        by_reader = isinstance(source.item, Tensor) and hub_keeps(graph, target.item, differentiable)
+        by_reader = isinstance(source.item, Tensor) and target.item.outputs[0] in saved
     else:
         by_reader = keeps_input(target.item, edge.slot, graph, differentiable)
     return by_reader, isinstance(source.item, Op) and keeps_output(source.item, differentiable)
 
 
-def hub_keeps(graph: Graph, hub: Op, differentiable: frozenset[int]) -> bool:
-    """Whether the backward of any consumer reads the hub's value."""
-    return any(keeps_input(op, k, graph, differentiable) for op in graph.ops for k, t in enumerate(op.inputs)
-               if t == hub.outputs[0])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Port:
-    """The distinct values of something that choices have, and which of them each choice has."""
-
-    values: tuple[tuple[Any, ...], ...]
-    classes: Classes
-
-
-def _port(choices: tuple[Choice, ...], pick: Callable[[Choice], tuple[Any, ...]]) -> _Port:
-    found: dict[tuple[Any, ...], int] = {}
-    classes = np.array([found.setdefault(pick(choice), len(found)) for choice in choices], dtype=np.intp)
-    return _Port(tuple(found), classes)
-
-
-class _Ports:
-    """Ports of the choices at hand, each found once: variables that are alike share their choices."""
-
-    def __init__(self) -> None:
-        self.known: dict[tuple[Any, ...], tuple[tuple[Choice, ...], _Port]] = {}
-        self.found: dict[tuple[int, int, int], tuple[_Port, Routes, Classes]] = {}
-
-    def __call__(self, choices: tuple[Choice, ...], key: Hashable, pick: Callable[[Choice], tuple[Any, ...]]) -> _Port:
-        at = (id(choices), key)
-        if at not in self.known:
-            self.known[at] = choices, _port(choices, pick)
-        return self.known[at][1]
-
-    def positions(self, port: _Port, k: int, table: Routes) -> Classes:
-        """Where the routes have the k-th layout of every value."""
-        at = (id(port), k, id(table))
-        if at not in self.found:
-            found = np.array([table.index[value[k]] for value in port.values], dtype=np.intp)
-            self.found[at] = port, table, found
-        return self.found[at][2]
-
-    def writes(self, choices: tuple[Choice, ...], port: int) -> _Port:
-        return self(choices, ("write", port), lambda c: (c.outputs[port], c.wanted[port], c.regather))
-
-    def reads(self, choices: tuple[Choice, ...], slot: int) -> _Port:
-        return self(choices, ("read", slot), lambda c: (c.inputs[slot], c.gradients[slot]))
+def saved_tensors(graph: Graph, differentiable: frozenset[int]) -> frozenset[int]:
+    """Tensors that the backward of some op reads."""
+    return frozenset(t for op in graph.ops for k, t in enumerate(op.inputs)
+                     if keeps_input(op, k, graph, differentiable))
 
 
 def _local(tensor: Tensor, layouts: Sequence[Layout], mesh: Mesh) -> Array:
@@ -124,7 +82,7 @@ def _local(tensor: Tensor, layouts: Sequence[Layout], mesh: Mesh) -> Array:
     return np.array([sizes[layout] for layout in layouts])
 
 
-def _op_table(pricing: Pricing, ports: _Ports, op: Op, choices: tuple[Choice, ...], differentiable: frozenset[int],
+def _op_table(pricing: Pricing, ports: Ports, op: Op, choices: tuple[Choice, ...], differentiable: frozenset[int],
               shared: bool) -> Table:
     """Unary costs of an op. `shared`: it is a hub of an activation that some consumer's backward reads."""
     graph, mesh, nothing = pricing.graph, pricing.mesh, np.zeros(len(choices))
@@ -149,7 +107,7 @@ def _op_table(pricing: Pricing, ports: _Ports, op: Op, choices: tuple[Choice, ..
         seconds[c] += sum(inner_seconds(pricing, op, choice).values()) if choice.inner else 0.0
         retained[c] = kept_beside(op, every[len(op.inputs):], differentiable)
         transient[c] = 2.0 * sum(prod(shape) * t.itemsize for shape, t in zip(every, tensors, strict=True))
-    return Table(seconds, retained, transient, (port.classes,))
+    return Table(seconds * pricing.microbatches, retained, transient, (port.classes,))
 
 
 def _parameter_table(pricing: Pricing, tensor: Tensor, choices: tuple[Choice, ...]) -> Table:
@@ -159,7 +117,7 @@ def _parameter_table(pricing: Pricing, tensor: Tensor, choices: tuple[Choice, ..
     return Table(np.zeros(len(choices)), own * copies, np.zeros(len(choices)))
 
 
-def _edge_table(pricing: Pricing, ports: _Ports, edge: Edge, source: Variable, target: Variable,
+def _edge_table(pricing: Pricing, ports: Ports, edge: Edge, source: Variable, target: Variable,
                 keep: tuple[bool, bool], flows: bool) -> Table:
     """Pairwise costs: `keep` says whether the reader's backward needs the value, and the writer's its own output."""
     tensor = pricing.graph.tensors[edge.tensor]
@@ -176,10 +134,14 @@ def _edge_table(pricing: Pricing, ports: _Ports, edge: Edge, source: Variable, t
     transient = (before + after) * converted
     if parameter and keep[0]:
         seconds = np.where(again, 2 * seconds, seconds)
+    seconds = seconds * pricing.microbatches
     if flows:
         yields, wanted = ports.positions(reads, 1, table), ports.positions(writes, 1, table)
-        seconds = seconds + table.seconds[np.ix_(yields, wanted)].T
+        back = table.seconds[np.ix_(yields, wanted)].T
+        seconds = seconds + (back if parameter else back * pricing.microbatches)
         transient = transient + table.nbytes[yields][None, :]
+        if parameter and pricing.microbatches > 1:
+            retained = retained + table.nbytes[yields][None, :] * (yields[None, :] != wanted[:, None])
     return Table(seconds, retained, np.broadcast_to(transient, seconds.shape), (writes.classes, reads.classes))
 
 
@@ -220,6 +182,7 @@ def _end_factors(pricing: Pricing, tables: _Tables, v: int, variable: Variable, 
     for port, t in enumerate(variable.item.outputs):
         if t in ends:
             costs = np.array([end_seconds(pricing, t, c, port, ends[t]) for c in variable.choices])
+            costs *= pricing.microbatches
             table = Table(costs, np.zeros_like(costs), np.zeros_like(costs))
             found.append(Factor((v,), tables.number(("end", alike, port, ends[t]), partial(_itself, table))))
     return found
@@ -231,8 +194,9 @@ def _of_parameter(graph: Graph, hub: Op) -> bool:
 
 def problem_of(pricing: Pricing, variables: tuple[Variable, ...], budget: float | None) -> Problem:
     """All costs of all choices. `budget`: bytes per device, None for no limit."""
-    graph, tables, ports, factors = pricing.graph, _Tables(), _Ports(), list[Factor]()
+    graph, tables, ports, factors = pricing.graph, _Tables(), Ports(), list[Factor]()
     differentiable, dependent = graph.differentiable(), graph.dependent()
+    saved = saved_tensors(graph, differentiable)
     ends = {graph.outputs[0]: True} | {new: False for _, new in graph.updates}
     classes: dict[Hashable, int] = {}
     alike = [classes.setdefault(likeness(graph, v, differentiable, dependent), len(classes)) for v in variables]
@@ -241,18 +205,19 @@ def problem_of(pricing: Pricing, variables: tuple[Variable, ...], budget: float 
         if isinstance(variable.item, Tensor):
             make = partial(_parameter_table, pricing, variable.item, variable.choices)
         else:
-            shared = variable.item.target == HUB and not _of_parameter(graph, variable.item) and hub_keeps(
-                graph, variable.item, differentiable)
+            shared = (variable.item.target == HUB and not _of_parameter(graph, variable.item)
+                      and variable.item.outputs[0] in saved)
             key = ("own", alike[v], shared)
             make = partial(_op_table, pricing, ports, variable.item, variable.choices, differentiable, shared)
             factors += _end_factors(pricing, tables, v, variable, alike[v], ends)
         factors.append(Factor((v,), tables.number(key, make)))
     for edge in edges_of(graph, variables):
         source, target = variables[edge.source], variables[edge.target]
-        keep, flows = kept(graph, edge, source, target, differentiable), edge.tensor in differentiable
+        keep, flows = kept(graph, edge, source, target, differentiable, saved), edge.tensor in differentiable
         key = ("edge", alike[edge.source], edge.port, alike[edge.target], edge.slot, keep, flows)
         make = partial(_edge_table, pricing, ports, edge, source, target, keep, flows)
         factors.append(Factor((edge.source, edge.target), tables.number(key, make)))
     seconds, nbytes = cone_cost(pricing)
+    seconds *= pricing.microbatches
     return Problem(tuple(v.name for v in variables), tuple(len(v.choices) for v in variables), tuple(tables.found),
                    tuple(factors), budget, seconds, nbytes)

@@ -19,7 +19,7 @@ from autoddl.search.space import Clock
 __all__ = ["descend", "greedy", "restarts"]
 
 SWEEPS = 100
-RESTARTS = 8
+RESTARTS = 20
 
 
 @dataclass(frozen=True, slots=True)

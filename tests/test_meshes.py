@@ -30,7 +30,8 @@ def test_all_meshes_of_two_levels() -> None:
 
 
 @pytest.mark.parametrize(("sizes", "three", "four"), [
-    ({"node": 8, "net": 8}, 6, 12), ({"node": 8, "rack": 16, "hall": 8}, 8, 17), ({"node": 8, "rack": 32, "hall": 16}, 9, 22)])
+    ({"node": 8, "net": 8}, 6, 12), ({"node": 8, "rack": 16, "hall": 8}, 8, 17),
+    ({"node": 8, "rack": 32, "hall": 16}, 9, 22)])
 def test_how_many_there_are(sizes: dict[str, int], three: int, four: int) -> None:
     place = cluster(**sizes)
     assert len(meshes(place, 3)) == three

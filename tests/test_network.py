@@ -16,6 +16,7 @@ from shell import FACTORY, shell
 
 from autoddl.cost_models import Cluster, load_cluster, parse_cluster
 from autoddl.errors import InputError, MachineError
+from autoddl.launch import Place, launch
 from autoddl.network import check_machine, layout_of, network, remove_stale
 from autoddl.uplinks import leaving
 
@@ -62,6 +63,20 @@ def test_a_network_has_a_namespace_per_node_and_nested_uplinks() -> None:
         *(("rack", k, 1, 50e6, f"x-n{k}", f"x-s1.{k // 2}") for k in range(4)),
         *(("spine", 2 * k, 2, 12.5e6, f"x-s1.{k}", "x-s2.0") for k in range(2))]
     assert [node.ranks for node in layout_of(cluster(2, 2, "25 MB/s"), "x").nodes] == [2, 2]
+
+
+@pytest.mark.parametrize("name, ranks, nodes", [("4x1-200", 1, 4), ("4x1-400", 1, 4), ("2x2-200", 2, 2),
+                                                ("2racks", 1, 4), ("8x1-200", 1, 8)])
+def test_the_clusters_for_rehearsals_have_links_to_shape(name: str, ranks: int, nodes: int) -> None:
+    built = layout_of(load_cluster(CLUSTERS / f"rehearsal-{name}.yaml"), "x")
+    assert [node.ranks for node in built.nodes] == [ranks] * nodes
+    assert all(12.5e6 <= uplink.rate <= 50e6 for uplink in built.uplinks)
+
+
+def test_a_rank_starts_in_its_place(tmp_path: Path) -> None:
+    script = f"import os; open(f'{tmp_path}/' + os.environ['RANK'], 'w').write(os.environ['WORD'])"
+    launch(2, [sys.executable, "-c", script], places=[Place(("env", "WORD=before")), Place((), {"WORD": "around"})])
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["before", "around"]
 
 
 def test_a_port_for_each_rank_adds_up_and_a_shared_one_does_not() -> None:

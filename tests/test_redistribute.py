@@ -7,10 +7,11 @@ import pytest
 import torch
 from ranks import on_ranks
 
-from autoddl.conversion import COLLECTIVES, Routes, Step, group_size, payload, routes
+from autoddl.conversion import COLLECTIVES, Step, group_size, payload
 from autoddl.groups import Groups
 from autoddl.layout import B, Layout, Mesh, P, Split, extents, layouts
 from autoddl.redistribute import Executed, Recorder, convert, run_step, start_step
+from autoddl.routes import Routes, routes
 
 Shape = tuple[int, ...]
 

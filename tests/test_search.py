@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from autoddl.errors import AutoDDLError, Infeasible, InputError
 from autoddl.problem import Array, Factor, Problem, Table
@@ -71,7 +72,7 @@ def blocks(depth: int, width: int, size: int, budget: float | None = None, seed:
     return Problem(tuple(map(str, range(count))), (size,) * count, tables, tuple(factors), budget)
 
 
-@pytest.mark.parametrize("start", range(0, 400, 50))
+@pytest.mark.parametrize("start", range(0, 500, 50))
 def test_exact_agrees_with_exhaustive_search(start: int) -> None:
     for seed in range(start, start + 50):
         problem = random_problem(seed)
@@ -136,6 +137,72 @@ def test_larger_random_problems_agree_too() -> None:
         least, most = least_bytes(free), solve(free).nbytes
         problem = blocks(len(free.sizes) // 2, 2, 3, budget=least + float(random.random()) * (most - least), seed=seed)
         assert solve(problem).seconds == pytest.approx(solve(problem, "exhaustive").seconds, rel=1e-9)
+
+
+def sliced(whole: Table, index: tuple[NDArray[np.intp], ...]) -> Table:
+    return Table(whole.seconds[index], whole.retained[index], whole.transient[index])
+
+
+def skipping(seed: int) -> Problem:
+    """Repeated blocks with skips across one or two of them, some options alike, often a budget that binds."""
+    random = np.random.default_rng(seed)
+    depth, size = int(random.integers(3, 8)), int(random.integers(2, 4))
+    one, two, skip, far = table(random, (size,), 0.0), *(table(random, (size, size), 0.2) for _ in range(3))
+    if random.random() < 0.5:
+        two = sliced(two, np.ix_([0] * size, range(size)))
+    factors = [Factor((i,), 0) for i in range(depth)] + [Factor((i, i + 1), 1) for i in range(depth - 1)]
+    factors += [Factor((i, i + 2), 2) for i in range(0, depth - 2, 1 + seed % 2)]
+    factors += [Factor((i, i + 3), 3) for i in range(0, depth - 3, 3)]
+    budget = None if random.random() < 0.3 else float(random.random() * 5 * len(factors) + 9)
+    return Problem(tuple(map(str, range(depth))), (size,) * depth, (one, two, skip, far), tuple(factors), budget)
+
+
+def test_repeated_blocks_with_skips_agree_with_exhaustive_search() -> None:
+    for seed in range(100):
+        problem = skipping(seed)
+        try:
+            expected = solve(problem, "exhaustive")
+        except Infeasible as error:
+            with pytest.raises(Infeasible) as caught:
+                solve(problem)
+            assert caught.value.needed == pytest.approx(error.needed), seed
+            continue
+        found = solve(problem)
+        assert found.optimal and found.seconds == pytest.approx(expected.seconds, rel=1e-9), seed
+
+
+def test_cp_sat_agrees_with_exhaustive_search() -> None:
+    for seed in range(30):
+        problem = random_problem(seed)
+        try:
+            expected = solve(problem, "exhaustive")
+        except Infeasible:
+            with pytest.raises(Infeasible):
+                solve(problem, "cp-sat")
+            continue
+        found = solve(problem, "cp-sat")
+        assert found.bound <= expected.seconds * (1 + 1e-9)
+        assert found.seconds == pytest.approx(expected.seconds, rel=1e-6)
+
+
+def test_classes_of_options_change_no_number() -> None:
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        count, size = 5, 6
+        rows = [random.integers(0, 3, size) for _ in range(2)]
+        core = table(random, (3, 3), 0.1)
+        short, long = Table(*core.core, rows), sliced(core, np.ix_(*rows))
+        assert short.shape == long.shape and all(short.at(c) == long.at(c) for c in np.ndindex(size, size))
+        own = table(random, (size,), 0.0)
+        factors = tuple([Factor((i, i + 1), 0) for i in range(count - 1)] + [Factor((i,), 1) for i in range(count)])
+        made = [Problem(("v",) * count, (size,) * count, (t, own), factors, budget)
+                for budget in (None, 40.0) for t in (short, long)]
+        for a, b in (made[:2], made[2:]):
+            assert a.cost((0, 1, 2, 3, 4)) == b.cost((0, 1, 2, 3, 4))
+            try:
+                assert solve(a).seconds == pytest.approx(solve(b, "exhaustive").seconds, rel=1e-9)
+            except Infeasible:
+                continue
 
 
 def test_a_chain_of_two_thousand_variables_takes_well_under_two_seconds() -> None:

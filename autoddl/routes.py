@@ -1,0 +1,158 @@
+"""The cheapest steps between all legal layouts of a tensor: shortest paths in the graph of layouts, by seconds.
+
+    far[i, j] = min over moves i -> k of  seconds(i -> k) + far[k, j]        until nothing gets nearer
+
+Ties go to fewer steps. Pricing and running both read the steps from here, so what is priced is what runs.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations, product
+
+import numpy as np
+import numpy.typing as npt
+
+from autoddl.conversion import COLLECTIVES, Step, group_size
+from autoddl.layout import B, Layout, Mesh, P, Split, State, layouts
+
+__all__ = ["Routes", "Seconds", "routes"]
+
+Seconds = Callable[[Step, int, int], float]
+"""(step, payload bytes, local bytes touched) -> seconds."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Move:
+    """One step from every layout: `after` is where it leads (-1 where it is not legal), at `seconds`."""
+
+    step: Step
+    after: npt.NDArray[np.int16]
+    seconds: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """All pairs of layouts of one tensor: `seconds[i, j]` from `layouts[i]` to `layouts[j]`, and the first steps;
+    `nbytes[i]` is what rank 0 holds."""
+
+    layouts: tuple[Layout, ...]
+    index: dict[Layout, int]
+    seconds: npt.NDArray[np.float64]
+    nbytes: npt.NDArray[np.float64]
+    _next: npt.NDArray[np.int16]
+    _moves: tuple[_Move, ...]
+
+    def steps(self, source: Layout, target: Layout) -> tuple[Step, ...]:
+        """The cheapest steps from `source` to `target`; none if they are equal."""
+        here, there = self.index[source], self.index[target]
+        found: list[Step] = []
+        while here != there:
+            move = self._moves[int(self._next[here, there])]
+            found.append(move.step)
+            here = int(move.after[here])
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Space:
+    """All legal layouts of a tensor as numbers: `states[i, axis]` (dims, then B, then P), and the local `sizes[i, dim]`
+    on rank 0. `number` leads from the states, read as one number, back to i."""
+
+    states: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    number: npt.NDArray[np.int64]
+    digits: npt.NDArray[np.int64]
+
+    def find(self, states: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Positions of layouts, -1 where illegal."""
+        found: npt.NDArray[np.int64] = self.number[states @ self.digits]
+        return found
+
+
+def _space(shape: tuple[int, ...], mesh: Mesh, every: tuple[Layout, ...]) -> _Space:
+    rank, axes = len(shape), len(mesh.axes)
+    codes: dict[State, int] = {B: rank, P: rank + 1}
+    states = np.array([[s.dim if isinstance(s, Split) else codes[s] for s in layout] for layout in every])
+    sizes = np.tile(np.array(shape, dtype=np.int64), (len(every), 1))
+    for a, axis in enumerate(mesh.axes):
+        for d in range(rank):
+            sizes[:, d] = np.where(states[:, a] == d, -(-sizes[:, d] // axis.size), sizes[:, d])
+    digits = (rank + 2) ** np.arange(axes)
+    number = np.full((rank + 2) ** axes, -1, dtype=np.int64)
+    number[states @ digits] = np.arange(len(every))
+    return _Space(states, sizes, number, digits)
+
+
+def _move(step: Step, space: _Space, itemsize: int, mesh: Mesh, seconds: Seconds) -> _Move | None:
+    """`Step.is_legal`, `Step.after`, `payload` and the price, for all layouts at once."""
+    rank = space.sizes.shape[1]
+    codes = [s.dim if isinstance(s, Split) else rank + (s == P) for s in (step.source, step.target)]
+    legal = (space.states[:, list(step.axes)] == codes[0]).all(axis=1)
+    inner = [a for a in range(step.axes[0] + 1, space.states.shape[1]) if a not in step.axes]
+    for code in codes:
+        if code < rank and inner:
+            legal &= (space.states[:, inner] != code).all(axis=1)
+    moved = space.states.copy()
+    moved[:, list(step.axes)] = codes[1]
+    after = np.where(legal, space.find(moved), -1)
+    if not (after >= 0).any():
+        return None
+    full = np.zeros(len(after), dtype=np.int64)
+    if step.kind == "all-reduce":
+        full = space.sizes.prod(axis=1) * itemsize
+    elif step.kind in COLLECTIVES:
+        full = np.minimum(space.sizes, space.sizes[after]).prod(axis=1) * (group_size(step, mesh) * itemsize)
+    touched = space.sizes.prod(axis=1) * itemsize
+    return _Move(step, after.astype(np.int16), _prices(step, after >= 0, full, touched, seconds))
+
+
+def _prices(step: Step, legal: npt.NDArray[np.bool_], full: npt.NDArray[np.int64], touched: npt.NDArray[np.int64],
+            seconds: Seconds) -> npt.NDArray[np.float64]:
+    """`seconds` for every legal layout, asked once for equal sizes."""
+    found = np.full(len(legal), np.inf)
+    known: dict[tuple[int, int], float] = {}
+    for i in np.flatnonzero(legal).tolist():
+        key = (full.item(i), touched.item(i))
+        if key not in known:
+            known[key] = seconds(step, *key)
+        found[i] = known[key]
+    return found
+
+
+def _moves(shape: tuple[int, ...], itemsize: int, mesh: Mesh, space: _Space, seconds: Seconds) -> tuple[_Move, ...]:
+    """Every step, several axes at once included, that is legal in some layout."""
+    states: list[State] = [*(Split(d) for d in range(len(shape)) if shape[d] > 1), B, P]
+    found = []
+    for count in range(1, len(mesh.axes) + 1):
+        for axes in combinations(range(len(mesh.axes)), count):
+            for source, target in product(states, states):
+                local = target == P or (source == B and target != B)
+                if source != target and not (local and count > 1):
+                    found.append(_move(Step(axes, source, target), space, itemsize, mesh, seconds))
+    return tuple(move for move in found if move is not None)
+
+
+def routes(shape: tuple[int, ...], itemsize: int, mesh: Mesh, seconds: Seconds, partial: bool = True) -> Routes:
+    """Shortest conversions between all legal layouts of a tensor, by rounds of one more step."""
+    every = layouts(shape, mesh, partial)
+    space = _space(shape, mesh, every)
+    moves = _moves(shape, itemsize, mesh, space, seconds)
+    nbytes = space.sizes.prod(axis=1) * float(itemsize)
+    far = np.full((len(every), len(every)), np.inf)
+    onward = np.full(far.shape, -1, dtype=np.int16)
+    np.fill_diagonal(far, 0.0)
+    near = np.ones(len(every), dtype=bool)
+    while near.any():
+        before, nearer = far.copy(), np.zeros(len(every), dtype=bool)
+        for m, move in enumerate(moves):
+            rows = np.flatnonzero((move.after >= 0) & near[move.after])
+            if len(rows):
+                through = before[move.after[rows]] + move.seconds[rows, None]
+                better = through < far[rows] * (1 - 1e-12)
+                far[rows] = np.where(better, through, far[rows])
+                onward[rows] = np.where(better, np.int16(m), onward[rows])
+                nearer[rows] |= better.any(axis=1)
+        near = nearer
+    far.setflags(write=False)
+    onward.setflags(write=False)
+    return Routes(every, {layout: i for i, layout in enumerate(every)}, far, nbytes, onward, moves)
