@@ -43,7 +43,7 @@ TimeLimit = Annotated[float | None, typer.Option(metavar="SECONDS", help="for so
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
 
 
-@app.callback(epilog="Example: autoddl plan examples/gpt.py:gpt examples/clusters/laptop.yaml -o plan.json")
+@app.callback(epilog="Example: autoddl plan examples/gpt.py:gpt cluster.yaml -o plan.json")
 def _root(debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False) -> None:
     """Finds, proves and runs the fastest way to train a PyTorch model on a cluster."""
 
