@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from rich.console import Group as Lines
 from rich.console import RenderableType
-from rich.table import Table
 
 from autoddl.answers import Explained, Named, Other, PinPrice, Proved
 from autoddl.breakdown import folded
@@ -14,6 +13,7 @@ from autoddl.difference import Difference, Group
 from autoddl.front import DevicePoint, PointOfBytes
 from autoddl.plan import Plan
 from autoddl.relax import Relaxation
+from autoddl.tabular import columns, grid
 
 __all__ = ["bytes_table", "devices_table", "difference_table", "explained_table", "pins_table", "proof_table",
            "relaxation_table"]
@@ -23,11 +23,11 @@ def explained_table(said: Explained) -> RenderableType:
     """Blocks, axes and operators without rules; or, where names were asked for, only these."""
     if said.named:
         return Lines(*(line for one in said.named for line in (*_named(one, said.seconds), "")))
-    blocks = _table("block", "seconds", "share", "compute", "conversions", "held")
+    blocks = columns("block", "seconds", "share", "compute", "conversions", "held")
     for share in said.blocks:
         blocks.add_row(share.block, show_seconds(share.seconds), _part(share.seconds, said.seconds),
                        show_seconds(share.compute), show_seconds(share.conversions), show_bytes(share.nbytes))
-    axes = _table("axis", "seconds", "share", "sent")
+    axes = columns("axis", "seconds", "share", "sent")
     for name, seconds, sent in said.axes:
         axes.add_row(name, show_seconds(seconds), _part(seconds, said.seconds), show_bytes(sent))
     where, most = said.peak
@@ -39,7 +39,7 @@ def explained_table(said: Explained) -> RenderableType:
 def _unruled(said: Explained) -> RenderableType:
     if not said.unruled:
         return "every operator has a rule"
-    table = _table("replicated for want of a rule", "seconds", "share")
+    table = columns("replicated for want of a rule", "seconds", "share")
     for target, seconds in said.unruled:
         table.add_row(target, show_seconds(seconds), _part(seconds, said.seconds))
     return table
@@ -47,7 +47,7 @@ def _unruled(said: Explained) -> RenderableType:
 
 def _named(one: Named, seconds: float) -> list[RenderableType]:
     """One parameter or op: its choice, then the others by what the whole plan would cost with them."""
-    table = _table("  choice", "best plan with it", "more")
+    table = columns("  choice", "best plan with it", "more")
     possible = [other for other in one.others if other.seconds is None or math.isfinite(other.seconds)]
     exact = [other for other in possible if other.seconds is not None]
     for other in exact:
@@ -72,7 +72,7 @@ def _more(other: Other, seconds: float) -> str:
 
 
 def proof_table(checked: Proved) -> RenderableType:
-    table = _grid()
+    table = grid()
     table.add_row("bound", f"no plan on {_on(checked.meshes)} takes less than {show_seconds(checked.bound)}, "
                            "under the model")
     table.add_row("cost", f"this one takes {show_seconds(checked.seconds)}")
@@ -93,7 +93,7 @@ def _on(meshes: tuple[str, ...]) -> str:
 def pins_table(plan: Plan, rows: Sequence[PinPrice]) -> RenderableType:
     if not rows:
         return "this plan has no pins"
-    table = _table("without", "seconds", "the pin costs", "mesh")
+    table = columns("without", "seconds", "the pin costs", "mesh")
     for row in rows:
         table.add_row(row.pin, show_seconds(row.seconds),
                       f"{show_seconds(row.price)} ({_part(row.price, plan.predicted.seconds)})", row.mesh)
@@ -101,7 +101,7 @@ def pins_table(plan: Plan, rows: Sequence[PinPrice]) -> RenderableType:
 
 
 def bytes_table(plan: Plan, points: Sequence[PointOfBytes]) -> RenderableType:
-    table = _table("bytes a rank", "seconds", "no less than", "")
+    table = columns("bytes a rank", "seconds", "no less than", "")
     for point in points:
         here = abs(point.seconds - plan.predicted.seconds) <= 1e-9 * point.seconds
         table.add_row(show_bytes(point.nbytes), show_seconds(point.seconds),
@@ -110,7 +110,7 @@ def bytes_table(plan: Plan, points: Sequence[PointOfBytes]) -> RenderableType:
 
 
 def devices_table(points: Sequence[DevicePoint]) -> RenderableType:
-    table = _table("devices", "seconds", "memory", "mesh", "device-seconds")
+    table = columns("devices", "seconds", "memory", "mesh", "device-seconds")
     for point in points:
         if point.seconds is None:
             table.add_row(str(point.devices), "-", f"needs {show_bytes(point.nbytes)}", point.detail, "-")
@@ -121,7 +121,7 @@ def devices_table(points: Sequence[DevicePoint]) -> RenderableType:
 
 
 def relaxation_table(rows: Sequence[Relaxation]) -> RenderableType:
-    table = _table("it would fit with", "seconds", "memory", "")
+    table = columns("it would fit with", "seconds", "memory", "")
     for row in rows:
         seconds = "-" if row.seconds is None else show_seconds(row.seconds)
         table.add_row(row.what, seconds, show_bytes(row.nbytes), row.detail)
@@ -129,7 +129,7 @@ def relaxation_table(rows: Sequence[Relaxation]) -> RenderableType:
 
 
 def difference_table(found: Difference) -> RenderableType:
-    totals = _table("part", "A", "B")
+    totals = columns("part", "A", "B")
     for part, a, b, unit in found.totals:
         show = show_seconds if unit == "s" else show_bytes
         totals.add_row(part, show(a), show(b))
@@ -150,17 +150,3 @@ def _group(group: Group) -> list[RenderableType]:
 
 def _part(seconds: float, whole: float) -> str:
     return f"{seconds / whole:.1%}" if whole else ""
-
-
-def _grid() -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    return table
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table

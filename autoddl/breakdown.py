@@ -8,20 +8,19 @@ up to one part behind its first number, with the numbers folded: `layers.0-31.at
     bytes of a block   = what its factors retain; the transient peak belongs to the one factor that is largest
 """
 
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autoddl.graph import Op, Tensor
 from autoddl.hubs import HUB
 from autoddl.price import op_seconds
 from autoddl.rebuild import Rebuilt
+from autoddl.tabular import NUMBER, ranges
 
 __all__ = ["COMMON", "Share", "block_of", "folded", "peak_at", "shares"]
 
 COMMON = "(common)"
-NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +52,8 @@ def folded(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
         match = NUMBER.search(name)
         pattern = f"{name[:match.start()]}\0{name[match.end():]}" if match else name
         groups.setdefault(pattern, {})[name] = int(match[0]) if match else None
-    return {pattern.replace("\0", _ranges([n for n in members.values() if n is not None])): tuple(members)
+    return {pattern.replace("\0", ranges([n for n in members.values() if n is not None])): tuple(members)
             for pattern, members in groups.items()}
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """[0, 1, 2, 5] -> `0-2,5`."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def shares(made: Rebuilt) -> tuple[Share, ...]:

@@ -3,7 +3,6 @@
 Rows that differ only in the number of a layer are one row: `layers.0-31.q_proj.weight  S(0) B`.
 """
 
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
@@ -15,6 +14,7 @@ from rich.table import Table
 from autoddl.cost_models.units import show_bytes, show_seconds
 from autoddl.hubs import HUB
 from autoddl.plan import Conversion, Plan
+from autoddl.tabular import NUMBER, columns, grid, ranges
 
 if TYPE_CHECKING:
     from autoddl.api import Comparison
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["comparison_rows", "comparison_table", "plan_table", "run_table", "summary", "text", "verification_table"]
 
 Row = tuple[str, ...]
-NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def text(table: RenderableType) -> str:
@@ -63,7 +62,7 @@ def plan_table(plan: Plan) -> RenderableType:
 
 
 def comparison_table(found: Sequence["Comparison"]) -> RenderableType:
-    table = _table("plan", "seconds", "ratio", "memory", "mesh", "")
+    table = columns("plan", "seconds", "ratio", "memory", "mesh", "")
     for one in found:
         ratio = _ratio(one, found[0])
         figures = ("-", "-", "-", "-") if one.plan is None or ratio is None else (
@@ -74,7 +73,7 @@ def comparison_table(found: Sequence["Comparison"]) -> RenderableType:
 
 
 def verification_table(checked: "Verification") -> RenderableType:
-    table = _grid()
+    table = grid()
     table.add_row("loss", f"{checked.loss_error:.1e} relative error against one process")
     table.add_row("gradients", f"{checked.gradient_error:.1e} of the largest gradient")
     table.add_row("collectives", f"{checked.collective_mismatches} mismatches between the plan and what ran")
@@ -87,7 +86,7 @@ def verification_table(checked: "Verification") -> RenderableType:
 
 
 def run_table(ran: "Ran") -> RenderableType:
-    table = _grid()
+    table = grid()
     steps = f"{len(ran.losses)} steps on {ran.ranks} ranks"
     table.add_row("loss", f"{ran.losses[0]:.6f} -> {ran.losses[-1]:.6f} in {steps}")
     table.add_row("step", f"{show_seconds(ran.step_seconds)} measured, {show_seconds(ran.predicted_seconds)} predicted")
@@ -102,7 +101,7 @@ def _ratio(one: "Comparison", first: "Comparison") -> float | None:
 
 def _figures(plan: Plan) -> Table:
     """Mesh, time, memory, proof and search, a line each."""
-    predicted, table = plan.predicted, _grid()
+    predicted, table = plan.predicted, grid()
     seconds = {"capture": 0.0, "solve": 0.0, "total": 0.0} | plan.timings
     shares = ", ".join(f"{axis} {show_seconds(s)}" for axis, s in predicted.communication.items() if s > 0)
     kinds = ", ".join(f"{kind} {show_bytes(n)}" for kind, n in _descending(predicted.nbytes) if n)
@@ -133,7 +132,7 @@ def _parameters(plan: Plan) -> Table:
     for stored in plan.stored:
         edge = used.get(_tensor_name(stored.fqn))
         rows.append((stored.fqn, str(stored.layout), *_use(edge), "gathered again" if stored.regather else ""))
-    table = _table("parameter", "stored", "used", "forward", "gradient", "")
+    table = columns("parameter", "stored", "used", "forward", "gradient", "")
     for row in _grouped(rows):
         table.add_row(*row)
     return table
@@ -158,7 +157,7 @@ def _operators(plan: Plan) -> Table:
             layers.append((owner[decision.name], *row))
         else:
             others[row] = others.get(row, 0) + 1
-    table = _table("layer", "operator", "reads", "writes")
+    table = columns("layer", "operator", "reads", "writes")
     for line in _grouped(layers):
         table.add_row(*line)
     if layers and others:
@@ -188,29 +187,4 @@ def _grouped(rows: Iterable[Row]) -> list[Row]:
         match = NUMBER.search(name)
         pattern = f"{name[:match.start()]}{{}}{name[match.end():]}" if match else name
         groups.setdefault((pattern, tuple(rest)), []).extend([int(match[0])] if match else [])
-    return [(pattern.replace("{}", _ranges(numbers)), *rest) for (pattern, rest), numbers in groups.items()]
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """[0, 1, 2, 5] -> `0-2,5`."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
-def _grid() -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    return table
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
+    return [(pattern.replace("{}", ranges(numbers)), *rest) for (pattern, rest), numbers in groups.items()]
