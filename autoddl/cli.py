@@ -84,12 +84,17 @@ def _show(plan: PlanPath, as_json: AsJson = False) -> None:
 @app.command("compare")
 def _compare(factory: FactoryText, cluster: ClusterPath, set_: Set = None, budget: Budget = None,
              solver: Solver = "exact", max_axes: MaxAxes = 3, time_limit: TimeLimit = None,
+             solvers: Annotated[bool, typer.Option("--solvers", help="compare the solvers on the plan's mesh")] = False,
              as_json: AsJson = False) -> None:
     """Set the plan beside data parallel, grids, ZeRO-3 ..."""
     made = Factory.parse(factory, settings(set_ or ()))
     with _progress() as progress:
-        from autoddl.api import compare
+        from autoddl.api import compare, compare_solvers
         model, sample = made.build()
+        if solvers:
+            raced = compare_solvers(model, cluster, sample, budget=budget, max_axes=max_axes,
+                                    time_limit=60.0 if time_limit is None else time_limit, progress=progress)
+            return _print(report.raced_table(raced), report.raced_rows(raced), as_json)
         found = compare(model, cluster, sample, budget=budget, solver=solver, max_axes=max_axes, time_limit=time_limit,
                         name=made.name, factory=made.to_json(), progress=progress)
     _print(report.comparison_table(found), report.comparison_rows(found), as_json)

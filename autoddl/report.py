@@ -17,11 +17,12 @@ from autoddl.plan import Conversion, Plan
 from autoddl.tabular import NUMBER, columns, grid, ranges
 
 if TYPE_CHECKING:
-    from autoddl.api import Comparison
+    from autoddl.api import Comparison, Raced
     from autoddl.running import Ran
     from autoddl.verify import Verification
 
-__all__ = ["comparison_rows", "comparison_table", "plan_table", "run_table", "summary", "text", "verification_table"]
+__all__ = ["comparison_rows", "comparison_table", "plan_table", "raced_rows", "raced_table", "run_table", "summary",
+           "text", "verification_table"]
 
 Row = tuple[str, ...]
 
@@ -54,6 +55,21 @@ def comparison_rows(found: Sequence["Comparison"]) -> list[dict[str, Any]]:
              "peak_bytes": one.plan.predicted.peak_bytes if one.plan else None,
              "mesh": str(one.plan.mesh) if one.plan else None, "ratio": _ratio(one, found[0]), "detail": one.detail}
             for one in found]
+
+
+def raced_rows(found: Sequence["Raced"]) -> list[dict[str, Any]]:
+    """One object per solver."""
+    return [{"name": one.name, "seconds": one.seconds, "bound_seconds": one.bound, "wall_seconds": one.wall,
+             "detail": one.detail} for one in found]
+
+
+def raced_table(found: Sequence["Raced"]) -> RenderableType:
+    table = columns("solver", "plan", "no less than", "took", "")
+    for one in found:
+        figures = ("-", "-") if one.seconds is None or one.bound is None else (
+            show_seconds(one.seconds), show_seconds(one.bound))
+        table.add_row(one.name, *figures, show_seconds(one.wall), one.detail)
+    return table
 
 
 def plan_table(plan: Plan) -> RenderableType:

@@ -1,4 +1,4 @@
-"""The shell: five verbs, a table for people, one JSON document for programs."""
+"""The shell: its verbs, a table for people, one JSON document for programs."""
 
 import io
 import json
@@ -150,3 +150,10 @@ def test_the_table_of_a_plan_prints_at_any_width(path: Path) -> None:
     with console.capture() as text:
         console.print(plan_table(autoddl.load_plan(path)))
     assert max(len(line) for line in text.get().splitlines()) <= 60
+
+
+def test_compare_solvers() -> None:
+    rows = json.loads(shell("compare", FACTORY, LAPTOP, "--set", "layers=1", "--solvers", "--time-limit", "5",
+                            "--json").out)
+    by_name = {row["name"]: row for row in rows}
+    assert by_name["exact"]["bound_seconds"] == by_name["exact"]["seconds"] <= by_name["greedy"]["seconds"]
