@@ -104,9 +104,9 @@ def test_every_pair_of_layouts(mesh: str, shape: Shape, stride: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(8, 16), (13, 11)])
+@pytest.mark.parametrize("shape", [(13, 11), (8, 16)])
 def test_eight_ranks(shape: Shape) -> None:
-    _check(Mesh.parse("a=2,b=2,c=2"), shape, 13)
+    _check(Mesh.parse("a=2,b=2,c=2"), shape, 1)
 
 
 def _check(mesh: Mesh, shape: Shape, stride: int) -> None:
