@@ -5,11 +5,7 @@ of the plan, and, on rank 0, what crossed the uplinks a step. The first step, in
 count there.
 """
 
-import json
-import os
-import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,13 +14,11 @@ import torch
 import torch.distributed as dist
 
 from autoddl.apply import ParallelModel, parallelize
-from autoddl.errors import AutoDDLError
 from autoddl.factory import Factory
-from autoddl.launch import leave, report_failure
 from autoddl.network import Uplink, sent_over
-from autoddl.plan import load_plan, write_atomically
+from autoddl.plan import load_plan
 from autoddl.uplinks import planned_bytes
-from autoddl.worker import _mismatches, built
+from autoddl.worker import built, mismatches, serve
 
 __all__ = ["trained"]
 
@@ -50,7 +44,7 @@ def trained(job: dict[str, Any], tell: Callable[[float], None]) -> dict[str, Any
         said = float(loss)
         seconds.append(time.perf_counter() - start)
         tell(said)
-    return {"step_seconds": seconds, "mismatches": _mismatches(parallel),
+    return {"step_seconds": seconds, "mismatches": mismatches(parallel),
             "uplinks": _crossed(parallel, uplinks, before, _counted(uplinks), job["steps"] - 1)}
 
 
@@ -76,20 +70,10 @@ def _crossed(parallel: ParallelModel, uplinks: list[Uplink], before: list[tuple[
             for uplink, nbytes, old, new in zip(uplinks, planned, before, after, strict=True)]
 
 
-def main() -> None:
-    job: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    rank, folder = os.environ["RANK"], Path(job["folder"])
-    try:
-        with open(folder / f"losses-{rank}", "w", buffering=1, encoding="utf-8") as file:
-            result = trained(job, lambda loss: print(repr(loss), file=file))
-        write_atomically(folder / f"result-{rank}.json", json.dumps(result))
-    except BaseException as error:
-        report_failure(error)
-        if job.get("debug"):
-            traceback.print_exc()
-        leave(2 if isinstance(error, AutoDDLError) else 1)
-    leave(0)
+def _work(job: dict[str, Any], losses: Path) -> Any:
+    with open(losses, "w", buffering=1, encoding="utf-8") as file:
+        return trained(job, lambda loss: print(repr(loss), file=file))
 
 
 if __name__ == "__main__":
-    main()
+    serve(_work)

@@ -32,7 +32,7 @@ from autoddl.values import SEED, filled, materialised
 from autoddl.wide import cast, widened
 from autoddl.world import device_of
 
-__all__ = ["Job", "built", "train"]
+__all__ = ["Job", "built", "mismatches", "serve", "train"]
 
 Job = dict[str, Any]
 
@@ -72,7 +72,7 @@ def check(job: Job) -> dict[str, Any]:
     model, batch = built(factory, drawn=True)
     parallel = parallelize(model, plan, batch)
     parallel.step(batch)
-    wrong = _mismatches(parallel)
+    wrong = mismatches(parallel)
     model, batch = built(factory, drawn=True)
     captured = widened(capture(model, batch))
     exact = ParallelModel(model.double(), plan, captured, planned(captured.graph), parallel.groups, device_of(None), 0)
@@ -105,7 +105,7 @@ def _piece(whole: Tensor, layout: Layout, mesh: Mesh, at: tuple[int, ...]) -> Te
     return whole
 
 
-def _mismatches(parallel: ParallelModel) -> list[str]:
+def mismatches(parallel: ParallelModel) -> list[str]:
     """Collectives that the plan has and the record has not, or the other way round."""
     def rows(many: Iterable[Any]) -> Counter[str]:
         return Counter(f"{one.direction} {one.kind} over {one.axes} of {one.nbytes} bytes" for one in many)
@@ -116,15 +116,13 @@ def _mismatches(parallel: ParallelModel) -> list[str]:
            [f"not planned: {text} x {n}" for text, n in (recorded - expected).items()]
 
 
-def main() -> None:
+def serve(work: Callable[[Job, Path], Any]) -> None:
+    """Run `work(job, where losses go, line by line)` of the job that the command line names; its result, or one clear
+    error, goes into the job's folder."""
     job: Job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     rank, folder = os.environ["RANK"], Path(job["folder"])
     try:
-        if job["task"] == "train":
-            with open(folder / f"losses-{rank}", "w", buffering=1, encoding="utf-8") as file:
-                result = train(job, lambda loss: print(loss, file=file))
-        else:
-            result = check(job)
+        result = work(job, folder / f"losses-{rank}")
         write_atomically(folder / f"result-{rank}.json", json.dumps(result))
     except BaseException as error:
         report_failure(error)
@@ -134,5 +132,12 @@ def main() -> None:
     leave(0)
 
 
+def _work(job: Job, losses: Path) -> Any:
+    if job["task"] != "train":
+        return check(job)
+    with open(losses, "w", buffering=1, encoding="utf-8") as file:
+        return train(job, lambda loss: print(loss, file=file))
+
+
 if __name__ == "__main__":
-    main()
+    serve(_work)
