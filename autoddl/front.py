@@ -53,7 +53,7 @@ class DevicePoint:
 def least_bytes(problem: Problem) -> float:
     """The bytes that any plan needs."""
     try:
-        solve(replace(problem, budget=-1.0))
+        solve(problem.within(-1.0))
     except Infeasible as error:
         return error.needed
     return 0.0
@@ -62,8 +62,8 @@ def least_bytes(problem: Problem) -> float:
 def front_of_bytes(plan: Plan, budgets: int = BUDGETS, progress: Progress | None = None) -> tuple[PointOfBytes, ...]:
     """Plans on the mesh of `plan`, the smallest first."""
     problem, tell = rebuild(plan).problem, progress or (lambda what, done, total: None)
-    free, least = solve(replace(problem, budget=None)), least_bytes(problem)
-    found = [PointOfBytes(free.nbytes, free.seconds, free.bound), *_corners(replace(problem, budget=None))]
+    free, least = solve(problem.within(None)), least_bytes(problem)
+    found = [PointOfBytes(free.nbytes, free.seconds, free.bound), *_corners(problem.within(None))]
     for i in range(budgets):
         budget = least + (free.nbytes - least) * i / budgets
         tell("solving under budgets", i, budgets)
@@ -75,7 +75,7 @@ def front_of_bytes(plan: Plan, budgets: int = BUDGETS, progress: Progress | None
 
 def _under(problem: Problem, budget: float, tolerance: float) -> Solution | None:
     try:
-        return solve(replace(problem, budget=budget), tolerance=tolerance)
+        return solve(problem.within(budget), tolerance=tolerance)
     except Infeasible:
         return None
 

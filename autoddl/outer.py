@@ -14,7 +14,7 @@ and with the bound that holds then.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from os import cpu_count
 from time import perf_counter
@@ -190,7 +190,7 @@ class _Candidates:
         try:
             problem = self.posed(i)[2]
             if ceiling is None:
-                solution = solve(replace(problem, budget=None), task.solver, time_limit=task.time_limit)
+                solution = solve(problem.within(None), task.solver, time_limit=task.time_limit)
                 return _Answer(solution, solution.nbytes <= task.budget)
             return _Answer(solve(problem, task.solver, time_limit=task.time_limit, tolerance=task.tolerance,
                                  ceiling=ceiling, price=price), True)

@@ -11,7 +11,8 @@ Factors of repeated blocks name the same table, so repetition is there to be see
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from autoddl.errors import InputError
 from autoddl.table import MAX_NDIM, Array, Classes, Table
 
-__all__ = ["Array", "Classes", "Factor", "Problem", "Solution", "Table"]
+__all__ = ["MAX_NDIM", "Array", "Classes", "Factor", "Laid", "Problem", "Solution", "Table"]
 
 EXACT = 1e-9
 """A solution this close to its bound, relatively, is optimal: the rest is the rounding of sums."""
@@ -35,6 +36,25 @@ class Factor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Laid:
+    """The factors as arrays: factor i lays table `tables[i]` over `scopes[i]`, a row of three filled up with -1; and
+    for every table that is used, the variables that it is laid over, a row per factor."""
+
+    scopes: NDArray[np.intp]
+    tables: NDArray[np.intp]
+    groups: tuple[tuple[int, NDArray[np.intp]], ...]
+
+    @classmethod
+    def of(cls, factors: Sequence[Factor]) -> "Laid":
+        scopes = np.array([f.variables + (-1,) * (MAX_NDIM - len(f.variables)) for f in factors], dtype=np.intp)
+        tables = np.array([f.table for f in factors], dtype=np.intp)
+        scopes, rows = scopes.reshape(-1, MAX_NDIM), np.argsort(tables, kind="stable")
+        ends = np.flatnonzero(np.diff(tables[rows], append=-1)) + 1
+        parts = [rows[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)] if len(rows) else []
+        return cls(scopes, tables, tuple((int(tables[part[0]]), scopes[part]) for part in parts))
+
+
+@dataclass(frozen=True, eq=False)
 class Problem:
     """Variables with their numbers of options, tables, and the factors that lay tables over variables."""
 
@@ -51,22 +71,44 @@ class Problem:
             raise InputError(f"every variable has one name and one size: {len(self.names)} and {len(self.sizes)}")
         if any(size < 1 for size in self.sizes):
             raise InputError(f"variable {self.names[[s < 1 for s in self.sizes].index(True)]!r} has no options")
-        known: set[tuple[int, ...]] = set()
-        for factor in self.factors:
-            scope = factor.variables
-            if min(scope, default=-1) < 0 or max(scope) >= len(self.sizes) or len(set(scope)) != len(scope):
-                raise InputError(f"{factor} names a variable twice, or one outside 0..{len(self.sizes) - 1}")
-            kind = (factor.table, *[self.sizes[v] for v in scope])
-            if kind not in known:
-                self._check(factor)
-                known.add(kind)
+        self._check()
 
-    def _check(self, factor: Factor) -> None:
-        if not 0 <= factor.table < len(self.tables):
-            raise InputError(f"{factor} names a table outside 0..{len(self.tables) - 1}")
-        expected = tuple(self.sizes[v] for v in factor.variables)
-        if self.tables[factor.table].shape != expected:
-            raise InputError(f"{factor} needs a table of shape {expected}, not {self.tables[factor.table].shape}")
+    def _check(self) -> None:
+        """Every factor lays a table of the right shape over distinct variables."""
+        if any(len(f.variables) > MAX_NDIM for f in self.factors):
+            raise InputError(f"a factor is over at most {MAX_NDIM} variables")
+        scopes, count = self.laid.scopes, len(self.sizes)
+        twice = np.zeros(len(scopes), dtype=bool)
+        for a, b in ((0, 1), (0, 2), (1, 2)):
+            twice |= (scopes[:, a] == scopes[:, b]) & (scopes[:, a] >= 0)
+        shorter = np.array([len(f.variables) for f in self.factors], dtype=np.intp) != (scopes >= 0).sum(axis=1)
+        wrong = np.flatnonzero(twice | shorter | (scopes >= count).any(axis=1))
+        if len(wrong):
+            raise InputError(f"{self.factors[wrong[0]]} names a variable twice, or one outside 0..{count - 1}")
+        sizes = np.array([*self.sizes, 0], dtype=np.intp)
+        for table, rows in self.laid.groups:
+            if not 0 <= table < len(self.tables):
+                raise InputError(f"a factor names table {table}: a table outside 0..{len(self.tables) - 1}")
+            shape = self.tables[table].shape
+            given = sizes[rows]
+            expected = np.array(shape + (0,) * (MAX_NDIM - len(shape)))
+            wrong = np.flatnonzero((given != expected).any(axis=1))
+            if len(wrong):
+                row = given[wrong[0]]
+                laid, needed = rows[wrong[0]][row > 0].tolist(), tuple(row[row > 0].tolist())
+                raise InputError(f"table {table} is laid over variables {laid}: that needs a table of shape {needed}, "
+                                 f"not {shape}")
+
+    @cached_property
+    def laid(self) -> Laid:
+        """The factors as arrays."""
+        return Laid.of(self.factors)
+
+    def within(self, budget: float | None) -> "Problem":
+        """The same problem under another budget; nothing is checked or laid out again."""
+        made = replace(self, factors=(), budget=budget)
+        made.__dict__.update(factors=self.factors, laid=self.laid)
+        return made
 
     def cells(self, choice: Sequence[int]) -> Iterator[tuple[Table, tuple[int, ...]]]:
         """Every factor's table, and the cell of it that `choice` picks."""
@@ -75,19 +117,18 @@ class Problem:
         for factor in self.factors:
             yield self.tables[factor.table], tuple([choice[v] for v in factor.variables])
 
-    def totals(self, choice: Sequence[int]) -> tuple[float, float, float]:
-        """(seconds, retained, transient), summed without rounding on the way."""
+    def totals(self, choice: Sequence[int] | NDArray[np.intp]) -> tuple[float, float, float]:
+        """(seconds, retained, transient)."""
         if len(choice) != len(self.sizes):
             raise InputError(f"a choice names one option per variable: {len(self.sizes)}, not {len(choice)}")
-        known: dict[tuple[int, ...], tuple[float, float, float]] = {}
-        found = []
-        for factor in self.factors:
-            key = (factor.table, *[choice[v] for v in factor.variables])
-            if key not in known:
-                known[key] = self.tables[key[0]].at(key[1:])
-            found.append(known[key])
-        seconds, retained, transient = zip(*found, strict=True) if found else ((), (), ())
-        return self.fixed_seconds + math.fsum(seconds), math.fsum(retained), max(transient, default=0.0)
+        options, found = np.asarray(choice, dtype=np.intp), []
+        for number, scopes in self.laid.groups:
+            table = self.tables[number]
+            cells = tuple([c[options[scopes[:, axis]]] for axis, c in enumerate(table.classes)])
+            found.append(np.stack([values[cells] for values in table.core]))
+        seconds, retained, transient = np.concatenate(found, axis=1) if found else np.zeros((3, 0))
+        return (self.fixed_seconds + float(seconds.sum()), float(retained.sum()),
+                float(transient.max(initial=0.0)))
 
     def cost(self, choice: Sequence[int]) -> float:
         """seconds(x)"""

@@ -2,20 +2,24 @@
 
 S(scope) = min over k of C_k(scope)      C_k: the sum of the recipe's tables at option k of the eliminated variable
 value    = sum of the messages with an empty scope
-choice   = walking back, argmin over k of C_k(choice of the scope), computed again instead of stored; lowest k wins
+choice   = from the tops down, argmin over k of C_k(cell), computed again instead of stored; lowest k wins. What is
+           behind a message depends on its cell alone, so equal blocks with equal cells are walked once.
 """
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from autoddl.problem import Array
 from autoddl.search.mapped import Joint, Mapped, joined, whole
-from autoddl.search.program import Part, Program, Recipe
+from autoddl.search.program import Ids, Part, Program, Recipe
 
-__all__ = ["argmin", "column", "mapped_messages", "messages", "value"]
+__all__ = ["Node", "argmin", "column", "mapped_messages", "messages", "value", "walked"]
+
+Node = tuple[int, tuple[int, ...], int]
+"""The slot of a message, a cell of it, and a mark."""
 
 BLOCK = 1 << 15
 """Cells that are worked on together: a few hundred kilobytes, which caches hold."""
@@ -36,20 +40,37 @@ def mapped_messages(program: Program, tables: Sequence[Mapped]) -> list[Mapped]:
 
 def value(program: Program, values: Sequence[Mapped]) -> float:
     """The sum of the messages with an empty scope."""
-    return math.fsum(values[program.slots[root]].core.item() for root in program.roots)
+    return math.fsum(values[top.slot].core.item() for top in program.tops)
 
 
-def argmin(program: Program, values: Sequence[Mapped]) -> tuple[int, ...]:
-    """The choice: one column per variable, and one only for variables alike in recipe and surroundings."""
-    choice = [0] * len(program.steps)
-    memo: dict[tuple[int, tuple[int, ...]], int] = {}
-    for step in reversed(program.steps):
-        cell = tuple([choice[u] for u in step.scope])
-        key = (step.recipe, cell)
-        if key not in memo:
-            memo[key] = int(column(program.recipes[step.recipe], values, cell).argmin())
-        choice[step.variable] = memo[key]
-    return tuple(choice)
+def argmin(program: Program, values: Sequence[Mapped]) -> Ids:
+    """The choice, by position."""
+    def take(node: Node) -> tuple[int, list[Node]]:
+        slot, cell, _ = node
+        k = int(column(program.recipe_of(slot), values, cell).argmin())
+        return k, [(part, there, 0) for part, there in program.parts(slot, cell, k)]
+
+    return walked(program, [(top.slot, (), 0) for top in program.tops], take)
+
+
+def walked(program: Program, starts: Sequence[Node], take: Callable[[Node], tuple[int, list[Node]]]) -> Ids:
+    """The choice, by position, from the tops down. `take` says of a message, a cell of it and a mark which option its
+    variable takes, and how the messages among its parts go on; equal nodes are walked once."""
+    choice, known = np.zeros(program.count, dtype=np.intp), dict[Node, Ids]()
+    opened: dict[Node, tuple[int, list[Node]]] = {}
+    for top, start in zip(program.tops, starts, strict=True):
+        stack = [start]
+        while stack:
+            node = stack[-1]
+            k, parts = opened[node] if node in opened else opened.setdefault(node, take(node))
+            missing = [part for part in parts if part not in known]
+            if missing:
+                stack += missing
+                continue
+            known[node] = np.concatenate([np.array([k], dtype=np.intp), *(known[part] for part in parts)])
+            stack.pop()
+        choice[top.ids] = known[start]
+    return choice
 
 
 def column(recipe: Recipe, values: Sequence[Mapped], cell: Sequence[int]) -> Array:

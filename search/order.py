@@ -13,31 +13,47 @@ sum is at least the sum of the minima, so what follows is a lower bound, and `Pr
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from autoddl.problem import Problem
-from autoddl.search.program import Part, Program, Recipe, Step
+from autoddl.search.fold import Short
+from autoddl.search.power import raised
+from autoddl.search.program import Ids, Part, Program, Recipe, Step, Top
 
-__all__ = ["CAP", "order"]
+__all__ = ["CAP", "Network", "order", "order_of"]
 
 CAP = 30_000_000
+NOTHING = np.zeros(0, dtype=np.intp)
 TIERS = (3, 9, 21, 53, 109, 257, 1025)
 """How often a recipe must occur to go before rarer ones; between the depths that models usually have."""
 
 
 def order(problem: Problem, cap: int = CAP) -> Program:
     """The elimination of all variables of a problem."""
-    network = _Network(problem, cap)
-    while (chosen := network.cheapest()) is not None:
-        network.eliminate(chosen)
-    return network.result()
+    network = Network(problem, cap, range(len(problem.sizes)))
+    network.finish(range(len(problem.sizes)))
+    return network.result(len(problem.sizes))
 
 
-class _Network:
+def order_of(short: Short, problem: Problem, cap: int = CAP) -> Program:
+    """The elimination of the whole problem behind a short one, whose reduced form `problem` is: the blocks of every run
+    are raised to their power."""
+    network = Network(problem, cap, short.position.tolist())
+    for fold in short.folds:
+        raised(network, fold)
+    network.finish(range(len(problem.sizes)))
+    return replace(network.result(len(short.of)), steps=(), slots=(), roots=())
+
+
+class Network:
     """The factors that are left, and the variables that are left by the recipe that would eliminate them."""
 
-    def __init__(self, problem: Problem, cap: int) -> None:
-        self.sizes, self.cap = problem.sizes, cap
+    def __init__(self, problem: Problem, cap: int, positions: Sequence[int]) -> None:
+        self.sizes, self.cap, self.positions = list(problem.sizes), cap, list(positions)
+        self.ids: list[Ids] = [NOTHING] * len(problem.factors)
         self.base = len(problem.tables)
         self.slots = [f.table for f in problem.factors]
         self.scopes = [f.variables for f in problem.factors]
@@ -51,11 +67,51 @@ class _Network:
         self.steps: list[Step] = []
         self.roots: list[int] = []
         self.exact = True
+        self.gone: set[int] = set()
         self.of: dict[int, int] = {}
         self.known: dict[int, tuple[int, tuple[int, ...], tuple[int, ...]]] = {}
         self.members: dict[int, dict[int, None]] = {}
         self.heap: list[tuple[tuple[int, int, int, int], int]] = []
-        self.regroup(range(len(self.sizes)))
+        self.active: set[int] = set()
+
+    def finish(self, variables: Iterable[int]) -> list[int]:
+        """Eliminate these, of those that are left; the factors that were made."""
+        first = len(self.slots)
+        self.active = {v for v in variables if v not in self.gone}
+        self.regroup(sorted(self.active))
+        while (chosen := self.cheapest()) is not None:
+            self.eliminate(chosen)
+        return list(range(first, len(self.slots)))
+
+    def lay(self, slot: int, scope: tuple[int, ...], ids: Ids) -> int:
+        """A new factor."""
+        self.slots.append(slot)
+        self.scopes.append(scope)
+        self.ids.append(ids)
+        new = len(self.slots) - 1
+        for u in scope:
+            self.incident[u][new] = None
+        if not scope:
+            self.roots.append(new)
+        return new
+
+    def lift(self, i: int) -> None:
+        """Take a factor away."""
+        for u in self.scopes[i]:
+            del self.incident[u][i]
+        if not self.scopes[i]:
+            self.roots.remove(i)
+
+    def alive(self, i: int) -> bool:
+        """Whether a factor is still there."""
+        return i in self.incident[self.scopes[i][0]] if self.scopes[i] else i in self.roots
+
+    def add(self, size: int, position: int) -> int:
+        """A new variable."""
+        self.sizes.append(size)
+        self.positions.append(position)
+        self.incident.append({})
+        return len(self.sizes) - 1
 
     def recipe(self, v: int, ids: Sequence[int]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
         """The recipe that eliminates v from these factors, the scope in its local order, the factors in its order."""
@@ -114,30 +170,25 @@ class _Network:
                 for u in self.scopes[i]:
                     del self.incident[u][i]
             buckets = self.buckets(v, sources)
-            made = [(r, scope)] if len(buckets) == 1 else [self.recipe(v, bucket)[:2] for bucket in buckets]
-            outputs = tuple(self.emit(*new) for new in made)
+            made = [(r, scope, sources)] if len(buckets) == 1 else [self.recipe(v, bucket) for bucket in buckets]
+            outputs = tuple(self.emit(v, *new) for new in made)
             self.steps.append(Step(v, scope, r, sources, outputs))
             dirty.update(dict.fromkeys(scope))
             del self.members[self.of.pop(v)][v]
+            self.gone.add(v)
             self.requeue(r)
-        self.regroup(sorted(dirty))
+        self.regroup(sorted(self.active & dirty.keys()))
 
     def requeue(self, r: int) -> None:
         """A recipe that lost a variable has another priority."""
         if self.members[r]:
             heapq.heappush(self.heap, (self.priority(r), r))
 
-    def emit(self, r: int, scope: tuple[int, ...]) -> int:
+    def emit(self, v: int, r: int, scope: tuple[int, ...], sources: tuple[int, ...]) -> int:
         """The new factor over a scope; its table is computed once per recipe."""
         slot = self.computed.setdefault(r, self.base + len(self.computed))
-        self.slots.append(slot)
-        self.scopes.append(scope)
-        new = len(self.slots) - 1
-        for u in scope:
-            self.incident[u][new] = None
-        if not scope:
-            self.roots.append(new)
-        return new
+        behind = [self.ids[i] for i in sources if self.slots[i] >= self.base]
+        return self.lay(slot, scope, np.concatenate([np.array([self.positions[v]], dtype=np.intp), *behind]))
 
     def buckets(self, v: int, sources: tuple[int, ...]) -> list[list[int]]:
         """All factors of v together where their message stays within the cap, else parts that do."""
@@ -157,7 +208,8 @@ class _Network:
                 home.append(i)
         return buckets
 
-    def result(self) -> Program:
+    def result(self, count: int) -> Program:
+        tops = tuple(Top(self.slots[i], self.ids[i]) for i in self.roots)
         return Program(
             self.base,
             tuple(self.recipes),
@@ -166,4 +218,6 @@ class _Network:
             tuple(self.slots),
             tuple(self.roots),
             self.exact,
+            tops,
+            count,
         )

@@ -1,15 +1,23 @@
-"""An elimination as a value: what is computed, in which order, and which variable each step removes.
+"""An elimination as a value: what is computed, in which order, and which variables each message has behind it.
 
     slot      where a table lives: 0..base-1 the problem's tables, then one per distinct message
     recipe    tables added with their axes lined up, and the minimum taken over local variable 0
     factor    a table laid over variables, by id: the problem's first, then the outputs of the steps
+    ids       of a factor: the positions of the variables eliminated to make it, its own first, then those behind each
+              message among its recipe's parts, in their order. Equal slots have them in equal order.
 
-Equal recipes share one slot; a step is one occurrence, needed to walk back to a choice.
+Equal recipes share one slot; a step is one occurrence. A choice is read from the tops, the messages with an empty
+scope: each slot's options in the order of `ids`.
 """
 
 from dataclasses import dataclass
 
-__all__ = ["Part", "Program", "Recipe", "Step"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Ids", "Part", "Program", "Recipe", "Step", "Top"]
+
+Ids = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -39,9 +47,18 @@ class Step:
     outputs: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Top:
+    """A message with an empty scope: its slot, and the positions of the variables behind it."""
+
+    slot: int
+    ids: Ids
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """Slots 0..base-1 are the problem's tables, slot base + i is the message of `recipes[computed[i]]`."""
+    """Slots 0..base-1 are the problem's tables, slot base + i is the message of `recipes[computed[i]]`. `count` is the
+    number of positions. `steps`, `slots` and `roots` say it per factor; of a folded problem they are empty."""
 
     base: int
     recipes: tuple[Recipe, ...]
@@ -50,7 +67,18 @@ class Program:
     slots: tuple[int, ...]
     roots: tuple[int, ...]
     exact: bool
+    tops: tuple[Top, ...]
+    count: int
 
     def messages(self) -> list[tuple[int, Recipe]]:
         """Every distinct message in the order of computation, with its slot."""
         return [(self.base + i, self.recipes[r]) for i, r in enumerate(self.computed)]
+
+    def recipe_of(self, slot: int) -> Recipe:
+        """The recipe of a message."""
+        return self.recipes[self.computed[slot - self.base]]
+
+    def parts(self, slot: int, cell: tuple[int, ...], k: int) -> list[tuple[int, tuple[int, ...]]]:
+        """The messages among the parts of a message, each with its cell, where the eliminated variable takes k."""
+        return [(p.slot, tuple([cell[a - 1] if a else k for a in p.axes]))
+                for p in self.recipe_of(slot).parts if p.slot >= self.base]

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoddl.problem import Array, Classes, Factor, Problem, Table
+from autoddl.search.fold import Short, shortened
 
-__all__ = ["Reduced", "narrowed", "reduce"]
+__all__ = ["Reduced", "folded", "narrowed", "reduce"]
 
 Kept = tuple[int, ...]
 
@@ -43,6 +44,14 @@ def reduce(problem: Problem) -> Reduced:
     shared = Problem(problem.names, problem.sizes, tuple(pool.tables), factors, problem.budget, problem.fixed_seconds,
                      problem.fixed_bytes)
     return narrowed(shared, _kept(shared))
+
+
+def folded(problem: Problem) -> tuple[Short, Reduced]:
+    """The short problem of a problem, and that one reduced."""
+    pool = _Pool()
+    numbers = np.array([pool.intern(table) for table in problem.tables], dtype=np.intp)
+    short = shortened(problem, tuple(pool.tables), numbers)
+    return short, narrowed(short.problem, _kept(short.problem))
 
 
 def narrowed(problem: Problem, kept: Sequence[Kept]) -> Reduced:

@@ -16,7 +16,7 @@ import numpy as np
 from autoddl.problem import Array, Problem, Table
 from autoddl.search.eliminate import argmin, mapped_messages, value
 from autoddl.search.mapped import Mapped
-from autoddl.search.program import Program
+from autoddl.search.program import Ids, Program
 
 __all__ = ["Above", "Clock", "Exhausted", "Limits", "Point", "Space", "mapped", "priced"]
 
@@ -80,11 +80,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One relaxation solved: its value (a lower bound), and the choice found with what it costs."""
+    """One relaxation solved: its value (a lower bound), and the whole problem's choice found with what it costs."""
 
     lam: float
     value: float
-    choice: tuple[int, ...]
+    choice: Ids
     seconds: float
     retained: float
     transient: float
@@ -92,18 +92,26 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """A problem, its program, the transient thresholds that tell choices apart, and the points known."""
+    """A problem, its program, the transient thresholds that tell choices apart, and the points known.
+
+    Where `problem` is the short or reduced form of another one, that is `whole`, and `restore` makes its choices of
+    what the program finds.
+    """
 
     problem: Problem
     program: Program
     thresholds: tuple[float, ...]
+    whole: Problem
+    restore: Callable[[Ids], Ids]
     known: dict[tuple[float, float], Point] = field(default_factory=dict)
     latest: dict[tuple[float, float], list[Mapped]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, problem: Problem, program: Program) -> "Space":
+    def of(cls, problem: Problem, program: Program, whole: Problem | None = None,
+           restore: Callable[[Ids], Ids] = lambda choice: choice) -> "Space":
         finite = [t.core[2][np.isfinite(t.core[0])] for t in problem.tables]
-        return cls(problem, program, tuple(np.unique(np.concatenate([np.zeros(1), *finite])).tolist()))
+        thresholds = tuple(np.unique(np.concatenate([np.zeros(1), *finite])).tolist())
+        return cls(problem, program, thresholds, problem if whole is None else whole, restore)
 
     def messages(self, lam: float, tau: float) -> list[Mapped]:
         """S for every slot at one multiplier and one threshold; the latest are kept."""
@@ -121,9 +129,11 @@ class Space:
             self.known[key] = self.measured(lam, value(self.program, values), argmin(self.program, values))
         return self.known[key]
 
-    def measured(self, lam: float, bound: float, choice: tuple[int, ...]) -> Point:
-        """A choice with its true seconds and bytes; the seconds are without the fixed ones, as the value is."""
-        seconds, retained, transient = self.problem.totals(choice)
+    def measured(self, lam: float, bound: float, found: Ids) -> Point:
+        """What the program found, with its true seconds and bytes; the seconds are without the fixed ones, as the value
+        is."""
+        choice = self.restore(found)
+        seconds, retained, transient = self.whole.totals(choice)
         return Point(lam, bound, choice, seconds - self.problem.fixed_seconds, retained, transient)
 
     def nbytes(self, point: Point) -> float:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoddl.search.eliminate import column
+from autoddl.search.eliminate import Node, column, walked
 from autoddl.search.labels import Labels, combine, single, thin, union
 from autoddl.search.mapped import Mapped
-from autoddl.search.program import Program, Recipe
+from autoddl.search.program import Ids, Program, Recipe
 from autoddl.search.space import Clock, Space, mapped
 
 __all__ = ["Found", "windowed"]
@@ -29,7 +29,7 @@ Needs = list[dict[Cell, float]]
 class Found:
     """The best choice within the cap, if any, and whether every choice of the window was looked at."""
 
-    choice: tuple[int, ...] | None
+    choice: Ids | None
     complete: bool
 
 
@@ -52,25 +52,24 @@ def windowed(
     """The best choice within `cap` and within `window` of the messages' minimum; at most `keep` labels a cell."""
     program, tables = space.program, space.problem.tables
     seconds = [mapped(t, 0.0, tau) for t in tables]
-    scale = abs(sum(values[program.slots[r]].core.item() for r in program.roots))
+    scale = abs(sum(values[top.slot].core.item() for top in program.tops))
     run = _Pass(program, values, seconds, [Mapped(t.core[1], t.classes) for t in tables], scale, keep, clock)
     needs = _needs(run, window + 1e-12 * scale)
     store, complete = _labels(run, needs)
-    roots = [store[program.slots[r] - program.base][()] for r in program.roots]
-    top = combine(single(0.0, 0.0, 0.0, 0), roots, window + 1e-12 * scale, scale, clock)
-    top = top[top.retained <= cap]
-    if not len(top):
+    roots = [store[top.slot - program.base][()] for top in program.tops]
+    whole = combine(single(0.0, 0.0, 0.0, 0), roots, window + 1e-12 * scale, scale, clock)
+    whole = whole[whole.retained <= cap]
+    if not len(whole):
         return Found(None, complete)
-    row = top.back[int(top.seconds.argmin())]
-    return Found(_trace(program, store, dict(zip(program.roots, row.tolist(), strict=True))), complete)
+    return Found(_trace(program, store, whole.back[int(whole.seconds.argmin())].tolist()), complete)
 
 
 def _needs(run: _Pass, window: float) -> Needs:
     """need(cell) of every message, from the roots down."""
     program = run.program
     needs: Needs = [{} for _ in program.computed]
-    for root in program.roots:
-        needs[program.slots[root] - program.base][()] = window
+    for top in program.tops:
+        needs[top.slot - program.base][()] = window
     for slot, recipe in reversed(program.messages()):
         for cell, room in needs[slot - program.base].items():
             run.clock.spend(recipe.shape[0])
@@ -126,15 +125,13 @@ def _index(axes: tuple[int, ...], cell: Cell, k: int) -> Cell:
     return tuple([cell[a - 1] if a else k for a in axes])
 
 
-def _trace(program: Program, store: Sequence[dict[Cell, Labels]], row: dict[int, int]) -> tuple[int, ...]:
-    """The choice behind one label of every root: `row` holds, for every factor known, the label taken."""
-    choice = [0] * len(program.steps)
-    for step in reversed(program.steps):
-        (output,) = step.outputs
-        cell = tuple([choice[u] for u in step.scope])
-        labels = store[program.slots[output] - program.base][cell]
-        taken = row.pop(output)
-        choice[step.variable] = int(labels.option[taken])
-        parts = [i for i in step.sources if program.slots[i] >= program.base]
-        row.update(zip(parts, labels.back[taken].tolist(), strict=True))
-    return tuple(choice)
+def _trace(program: Program, store: Sequence[dict[Cell, Labels]], rows: Sequence[int]) -> Ids:
+    """The choice, by position, behind one label of every top: a node's mark is the label taken."""
+    def take(node: Node) -> tuple[int, list[Node]]:
+        slot, cell, row = node
+        labels = store[slot - program.base][cell]
+        k = int(labels.option[row])
+        parts = program.parts(slot, cell, k)
+        return k, [(part, there, mark) for (part, there), mark in zip(parts, labels.back[row].tolist(), strict=True)]
+
+    return walked(program, [(top.slot, (), row) for top, row in zip(program.tops, rows, strict=True)], take)

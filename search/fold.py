@@ -1,0 +1,269 @@
+"""Repeated blocks of a problem, recognised by structure, and the short problem in which three of them stand for all.
+
+Variables get *positions*: their order, but one without an earlier neighbour stands right before its first neighbour, so
+parameters stand with the ops that use them. A *run* is a stretch of K blocks of `period` positions such that
+
+    factors(j) = { f : f touches block j and no later one }, for j >= 1, equal factors(1) moved by (j - 1) periods
+    no factor joins blocks that are not neighbours; only block 0 meets what is before the run, only K - 1 what is after
+
+*Shared* variables, with many neighbours, are outside of runs and may meet every block. The short problem keeps blocks
+0, 1 and K - 1. Its factors(1) stand for those of blocks 1 .. K - 2: elimination raises them to that power.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoddl.problem import MAX_NDIM, Factor, Laid, Problem, Table
+
+__all__ = ["Fold", "Short", "shortened"]
+
+Rows = NDArray[np.intp]
+
+LEAST = 5
+"""Blocks in a run; with fewer there is nothing to save."""
+
+SHARED = 16
+"""Neighbours beyond which a variable is shared."""
+
+PERIODS = 4
+"""Distances between equal variables that are tried as periods, the most frequent first."""
+
+PHASES = 3
+"""Places in a period where a run is cut, those that fewest options cross."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """`blocks`: the variables of blocks 0, 1 and K - 1 in the short problem; `factors`: those of block 1, by number;
+    block 1 stands for `times` = K - 2 blocks, each `period` positions behind the one before."""
+
+    blocks: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    factors: frozenset[int]
+    times: int
+    period: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Short:
+    """`position` of every short variable; at every position the whole problem's `variable`, and the short variable
+    that stands for it (`of`)."""
+
+    problem: Problem
+    folds: tuple[Fold, ...]
+    position: Rows
+    variable: Rows
+    of: Rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _State:
+    """A problem in arrays while its runs are cut: variables by number, `position` of each; `marks` per factor: the run
+    whose block 1 it belongs to, or -1."""
+
+    sizes: Rows
+    scopes: Rows
+    tables: Rows
+    position: Rows
+    marks: Rows
+    blocks: tuple[Rows, ...] = ()
+    times: tuple[int, ...] = ()
+    periods: tuple[int, ...] = ()
+
+
+def shortened(problem: Problem, tables: tuple[Table, ...], numbers: Rows) -> Short:
+    """The short problem; the whole one, reordered, if it repeats nothing. `tables` are the distinct ones, `numbers`
+    says which of them each table of the problem is."""
+    order = _order(problem.laid, len(problem.sizes))
+    rank = np.append(np.argsort(order), -1)
+    state = _State(np.array(problem.sizes, dtype=np.intp)[order], rank[problem.laid.scopes],
+                   numbers[problem.laid.tables], np.arange(len(order)), np.full(len(problem.factors), -1))
+    of = np.arange(len(order))
+    while (found := _best(state)) is not None:
+        state, moved = _cut(state, *found)
+        of = moved[of]
+    names = tuple(problem.names[order[p]] for p in state.position.tolist())
+    factors = tuple(Factor(tuple(v for v in row if v >= 0), t)
+                    for row, t in zip(state.scopes.tolist(), state.tables.tolist(), strict=True))
+    short = replace(problem, names=names, sizes=tuple(state.sizes.tolist()), tables=tables, factors=factors)
+    folds = tuple(_fold(state, i) for i in range(len(state.times)))
+    return Short(short, folds, state.position, order, of)
+
+
+def _fold(state: _State, i: int) -> Fold:
+    first, second, last = (tuple(block) for block in state.blocks[i].tolist())
+    return Fold((first, second, last), frozenset(np.flatnonzero(state.marks == i).tolist()), state.times[i],
+                state.periods[i])
+
+
+def _order(laid: Laid, count: int) -> Rows:
+    """Variables by position."""
+    scopes = laid.scopes
+    least = np.full(count + 1, count)
+    after = np.full(count + 1, count)
+    low = np.where(scopes >= 0, scopes, count).min(axis=1, initial=count)
+    for axis in range(MAX_NDIM):
+        np.minimum.at(least, scopes[:, axis], low)
+        for other in range(MAX_NDIM):
+            later = (scopes[:, other] > scopes[:, axis]) & (scopes[:, axis] >= 0)
+            np.minimum.at(after, scopes[later, axis], scopes[later, other])
+    own = np.arange(count)
+    source = (least[:count] >= own) & (after[:count] < count)
+    return np.argsort(np.where(source, 2 * after[:count] - 1, 2 * own), kind="stable")
+
+
+def _mixed(*columns: Rows) -> NDArray[np.uint64]:
+    """A hash of rows of integers."""
+    total = np.full(len(columns[0]), 0x9E3779B97F4A7C15, dtype=np.uint64)
+    for column in columns:
+        total = (total ^ (column.astype(np.int64).astype(np.uint64) + np.uint64(0x2545F4914F6CDD1D))) \
+            * np.uint64(0xBF58476D1CE4E5B9)
+        total ^= total >> np.uint64(29)
+    return total
+
+
+def _shared(state: _State) -> NDArray[np.bool_]:
+    """Per variable, with one more entry for 'none': whether it has many neighbours."""
+    joined = (state.scopes >= 0).sum(axis=1) > 1
+    degree = np.bincount(state.scopes[joined].ravel() + 1, minlength=len(state.sizes) + 1)[1:]
+    return np.append(degree > SHARED, False)
+
+
+def _signatures(state: _State, shared: NDArray[np.bool_]) -> NDArray[np.uint64]:
+    """Equal, but for the accidents of hashing, for variables with equal sizes and equal factors, others being named by
+    their distance; shared variables by their number, and each of them is like no other."""
+    scopes, count = state.scopes, len(state.sizes)
+    total = np.zeros(count + 1, dtype=np.uint64)
+    for axis in range(MAX_NDIM):
+        columns = [state.tables, np.full(len(scopes), axis)]
+        for other in range(MAX_NDIM):
+            there, distance = scopes[:, other], scopes[:, other] - scopes[:, axis]
+            named = np.where(shared[there], 2 * there + 1, 2 * distance)
+            columns.append(np.where(there < 0, 1 << 40, named))
+        np.add.at(total, scopes[:, axis], _mixed(*columns))
+    found = _mixed(total[:count].view(np.int64), state.sizes)
+    numbers = np.arange(count)
+    alone = shared[:count] | (np.diff(state.position, prepend=-1) != 1) | np.isin(numbers, np.concatenate(
+        [np.zeros(0, np.intp), *(blocks.ravel() for blocks in state.blocks)]))
+    return np.where(alone, _mixed(numbers, numbers), found)
+
+
+def _best(state: _State) -> tuple[int, int, int] | None:
+    """(start, period, blocks) of the run that saves most."""
+    shared = _shared(state)
+    signature = _signatures(state, shared)
+    found = []
+    for period in _periods(signature):
+        for start, blocks in _stretches(signature, period):
+            run = _phased(state, shared, start, period, blocks)
+            if run is not None:
+                found.append(((run[2] - 3) * period, -period, run))
+    return max(found)[2] if found else None
+
+
+def _periods(signature: NDArray[np.uint64]) -> list[int]:
+    """The most frequent distances between equal variables, and twice those: a factor may reach beyond one of them."""
+    order = np.argsort(signature, kind="stable")
+    near = signature[order][1:] == signature[order][:-1]
+    distances = np.diff(order)[near]
+    if not len(distances):
+        return []
+    values, counts = np.unique(distances, return_counts=True)
+    best = np.lexsort((values, -counts * values))[:PERIODS]
+    return list(dict.fromkeys(n * int(v) for n in (1, 2) for v in values[best] if n * v < len(signature)))
+
+
+def _stretches(signature: NDArray[np.uint64], period: int) -> Iterator[tuple[int, int]]:
+    """(start, variables) of the stretches in which every variable is like the one a period later."""
+    like = np.concatenate([[False], signature[:-period] == signature[period:], [False]])
+    edges = np.flatnonzero(np.diff(like.astype(np.int8)))
+    for start, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+        if end - start >= (LEAST - 1) * period:
+            yield start, end - start + period
+
+
+def _phased(state: _State, shared: NDArray[np.bool_], start: int, period: int, length: int
+            ) -> tuple[int, int, int] | None:
+    """The run in a stretch, cut where the fewest options cross."""
+    middle = start + period * (length // period // 2)
+    weight = np.zeros(2 * period + 1)
+    inside = state.scopes[((state.scopes >= middle) & (state.scopes < middle + period)).any(axis=1)]
+    plain = (inside >= 0) & ~shared[inside]
+    low = np.where(plain, inside, len(state.sizes)).min(axis=1)
+    high = np.where(plain, inside, -1).max(axis=1)
+    reach: dict[int, int] = {}
+    for u, v in zip(low.tolist(), high.tolist(), strict=True):
+        if middle <= u < middle + period:
+            reach[u] = max(reach.get(u, u), v)
+    for u, v in reach.items():
+        if v - u > period:
+            return None
+        weight[u - middle + 1:v - middle + 1] += np.log(state.sizes[u])
+    crossing = weight[:period] + weight[period:2 * period]
+    for phase in np.argsort(crossing, kind="stable")[:PHASES].tolist():
+        first = start + (phase + middle - start) % period
+        for skip, less in ((0, 0), (1, 0), (0, 1), (1, 1)):
+            blocks = (start + length - first) // period - skip - less
+            if blocks >= LEAST and _repeats(state, shared, first + skip * period, period, blocks):
+                return first + skip * period, period, blocks
+    return None
+
+
+def _placed(state: _State, shared: NDArray[np.bool_], start: int, period: int, blocks: int
+            ) -> tuple[Rows, Rows, NDArray[np.bool_], NDArray[np.bool_]]:
+    """Per factor: its first and last block (blocks, -1: none), whether it meets what is before, and what is after."""
+    scopes, end = state.scopes, start + period * blocks
+    plain = (scopes >= 0) & ~shared[scopes]
+    inside = plain & (scopes >= start) & (scopes < end)
+    block = (scopes - start) // period
+    first = np.where(inside, block, blocks).min(axis=1)
+    last = np.where(inside, block, -1).max(axis=1)
+    return first, last, np.any(plain & (scopes < start), axis=1), np.any(plain & (scopes >= end), axis=1)
+
+
+def _repeats(state: _State, shared: NDArray[np.bool_], start: int, period: int, blocks: int) -> bool:
+    """Whether this is a run: exactly, nothing is left to hashing."""
+    if shared[start:start + period * blocks].any():
+        return False
+    sizes = state.sizes[start:start + period * blocks].reshape(blocks, period)
+    first, last, before, after = _placed(state, shared, start, period, blocks)
+    touches = last >= 0
+    if (sizes != sizes[0]).any() or (touches & ((last - first > 1) | (before & (last > 0))
+                                                | (after & (first < blocks - 1)))).any():
+        return False
+    rows = np.flatnonzero((last >= 1) & ~after)
+    scopes, block = state.scopes[rows], last[rows]
+    moved = np.where(shared[scopes] | (scopes < 0), -2 - scopes, scopes - (block * period)[:, None])
+    table = np.column_stack([block, state.tables[rows], moved])
+    table = table[np.lexsort(table.T[::-1])]
+    counts = np.bincount(block, minlength=blocks)[1:]
+    if (counts != counts[0]).any():
+        return False
+    each = table[:, 1:].reshape(blocks - 1, counts[0], -1)
+    return bool((each == each[0]).all())
+
+
+def _cut(state: _State, start: int, period: int, blocks: int) -> tuple[_State, Rows]:
+    """The state with blocks 2 .. K - 2 left out, and which new variable stands for each old one."""
+    first, last, _, _ = _placed(state, _shared(state), start, period, blocks)
+    count, dropped = len(state.sizes), (blocks - 3) * period
+    old = np.arange(count)
+    gone = (old >= start + 2 * period) & (old < start + (blocks - 1) * period)
+    moved = np.where(gone, start + period + (old - start) % period,
+                     np.where(old >= start + 2 * period, old - dropped, old))
+    stays = (last < 2) | (first == blocks - 1)
+    across = (first == 0) & (last == 1)
+    shift = np.append(moved, -1)
+    scopes = shift[state.scopes[stays]]
+    joins = state.scopes[across]
+    inside = (joins >= start) & (joins < start + 2 * period)
+    scopes = np.concatenate([scopes, np.where(inside, joins + period, shift[joins])])
+    marks = np.concatenate([np.where(last[stays] == 1, len(state.times), state.marks[stays]),
+                            np.full(len(joins), -1)])
+    new = start + np.arange(3 * period).reshape(3, period)
+    return replace(state, sizes=state.sizes[~gone], scopes=scopes, marks=marks, position=state.position[~gone],
+                   tables=np.concatenate([state.tables[stays], state.tables[across]]),
+                   blocks=(*(shift[b] for b in state.blocks), new), times=(*state.times, blocks - 2),
+                   periods=(*state.periods, period)), moved
