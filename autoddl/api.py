@@ -7,19 +7,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from autoddl.assemble import assemble, plan_of
+from autoddl.buckets import best_buckets
 from autoddl.cost_models import Cluster, load_cluster, parse
 from autoddl.errors import Infeasible, InputError
 from autoddl.graph import Graph
 from autoddl.hubs import planned
 from autoddl.layout import Mesh
 from autoddl.meshes import check_mesh, meshes
-from autoddl.outer import Candidate, Found, Progress, Task, Variant, posed, search
+from autoddl.outer import Candidate, Found, Progress, Task, posed, search
 from autoddl.plan import VERSION, Plan
 from autoddl.price import OPTIMIZERS
 from autoddl.problem import Problem
@@ -27,6 +28,7 @@ from autoddl.rebuild import source_of
 from autoddl.regions import Pin, mesh_allows, parse_pin, pinned, strategy
 from autoddl.search import SOLVERS, solve
 from autoddl.space import Region
+from autoddl.variants import Variant, Variants
 
 if TYPE_CHECKING:
     from torch import nn
@@ -71,21 +73,21 @@ def _task(model: "nn.Module", cluster: str | Path | Cluster, sample: object, bud
     start = perf_counter()
     captured = capture(model, sample)
 
-    @cache
-    def variant(microbatches: int) -> Variant:
-        part = parted(sample_for(model) if sample is None else as_sample(sample), microbatches)
-        made = capture(model, part)
+    def part(microbatches: int) -> Variant:
+        if microbatches == 1:
+            return Variant(planned(captured.graph), captured.graph, captured.spec)
+        made = capture(model, parted(sample_for(model) if sample is None else as_sample(sample), microbatches))
         return Variant(planned(made.graph), made.graph, made.spec)
 
     about = {"model": name or type(model).__name__, "factory": dict(factory or {})}
     return Task(planned(captured.graph), captured.graph, captured.spec, place, limit, optimizer, solver, tolerance,
-                time_limit, about, perf_counter() - start, began, workers, variant)
+                time_limit, about, perf_counter() - start, began, workers, Variants(part, {1: part(1)}))
 
 
 def _finish(task: Task, found: Found, count: int, pins: Sequence[str], mesh: str | None, most: int) -> Plan:
     """The plan of the best candidate."""
     solved = found.best
-    one = task.variant(solved.pricing.microbatches)
+    one = task.confirmed(solved.pricing.microbatches)
     task = replace(task, graph=one.graph, original=one.original, spec=one.spec)
     if found.interrupted:
         proof = f"{solved.solution.proof}; interrupted"
@@ -93,10 +95,11 @@ def _finish(task: Task, found: Found, count: int, pins: Sequence[str], mesh: str
     made = assemble(solved.pricing, solved.problem, solved.solution, solved.variables)
     timings = {"capture": task.capture_seconds, "solve": found.seconds, "total": perf_counter() - task.began}
     prints = {"model": task.original.fingerprint(), "cluster": task.cluster.fingerprint, "autoddl": str(VERSION)}
-    return plan_of(made, solved.pricing, solved.solution, dict(task.about) | {
+    best = plan_of(made, solved.pricing, solved.solution, dict(task.about) | {
         "bound": min(found.bound, made.predicted.seconds), "budget": task.budget, "candidates": count,
         "sample": dict(task.spec), "fingerprints": prints, "timings": timings,
         "source": source_of(task, solved, pins, mesh, most)})
+    return best_buckets(best, task.graph, task.cluster)
 
 
 def _meshes(task: Task, mesh: str | None, pins: tuple[Pin, ...], most: int) -> tuple[Mesh, ...]:
@@ -125,18 +128,25 @@ def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = Non
     `budget` is bytes per device (the device's memory); `time_limit` seconds per mesh. Under a binding budget the search
     stops at a proven gap of `tolerance`; an interrupt ends it with the best plan so far and the bound that holds then.
     `workers` processes search; their number changes no plan. `microbatches` are the numbers of equal parts in which a
-    step may run the batch, one after the other, with gradients converted once; the plan's layouts are those of a part.
+    step may run the batch, one after the other; the plan's layouts and sample are those of a part. A parameter that is
+    kept is gathered and its gradient reduced once a step, one that is gathered anew in every part.
     Raises InputError for what is wrong with the arguments, Infeasible if no plan fits the budget.
     """
     if progress:
         progress("capturing the model", 0, 1)
     task = _task(model, cluster, sample, budget, optimizer, solver, tolerance, time_limit, name, factory, workers)
     asked = tuple(parse_pin(text) for text in pins)
+    tried = [Candidate(m, partial(pinned, asked), n) for n in _counts(microbatches)
+             for m in _meshes(task, mesh, asked, max_axes)]
+    return _finish(task, search(task, tried, progress), len(tried), pins, mesh, max_axes)
+
+
+def _counts(microbatches: Sequence[int]) -> list[int]:
+    """The numbers of microbatches to try, each once, rising."""
     counts = sorted(set(microbatches))
     if not counts or counts[0] < 1:
-        raise InputError(f"numbers of microbatches are at least 1, not {list(microbatches)}")
-    tried = [Candidate(m, partial(pinned, asked), n) for n in counts for m in _meshes(task, mesh, asked, max_axes)]
-    return _finish(task, search(task, tried, progress), len(tried), pins, mesh, max_axes)
+        raise InputError(f"numbers of microbatches are at least 1, not {list(microbatches)}; 1 is the whole batch")
+    return counts
 
 
 def _strategies(task: Task, tried: tuple[Mesh, ...]) -> dict[str, list[Candidate]]:
@@ -165,18 +175,20 @@ def _region(roles: Mapping[str, str], graph: Graph, mesh: Mesh) -> Region:
 def compare(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *, mesh: str | None = None,
             pins: Sequence[str] = (), budget: float | str | None = None, optimizer: str = "adamw",
             solver: str = "exact", tolerance: float = 1e-3, max_axes: int = 3, time_limit: float | None = None,
-            name: str = "", factory: Mapping[str, Any] | None = None, progress: Progress | None = None
-            ) -> tuple[Comparison, ...]:
-    """The found plan, then data parallel, ZeRO-3, tensor parallel and the best tensor x data grid, each at its best."""
-    task = _task(model, cluster, sample, budget, optimizer, solver, tolerance, time_limit, name, factory)
+            name: str = "", factory: Mapping[str, Any] | None = None, progress: Progress | None = None,
+            workers: int | None = None, microbatches: Sequence[int] = (1,)) -> tuple[Comparison, ...]:
+    """The found plan, then data parallel, ZeRO-3, tensor parallel and the best tensor x data grid, each at its best,
+    with the best of the numbers of microbatches."""
+    task = _task(model, cluster, sample, budget, optimizer, solver, tolerance, time_limit, name, factory, workers)
     asked = tuple(parse_pin(text) for text in pins)
     tried = _meshes(task, mesh, asked, max_axes)
     free = [Candidate(m, partial(pinned, asked)) for m in tried]
     found = []
-    for title, candidates in ({"found": free} | _strategies(task, tried)).items():
-        if not candidates:
+    for title, whole in ({"found": free} | _strategies(task, tried)).items():
+        if not whole:
             found.append(Comparison(title, None, "no mesh here has an axis for each"))
             continue
+        candidates = [replace(one, microbatches=n) for n in _counts(microbatches) for one in whole]
         try:
             best = search(task, candidates, progress)
             found.append(Comparison(title, _finish(task, best, len(candidates), pins, mesh, max_axes)))

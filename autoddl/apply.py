@@ -5,9 +5,17 @@
     loss = model(batch)                       forward alone, nothing dropped, no buffer updated
 
 A batch is the global one, given alike on every rank, or what `local_batch` made of it. Every rank calls alike.
+
+A plan of m microbatches runs them one after the other, each a contiguous m-th of the batch's rows:
+
+    loss = mean of the m losses        gradient = sum of the m gradients / m
+
+which is what one pass gives if the loss is a mean over the rows. A loss that sums over them comes out m times too
+small, and a mean over other counts than the rows (tokens that are not ignored) as a mean of means, as wherever
+gradients are accumulated. Buffers (batch norm) are updated by every microbatch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -26,7 +34,7 @@ from autoddl.hubs import planned
 from autoddl.lowering import Lowered, axes_of, lower
 from autoddl.plan import VERSION, Plan
 from autoddl.redistribute import Recorder
-from autoddl.sample import from_spec
+from autoddl.sample import as_sample, from_spec, parted
 from autoddl.store import Store
 from autoddl.traffic import traffic
 from autoddl.world import agree, device_of, join
@@ -36,25 +44,24 @@ __all__ = ["LocalBatch", "ParallelModel", "parallelize"]
 
 def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: torch.device | str | None = None,
                 seed: int = 0, timeout: float = 600.0, captured: Captured | None = None) -> "ParallelModel":
-    """`model` as `plan` says, on this rank. `sample` is only needed where the plan's own does not fit the module;
-    `seed` is of dropout, `timeout` of collectives, in seconds; `captured` spares capturing the model again."""
+    """`model` as `plan` says, on this rank. `sample`, a global batch, is only needed where the plan's own does not fit
+    the module; `seed` is of dropout, `timeout` of collectives, in seconds; `captured`, the model captured with one
+    microbatch, spares capturing it again."""
     place, limit = device_of(device), timedelta(seconds=timeout)
     if plan.version != VERSION:
         raise MismatchError(f"the plan is of version {plan.version}, this AutoDDL runs version {VERSION}: plan again")
-    if plan.microbatches != 1:
-        raise InputError(f"the plan runs its batch in {plan.microbatches} parts, which is priced but does not run yet; "
-                         "plan with microbatches=(1,)")
     if any(isinstance(p, DTensor) for p in model.parameters()):
         raise InputError("the model's parameters are DTensors already; give parallelize the plain module")
     join(plan.mesh, place, limit)
     if captured is None:
-        captured = capture(model, from_spec(plan.sample, "meta") if sample is None else sample)
+        captured = capture(model, from_spec(plan.sample, "meta") if sample is None
+                           else parted(as_sample(sample), plan.microbatches))
     _check_model(captured, plan)
     graph = planned(captured.graph)
     agree({"plan": (plan.fingerprint(), *traffic(plan, graph))})
     materialise(model, seed)
     agree({"value of the weights": (p.detach().double().sum().item() for p in model.parameters())})
-    groups = Groups(plan.mesh, axes_of(plan, graph), limit)
+    groups = Groups(plan.mesh, axes_of(plan, graph), limit, plan.source.get("cluster"))
     return ParallelModel(model, plan, captured, graph, groups, place, seed)
 
 
@@ -76,7 +83,7 @@ class ParallelModel:
         for part in module.modules():
             part._buffers.update({name: b.to(device) for name, b in part._buffers.items() if b is not None})
         inputs = tuple(t for t in graph.tensors if t.kind is Kind.INPUT)
-        self._batches = Batches(module.forward, inputs, plan.inputs, groups, device)
+        self._batches = Batches(module.forward, inputs, plan.inputs, groups, device, plan.microbatches)
         self._held = hold(module, captured.graph, plan, groups, device)
         self._store = Store(plan, graph, self._held, groups, self.recorder)
         self._train = self._lower(training=True)
@@ -86,9 +93,8 @@ class ParallelModel:
         return lower(self._captured, self.graph, self.plan, self.groups, self._store.parameters, self.recorder,
                      self._device, self._seed, training)
 
-    def _arguments(self, lowered: Lowered, batch: object) -> list[Tensor]:
-        """What the program reads, in order: pieces of the batch, leaves, buffers, constants."""
-        pieces = self._batches.local(batch).tensors
+    def _arguments(self, lowered: Lowered, pieces: Mapping[str, Tensor]) -> list[Tensor]:
+        """What the program reads, in order: pieces of a microbatch, leaves, buffers, constants."""
         found = []
         for t in lowered.reads:
             tensor = self.graph.tensors[t]
@@ -103,20 +109,31 @@ class ParallelModel:
         return found
 
     def step(self, batch: object) -> Tensor:
-        """Forward and backward of one batch; the loss, whole, on every rank. Gradients add up until they are zeroed."""
-        values = self._arguments(self._train, batch)
+        """Forward and backward of one batch; the loss, whole, on every rank: the mean over the microbatches. Gradients
+        add up until they are zeroed."""
+        parts = self._batches.local(batch).parts
         self._store.clear()
         self.recorder.clear()
-        self._seed.fill_(self._first + self.steps)
+        losses = [self._microbatch(part, pieces) for part, pieces in enumerate(parts)]
+        self.steps += 1
+        return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
+
+    def _microbatch(self, part: int, pieces: Mapping[str, Tensor]) -> Tensor:
+        """Forward and backward of microbatch `part`; its loss."""
+        parts = self.plan.microbatches
+        last = part == parts - 1
+        self._store.begin(last)
+        self._seed.fill_(self._first + self.steps * parts + part)
+        if part:
+            self.recorder.direction = "forward"
         with self._store.gathers.notes():
-            loss, *buffers = self._train.program.forward(*values)
+            loss, *buffers = self._train.program.forward(*self._arguments(self._train, pieces))
         self.recorder.direction = "backward"
-        loss.backward()
-        self._store.finish()
+        loss.backward(torch.full_like(loss, 1 / parts))
+        self._store.finish(last)
         with torch.no_grad():
             for (old, _), new in zip(self.graph.updates, buffers, strict=True):
                 self.module.get_buffer(self.graph.tensors[old].fqn).copy_(new)
-        self.steps += 1
         return loss.detach()  # type: ignore[no-any-return]
 
     @torch.no_grad()
@@ -124,10 +141,13 @@ class ParallelModel:
         """The loss of one batch, by the training program with nothing dropped; gradients and buffers stay as is."""
         if self._evaluate is None:
             self._evaluate = self._lower(training=False)
-        self._store.gathers.clear()
+        parts, losses = self._batches.local(batch).parts, list[Tensor]()
+        self._store.clear()
         self.recorder.clear()
-        loss: Tensor = self._evaluate.program.forward(*self._arguments(self._evaluate, batch))[0]
-        return loss
+        for part, pieces in enumerate(parts):
+            self._store.begin(part == len(parts) - 1)
+            losses += self._evaluate.program.forward(*self._arguments(self._evaluate, pieces))[:1]
+        return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
 
     def local_batch(self, batch: object) -> LocalBatch:
         """This rank's pieces of a global batch: for loaders that keep only these."""

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from autoddl.conversion import COLLECTIVES, Step, group_size, payload, sent, slices
 from autoddl.cost_models import link_of
 from autoddl.graph import Kind, Op, Tensor
@@ -79,12 +81,12 @@ def _edges(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choi
         tensor, table = graph.tensors[edge.tensor], routes_of(pricing, graph.tensors[edge.tensor])
         forward = table.steps(writes.outputs[edge.port], reads.inputs[edge.slot])
         flows, backward = edge.tensor in differentiable, tuple[Step, ...]()
+        keep = kept(graph, edge, source, target, differentiable, saved)[0]
+        there, back = pricing.times(isinstance(source.item, Tensor), np.array(writes.regather), keep)
+        parts.add(tensor, forward, writes.outputs[edge.port], int(there))
         if flows:
             backward = table.steps(reads.gradients[edge.slot], writes.wanted[edge.port])
-            parts.add(tensor, backward, reads.gradients[edge.slot],
-                      1 if isinstance(source.item, Tensor) else pricing.microbatches)
-        again = writes.regather and kept(graph, edge, source, target, differentiable, saved)[0]
-        parts.add(tensor, forward, writes.outputs[edge.port], pricing.microbatches * (2 if again else 1))
+            parts.add(tensor, backward, reads.gradients[edge.slot], int(back))
         if forward or backward or isinstance(source.item, Tensor):
             found.append(Conversion(
                 target.item.name, target.item.slots[edge.slot], tensor.name, writes.outputs[edge.port],

@@ -1,4 +1,7 @@
-"""From the global batch that a user gives to the pieces that this rank reads."""
+"""From the global batch that a user gives to the pieces that this rank reads.
+
+    global batch --rows of dim 0, in order--> m microbatches --the plan's layouts--> this rank's pieces of each
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,48 +14,62 @@ from autoddl import graph as graphs
 from autoddl.errors import CaptureError, MismatchError
 from autoddl.groups import Groups
 from autoddl.layout import Layout, extents
-from autoddl.sample import as_sample, named
+from autoddl.sample import as_sample, named, rows_of
 
 __all__ = ["Batches", "LocalBatch"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalBatch:
-    """This rank's pieces of one global batch, by the name of the input."""
+    """This rank's pieces of one global batch: of every microbatch, by the name of the input."""
 
-    tensors: Mapping[str, Tensor]
+    parts: tuple[Mapping[str, Tensor], ...]
 
 
 class Batches:
-    """Checks global batches against the plan's sample, and cuts them."""
+    """Checks global batches against the plan's sample, and cuts them. `inputs` are those of one of `microbatches`."""
 
     def __init__(self, forward: Callable[..., Any], inputs: tuple[graphs.Tensor, ...], layouts: Mapping[str, Layout],
-                 groups: Groups, device: torch.device) -> None:
-        self._forward, self._inputs, self._device = forward, inputs, device
+                 groups: Groups, device: torch.device, microbatches: int = 1) -> None:
+        self._forward, self._inputs, self._device, self._parts = forward, inputs, device, microbatches
         whole = Layout.broadcast(groups.mesh)
         pieces = {t: extents(t.shape, layouts.get(t.fqn, whole), groups.mesh, groups.coordinate) for t in inputs}
         self._cuts = {t.fqn: [(dim, offset, size) for dim, (offset, size) in enumerate(piece) if size != t.shape[dim]]
                       for t, piece in pieces.items()}
 
     def local(self, batch: object) -> LocalBatch:
-        """This rank's pieces of the global `batch`: what the model is called with, as the plan's sample was given."""
+        """This rank's pieces of the global `batch`: what the model is called with, as the sample to plan for was."""
         if isinstance(batch, LocalBatch):
+            if len(batch.parts) != self._parts:
+                raise MismatchError(f"the local batch is of {len(batch.parts)} microbatches, the plan runs "
+                                    f"{self._parts}: make it by local_batch of this model")
             return batch
         try:
             found = named(self._forward, as_sample(batch))
         except CaptureError as error:
             raise MismatchError(f"{error}; give the batch in the form of the plan's sample") from None
-        return LocalBatch({t.fqn: self._cut(t, found.get(t.fqn)) for t in self._inputs})
+        whole = {t.fqn: self._checked(t, found.get(t.fqn)) for t in self._inputs}
+        return LocalBatch(tuple({fqn: self._cut(fqn, value, part) for fqn, value in whole.items()}
+                                for part in range(self._parts)))
 
-    def _cut(self, tensor: graphs.Tensor, value: object) -> Tensor:
+    def _checked(self, tensor: graphs.Tensor, value: object) -> Tensor:
+        """`value` if it is the global batch of the input `tensor` of one microbatch."""
+        rows = [tensor.shape[0] * self._parts] if tensor.shape else []
+        shape = [*rows, *tensor.shape[1:]]
         if not isinstance(value, Tensor):
             raise MismatchError(f"input {tensor.fqn} is missing from the batch; the plan was made for one of shape "
-                                f"{list(tensor.shape)}: give it, or plan for a sample without it")
+                                f"{shape}: give it, or plan for a sample without it")
         dtype = str(value.dtype).removeprefix("torch.")
-        if tuple(value.shape) != tensor.shape or dtype != tensor.dtype:
+        if list(value.shape) != shape or dtype != tensor.dtype:
+            parts = f", {self._parts} microbatches of {tensor.shape[0]} each" if self._parts > 1 and rows else ""
             raise MismatchError(f"input {tensor.fqn} is {dtype}{list(value.shape)}, the plan was made for "
-                                f"{tensor.dtype}{list(tensor.shape)}: give the global batch in this shape on every "
+                                f"{tensor.dtype}{shape}{parts}: give the global batch in this shape on every "
                                 "rank (drop or pad a smaller one), or make a plan with a sample of the other shape")
-        for dim, offset, size in self._cuts[tensor.fqn]:
+        return value
+
+    def _cut(self, fqn: str, value: Tensor, part: int) -> Tensor:
+        """This rank's piece of microbatch `part`."""
+        value = rows_of(value, part, self._parts)
+        for dim, offset, size in self._cuts[fqn]:
             value = value.narrow(dim, offset, size)
         return value.to(self._device)

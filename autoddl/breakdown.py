@@ -66,7 +66,8 @@ def shares(made: Rebuilt) -> tuple[Share, ...]:
     nbytes: dict[str, float] = defaultdict(float)
     for v, (variable, k) in enumerate(zip(made.variables, made.choice, strict=True)):
         if isinstance(variable.item, Op) and variable.item.target != HUB:
-            compute[blocks[v]] += op_seconds(made.pricing, variable.item, variable.choices[k], differentiable)
+            once = op_seconds(made.pricing, variable.item, variable.choices[k], differentiable)
+            compute[blocks[v]] += once * made.pricing.microbatches
     for factor, (table, cell) in zip(problem.factors, problem.cells(made.choice), strict=True):
         cost, held, _ = table.at(cell)
         seconds[blocks[factor.variables[-1]]] += cost

@@ -1,7 +1,8 @@
 """The shell: parse, call one API function, print.
 
 stdout holds the answer, a table or with --json one JSON document; progress and errors go to stderr.
-Exit codes: 0 done, 1 verify found a difference, 2 wrong input, 3 no plan fits, 4 a process failed, 130 interrupted.
+Exit codes: 0 done, 1 verify or compare-run found a difference, 2 wrong input, 3 no plan fits, 4 a process failed,
+130 interrupted.
 """
 
 import json
@@ -19,8 +20,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from autoddl import report
 from autoddl.answer_tables import relaxation_table
 from autoddl.cli_answers import register
+from autoddl.cli_measure import register as register_measure
+from autoddl.cli_record import NoRecord, RecordPath, record_path
+from autoddl.cli_record import register as register_record
 from autoddl.cli_rehearse import register as register_rehearse
-from autoddl.errors import AutoDDLError, Infeasible, MachineError
+from autoddl.cli_validate import register as register_validate
+from autoddl.errors import AutoDDLError, Infeasible, InputError, MachineError
 from autoddl.factory import Factory, settings
 from autoddl.launch import leave
 from autoddl.plan import load_plan
@@ -39,6 +44,8 @@ Pin = Annotated[list[str] | None, typer.Option(metavar="PIN", help="a layout to 
 Budget = Annotated[str | None, typer.Option(help="bytes a rank may use, like '80 GB'")]
 Solver = Annotated[str, typer.Option(help="how to solve")]
 MaxAxes = Annotated[int, typer.Option(min=1, help="axes of a mesh at most")]
+Microbatches = Annotated[str, typer.Option(metavar="N,N,...", help="parts in which a step may run the batch")]
+Workers = Annotated[int | None, typer.Option(min=1, help="processes that search (as many as pay)")]
 TimeLimit = Annotated[float | None, typer.Option(metavar="SECONDS", help="for solving; the bound tells what is left")]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
 
@@ -51,18 +58,20 @@ def _root(debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")
 @app.command("plan")
 def _plan(factory: FactoryText, cluster: ClusterPath, set_: Set = None, mesh: Mesh = None, pin: Pin = None,
           budget: Budget = None, solver: Solver = "exact", max_axes: MaxAxes = 3, time_limit: TimeLimit = None,
+          microbatches: Microbatches = "1", workers: Workers = None,
           output: Annotated[Path | None, typer.Option("-o", "--output", help="write the plan here")] = None,
           relax: Annotated[bool, typer.Option(help="if nothing fits, price what would")] = False,
           as_json: AsJson = False) -> None:
     """Find the best configuration of a model on a cluster."""
     made = Factory.parse(factory, settings(set_ or ()))
-    asked: dict[str, Any] = {"mesh": mesh, "pins": tuple(pin or ()), "budget": budget, "max_axes": max_axes}
+    asked: dict[str, Any] = {"mesh": mesh, "pins": tuple(pin or ()), "budget": budget, "max_axes": max_axes,
+                             "microbatches": _numbers(microbatches)}
     with _progress() as progress:
         from autoddl.api import plan as find
         model, sample = made.build()
         try:
             found = find(model, cluster, sample, solver=solver, time_limit=time_limit, name=made.name,
-                         factory=made.to_json(), progress=progress, **asked)
+                         factory=made.to_json(), progress=progress, workers=workers, **asked)
         except Infeasible as error:
             if relax:
                 from autoddl.relax import relaxations
@@ -72,6 +81,14 @@ def _plan(factory: FactoryText, cluster: ClusterPath, set_: Set = None, mesh: Me
     if output is not None:
         found.save(output)
     _print(report.plan_table(found), report.summary(found), as_json)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """`1,2,4` as numbers."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"--microbatches {text!r}: whole numbers with commas between them, like 1,2,4") from None
 
 
 @app.command("show")
@@ -84,6 +101,7 @@ def _show(plan: PlanPath, as_json: AsJson = False) -> None:
 @app.command("compare")
 def _compare(factory: FactoryText, cluster: ClusterPath, set_: Set = None, budget: Budget = None,
              solver: Solver = "exact", max_axes: MaxAxes = 3, time_limit: TimeLimit = None,
+             microbatches: Microbatches = "1", workers: Workers = None,
              solvers: Annotated[bool, typer.Option("--solvers", help="compare the solvers on the plan's mesh")] = False,
              as_json: AsJson = False) -> None:
     """Set the plan beside data parallel, grids, ZeRO-3 ..."""
@@ -96,7 +114,8 @@ def _compare(factory: FactoryText, cluster: ClusterPath, set_: Set = None, budge
                                     time_limit=60.0 if time_limit is None else time_limit, progress=progress)
             return _print(report.raced_table(raced), report.raced_rows(raced), as_json)
         found = compare(model, cluster, sample, budget=budget, solver=solver, max_axes=max_axes, time_limit=time_limit,
-                        name=made.name, factory=made.to_json(), progress=progress)
+                        name=made.name, factory=made.to_json(), progress=progress, workers=workers,
+                        microbatches=_numbers(microbatches))
     _print(report.comparison_table(found), report.comparison_rows(found), as_json)
 
 
@@ -106,13 +125,14 @@ def _run(plan: PlanPath, factory: FactoryText, set_: Set = None,
          lr: Annotated[float, typer.Option(help="learning rate of AdamW")] = 1e-3,
          save: Annotated[Path | None, typer.Option(help="checkpoint at the end, in this folder")] = None,
          cluster: Annotated[Path | None, typer.Option(help="refuse a plan made for another cluster")] = None,
-         as_json: AsJson = False) -> None:
+         record: RecordPath = None, no_record: NoRecord = False, as_json: AsJson = False) -> None:
     """Train under a plan: here, or within torchrun or srun."""
     read = load_plan(plan)
     made = Factory.parse(factory, settings(set_ or ())).with_defaults(read.factory)
     with _progress() as progress:
         from autoddl.running import run
-        ran = run(plan, read, made, steps=steps, lr=lr, save=save, cluster=cluster, progress=progress)
+        ran = run(plan, read, made, steps=steps, lr=lr, save=save, cluster=cluster,
+                  record=record_path(plan, record, no_record), progress=progress)
     if ran is not None:
         _print(report.run_table(ran), ran.to_json(), as_json)
     leave(0)
@@ -188,6 +208,9 @@ def _progress() -> Iterator[_Bar]:
 
 register(app, _print, _progress)
 register_rehearse(app, _print, _progress)
+register_measure(app, _print, _progress)
+register_validate(app, _print, _progress)
+register_record(app, _print, _progress)
 
 if __name__ == "__main__":
     main()

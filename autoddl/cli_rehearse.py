@@ -9,6 +9,7 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
+from autoddl.cli_record import NoRecord, RecordPath, record_path
 from autoddl.cost_models import show_bytes, show_seconds
 from autoddl.factory import Factory, settings
 from autoddl.plan import load_plan
@@ -39,14 +40,14 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
                   loopback: Annotated[bool, typer.Option("--loopback", help="no shaping, no root")] = False,
                   timeout: Annotated[float, typer.Option(min=1.0, metavar="SECONDS",
                                                          help="a collective takes at most")] = 600.0,
-                  as_json: AsJson = False) -> None:
+                  record: RecordPath = None, no_record: NoRecord = False, as_json: AsJson = False) -> None:
         """Train a plan here, on links shaped as its cluster's."""
         from autoddl.rehearse import rehearse
         read = load_plan(plan)
         made = Factory.parse(factory, settings(set_ or ())).with_defaults(read.factory)
         with bar() as progress:
             found = rehearse(plan, read, made, steps=steps, lr=lr, cluster=cluster, shaped=not loopback,
-                             timeout=timeout, progress=progress)
+                             timeout=timeout, record=record_path(plan, record, no_record), progress=progress)
         show(_table(found), found.to_json(), as_json)
 
 
@@ -56,6 +57,8 @@ def _table(found: "Rehearsal") -> RenderableType:
     table.add_row("loss", f"{found.losses[0]:.6f} -> {found.losses[-1]:.6f} in {steps}")
     table.add_row("step", f"{show_seconds(found.median_seconds)} measured, "
                           f"{show_seconds(found.predicted_seconds)} predicted")
+    table.add_row("communication", f"{show_seconds(found.exposed_seconds)} exposed, "
+                                   f"{show_seconds(found.hidden_seconds)} hidden a step{_foreseen(found)}")
     wrong = found.collective_mismatches
     table.add_row("collectives", "as planned" if not wrong else f"{wrong} differ: {'; '.join(found.mismatches)}")
     for row in found.uplinks:
@@ -64,7 +67,16 @@ def _table(found: "Rehearsal") -> RenderableType:
                       f"{planned} planned, {left} left, {entered} entered a step")
     if found.note:
         table.add_row("note", found.note)
+    if found.record:
+        table.add_row("record", found.record)
     return table
+
+
+def _foreseen(found: "Rehearsal") -> str:
+    exposed, hidden = found.predicted_exposed_seconds, found.predicted_hidden_seconds
+    if exposed is None or hidden is None:
+        return ""
+    return f"; {show_seconds(exposed)} and {show_seconds(hidden)} predicted"
 
 
 def _ranks(first: int, count: int) -> str:

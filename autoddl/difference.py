@@ -56,6 +56,7 @@ def _words(a: Plan, b: Plan) -> Iterator[str]:
     """The configuration: whatever is said once per plan."""
     pins = ["; ".join(plan.source.get("pins", ())) or "none" for plan in (a, b)]
     for what, mine, yours in (("model", a.model, b.model), ("cluster", a.cluster, b.cluster), ("mesh", a.mesh, b.mesh),
+                              ("microbatches", a.microbatches, b.microbatches),
                               ("optimizer", a.source.get("optimizer"), b.source.get("optimizer")), ("pins", *pins)):
         if mine != yours:
             yield f"{what}: A has {mine}, B has {yours}"

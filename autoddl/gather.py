@@ -4,6 +4,9 @@
     between     a bucket that is gathered anew keeps nothing: autograd saves a note of where its tensors were
     backward    the first note of bucket k read back waits for it, and has started PREFETCH buckets before it
 
+Of several microbatches every one does this anew for buckets that are gathered in `each`; the others are gathered in the
+first, held until the last has taken them, and left to autograd then.
+
 Notes go by the storage that a saved tensor lies in, held by a weak reference, so that its address cannot be reused.
 """
 
@@ -48,7 +51,8 @@ def used(leaf: Tensor, value: Tensor, sink: Sink | None) -> Tensor:
 
 
 class _Bucket:
-    """`handle`: a gather under way; `again`: what was gathered for backward; `notes`: how many of each are unread."""
+    """`handle`: a gather under way; `values`: what is held for later microbatches; `again`: what was gathered for
+    backward; `notes`: how many of each are unread."""
 
     def __init__(self, bucket: Bucket, edges: Mapping[str, ParameterEdge], held: Mapping[str, Held],
                  sinks: Mapping[str, Sink | None], groups: Groups, recorder: Recorder) -> None:
@@ -60,11 +64,13 @@ class _Bucket:
                                          for direction in ("forward", "backward"))
         self.leaves = [held[fqn].leaf for fqn in bucket.members]
         self.sinks = [sinks[fqn] for fqn in bucket.members]
-        self.regather = bucket.regather
+        self.regather, self.each = bucket.regather, bucket.each
         self.clear()
 
-    def clear(self) -> None:
+    def clear(self, held: bool = False) -> None:
+        """Forget all, or all but what is `held` for later microbatches."""
         self.handle: Handle | None = None
+        self.values: list[Tensor] | None = self.values if held else None
         self.again: list[Tensor | None] = []
         self.notes = [0] * len(self.leaves)
 
@@ -75,6 +81,12 @@ class _Bucket:
             for move in path[:-1]:
                 tensors = move.run(tensors)
             self.handle = path[-1].start(tensors) if path else Handle(None, lambda: tensors, None, "")
+
+    def take(self, last: bool) -> list[Tensor]:
+        """What was gathered; held if this is not the last microbatch to take it."""
+        found = self.wait() if self.values is None else self.values
+        self.values = None if self.each or last else found
+        return found
 
     def wait(self) -> list[Tensor]:
         assert self.handle is not None, "a bucket is waited for once, after its start"
@@ -106,18 +118,23 @@ class Gathers:
 
     def clear(self) -> None:
         """Forget what the last step left."""
+        self.begin(last=True, held=False)
+
+    def begin(self, last: bool, held: bool = True) -> None:
+        """Before a microbatch, the `last` of a step or not."""
         self._slots: dict[int, tuple[StorageWeakRef, _Bucket, int]] = {}
-        self._next, self._back = 0, len(self._buckets)
+        self._next, self._back, self._last = 0, len(self._buckets), last
         for bucket in self._buckets:
-            bucket.clear()
+            bucket.clear(held)
 
     def take(self, b: int) -> tuple[Tensor, ...]:
         """The tensors of bucket b, for the program."""
         while self._next < len(self._buckets) and self._next <= b + PREFETCH:
-            self._buckets[self._next].start(forward=True)
+            if self._buckets[self._next].values is None:
+                self._buckets[self._next].start(forward=True)
             self._next += 1
         bucket = self._buckets[b]
-        tensors = bucket.wait()
+        tensors = bucket.take(self._last)
         if bucket.regather and torch.is_grad_enabled():
             for k, tensor in enumerate(tensors):
                 storage = tensor.untyped_storage()

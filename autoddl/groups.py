@@ -9,14 +9,18 @@ from collections.abc import Iterable
 from datetime import timedelta
 from itertools import product
 from math import prod
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from autoddl.cost_models import Cluster, Group, parse_cluster
 from autoddl.errors import MismatchError
 from autoddl.layout import Mesh
+from autoddl.transport import Transport
 
 __all__ = ["Groups", "members"]
 
@@ -44,12 +48,17 @@ def _every(mesh: Mesh, axes: tuple[int, ...]) -> list[list[int]]:
 class Groups:
     """The groups of `mesh` over each of `subsets` of its axes, and this rank's place in it.
 
+    `cluster`, or its text, decides how collectives run; without one of the mesh's size they are the library's own.
     A group is a set of threads and connections that torch keeps until the end, so one that an earlier model made over
     the same ranks is used again. It is found by its description, which every rank gives alike.
     """
 
-    def __init__(self, mesh: Mesh, subsets: Iterable[tuple[int, ...]] = (), timeout: timedelta | None = None) -> None:
+    def __init__(self, mesh: Mesh, subsets: Iterable[tuple[int, ...]] = (), timeout: timedelta | None = None,
+                 cluster: Cluster | str | None = None) -> None:
         self.mesh = mesh
+        if isinstance(cluster, str):
+            cluster = parse_cluster(cluster, "the plan's cluster")
+        self._transport = Transport(cluster if cluster is not None and cluster.size == mesh.size else None, timeout)
         ready = dist.is_available() and dist.is_initialized()
         world = dist.get_world_size() if ready else 1
         if world != mesh.size:
@@ -79,6 +88,14 @@ class Groups:
     def of(self, axes: tuple[int, ...]) -> dist.ProcessGroup | None:
         """The group over `axes` that this rank is in; None if it is alone there."""
         return self._groups[tuple(sorted(axes))]
+
+    def start(self, kind: str, axes: tuple[int, ...], got: Tensor, given: Tensor, asynchronous: bool = True,
+              how: str = "sum") -> Any:
+        """Start a collective over `axes` on contiguous tensors, as `Transport.start` has them."""
+        group = self.of(axes)
+        assert group is not None, "a group of one rank sends nothing"
+        extents = Group(tuple((self.mesh.sizes[a], self.mesh.strides[a]) for a in axes))
+        return self._transport.start(kind, got.view(-1), given.view(-1), group, extents, asynchronous, how)
 
     def device_mesh(self, device_type: str) -> DeviceMesh:
         """The same mesh as torch's, for DTensor, over the same groups."""

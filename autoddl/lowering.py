@@ -10,10 +10,10 @@ one Python function, which drops each value after its last use.
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, fx
 
 from autoddl import functions, kernels
@@ -26,7 +26,8 @@ from autoddl.groups import Groups
 from autoddl.hubs import HUB
 from autoddl.layout import Layout
 from autoddl.plan import Conversion, Plan
-from autoddl.redistribute import Executed, Recorder, Route, moves
+from autoddl.recorder import Recorder
+from autoddl.redistribute import Route, moves
 from autoddl.rules_nn import REDUCING
 from autoddl.site import Site
 from autoddl.traffic import option_of
@@ -183,7 +184,7 @@ class _Lowering:
         tensors = self.graph.tensors
         return Site(op, tuple(tensors[t] for t in op.inputs), tuple(tensors[t] for t in op.outputs),
                     option_of(op, self.graph, self.plan.mesh, self.decisions.get(op.name)), self.plan.mesh,
-                    self.groups.coordinate, self.reduce, self.seed)
+                    self.groups.coordinate, partial(self.reduce, op.name), self.seed)
 
     def arguments(self, node: fx.Node, inputs: Mapping[str, fx.Node]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The node's own arguments with its tensors replaced, slot by slot."""
@@ -199,18 +200,19 @@ class _Lowering:
         return (tuple(replaced(name, value) for name, value in zip(names, node.args, strict=False)),
                 {name: replaced(name, value) for name, value in node.kwargs.items()})
 
-    def reduce(self, tensor: Tensor, how: str, axes: tuple[int, ...]) -> Tensor:
-        """An all-reduce inside a kernel."""
-        group, names = self.groups.of(axes), "+".join(self.plan.mesh.names[a] for a in axes)
-        if group is None:
+    def reduce(self, name: str, tensor: Tensor, how: str, axes: tuple[int, ...]) -> Tensor:
+        """An all-reduce inside the kernel of op `name`."""
+        names = "+".join(self.plan.mesh.names[a] for a in axes)
+        if self.groups.of(axes) is None:
             return tensor
         buffer, recorder = tensor.contiguous(), self.recorder
         nbytes = buffer.numel() * buffer.element_size()
-        recorder.executed.append(Executed(recorder.direction, "all-reduce", names, nbytes))
+        recorder.note(recorder.direction, "all-reduce", names, nbytes, name)
         try:
-            dist.all_reduce(buffer, dist.ReduceOp.MAX if how == "max" else dist.ReduceOp.SUM, group=group)
+            self.groups.start("all-reduce", axes, buffer, buffer, asynchronous=False, how=how)
         except RuntimeError as error:
             raise MachineError(f"all-reduce over {names} inside a kernel failed: {error}") from error
+        recorder.started(None)
         return buffer
 
 

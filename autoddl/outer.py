@@ -1,12 +1,15 @@
 """The outer search: over meshes and regions, best first, with a result that does not depend on the number of workers.
 
     floor         all work split evenly over all devices, no communication: a bound before anything is solved
-    bound(mesh)   the exact optimum without a budget: a lower bound with one, and the answer if it fits
+    bound(mesh)   the exact optimum of seconds + price * (bytes - budget): a lower bound, and a plan if it fits
     then, cheapest bound first, two at a time, the budgeted problem of every mesh whose bound is below the best plan
 
-With m microbatches a step takes at least as long as with one on the same mesh without a budget: launches, latencies and
-gathers of parameters come m times, and nothing gets cheaper than in proportion to its size. So more microbatches can
-only pay where memory binds, they start from that bound, and are solved under the budget alone.
+Meshes of one or two axes come first, with a price of 0: they are quickly solved, and what a byte is worth in the best
+of them is the price at which the others are bounded.
+
+With k * m microbatches a step takes at least as long as with m on the same mesh without a budget: launches and
+latencies come more often, and nothing gets cheaper than in proportion to its size. So numbers of microbatches are tried
+rising, on those meshes alone where the bound without a budget of a number that divides them leaves hope.
 
 A mesh is not solved further once its bound is no better than the best plan by more than the tolerance. The bound of the
 whole is the least over all meshes of what was proved for each. An interrupt ends the search with the best plan so far,
@@ -15,6 +18,7 @@ and with the bound that holds then.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from math import inf
 from os import cpu_count
 from time import perf_counter
@@ -26,27 +30,22 @@ from autoddl.graph import Graph
 from autoddl.layout import Mesh
 from autoddl.price import Pricing, floor_seconds
 from autoddl.problem import Problem, Solution
-from autoddl.search import Above, solve
+from autoddl.search import Above, Space, relax, solve, space_of
 from autoddl.space import Region, Variable, variables
 from autoddl.tables import problem_of
+from autoddl.variants import Variant, Variants
 from autoddl.workers import mapper
 
-__all__ = ["Candidate", "Found", "Progress", "Solved", "Task", "Variant", "posed", "search"]
+__all__ = ["Candidate", "Found", "Progress", "Solved", "Task", "posed", "search"]
 
 Progress = Callable[[str, int, int], None]
 """(what is being done, how many are done, of how many)."""
 
+FEW = 2
+"""Axes of the meshes that are searched first."""
+
 TOGETHER = 2
 """Candidates that are solved without knowing of each other."""
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """The model captured with one microbatch of a batch."""
-
-    graph: Graph
-    original: Graph
-    spec: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +65,23 @@ class Task:
     capture_seconds: float
     began: float
     workers: int | None = None
-    variants: Callable[[int], Variant] | None = None
+    variants: Variants | None = None
+
+    def has(self, microbatches: int) -> bool:
+        """Whether `variant` has it without capturing."""
+        return self.variants is None or self.variants.has(microbatches)
 
     def variant(self, microbatches: int) -> Variant:
-        if microbatches == 1 or self.variants is None:
-            return Variant(self.graph, self.original, self.spec)
-        return self.variants(microbatches)
+        """The model with one of so many microbatches, perhaps stretched."""
+        return self._whole if self.variants is None else self.variants(microbatches)
+
+    def confirmed(self, microbatches: int) -> Variant:
+        """The model with one of so many microbatches, captured."""
+        return self._whole if self.variants is None else self.variants.confirmed(microbatches)
+
+    @property
+    def _whole(self) -> Variant:
+        return Variant(self.graph, self.original, self.spec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +118,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What became of one candidate: a solution that fits or only bounds, a bound, or why there is neither."""
+    """What became of one candidate: a solution that fits or only bounds, a bound, or why there is neither; `free` is
+    a bound of any budget."""
 
     solution: Solution | None
     fits: bool = False
     problem: Infeasible | InputError | None = None
     bound: float = 0.0
+    free: float = 0.0
 
 
 @dataclass(slots=True)
@@ -124,6 +136,7 @@ class _State:
     best: Solution | None = None
     where: int = -1
     failed: list[Infeasible | InputError] = field(default_factory=list)
+    done: int = 0
 
     def take(self, i: int, answer: _Answer) -> None:
         if answer.problem is not None:
@@ -164,7 +177,7 @@ def posed(task: Task, candidate: Candidate) -> Posed:
 
 
 Job = tuple[int, float | None, float]
-"""(candidate, ceiling of its seconds or None for no budget, a guess of the price of a byte)."""
+"""(candidate, ceiling of its seconds or None for a bound alone, a guess of the price of a byte)."""
 
 
 class _Candidates:
@@ -174,30 +187,41 @@ class _Candidates:
 
     def __init__(self, task: Task, candidates: Sequence[Candidate]) -> None:
         self.task, self.candidates = task, candidates
-        self.kept: dict[int, Posed] = {}
+        self.kept: dict[int, tuple[Posed, Space | None]] = {}
 
-    def posed(self, i: int) -> Posed:
+    def ready(self, i: int) -> tuple[Posed, Space | None]:
+        """The problem, and for the exact solver what it makes of it first."""
         if i not in self.kept:
-            self.kept[i] = posed(self.task, self.candidates[i])
-            while len(self.kept) > 1 and sum(_cells(problem) for _, _, problem in self.kept.values()) > self.CELLS:
+            made = posed(self.task, self.candidates[i])
+            self.kept[i] = made, space_of(made[2]) if self.task.solver == "exact" else None
+            while len(self.kept) > 1 and sum(_cells(made[2]) for made, _ in self.kept.values()) > self.CELLS:
                 del self.kept[next(iter(self.kept))]
         return self.kept[i]
 
     def answer(self, job: Job) -> _Answer:
-        """Candidate i without its budget where there is no ceiling, else within it; what costs more is not wanted."""
+        """A bound of candidate i, or its best plan; what costs more than the ceiling is not wanted."""
         i, ceiling, price = job
-        task = self.task
         try:
-            problem = self.posed(i)[2]
-            if ceiling is None:
-                solution = solve(problem.within(None), task.solver, time_limit=task.time_limit)
-                return _Answer(solution, solution.nbytes <= task.budget)
-            return _Answer(solve(problem, task.solver, time_limit=task.time_limit, tolerance=task.tolerance,
-                                 ceiling=ceiling, price=price), True)
+            return self._bound(i, price) if ceiling is None else self._plan(i, ceiling, price)
         except Above as above:
             return _Answer(None, bound=above.bound)
         except (Infeasible, InputError) as error:
             return _Answer(None, problem=error)
+
+    def _bound(self, i: int, price: float) -> _Answer:
+        (_, _, problem), space = self.ready(i)
+        if space is None:
+            solution = solve(problem.within(None), self.task.solver, time_limit=self.task.time_limit)
+            return _Answer(solution, solution.nbytes <= self.task.budget, free=solution.bound)
+        solution = relax(problem, price, space)
+        free = relax(problem, 0.0, space).bound if price else solution.bound
+        return _Answer(solution, solution.nbytes <= self.task.budget, bound=free, free=free)
+
+    def _plan(self, i: int, ceiling: float, price: float) -> _Answer:
+        (_, _, problem), space = self.ready(i)
+        task = self.task
+        return _Answer(solve(problem, task.solver, time_limit=task.time_limit, tolerance=task.tolerance,
+                             ceiling=ceiling, price=price, space=space), True)
 
 
 def _cells(problem: Problem) -> int:
@@ -218,17 +242,16 @@ def search(task: Task, candidates: Sequence[Candidate], progress: Progress | Non
     start, tell = perf_counter(), progress or (lambda what, done, total: None)
     state = _State([floor_seconds(task.graph, task.cluster)] * len(candidates))
     jobs, workers, interrupted = _Candidates(task, candidates), _workers(task, candidates), False
-    task.variant(min(c.microbatches for c in candidates))
     try:
-        with mapper(jobs.answer, workers) as run:
-            _bound(state, candidates, run, tell)
-            _solve(state, task, candidates, [i for i, c in enumerate(candidates) if c.microbatches == 1], run, tell)
-        left = [i for i, c in enumerate(candidates) if c.microbatches > 1 and not _hopeless(state, task, i)]
-        for microbatches in sorted({candidates[i].microbatches for i in left}):
-            tell(f"capturing one of {microbatches} microbatches: {state.text()}", len(candidates), 2 * len(candidates))
-            task.variant(microbatches)
-        with mapper(jobs.answer, workers if left else 1) as run:
-            _solve(state, task, candidates, left, run, tell)
+        for few, microbatches in product((True, False), sorted({c.microbatches for c in candidates})):
+            these = [i for i, c in enumerate(candidates) if c.microbatches == microbatches
+                     and (len(c.mesh.axes) <= FEW) is few and not _hopeless(state, task, i)]
+            if these and not task.has(microbatches):
+                tell(f"capturing one of {microbatches} microbatches: {state.text()}", state.done, 2 * len(candidates))
+                task.variant(microbatches)
+            with mapper(jobs.answer, workers if len(these) > 1 else 1) as run:
+                _bound(state, candidates, these, run, tell)
+                _solve(state, task, candidates, these, run, tell)
     except KeyboardInterrupt:
         if state.best is None:
             raise
@@ -236,29 +259,28 @@ def search(task: Task, candidates: Sequence[Candidate], progress: Progress | Non
     tell(f"searched: {state.text()}", 2 * len(candidates), 2 * len(candidates))
     if state.best is None:
         raise min(state.failed, key=lambda e: e.needed if isinstance(e, Infeasible) else inf)
-    best = Solved(*jobs.posed(state.where), state.best)
+    best = Solved(*jobs.ready(state.where)[0], state.best)
     return Found(best, state.bound, perf_counter() - start, interrupted)
 
 
 Run = Callable[[Sequence[Job]], Iterable[_Answer]]
 
 
-def _bound(state: _State, candidates: Sequence[Candidate], run: Run, tell: Progress) -> None:
-    """The bound of every candidate, that of one with more microbatches from the same mesh with the fewest."""
-    first: dict[Mesh, int] = {}
-    for i in sorted(range(len(candidates)), key=lambda i: (candidates[i].microbatches, i)):
-        first.setdefault(candidates[i].mesh, i)
-    leading = sorted(first.values())
-    for done, (i, answer) in enumerate(zip(leading, run([(i, None, 0.0) for i in leading]), strict=True)):
+def _bound(state: _State, candidates: Sequence[Candidate], which: Sequence[int], run: Run, tell: Progress) -> None:
+    """The bound of every candidate of `which`, and of more microbatches on the same meshes."""
+    price = state.price
+    for i, answer in zip(which, run([(i, None, price) for i in which]), strict=True):
         state.take(i, answer)
-        tell(f"bounded {candidates[i]}: {state.text()}", done + 1, 2 * len(candidates))
-    for i, candidate in enumerate(candidates):
-        free = state.bounds[first[candidate.mesh]]
-        state.bounds[i] = max(state.bounds[i], free) if free < inf else state.bounds[i]
+        here = candidates[i]
+        for j, other in enumerate(candidates):
+            if other.mesh == here.mesh and j != i and other.microbatches % here.microbatches == 0:
+                state.bounds[j] = max(state.bounds[j], answer.free)
+        state.done += 1
+        tell(f"bounded {candidates[i]}: {state.text()}", state.done, 2 * len(candidates))
 
 
 def _hopeless(state: _State, task: Task, i: int) -> bool:
-    return i == state.where or state.bounds[i] >= state.seconds * (1 - task.tolerance)
+    return state.bounds[i] >= state.seconds * (1 - task.tolerance)
 
 
 def _solve(state: _State, task: Task, candidates: Sequence[Candidate], which: Sequence[int], run: Run, tell: Progress
@@ -269,4 +291,5 @@ def _solve(state: _State, task: Task, candidates: Sequence[Candidate], which: Se
         left = [i for i in order[done:done + TOGETHER] if not _hopeless(state, task, i)]
         for i, answer in zip(left, run([(i, state.seconds, state.price) for i in left]), strict=True):
             state.take(i, answer)
-            tell(f"solved {candidates[i]}: {state.text()}", len(candidates) + done, 2 * len(candidates))
+            tell(f"solved {candidates[i]}: {state.text()}", state.done, 2 * len(candidates))
+        state.done += len(order[done:done + TOGETHER])

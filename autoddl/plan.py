@@ -16,7 +16,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, PlainSerializer, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
 from autoddl.errors import InputError
@@ -98,6 +98,8 @@ class Prediction:
 
 @checked(frozen=True, slots=True, config=_STRICT)
 class Plan:
+    """`timings`, how long planning took, are not written: the same inputs give the same file."""
+
     model: str
     mesh: MeshText
     decisions: tuple[Decision, ...]
@@ -116,7 +118,7 @@ class Plan:
     sample: dict[str, Any]
     factory: dict[str, Any] = field(default_factory=dict)
     source: dict[str, Any] = field(default_factory=dict)
-    timings: dict[str, float] = field(default_factory=dict)
+    timings: Annotated[dict[str, float], Field(exclude=True)] = field(default_factory=dict, compare=False)
     microbatches: int = 1
     bucket_bytes: int = BUCKET_BYTES
     version: int = VERSION
@@ -141,7 +143,7 @@ class Plan:
         return json.dumps(_ADAPTER.dump_python(self, mode="json"), indent=1, ensure_ascii=False) + "\n"
 
     def fingerprint(self) -> str:
-        """Of what every rank must agree on: all but how long planning took and what it was made from."""
+        """Of what every rank must agree on: all but what it was made from."""
         data = _ADAPTER.dump_python(self, mode="json") | {"timings": {}, "factory": {}, "source": {}}
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 

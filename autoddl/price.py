@@ -1,6 +1,6 @@
 """Graph + mesh + cluster -> Problem: the only meeting of the graph and the cost model.
 
-    seconds(plan) = sum over ops       forward + backward roofline of the local pieces, and what the kernel reduces
+    seconds(plan) = sum over ops       forward + backward kernels of the local pieces, and what the kernel reduces
                   + sum over edges     conversion forward + conversion of the gradient back
     bytes(plan)   = sum over parameters  (value + gradient + optimizer) as stored, gathered copies that are kept
                   + sum over edges and ops  what backward needs of activations
@@ -11,28 +11,36 @@ of both ends; ops and edges that are alike (same target, arguments, shapes and g
 collectives of parameters are coalesced into buckets, so a parameter's share of one is priced by bandwidth: the price of
 a full bucket times the part that it fills.
 
-With m microbatches everything happens m times, but gradients of parameters are converted once: until then each rank
-holds what it has added up, in the layout in which its backward yields it.
+With m microbatches everything happens m times, but what is done to parameters that are kept: they are gathered once,
+and their gradients converted once, until when each rank holds what it has added up, in the layout in which its
+backward yields it (ZeRO-1 and 2). Those that are gathered again are so in every microbatch, and their gradients are
+reduced in every one (ZeRO-3).
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+import numpy.typing as npt
+
 from autoddl.conversion import COLLECTIVES, Step
-from autoddl.cost_models import Cluster, Group, collective, compute_seconds, copy_seconds
+from autoddl.cost_models import Cluster, Group, Kernel, collective, copy_seconds, kernel_seconds, least_seconds
 from autoddl.graph import Graph, Kind, Op, Tensor
 from autoddl.layout import Layout, Mesh, local_shape
 from autoddl.plan import BUCKET_BYTES
 from autoddl.routes import Routes, routes
 from autoddl.rules_nn import inner_collectives
 from autoddl.space import Choice
-from autoddl.work import work
+from autoddl.work import Work, work
 
-__all__ = ["OPTIMIZERS", "Pricing", "cone_cost", "end_seconds", "floor_seconds", "inner_seconds", "op_seconds",
-           "routes_of"]
+__all__ = ["OPTIMIZERS", "Pricing", "cone_cost", "end_seconds", "floor_seconds", "inner_seconds", "kernel_of",
+           "op_seconds", "pass_seconds", "routes_of"]
 
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "adafactor": 0}
 """Optimizer -> state tensors per parameter, in the parameter's dtype."""
+
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,14 @@ class Pricing:
     cluster: Cluster
     optimizer: str = "adamw"
     microbatches: int = 1
+
+    def times(self, parameter: bool, again: Bools, saved: bool) -> tuple[Ints, Ints]:
+        """How often an edge converts forward and backward: `again` where its parameter is gathered again, `saved` if
+        backward reads its value."""
+        m = self.microbatches
+        if not parameter:
+            return np.full(again.shape, m), np.full(again.shape, m)
+        return np.where(again, m * (2 if saved else 1), 1), np.where(again, m, 1)
 
     def group(self, axes: tuple[int, ...]) -> Group:
         return Group(tuple((self.mesh.sizes[a], self.mesh.strides[a]) for a in axes))
@@ -86,13 +102,26 @@ def inner_seconds(pricing: Pricing, op: Op, choice: Choice) -> dict[str, float]:
 
 
 def op_seconds(pricing: Pricing, op: Op, choice: Choice, differentiable: frozenset[int]) -> float:
-    """Forward and backward of the local op; a hub and a view are free."""
+    """Forward and backward of the local op."""
+    forward, backward = pass_seconds(pricing, op, choice, differentiable)
+    return sum((*forward, *backward))
+
+
+def pass_seconds(pricing: Pricing, op: Op, choice: Choice, differentiable: frozenset[int]
+                 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Of each forward and each backward kernel of the local op; a hub and a view are free."""
     graph, mesh, device = pricing.graph, pricing.mesh, pricing.cluster.device
     inputs, outputs = (tuple(local_shape(graph.tensors[t].shape, c, mesh) for t, c in zip(ts, cs, strict=True))
                        for ts, cs in ((op.inputs, choice.inputs), (op.outputs, choice.outputs)))
     dtype = graph.tensors[op.outputs[0]].dtype
-    both = work(op, graph, inputs, outputs, differentiable)
-    return sum(compute_seconds(device, w.flops, w.nbytes, dtype) for w in both if w.nbytes or w.flops)
+    forward, backward = (tuple(kernel_seconds(device, kernel_of(w, dtype)) for w in kernels)
+                         for kernels in work(op, graph, inputs, outputs, differentiable))
+    return forward, backward
+
+
+def kernel_of(work_: Work, dtype: str) -> Kernel:
+    """What the cost model prices."""
+    return Kernel(work_.kind, work_.shape, work_.flops, work_.nbytes, dtype, work_.name)
 
 
 def floor_seconds(graph: Graph, cluster: Cluster) -> float:
@@ -100,10 +129,9 @@ def floor_seconds(graph: Graph, cluster: Cluster) -> float:
     differentiable, total = graph.differentiable(), 0.0
     for op in graph.ops:
         shapes = [tuple(graph.tensors[t].shape for t in ts) for ts in (op.inputs, op.outputs)]
-        for work_ in work(op, graph, shapes[0], shapes[1], differentiable):
-            if work_.nbytes or work_.flops:
-                total += compute_seconds(cluster.device, work_.flops / cluster.size, work_.nbytes / cluster.size,
-                                         graph.tensors[op.outputs[0]].dtype)
+        forward, backward = work(op, graph, shapes[0], shapes[1], differentiable)
+        dtype = graph.tensors[op.outputs[0]].dtype
+        total += sum(least_seconds(cluster.device, kernel_of(w, dtype), cluster.size) for w in (*forward, *backward))
     return total
 
 

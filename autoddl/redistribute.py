@@ -1,7 +1,7 @@
 """Steps of a conversion as collectives on real tensors, and conversions as autograd functions.
 
 One `Move` is one step on a list of tensors of one dtype, done as one collective over the buffers of all of them. What
-a step sends is what `conversion.payload` says, and a `Recorder` writes down what was handed to torch.distributed:
+a step sends is what `conversion.payload` says, and a `Recorder` writes down what was handed over:
 
     all-gather      the buffer that it ends with         reduce-scatter  the buffer that it starts with
     all-reduce      the buffer                           all-to-all      the buffer that it sends
@@ -11,11 +11,11 @@ A conversion has its steps forward and its steps for the gradient given separate
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from autoddl.conversion import COLLECTIVES, Step
@@ -23,6 +23,7 @@ from autoddl.errors import MachineError
 from autoddl.groups import Groups
 from autoddl.layout import Layout
 from autoddl.pieces import Pieces, pieces
+from autoddl.recorder import Executed, Mark, Recorder
 
 __all__ = ["Executed", "Handle", "Move", "Recorder", "Route", "convert", "moves", "run_step", "start_step",
            "through"]
@@ -30,41 +31,25 @@ __all__ = ["Executed", "Handle", "Move", "Recorder", "Route", "convert", "moves"
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Executed:
-    """One collective that ran: `axes` like `net+node`, `nbytes` of its full buffer."""
-
-    direction: str
-    kind: str
-    axes: str
-    nbytes: int
-
-
-@dataclass(slots=True)
-class Recorder:
-    """The collectives that ran, in order of their start; `direction` is the pass that the program is in."""
-
-    executed: list[Executed] = field(default_factory=list)
-    direction: str = "forward"
-
-    def clear(self) -> None:
-        self.executed, self.direction = [], "forward"
-
-
 class Handle:
     """A step under way; `wait` gives its tensors."""
 
-    __slots__ = ("_finish", "_keep", "_text", "_work")
+    __slots__ = ("_finish", "_keep", "_mark", "_text", "_work")
 
-    def __init__(self, work: Any, finish: Callable[[], list[Tensor]], keep: object, text: str) -> None:
-        self._work, self._finish, self._keep, self._text = work, finish, keep, text
+    def __init__(self, work: Any, finish: Callable[[], list[Tensor]], keep: object, text: str,
+                 mark: Mark | None = None) -> None:
+        self._work, self._finish, self._keep, self._text, self._mark = work, finish, keep, text, mark
 
     def wait(self) -> list[Tensor]:
         if self._work is not None:
+            if self._mark is not None:
+                self._mark.wait()
             try:
                 self._work.wait()
             except RuntimeError as error:
                 raise _failed(self._text, error) from error
+            if self._mark is not None:
+                self._mark.resume()
             self._work = None
         found = self._finish()
         self._keep = None
@@ -79,14 +64,16 @@ def _failed(text: str, error: Exception) -> MachineError:
 class Move:
     """`step` on tensors of `shapes` in `layouts`; `inplace` lets an all-reduce overwrite what it is given."""
 
-    __slots__ = ("_group", "_n", "_pieces", "_recorder", "_step", "_text", "inplace", "kind", "record")
+    __slots__ = ("_group", "_label", "_n", "_pieces", "_recorder", "_start", "_step", "_text", "inplace", "kind",
+                 "record")
 
     def __init__(self, step: Step, shapes: Sequence[Shape], layouts: Sequence[Layout], groups: Groups,
                  recorder: Recorder | None = None, direction: str = "forward", label: str = "") -> None:
         mesh = groups.mesh
         self._step, self._group, self.kind, self.inplace = step, groups.of(step.axes), step.kind, False
         self._n = self._group.size() if self._group is not None else 1
-        self._recorder = recorder
+        self._start = partial(groups.start, step.kind, step.axes)
+        self._recorder, self._label = recorder, label
         self._pieces = [pieces(step, shape, layout, mesh, groups.coordinate)
                         for shape, layout in zip(shapes, layouts, strict=True)]
         axes = "+".join(mesh.names[a] for a in step.axes)
@@ -109,9 +96,10 @@ class Move:
             work, finish, keep = (self._reduce if self.kind == "all-reduce" else self._exchange)(given, asynchronous)
         except RuntimeError as error:
             raise _failed(self._text, error) from error
+        mark = self._recorder.started(work) if self._recorder is not None else None
         if truth:
-            return Handle(work, lambda: [t.view(torch.bool) for t in finish()], keep, self._text)
-        return Handle(work, finish, keep, self._text)
+            return Handle(work, lambda: [t.view(torch.bool) for t in finish()], keep, self._text, mark)
+        return Handle(work, finish, keep, self._text, mark)
 
     def _local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if self._n == 1:
@@ -128,7 +116,7 @@ class Move:
 
     def _note(self, buffer: Tensor) -> None:
         if self._recorder is not None:
-            self._recorder.executed.append(Executed(*self.record, buffer.numel() * buffer.element_size()))
+            self._recorder.note(*self.record, buffer.numel() * buffer.element_size(), self._label)
 
     def _reduce(self, tensors: list[Tensor], asynchronous: bool) -> tuple[Any, Callable[[], list[Tensor]], object]:
         if len(tensors) > 1:
@@ -137,7 +125,7 @@ class Move:
             buffer = tensors[0].contiguous() if self.inplace else \
                 tensors[0].clone(memory_format=torch.contiguous_format)
         self._note(buffer)
-        work = dist.all_reduce(buffer, group=self._group, async_op=asynchronous)
+        work = self._start(buffer, buffer, asynchronous)
         if len(tensors) == 1:
             return work, lambda: [buffer], buffer
         parts = [t.shape for t in tensors]
@@ -150,7 +138,7 @@ class Move:
         n, total = self._n, sum(piece.numel for piece in self._pieces)
         got = send.new_empty((1 if self.kind == "reduce-scatter" else n) * total)
         self._note(got if self.kind == "all-gather" else send)
-        work = _COLLECTIVE[self.kind](got, send.view(-1), group=self._group, async_op=asynchronous)
+        work = self._start(got, send, asynchronous)
         return work, lambda: self._joined(got.view(-1, total)), (send, got)
 
     def _joined(self, rows: Tensor) -> list[Tensor]:
@@ -159,11 +147,6 @@ class Move:
         else:
             parts = list(rows.split([piece.numel for piece in self._pieces], 1))
         return [piece.receives(part.view(-1, *piece.block)) for piece, part in zip(self._pieces, parts, strict=True)]
-
-
-_COLLECTIVE: dict[str, Callable[..., Any]] = {
-    "all-gather": dist.all_gather_single, "reduce-scatter": dist.reduce_scatter_single,
-    "all-to-all": dist.all_to_all_single}
 
 
 def start_step(tensors: Sequence[Tensor], shapes: Sequence[Shape], layouts: Sequence[Layout], step: Step,

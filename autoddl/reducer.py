@@ -3,6 +3,9 @@
 A bucket starts when its last gradient is there, but never before the bucket in front of it: every rank starts the same
 collectives in the same order. A bucket of several steps takes its next one whenever a later bucket starts, and all are
 finished at the end of backward. A parameter whose gradient takes only local steps has no bucket.
+
+Of several microbatches the backward of every one reduces the buckets of `each`; in the others gradients add up as they
+come, and the last backward reduces their sum.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,21 +23,34 @@ from autoddl.traffic import Bucket, ParameterEdge
 __all__ = ["Reducer"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Bucket:
-    """`left` gradients are still missing; `at` is the next step; `shapes` are of the gradients as they come."""
+    """`left` gradients are still missing in this backward; `at` is the next step; `shapes` are of the gradients as they
+    come; `tensors` what came of them, or their sum."""
 
     members: tuple[Held, ...]
     moves: tuple[Move, ...]
     shapes: tuple[tuple[int, ...], ...]
+    each: bool
     left: int = 0
     at: int = 0
     tensors: list[Tensor | None] = field(default_factory=list)
     handle: Handle | None = None
 
-    def clear(self) -> None:
+    def clear(self, held: bool = False) -> None:
+        """Forget all, or all but what was `held` from earlier microbatches."""
         self.left, self.at, self.handle = len(self.members), 0, None
-        self.tensors = [None] * len(self.members)
+        self.tensors = self.tensors if held else [None] * len(self.members)
+
+    def add(self, k: int, gradient: Tensor, due: bool) -> None:
+        """Member k's gradient of one more microbatch. What is kept, to be added to later, is copied: autograd may hand
+        one tensor to several."""
+        before = self.tensors[k]
+        if before is None:
+            self.tensors[k] = gradient if due and self.moves else gradient.clone()
+        else:
+            before.add_(gradient)
+        self.left -= 1
 
     def advance(self) -> bool:
         """Wait for the step under way and start the next; False when there is none."""
@@ -64,15 +80,19 @@ class Reducer:
                          f"the gradients of {bucket.members[0]} and {len(tensors) - 1} more")
             shapes = tuple(local_shape(t.shape, start, groups.mesh, groups.coordinate)
                            for t, start in zip(tensors, starts, strict=True))
-            self._buckets.append(_Bucket(tuple(held[fqn] for fqn in bucket.members), path, shapes))
-        self._next = 0
+            self._buckets.append(_Bucket(tuple(held[fqn] for fqn in bucket.members), path, shapes, bucket.each))
         self.clear()
 
     def clear(self) -> None:
         """Forget what a failed step left."""
-        self._next = 0
+        self.begin(last=True, held=False)
+
+    def begin(self, last: bool, held: bool = True) -> None:
+        """Before a microbatch, the `last` of a step or not; `_due` are the buckets that its backward reduces."""
+        self._next, self._last = 0, last
+        self._due = [bucket for bucket in self._buckets if last or bucket.each]
         for bucket in self._buckets:
-            bucket.clear()
+            bucket.clear(held)
 
     def sink(self, edge: ParameterEdge, held: Held, direct: bool) -> Callable[[Tensor], None] | None:
         """Where the gradient of a parameter goes; None if there is none, or if the leaf is read as it is (`direct`) and
@@ -88,38 +108,38 @@ class Reducer:
 
     def _add(self, b: int, k: int, gradient: Tensor) -> None:
         bucket = self._buckets[b]
-        bucket.tensors[k] = gradient
-        bucket.left -= 1
-        while self._next < len(self._buckets) and self._buckets[self._next].left == 0:
+        bucket.add(k, gradient, self._last or bucket.each)
+        while self._next < len(self._due) and self._due[self._next].left == 0:
             self._start()
 
     def _start(self) -> None:
         """One step of everything under way, in order, then the first step of the next bucket."""
         with torch.no_grad():
-            for earlier in self._buckets[:self._next]:
+            for earlier in self._due[:self._next]:
                 if earlier.at < len(earlier.moves):
                     earlier.advance()
-            self._buckets[self._next].advance()
+            self._due[self._next].advance()
         self._next += 1
 
     def finish(self) -> None:
-        """Start what is left, wait for all, deposit. A gradient that backward did not yield counts as zero."""
-        while self._next < len(self._buckets):
-            bucket = self._buckets[self._next]
+        """Start what is left of the due ones, wait, deposit. A gradient that backward did not yield counts as zero."""
+        while self._next < len(self._due):
+            bucket = self._due[self._next]
             for k, (member, shape) in enumerate(zip(bucket.members, bucket.shapes, strict=True)):
                 if bucket.tensors[k] is None:
                     bucket.tensors[k] = member.leaf.new_zeros(shape)
             self._start()
         with torch.no_grad():
-            while sum(bucket.advance() for bucket in self._buckets):
+            while sum(bucket.advance() for bucket in self._due):
                 pass
-            for bucket in self._buckets:
+            for bucket in self._due:
                 for member, gradient in zip(bucket.members, bucket.tensors, strict=True):
                     assert gradient is not None
                     member.deposit(gradient)
-        self.clear()
+                bucket.clear()
 
 
 def _locally(path: tuple[Move, ...], gradient: Tensor) -> Tensor:
+    """The stored piece of a gradient, in memory of its own: what autograd handed over may be larger, or another's."""
     with torch.no_grad():
-        return through(path, gradient)
+        return through(path, gradient).clone()

@@ -70,8 +70,8 @@ def _matches(pin: Pin, item: Op | Tensor) -> bool:
 
 
 def pinned(pins: tuple[Pin, ...], graph: Graph, mesh: Mesh) -> Region:
-    """The region that `pins` leave. A pin that matches nothing raises InputError. Parameters come before ops: a pattern
-    that matches a parameter pins only parameters."""
+    """The region that `pins` leave. A pin that matches nothing, and two that contradict each other, raise InputError.
+    Parameters come before ops: a pattern that matches a parameter pins only parameters."""
     layouts = tuple(pin for pin in pins if pin.pattern)
     if not layouts:
         return everything
@@ -81,12 +81,28 @@ def pinned(pins: tuple[Pin, ...], graph: Graph, mesh: Mesh) -> Region:
         if not of_parameters[pin] and not any(_matches(pin, op) for op in graph.ops):
             raise InputError(f"pin '{pin}' matches no parameter and no module; parameters are "
                              f"{', '.join(t.fqn for t in parameters[:4])}, ...")
+    items: tuple[Op | Tensor, ...] = (*parameters, *graph.ops)
+    for item in items:
+        _agree(item, [pin for pin in layouts if of_parameters[pin] == isinstance(item, Tensor) and _matches(pin, item)])
 
     def allowed(graph: Graph, item: Op | Tensor, choice: Choice) -> bool:
         return all(choice.outputs[0][mesh.index(pin.axis)] == pin.value for pin in layouts
                    if of_parameters[pin] == isinstance(item, Tensor) and _matches(pin, item))
 
     return allowed
+
+
+def _agree(item: Op | Tensor, pins: list[Pin]) -> None:
+    """InputError where two pins give one axis two states, or a parameter a state in which none is stored."""
+    first: dict[str, Pin] = {}
+    for pin in pins:
+        other, name = first.setdefault(pin.axis, pin), _names(item)[0] or item.name
+        if other.value != pin.value:
+            raise InputError(f"pins '{other}' and '{pin}' give {name} two states on axis {pin.axis}; drop one of them")
+        if isinstance(item, Tensor) and not (pin.value == B or (
+                isinstance(pin.value, Split) and pin.value.dim < len(item.shape))):
+            raise InputError(f"pin '{pin}': a parameter is stored as B or as S of one of its dims, and {name} is "
+                             f"{list(item.shape)}")
 
 
 def _batches(graph: Graph) -> frozenset[int]:

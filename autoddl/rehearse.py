@@ -1,6 +1,8 @@
 """A plan trained on this machine as if on its cluster: the same ranks, the same launcher, links as slow as there.
 
     step_seconds            of every step, the slowest rank's; the first one also makes the connections
+    exposed_seconds         of a step in which a rank waits for collectives, hidden_seconds: in which collectives run
+                            while it computes; mean of the ranks, median of the steps, as predicted on rank 0
     collective_mismatches   collectives of a step that the plan has and the record has not, or the other way round
     uplinks                 bytes a step that the plan sends over each uplink, and that the interfaces counted
 
@@ -14,18 +16,21 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from autoddl.compare_run import foreseen
 from autoddl.cost_models import Cluster, load_cluster, parse_cluster
 from autoddl.errors import InputError, MismatchError
 from autoddl.factory import Factory
+from autoddl.figures import later, typical
 from autoddl.launch import Place, joined, launch
 from autoddl.network import PORT, Network, Uplink, network
 from autoddl.plan import Plan
+from autoddl.record_file import read_record
 
-__all__ = ["Crossed", "Rehearsal", "rehearse"]
+__all__ = ["Crossed", "Rehearsal", "place_of", "rehearse"]
 
 PROCESS_BYTES = 0.25e9
 """What a rank takes before it has a model: the interpreter and torch."""
@@ -60,6 +65,11 @@ class Rehearsal:
     ranks: int
     note: str = ""
     mismatches: tuple[str, ...] = ()
+    exposed_seconds: float = 0.0
+    hidden_seconds: float = 0.0
+    predicted_exposed_seconds: float | None = None
+    predicted_hidden_seconds: float | None = None
+    record: str | None = None
 
     @property
     def median_seconds(self) -> float:
@@ -71,11 +81,12 @@ class Rehearsal:
 
 
 def rehearse(path: Path, plan: Plan, factory: Factory, *, steps: int = 10, lr: float = 1e-3,
-             cluster: Path | None = None, shaped: bool = True, timeout: float = 600.0,
+             cluster: Path | None = None, shaped: bool = True, timeout: float = 600.0, record: Path | None = None,
              progress: Progress | None = None) -> Rehearsal:
     """Train `steps` steps on shaped links, of the plan's cluster or of another; unshaped, on plain loopback.
 
-    A collective that takes longer than `timeout` seconds, because a link or a rank is gone, ends the rehearsal.
+    A collective that takes longer than `timeout` seconds, because a link or a rank is gone, ends the rehearsal. What
+    every rank sends, and when, is written to `record`, for `compare_run`.
     """
     _check(plan, steps)
     machine, note = _machine(plan, cluster)
@@ -83,13 +94,15 @@ def rehearse(path: Path, plan: Plan, factory: Factory, *, steps: int = 10, lr: f
     temporary = tempfile.TemporaryDirectory(prefix="autoddl-rehearsal-")
     with temporary as name, _placed(machine, shaped) as (uplinks, places):
         folder = Path(name)
+        kept = record.resolve() if record is not None else folder / "record.jsonl"
         job = {"plan": str(path.resolve()), "factory": factory.to_json(), "steps": steps, "lr": lr, "folder": name,
-               "timeout": timeout, "uplinks": [asdict(uplink) for uplink in uplinks]}
+               "timeout": timeout, "uplinks": [asdict(uplink) for uplink in uplinks], "record": str(kept)}
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
         launch(plan.mesh.size, [sys.executable, "-m", "autoddl.rehearse_rank", str(folder / "job.json")],
                places=places, tick=lambda: tell("rehearsing", len(_losses(folder)), steps))
         found = [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(plan.mesh.size)]
-        return _rehearsal(plan, found, _losses(folder), note if shaped else "on loopback, not shaped")
+        made = _rehearsal(plan, found, _losses(folder), note if shaped else "on loopback, not shaped")
+        return replace(_timed(made, plan, kept), record=str(record) if record is not None else None)
 
 
 def _check(plan: Plan, steps: int) -> None:
@@ -135,10 +148,11 @@ def _placed(cluster: Cluster, shaped: bool) -> Iterator[tuple[tuple[Uplink, ...]
         yield (), None
         return
     with network(cluster) as built:
-        yield built.uplinks, [_place(built, rank) for rank in range(cluster.size)]
+        yield built.uplinks, [place_of(built, rank) for rank in range(cluster.size)]
 
 
-def _place(built: Network, rank: int) -> Place:
+def place_of(built: Network, rank: int) -> Place:
+    """Where `launch` is to start a rank of the network."""
     node = built.node_of(rank)
     return Place(("ip", "netns", "exec", node.namespace),
                  {"GLOO_SOCKET_IFNAME": PORT, "MASTER_ADDR": built.nodes[0].address,
@@ -157,3 +171,13 @@ def _rehearsal(plan: Plan, found: list[dict[str, Any]], losses: list[float], not
     uplinks = tuple(Crossed(**row) for row in found[0]["uplinks"])
     return Rehearsal(seconds, plan.predicted.seconds, tuple(losses), len(wrong), uplinks, plan.mesh.size, note,
                      tuple(wrong[:20]))
+
+
+def _timed(made: Rehearsal, plan: Plan, record: Path) -> Rehearsal:
+    """With the exposed and hidden seconds of the record, and of the plan's time line where it says its source."""
+    steps = later(read_record(record))
+    line = foreseen(plan).step if "graph" in plan.source else None
+    return replace(made, exposed_seconds=typical(steps, lambda step: step.exposed),
+                   hidden_seconds=typical(steps, lambda step: step.hidden),
+                   predicted_exposed_seconds=line.exposed if line else None,
+                   predicted_hidden_seconds=line.hidden if line else None)

@@ -18,7 +18,7 @@ from autoddl.factory import Factory
 from autoddl.network import Uplink, sent_over
 from autoddl.plan import load_plan
 from autoddl.uplinks import planned_bytes
-from autoddl.worker import built, mismatches, serve
+from autoddl.worker import built, mismatches, one_step, recorded, serve
 
 __all__ = ["trained"]
 
@@ -30,6 +30,7 @@ def trained(job: dict[str, Any], tell: Callable[[float], None]) -> dict[str, Any
     """AdamW on the factory's batch, step by step; `tell` hears every loss."""
     plan, factory = load_plan(job["plan"]), Factory(**job["factory"])
     model, batch = built(factory)
+    log = recorded(job, plan)
     parallel = parallelize(model, plan, batch, timeout=job["timeout"])
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=job["lr"])
     uplinks = [Uplink(**given) for given in job["uplinks"]]
@@ -37,13 +38,9 @@ def trained(job: dict[str, Any], tell: Callable[[float], None]) -> dict[str, Any
     for step in range(job["steps"]):
         if step == 1:
             before = _counted(uplinks)
-        start = time.perf_counter()
-        loss = parallel.step(batch)
-        optimizer.step()
-        optimizer.zero_grad()
-        said = float(loss)
-        seconds.append(time.perf_counter() - start)
-        tell(said)
+        loss, took = one_step(parallel, optimizer, batch, log, step)
+        seconds.append(took)
+        tell(loss)
     return {"step_seconds": seconds, "mismatches": mismatches(parallel),
             "uplinks": _crossed(parallel, uplinks, before, _counted(uplinks), job["steps"] - 1)}
 

@@ -1,19 +1,23 @@
-"""What would fit where nothing does: a larger budget, more devices, a smaller batch, each at its best plan's price.
+"""What would fit where nothing does: a larger budget, more devices, microbatches, a smaller batch, each at its best
+plan's price.
 
-    budget      the least bytes that any plan needs
-    devices     the outermost level two and four times as large
-    batch       the leading dim of the sample's tensors halved, and the model captured again with it
+    budget         the least bytes that any plan needs
+    devices        the outermost level two and four times as large
+    microbatches   the same batch in two, four, eight times as many parts: the fewest that fit
+    batch          the leading dim of the sample's tensors halved, and the model captured again with it
 
 Nothing is estimated by scaling: every row is a search of its own.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoddl.cost_models import Cluster, load_cluster, parse, show_bytes
-from autoddl.errors import AutoDDLError, Infeasible
+from autoddl.errors import AutoDDLError, Infeasible, InputError
 from autoddl.front import resized
 from autoddl.outer import Progress
 from autoddl.rebuild import Question, answered
@@ -41,33 +45,57 @@ class Relaxation:
 
 def relaxations(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *, needed: float,
                 budget: float | str | None = None, optimizer: str = "adamw", tolerance: float = 1e-3,
-                pins: Sequence[str] = (), mesh: str | None = None, max_axes: int = 3, progress: Progress | None = None
-                ) -> tuple[Relaxation, ...]:
+                pins: Sequence[str] = (), mesh: str | None = None, max_axes: int = 3, progress: Progress | None = None,
+                microbatches: Sequence[int] = (1,)) -> tuple[Relaxation, ...]:
     """What would fit, the fastest first; `needed` is what Infeasible carries, the rest what `plan` was called with."""
     from autoddl.capture import capture
-    from autoddl.sample import as_sample, sample_for
+    from autoddl.sample import as_sample, parted, sample_for
 
     place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     limit = place.device.memory if budget is None else float(parse(budget, "bytes"))
-    given = sample_for(model) if sample is None else as_sample(sample)
-    asked = Question(capture(model, given).graph, place, limit, optimizer, tolerance, tuple(pins), mesh, max_axes)
-    found = [_row(f"a budget of {show_bytes(needed)}", replace(asked, budget=needed * ROOM), progress)]
-    outermost = next((level for level in reversed(place.levels) if level.size > 1), place.levels[-1])
-    for times in (2, 4):
-        wider = replace(asked, cluster=resized(place, outermost.size * times), mesh=None)
-        what = f"{wider.cluster.size} devices ({outermost.name}: {outermost.size * times})"
-        found.append(_row(what, wider, progress))
+    given, counts = sample_for(model) if sample is None else as_sample(sample), sorted(set(microbatches))
+
+    def questions(batch: "Sample", parts: Sequence[int]) -> list[Question]:
+        return [Question(capture(model, parted(batch, n)).graph, place, limit, optimizer, tolerance, tuple(pins), mesh,
+                         max_axes, n) for n in parts]
+
+    asked = questions(given, counts)
+    enough = [replace(one, budget=needed * ROOM) for one in asked]
+    found = [_row(f"a budget of {show_bytes(needed)}", enough, progress), *_wider(asked, progress)]
+    with suppress(InputError):  # the batch is no multiple
+        for n in (2 * counts[-1], 4 * counts[-1], 8 * counts[-1]):
+            found.append(_row(f"{n} microbatches", questions(given, [n]), progress))
+            if found[-1].seconds is not None:
+                break
     smaller = _halved(given)
     if smaller is not None:
         what = "half the batch (a step then does half the work)"
         try:
-            found.append(_row(what, replace(asked, graph=capture(model, smaller).graph), progress))
+            found.append(_row(what, questions(smaller, counts), progress))
         except AutoDDLError as error:
             found.append(Relaxation(what, None, 0.0, str(error)))
     return tuple(sorted(found, key=lambda row: (row.seconds is None, row.seconds or 0.0)))
 
 
-def _row(what: str, asked: Question, progress: Progress | None) -> Relaxation:
+def _wider(asked: Sequence[Question], progress: Progress | None) -> list[Relaxation]:
+    """With two and four times as many devices."""
+    place = asked[0].cluster
+    outermost = next((level for level in reversed(place.levels) if level.size > 1), place.levels[-1])
+    found = []
+    for times in (2, 4):
+        wider = resized(place, outermost.size * times)
+        what = f"{wider.size} devices ({outermost.name}: {outermost.size * times})"
+        found.append(_row(what, [replace(one, cluster=wider, mesh=None) for one in asked], progress))
+    return found
+
+
+def _row(what: str, asked: Sequence[Question], progress: Progress | None) -> Relaxation:
+    """The best answer to several questions."""
+    rows = [_answer(what, one, progress) for one in asked]
+    return min(rows, key=lambda row: (row.seconds is None, row.seconds or row.nbytes or inf))
+
+
+def _answer(what: str, asked: Question, progress: Progress | None) -> Relaxation:
     try:
         best = answered(asked, progress).best.solution
     except Infeasible as error:

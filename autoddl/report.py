@@ -36,16 +36,17 @@ def text(table: RenderableType) -> str:
 
 
 def summary(plan: Plan) -> dict[str, Any]:
-    """The plan's figures under stable names, in seconds and bytes."""
+    """The plan's figures under stable names, in seconds and bytes; of a plan that was read, how long planning took is
+    null."""
     predicted = plan.predicted
     return {
         "model": plan.model, "cluster": plan.cluster, "mesh": str(plan.mesh), "predicted_seconds": predicted.seconds,
         "compute_seconds": predicted.compute, "communication_seconds": predicted.communication,
         "bound_seconds": plan.bound, "gap": plan.gap, "proof": plan.proof, "peak_bytes": predicted.peak_bytes,
         "bytes": predicted.nbytes, "budget_bytes": plan.budget, "sent_bytes": predicted.volume,
-        "candidates": plan.candidates, "wall_seconds": plan.timings.get("total", 0.0),
-        "capture_seconds": plan.timings.get("capture", 0.0), "solve_seconds": plan.timings.get("solve", 0.0),
-        "fallback_ops": predicted.fallback,
+        "candidates": plan.candidates, "wall_seconds": plan.timings.get("total"),
+        "capture_seconds": plan.timings.get("capture"), "solve_seconds": plan.timings.get("solve"),
+        "fallback_ops": predicted.fallback, "microbatches": plan.microbatches,
     }
 
 
@@ -53,7 +54,8 @@ def comparison_rows(found: Sequence["Comparison"]) -> list[dict[str, Any]]:
     """One object per plan, the found one first; an infeasible one has no figures."""
     return [{"name": one.name, "predicted_seconds": one.plan.predicted.seconds if one.plan else None,
              "peak_bytes": one.plan.predicted.peak_bytes if one.plan else None,
-             "mesh": str(one.plan.mesh) if one.plan else None, "ratio": _ratio(one, found[0]), "detail": one.detail}
+             "mesh": str(one.plan.mesh) if one.plan else None, "ratio": _ratio(one, found[0]), "detail": one.detail,
+             "microbatches": one.plan.microbatches if one.plan else None}
             for one in found]
 
 
@@ -83,9 +85,13 @@ def comparison_table(found: Sequence["Comparison"]) -> RenderableType:
         ratio = _ratio(one, found[0])
         figures = ("-", "-", "-", "-") if one.plan is None or ratio is None else (
             show_seconds(one.plan.predicted.seconds), f"{ratio:.2f}", show_bytes(one.plan.predicted.peak_bytes),
-            str(one.plan.mesh))
+            str(one.plan.mesh) + _parts(one.plan))
         table.add_row(one.name, *figures, one.detail)
     return table
+
+
+def _parts(plan: Plan) -> str:
+    return f" x {plan.microbatches} microbatches" if plan.microbatches > 1 else ""
 
 
 def verification_table(checked: "Verification") -> RenderableType:
@@ -106,6 +112,8 @@ def run_table(ran: "Ran") -> RenderableType:
     steps = f"{len(ran.losses)} steps on {ran.ranks} ranks"
     table.add_row("loss", f"{ran.losses[0]:.6f} -> {ran.losses[-1]:.6f} in {steps}")
     table.add_row("step", f"{show_seconds(ran.step_seconds)} measured, {show_seconds(ran.predicted_seconds)} predicted")
+    if ran.record:
+        table.add_row("record", ran.record)
     return table
 
 
@@ -118,23 +126,31 @@ def _ratio(one: "Comparison", first: "Comparison") -> float | None:
 def _figures(plan: Plan) -> Table:
     """Mesh, time, memory, proof and search, a line each."""
     predicted, table = plan.predicted, grid()
-    seconds = {"capture": 0.0, "solve": 0.0, "total": 0.0} | plan.timings
     shares = ", ".join(f"{axis} {show_seconds(s)}" for axis, s in predicted.communication.items() if s > 0)
     kinds = ", ".join(f"{kind} {show_bytes(n)}" for kind, n in _descending(predicted.nbytes) if n)
     slow = ", ".join(f"{name} {show_seconds(s)}" for name, s in _descending(predicted.fallback))
-    levels = ", ".join(f"{axis} lies in level {level}" for axis, level in plan.levels.items() if axis != level)
-    table.add_row("plan", f"{plan.model} on {plan.cluster}, {plan.mesh.size} ranks over {plan.backend}")
-    table.add_row("mesh", f"{plan.mesh}" + (f"  ({levels})" if levels else ""))
+    levels = ", ".join(f"{axis} lies in level {level}" for axis, level in plan.levels.items()
+                       if level not in ("", axis))
+    table.add_row("plan", f"{plan.model} on {plan.cluster}, {plan.mesh.size} rank{'s' * (plan.mesh.size > 1)} over "
+                          f"{plan.backend}")
+    table.add_row("mesh", f"{plan.mesh}{_parts(plan)}" + (f"  ({levels})" if levels else ""))
     table.add_row("step", f"{show_seconds(predicted.seconds)} predicted: compute {show_seconds(predicted.compute)}, "
                           f"communication {show_seconds(sum(predicted.communication.values()))}"
                           + (f" ({shares})" if shares else ""))
     table.add_row("memory", f"{show_bytes(predicted.peak_bytes)} of {show_bytes(plan.budget)} a rank: {kinds}")
     table.add_row("proof", f"no plan takes less than {show_seconds(plan.bound)} under the model: this one is at most "
                            f"{plan.gap:.2%} from the best ({plan.proof})")
-    table.add_row("search", f"{plan.candidates:,} configurations weighed in {show_seconds(seconds['total'])} "
-                            f"(capture {show_seconds(seconds['capture'])}, solve {show_seconds(seconds['solve'])})")
+    table.add_row("search", f"{plan.candidates:,} configurations weighed{_took(plan.timings)}")
     table.add_row("no rule", f"replicated on every rank: {slow}" if slow else "every operator has one")
     return table
+
+
+def _took(timings: Mapping[str, float]) -> str:
+    """How long planning took; a file does not say."""
+    if not timings:
+        return ""
+    total, capture, solve = (show_seconds(timings[name]) for name in ("total", "capture", "solve"))
+    return f" in {total} (capture {capture}, solve {solve})"
 
 
 def _descending(parts: Mapping[str, float]) -> list[tuple[str, float]]:

@@ -53,6 +53,19 @@ class Routes:
         return tuple(found)
 
 
+    def sends(self, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+        """Whether the steps from `layouts[rows[i]]` to `layouts[columns[j]]` have a collective among them."""
+        here, there = np.broadcast_arrays(rows[:, None], columns[None, :])
+        found = np.zeros(here.shape, dtype=bool)
+        after = np.array([move.after for move in self._moves] or np.zeros((1, 1)), dtype=np.intp)
+        sending = np.array([move.step.kind in COLLECTIVES for move in self._moves] or [False])
+        while (under := here != there).any():
+            move = np.where(under, self._next[here, there], 0)
+            found |= under & sending[move]
+            here = np.where(under, after[move, here], here)
+        return found
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Space:
     """All legal layouts of a tensor as numbers: `states[i, axis]` (dims, then B, then P), and the local `sizes[i, dim]`

@@ -22,29 +22,31 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """`step_seconds` is the median step after the first."""
+    """`step_seconds` is the median step after the first; `record` the file with what every rank sent, and when."""
 
     losses: tuple[float, ...]
     step_seconds: float
     predicted_seconds: float
     ranks: int
+    record: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def run(path: Path, plan: Plan, factory: Factory, *, steps: int, lr: float, save: Path | None = None,
-        cluster: Path | None = None, progress: Progress | None = None) -> Ran | None:
-    """Train `steps` steps; None on ranks other than the first."""
+        cluster: Path | None = None, record: Path | None = None, progress: Progress | None = None) -> Ran | None:
+    """Train `steps` steps; None on ranks other than the first. `record`: write there what every rank sends."""
     if cluster is not None:
         _check_cluster(plan, cluster)
     job = {"task": "train", "plan": str(path.resolve()), "factory": factory.to_json(), "steps": steps, "lr": lr,
-           "save": str(save) if save else None}
+           "save": str(save) if save else None, "record": str(record.resolve()) if record else None}
     tell = progress or (lambda what, done, total: None)
     found = _join(job, plan, tell) if joined() else _start(job, plan, tell)
     if found is None:
         return None
-    return Ran(tuple(found["losses"]), found["step_seconds"], plan.predicted.seconds, plan.mesh.size)
+    return Ran(tuple(found["losses"]), found["step_seconds"], plan.predicted.seconds, plan.mesh.size,
+               str(record) if record else None)
 
 
 def _check_cluster(plan: Plan, path: Path) -> None:
@@ -62,6 +64,8 @@ def _join(job: dict[str, Any], plan: Plan, tell: Progress) -> dict[str, Any] | N
                             f"start {plan.mesh.size}, or plan for {world}")
     from autoddl.worker import train
 
+    if job["record"] and os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:  # several machines: parts
+        job = {**job, "record": f"{job['record']}.{os.environ['RANK']}", "record_alone": True}
     losses: list[float] = []
 
     def heard(loss: float) -> None:

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from autoddl.errors import CaptureError, InputError
 
-__all__ = ["Sample", "as_sample", "describe", "from_spec", "named", "parted", "sample_for"]
+__all__ = ["Sample", "as_sample", "describe", "from_spec", "named", "parted", "rows_of", "sample_for"]
 
 LANGUAGE = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForPreTraining")
 CLASSES = ("ForImageClassification", "ForSequenceClassification")
@@ -77,15 +77,24 @@ def _huggingface(model: Any) -> Sample:
     return Sample((), inputs)
 
 
-def parted(sample: Sample, parts: int) -> Sample:
-    """One of `parts` equal pieces of the batch: dim 0 of every tensor is cut."""
+def rows_of(leaf: Tensor, part: int, parts: int) -> Tensor:
+    """Rows of dim 0 that microbatch `part` of `parts` reads, a view; a scalar is read by all."""
+    return leaf.narrow(0, part * (leaf.shape[0] // parts), leaf.shape[0] // parts) if leaf.dim() else leaf
+
+
+def parted(sample: Sample, parts: int, part: int = 0) -> Sample:
+    """Microbatch `part` of `parts` equal ones: the batch cut along dim 0 of every tensor.
+
+    Raises InputError where the tensors are not equally long there, or not a multiple of `parts`."""
+    if parts == 1:
+        return sample
     leaves, tree = pytree.tree_flatten((sample.args, dict(sample.kwargs)))
     sizes = {leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()}
     if len(sizes) != 1 or any(size % parts for size in sizes):
         found = ", ".join(map(str, sorted(sizes))) or "none"
-        raise InputError(f"{parts} microbatches cut dim 0 of every input evenly; the inputs have sizes {found} there")
-    cut = [leaf.narrow(0, 0, leaf.shape[0] // parts) if isinstance(leaf, Tensor) and leaf.dim() else leaf
-           for leaf in leaves]
+        raise InputError(f"{parts} microbatches cut dim 0 of every input evenly; the inputs have sizes {found} there: "
+                         f"give a batch of a multiple of {parts}, or take another number of microbatches")
+    cut = [rows_of(leaf, part, parts) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     args, kwargs = pytree.tree_unflatten(cut, tree)
     return Sample(args, kwargs)
 

@@ -4,6 +4,7 @@
     1f1b           rank r: D-1-r forwards, then F and B in turn                          Narayanan et al. 2019, 2021
     interleaved:v  v stages per rank, round the ranks; 2(D-1-r) + (v-1)D forwards first  Narayanan et al. 2021
     zb-h1          1f1b with W split off, r microbatches late                            Qi et al. 2024, figure 3
+    zb-h2          twice the forwards of 1f1b first, W 2r microbatches late              Qi et al. 2024, section 2.2
     zb-v           two stages per rank, there and back                                   Qi et al. 2024, section 6
     dualpipe-v     the same placement, forward of one way beside backward of the other   DeepSeek-AI 2025
     chimera:f      f pairs of pipes in opposite directions                               Li & Hoefler 2021
@@ -12,6 +13,7 @@ Bubbles in seconds per rank, where F, B and W are what one rank takes for one mi
 
     gpipe, 1f1b      (D-1)(F+B)
     interleaved      (D-1)(F+B)/v
+    zb-h2            0 if F = B = W, where ranks start and end one after another
     zb-h1            (D-1)(F+B-W) if W is the shortest, in general (D-1) max(F, B, F+B-W)
     chimera, F = B   (D/2f-1)(F+B), direct concatenation of units; B = 2F and N = D takes D F + (2D-2) B with one pair
 """
@@ -24,7 +26,8 @@ from autoddl.errors import InputError
 from autoddl.schedule import Action, Schedule
 from autoddl.schedules_v import dualpipe_v, zb_v
 
-__all__ = ["SCHEDULES", "chimera", "dualpipe_v", "generate", "gpipe", "interleaved", "one_f_one_b", "zb_h1", "zb_v"]
+__all__ = ["SCHEDULES", "chimera", "dualpipe_v", "generate", "gpipe", "interleaved", "one_f_one_b", "zb_h1", "zb_h2",
+           "zb_v"]
 
 
 def gpipe(ranks: int, microbatches: int) -> Schedule:
@@ -69,15 +72,25 @@ def interleaved(ranks: int, microbatches: int, chunks: int) -> Schedule:
 
 def zb_h1(ranks: int, microbatches: int) -> Schedule:
     """1F1B whose W follows r microbatches behind its B, so that every rank holds D microbatches and W fills the end."""
+    return _weights_late(one_f_one_b(ranks, microbatches), 1)
+
+
+def zb_h2(ranks: int, microbatches: int) -> Schedule:
+    """2(D-1-r) forwards first and W 2r microbatches late: no bubble if F = B = W, up to 2D-1 microbatches held."""
+    return _weights_late(_line(ranks, microbatches, lambda rank: 2 * (ranks - 1 - rank)), 2)
+
+
+def _weights_late(schedule: Schedule, turns: int) -> Schedule:
+    """W split off, on rank r `turns` r microbatches behind its B."""
     rows = []
-    for rank, actions in enumerate(one_f_one_b(ranks, microbatches).actions):
-        row, weights = [], iter([Action(rank, "W", m) for m in range(microbatches)])
+    for rank, actions in enumerate(schedule.actions):
+        row, weights = [], iter([Action(rank, "W", m) for m in range(schedule.microbatches)])
         for action in actions:
             row.append(action)
-            if action.kind == "B" and action.microbatch >= rank:
+            if action.kind == "B" and action.microbatch >= turns * rank:
                 row.append(next(weights))
         rows.append((*row, *weights))
-    return Schedule((tuple(range(ranks)),), tuple(rows), microbatches)
+    return Schedule(schedule.placement, tuple(rows), schedule.microbatches)
 
 
 def chimera(ranks: int, microbatches: int, pairs: int) -> Schedule:
@@ -109,6 +122,7 @@ SCHEDULES: Mapping[str, Callable[[int, int, int], Schedule]] = MappingProxyType(
     "1f1b": lambda ranks, microbatches, _: one_f_one_b(ranks, microbatches),
     "interleaved": interleaved,
     "zb-h1": lambda ranks, microbatches, _: zb_h1(ranks, microbatches),
+    "zb-h2": lambda ranks, microbatches, _: zb_h2(ranks, microbatches),
     "zb-v": lambda ranks, microbatches, _: zb_v(ranks, microbatches),
     "dualpipe-v": lambda ranks, microbatches, _: dualpipe_v(ranks, microbatches),
     "chimera": chimera,
@@ -122,8 +136,8 @@ def generate(text: str, ranks: int, microbatches: int) -> Schedule:
     name, colon, width = text.partition(":")
     counted = name in ("interleaved", "chimera")
     if name not in SCHEDULES or bool(colon) != counted or (counted and not (width.isdecimal() and int(width))):
-        raise InputError(f"{text!r} is no schedule; write gpipe, 1f1b, interleaved:CHUNKS, zb-h1, zb-v, dualpipe-v "
-                         "or chimera:PAIRS")
+        raise InputError(f"{text!r} is no schedule; write gpipe, 1f1b, interleaved:CHUNKS, zb-h1, zb-h2, zb-v, "
+                         "dualpipe-v or chimera:PAIRS")
     if ranks < 1 or microbatches < 1:
         raise InputError(f"{text} of {microbatches} microbatches on {ranks} ranks: there is at least one of each")
     return SCHEDULES[name](ranks, microbatches, int(width or 1))

@@ -5,6 +5,9 @@
 
 A leaf that the program reads as it is gives its gradient through a hook; if its gradient needs no step at all, autograd
 adds it up in the leaf and `finish` hands it on.
+
+A step is `clear`, then for every microbatch `begin`, forward, backward, `finish`. What is kept is converted in the
+first forward and in the last backward alone.
 """
 
 from collections.abc import Mapping
@@ -36,27 +39,38 @@ class Store:
         direct = [fqn for fqn, path in paths.items() if not path]
         sinks = {fqn: self.reducer.sink(edge, held[fqn], fqn in direct) for fqn, edge in edges.items()}
         self.gathers = Gathers(gathered, edges, held, sinks, groups, recorder)
-        local = {fqn: _Local(path, sinks[fqn]) for fqn, path in paths.items() if path}
+        self._locals = {fqn: _Local(path, sinks[fqn], edges[fqn].each) for fqn, path in paths.items() if path}
         for fqn in direct:
             _hook(held[fqn].leaf, sinks[fqn])
-        self.parameters = Parameters(self.gathers.take, taken, local)
+        self.parameters = Parameters(self.gathers.take, taken, self._locals)
         self._plain = [h for h in held.values() if sinks.get(h.tensor.fqn) is None and h.leaf is not h.parameter]
 
     def clear(self) -> None:
         """Forget what a failed step left."""
         self.gathers.clear()
         self.reducer.clear()
+        for local in self._locals.values():
+            local.value = None
         for held in self._plain:
             held.leaf.grad = None
 
-    def finish(self) -> None:
-        """At the end of backward: every gradient where the optimizer looks for it."""
+    def begin(self, last: bool) -> None:
+        """Before a microbatch, the `last` of a step or not."""
+        self.gathers.begin(last)
+        self.reducer.begin(last)
+        for local in self._locals.values():
+            local.last = last
+
+    def finish(self, last: bool = True) -> None:
+        """At the end of a backward, the `last` of a step or not: every gradient that is whole by then goes to where the
+        optimizer looks for it."""
         self.reducer.finish()
-        for held in self._plain:
-            if held.leaf.grad is not None:
-                held.deposit(held.leaf.grad)
-                held.leaf.grad = None
-        self.gathers.clear()
+        if last:
+            for held in self._plain:
+                if held.leaf.grad is not None:
+                    held.deposit(held.leaf.grad)
+                    held.leaf.grad = None
+            self.gathers.clear()
 
 
 def _path(edge: ParameterEdge, groups: Groups, recorder: Recorder) -> tuple[Move, ...]:
@@ -65,13 +79,17 @@ def _path(edge: ParameterEdge, groups: Groups, recorder: Recorder) -> tuple[Move
 
 
 class _Local:
-    """A parameter that is read after local steps."""
+    """A parameter that is read after local steps, done in `each` microbatch or in the first."""
 
-    def __init__(self, path: tuple[Move, ...], sink: Sink | None) -> None:
-        self._path, self._sink = path, sink
+    def __init__(self, path: tuple[Move, ...], sink: Sink | None, each: bool) -> None:
+        self._path, self._sink, self._each = path, sink, each
+        self.value: Tensor | None = None
+        self.last = True
 
     def __call__(self, leaf: Tensor) -> Tensor:
-        return used(leaf, through(self._path, leaf.detach()), self._sink)
+        value = through(self._path, leaf.detach()) if self.value is None else self.value
+        self.value = None if self._each or self.last else value
+        return used(leaf, value, self._sink)
 
 
 def _hook(leaf: Tensor, sink: Sink | None) -> None:

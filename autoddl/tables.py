@@ -130,18 +130,19 @@ def _edge_table(pricing: Pricing, ports: Ports, edge: Edge, source: Variable, ta
     parameter = isinstance(source.item, Tensor)
     alone = not (parameter or (isinstance(source.item, Op) and source.item.target == HUB))
     again = np.array([value[2] for value in writes.values])[:, None] & parameter
-    retained = after * (converted | (alone and not keep[1])) * keep[0] * ~again + before * keep[1]
+    many = pricing.microbatches > 1
+    held = (keep[0] or many) if parameter else keep[0]
+    retained = after * (converted | (alone and not keep[1])) * held * ~again + before * keep[1]
     transient = (before + after) * converted
-    if parameter and keep[0]:
-        seconds = np.where(again, 2 * seconds, seconds)
-    seconds = seconds * pricing.microbatches
+    forward, backward = pricing.times(parameter, again, keep[0])
+    seconds = seconds * forward
     if flows:
         yields, wanted = ports.positions(reads, 1, table), ports.positions(writes, 1, table)
-        back = table.seconds[np.ix_(yields, wanted)].T
-        seconds = seconds + (back if parameter else back * pricing.microbatches)
+        seconds = seconds + table.seconds[np.ix_(yields, wanted)].T * backward
         transient = transient + table.nbytes[yields][None, :]
-        if parameter and pricing.microbatches > 1:
-            retained = retained + table.nbytes[yields][None, :] * (yields[None, :] != wanted[:, None])
+        if parameter and many:
+            sums = table.sends(yields, wanted).T & ~again
+            retained = retained + table.nbytes[yields][None, :] * sums
     return Table(seconds, retained, np.broadcast_to(transient, seconds.shape), (writes.classes, reads.classes))
 
 

@@ -1,15 +1,22 @@
 """What a rank sends in one training step, in the order of the program: the relation that pricing, the runtime's
 comparison across ranks and `verify` all read.
 
-* An edge between ops sends its forward steps in forward and its backward steps in backward.
+* An edge between ops sends its forward steps in forward and its backward steps in backward, in every microbatch.
 * A parameter's edge sends in *buckets*: parameters that take the same steps share one collective per step, in the order
   of their first use, up to `Plan.bucket_bytes` of payload. Gather buckets run forward (and again in backward if they
   are gathered anew), gradient buckets run backward, last used first.
+* With m microbatches a parameter that is kept is gathered once, in the first forward, and its gradients add up where
+  backward yields them and are reduced once, behind the last backward. One that is gathered anew holds neither: all its
+  buckets run in each microbatch.
+
+      kept             1 gather                                 1 reduction of its gradient      a step
+      gathered anew    m gathers forward, m backward if saved   m reductions of its gradient     a step
+
 * An op whose kernel reduces by itself (synchronised batch norm, vocabulary-parallel loss) sends that.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoddl.conversion import COLLECTIVES, Step, payload
 from autoddl.errors import InputError
@@ -36,16 +43,19 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Parameters (by fqn) that take the same steps together. `start`: the layout the steps lead from."""
+    """Parameters (by fqn) that take the same steps together, in `each` of several microbatches or once a step; with
+    `regather`, in backward again."""
 
     members: tuple[str, ...]
     steps: tuple[Step, ...]
     regather: bool = False
+    each: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterEdge:
-    """A parameter, its conversion, and whether backward needs the gathered value (its consumer saves it)."""
+    """A parameter, its conversion, whether backward needs the gathered value (its consumer saves it), and whether it is
+    converted in `each` of several microbatches."""
 
     tensor: Tensor
     conversion: Conversion
@@ -53,6 +63,7 @@ class ParameterEdge:
     backward: tuple[Step, ...]
     regather: bool
     saved: bool
+    each: bool = False
 
 
 def option_of(op: Op, graph: Graph, mesh: Mesh, decision: Decision | None) -> Option:
@@ -93,7 +104,9 @@ def parameter_edges(plan: Plan, graph: Graph) -> tuple[ParameterEdge, ...]:
                 forward = tuple(Step.parse(s, plan.mesh) for s in conversion.forward)
                 backward = tuple(Step.parse(s, plan.mesh) for s in conversion.backward)
                 saved = _reached(t, graph, uses, differentiable)
-                found.append(ParameterEdge(tensor, conversion, forward, backward, stored[tensor.fqn].regather, saved))
+                regather = stored[tensor.fqn].regather
+                found.append(ParameterEdge(tensor, conversion, forward, backward, regather, saved,
+                                           regather and plan.microbatches > 1))
     return tuple(found)
 
 
@@ -111,19 +124,23 @@ def _payloads(tensor: Tensor, steps: tuple[Step, ...], start: Layout, mesh: Mesh
     return tuple(sizes)
 
 
-def _fill_buckets(rows: Iterable[tuple[str, tuple[object, ...], tuple[Step, ...], bool, int]], limit: int
-                  ) -> tuple[Bucket, ...]:
-    """Rows (fqn, key, steps, regather, bytes) in order; a bucket closes when the next row of its key would overflow."""
-    buckets: list[list[object]] = []
+def _fill_buckets(rows: Iterable[tuple[Bucket, str, int]], limit: int) -> tuple[Bucket, ...]:
+    """Rows (bucket of one, dtype, bytes) in order; those that are alike share one, which closes when the next would
+    overflow it."""
+    buckets: list[Bucket] = []
+    filled: list[int] = []
     open_at: dict[tuple[object, ...], int] = {}
-    for fqn, key, steps, regather, nbytes in rows:
+    for bucket, dtype, nbytes in rows:
+        key = (bucket.steps, bucket.regather, bucket.each, dtype)
         at = open_at.get(key)
-        if at is None or buckets[at][3] + nbytes > limit:  # type: ignore[operator]
-            open_at[key] = at = len(buckets)
-            buckets.append([[], steps, regather, 0])
-        buckets[at][0].append(fqn)  # type: ignore[attr-defined]
-        buckets[at][3] += nbytes  # type: ignore[operator]
-    return tuple(Bucket(tuple(b[0]), b[1], b[2]) for b in buckets)  # type: ignore[arg-type]
+        if at is not None and filled[at] + nbytes <= limit:
+            buckets[at] = replace(buckets[at], members=buckets[at].members + bucket.members)
+            filled[at] += nbytes
+        else:
+            open_at[key] = len(buckets)
+            buckets.append(bucket)
+            filled.append(nbytes)
+    return tuple(buckets)
 
 
 def gather_buckets(plan: Plan, graph: Graph) -> tuple[Bucket, ...]:
@@ -133,8 +150,8 @@ def gather_buckets(plan: Plan, graph: Graph) -> tuple[Bucket, ...]:
         if sends(edge.forward):
             regather = edge.regather and edge.saved
             size = max(_payloads(edge.tensor, edge.forward, edge.conversion.source, plan.mesh, None))
-            key = (edge.conversion.forward, edge.tensor.dtype, regather)
-            rows.append((edge.tensor.fqn, key, edge.forward, regather, size))
+            bucket = Bucket((edge.tensor.fqn,), edge.forward, regather, edge.each)
+            rows.append((bucket, edge.tensor.dtype, size))
     return _fill_buckets(rows, plan.bucket_bytes)
 
 
@@ -144,7 +161,7 @@ def gradient_buckets(plan: Plan, graph: Graph) -> tuple[Bucket, ...]:
     for edge in reversed(parameter_edges(plan, graph)):
         if sends(edge.backward) and edge.conversion.gradient is not None:
             size = max(_payloads(edge.tensor, edge.backward, edge.conversion.gradient, plan.mesh, None))
-            rows.append((edge.tensor.fqn, (edge.conversion.backward, edge.tensor.dtype), edge.backward, False, size))
+            rows.append((Bucket((edge.tensor.fqn,), edge.backward, each=edge.each), edge.tensor.dtype, size))
     return _fill_buckets(rows, plan.bucket_bytes)
 
 
@@ -172,24 +189,28 @@ def _of_edge(conversion: Conversion, tensor: Tensor, mesh: Mesh, at: tuple[int, 
 
 
 def traffic(plan: Plan, graph: Graph, coordinate: tuple[int, ...] | None = None) -> tuple[Sent, ...]:
-    """All collectives of one step on the rank at `coordinate` (rank 0). `graph` is the planned one (`hubs.planned`)."""
+    """All collectives of one step on the rank at `coordinate` (rank 0). `graph` is the planned one (`hubs.planned`), of
+    one microbatch."""
     mesh, at = plan.mesh, coordinate or (0,) * len(plan.mesh.axes)
     by_name = {t.name: t for t in graph.tensors}
     edges = {edge.tensor.fqn: edge for edge in parameter_edges(plan, graph)}
-    found: list[Sent] = []
+    first, each, last = list[Sent](), list[Sent](), list[Sent]()
+    for bucket in gather_buckets(plan, graph):
+        gathers = each if bucket.each else first
+        gathers += _of_bucket(bucket, edges, mesh, at, "forward", gradient=False)
+        if bucket.regather:
+            each += _of_bucket(bucket, edges, mesh, at, "backward", gradient=False)
     for conversion in plan.conversions:
         if by_name[conversion.tensor].kind is not Kind.PARAMETER:
-            found += _of_edge(conversion, by_name[conversion.tensor], mesh, at)
-    for bucket in gather_buckets(plan, graph):
-        found += _of_bucket(bucket, edges, mesh, at, "forward", gradient=False)
-        if bucket.regather:
-            found += _of_bucket(bucket, edges, mesh, at, "backward", gradient=False)
+            each += _of_edge(conversion, by_name[conversion.tensor], mesh, at)
     for bucket in gradient_buckets(plan, graph):
-        found += _of_bucket(bucket, edges, mesh, at, "backward", gradient=True)
+        reduced = each if bucket.each else last
+        reduced += _of_bucket(bucket, edges, mesh, at, "backward", gradient=True)
     decisions = {d.name: d for d in plan.decisions}
     for op in graph.ops:
         if op.target in REDUCING:
             option = option_of(op, graph, mesh, decisions.get(op.name))
             for direction, kind, axes, nbytes in inner_collectives(op, graph, option.inputs[0], option.inner, mesh, at):
-                found.append(Sent(direction, kind, "+".join(mesh.names[a] for a in axes), nbytes, op.name))
-    return tuple(found)
+                each.append(Sent(direction, kind, "+".join(mesh.names[a] for a in axes), nbytes, op.name))
+    each.sort(key=lambda sent: sent.direction == "backward")
+    return (*first, *each * plan.microbatches, *last)

@@ -5,22 +5,30 @@ all that it sends; in an all-to-all, each member sends every other an equal piec
 
     all-reduce 2 (n-1)/n N,  all-gather and reduce-scatter (n-1)/n N    if the next member is outside
     all-to-all N/n                                                      for every member outside
+
+Where the cost model chooses messages of our own, it is what these send; gloo's own reduce-scatter sends what its
+all-reduce does.
 """
 
 from collections.abc import Sequence
 
-from autoddl.cost_models import sent_bytes
+from autoddl import messages
+from autoddl.cost_models import Cluster, Group, parse_cluster, sent_bytes
 from autoddl.graph import Graph
 from autoddl.groups import members
 from autoddl.layout import Mesh
 from autoddl.plan import Plan
-from autoddl.traffic import traffic
+from autoddl.traffic import Sent, traffic
 
 __all__ = ["leaving", "planned_bytes"]
 
 
-def leaving(kind: str, nbytes: float, group: Sequence[int], rank: int, unit: range) -> float:
-    """Bytes that `rank` of `unit` sends out of it in one collective of `group`."""
+def leaving(kind: str, nbytes: float, group: Sequence[int], rank: int, unit: range,
+            ways: tuple[int, ...] | None = None) -> float:
+    """Bytes that `rank` of `unit` sends out of it in one collective of `group`; by messages if these have `ways`."""
+    if ways is not None:
+        outside = frozenset(i for i, other in enumerate(group) if other not in unit)
+        return messages.leaving(kind, ways, group.index(rank), outside) * nbytes
     if kind == "all-to-all":
         return nbytes / len(group) * sum(other not in unit for other in group)
     successor = group[(group.index(rank) + 1) % len(group)]
@@ -29,15 +37,27 @@ def leaving(kind: str, nbytes: float, group: Sequence[int], rank: int, unit: ran
 
 def planned_bytes(plan: Plan, graph: Graph, units: Sequence[range]) -> tuple[float, ...]:
     """Bytes that leave each unit, a range of ranks, in one step. `graph` is the planned one."""
+    cluster = parse_cluster(plan.source["cluster"], "the plan's cluster") if "cluster" in plan.source else None
     totals = [0.0] * len(units)
     for rank in range(plan.mesh.size):
         at = plan.mesh.coordinate(rank)
         for sent in traffic(plan, graph, at):
             group = _group(plan.mesh, sent.axes, at)
+            if len(group) == 1:
+                continue
+            ways = None if cluster is None else _ways(cluster, plan.mesh, sent)
+            kind = "all-reduce" if plan.backend == "gloo" and sent.kind == "reduce-scatter" and ways is None else \
+                sent.kind
             for i, unit in enumerate(units):
-                if rank in unit and len(group) > 1:
-                    totals[i] += leaving(sent.kind, sent.nbytes, group, rank, unit)
+                if rank in unit:
+                    totals[i] += leaving(kind, sent.nbytes, group, rank, unit, ways)
     return tuple(totals)
+
+
+def _ways(cluster: Cluster, mesh: Mesh, sent: Sent) -> tuple[int, ...] | None:
+    axes = [mesh.names.index(name) for name in sent.axes.split("+")]
+    return messages.chosen(cluster, sent.kind, Group(tuple((mesh.sizes[a], mesh.strides[a]) for a in axes)),
+                           sent.nbytes)
 
 
 def _group(mesh: Mesh, axes: str, at: tuple[int, ...]) -> tuple[int, ...]:

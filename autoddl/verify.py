@@ -6,6 +6,7 @@
 
 One process runs the captured program in float64 (`wide`); the ranks run the plan in float64 on the same batch, with the
 same dropout masks, and each compares what it owns. The collectives are recorded in a step in the model's own dtypes.
+Of a plan of m microbatches both run every one: the truth is the mean of m losses, with the masks of each.
 
 A plan for more ranks than `max_ranks` runs with the same decisions on a smaller mesh of the same shape: every axis has
 the least size that divides its own, so what was even stays even.
@@ -18,13 +19,19 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoddl.errors import InputError, MismatchError
 from autoddl.factory import Factory
 from autoddl.launch import launch
 from autoddl.layout import Axis, Mesh
 from autoddl.plan import Plan
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from autoddl.capture import Captured
+    from autoddl.sample import Sample
 
 __all__ = ["Verification", "shrunk", "verify"]
 
@@ -91,23 +98,40 @@ def _write_truth(plan: Plan, factory: Factory, folder: Path, ranks: int) -> None
     import torch
 
     from autoddl.capture import capture
-    from autoddl.values import arguments, materialised
+    from autoddl.sample import parted
+    from autoddl.values import materialised
     from autoddl.wide import cast, widened
     from autoddl.worker import built
 
     model, batch = built(factory)
-    captured = capture(model, batch)
+    captured = capture(model, parted(batch, plan.microbatches))
     if captured.graph.fingerprint() != plan.fingerprints.get("model"):
         raise MismatchError(f"the plan was made for another model than {factory} gives: it is for {plan.model}; make "
                             "the plan again, or set the arguments it was made with (--set)")
     _check_memory(sum(p.numel() for p in model.parameters()), ranks)
-    captured = widened(captured)
-    tensors = arguments(materialised(model).double(), cast(batch), captured)
-    loss = captured.program(*tensors)[0]
+    wide, model = widened(captured), materialised(model).double()
+    loss = sum(_pass(wide, model, parted(cast(batch), plan.microbatches, part), part, plan.microbatches)
+               for part in range(plan.microbatches))
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    gradients = {t.fqn: parameters[t.fqn].grad for t in wide.graph.tensors
+                 if t.trained and parameters[t.fqn].grad is not None}
+    torch.save({"loss": loss, "gradients": gradients}, folder / "truth.pt")
+
+
+def _pass(captured: "Captured", model: "nn.Module", batch: "Sample", part: int, parts: int) -> float:
+    """Forward and backward of microbatch `part` of `parts`, and what it does to buffers; its part of the loss."""
+    import torch
+
+    from autoddl.values import arguments
+    from autoddl.wide import seeded
+
+    found = seeded(captured.program, part)(*arguments(model, batch, captured))
+    loss = found[0] / parts
     loss.backward()
-    gradients = {t.fqn: tensor.grad for t, tensor in zip(captured.graph.tensors, tensors, strict=False)
-                 if t.trained and tensor.grad is not None}
-    torch.save({"loss": float(loss.detach()), "gradients": gradients}, folder / "truth.pt")
+    with torch.no_grad():
+        for (old, _), new in zip(captured.graph.updates, found[1:], strict=True):
+            model.get_buffer(captured.graph.tensors[old].fqn).copy_(new)
+    return float(loss.detach())
 
 
 def _check_memory(weights: int, ranks: int) -> None:

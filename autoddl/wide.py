@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from autoddl import functions
 from autoddl.capture import Captured
 from autoddl.graph import Op, Value
 from autoddl.sample import Sample
 
-__all__ = ["cast", "widened"]
+__all__ = ["cast", "seeded", "widened"]
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 NAMES = tuple(str(dtype).removeprefix("torch.") for dtype in FLOATS)
@@ -44,6 +45,18 @@ def _op(op: Op) -> Op:
         return "float64" if value in NAMES else value
 
     return replace(op, args=tuple((name, one(value)) for name, value in op.args))
+
+
+def seeded(program: fx.GraphModule, seed: int) -> fx.GraphModule:
+    """The same program, dropping what step `seed` drops; as captured its seed is 0."""
+    if seed == 0:
+        return program
+    program = copy.deepcopy(program)
+    for node in program.graph.nodes:
+        if node.target in (functions.dropout, functions.attention):
+            node.kwargs = {**node.kwargs, "seed": seed}
+    program.recompile()
+    return program
 
 
 def cast(batch: Sample) -> Sample:

@@ -1,21 +1,23 @@
-"""What an op costs a device: flops and bytes moved, forward and backward, and what it keeps for backward.
+"""What an op costs a device: its kernels, forward and backward, and what it keeps for backward.
 
-    flops   matmul family   2 * elements of the output * length of the contraction      (multiply and add)
+    flops   matmul family   2 * batch * m * n * k                                       (multiply and add)
             attention       4 * batch * heads * queries * keys * head size              (both products)
             convolution     2 * elements of the output * input channels / groups * kernel elements
             others          none: they are bound by the bytes they move
-    bytes   every tensor of the op once; backward reads the outputs' gradients and what was kept, and writes a gradient
-            for each input that needs one
-    backward of the matmul family is one product of the same size for each input that needs a gradient
+    bytes   every tensor of the kernel once
+    backward of C = A B  (m, k) (k, n): A' = C' B^T is (m, n, k), a product along n; B' = A^T C' is (k, m, n), along m;
+                 of a convolution the same; of attention 2.5 forwards in one kernel (Dao 2023)
+             of others: one kernel reads the outputs' gradients and what was kept, and writes the inputs' gradients
 
-A view moves nothing and launches nothing. What an op keeps follows from its derivative: a product keeps its factors, a
-sum nothing, relu and softmax their output.
+A view moves nothing and launches nothing, but the gradient of what was cut is put together. What an op keeps follows
+from its derivative: a product keeps its factors, a sum nothing, relu and softmax their output.
 """
 
 from dataclasses import dataclass
 from math import prod
 
-from autoddl.graph import Graph, Op, Tensor
+from autoddl.graph import Graph, Kind, Op, Tensor
+from autoddl.kinds import kind_of
 
 __all__ = ["VIEWS", "Work", "base", "keeps_input", "keeps_output", "kept_beside", "work"]
 
@@ -25,6 +27,10 @@ VIEWS = frozenset(f"aten.{name}" for name in (
     "reshape", "view", "_unsafe_view", "expand", "permute", "transpose", "t", "unsqueeze", "squeeze", "slice", "select",
     "split", "split_with_sizes", "chunk", "unbind", "detach", "alias", "flatten", "unflatten", "narrow", "diagonal",
     "numpy_T", "mT", "swapaxes", "movedim", "unfold", "view_as")) | {"autoddl.hub"}
+
+_CUTS = frozenset(f"aten.{name}" for name in (
+    "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "narrow"))
+"""Views whose gradient is put together from the gradients of the pieces, which moves them."""
 
 _PRODUCTS = {"aten.linear": ("input", "weight"), "aten.mm": ("self", "mat2"), "aten.bmm": ("self", "mat2"),
              "aten.matmul": ("self", "other"), "aten.addmm": ("mat1", "mat2"), "aten.baddbmm": ("batch1", "batch2"),
@@ -43,8 +49,15 @@ _KEEP_MASK = frozenset(("autoddl.dropout",))
 
 @dataclass(frozen=True, slots=True)
 class Work:
+    """One kernel: `kind` and `shape` as in `cost_models.Kernel`. `weight`: it yields the gradient of a parameter-like
+    factor, on which nothing further back waits. `name`: the measured curve that it follows (`kinds`)."""
+
     flops: float
     nbytes: float
+    kind: str = "memory"
+    shape: tuple[int, ...] = ()
+    weight: bool = False
+    name: str = ""
 
 
 def base(op: Op) -> str:
@@ -76,40 +89,89 @@ def kept_beside(op: Op, outputs: Shapes, differentiable: frozenset[int]) -> floa
     return float(prod(outputs[0])) if base(op) in _KEEP_MASK and op.outputs[0] in differentiable else 0.0
 
 
-def _flops(op: Op, inputs: Shapes, outputs: Shapes) -> float:
-    """Multiplications and additions of the local op, forward."""
-    name = base(op)
-    if name in _PRODUCTS:
-        slot = op.slot(_PRODUCTS[name][0])
-        return 2.0 * prod(outputs[0]) * inputs[slot if slot is not None else 0][-1]
-    if name in _ATTENTION:
-        *batch, queries, size = inputs[0]
-        causal = 0.5 if dict(op.args).get("is_causal") else 1.0
-        return 4.0 * prod(batch) * queries * size * inputs[1][-2] * causal
+def _product(name: str, op: Op, inputs: Shapes, outputs: Shapes) -> tuple[int, int, int, int]:
+    """(batch, m, n, k) of a product or convolution; rows that meet one matrix are one m."""
+    out = outputs[0]
     if name in _CONVOLUTIONS:
-        return 2.0 * prod(outputs[0]) * prod(inputs[1][1:])
-    return 0.0
+        return 1, out[0] * prod(out[2:]), out[1], prod(inputs[1][1:])
+    first, second = (inputs[slot if (slot := op.slot(which)) is not None else i]
+                     for i, which in enumerate(_PRODUCTS[name]))
+    k = first[-1] if first else 1
+    if name == "aten.linear" or len(second) <= 2:
+        n = out[-1] if len(second) == 2 and out else 1
+        return 1, prod(out) // max(1, n), n, k
+    n = out[-1]
+    m = out[-2] if len(first) > 1 else 1
+    return prod(out) // max(1, m * n), m, n, k
 
 
 def _moved(tensors: tuple[Tensor, ...], shapes: Shapes) -> float:
     return float(sum(prod(shape) * tensor.itemsize for tensor, shape in zip(tensors, shapes, strict=True)))
 
 
-def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: frozenset[int]) -> tuple[Work, Work]:
-    """Forward and backward work of `op` on local pieces of shapes `inputs` and `outputs`."""
-    if base(op) in VIEWS:
-        return Work(0.0, 0.0), Work(0.0, 0.0)
+def _attention(inputs: Shapes, causal: bool) -> tuple[tuple[int, ...], float]:
+    """(batch * heads, queries, keys, head size, causal) and flops; the causal half of the keys is skipped."""
+    *batch, queries, size = inputs[0]
+    keys = inputs[1][-2]
+    return (prod(batch), queries, keys, size, int(causal)), 4.0 * prod(batch) * queries * size * keys / (1 + causal)
+
+
+def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: frozenset[int]
+         ) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
+    """Kernels of `op`, forward and backward, on local pieces of shapes `inputs` and `outputs`."""
+    name = base(op)
     reads, writes = tuple(graph.tensors[t] for t in op.inputs), tuple(graph.tensors[t] for t in op.outputs)
-    if base(op) in ("aten.embedding", "aten.index", "aten.gather", "aten.index_select"):
-        forward = Work(0.0, 2 * _moved(writes, outputs))
-    else:
-        forward = Work(_flops(op, inputs, outputs), _moved(reads, inputs) + _moved(writes, outputs))
+    if name in VIEWS:
+        cut = name in _CUTS and op.inputs[0] in differentiable and any(t in differentiable for t in op.outputs)
+        whole = _moved(reads[:1], inputs[:1]) + _moved(writes, outputs)
+        return (), (Work(0.0, whole, name="copy backward"),) if cut else ()
+    moved = _moved(reads, inputs) + _moved(writes, outputs)
     needs = [k for k, t in enumerate(op.inputs) if t in differentiable]
-    if not needs or not any(t in differentiable for t in op.outputs):
-        return forward, Work(0.0, 0.0)
-    products = sum(op.slots[k] in _PRODUCTS.get(base(op), op.slots) for k in needs)
-    scale = {True: float(products), False: 2.5}[base(op) not in _ATTENTION]
+    flows = bool(needs) and any(t in differentiable for t in op.outputs)
+    if name in _PRODUCTS or name in _CONVOLUTIONS:
+        dims = _product(name, op, inputs, outputs)
+        kind = "matmul" if name in _PRODUCTS else "convolution"
+        forward = Work(2.0 * prod(dims), moved, kind, dims, name=f"{kind} batched" if dims[0] > 1 else kind)
+        return (forward,), _transposed(op, graph, inputs, outputs, forward, needs) if flows else ()
+    if name in ("aten.embedding", "aten.index", "aten.gather", "aten.index_select"):
+        forward = Work(0.0, 2 * _moved(writes, outputs), name=kind_of(name))
+    elif name == "autoddl.token_loss":
+        # the logarithms of the probabilities are written
+        forward = Work(0.0, moved + _moved(reads[:1], inputs[:1]), name=kind_of(name))
+    elif name in _ATTENTION:
+        shape, flops = _attention(inputs, bool(dict(op.args).get("is_causal")))
+        forward = Work(flops, moved, "attention", shape, name="attention causal" if shape[-1] else "attention full")
+    else:
+        forward = Work(0.0, moved, name=kind_of(name))
+    if not flows:
+        return (forward,), ()
     kept = sum(_moved((reads[k],), (inputs[k],)) for k in range(len(reads))
                if keeps_input(op, k, graph, differentiable))
-    written = sum(_moved((reads[k],), (inputs[k],)) for k in needs)
-    return forward, Work(forward.flops * scale, _moved(writes, outputs) + kept + written)
+    nbytes = _moved(writes, outputs) + kept + sum(_moved((reads[k],), (inputs[k],)) for k in needs)
+    if name in _ATTENTION:
+        return (forward,), (Work(2.5 * forward.flops, nbytes, "attention backward", forward.shape,
+                                 name=f"{forward.name} backward"),)
+    after = forward.name if forward.name == "add" else f"{forward.name} backward"  # gradients that add up elsewhere
+    return (forward,), (Work(0.0, nbytes, name=after),)
+
+
+def _transposed(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, forward: Work, needs: list[int]
+                ) -> tuple[Work, ...]:
+    """A' along n, B' along m; a bias or an addend sums the outputs' gradients."""
+    (batch, m, n, k), name = forward.shape, base(op)
+    size = _moved((graph.tensors[op.outputs[0]],), outputs[:1])
+    bytes_of = [_moved((graph.tensors[t],), (shape,)) for t, shape in zip(op.inputs, inputs, strict=True)]
+    factors = [op.slot(which) if name in _PRODUCTS else i for i, which in enumerate(_PRODUCTS.get(name, ("", "")))]
+    found = []
+    for need in needs:
+        if need not in factors:
+            found.append(Work(0.0, size + bytes_of[need], weight=True, name="reduce"))
+            continue
+        first = need == factors[0]
+        other = factors[1] if first else factors[0]
+        moved = size + bytes_of[need] + (bytes_of[other] if other is not None else 0.0)
+        weight = graph.tensors[op.inputs[need]].kind is Kind.PARAMETER or op.slots[need] == "weight"
+        side = forward.name if batch > 1 else f"{forward.kind} {'input' if first else 'weight'}"
+        found.append(Work(forward.flops, moved, forward.kind, (batch, m, k, n) if first else (batch, k, n, m), weight,
+                          side))
+    return tuple(found)

@@ -25,14 +25,15 @@ from autoddl.factory import Factory
 from autoddl.hubs import planned
 from autoddl.launch import leave, report_failure
 from autoddl.layout import Layout, Mesh, extents
-from autoddl.plan import load_plan, write_atomically
-from autoddl.sample import Sample, as_sample, sample_for
+from autoddl.plan import Plan, load_plan, write_atomically
+from autoddl.record_writer import RecordWriter
+from autoddl.sample import Sample, as_sample, parted, sample_for
 from autoddl.traffic import traffic
 from autoddl.values import SEED, filled, materialised
 from autoddl.wide import cast, widened
 from autoddl.world import device_of
 
-__all__ = ["Job", "built", "mismatches", "serve", "train"]
+__all__ = ["Job", "built", "mismatches", "one_step", "recorded", "serve", "train"]
 
 Job = dict[str, Any]
 
@@ -49,21 +50,43 @@ def train(job: Job, tell: Callable[[float], None]) -> dict[str, Any]:
     """AdamW on the factory's batch; `tell` hears every loss."""
     plan, factory = load_plan(job["plan"]), Factory(**job["factory"])
     model, batch = built(factory)
+    log = recorded(job, plan)
     parallel = parallelize(model, plan, batch)
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=job["lr"])
     losses, seconds = [], []
-    for _ in range(job["steps"]):
-        start = time.perf_counter()
-        loss = parallel.step(batch)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss))
-        seconds.append(time.perf_counter() - start)
-        tell(losses[-1])
+    for number in range(job["steps"]):
+        loss, took = one_step(parallel, optimizer, batch, log, number)
+        losses.append(loss)
+        seconds.append(took)
+        tell(loss)
     if job.get("save"):
         from autoddl import checkpoint
         checkpoint.save(parallel, optimizer, job["save"])
     return {"losses": losses, "step_seconds": statistics.median(seconds[1:] or seconds)}
+
+
+def recorded(job: Job, plan: Plan) -> RecordWriter | None:
+    """This rank's part of the record that the job asks for; the first rank makes the file, so before all meet."""
+    if not job.get("record"):
+        return None
+    return RecordWriter(job["record"], plan, int(os.environ["RANK"]), alone=job.get("record_alone", False))
+
+
+def one_step(parallel: ParallelModel, optimizer: torch.optim.Optimizer, batch: Sample, log: RecordWriter | None,
+             number: int) -> tuple[float, float]:
+    """Train on `batch`, step `number` of the run: the loss, and the seconds that it took with the optimizer."""
+    recorder = parallel.recorder
+    recorder.timed = log is not None
+    start = time.perf_counter_ns()
+    loss = parallel.step(batch)
+    recorder.direction = "update"
+    optimizer.step()
+    optimizer.zero_grad()
+    said = float(loss)
+    end = time.perf_counter_ns()
+    if log is not None:
+        log.write(recorder, number, start, end)
+    return said, (end - start) / 1e9
 
 
 def check(job: Job) -> dict[str, Any]:
@@ -74,7 +97,7 @@ def check(job: Job) -> dict[str, Any]:
     parallel.step(batch)
     wrong = mismatches(parallel)
     model, batch = built(factory, drawn=True)
-    captured = widened(capture(model, batch))
+    captured = widened(capture(model, parted(batch, plan.microbatches)))
     exact = ParallelModel(model.double(), plan, captured, planned(captured.graph), parallel.groups, device_of(None), 0)
     loss = float(exact.step(cast(batch)))
     truth = torch.load(Path(job["folder"], "truth.pt"), weights_only=True, mmap=True)

@@ -1,15 +1,16 @@
 """What a cluster costs: facts in (a cluster file, device sheets, sizes), seconds and bytes out.
 
-A `Cluster` is read from YAML and is a plain value. `compute_seconds` and `copy_seconds` price work on one device by a
-roofline, `collective` prices communication among a `Group` of ranks by the cheapest algorithm for its place in the
-hierarchy. Nothing here knows models, plans or torch.
+A `Cluster` is read from YAML and is a plain value. `kernel_seconds` prices a kernel on one device by its shape,
+`compute_seconds`, `copy_seconds` and `elementwise_seconds` by a plain roofline, `collective` prices communication
+among a `Group` of ranks by the cheapest algorithm for its place in the hierarchy. Nothing here knows models, plans or torch.
 """
 
 from autoddl.cost_models.cluster import Cluster, Device, Level, load_cluster, load_device, parse_cluster
 from autoddl.cost_models.collectives import Group, Price, collective, link_of, sent_bytes
-from autoddl.cost_models.device import compute_seconds, copy_seconds
+from autoddl.cost_models.device import compute_seconds, copy_seconds, elementwise_seconds
+from autoddl.cost_models.kernel import Kernel, kernel_seconds, least_seconds
 from autoddl.cost_models.units import parse, show_bytes, show_rate, show_seconds
 
-__all__ = ["Cluster", "Device", "Group", "Level", "Price", "collective", "compute_seconds", "copy_seconds", "link_of",
-           "load_cluster", "load_device", "parse", "parse_cluster", "sent_bytes", "show_bytes", "show_rate",
-           "show_seconds"]
+__all__ = ["Cluster", "Device", "Group", "Kernel", "Level", "Price", "collective", "compute_seconds", "copy_seconds",
+           "elementwise_seconds", "kernel_seconds", "least_seconds", "link_of", "load_cluster", "load_device", "parse",
+           "parse_cluster", "sent_bytes", "show_bytes", "show_rate", "show_seconds"]

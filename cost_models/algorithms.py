@@ -11,6 +11,7 @@ otherwise, flows_i rings on a port, crowd_i even loads on a port (`groups`):
     recursive doubling = sum log2(w_i) (a_i + wire_i(crowd_i N))         all-reduce that exchanges everything
     bruck              = sum ceil(log2 w_i) a_i + wire_i(crowd_i (w_i-1) r_i/n N)     any n; all-to-all sends N/2 a step
     pairwise           = sum (w_i-1) r_i a_i hops_i + max_i wire_i(crowd_i (n-r_i)/n N)
+    rounds             = the same, in turns that keep peers from meeting at one receiver
     binomial           = sum ceil(log2 w_i) (a_i + wire_i(flows_i N))
     tree               = 2 sum depth_i a_i + max_i wire_i(flows_i 2 N) / tree efficiency
     in-network         = 2 sum a_i + max_i wire_i(flows_i (n+1)/n N) / in-network efficiency
@@ -29,9 +30,18 @@ from autoddl.cost_models.groups import Crossing
 from autoddl.cost_models.topologies import hops
 
 __all__ = ["as_all_reduce", "binomial", "bruck", "doubling", "halving_doubling", "in_network", "pairwise",
-           "recursive_doubling", "ring", "send", "tree", "tree_latency"]
+           "pieces_of", "recursive_doubling", "ring", "send", "tree", "tree_latency"]
 
 _GATHERS = ("all-gather", "reduce-scatter")
+
+SEGMENT_BYTES, MOST_MESSAGES = 2**18, 2**14
+"""A message of the runtime: 256 KiB to 1 MiB fill a link; smaller ones cost calls, larger ones wait to arrive whole.
+A buffer is cut in no more than so many."""
+
+
+def pieces_of(n: int, nbytes: float) -> int:
+    """Messages in which a chunk, one n-th of the full buffer, is sent."""
+    return max(1, min(ceil(nbytes / n / SEGMENT_BYTES), MOST_MESSAGES // n))
 
 
 def ring(call: Call) -> float:

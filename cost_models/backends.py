@@ -6,7 +6,7 @@ sqrt(w.fill a t) beyond the t seconds of the bytes alone. So bandwidth depends o
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 __all__ = ["BACKENDS", "KINDS", "PLAIN", "TREE_EFFICIENCY", "Backend", "Wire"]
@@ -29,10 +29,11 @@ PLAIN = Wire("plain")
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What a library can do: algorithms per kind, the fraction of the link it reaches, seconds before the first byte.
+    """What a library can do: algorithms per kind, seconds before the first byte.
 
-    `link_efficiency` is for links that say nothing themselves. With `rails` a ring leaves a unit by all of its ports in
-    turn, without by one.
+    `efficiency` is the fraction of what a link reaches that an algorithm reaches, 1 where not listed; `starts` its own
+    seconds before the first byte, besides `startup`. `link_efficiency` is for links that say nothing themselves. With
+    `rails` a ring leaves a unit by all of its ports in turn, without by one.
     """
 
     algorithms: Mapping[str, tuple[str, ...]]
@@ -41,6 +42,7 @@ class Backend:
     rails: bool
     link_efficiency: float = 1.0
     wires: tuple[Wire, ...] = (PLAIN,)
+    starts: Mapping[str, float] = field(default_factory=dict)
 
 
 BACKENDS: Mapping[str, Backend] = MappingProxyType({
@@ -52,15 +54,18 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType({
         algorithms={"all-reduce": ("ring", "tree", "in-network", "in-network tree"), "all-gather": ("ring", "pat"),
                     "reduce-scatter": ("ring", "pat"), "all-to-all": ("pairwise",), "broadcast": ("ring",),
                     "send": ("send",)},
-        efficiency=dict.fromkeys(KINDS, 1.0), startup=35e-6, rails=True, link_efficiency=0.8,
+        efficiency={}, startup=35e-6, rails=True, link_efficiency=0.8,
         wires=(Wire("LL", 0.35, 0.17), Wire("LL128", 0.66, 0.9), Wire("Simple", fill=3.5))),
-    # gloo, measured with torch 2.13 over shaped links: all-reduce and all-gather reach the bound of a ring, a
-    # reduce-scatter takes what an all-reduce takes, an all-to-all reaches 0.65. 1 kB between two ranks of one machine:
-    # 0.22 ms. It has no trees, no hierarchy, and leaves a host by one port.
+    # gloo, measured with torch 2.13 over shaped links (examples/benchmarks/shaped_collectives.py): its all-reduce and
+    # all-gather reach the bound of a ring, its reduce-scatter takes what an all-reduce takes, its all-to-all reaches
+    # 0.65. 1 kB between two ranks of one machine: 0.22 ms. It has no trees, no hierarchy, and leaves a host by one
+    # port. "level rings" and "rounds" are the runtime's own, of gloo's point-to-point messages (autoddl.messages).
     "gloo": Backend(
-        algorithms={"all-reduce": ("ring",), "all-gather": ("ring",), "reduce-scatter": ("as all-reduce",),
-                    "all-to-all": ("pairwise",), "broadcast": ("binomial",), "send": ("send",)},
-        efficiency={**dict.fromkeys(KINDS, 1.0), "all-to-all": 0.65}, startup=100e-6, rails=False),
+        algorithms={"all-reduce": ("ring", "level rings"), "all-gather": ("ring", "level rings"),
+                    "reduce-scatter": ("as all-reduce", "level rings"), "all-to-all": ("pairwise", "rounds"),
+                    "broadcast": ("binomial",), "send": ("send",)},
+        efficiency={"pairwise": 0.65}, startup=100e-6, rails=False,
+        starts={"level rings": 1e-3, "rounds": 3e-3}),
 })
 
 TREE_EFFICIENCY = 0.85

@@ -2,7 +2,8 @@
 
     wire_i(v)  = t + sqrt(w a_i t),  t = v / (e b_i)      seconds that v bytes take through one port of level i
 
-a_i and b_i are latency and bandwidth of the level, e the fraction reached, w how the library's wire protocol fills.
+a_i and b_i are latency and bandwidth of the level, e the fraction that the link and the algorithm reach, w how the
+library's wire protocol fills.
 """
 
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ class Call:
     crossings: tuple[Crossing, ...]
     nbytes: float
     wire: Wire = PLAIN
+    algorithm: str = ""
 
     @property
     def size(self) -> int:
@@ -40,8 +42,8 @@ class Call:
 
     def seconds(self, crossing: Crossing, nbytes: float) -> float:
         """Seconds that nbytes take through one port: t + sqrt(w a t), t = nbytes / (e b)."""
-        efficiency = self.backend.efficiency[self.kind] * self.wire.efficiency * _reached(self.backend, crossing)
-        seconds = nbytes / (efficiency * crossing.level.bandwidth)
+        reached = self.backend.efficiency.get(self.algorithm, 1.0) * _reached(self.backend, crossing)
+        seconds = nbytes / (reached * self.wire.efficiency * crossing.level.bandwidth)
         return seconds + sqrt(self.wire.fill * crossing.latency * seconds)
 
 

@@ -11,7 +11,6 @@ Where devices differ, `parts: [{device: A100-80GB, ranks: 8}, {device: V100-16GB
 What the words mean is said in `machine`, where the values are; this module only reads them.
 """
 
-import json
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import yaml
 
 from autoddl.cost_models.links import LINKS_FILE
 from autoddl.cost_models.machine import Cluster, Device, Level
+from autoddl.cost_models.measured import calibrated
 from autoddl.cost_models.parts import weakest
 from autoddl.cost_models.schema import WrittenCluster, WrittenDevice, WrittenLevel, validated
 from autoddl.cost_models.topologies import check
@@ -46,7 +46,7 @@ def parse_cluster(text: str, source: str) -> Cluster:
     device = weakest([each for each, _ in parts]) if parts else _device_of(written.device, f"{source}: device")
     _check_levels(levels, source)
     backend = written.backend or ("gloo" if device.kind == "cpu" else "nccl")
-    measured = json.dumps(written.measured, sort_keys=True) if written.measured else ""
+    measured, device, levels = calibrated(written.measured, device, levels, source)
     cluster = Cluster(written.name, device, levels, backend, measured, parts)
     if parts and sum(ranks for _, ranks in parts) != cluster.size:
         raise InputError(f"{source}: parts have {sum(ranks for _, ranks in parts)} ranks, but the levels multiply to "
@@ -90,7 +90,8 @@ def _device(tree: Any, source: str) -> Device:
     written = validated(WrittenDevice, tree, source)
     launch = _LAUNCH_SECONDS[written.kind] if written.launch is None else written.launch
     return Device(written.name, written.kind, written.memory, written.bandwidth, tuple(sorted(written.peak.items())),
-                  launch, written.efficiency, written.memory_efficiency)
+                  launch, written.efficiency, written.memory_efficiency, written.units,
+                  tuple(sorted(written.kernels.items())), elementwise_efficiency=written.elementwise_efficiency)
 
 
 def _check_levels(levels: tuple[Level, ...], source: str) -> None:

@@ -1,6 +1,6 @@
 """Seconds of a collective: the cheapest algorithm that the backend of the cluster has.
 
-    price = startup + min over the algorithms and wire protocols of the backend of their seconds, by `FORMULAS`
+    price = startup + min over the algorithms and wire protocols of the backend of start + seconds by `FORMULAS`
 
 Every disjoint group of the same form runs the collective at the same time, so shared links are divided among them.
 """
@@ -39,8 +39,9 @@ def collective(cluster: Cluster, kind: str, group: Group, nbytes: float) -> Pric
 
 def cheapest(backend: Backend, kind: str, crossed: tuple[Crossing, ...], nbytes: float) -> Price:
     """The least seconds over the algorithms and wire protocols of a backend."""
-    seconds, algorithm = min((FORMULAS[name](Call(backend, kind, crossed, nbytes, wire)), name)
-                             for name in backend.algorithms[kind] for wire in backend.wires)
+    seconds, algorithm = min((backend.starts.get(name, 0.0) + FORMULAS[name](
+        Call(backend, kind, crossed, nbytes, wire, name)), name)
+        for name in backend.algorithms[kind] for wire in backend.wires)
     return Price(backend.startup + seconds, algorithm, crossed[-1].level.name)
 
 

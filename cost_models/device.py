@@ -1,9 +1,11 @@
 """Seconds of work on one device: a roofline and a launch floor.
 
     seconds = max(flops / (peak * efficiency), nbytes / (bandwidth * memory_efficiency)) + launch
+    norms, softmax, activations    nbytes / (bandwidth * elementwise_efficiency) + launch
 
 Roofline: Williams, Waterman & Patterson 2009. The efficiencies are what large kernels reach and belong to the device:
-794 of 989 TFLOP/s in bfloat16 matmuls of an H100, 270 of 312 on an A100. nbytes counts reads and writes together.
+794 of 989 TFLOP/s in bfloat16 matmuls of an H100, 270 of 312 on an A100. nbytes counts reads and writes together. What
+only moves bytes comes nearer to the bandwidth than what reduces rows or computes functions of the elements.
 """
 
 from math import isfinite
@@ -11,7 +13,7 @@ from math import isfinite
 from autoddl.cost_models.machine import Device
 from autoddl.errors import InputError
 
-__all__ = ["compute_seconds", "copy_seconds"]
+__all__ = ["compute_seconds", "copy_seconds", "elementwise_seconds"]
 
 
 def compute_seconds(device: Device, flops: float, nbytes: float, dtype: str) -> float:
@@ -23,6 +25,12 @@ def compute_seconds(device: Device, flops: float, nbytes: float, dtype: str) -> 
 def copy_seconds(device: Device, nbytes: float) -> float:
     """A kernel that only moves bytes: nbytes / (bandwidth * memory_efficiency) + launch."""
     return _memory_seconds(device, nbytes) + device.launch
+
+
+def elementwise_seconds(device: Device, nbytes: float) -> float:
+    """A kernel that reads rows or elements and computes little: nbytes / (bandwidth * elementwise_efficiency) + launch."""
+    reached = device.elementwise_efficiency or device.memory_efficiency
+    return _amount(nbytes, "nbytes") / (device.bandwidth * reached) + device.launch
 
 
 def _memory_seconds(device: Device, nbytes: float) -> float:

@@ -1,10 +1,15 @@
 """Algorithms that treat the levels of a network differently, and the table of all algorithms by name.
 
+    level rings       = phases sum (w_i-1) a_i + max_i t_i + (sum t_i - max t_i) / messages,
+                        t_i = wire_i(crowd_i phases (1/m_i - 1/n) N)
     two-level         = reduce-scatter(N) inside + collective(N / r) across + all-gather(N) inside
     three-level       = the same, with the collective across itself two-level
     in-network tree   = tree between hosts of what the switches inside reduced, 2 sum a_i and no copy among the ranks
 
-r is the members inside; of a reduce-scatter the last part is left out, of an all-gather the first.
+r is the members inside; of a reduce-scatter the last part is left out, of an all-gather the first. m_i members stand
+behind a port of level i, and all that they send beyond it passes there. What a rank passes on in the innermost ring
+is n/w_1 chunks in pieces, so many messages; they follow each other through the levels, and the slowest level idles only
+while the first comes and the last leaves.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,6 +18,7 @@ from math import inf, prod
 from types import MappingProxyType
 
 from autoddl.cost_models.algorithms import (
+    SEGMENT_BYTES,
     as_all_reduce,
     binomial,
     bruck,
@@ -30,7 +36,18 @@ from autoddl.cost_models.algorithms import (
 from autoddl.cost_models.backends import TREE_EFFICIENCY
 from autoddl.cost_models.call import Call
 
-__all__ = ["FORMULAS", "in_network_tree", "three_level", "two_level"]
+__all__ = ["FORMULAS", "in_network_tree", "level_rings", "three_level", "two_level"]
+
+
+def level_rings(call: Call) -> float:
+    """Rings in every level, pipelined: what `autoddl.messages` sends (Cho et al., BlueConnect 2019)."""
+    n = call.size
+    latency = sum((c.ways - 1) * call.latency(c) for c in call.crossings)
+    times = [call.seconds(c, c.crowd("ring") * call.phases * (1 / c.members - 1 / n) * call.nbytes)
+             for c in call.crossings]
+    slowest = max(times)
+    messages = max(1.0, call.nbytes / n / SEGMENT_BYTES) * n / call.crossings[0].ways
+    return call.phases * latency + slowest + (sum(times) - slowest) / messages
 
 
 def two_level(call: Call) -> float:
@@ -81,5 +98,5 @@ FORMULAS: Mapping[str, Callable[[Call], float]] = MappingProxyType({
     "ring": ring, "doubling": doubling, "halving-doubling": halving_doubling, "recursive doubling": recursive_doubling,
     "bruck": bruck, "pat": pat, "pairwise": pairwise, "binomial": binomial, "tree": tree, "in-network": in_network,
     "two-level": two_level, "three-level": three_level, "in-network tree": in_network_tree, "send": send,
-    "as all-reduce": as_all_reduce,
+    "as all-reduce": as_all_reduce, "level rings": level_rings, "rounds": pairwise,
 })

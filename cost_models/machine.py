@@ -25,7 +25,7 @@ import yaml
 from autoddl.cost_models.units import write
 from autoddl.errors import InputError
 
-__all__ = ["BACKEND_NAMES", "DTYPES", "TOPOLOGIES", "Cluster", "Device", "Level"]
+__all__ = ["BACKEND_NAMES", "DTYPES", "ITEMSIZE_OF_PEAK", "KERNELS", "TOPOLOGIES", "Cluster", "Device", "Level"]
 
 TOPOLOGIES = ("switch", "fat-tree", "ring", "fully-connected", "torus", "dragonfly", "hybrid-cube-mesh", "hammingmesh")
 BACKEND_NAMES = ("gloo", "nccl")
@@ -36,14 +36,24 @@ DTYPES: dict[str, tuple[str, ...]] = {
     "float32": ("float32", "float64"),
     "bfloat16": ("bfloat16", "float32", "float64"),
     "float16": ("float16", "float32", "float64"),
+    "float8_e4m3fn": ("float8_e4m3fn", "bfloat16", "float16", "float32", "float64"),
     **_WHOLE,  # whole numbers run on the float32 pipes
 }
 """dtype -> the dtypes whose peak it runs at, the first that the device lists."""
+ITEMSIZE_OF_PEAK = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+"""Bytes of an element of a dtype with a peak."""
+KERNELS = ("attention", "attention backward", "float8_e4m3fn", "float16", "float32", "float64")
+"""Kinds and dtypes of kernels that may reach another fraction of the peak than `efficiency`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What one rank computes on: memory in bytes, bandwidth in bytes/s, peaks in flop/s, launch in seconds."""
+    """What one rank computes on: memory in bytes, bandwidth in bytes/s, peaks in flop/s, launch in seconds.
+
+    `units` multiprocessors share the peak, 0 where that is not known; `kernels` lists (kind or dtype, efficiency) of
+    those that do not reach `efficiency`; `curves` is what a calibration timed, as `curves` reads it. A copy reaches
+    `memory_efficiency` of the bandwidth, and kernels that compute something of each element `elementwise_efficiency`,
+    by default the same."""
 
     name: str
     kind: str
@@ -53,15 +63,27 @@ class Device:
     launch: float
     efficiency: float = 0.8
     memory_efficiency: float = 0.85
+    units: int = 0
+    kernels: tuple[tuple[str, float], ...] = ()
+    curves: str = ""
+    elementwise_efficiency: float | None = None
 
     def peak(self, dtype: str) -> float:
         """flop/s for `dtype`: as listed, else that of the next wider dtype listed."""
+        return dict(self.peaks)[self.runs_as(dtype)]
+
+    def reached(self, kernel: str) -> float:
+        """The fraction of the peak that the largest kernels of a kind or dtype reach."""
+        return dict(self.kernels).get(kernel, self.efficiency)
+
+    def runs_as(self, dtype: str) -> str:
+        """The dtype at whose peak `dtype` runs: itself if listed, else the next wider that is."""
         if dtype not in DTYPES:
             raise InputError(f"{dtype!r} is no dtype with a price; the dtypes are {', '.join(DTYPES)}")
         peaks = dict(self.peaks)
         for name in DTYPES[dtype]:
             if name in peaks:
-                return peaks[name]
+                return name
         raise InputError(f"device {self.name} lists no peak for {dtype} or a wider dtype, only for {', '.join(peaks)}; "
                          f"add {dtype} to its peak")
 
@@ -160,7 +182,8 @@ def _device_tree(device: Device) -> dict[str, Any]:
             "bandwidth": write(device.bandwidth, "bytes/s"),
             "peak": {dtype: write(peak, "flop/s") for dtype, peak in device.peaks},
             "launch": write(device.launch, "seconds"), "efficiency": device.efficiency,
-            "memory_efficiency": device.memory_efficiency}
+            "memory_efficiency": device.memory_efficiency, "elementwise_efficiency": device.elementwise_efficiency,
+            "units": device.units, "kernels": dict(device.kernels)}
 
 
 def _level_tree(level: Level) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
     cluster   name, device or parts, levels; backend, measured
     part      device, ranks
-    device    name, memory, bandwidth, peak; kind, launch, efficiency, memory_efficiency
+    device    name, memory, bandwidth, peak; kind, launch, efficiency, memory_efficiency, elementwise_efficiency,
+              units, kernels
     level     name, size, bandwidth and latency or link; topology, shared_by, oversubscription, in_network_reduction,
               protocol, efficiency, in_network_efficiency, dims, board, leaf, group_bandwidth
 
@@ -17,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, 
 from pydantic import model_validator as validator
 
 from autoddl.cost_models.links import PROTOCOLS, expanded
-from autoddl.cost_models.machine import BACKEND_NAMES, DTYPES, TOPOLOGIES
+from autoddl.cost_models.machine import BACKEND_NAMES, DTYPES, KERNELS, TOPOLOGIES
 from autoddl.cost_models.units import parse
 from autoddl.errors import InputError
 
@@ -51,6 +52,7 @@ Flops = Annotated[float, BeforeValidator(_quantity("flop/s")), Field(gt=0)]
 Seconds = Annotated[float, BeforeValidator(_quantity("seconds")), Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 PeakName = Annotated[str, BeforeValidator(_one_of(tuple(n for n in DTYPES if "float" in n), "dtype with a peak"))]
+KernelName = Annotated[str, BeforeValidator(_one_of(KERNELS, "kind or dtype of kernels with their own efficiency"))]
 
 
 class Written(BaseModel):
@@ -78,6 +80,9 @@ class WrittenDevice(Written):
     launch: Seconds | None = None
     efficiency: Fraction = 0.8
     memory_efficiency: Fraction = 0.85
+    elementwise_efficiency: Fraction | None = None
+    units: StrictInt = Field(default=0, ge=0)
+    kernels: dict[KernelName, Fraction] = Field(default_factory=dict)
 
 
 class WrittenLevel(Written):

@@ -1,6 +1,7 @@
 """Plans a small GPT for four processes, trains it on them and on one, and compares. Run: make demo
 
-The text is Python's own standard library, byte by byte; the one process is plain PyTorch, without AutoDDL.
+Where this machine can shape links (root, tc), the four are two nodes behind links of 200 Mbit/s; else they share
+loopback, and the demo says why. The text is Python's own standard library, byte by byte; the one process is plain PyTorch, without AutoDDL.
 """
 
 import json
@@ -10,7 +11,8 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -21,9 +23,14 @@ from torch import Tensor, nn
 
 import autoddl
 from autoddl import report
-from autoddl.launch import launch, leave
+from autoddl.cost_models import load_cluster
+from autoddl.errors import MachineError
+from autoddl.launch import Place, launch, leave
+from autoddl.network import check_machine, network
+from autoddl.rehearse import place_of
 
-CLUSTER = Path(__file__).parent / "clusters" / "laptop.yaml"
+CLUSTERS = Path(__file__).parent / "clusters"
+SHAPED, UNSHAPED = CLUSTERS / "rehearsal-2x2-200.yaml", CLUSTERS / "laptop.yaml"
 STEPS, BATCH, CONTEXT, LEARNING_RATE = 30, 16, 128, 1e-3
 TOLERANCE = 1e-5
 
@@ -86,7 +93,29 @@ def one_rank(folder: Path) -> None:
     leave(0)
 
 
-def four_processes(plan: autoddl.Plan, console: Console) -> tuple[list[float], list[float]]:
+def chosen(console: Console) -> tuple[Path, bool]:
+    """The cluster, and whether its links are shaped."""
+    try:
+        check_machine()
+    except MachineError as error:
+        console.print(f"on loopback, not on shaped links: {error}\n")
+        return UNSHAPED, False
+    return SHAPED, True
+
+
+@contextmanager
+def placed(cluster: Path, shaped: bool) -> Iterator[list[Place] | None]:
+    """Where the processes run, while the network stands."""
+    if not shaped:
+        yield None
+        return
+    place = load_cluster(cluster)
+    with network(place) as built:
+        yield [place_of(built, rank) for rank in range(place.size)]
+
+
+def four_processes(plan: autoddl.Plan, places: list[Place] | None, console: Console
+                   ) -> tuple[list[float], list[float]]:
     """(losses, seconds) of every step."""
     with tempfile.TemporaryDirectory() as name, Progress(console=console) as bar:
         folder, task = Path(name), bar.add_task(f"training on {plan.mesh.size} processes", total=STEPS)
@@ -96,7 +125,8 @@ def four_processes(plan: autoddl.Plan, console: Console) -> tuple[list[float], l
             path = folder / "losses-0"
             return [float(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-        launch(plan.mesh.size, [sys.executable, __file__, name], tick=lambda: bar.update(task, completed=len(losses())))
+        launch(plan.mesh.size, [sys.executable, __file__, name], places=places,
+               tick=lambda: bar.update(task, completed=len(losses())))
         return losses(), json.loads((folder / "seconds").read_text())
 
 
@@ -122,9 +152,11 @@ def one_process(console: Console) -> list[float]:
 
 def main() -> int:
     console = Console(soft_wrap=True)
-    plan = autoddl.plan(model(), CLUSTER, batch(corpus(), 0), name="gpt")
+    cluster, shaped = chosen(console)
+    plan = autoddl.plan(model(), cluster, batch(corpus(), 0), name="gpt")
     print(report.text(report.plan_table(plan)), "\n", flush=True)
-    together, seconds = four_processes(plan, console)
+    with placed(cluster, shaped) as places:
+        together, seconds = four_processes(plan, places, console)
     alone = one_process(console)
     worst = max(abs(a - b) / abs(b) for a, b in zip(together, alone, strict=True))
     console.print("", *(f"step {i + 1:2}   {plan.mesh.size} processes {together[i]:.6f}   one process {alone[i]:.6f}"

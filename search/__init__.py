@@ -13,12 +13,12 @@ from collections.abc import Callable
 from autoddl.errors import InputError
 from autoddl.problem import EXACT, Problem, Solution
 from autoddl.search.descent import descend, greedy, restarts
-from autoddl.search.exact import EFFORT, Outcome, Statistics, exact, feasible, statistics
+from autoddl.search.exact import EFFORT, Outcome, Statistics, exact, feasible, relaxed, space_of, statistics
 from autoddl.search.exhaustive import exhaustive
 from autoddl.search.sat import satisfy
-from autoddl.search.space import Above, Clock, Limits, Progress
+from autoddl.search.space import Above, Clock, Limits, Progress, Space
 
-__all__ = ["SOLVERS", "Above", "Statistics", "solve", "statistics"]
+__all__ = ["SOLVERS", "Above", "Space", "Statistics", "relax", "solve", "space_of", "statistics"]
 
 
 def solve(
@@ -31,6 +31,7 @@ def solve(
     progress: Progress | None = None,
     ceiling: float = math.inf,
     price: float = 0.0,
+    space: Space | None = None,
 ) -> Solution:
     """The least seconds within the budget, with a proven bound.
 
@@ -38,13 +39,23 @@ def solve(
     effort, so its plan does not depend on the machine. It stops early once the gap is at most `tolerance`.
     `progress(seconds, bound)` is told each time either may have moved. A plan above `ceiling` seconds is of no use: the
     exact solver stops once its bound, within the tolerance, reaches that, and raises Above if it has no plan then.
-    `price` is a guess of the solution's own, which is where the exact solver tries first.
+    `price` is a guess of the solution's own, which is where the exact solver tries first; `space` is what
+    `space_of(problem)` made for it.
     """
     if solver not in SOLVERS:
         raise InputError(f"there is no solver {solver!r}; there are {', '.join(SOLVERS)}")
     tell = progress or (lambda seconds, bound: None)
-    outcome = SOLVERS[solver](problem, Limits(tolerance, ceiling, Clock.start(time_limit, EFFORT), tell, seed, price))
-    return _scored(problem, outcome, solver)
+    limits = Limits(tolerance, ceiling, Clock.start(time_limit, EFFORT), tell, seed, price)
+    if solver == "exact":
+        return _scored(problem, exact(problem, limits, space=space), solver)
+    return _scored(problem, SOLVERS[solver](problem, limits), solver)
+
+
+def relax(problem: Problem, price: float = 0.0, space: Space | None = None) -> Solution:
+    """The least seconds + price * bytes, the budget apart: a choice that may not fit, and a bound of those that do."""
+    outcome = relaxed(problem, price, space)
+    return Solution(outcome.choice, problem.cost(outcome.choice), problem.nbytes(outcome.choice), outcome.bound,
+                    outcome.proof, "exact", price)
 
 
 def _scored(problem: Problem, outcome: Outcome, solver: str) -> Solution:

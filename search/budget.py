@@ -4,9 +4,10 @@
       = min over tau of  min seconds(x) s.t. retained(x) <= budget - fixed - tau, cells with transient <= tau only
     range low..high   relaxed: cells up to `high` are allowed, only `low` is charged
 
-A node is a range. It is refined by its Lagrangian bound, then by wider and wider windows of labels. A choice that
-meets the relaxed cap but not the budget uses a threshold above `low`: the range is split there, and charged rightly.
-The least bound of all open nodes bounds the problem.
+A node is a range. It is refined by its Lagrangian bound, then by wider and wider windows of labels: with few labels a
+cell, which finds good plans soon, and with many, which proves, the cheaper one first. A choice that meets the relaxed
+cap but not the budget uses a threshold above `low`: the range is split there, and charged rightly. The least bound of
+all open nodes bounds the problem.
 """
 
 import heapq
@@ -17,15 +18,32 @@ from dataclasses import dataclass, replace
 
 from autoddl.search.dual import FINE, Dual, dual
 from autoddl.search.space import Clock, Exhausted, Limits, Point, Space
-from autoddl.search.window import windowed
+from autoddl.search.window import Found, windowed
 
 __all__ = ["Best", "within_budget"]
 
 FIRST_WINDOW = 2e-6
 GROWTH = 3.0
 COARSE = 1e-3
-KEEP = (64, 512, 1 << 15)
-"""Labels kept per cell: few, to find a good plan at once, then as many as a proof needs."""
+SHARE = 1 / 3
+"""The part of the effort that is left which one window may take."""
+KEEP = (64, 512, 4096, 1 << 15)
+"""Labels kept per cell: few, to find a good plan at once, and as many as a proof needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ladder:
+    """Windows with one number of labels: the next one, None past the gap or the effort granted; the label pairs of the
+    last two."""
+
+    keep: int
+    window: float | None
+    spent: tuple[float, float] = (1.0, 1.0)
+
+    @property
+    def guess(self) -> float:
+        """The label pairs of the next window, as they grew before."""
+        return self.spent[1] ** 2 / self.spent[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +57,7 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A range of thresholds with what is known: a bound, a multiplier, and, once there, the dual and the window."""
+    """A range of thresholds with what is known: a bound, a multiplier, and, once there, the dual and the windows."""
 
     bound: float
     low: int
@@ -47,8 +65,7 @@ class _Node:
     lam: float = 0.0
     probed: bool = True
     dual: Dual | None = None
-    window: float = 0.0
-    stage: int = 0
+    ladders: tuple[_Ladder, ...] = ()
 
 
 def within_budget(space: Space, first: Point, bound: float, limits: Limits) -> Best:
@@ -91,24 +108,33 @@ def _refine(space: Space, node: _Node, best: Point, limits: Limits) -> tuple[lis
     node = replace(node, bound=max(node.bound, new.bound), lam=new.lam)
     if new.best is None:
         return ([node] if new.bound >= enough else _halves(node)), []
-    node = replace(node, dual=new, window=FIRST_WINDOW * abs(new.bound))
+    node = replace(node, dual=new, ladders=tuple(_Ladder(keep, FIRST_WINDOW * abs(new.bound)) for keep in KEEP))
     return _after(space, node, new.best), list(space.known.values())
 
 
 def _widen(space: Space, node: _Node, best: Point, clock: Clock) -> tuple[list[_Node], list[Point]]:
     """The labels of the next window; with all of them kept, the bound rises by the window."""
     assert node.dual is not None
-    if node.stage == len(KEEP):
+    open_ = [ladder for ladder in node.ladders if ladder.window is not None]
+    if not open_:
         raise Exhausted
+    ladder = min(open_, key=lambda ladder: (ladder.guess, ladder.keep))
+    assert ladder.window is not None
     tau, cap = space.thresholds[node.high], _cap(space, node)
-    window = min(node.window, max(0.0, best.seconds - node.dual.bound))
-    values = space.messages(node.lam, tau)
-    found = windowed(space, values, tau, cap, window, KEEP[node.stage], clock)
-    wider = replace(node, window=window * GROWTH, stage=0)
+    room = max(0.0, best.seconds - node.dual.bound)
+    window = min(ladder.window, room)
+    granted = clock.part(SHARE)
+    try:
+        found = windowed(space, space.messages(node.lam, tau), tau, cap, window, ladder.keep, granted)
+    except Exhausted:
+        found = Found(None, False)
+        window = room
+    clock.pairs -= granted.spent
+    further = _Ladder(ladder.keep, window * GROWTH if found.complete or window < room else None,
+                      (ladder.spent[1], max(ladder.spent[1], granted.spent)))
+    wider = replace(node, ladders=tuple(further if it is ladder else it for it in node.ladders))
     if found.complete:
         wider = replace(wider, bound=max(node.bound, node.dual.bound + window))
-    elif node.stage or found.choice is not None or window < node.window:
-        wider = replace(node, stage=node.stage + 1)
     if found.choice is None:
         return [wider], []
     point = space.measured(node.lam, node.bound, found.choice)

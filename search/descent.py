@@ -41,13 +41,15 @@ class _Index:
         """Seconds, retained and transient bytes of one factor for every option of v; an open variable is minimised."""
         factor = self.problem.factors[i]
         table = self.problem.tables[factor.table]
-        cell = tuple([slice(None) if u == v or choice[u] < 0 else choice[u] for u in factor.variables])
-        three = table.seconds[cell], table.retained[cell], table.transient[cell]
-        if three[0].ndim == 1:
-            return three
-        free = [u for u in factor.variables if u == v or choice[u] < 0]
-        drop = tuple(a for a, u in enumerate(free) if u != v)
-        return three[0].min(axis=drop), three[1].min(axis=drop), three[2].min(axis=drop)
+        open_ = [u == v or choice[u] < 0 for u in factor.variables]
+        cell = tuple([c if free else c[choice[u]:choice[u] + 1]
+                      for c, free, u in zip(table.classes, open_, factor.variables, strict=True)])
+        others = tuple(a for a, u in enumerate(factor.variables) if u != v)
+        if sum(open_) > 1:
+            seconds, retained, transient = (core[np.ix_(*cell)].min(axis=others) for core in table.core)
+        else:
+            seconds, retained, transient = (core[cell] for core in table.core)
+        return seconds, retained, transient
 
 
 def greedy(problem: Problem) -> tuple[int, ...]:

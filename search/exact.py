@@ -21,10 +21,13 @@ from autoddl.search.order import CAP, order_of
 from autoddl.search.reduce import folded
 from autoddl.search.space import Above, Limits, Point, Space
 
-__all__ = ["EFFORT", "Outcome", "Statistics", "exact", "feasible", "space_of", "statistics"]
+__all__ = ["EFFORT", "Outcome", "Statistics", "exact", "feasible", "relaxed", "space_of", "statistics"]
 
-EFFORT = 3e7
+EFFORT = 4e7
 """Label pairs without a time limit: a second or two, the same plan on every machine."""
+
+DEARER = (1.0, 1.2, 2.0)
+"""Multiples of a guess at which a choice that fits is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +57,38 @@ def statistics(problem: Problem, cap: int = CAP) -> Statistics:
     return Statistics(len(plan.computed), plan.count, largest, plan.exact)
 
 
-def exact(problem: Problem, limits: Limits, cap: int = CAP) -> Outcome:
-    """The optimum, or the best plan found with the best bound proved."""
-    space = space_of(problem, cap)
+def exact(problem: Problem, limits: Limits, cap: int = CAP, space: Space | None = None) -> Outcome:
+    """The optimum, or the best plan found with the best bound proved. `space`: of the problem, if it is there."""
+    space = space_of(problem, cap) if space is None else space
     limits = replace(limits, ceiling=limits.ceiling - problem.fixed_seconds)
-    if limits.price:
-        _glance(space, limits)
-    free = space.point(0.0, space.thresholds[-1])
-    if math.isinf(free.value):
+    point = space.point(limits.price, space.thresholds[-1])
+    bound = _lagrangian(space, point)
+    if limits.price and bound >= limits.target(limits.ceiling):
+        raise Above(bound + problem.fixed_seconds)
+    if math.isinf(point.value):
         raise Infeasible(math.inf, _budget(problem), "every choice meets a forbidden combination")
     if not space.program.exact:
-        return _bounded(problem, space, free, limits)
-    if space.fits(free):
-        return _outcome(space, free, free.value, "elimination")
-    first = _first(space)
-    best = within_budget(space, first, free.value, limits)
+        return _bounded(problem, space, point, limits)
+    if not limits.price and space.fits(point):
+        return _outcome(space, point, point.value, "elimination")
+    best = within_budget(space, _first(space, limits.price), bound, limits)
     return _outcome(space, best.point, best.bound, "elimination, Lagrangian bounds and labels", best.price)
+
+
+def relaxed(problem: Problem, price: float = 0.0, space: Space | None = None) -> Outcome:
+    """The least seconds + price * bytes without the budget: a choice, which may not fit, and a bound within it."""
+    space = space_of(problem) if space is None else space
+    point = space.point(price, space.thresholds[-1])
+    if math.isinf(point.value):
+        raise Infeasible(math.inf, _budget(problem), "every choice meets a forbidden combination")
+    return _outcome(space, point, _lagrangian(space, point), "elimination at one price", price)
+
+
+def _lagrangian(space: Space, point: Point) -> float:
+    """V(lam) - lam * cap"""
+    if not point.lam:
+        return point.value
+    return point.value - point.lam * (_budget(space.problem) - space.problem.fixed_bytes - space.thresholds[0])
 
 
 def space_of(problem: Problem, cap: int = CAP) -> Space:
@@ -82,22 +101,18 @@ def space_of(problem: Problem, cap: int = CAP) -> Space:
     return Space.of(reduced.problem, program, problem, lambda found: kept[offset + found][back])
 
 
-def _glance(space: Space, limits: Limits) -> None:
-    """One evaluation at the price that is guessed; Above if nothing below the ceiling can be hoped for."""
-    cap = _budget(space.problem) - space.problem.fixed_bytes - space.thresholds[0]
-    bound = space.point(limits.price, space.thresholds[-1]).value - limits.price * cap
-    if bound >= limits.target(limits.ceiling):
-        raise Above(bound + space.problem.fixed_seconds)
-
-
 def feasible(problem: Problem) -> tuple[int, ...]:
     """Any choice that fits, by elimination for the least bytes; Infeasible if there is none."""
     return tuple(_first(space_of(problem)).choice.tolist())
 
 
-def _first(space: Space) -> Point:
-    """A choice that fits, or Infeasible with the least bytes."""
+def _first(space: Space, price: float = 0.0) -> Point:
+    """A choice that fits, or Infeasible with the least bytes. Near a price that is guessed there is a good one."""
     budget = _budget(space.problem)
+    for factor in DEARER if price else ():
+        near = space.point(price * factor, space.thresholds[-1])
+        if space.fits(near):
+            return near
     needed, point = least_bytes(space, budget)
     if point is None:
         detail = "" if needed > budget else "no plan was found, but it is not proved that there is none"

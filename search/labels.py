@@ -20,6 +20,9 @@ __all__ = ["Labels", "combine", "pareto", "single", "thin", "union"]
 NOISE = 1e-13
 """Seconds closer than this, relatively, differ by the order of additions only."""
 
+OVERHEAD = 100
+"""Pairs that could be looked at in the time that starting takes."""
+
 LARGEST = 1 << 22
 """Pairs that are looked at together."""
 
@@ -55,7 +58,7 @@ def combine(start: Labels, parts: Sequence[Labels], room: float, scale: float, c
         chunks = [np.arange(i, min(i + rows, len(result))) for i in range(0, len(result), rows)]
         sums = []
         for chunk in chunks:
-            clock.spend(len(chunk) * len(part))
+            clock.spend(len(chunk) * len(part) + OVERHEAD)
             sums.append(pareto(_sums(result[chunk], part, room), scale))
         result = union(sums, scale) if sums else _sums(result, part, room)
     return result

@@ -41,10 +41,17 @@ class Clock:
 
     deadline: float | None
     pairs: float
+    spent: int = 0
 
     @classmethod
     def start(cls, time_limit: float | None, pairs: float) -> "Clock":
         return cls(None, pairs) if time_limit is None else cls(time.monotonic() + time_limit, math.inf)
+
+    def part(self, share: float) -> "Clock":
+        """A clock with a part of what is left."""
+        if self.deadline is None:
+            return Clock(None, self.pairs * share)
+        return Clock(time.monotonic() + max(0.0, self.left) * share, math.inf)
 
     @property
     def expired(self) -> bool:
@@ -57,6 +64,7 @@ class Clock:
 
     def spend(self, pairs: int) -> None:
         self.pairs -= pairs
+        self.spent += pairs
         if self.expired:
             raise Exhausted
 

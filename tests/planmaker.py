@@ -44,11 +44,13 @@ def cluster_of(text: str) -> Cluster:
 
 
 def random_plans(model: nn.Module, sample: object, mesh: str, count: int, seed: int = 0,
-                 roles: Mapping[str, str] | None = None, regather: bool | None = None) -> list[Plan]:
-    """Plans of random choices among all layouts, or among those of a strategy: a role for every axis."""
+                 roles: Mapping[str, str] | None = None, regather: bool | None = None,
+                 microbatches: int = 1) -> list[Plan]:
+    """Plans of random choices among all layouts, or among those of a strategy: a role for every axis. `sample` is one
+    of the `microbatches`."""
     captured = capture(model, sample)
     graph, draw = planned(captured.graph), random.Random(seed)
-    pricing = Pricing(graph, Mesh.parse(mesh), cluster_of(mesh))
+    pricing = Pricing(graph, Mesh.parse(mesh), cluster_of(mesh), microbatches=microbatches)
     region = everything if roles is None else strategy(graph, pricing.mesh, roles)
     choices = variables(graph, pricing.mesh, region)
     problem = problem_of(pricing, choices, None)

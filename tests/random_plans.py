@@ -41,12 +41,13 @@ def _lean(choice: tuple[int, ...], space: tuple[Variable, ...], rng: random.Rand
     return tuple(len(v.choices) - 1 if rng.random() < share else c for v, c in zip(space, choice, strict=True))
 
 
-def random_plan(captured: Captured, seed: int, mesh: str | None = None, cluster: Cluster | None = None) -> Plan:
-    """The plan of `seed` for the captured model on four ranks."""
+def random_plan(captured: Captured, seed: int, mesh: str | None = None, cluster: Cluster | None = None,
+                microbatches: int = 1) -> Plan:
+    """The plan of `seed` for the model captured with one microbatch, on four ranks."""
     rng = random.Random(seed)
     place = cluster or load_cluster(LAPTOP)
     graph = planned(captured.graph)
-    pricing = Pricing(graph, Mesh.parse(mesh or rng.choice(MESHES)), place)
+    pricing = Pricing(graph, Mesh.parse(mesh or rng.choice(MESHES)), place, microbatches=microbatches)
     space = variables(graph, pricing.mesh)
     problem = problem_of(pricing, space, None)
     choice = random_choice(problem, rng)

@@ -19,7 +19,9 @@ from test_search import random_problem
 from autoddl import api
 from autoddl.alternatives import alternatives, bounding, pinned_to
 from autoddl.answers import explain, price_of_pins, proved
+from autoddl.breakdown import shares
 from autoddl.capture import capture
+from autoddl.difference import difference
 from autoddl.errors import Infeasible, InputError, MismatchError
 from autoddl.front import front_of_bytes, front_of_devices, least_bytes, resized
 from autoddl.graph_json import graph_from_text, graph_to_text
@@ -186,12 +188,35 @@ def test_what_would_fit_is_found_and_priced() -> None:
     with pytest.raises(Infeasible) as caught:
         api.plan(model, place, budget=20_000, max_axes=2)
     rows = relaxations(model, place, needed=caught.value.needed, budget=20_000, max_axes=2)
-    assert len(rows) == 4
+    assert [row.what for row in rows if "microbatches" in row.what] == [f"{n} microbatches" for n in (2, 4, 8)]
+    assert len(rows) == 7
     fits = {row.what.split()[0]: row for row in rows if row.seconds is not None}
     assert fits["a"].nbytes <= caught.value.needed * (1 + 1e-6)
     half = next(row for row in rows if row.what.startswith("half"))
     assert half.seconds is None or half.nbytes <= 20_000
     assert all("needs" in row.detail for row in rows if row.seconds is None)
+
+
+def test_microbatches_are_offered_where_they_fit() -> None:
+    model, place = tiny.tiny(1, batch=16), cluster_of(MESH)
+    with pytest.raises(Infeasible) as caught:
+        api.plan(model, place, budget=1.0)
+    needed = caught.value.needed
+    rows = relaxations(model, place, needed=needed, budget=0.999 * needed)
+    (row,) = [row for row in rows if "microbatches" in row.what]
+    found = api.plan(model, place, budget=0.999 * needed, microbatches=(1, 2))
+    assert row.what == "2 microbatches" and row.seconds == pytest.approx(found.predicted.seconds, rel=2e-3)
+    assert row.nbytes <= 0.999 * needed
+    more = relaxations(model, place, needed=needed, budget=1.0, microbatches=(1, 4))
+    assert {row.what for row in more if "microbatches" in row.what} == {"8 microbatches", "16 microbatches"}
+
+
+def test_the_blocks_of_microbatches_add_up(free: Plan) -> None:
+    made = api.plan(tiny.tiny(1), cluster_of(MESH), mesh=MESH, microbatches=(4,))
+    blocks = shares(rebuild(made))
+    assert sum(block.compute for block in blocks) == pytest.approx(made.predicted.compute, rel=1e-2)
+    assert sum(block.seconds for block in blocks) == pytest.approx(made.predicted.seconds)
+    assert "microbatches: A has 4, B has 1" in difference(made, free).words
 
 
 def test_again_finds_the_same(free: Plan) -> None:

@@ -174,7 +174,7 @@ def gathered(plan: Plan) -> int:
     """Whole weights of the middle of the model that live between forward and backward."""
     model, sample = build("gpt")
     parallel = parallelize(model, plan)
-    values = parallel._arguments(parallel._train, sample)
+    values = parallel._arguments(parallel._train, parallel.local_batch(sample).parts[0])
     with parallel._store.gathers.notes():
         loss = parallel._train.program.forward(*values)[0]
     shapes = Counter(tuple(o.shape) for o in gc.get_objects() if isinstance(o, Tensor) and o.dtype == torch.float64)

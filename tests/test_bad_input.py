@@ -112,6 +112,44 @@ def test_a_budget_that_nothing_meets(folder: Path) -> None:
     assert least.predicted.peak_bytes <= caught.value.needed
 
 
+@pytest.mark.parametrize(("pins", "pattern"), [
+    (("nothing.*: pair=S(0)",), "matches no parameter and no module; parameters are tokens.weight"),
+    (("head.weight: pair=S(0)", "head.*: pair=B"), r"'head\.weight: pair=S\(0\)' and 'head\.\*: pair=B' give "
+                                                   "head.weight two states on axis pair; drop one"),
+    (("pair=2", "pair=4"), "no mesh of cluster laptop fits the pins pair=2, pair=4; it has"),
+    (("head.weight: net=S(0)",), "no mesh of cluster laptop fits the pins.*it has machine-pair=4; machine=2,pair=2"),
+    (("head.weight: pair=P",), r"stored as B or as S of one of its dims, and head\.weight is \[64, 16\]"),
+    (("head.weight: pair=S(2)",), r"stored as B or as S of one of its dims, and head\.weight is \[64, 16\]"),
+])
+def test_pins_that_cannot_be_kept(pins: tuple[str, ...], pattern: str) -> None:
+    refused(shell("plan", FACTORY, LAPTOP, *(word for pin in pins for word in ("--pin", pin))), pattern)
+
+
+SHAPES = {"alone": "[{name: machine, size: 1, bandwidth: 1 GB/s, latency: 60 us}]",
+          "prime": "[{name: machine, size: 7, bandwidth: 1 GB/s, latency: 60 us}]",
+          "six by five": "[{name: node, size: 6, bandwidth: 1 GB/s, latency: 60 us}, "
+                         "{name: net, size: 5, bandwidth: 0.1 GB/s, latency: 90 us}]"}
+
+
+@pytest.mark.parametrize("arguments", [("layers=2",), ("layers=0",), ("layers=1",), ("batch=1",)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_cluster_or_model_of_an_odd_size_has_a_plan(shape: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """One device, a prime number of them, 5 nodes of 6; no block that repeats, none at all, a batch of one."""
+    place = tmp_path / "odd.yaml"
+    place.write_text((ALONE % 1).split("levels:")[0] + f"levels: {SHAPES[shape]}\n")
+    made = tmp_path / "plan.json"
+    said = shell("plan", FACTORY, str(place), "-o", str(made), "--set", *arguments)
+    assert said.code == 0, said
+    found = autoddl.load_plan(made)
+    assert found.mesh.size == {"alone": 1, "prime": 7, "six by five": 30}[shape]
+    assert found.gap < 1e-3 and found.predicted.seconds > 0 and "lies in level )" not in said.out
+
+
+def test_a_model_of_one_op_has_a_plan() -> None:
+    said = shell("plan", f"{TINY}:one_op", LAPTOP)
+    assert said.code == 0 and "Traceback" not in said.err, said
+
+
 @pytest.mark.parametrize(("text", "pattern"), [
     ("{", "no plan: not JSON"), ("{}", "version None"), ('{"version": 99}', "version 99.*reads version 1"),
     ('{"version": 1, "mesh": "dp=2"}', "no plan: at"),

@@ -62,6 +62,27 @@ def test_plan_prints_one_json_object(tmp_path: Path) -> None:
     assert data["fallback_ops"] == {} and data["candidates"] >= 2
 
 
+def test_a_plan_of_microbatches_is_made_shown_and_run(tmp_path: Path) -> None:
+    made = str(tmp_path / "parts.json")
+    said = shell("plan", FACTORY, LAPTOP, "--mesh", "machine-pair=4", "--microbatches", "2", "--workers", "1",
+                 "-o", made)
+    assert said.code == 0 and "machine-pair=4 x 2 microbatches" in said.out, said
+    assert json.loads(shell("show", made, "--json").out)["microbatches"] == 2
+    ran = subprocess.run([sys.executable, "-m", "autoddl.cli", "run", made, FACTORY, "--steps", "2", "--json"],
+                         capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert len(json.loads(ran.stdout)["losses"]) == 2
+    assert "autoddl: 3 microbatches cut dim 0" in shell("plan", FACTORY, LAPTOP, "--microbatches", "3").err
+    assert "whole numbers with commas" in shell("plan", FACTORY, LAPTOP, "--microbatches", "2;4").err
+    assert "at least 1, not [0, 2]" in shell("plan", FACTORY, LAPTOP, "--microbatches", "0,2").err
+
+
+def test_compare_takes_microbatches() -> None:
+    rows = json.loads(shell("compare", FACTORY, LAPTOP, "--set", "layers=1", "--max-axes", "1", "--microbatches", "2",
+                            "--workers", "1", "--json").out)
+    assert {row["microbatches"] for row in rows if row["mesh"]} == {2}
+
+
 def test_show_repeats_the_plan(path: Path) -> None:
     plan = autoddl.load_plan(path)
     assert json.loads(shell("show", str(path), "--json").out) == json.loads(json.dumps(summary(plan)))

@@ -102,8 +102,9 @@ def test_every_key_of_a_topology_round_trips(keys: str) -> None:
 
 
 def test_measurements_travel_untouched_and_change_the_fingerprint() -> None:
-    plain, measured = parse_cluster(TWO_RACKS, "x"), parse_cluster(TWO_RACKS + "measured: {curve: [1, 2.5]}\n", "x")
-    assert measured.measurements == {"curve": [1, 2.5]} and plain.measurements == {}
+    text = "measured: {date: '2026-11-20', versions: {torch: 2.13.0}, device: {name: A100-80GB, kind: gpu}}\n"
+    plain, measured = parse_cluster(TWO_RACKS, "x"), parse_cluster(TWO_RACKS + text, "x")
+    assert measured.measurements["versions"] == {"torch": "2.13.0"} and plain.measurements == {}
     assert parse_cluster(measured.to_yaml(), "x") == measured and measured.fingerprint != plain.fingerprint
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from test_search import least_bytes, table
 
 from autoddl.errors import Infeasible
 from autoddl.problem import Factor, Problem
@@ -13,7 +14,6 @@ from autoddl.search.exact import space_of
 from autoddl.search.order import order
 from autoddl.search.reduce import folded, reduce
 from autoddl.search.space import Space
-from tests.test_search import least_bytes, table
 
 
 def stack(seed: int, blocks: int) -> Problem:

@@ -2,7 +2,6 @@
 
 import pickle
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from time import perf_counter
@@ -19,11 +18,9 @@ from autoddl.cost_models import Cluster
 from autoddl.errors import Infeasible, InputError, MachineError
 from autoddl.graph import Graph
 from autoddl.hubs import planned
-from autoddl.layout import Mesh
 from autoddl.meshes import meshes
 from autoddl.outer import Candidate, Found, Task, posed, search
 from autoddl.price import floor_seconds
-from autoddl.problem import Problem
 from autoddl.rebuild import rebuild
 from autoddl.search import Above, solve
 from autoddl.space import everything
@@ -154,32 +151,6 @@ def test_workers_keep_the_order_and_pass_errors_on() -> None:
                 list(run([1, -1, 2]))
     with mapper(_dies, 2) as run, pytest.raises(MachineError, match="one worker"):
         list(run([1, 2]))
-
-
-def narrow(problem: Problem, share: float) -> Problem:
-    """The problem with a budget between its least and its fastest plan's bytes."""
-    with pytest.raises(Infeasible) as caught:
-        solve(replace(problem, budget=-1.0))
-    most = solve(replace(problem, budget=None)).nbytes
-    return replace(problem, budget=caught.value.needed + share * (most - caught.value.needed))
-
-
-REAL: Sequence[tuple[str, str]] = [(name, mesh) for name in ("tiny", "deep", "gpt", "vgg", "resnet")
-                                   for mesh in ("a=2", "a=4", "a=8", "a=2,b=2")]
-
-
-@pytest.mark.parametrize(("name", "mesh"), [
-    pytest.param(*case, marks=[] if case in (("tiny", "a=2"), ("gpt", "a=4"), ("vgg", "a=2")) else pytest.mark.slow)
-    for case in REAL])
-def test_real_graphs_agree_with_cp_sat(name: str, mesh: str) -> None:
-    place = cluster_of(mesh)
-    problem = posed(task_of(name, place), Candidate(Mesh.parse(mesh), lambda graph, on: everything))[2]
-    for case in (replace(problem, budget=None), narrow(problem, 0.4)):
-        other, found = solve(case, "cp-sat", time_limit=60.0), solve(case)
-        assert found.bound <= other.seconds * (1 + 1e-9)
-        assert other.bound <= found.seconds * (1 + 1e-9)
-        if other.optimal and found.optimal:
-            assert found.seconds == pytest.approx(other.seconds, rel=1e-7)
 
 
 def test_microbatches_fit_where_nothing_else_does_and_cost_more() -> None:

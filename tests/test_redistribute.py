@@ -63,8 +63,9 @@ def gradient_layouts(mesh: Mesh, source: Layout, target: Layout, seed: int) -> t
 Case = tuple[Layout, tuple[Step, ...], Layout, Layout, tuple[Step, ...]]
 
 
-def run_cases(mesh: Mesh, shape: Shape, cases: list[Case]) -> list[tuple[torch.Tensor, torch.Tensor, list[Executed]]]:
-    groups, found = Groups(mesh, subsets(mesh)), []
+def run_cases(mesh: Mesh, shape: Shape, cases: list[Case], cluster: str | None = None
+              ) -> list[tuple[torch.Tensor, torch.Tensor, list[Executed]]]:
+    groups, found = Groups(mesh, subsets(mesh), cluster=cluster), []
     for source, forward, _, arrives, backward in cases:
         x = piece(whole(shape), source, mesh, groups.coordinate).requires_grad_()
         recorder = Recorder()
@@ -103,15 +104,31 @@ def test_every_pair_of_layouts(mesh: str, shape: Shape, stride: int) -> None:
     _check(Mesh.parse(mesh), shape, stride)
 
 
+SLOW = """name: slow
+device: {name: slow, kind: cpu, memory: 1 GB, bandwidth: 1 GB/s, peak: {float32: 1 GFLOP/s}}
+levels:
+  - {name: node, size: %d, bandwidth: 100 kB/s, latency: 1 us}
+  - {name: net, size: %d, bandwidth: 1 kB/s, latency: 1 us, shared_by: node}
+"""
+"""Links so slow that collectives of our own pay at any size."""
+
+
+@pytest.mark.parametrize(("mesh", "shape", "stride", "nodes"), [
+    ("a=4", (7, 4), 1, 2), ("a=3", (7, 5), 1, 3), ("a=2,b=2", (8, 4), 2, 2), ("a=2,b=2", (7, 11), 3, 2)])
+def test_every_pair_of_layouts_by_messages(mesh: str, shape: Shape, stride: int, nodes: int) -> None:
+    parsed = Mesh.parse(mesh)
+    _check(parsed, shape, stride, SLOW % (parsed.size // nodes, nodes))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(13, 11), (8, 16)])
 def test_eight_ranks(shape: Shape) -> None:
     _check(Mesh.parse("a=2,b=2,c=2"), shape, 1)
 
 
-def _check(mesh: Mesh, shape: Shape, stride: int) -> None:
+def _check(mesh: Mesh, shape: Shape, stride: int, cluster: str | None = None) -> None:
     cases = cases_of(shape, mesh, stride)
-    results = on_ranks(mesh.size, run_cases, mesh, shape, cases)
+    results = on_ranks(mesh.size, run_cases, mesh, shape, cases, cluster)
     for number, (source, forward, target, arrives, backward) in enumerate(cases):
         text = f"{source} => {target} by {[s.text(mesh) for s in forward]}"
         check([r[number][0] for r in results], whole(shape), target, mesh, text)

@@ -52,8 +52,10 @@ def test_a_pin_holds_ops_where_they_write(graph: Graph) -> None:
 
 @pytest.mark.parametrize(("pins", "message"), [
     (("no.such.thing: node=B",), "matches no parameter"),
-    (("blocks.0.up.weight: node=S(0)", "blocks.0.up.weight: node=S(1)"), "leave no layout for blocks.0.up.weight"),
-    (("blocks.0.up.weight: node=S(5)",), "leave no layout for blocks.0.up.weight")])
+    (("blocks.0.up.weight: node=S(0)", "blocks.0.up.weight: node=S(1)"), "give blocks.0.up.weight two states"),
+    (("blocks.0.up.weight: node=S(5)",), r"one of its dims, and blocks.0.up.weight is \[128, 32\]"),
+    (("blocks.0.up.weight: node=P",), "stored as B or as S"),
+    (("blocks.0.norm: node=P",), "leave no layout for")])
 def test_pins_that_leave_nothing_say_where(graph: Graph, pins: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
         variables(graph, MESH, pinned(tuple(map(parse_pin, pins)), graph, MESH))

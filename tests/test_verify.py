@@ -28,6 +28,14 @@ def test_a_plan_computes_what_one_process_does() -> None:
     assert checked.collective_mismatches == 0 and checked.gradient_error < 1e-12
 
 
+@pytest.mark.parametrize("drop", [0.0, 0.1])
+def test_a_plan_of_microbatches_computes_what_one_process_does(drop: float) -> None:
+    factory = Factory.parse(FACTORY, {"dropout": drop})
+    plan = planned(factory, LAPTOP, mesh="machine=2,pair=2", pins=PINS, microbatches=(4,))
+    checked = verify(plan, factory)
+    assert plan.microbatches == 4 and checked.passed and checked.collective_mismatches == 0, checked
+
+
 def test_a_wrong_plan_does_not_pass(tmp_path: Path) -> None:
     """Without the reduction of one gradient."""
     factory = Factory.parse(FACTORY, {"dropout": 0.0, "batch": 64, "width": 64})

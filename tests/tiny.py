@@ -68,3 +68,16 @@ def failing() -> nn.Module:
 
 def not_a_module() -> int:
     return 3
+
+
+class OneOp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8, 8))
+
+    def forward(self, unused: Tensor) -> Tensor:
+        return self.weight.sum()
+
+
+def one_op() -> tuple[nn.Module, Tensor]:
+    return OneOp(), torch.zeros(4)

@@ -1,0 +1,85 @@
+"""What a rank does in a step, as a list: the words in which `issue` writes it, and how a conversion becomes some.
+
+    Compute(name, seconds)    an op, or a local step of a conversion        Pass(name)   a pass begins
+    Start(sent, seconds)      a collective is handed over                   Wait(k)      for the k-th that was started
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from autoddl.conversion import COLLECTIVES, Step, payload
+from autoddl.graph import Tensor
+from autoddl.layout import Layout, local_shape
+from autoddl.price import Pricing
+from autoddl.traffic import Sent
+
+__all__ = ["Action", "Actions", "Compute", "Leg", "Pass", "Start", "Wait"]
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    sent: Sent
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    name: str
+
+
+Action = Compute | Start | Wait | Pass
+Leg = Compute | Start
+"""A step of a conversion."""
+
+
+@dataclass(slots=True)
+class Actions:
+    """The actions so far, of the rank at coordinate `at`."""
+
+    pricing: Pricing
+    at: tuple[int, ...]
+    done: list[Action] = field(default_factory=list)
+    started: int = 0
+
+    def start(self, leg: Leg) -> int | None:
+        """Hand a collective over, and its number; what is local is done now."""
+        self.done.append(leg)
+        self.started += isinstance(leg, Start)
+        return self.started - 1 if isinstance(leg, Start) else None
+
+    def wait(self, k: int | None) -> None:
+        if k is not None:
+            self.done.append(Wait(k))
+
+    def run(self, legs: Sequence[Leg]) -> None:
+        """One after the other, each waited for."""
+        for leg in legs:
+            self.wait(self.start(leg))
+
+    def legs(self, steps: Sequence[Step], tensors: Sequence[Tensor], starts: Sequence[Layout], direction: str,
+             origin: str) -> tuple[Leg, ...]:
+        """`steps` on `tensors` that begin in the layouts `starts`, each as one collective over all of them."""
+        mesh, here, found = self.pricing.mesh, list(starts), list[Leg]()
+        for step in steps:
+            full = sum(payload(step, t.shape, t.itemsize, one, mesh, self.at)
+                       for t, one in zip(tensors, here, strict=True))
+            touched = sum(prod(local_shape(t.shape, one, mesh, self.at)) * t.itemsize
+                          for t, one in zip(tensors, here, strict=True))
+            seconds = self.pricing.step_seconds(step, full, touched)
+            axes = "+".join(mesh.names[a] for a in step.axes)
+            found.append(Start(Sent(direction, step.kind, axes, full, origin), seconds)
+                         if step.kind in COLLECTIVES else Compute(f"{step.kind} {origin}", seconds))
+            here = [step.after(one) for one in here]
+        return tuple(found)

@@ -1,0 +1,41 @@
+"""The bucket size of a plan by its time line.
+
+Large buckets cost few starts, small ones can begin before backward ends; in between the predicted step is shortest.
+Sizes that give the same buckets are the same; of equals the plan's own stays, then the largest.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autoddl.cost_models import Cluster
+from autoddl.graph import Graph
+from autoddl.hubs import planned
+from autoddl.plan import Plan
+from autoddl.rebuild import question_of
+from autoddl.timeline_of import timeline_of
+from autoddl.traffic import gather_buckets, gradient_buckets
+
+__all__ = ["SIZES", "best_buckets", "in_best_buckets"]
+
+SIZES = tuple(2**k * 2**17 for k in range(9))
+"""128 KiB to 32 MiB."""
+
+
+def in_best_buckets(plan: Plan, sizes: Sequence[int] = SIZES) -> Plan:
+    """`plan` with the bucket size, its own or of `sizes`, with the shortest predicted step.
+
+    Raises InputError if the plan does not say what it was made from.
+    """
+    asked = question_of(plan)
+    return best_buckets(plan, planned(asked.graph), asked.cluster, sizes)
+
+
+def best_buckets(plan: Plan, graph: Graph, cluster: Cluster, sizes: Sequence[int] = SIZES) -> Plan:
+    """The same of a plan for `cluster`, whose planned graph, of one microbatch, is at hand."""
+    different: dict[object, Plan] = {}
+    for nbytes in (plan.bucket_bytes, *sorted(sizes, reverse=True)):
+        one = replace(plan, bucket_bytes=nbytes)
+        different.setdefault((gradient_buckets(one, graph), gather_buckets(one, graph)), one)
+    if len(different) == 1:
+        return plan
+    return min(different.values(), key=lambda one: timeline_of(one, graph, cluster).step.seconds)

@@ -1,0 +1,102 @@
+"""A plan's prediction beside the record of a run.
+
+    counts and bytes   the collectives of every recorded step and rank against `traffic`: equal, or there is a mismatch
+    seconds            by kind and axes, and the largest misses
+    exposed, hidden    what ranks waited for, and what was in flight while they computed
+
+Predicted times are those of `timeline_of` on rank 0, read by the same functions as the record (`figures`).
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from autoddl.errors import MismatchError
+from autoddl.figures import Miss, Pair, Row, late, later, misses, rows, typical
+from autoddl.graph import Graph
+from autoddl.hubs import planned
+from autoddl.plan import Plan
+from autoddl.rebuild import question_of
+from autoddl.record import Event, Record, Step
+from autoddl.timeline_of import Foreseen, timeline_of
+from autoddl.traffic import Sent, traffic
+
+__all__ = ["Compared", "compare_run", "differences", "foreseen"]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """`step` is until gradients are there, `compute` of it without waiting, `late` the part of the recorded exposed
+    seconds that is for ranks that came late, `update` the recorded seconds of the optimizer; `steps` and `ranks` were
+    compared, `note` says what the record lacks."""
+
+    rows: tuple[Row, ...]
+    misses: tuple[Miss, ...]
+    mismatches: tuple[str, ...]
+    step: Pair
+    compute: Pair
+    exposed: Pair
+    hidden: Pair
+    late: float
+    update: float
+    steps: int
+    ranks: int
+    note: str = ""
+
+    @property
+    def equal(self) -> bool:
+        return not self.mismatches
+
+
+def foreseen(plan: Plan) -> Foreseen:
+    """The time line of the plan's step on rank 0, from the plan alone."""
+    asked = question_of(plan)
+    return timeline_of(plan, planned(asked.graph), asked.cluster)
+
+
+def compare_run(plan: Plan, record: Record) -> Compared:
+    """Raises MismatchError for a record of another plan, InputError for a plan that does not say what it is from."""
+    if record.header.plan != plan.fingerprint():
+        raise MismatchError(f"the record is of another plan ({record.header.plan}, of {record.header.model}) than this "
+                            f"one ({plan.fingerprint()}, of {plan.model}): give the plan that ran")
+    if not record.steps:
+        raise MismatchError("the record has no whole step: the run broke off in its first; run it again")
+    graph, predicted, steps = planned(question_of(plan).graph), foreseen(plan), later(record)
+    line = predicted.step
+
+    def computed(step: Step) -> float:
+        return step.seconds - step.during("update") - step.exposed
+
+    return Compared(
+        rows(line, steps), misses(line.events, steps), differences(plan, graph, record),
+        Pair(line.seconds, typical(steps, lambda step: step.seconds - step.during("update"))),
+        Pair(predicted.compute_seconds, typical(steps, computed)),
+        Pair(line.exposed, typical(steps, lambda step: step.exposed)),
+        Pair(line.hidden, typical(steps, lambda step: step.hidden)),
+        late(steps), typical(steps, lambda step: step.during("update")), len({step.step for step in steps}),
+        len({step.rank for step in steps}), _note(record))
+
+
+def differences(plan: Plan, graph: Graph, record: Record) -> tuple[str, ...]:
+    """Collectives that the plan has and a step of the record has not, or the other way round."""
+    found = []
+    expected = {rank: _counted(traffic(plan, graph, plan.mesh.coordinate(rank)))
+                for rank in sorted({step.rank for step in record.steps})}
+    for step in record.steps:
+        planned_, recorded = expected[step.rank], _counted(step.events)
+        for what, more in (("not run", planned_ - recorded), ("not planned", recorded - planned_)):
+            found += [f"rank {step.rank}, step {step.step}: {what}: {text} x {n}" for text, n in more.items()]
+    return tuple(found)
+
+
+def _counted(many: Iterable[Sent | Event]) -> Counter[str]:
+    return Counter(f"{one.direction} {one.kind} over {one.axes} of {one.nbytes} bytes" for one in many)
+
+
+def _note(record: Record) -> str:
+    """What the record lacks."""
+    steps = [len(record.of_rank(rank)) for rank in range(record.header.ranks)]
+    if min(steps) == max(steps):
+        return "the last line of the record is not whole" if record.cut else ""
+    short = [f"rank {rank} has {count} steps" for rank, count in enumerate(steps) if count < max(steps)]
+    return f"the run broke off: {', '.join(short)} of {max(steps)}"

@@ -1,0 +1,95 @@
+"""The collectives that are made of messages, on real tensors, over point-to-point transfers.
+
+A message starts when its receiver is ready, and the word of that waits behind bulk data: so every receive is posted
+before the first send. Each sum is made in the order of the program, so results are the same bits in every run, and what
+is summed once and copied is the same bits on every rank.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from autoddl.cost_models.algorithms import pieces_of
+from autoddl.messages import Program, Receive, program
+
+__all__ = ["TAGS", "exchange"]
+
+TAGS = 2**16
+"""Messages of one collective between two ranks are told apart by that many numbers."""
+
+Parts = list[Sequence[Tensor]]
+
+
+@torch.no_grad()
+def exchange(kind: str, got: Tensor, given: Tensor, ways: tuple[int, ...], group: dist.ProcessGroup, tag: int = 0,
+             how: str = "sum", timeout: timedelta | None = None) -> None:
+    """One collective among the prod(ways) members of `group`, of whom those inside ways[0] are neighbours.
+
+    Flat contiguous tensors, as torch.distributed's `*_single` have them: an all-reduce has `got` = `given`, in the
+    others the larger one is n equal chunks. `how` is sum or max. The `TAGS` numbers from `tag` are this call's own in
+    the group until it ends. A message takes at most `timeout`, by default the group's. Raises what the backend raises:
+    RuntimeError when a peer is gone.
+    """
+    n, rank = prod(ways), group.rank()
+    whole = got if kind == "all-gather" else given
+    pieces = pieces_of(n, whole.numel() * whole.element_size())
+    source = _cut(whole, n, pieces)
+    target = _cut(got, n, pieces) if kind == "all-to-all" else source
+    if kind in ("all-gather", "all-to-all"):
+        got.view(n, -1)[rank].copy_(given if kind == "all-gather" else given.view(n, -1)[rank])
+    mine = _run(program(kind, ways, rank, pieces), source, target, group, tag, how,
+                (timeout,) if timeout else ())[rank]
+    if kind == "reduce-scatter":
+        torch.cat(list(mine), out=got)
+    elif kind == "all-reduce":
+        for place, total in zip(target[rank], mine, strict=True):
+            place.copy_(total)
+
+
+def _cut(buffer: Tensor, n: int, pieces: int) -> Parts:
+    """[chunk][piece], as equal as they can be."""
+    return [chunk.tensor_split(pieces) for chunk in buffer.tensor_split(n)]
+
+
+def _run(messages: Program, source: Parts, target: Parts, group: dist.ProcessGroup, tag: int, how: str,
+         limit: tuple[timedelta, ...]) -> list[list[Tensor]]:
+    """The pieces as this rank knows them at the end. Sums are not in `target`, which gets what is kept as it came."""
+    holding = [list(row) for row in source]
+    posted = [_post(one, source, target, group, tag) for one in messages.receives]
+    sent: list[Any] = []
+    upcoming = 0
+    for k in range(len(posted) + 1):
+        while upcoming < len(messages.sends) and messages.sends[upcoming].after <= k:
+            one = messages.sends[upcoming]
+            part = holding[one.chunk][one.piece]
+            if part.numel():
+                sent.append(group.send([part], one.to, tag + one.number))
+            upcoming += 1
+        if k < len(posted):
+            arrived = _arrived(messages.receives[k], *posted[k], holding, how, limit)
+            if source is target:
+                holding[messages.receives[k].chunk][messages.receives[k].piece] = arrived
+    for work in sent:
+        work.wait(*limit)
+    return holding
+
+
+def _post(one: Receive, source: Parts, target: Parts, group: dist.ProcessGroup, tag: int) -> tuple[Any, Tensor]:
+    """A receive under way, None for an empty piece, and where it arrives: beside what it will be added to."""
+    into = torch.empty_like(source[one.chunk][one.piece]) if one.add else target[one.chunk][one.piece]
+    return (group.recv([into], one.of, tag + one.number) if into.numel() else None), into
+
+
+def _arrived(one: Receive, work: Any, into: Tensor, holding: list[list[Tensor]], how: str,
+             limit: tuple[timedelta, ...]) -> Tensor:
+    if work is not None:
+        work.wait(*limit)
+    if one.add:
+        own = holding[one.chunk][one.piece]
+        torch.add(own, into, out=into) if how == "sum" else torch.maximum(own, into, out=into)
+    return into

@@ -1,0 +1,141 @@
+"""Figures of recorded steps, beside those of a predicted one.
+
+    later     the steps that every rank has, without the first, in which connections are made
+    typical   the mean over the ranks, the median over the steps
+    least     position by position the least over the ranks, which the last rank to come saw, the median over the steps;
+              it is less than the collective takes where the others could begin without that rank
+    late      of the exposed seconds those for ranks that came late: mean minus least wait, position by position
+    a miss    recorded minus predicted seconds of one collective, and what it was for
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from autoddl.record import Event, Record, Step, hidden_seconds, own_seconds
+
+__all__ = ["Miss", "Pair", "Row", "late", "later", "misses", "rows", "typical"]
+
+MISSES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The same figure, predicted and recorded, in seconds."""
+
+    predicted: float
+    recorded: float
+
+    @property
+    def error(self) -> float:
+        """(predicted - recorded) / recorded; 0 where both are 0."""
+        return (self.predicted - self.recorded) / self.recorded if self.recorded else float(bool(self.predicted))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The collectives of one kind over the same axes, in one step: (predicted, recorded)."""
+
+    kind: str
+    axes: str
+    level: str
+    count: tuple[int, int]
+    nbytes: tuple[int, int]
+    seconds: Pair
+    exposed: Pair
+    hidden: Pair
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """A collective whose seconds are not as predicted."""
+
+    origin: str
+    direction: str
+    kind: str
+    axes: str
+    nbytes: int
+    seconds: Pair
+
+
+def later(record: Record) -> tuple[Step, ...]:
+    """The steps that every rank has, without the first where there are others."""
+    ranks = {step.rank for step in record.steps}
+    seen = Counter(step.step for step in record.steps)
+    whole = sorted(number for number, count in seen.items() if count == len(ranks)) or sorted(seen)
+    kept = set(whole[1:] or whole)
+    return tuple(step for step in record.steps if step.step in kept)
+
+
+def typical(steps: Sequence[Step], figure: Callable[[Step], float]) -> float:
+    """Mean over the ranks, median over the steps."""
+    by_step: dict[int, list[float]] = defaultdict(list)
+    for step in steps:
+        by_step[step.step].append(figure(step))
+    return median(fmean(values) for values in by_step.values())
+
+
+def _columns(steps: Sequence[Step], figures: Callable[[Step], Sequence[float]]) -> list[list[tuple[float, ...]]]:
+    """Per step, for every position the figures of all ranks."""
+    by_step: dict[int, list[Sequence[float]]] = defaultdict(list)
+    for step in steps:
+        by_step[step.step].append(figures(step))
+    return [list(zip(*ranks, strict=False)) for ranks in by_step.values()]
+
+
+def _least(steps: Sequence[Step]) -> list[float]:
+    """The own seconds of each collective, on the rank that came to it last."""
+    least = [[min(ranks) for ranks in columns] for columns in _columns(steps, lambda one: own_seconds(one.events))]
+    return [median(column) for column in zip(*least, strict=False)]
+
+
+def late(steps: Sequence[Step]) -> float:
+    """Seconds of a step in which a rank waits for others to come."""
+    return median(sum(fmean(ranks) - min(ranks) for ranks in columns)
+                  for columns in _columns(steps, lambda one: [event.wait for event in one.events]))
+
+
+def rows(predicted: Step, steps: Sequence[Step]) -> tuple[Row, ...]:
+    """A row for every kind and axes that either has; counts and bytes are of the first of `steps`."""
+    ahead, behind = _summed(predicted.events, own_seconds(predicted.events)), _summed(steps[0].events, _least(steps))
+    return tuple(_row(key, predicted, steps, ahead.get(key, (0, 0, 0.0, "")), behind.get(key, (0, 0, 0.0, "")))
+                 for key in sorted({*ahead, *behind}))
+
+
+_Key = tuple[str, str]
+_Sum = tuple[int, int, float, str]
+
+
+def _summed(events: Iterable[Event], seconds: Sequence[float]) -> dict[_Key, _Sum]:
+    """By kind and axes: count, bytes, seconds, and the level."""
+    found: dict[_Key, _Sum] = {}
+    for event, own in zip(events, seconds, strict=False):
+        count, nbytes, took, _ = found.get((event.kind, event.axes), (0, 0, 0.0, ""))
+        found[event.kind, event.axes] = count + 1, nbytes + event.nbytes, took + own, event.level
+    return found
+
+
+def _row(key: _Key, predicted: Step, steps: Sequence[Step], ahead: _Sum, behind: _Sum) -> Row:
+    def exposed(step: Step) -> float:
+        return sum(event.wait for event in step.events if (event.kind, event.axes) == key)
+
+    def hidden(step: Step) -> float:
+        return hidden_seconds([event for event in step.events if (event.kind, event.axes) == key], step.events)
+
+    return Row(*key, ahead[3] or behind[3], (ahead[0], behind[0]), (ahead[1], behind[1]), Pair(ahead[2], behind[2]),
+               Pair(exposed(predicted), typical(steps, exposed)), Pair(hidden(predicted), typical(steps, hidden)))
+
+
+def misses(predicted: Sequence[Event], steps: Sequence[Step]) -> tuple[Miss, ...]:
+    """The largest, each recorded collective beside the predicted one of the same form and number."""
+    waiting: dict[tuple[str, str, str, int], list[float]] = defaultdict(list)
+    for event, own in zip(predicted, own_seconds(predicted), strict=True):
+        waiting[event.direction, event.kind, event.axes, event.nbytes].append(own)
+    found = []
+    for event, recorded in zip(steps[0].events, _least(steps), strict=False):
+        queue = waiting[event.direction, event.kind, event.axes, event.nbytes]
+        if queue:
+            found.append(Miss(event.origin, event.direction, event.kind, event.axes, event.nbytes,
+                              Pair(queue.pop(0), recorded)))
+    return tuple(sorted(found, key=lambda miss: -abs(miss.seconds.recorded - miss.seconds.predicted))[:MISSES])

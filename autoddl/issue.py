@@ -1,0 +1,149 @@
+"""What one rank does in a step, in the order in which the runtime does it, with the seconds that it is priced at.
+
+Forward runs the ops in the order of the graph, backward in the reverse. A conversion of an activation is waited for at
+once; parameters are gathered ahead and their gradients reduced behind (`issue_parameters`). Before an op forward its
+inputs are converted, from the first to the last; backward it fills the leaves that it read as they are, then goes
+through its inputs from the last to the first: the order of autograd.
+"""
+
+from dataclasses import dataclass, field
+
+from autoddl.actions import Action, Actions, Compute, Pass, Start
+from autoddl.conversion import Step
+from autoddl.cost_models import Cluster, collective
+from autoddl.graph import Graph, Kind, Op
+from autoddl.hubs import HUB
+from autoddl.issue_parameters import Gathers, Reductions
+from autoddl.plan import Conversion, Decision, Plan
+from autoddl.price import Pricing, pass_seconds
+from autoddl.rules_nn import REDUCING, inner_collectives
+from autoddl.space import Choice
+from autoddl.traffic import ParameterEdge, Sent, gather_buckets, gradient_buckets, option_of, parameter_edges
+
+__all__ = ["issued"]
+
+
+def issued(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0) -> tuple[Action, ...]:
+    """Everything that `rank` does in one step. `graph` is the planned one, of one microbatch."""
+    pricing = Pricing(graph, plan.mesh, cluster, microbatches=plan.microbatches)
+    actions = Actions(pricing, plan.mesh.coordinate(rank))
+    edges = {edge.tensor.fqn: edge for edge in parameter_edges(plan, graph)}
+    program = _Program(plan, graph, actions, edges, Gathers(actions, edges, gather_buckets(plan, graph)),
+                       Reductions(actions, edges, gradient_buckets(plan, graph)))
+    for part in range(plan.microbatches):
+        program.run(part)
+    return tuple(actions.done)
+
+
+@dataclass
+class _Program:
+    plan: Plan
+    graph: Graph
+    actions: Actions
+    edges: dict[str, ParameterEdge]
+    gathers: Gathers
+    reductions: Reductions
+    part: int = 0
+    conversions: dict[tuple[str, str], Conversion] = field(init=False)
+    decisions: dict[str, Decision] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.conversions = {(c.op, c.slot): c for c in self.plan.conversions}
+        self.decisions = {d.name: d for d in self.plan.decisions}
+        self.flows, self.behind = self.graph.differentiable(), _behind(self.graph)
+
+    def run(self, part: int) -> None:
+        """Forward and backward of one microbatch."""
+        self.part, last = part, part == self.plan.microbatches - 1
+        self.gathers.begin(last)
+        self.reductions.begin(last)
+        self.actions.done.append(Pass("forward"))
+        for i, op in enumerate(self.graph.ops):
+            self.arrive(i, op)
+            self.kernels(op, "forward")
+        for t, slot in self.ends():
+            self.edge(self.conversions.get(("output", slot)), t, "forward")
+        self.actions.done.append(Pass("backward"))
+        self.edge(self.conversions.get(("output", "loss")), self.graph.outputs[0], "backward")
+        for i, op in reversed(list(enumerate(self.graph.ops))):
+            self.gathers.read_back({self.behind[t] for t in op.inputs if t in self.behind})
+            self.kernels(op, "backward")
+            self.hand_back(i, op)
+        self.reductions.finish()
+
+    def ends(self) -> list[tuple[int, str]]:
+        updates = [(new, self.graph.tensors[old].fqn) for old, new in self.graph.updates]
+        return [(self.graph.outputs[0], "loss"), *updates]
+
+    def parameters(self, op: Op) -> dict[int, str]:
+        """Position among the inputs -> fqn."""
+        tensors = ((k, self.graph.tensors[t]) for k, t in enumerate(op.inputs))
+        return {k: tensor.fqn for k, tensor in tensors if tensor.kind is Kind.PARAMETER}
+
+    def as_it_is(self, fqn: str) -> bool:
+        """Whether the leaf is read without a step."""
+        return fqn not in self.edges or not self.edges[fqn].forward
+
+    def arrive(self, i: int, op: Op) -> None:
+        """Inputs of op i, converted."""
+        fqns = self.parameters(op)
+        for k, t in enumerate(op.inputs):
+            if k not in fqns:
+                self.edge(self.conversions.get((op.name, op.slots[k])), t, "forward")
+            elif fqns[k] in self.gathers.place:
+                self.gathers.take(fqns[k], i)
+            elif not self.as_it_is(fqns[k]) and (self.part == 0 or self.edges[fqns[k]].each):
+                edge = self.edges[fqns[k]]
+                self.actions.run(self.actions.legs(edge.forward, [edge.tensor], [edge.conversion.source], "forward",
+                                                   fqns[k]))
+
+    def hand_back(self, i: int, op: Op) -> None:
+        """Gradients of the inputs of op i."""
+        fqns = self.parameters(op)
+        self.reductions.add([fqn for fqn in fqns.values() if self.as_it_is(fqn)])
+        for k, t in reversed(list(enumerate(op.inputs))):
+            if k not in fqns:
+                self.edge(self.conversions.get((op.name, op.slots[k])), t, "backward")
+            elif not self.as_it_is(fqns[k]):
+                self.reductions.add(self.gathers.handed_on(i, fqns[k]))
+
+    def edge(self, c: Conversion | None, t: int, direction: str) -> None:
+        """An activation's conversion. A slice that carries no gradient is free."""
+        if c is None:
+            return
+        texts, start = (c.forward, c.source) if direction == "forward" else (c.backward, c.gradient)
+        steps = [Step.parse(text, self.plan.mesh) for text in texts]
+        if start is not None and (c.gradient is not None or any(step.kind != "slice" for step in steps)):
+            self.actions.run(self.actions.legs(steps, [self.graph.tensors[t]], [start], direction,
+                                               f"{c.tensor} for {c.op}"))
+
+    def kernels(self, op: Op, direction: str) -> None:
+        """The op's kernels of one pass, then what they reduce by themselves."""
+        decision = self.decisions.get(op.name)
+        if op.target == HUB or decision is None:
+            return
+        choice = Choice(decision.inputs, decision.outputs, (), ())
+        seconds = pass_seconds(self.actions.pricing, op, choice, self.flows)[direction == "backward"]
+        if seconds:
+            self.actions.done.append(Compute(op.name, sum(seconds)))
+        if op.target in REDUCING:
+            self.inner(op, decision, direction)
+
+    def inner(self, op: Op, decision: Decision, direction: str) -> None:
+        mesh, pricing = self.plan.mesh, self.actions.pricing
+        option = option_of(op, self.graph, mesh, decision)
+        for way, kind, axes, nbytes in inner_collectives(op, self.graph, option.inputs[0], option.inner, mesh,
+                                                         self.actions.at):
+            if way == direction:
+                price = collective(pricing.cluster, kind, pricing.group(axes), float(nbytes))
+                names = "+".join(mesh.names[a] for a in axes)
+                self.actions.run([Start(Sent(way, kind, names, nbytes, op.name), price.seconds)])
+
+
+def _behind(graph: Graph) -> dict[int, str]:
+    """Per tensor the parameter that it is, or whose value it passes on through hubs."""
+    found = {t: tensor.fqn for t, tensor in enumerate(graph.tensors) if tensor.kind is Kind.PARAMETER}
+    for op in graph.ops:
+        if op.target == HUB and op.inputs[0] in found:
+            found[op.outputs[0]] = found[op.inputs[0]]
+    return found

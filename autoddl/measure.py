@@ -1,0 +1,144 @@
+"""Measures the device and the links of a cluster, here, and writes what came of it into the cluster's file.
+
+    alone            the kernels of the device, in one process of `threads` threads
+    ranks = N        the same in N processes at once, which share cores, caches and memory; then the links of every level
+    under torchrun   the same by the ranks that are there
+
+What is written is only what was timed: nothing is invented for a device that is not this one, and a kind of link that
+does not exist here is not timed. A rank runs as `launch` starts it, as it does in a run of a plan.
+"""
+
+import json
+import os
+import platform
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autoddl.cost_models import Cluster, parse_cluster
+from autoddl.errors import InputError
+from autoddl.launch import joined, launch
+from autoddl.plan import write_atomically
+
+__all__ = ["SECONDS", "Measured", "Request", "measure", "stated", "with_measured"]
+
+SECONDS = 150.0
+"""How long it takes by default."""
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is measured: `text` of the cluster file without what was measured before; `small` grids are for tests."""
+
+    text: str
+    source: str
+    seconds: float
+    threads: int = 1
+    ranks: int = 1
+    small: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was written, and where."""
+
+    path: str
+    measured: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"path": self.path, "measured": dict(self.measured)}
+
+
+def measure(path: str | Path, *, output: str | Path | None = None, ranks: int = 1, threads: int = 1,
+            seconds: float = SECONDS, small: bool = False, progress: Progress | None = None) -> Measured | None:
+    """Measure the cluster of file `path` and write it to `output` (the same file); None on ranks other than the first.
+
+    Raises InputError where this machine cannot have the cluster's device, or `ranks` are not the cluster's.
+    """
+    text = stated(_read(Path(path)))
+    world = int(os.environ["WORLD_SIZE"]) if joined() else ranks
+    request = Request(text, str(path), seconds, threads, world, small)
+    cluster = _check(parse_cluster(text, str(path)), request)
+    found = _join(request, progress) if joined() else _start(request, progress)
+    if found is None:
+        return None
+    target = Path(output or path)
+    write_atomically(target, with_measured(text, cluster, found, str(path)))
+    return Measured(str(target), found)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read cluster file {str(path)!r}: {getattr(error, 'strerror', None) or error}; "
+                         "give the path of a YAML file") from None
+
+
+def _check(cluster: Cluster, request: Request) -> Cluster:
+    if request.seconds <= 0 or request.threads < 1 or request.ranks < 1:
+        raise InputError(f"{request.seconds:g} seconds, {request.threads} threads, {request.ranks} ranks: measuring "
+                         "takes more than 0 seconds and at least one of each")
+    if cluster.parts:
+        raise InputError(f"{request.source}: its devices differ; describe and measure each kind in a file of its own")
+    if request.ranks not in (1, cluster.size):
+        raise InputError(f"cluster {cluster.name} has {cluster.size} devices, not {request.ranks}: measure with "
+                         f"{cluster.size} ranks, or with one for the device alone")
+    return cluster
+
+
+def _join(request: Request, progress: Progress | None) -> dict[str, Any] | None:
+    """This process is a rank already."""
+    from autoddl.measure_rank import measured
+    found = measured(request, progress)
+    return found if os.environ["RANK"] == "0" else None
+
+
+def _start(request: Request, progress: Progress | None) -> dict[str, Any]:
+    """The ranks on this machine."""
+    tell, began = progress or (lambda what, done, total: None), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="autoddl-measure-") as name:
+        job = Path(name, "job.json")
+        job.write_text(json.dumps({**asdict(request), "folder": name}), encoding="utf-8")
+        launch(request.ranks, [sys.executable, "-m", "autoddl.measure_rank", str(job)], tick=lambda: tell(
+            "measuring", min(int(time.monotonic() - began), int(request.seconds)), int(request.seconds)))
+        found = json.loads(Path(name, "result-0.json").read_text(encoding="utf-8"))
+    assert isinstance(found, dict), found
+    return found
+
+
+def stated(text: str) -> str:
+    """The text of a cluster file without its block `measured:`."""
+    return re.sub(r"(?ms)^measured:.*?(?=^[^\s#]|\Z)", "", text)
+
+
+def with_measured(text: str, cluster: Cluster, found: Mapping[str, Any], source: str) -> str:
+    """`text`, comments and all, with the block at its end; the cluster's own text where the file was written another
+    way. Either reads back."""
+    block = yaml.safe_dump({"measured": dict(found)}, sort_keys=False, default_flow_style=None, width=120)
+    whole = f"{text.rstrip()}\n{block}"
+    try:
+        parse_cluster(whole, source)
+    except InputError:
+        whole = f"{cluster.to_yaml().rstrip()}\n{block}"
+        parse_cluster(whole, source)
+    return whole
+
+
+def origin(cluster: Cluster, request: Request, processor: str, versions: Mapping[str, str], load: float
+           ) -> dict[str, Any]:
+    """Date, versions and device of a measurement."""
+    return {"date": datetime.now().strftime("%Y-%m-%d %H:%M"),
+            "versions": {"python": platform.python_version(), **versions},
+            "device": {"name": cluster.device.name, "kind": cluster.device.kind, "processor": processor,
+                       "threads": request.threads, "ranks": request.ranks, "load": round(load, 2)}}

@@ -1,0 +1,146 @@
+"""Times a device's kernels: every case in turn, again and again, and of each the low end.
+
+    seconds of a point = the 20th percentile over the rounds        spread = (80th - 20th percentile) / 20th
+
+A round goes once through all cases, so that a disturbance of seconds touches one round and not one curve. Each time, as
+many instances of the operator run as fill half of a large cache: forward on an input that was just read, as in a model,
+and with their other inputs new; backward in one call of autograd, on what was kept long ago. On a CPU with one thread
+the seconds are those of the process, which other processes touch little; where more ranks run than cores, each has that
+part of a core. With more threads they are wall-clock seconds, on a GPU those of its events (not run on one so far).
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autoddl.cost_models import Kernel
+from autoddl.cost_models.curves import sizes_of, work_of
+from autoddl.measure_cases import USUAL, Case, Scale, cases, kernels
+
+__all__ = ["FEWEST", "Timed", "clock_of", "low", "measure_kernels", "rows_of", "spread"]
+
+WORKING_SET = 16 * 2**20
+"""Bytes of the instances together."""
+MOST, FEWEST = 32, 3
+"""Instances at most, rounds at least."""
+
+Clock = Callable[[], float]
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(slots=True)
+class Timed:
+    """A kernel and the seconds of each round."""
+
+    kernel: Kernel
+    seconds: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """A case with its kernels: forward, then those of backward, each with the inputs whose gradients it yields."""
+
+    case: Case
+    dtype: torch.dtype
+    forward: Timed
+    backward: tuple[tuple[Timed, tuple[int, ...]], ...]
+
+    def instances(self) -> int:
+        one = sum(prod(shape) for shape in self.case.shapes) * 2 * self.dtype.itemsize
+        return max(1 if self.forward.kernel.flops > 5e8 else 2, min(MOST, WORKING_SET // one))
+
+
+def low(values: Sequence[float]) -> float:
+    """The 20th percentile."""
+    return sorted(values)[int(0.2 * (len(values) - 1) + 0.5)]
+
+
+def spread(values: Sequence[float]) -> float:
+    """(80th - 20th percentile) / 20th."""
+    ordered = sorted(values)
+    return (ordered[int(0.8 * (len(values) - 1) + 0.5)] - low(values)) / low(values)
+
+
+def clock_of(device: torch.device, threads: int, slowdown: float) -> Clock:
+    """Seconds so far, for differences; `slowdown`: ranks that share a core."""
+    if device.type == "cuda":
+        def synchronised() -> float:
+            torch.cuda.synchronize(device)
+            return time.perf_counter()
+        return synchronised
+    if threads > 1:
+        return time.perf_counter
+    return lambda: time.process_time() * slowdown
+
+
+def measure_kernels(device: torch.device, dtypes: Sequence[torch.dtype], clock: Clock, seconds: float,
+                    scale: Scale = USUAL, progress: Progress | None = None) -> list[Timed]:
+    """All kernels of all cases, timed for about `seconds`, at least FEWEST rounds."""
+    began, tell = time.monotonic(), progress or (lambda what, done, total: None)
+    points = [_point(case, dtype) for dtype in dtypes for case in cases(scale)]
+    largest = max(prod(shape) for point in points for shape in point.case.shapes)
+    noise = {dtype: torch.randn(largest, device=device).to(dtype) for dtype in dtypes}
+    rounds, left = 0, seconds
+    while rounds <= FEWEST or time.monotonic() - began + left < seconds:
+        at = time.monotonic()
+        for point in points:
+            _time(point, noise[point.dtype], clock, warm=not rounds)
+        rounds, left = rounds + 1, time.monotonic() - at
+        tell("timing kernels", min(int(time.monotonic() - began), int(seconds)), int(seconds))
+    return [timed for point in points for timed in (point.forward, *(timed for timed, _ in point.backward))]
+
+
+def _point(case: Case, dtype: torch.dtype) -> _Point:
+    forward, backward = kernels(case, dtype)
+    every = tuple(range(len(case.shapes)))
+    wanted = [every] if len(backward) == 1 else [(i,) for i in every]
+    found = tuple((Timed(k), which) for k, which in zip(backward, wanted, strict=True) if k.name != forward.name)
+    return _Point(case, dtype, Timed(forward), found)
+
+
+def _time(point: _Point, noise: Tensor, clock: Clock, warm: bool) -> None:
+    """One visit; a first one only warms up."""
+    case, count = point.case, point.instances()
+    made = [case.tensors(noise) for _ in range(count)]
+    gradients: list[Tensor] = []
+    for timed, wanted in point.backward:
+        outputs = [case.op(*tensors) for tensors in made]
+        gradients = gradients or [torch.ones_like(outputs[0])] * count
+        took = _seconds(lambda: torch.autograd.grad(outputs, [t[i] for t in made for i in wanted], gradients), clock)
+        if not warm:
+            timed.seconds.append(took / count)
+        del outputs
+    took = _seconds(lambda: [case.op(made[0][0], *tensors[1:]) for tensors in made], clock)
+    if not warm:
+        point.forward.seconds.append(took / count)
+
+
+def _seconds(run: Callable[[], object], clock: Clock) -> float:
+    start = clock()
+    kept = run()
+    end = clock()
+    del kept
+    return max(end - start, 1e-9)
+
+
+def rows_of(timed: Sequence[Timed]) -> list[dict[str, Any]]:
+    """The curves as they are written: one per name and dtype, points row major on their grid."""
+    found: dict[tuple[str, str], dict[tuple[float, ...], Timed]] = {}
+    for one in timed:
+        k = one.kernel
+        found.setdefault((k.name, k.dtype), {})[sizes_of(k.kind, k.shape, k.nbytes)] = one
+    rows = []
+    for (name, dtype), points in found.items():
+        ordered = [points[at] for at in sorted(points)]
+        grid = [sorted({at[i] for at in points}) for i in range(len(next(iter(points))))]
+        assert prod(map(len, grid)) == len(points), f"{name} has no whole grid"
+        rows.append({"name": name, "dtype": dtype, "grid": grid,
+                     "work": [work_of(t.kernel.flops, t.kernel.nbytes, t.kernel.shape) for t in ordered],
+                     "seconds": [float(f"{low(t.seconds):.4g}") for t in ordered],
+                     "spread": [float(f"{spread(t.seconds):.2g}") for t in ordered]})
+    return rows

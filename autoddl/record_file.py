@@ -1,0 +1,97 @@
+"""A record as JSON lines, readable up to where a run broke off.
+
+    {"autoddl_record": 1, "plan": fingerprint, ...}     the header: plan, model, mesh, cluster, ranks, versions
+    {"step": 0, "rank": 2, "events": [...], ...}        one line per step and rank, written when the step is over
+
+Where ranks ran on several machines a record is in parts, FILE.0, FILE.1, ..., each with the header.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from autoddl.errors import InputError
+from autoddl.record import Event, Header, Record, Step
+
+__all__ = ["FORMAT", "header_text", "parse_record", "read_record", "step_text"]
+
+FORMAT = 1
+_COLUMNS = tuple(f.name for f in fields(Event) if f.name not in ("step", "rank"))
+
+
+def header_text(header: Header) -> str:
+    return json.dumps({"autoddl_record": FORMAT, **asdict(header), "columns": _COLUMNS}) + "\n"
+
+
+def step_text(step: Step) -> str:
+    """The line of one step; times are kept to 0.1 us."""
+    rows = [[round(v, 7) if isinstance(v, float) else v for v in (getattr(e, name) for name in _COLUMNS)]
+            for e in step.events]
+    passes = [[name, round(start, 7)] for name, start in step.passes]
+    return json.dumps({"step": step.step, "rank": step.rank, "began": round(step.began, 6),
+                       "seconds": round(step.seconds, 7), "passes": passes, "events": rows}) + "\n"
+
+
+def read_record(path: str | Path) -> Record:
+    """The record in `path` or in its parts; what is wrong with it is one InputError that names it."""
+    path = Path(path)
+    parts = [path] if path.exists() else sorted(p for p in path.parent.glob(f"{path.name}.*") if p.suffix[1:].isdigit())
+    try:
+        texts = [part.read_text(encoding="utf-8") for part in parts or [path]]
+    except OSError as error:
+        raise InputError(f"cannot read the record {path}: {error.strerror or error}") from None
+    except ValueError:
+        raise InputError(f"{path} is no record: not text; `run` and `rehearse` write records") from None
+    read = [parse_record(text, str(part)) for text, part in zip(texts, parts, strict=True)]
+    if any(one.header.plan != read[0].header.plan for one in read):
+        raise InputError(f"the parts of {path} are of different plans; remove those of an earlier run")
+    return Record(read[0].header, tuple(step for one in read for step in one.steps), any(one.cut for one in read))
+
+
+def parse_record(text: str, source: str) -> Record:
+    """`text` of a record; a last line that is not whole is left out. `source` names it in errors."""
+    lines = text.splitlines()
+    if not lines:
+        raise InputError(f"{source} is no record: it is empty; `run` and `rehearse` write records")
+    header, steps = _header(lines[0], source), []
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            steps.append(_step(json.loads(line), header.ranks))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if number == len(lines):
+                return Record(header, tuple(steps), cut=True)
+            raise InputError(f"{source}, line {number}: no step of a record ({type(error).__name__}: {error}); a "
+                             "record is written by one run, line by line: make it again") from None
+    return Record(header, tuple(steps))
+
+
+def _header(line: str, source: str) -> Header:
+    try:
+        data: Any = json.loads(line)
+    except ValueError:
+        data = None
+    if not isinstance(data, dict) or "autoddl_record" not in data:
+        raise InputError(f"{source} is no record: its first line is no header; `run` and `rehearse` write records")
+    if data["autoddl_record"] != FORMAT:
+        raise InputError(f"{source} is a record of format {data['autoddl_record']}; this AutoDDL reads format {FORMAT}")
+    for name, kind in (("ranks", int), ("versions", dict), *((f.name, str) for f in fields(Header)[:5])):
+        if not isinstance(data.get(name), kind):
+            raise InputError(f"{source} is no record: its header has {name} = {data.get(name)!r}; make it again")
+    return Header(**{f.name: data[f.name] for f in fields(Header)})
+
+
+def _step(data: Any, ranks: int) -> Step:
+    step, rank = int(data["step"]), int(data["rank"])
+    if not 0 <= rank < ranks:
+        raise ValueError(f"rank {rank} of {ranks}")
+    events = tuple(_event(step, rank, row) for row in data["events"])
+    passes = tuple((str(name), float(start)) for name, start in data["passes"])
+    return Step(step, rank, float(data["began"]), float(data["seconds"]), passes, events)
+
+
+def _event(step: int, rank: int, row: Sequence[Any]) -> Event:
+    direction, kind, axes, level, nbytes, start, end, wait, origin = row
+    return Event(step, rank, str(direction), str(kind), str(axes), str(level), int(nbytes), float(start), float(end),
+                 float(wait), str(origin))

@@ -1,0 +1,43 @@
+"""The graph of another batch size, from two that were captured.
+
+    number(m) = a                    where it is a in both graphs
+              = a * m1 / m           where it is a with m1 microbatches and a * m1 / m2 with m2: it counts rows
+
+What is stretched is a guess: who uses it captures the model again and compares.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from autoddl.graph import Graph
+
+__all__ = ["stretched"]
+
+
+class _Unlike(Exception):
+    """Two values that do not follow the rule."""
+
+
+def stretched(first: Graph, m1: int, second: Graph, m2: int, m: int) -> Graph | None:
+    """The graph with m microbatches, from those with m1 and m2; None if they do not tell."""
+    if len(first.tensors) != len(second.tensors) or len(first.ops) != len(second.ops):
+        return None
+    try:
+        tensors = tuple(replace(a, shape=_number(a.shape, b.shape, m1, m2, m))
+                        for a, b in zip(first.tensors, second.tensors, strict=True))
+        ops = tuple(replace(a, args=_number(a.args, b.args, m1, m2, m))
+                    for a, b in zip(first.ops, second.ops, strict=True))
+    except _Unlike:
+        return None
+    return replace(first, tensors=tensors, ops=ops)
+
+
+def _number(a: Any, b: Any, m1: int, m2: int, m: int) -> Any:
+    """The rule, inside tuples too."""
+    if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
+        return tuple(_number(x, y, m1, m2, m) for x, y in zip(a, b, strict=True))
+    if type(a) is type(b) and a == b:
+        return a
+    if type(a) is int and type(b) is int and a * m1 == b * m2 and a * m1 % m == 0:
+        return a * m1 // m
+    raise _Unlike

@@ -1,0 +1,99 @@
+"""The time line that a plan's step will have on one rank: what `issue` lists, run by the discrete-event engine.
+
+Computation is one stream, the collectives over each set of axes another: two links at once, one link one at a time. So
+
+    a collective is in flight from when it is handed over to when its stream has done it and those before it
+    exposed = what waiting for it takes         hidden = time in flight during which the rank computes
+
+It is written as a recorded step is, so that both are read by the same functions. `slowdown` is the factor by which
+computation and communication slow each other while both run (see `cost_models.timeline`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autoddl.actions import Action, Compute, Pass, Start, Wait
+from autoddl.cost_models import Cluster
+from autoddl.cost_models.timeline import COMPUTE, Task, simulate
+from autoddl.graph import Graph
+from autoddl.issue import issued
+from autoddl.plan import Plan
+from autoddl.record import Event, Step
+from autoddl.record_writer import level_of
+
+__all__ = ["Foreseen", "Span", "timeline_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """An op, or a local step of a conversion, from `start` to `end`, in seconds."""
+
+    name: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """A predicted step: its collectives as events of a record, and what it computes."""
+
+    step: Step
+    computes: tuple[Span, ...]
+
+    @property
+    def compute_seconds(self) -> float:
+        return sum(span.end - span.start for span in self.computes)
+
+
+def timeline_of(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, slowdown: float = 1.0) -> Foreseen:
+    """The predicted step of `rank`. `graph` is the planned one (`hubs.planned`), of one microbatch."""
+    actions = issued(plan, graph, cluster, rank)
+    tasks, at = _tasks(actions)
+    line = simulate(tasks, slowdown)
+    began = [line.ends[n] if n is not None else 0.0 for n in _computed_before(tasks)]
+    starts = [k for k, action in enumerate(actions) if isinstance(action, Start)]
+    waits = {action.k: at[k] for k, action in enumerate(actions) if isinstance(action, Wait)}
+    events = []
+    for number, k in enumerate(starts):
+        action, task = actions[k], at[k]
+        assert isinstance(action, Start)
+        wait = line.starts[waits[number]] - began[waits[number]] if number in waits else 0.0
+        sent = action.sent
+        events.append(Event(0, rank, sent.direction, sent.kind, sent.axes, level_of(plan, sent.axes), sent.nbytes,
+                            began[task], line.ends[task], wait, sent.origin))
+    passes = tuple((action.name, began[at[k]] if at[k] < len(tasks) else line.makespan)
+                   for k, action in enumerate(actions) if isinstance(action, Pass))
+    spans = tuple(Span(action.name, line.starts[at[k]], line.ends[at[k]])
+                  for k, action in enumerate(actions) if isinstance(action, Compute))
+    return Foreseen(Step(0, rank, 0.0, line.makespan, passes, tuple(events)), spans)
+
+
+def _tasks(actions: Sequence[Action]) -> tuple[list[Task], list[int]]:
+    """The tasks, and for each action its task: that of a Pass is the next one. Waiting is computing for no time."""
+    tasks: list[Task] = []
+    at: list[int] = []
+    flights: list[int] = []
+    computed: int | None = None
+    for action in actions:
+        at.append(len(tasks))
+        if isinstance(action, Pass):
+            continue
+        if isinstance(action, Start):
+            flights.append(len(tasks))
+            needs = () if computed is None else (computed,)
+            tasks.append(Task(action.sent.origin, action.seconds, stream=action.sent.axes, needs=needs))
+        else:
+            computed = len(tasks)
+            seconds, needs = (action.seconds, ()) if isinstance(action, Compute) else (0.0, (flights[action.k],))
+            tasks.append(Task(action.name if isinstance(action, Compute) else "wait", seconds, needs=needs))
+    return tasks, at
+
+
+def _computed_before(tasks: Sequence[Task]) -> list[int | None]:
+    """Per task the last one before it that computes: when that ends, the rank comes to this one."""
+    found: list[int | None] = []
+    last: int | None = None
+    for i, task in enumerate(tasks):
+        found.append(last)
+        last = i if task.stream == COMPUTE else last
+    return found

@@ -1,0 +1,108 @@
+"""Which collective runs, and where: the library's own, or ours on messages, as the cost model says.
+
+Every rank asks the same pure function about the same cluster, so all choose alike. Ours run in the caller's thread, or
+asynchronously in one thread of this rank, in the order of their start, which is the same on every rank of a program;
+each has tags of its own in its group. So no two wait for each other in a circle.
+After a failure the thread fails whatever is started later: a group that lost a rank does not recover.
+"""
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from autoddl.cost_models import Cluster, Group
+from autoddl.exchange import TAGS, exchange
+from autoddl.messages import chosen
+
+__all__ = ["Transport"]
+
+SERIALS = 2**14
+"""Collectives of a group between two with the same tags."""
+
+_LIBRARY: dict[str, Callable[..., Any]] = {
+    "all-gather": dist.all_gather_single, "reduce-scatter": dist.reduce_scatter_single,
+    "all-to-all": dist.all_to_all_single}
+
+
+class _Later:
+    """Work of the thread, as torch.distributed's: `wait` raises what went wrong."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self.action: Callable[[], None] | None = action
+        self._future: Future[None] = Future()
+
+    def run(self, failure: Exception | None) -> Exception | None:
+        """Run, or fail as an earlier one did; what went wrong."""
+        action, self.action = self.action, None
+        try:
+            if failure is None and action is not None:
+                action()
+        except Exception as error:
+            failure = error
+        if failure is None:
+            self._future.set_result(None)
+        else:
+            self._future.set_exception(failure)  # type: ignore[arg-type]
+        return failure
+
+    def wait(self) -> None:
+        self._future.wait()
+
+    def get_future(self) -> "Future[None]":
+        return self._future
+
+
+def _serve(queue: "SimpleQueue[_Later | None]") -> None:
+    failure: Exception | None = None
+    while (later := queue.get()) is not None:
+        failure = later.run(failure)
+        del later
+
+
+class Transport:
+    """Starts collectives of one rank. Without a `cluster` all are the library's own. `timeout` is of each message."""
+
+    def __init__(self, cluster: Cluster | None = None, timeout: timedelta | None = None) -> None:
+        self._cluster, self._timeout = cluster, timeout
+        self._serials: Counter[str] = Counter()
+        self._queue: SimpleQueue[_Later | None] | None = None
+
+    def start(self, kind: str, got: Tensor, given: Tensor, group: dist.ProcessGroup, extents: Group,
+              asynchronous: bool = True, how: str = "sum") -> Any:
+        """Start a collective on flat contiguous tensors, as `exchange` has them, in `group`, which has `extents`.
+
+        Work with `wait` and `get_future`, or None if it ran. Raises RuntimeError where a peer is gone.
+        """
+        ways = None if self._cluster is None or dist.get_backend(group) != "gloo" else \
+            chosen(self._cluster, kind, extents, max(got.nbytes, given.nbytes))
+        if ways is None:
+            return _library(kind, got, given, group, asynchronous, how)
+        tag = self._serials[group.group_name] % SERIALS * TAGS
+        self._serials[group.group_name] += 1
+        action = partial(exchange, kind, got, given, ways, group, tag, how, self._timeout)
+        return self._later(action) if asynchronous else action()
+
+    def _later(self, action: Callable[[], None]) -> _Later:
+        if self._queue is None:
+            self._queue = SimpleQueue()
+            threading.Thread(target=_serve, args=(self._queue,), name="autoddl transport", daemon=True).start()
+            weakref.finalize(self, self._queue.put, None)
+        later = _Later(action)
+        self._queue.put(later)
+        return later
+
+
+def _library(kind: str, got: Tensor, given: Tensor, group: dist.ProcessGroup, asynchronous: bool, how: str) -> Any:
+    if kind == "all-reduce":
+        operation = dist.ReduceOp.MAX if how == "max" else dist.ReduceOp.SUM
+        return dist.all_reduce(got, operation, group=group, async_op=asynchronous)
+    return _LIBRARY[kind](got, given, group=group, async_op=asynchronous)

@@ -1,0 +1,159 @@
+"""The models of published runs, as small as their repeated parts: one layer, the embedding, the head.
+
+    layer       x + attention(norm(x)), then x + mlp(norm(x))                        Vaswani et al. 2017, pre-norm
+    attention   fused: scaled_dot_product_attention; else two products around a softmax and its dropout
+    mlp         up, activation, down; gated: activation(gate) * up; experts: each token through `top` of `experts`
+    head        norm, logits, mean loss of the next token
+
+Shapes are those of one microbatch: x is (batch, length, width). Experts get equally many tokens, as the routers of
+benchmarks are forced to give; with `batch` microbatches of as many ranks, tokens of one go to the experts of another.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+__all__ = ["Embedding", "Head", "Layer", "Shape"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What decides the kernels of a layer. `size` is that of a head, `hidden` the width between up and down."""
+
+    width: int
+    heads: int
+    groups: int
+    hidden: int
+    vocab: int
+    batch: int
+    length: int
+    gated: bool = False
+    fused: bool = True
+    dropout: bool = False
+    bias: bool = True
+    experts: int = 0
+    top: int = 0
+    activation: str = "gelu"
+    head: int = 0
+    dtype: str = "bfloat16"
+
+    @property
+    def size(self) -> int:
+        """Of a head."""
+        return self.head or self.width // self.heads
+
+
+class Attention(nn.Module):
+    """Queries, keys and values of a group in one product; keys and values may have fewer heads. A rotation of queries
+    and keys by their position, which is one kernel, is a multiplication."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.qkv = nn.Linear(shape.width, (shape.heads + 2 * shape.groups) * shape.size, bias=shape.bias)
+        self.o = nn.Linear(shape.heads * shape.size, shape.width, bias=False)
+        self.turn = nn.Buffer(torch.empty(shape.length, shape.size)) if shape.gated else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        shape, each = self.shape, self.shape.heads // self.shape.groups
+        parts = self.qkv(x).view(batch, length, shape.groups, each + 2, shape.size).split((each, 1, 1), 3)
+        q, k, v = (part.reshape(batch, length, -1, shape.size).transpose(1, 2) for part in parts)
+        if self.turn is not None:
+            q, k = q * self.turn, k * self.turn
+        if shape.fused:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=each > 1)
+        else:
+            scores = F.softmax(q @ k.transpose(-1, -2), dim=-1)
+            y = F.dropout(scores, 0.1, shape.dropout) @ v
+        done: Tensor = self.o(y.transpose(1, 2).reshape(batch, length, -1))
+        return done
+
+
+class Dense(nn.Module):
+    """One expert that all tokens have; gate and up are one product."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.up = nn.Linear(shape.width, (1 + shape.gated) * shape.hidden, bias=shape.bias)
+        self.down = nn.Linear(shape.hidden, shape.width, bias=False)
+        self.shape = shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(x)
+        if self.shape.gated:
+            gate, up = y.view(*x.shape[:2], 2, -1).unbind(2)
+            y = F.silu(gate) * up
+        else:
+            y = F.gelu(y) if self.shape.activation == "gelu" else torch.relu(y) * y
+        done: Tensor = self.down(y)
+        return done
+
+
+class Experts(nn.Module):
+    """(batch, length, width) -> (experts, tokens of each, width) -> products -> back; a router besides."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.router = nn.Linear(shape.width, shape.experts, bias=False)
+        self.up = nn.Parameter(torch.empty(shape.experts, shape.width, 2 * shape.hidden))
+        self.down = nn.Parameter(torch.empty(shape.experts, shape.hidden, shape.width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        count, top = self.shape.experts, self.shape.top
+        weight = torch.softmax(self.router(x), -1)
+        copies = x.unsqueeze(2).expand(batch, length, top, width).reshape(batch, length * top // count, count, width)
+        sent = copies.permute(2, 1, 0, 3).clone().reshape(count, -1, width)
+        gate, up = (sent @ self.up).view(count, sent.shape[1], 2, -1).unbind(2)
+        done = ((F.silu(gate) * up) @ self.down).view(count, -1, batch, width)
+        back = done.permute(2, 1, 0, 3).clone().reshape(batch, length, top, width)
+        mixed: Tensor = (back * weight[..., :top].unsqueeze(-1)).sum(2)
+        return mixed
+
+
+class Layer(nn.Module):
+    """One layer; its loss is a sum that costs nothing beside it."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        norm = nn.RMSNorm if shape.gated else nn.LayerNorm
+        self.first, self.second = norm(shape.width), norm(shape.width)
+        self.attention = Attention(shape)
+        self.mlp = Experts(shape) if shape.experts else Dense(shape)
+        self.inlet = nn.Parameter(torch.empty(()))
+        self.dropout = shape.dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.inlet
+        x = x + F.dropout(self.attention(self.first(x)), 0.1, self.dropout)
+        return (x + F.dropout(self.mlp(self.second(x)), 0.1, self.dropout)).sum()
+
+
+class Embedding(nn.Module):
+    """Tokens and positions."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(shape.vocab, shape.width)
+        self.positions = nn.Parameter(torch.empty(shape.length, shape.width))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        total: Tensor = (self.tokens(ids) + self.positions).sum()
+        return total
+
+
+class Head(nn.Module):
+    """Norm, logits, loss in float32."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.norm, self.head = nn.LayerNorm(shape.width), nn.Linear(shape.width, shape.vocab, bias=False)
+        self.inlet = nn.Parameter(torch.empty(()))
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        logits = self.head(self.norm(x * self.inlet))
+        return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())

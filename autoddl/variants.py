@@ -1,0 +1,61 @@
+"""The model with one of several microbatches of a batch, captured as seldom as possible.
+
+The first two numbers of microbatches that are asked for are captured. From these the graphs of others are stretched
+(see `stretch`), which is good for searching; the one that is planned for is captured too, and must be the same.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autoddl.errors import InputError
+from autoddl.graph import Graph
+from autoddl.hubs import planned
+from autoddl.stretch import stretched
+
+__all__ = ["Variant", "Variants"]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The model captured with one microbatch of a batch."""
+
+    graph: Graph
+    original: Graph
+    spec: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Variants:
+    """`part` captures one of so many microbatches. What was made is kept."""
+
+    part: Callable[[int], Variant]
+    captured: dict[int, Variant] = field(default_factory=dict)
+    guessed: dict[int, Variant] = field(default_factory=dict)
+
+    def has(self, microbatches: int) -> bool:
+        """Whether it is there without capturing."""
+        return self._guess(microbatches) is not None
+
+    def __call__(self, microbatches: int) -> Variant:
+        return self._guess(microbatches) or self.confirmed(microbatches)
+
+    def confirmed(self, microbatches: int) -> Variant:
+        """As captured; InputError if a guess that was searched is something else."""
+        if microbatches not in self.captured:
+            self.captured[microbatches] = self.part(microbatches)
+        found, guess = self.captured[microbatches], self.guessed.get(microbatches)
+        if guess is not None and guess.original != found.original:
+            raise InputError(f"the model with {microbatches} microbatches is not its smaller self with other sizes; "
+                             f"plan with microbatches={microbatches} alone")
+        return found
+
+    def _guess(self, microbatches: int) -> Variant | None:
+        if microbatches in self.captured:
+            return self.captured[microbatches]
+        if microbatches not in self.guessed and len(self.captured) > 1:
+            (m1, first), (m2, second) = sorted(self.captured.items())[:2]
+            graph = stretched(first.original, m1, second.original, m2, microbatches)
+            if graph is not None:
+                self.guessed[microbatches] = Variant(planned(graph), graph, first.spec)
+        return self.guessed.get(microbatches)

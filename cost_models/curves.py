@@ -1,0 +1,131 @@
+"""What was measured of a device's kernels, as curves: seconds between and beyond the sizes that were timed.
+
+    seconds = max(work / rate(x), floor)
+
+work are the flops of a product, convolution or attention, and the bytes that any other kernel moves; x its sizes; floor
+the least seconds of the curve, which even nothing takes. A curve has seconds at every point of a rectangular grid of x:
+
+    products, convolutions   x = (m, n, k)                   attention   x = (queries, head size)
+    others                   x = (bytes,)
+
+log rate is linear in the log of each x between the grid's points, and outside that of the border (multilinear
+interpolation, as roofline tables of Williams et al. 2009 have it). A device's curves are kept as canonical JSON, so
+that the device stays a value that hashes fast; `table` reads it once.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import exp, log, prod
+from types import MappingProxyType
+from typing import Any
+
+from autoddl.errors import InputError
+
+__all__ = ["Curve", "curve_of", "sizes_of", "table", "text_of", "work_of"]
+
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+_WIDTH = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Kernels of one `name` and dtype: `grid` has the sizes along each x, `rates` work per second at every point, row
+    major, `floor` the least seconds."""
+
+    name: str
+    dtype: str
+    grid: tuple[tuple[float, ...], ...]
+    rates: tuple[float, ...]
+    floor: float
+
+    @property
+    def best(self) -> float:
+        """The greatest rate that any size reaches."""
+        return max(self.rates)
+
+    def rate(self, sizes: Sequence[float]) -> float:
+        """Work per second at `sizes`, one per x of the grid."""
+        corners = [_between(line, size) for line, size in zip(self.grid, sizes, strict=True)]
+        total = 0.0
+        for corner in product(*corners):
+            share = prod(part for _, part in corner)
+            if share:
+                total += share * log(self.rates[self._index([at for at, _ in corner])])
+        return exp(total)
+
+    def seconds(self, work: float, sizes: Sequence[float]) -> float:
+        """Seconds of a kernel of this work and these sizes."""
+        return max(work / self.rate(sizes), self.floor)
+
+    def _index(self, at: Sequence[int]) -> int:
+        index = 0
+        for line, i in zip(self.grid, at, strict=True):
+            index = index * len(line) + i
+        return index
+
+
+def _between(line: tuple[float, ...], size: float) -> tuple[tuple[int, float], ...]:
+    """The points of an axis around `size` with their shares; outside, the border alone."""
+    if size <= line[0]:
+        return ((0, 1.0),)
+    if size >= line[-1]:
+        return ((len(line) - 1, 1.0),)
+    after = next(i for i, point in enumerate(line) if point >= size)
+    share = log(size / line[after - 1]) / log(line[after] / line[after - 1])
+    return ((after - 1, 1.0 - share), (after, share))
+
+
+def sizes_of(kind: str, shape: tuple[int, ...], nbytes: float) -> tuple[float, ...]:
+    """x of a kernel of `cost_models.Kernel`'s kind and shape."""
+    if kind.startswith("attention"):
+        return float(shape[1]), float(shape[3])
+    return tuple(float(size) for size in shape[1:]) if shape else (nbytes,)
+
+
+def work_of(flops: float, nbytes: float, shape: tuple[int, ...]) -> float:
+    """What the rate of a curve is per second of."""
+    return flops if shape else nbytes
+
+
+@lru_cache(maxsize=64)
+def table(text: str) -> Mapping[tuple[str, str], Curve]:
+    """The curves of `Device.curves` by name and dtype."""
+    return MappingProxyType({(c["name"], c["dtype"]): _curve(c) for c in (json.loads(text) if text else ())})
+
+
+def _curve(tree: Mapping[str, Any]) -> Curve:
+    grid = tuple(tuple(float(size) for size in line) for line in tree["grid"])
+    seconds = [float(value) for value in tree["seconds"]]
+    rates = tuple(work / second for work, second in zip(tree["work"], seconds, strict=True))
+    return Curve(tree["name"], tree["dtype"], grid, rates, min(seconds))
+
+
+def curve_of(text: str, name: str, dtype: str) -> Curve | None:
+    """The curve of kernels `name`: of this dtype, else of one as wide, else of the nearest wider; None if there is
+    none."""
+    known = table(text)
+    width = _WIDTH.get(dtype, 4)
+    for other in (dtype, *(d for d in _DTYPES if _WIDTH[d] == width), *(d for d in _DTYPES if _WIDTH[d] > width),
+                  *_DTYPES):
+        if (name, other) in known:
+            return known[name, other]
+    return None
+
+
+def text_of(curves: Sequence[Mapping[str, Any]], source: str) -> str:
+    """Canonical JSON of curves as they are written: name, dtype, grid, work and seconds at every point."""
+    for curve in curves:
+        place = f"{source}: measured: curve {curve.get('name')!r}"
+        points = prod(len(line) for line in curve["grid"])
+        if not points or points != len(curve["seconds"]) or points != len(curve["work"]):
+            raise InputError(f"{place}: its grid has {points} points, but there are {len(curve['seconds'])} seconds and "
+                             f"{len(curve['work'])} amounts of work; measure again")
+        if any(list(line) != sorted(set(line)) or line[0] <= 0 for line in curve["grid"]):
+            raise InputError(f"{place}: sizes rise and are above 0; measure again")
+        if min(*curve["seconds"], *curve["work"]) <= 0:
+            raise InputError(f"{place}: seconds and work are above 0; measure again")
+    return json.dumps([{key: c[key] for key in ("name", "dtype", "grid", "work", "seconds")} for c in curves],
+                      sort_keys=True)

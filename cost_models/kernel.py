@@ -1,0 +1,119 @@
+"""Seconds of one kernel by its shape: a roofline whose efficiency follows from how the kernel covers the device.
+
+    matmul     min over tiles (a, b) and splits s of the contraction of
+                   waves * 2 a b (k/s + PROLOGUE) / (peak e r / units)
+               with waves = ceil(batch ceil(m/a) ceil(n/b) s / units)
+    attention  waves of query blocks: blocks = batch heads * ceil(queries / BLOCK), each over the keys it sees
+    memory     bytes / (bandwidth * elementwise efficiency)
+    all        max(compute, bytes) + launch
+
+peak is that of the dtype, e what the largest products reach on the device, r the rate of a tile beside the largest,
+units the multiprocessors that share the peak. A wave takes as long with one tile as with one for each unit (NVIDIA,
+"Matrix multiplication background user's guide", tile and wave quantisation). Every tile starts and ends with loads and
+stores that no multiplication hides: PROLOGUE elements of k. A device without `units`, and every CPU, has the plain
+roofline of `device`. `least_seconds` is below the seconds of every way to cut a kernel among ranks.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+
+from autoddl.cost_models.curves import curve_of, sizes_of, work_of
+from autoddl.cost_models.device import compute_seconds, elementwise_seconds
+from autoddl.cost_models.machine import ITEMSIZE_OF_PEAK, Device
+from autoddl.errors import InputError
+
+__all__ = ["KINDS", "Kernel", "kernel_seconds", "least_seconds"]
+
+KINDS = ("matmul", "convolution", "attention", "attention backward", "memory")
+
+TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 64, 0.6))
+"""Rows, columns and rate beside the largest. The tiles are those that NVIDIA's guide lists; the rates are assumed,
+not measured: a smaller tile reuses less of what it loads."""
+SPLITS = (1, 2, 4, 8)
+"""Parts of the contraction that different units may add up (split-K)."""
+PROLOGUE = 128.0
+"""Elements of k that filling and draining the pipeline of a tile costs: assumed to be 4 stages of 32."""
+ALIGNED = 16
+"""Bytes that the contiguous dims of a product have to be a multiple of (NVIDIA, same guide, section 2.1) ..."""
+MISALIGNED = 0.5
+"""... or its tensor cores load in pieces; that they reach half is assumed."""
+BLOCK = 128
+"""Queries and keys of a block of fused attention (Dao 2023, "FlashAttention-2", section 3.3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel. `shape`: (batch, m, n, k) of a matmul, or of the matmul that a convolution is; (batch * heads,
+    queries, keys, head size, causal) of attention; () of memory. `nbytes` are read and written; `name` is the
+    curve that it follows on a device that was measured (`curves`)."""
+
+    kind: str
+    shape: tuple[int, ...]
+    flops: float
+    nbytes: float
+    dtype: str
+    name: str = ""
+
+
+@lru_cache(maxsize=500_000)
+def kernel_seconds(device: Device, kernel: Kernel) -> float:
+    """Seconds of `kernel` alone on `device`."""
+    if kernel.kind not in KINDS:
+        raise InputError(f"{kernel.kind!r} is no kind of kernel; the kinds are {', '.join(KINDS)}")
+    curve = curve_of(device.curves, kernel.name, kernel.dtype) if device.curves else None
+    if curve is not None:
+        sizes = sizes_of(kernel.kind, kernel.shape, kernel.nbytes)
+        return curve.seconds(work_of(kernel.flops, kernel.nbytes, kernel.shape), sizes)
+    if kernel.kind == "memory":
+        return elementwise_seconds(device, kernel.nbytes)
+    plain = compute_seconds(device, 0.0 if device.units else kernel.flops, kernel.nbytes, kernel.dtype)
+    if not device.units or not kernel.flops:
+        return plain
+    compute = _attention if kernel.kind.startswith("attention") else _matmul
+    return max(plain, compute(device, kernel) + device.launch)
+
+
+def least_seconds(device: Device, kernel: Kernel, ranks: int) -> float:
+    """Less than any part of an even cut among `ranks` takes: no waves, no tiles, the best efficiency of its kind."""
+    curve = curve_of(device.curves, kernel.name, kernel.dtype) if device.curves else None
+    if curve is not None:
+        return max(work_of(kernel.flops, kernel.nbytes, kernel.shape) / ranks / curve.best, curve.floor)
+    if kernel.kind == "memory":
+        return elementwise_seconds(device, kernel.nbytes / ranks)
+    flops = kernel.flops * device.efficiency / _efficiency(device, kernel)
+    return compute_seconds(device, flops / ranks, kernel.nbytes / ranks, kernel.dtype)
+
+
+def _efficiency(device: Device, kernel: Kernel) -> float:
+    """e: the fraction of the peak that the largest kernels of this kind, or of this dtype, reach."""
+    if kernel.kind.startswith("attention"):
+        return device.reached(kernel.kind)
+    return device.reached(device.runs_as(kernel.dtype))
+
+
+def _matmul(device: Device, kernel: Kernel) -> float:
+    """min over tiles and splits of waves * seconds of a tile."""
+    batch, m, n, k = kernel.shape
+    width = ITEMSIZE_OF_PEAK[device.runs_as(kernel.dtype)]
+    whole = width > 2 or all(size * width % ALIGNED == 0 for size in (n, k))
+    rate = device.peak(kernel.dtype) * _efficiency(device, kernel) * (1.0 if whole else MISALIGNED) / device.units
+    best = float("inf")
+    for rows, columns, share in TILES:
+        area = rows * columns
+        tiles = batch * min(ceil(m / rows) * ceil(n / columns), ceil(m / columns) * ceil(n / rows))
+        for split in SPLITS:
+            waves = ceil(tiles * split / device.units)
+            best = min(best, waves * 2 * area * (k / split + PROLOGUE) / (rate * share))
+    return best
+
+
+def _attention(device: Device, kernel: Kernel) -> float:
+    """Waves of blocks of queries; a block at the diagonal is computed whole."""
+    heads, queries, keys, _, causal = kernel.shape
+    blocks = heads * ceil(queries / BLOCK)
+    seen = (keys + BLOCK) / keys if causal else 1.0
+    waves = blocks / device.units
+    full = max(1.0, waves) if causal else float(ceil(waves))
+    rate = device.peak(kernel.dtype) * _efficiency(device, kernel)
+    return kernel.flops * seen * full / waves / rate

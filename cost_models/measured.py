@@ -1,0 +1,102 @@
+"""What a calibration wrote under `measured:` of a cluster file, and what it changes of the cluster.
+
+    date, versions, seconds     when it was measured, with which libraries, and how long that took
+    device     name and kind as the file has them; processor, threads, ranks at once and load while it was measured
+    curves     {name, dtype, grid, work, seconds, spread}             -> Device.curves
+    links      {level, ranks, bandwidth, latency, error, points}      -> bandwidth and latency of that level
+
+A link keeps its bandwidth as written and reaches a fraction of it, where what was measured is not above it. Figures of
+one device say nothing of another, so a file whose device is not the one that was measured is refused.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pydantic import Field, StrictInt
+
+from autoddl.cost_models.curves import text_of
+from autoddl.cost_models.links import PROTOCOLS
+from autoddl.cost_models.machine import Device, Level
+from autoddl.cost_models.schema import PeakName, Written, validated
+from autoddl.errors import InputError
+
+__all__ = ["calibrated"]
+
+Positive = Field(gt=0)
+
+
+class WrittenCurve(Written):
+    name: str
+    dtype: PeakName
+    grid: tuple[tuple[float, ...], ...] = Field(min_length=1)
+    work: tuple[float, ...]
+    seconds: tuple[float, ...]
+    spread: tuple[float, ...] = ()
+
+
+class WrittenPoint(Written):
+    kind: str
+    nbytes: float = Positive
+    seconds: float = Positive
+    spread: float = 0.0
+
+
+class WrittenLink(Written):
+    level: str
+    ranks: StrictInt = Field(ge=2)
+    bandwidth: float = Positive
+    latency: float = Field(ge=0)
+    error: float = Field(ge=0)
+    points: tuple[WrittenPoint, ...] = ()
+
+
+class WrittenOrigin(Written):
+    name: str
+    kind: str
+    processor: str = ""
+    threads: StrictInt = Field(default=1, ge=1)
+    ranks: StrictInt = Field(default=1, ge=1)
+    load: float = 0.0
+
+
+class WrittenMeasured(Written):
+    date: str
+    versions: dict[str, str]
+    device: WrittenOrigin
+    seconds: float = 0.0
+    curves: tuple[WrittenCurve, ...] = ()
+    links: tuple[WrittenLink, ...] = ()
+
+
+def calibrated(tree: Mapping[str, Any] | None, device: Device, levels: tuple[Level, ...], source: str
+               ) -> tuple[str, Device, tuple[Level, ...]]:
+    """`measured:` as canonical JSON, and the device and levels with what it says; nothing where nothing was measured."""
+    if tree is None:
+        return "", device, levels
+    written = validated(WrittenMeasured, tree, f"{source}: measured")
+    origin = written.device
+    if (origin.name, origin.kind) != (device.name, device.kind):
+        raise InputError(f"{source}: measured is of the {origin.kind} {origin.name!r}, and the file's device is the "
+                         f"{device.kind} {device.name!r}; measure this one with `autoddl measure`, or remove measured")
+    curves = text_of([curve.model_dump(mode="json") for curve in written.curves], source)
+    found = replace(device, curves=curves if written.curves else "")
+    return json.dumps(tree, sort_keys=True), found, _linked(levels, written.links, source)
+
+
+def _linked(levels: tuple[Level, ...], links: Sequence[WrittenLink], source: str) -> tuple[Level, ...]:
+    """The levels, those that were measured with the bandwidth that they reach and the latency that a message takes."""
+    by_name = {link.level: link for link in links}
+    for name in by_name:
+        if name not in [level.name for level in levels]:
+            raise InputError(f"{source}: measured has a link of level {name!r}, which the file has not; its levels are "
+                             f"{', '.join(level.name for level in levels)}; measure again")
+    return tuple(_reached(level, by_name[level.name]) if level.name in by_name else level for level in levels)
+
+
+def _reached(level: Level, link: WrittenLink) -> Level:
+    """`level` with a measured link; what its protocol adds to the latency is in what was measured."""
+    added = PROTOCOLS[level.protocol].latency if level.protocol else 0.0
+    return replace(level, bandwidth=max(level.bandwidth, link.bandwidth), latency=max(0.0, link.latency - added),
+                   efficiency=min(1.0, link.bandwidth / level.bandwidth))

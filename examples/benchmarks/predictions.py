@@ -1,0 +1,169 @@
+"""Predicted step times against measured ones, on shaped links: sudo python examples/benchmarks/predictions.py [NAME=VALUE ...]
+
+    models=gpt-8k,llama,vgg,vit,mixture   clusters=4x1-200,2x2-200,8x1-200,2racks   rounds=5   random=3   seconds=60
+    out=FILE (a line of JSON for every plan, added)
+
+Of every model on every cluster: the found plan, data parallel, ZeRO-3, tensor parallel, the best grid, and random valid
+plans of fixed seeds take turns in one world (`arena`). Measured is the median over the rounds of the slowest rank's
+seconds until gradients are there; predicted the time line, which knows of overlap, and the sum of all parts, which does
+not. Before, the device is measured with all ranks running, by kernels and collectives that know of no model
+(`autoddl measure`, for `seconds`; 0: as the file says).
+
+    error     predicted / measured - 1, its size's median and 90th percentile
+    tau       Kendall's rank correlation in a group (model, cluster); pairs measured within 5 % are ties and left out
+    regret    how much slower the predicted best of a group ran than its measured best
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tests"))
+
+from arena import CLUSTERS, contest
+from autoddl.api import compare
+from autoddl.buckets import best_buckets
+from autoddl.capture import capture
+from autoddl.cost_models import Cluster, load_cluster
+from autoddl.graph import Graph
+from autoddl.hubs import planned
+from autoddl.measure import measure, stated, with_measured
+from autoddl.meshes import meshes
+from autoddl.plan import Plan
+from autoddl.timeline_of import timeline_of
+from random_plans import random_plan
+from small_models import made
+
+DEFAULTS = {"models": "gpt-8k,llama,vgg,vit,mixture", "clusters": "4x1-200,2x2-200,8x1-200,2racks", "rounds": "5",
+            "random": "3", "seconds": "60", "out": ""}
+TIE = 0.05
+LONGEST = 3.0
+"""Predicted seconds of a random plan that is still worth running."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One plan: seconds of a step."""
+
+    model: str
+    cluster: str
+    plan: str
+    line: float
+    total: float
+    measured: float
+    load: float
+
+    def error(self, of: str = "line") -> float:
+        return float(getattr(self, of)) / self.measured - 1
+
+
+def plans_of(model: str, cluster: Cluster, count: int) -> tuple[dict[str, Plan], Graph]:
+    """Named strategies at their best, then `count` random plans, and the planned graph."""
+    module, batch = made(model)
+    found = {one.name: one.plan for one in compare(module, cluster, batch, name=model) if one.plan is not None}
+    captured = capture(module, batch)
+    graph, every = planned(captured.graph), meshes(cluster, 3)
+    for seed in range(20 * count):
+        one = random_plan(captured, seed, str(every[seed % len(every)]), cluster)
+        if one.predicted.seconds <= LONGEST and len(found) < 5 + count:
+            found[f"random {seed}"] = best_buckets(one, graph, cluster)
+    return found, graph
+
+
+def measured(model: str, cluster: Path, count: int, rounds: int) -> Iterator[Row]:
+    """Every plan of the group."""
+    place = load_cluster(cluster)
+    plans, graph = plans_of(model, place, count)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {name: Path(folder, f"{number}.json") for number, name in enumerate(plans)}
+        for name, plan in plans.items():
+            plan.save(paths[name])
+        turns = contest(cluster, model, paths, (), rounds, update=False)
+    for one in turns:
+        if one.failure:
+            print(f"{model} on {place.name}: {one.name} did not run: {one.failure}", file=sys.stderr)
+            continue
+        plan = plans[one.name]
+        line = timeline_of(plan, graph, place).step.seconds
+        yield Row(model, place.name, one.name, line, plan.predicted.seconds, statistics.median(one.seconds),
+                  os.getloadavg()[0])
+
+
+def tau(rows: Sequence[Row], of: str) -> float | None:
+    """Concordant less discordant pairs, over all that are no ties."""
+    signs = [(a.measured < b.measured) == (getattr(a, of) < getattr(b, of)) for a, b in combinations(rows, 2)
+             if abs(a.measured - b.measured) >= TIE * min(a.measured, b.measured)]
+    return (2 * sum(signs) - len(signs)) / len(signs) if signs else None
+
+
+def regret(rows: Sequence[Row], of: str) -> float:
+    chosen = min(rows, key=lambda row: float(getattr(row, of)))
+    return chosen.measured / min(row.measured for row in rows) - 1
+
+
+def summary(name: str, rows: Sequence[Row], of: str) -> str:
+    """One line of the table."""
+    sizes = sorted(abs(row.error(of)) for row in rows)
+    signed = statistics.median(row.error(of) for row in rows)
+    groups = [[row for row in rows if (row.model, row.cluster) == key]
+              for key in dict.fromkeys((row.model, row.cluster) for row in rows)]
+    ranks = [value for value in (tau(group, of) for group in groups) if value is not None]
+    losses = [regret(group, of) for group in groups]
+    return (f"| {name} | {of} | {len(rows)} | {statistics.median(sizes):.1%} | {sizes[int(0.9 * (len(sizes) - 1))]:.1%} | "
+            f"{signed:+.1%} | {statistics.fmean(ranks) if ranks else float('nan'):.2f} | "
+            f"{statistics.median(losses):.1%} | {max(losses):.1%} |")
+
+
+def calibrated(clusters: Sequence[Path], folder: Path, seconds: float) -> Iterator[Path]:
+    """Copies of the clusters' files whose device is as measured, once per device, with as many ranks running as the
+    first cluster of that device has. Links stay as written: it was on loopback that the ranks met."""
+    known: dict[str, dict[str, Any]] = {}
+    for path in clusters:
+        cluster, copy = load_cluster(path), folder / path.name
+        if cluster.device.name not in known:
+            found = measure(path, output=copy, ranks=cluster.size, seconds=seconds)
+            assert found is not None, "this process is no rank"
+            known[cluster.device.name] = {key: value for key, value in found.measured.items() if key != "links"}
+        copy.write_text(with_measured(stated(path.read_text()), cluster, known[cluster.device.name], path.name))
+        yield copy
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = DEFAULTS | dict(argument.split("=", 1) for argument in arguments)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as name:
+        clusters = [CLUSTERS / f"rehearsal-{place}.yaml" for place in options["clusters"].split(",")]
+        if float(options["seconds"]):
+            clusters = list(calibrated(clusters, Path(name), float(options["seconds"])))
+        for cluster, model in product(clusters, options["models"].split(",")):
+            for row in measured(model, cluster, int(options["random"]), int(options["rounds"])):
+                rows.append(row)
+                print(f"{row.model:9}{row.cluster:20}{row.plan:20}{row.line:8.3f} line{row.total:8.3f} sum"
+                      f"{row.measured:8.3f} measured {row.error():+.1%}  load {row.load:.1f}", flush=True)
+                if options["out"]:
+                    with open(options["out"], "a", encoding="utf-8") as file:
+                        print(json.dumps(asdict(row)), file=file)
+    show(rows)
+
+
+def show(rows: Sequence[Row]) -> None:
+    print(f"\ntorch {torch.__version__}, {os.cpu_count()} cores\n\n| | predicted | plans | median error | 90 % | signed | "
+          "tau | regret | worst |\n" + "|---" * 9 + "|")
+    for key in ("model", "cluster"):
+        for value in dict.fromkeys(getattr(row, key) for row in rows):
+            print(summary(value, [row for row in rows if getattr(row, key) == value], "line"))
+    print(summary("all", rows, "line"))
+    print(summary("all", rows, "total"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,107 @@
+"""Our plan against torch's own ways, on shaped links: sudo python examples/benchmarks/rivals.py [NAME=VALUE ...]
+
+    models=gpt-512,gpt-8k,gpt-32k,vgg   clusters=4x1-200,2x2-200,8x1-200   rounds=5 (a start)   starts=2   tuning=2
+    out=FILE (a line of JSON for every model and cluster, added)
+
+Every rival is tuned (`torch_rivals`) in rounds of their own, in the first start; then all contestants take turns, each
+round one step of each. Of a ratio, ours over theirs, the median of the rounds' ratios, and the interval in which the
+median lies for 95 % of 10000 resamples of the rounds. All losses must agree to 1e-4 at every step.
+"""
+
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from arena import CLUSTERS, Turns, contest
+from autoddl.api import plan
+from autoddl.buckets import in_best_buckets
+from autoddl.cost_models import load_cluster
+from small_models import made
+from torch_rivals import rivals
+
+OURS = "ours"
+AGREE = 1e-4
+RESAMPLES = 10000
+DEFAULTS = {"models": "gpt-512,gpt-8k,gpt-32k,vgg", "clusters": "4x1-200,2x2-200,8x1-200", "rounds": "5", "starts": "2",
+            "tuning": "2", "out": ""}
+
+
+def played(model: str, cluster: Path, rounds: int, starts: int, tuning: int) -> list[Turns]:
+    """All contestants over all starts: the first tunes the rivals."""
+    module, batch = made(model)
+    ours = in_best_buckets(plan(module, cluster, batch, name=model))
+    candidates = list(rivals(model, load_cluster(cluster).size))
+    joined: dict[str, Turns] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "plan.json")
+        ours.save(path)
+        for start in range(starts):
+            found = contest(cluster, model, {OURS: path}, candidates, rounds, tuning if start == 0 else 0)
+            for one in found:
+                known = joined.get(one.name)
+                joined[one.name] = one if known is None else replace(known, seconds=known.seconds + one.seconds)
+            best = {one.name for one in found if one.seconds}
+            candidates = [one for one in candidates if one.name in best]
+    disagree = [one.name for one in joined.values() if not one.failure and not _agree(one, joined[OURS])]
+    if disagree:
+        raise SystemExit(f"{model}: the losses of {', '.join(disagree)} are not ours to {AGREE:g}")
+    return list(joined.values())
+
+
+def _agree(one: Turns, other: Turns) -> bool:
+    return all(abs(a - b) <= AGREE * abs(b) for a, b in zip(one.losses, other.losses, strict=False))
+
+
+def interval(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
+    """(median, low, high) of the paired ratios."""
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    rng = random.Random(0)
+    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
+    return statistics.median(ratios), medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES) - 1]
+
+
+def row(found: Sequence[Turns], families: Sequence[str]) -> str:
+    """Ours against the fastest of `families`: its name and seconds, and the reduction of step time."""
+    ours = next(one for one in found if one.name == OURS)
+    playing = [one for one in found if one.family in families and one.seconds]
+    if not playing:
+        return "none ran"
+    best = min(playing, key=lambda one: statistics.median(one.seconds))
+    middle, low, high = interval(ours.seconds, best.seconds)
+    return f"{best.name} {statistics.median(best.seconds):.3f}: {middle:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = DEFAULTS | dict(argument.split("=", 1) for argument in arguments)
+    rounds, starts, tuning = (int(options[name]) for name in ("rounds", "starts", "tuning"))
+    print(f"torch {torch.__version__}, {os.cpu_count()} cores, {rounds} rounds in each of {starts} starts\n")
+    print("| model | cluster | ours s | data parallel | sharded | Megatron-style | best rival | load |\n" + "|---" * 8 + "|")
+    for cluster in options["clusters"].split(","):
+        for model in options["models"].split(","):
+            began = time.time()
+            found = played(model, CLUSTERS / f"rehearsal-{cluster}.yaml", rounds, starts, tuning)
+            ours = next(one for one in found if one.name == OURS)
+            cells = [row(found, families) for families in (
+                ("ddp",), ("fsdp", "hsdp"), ("tp", "grid"), ("ddp", "fsdp", "hsdp", "tp", "grid"))]
+            print(f"| {model} | {cluster} | {statistics.median(ours.seconds):.3f} | {' | '.join(cells)} "
+                  f"| {os.getloadavg()[0]:.1f} |", flush=True)
+            for one in found:
+                if one.failure:
+                    print(f"{model} on {cluster}: {one.name} did not run: {one.failure}", file=sys.stderr)
+            if options["out"]:
+                with open(options["out"], "a", encoding="utf-8") as file:
+                    print(json.dumps({"model": model, "cluster": cluster, "load": os.getloadavg()[0],
+                                      "took": time.time() - began, "turns": [asdict(one) for one in found]}), file=file)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

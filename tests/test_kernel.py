@@ -1,0 +1,79 @@
+"""Kernels by shape: hand-computed waves, tiles and alignment; the floor; what has no price."""
+
+from dataclasses import replace
+
+import pytest
+
+from autoddl.cost_models import Device, Kernel, compute_seconds, kernel_seconds, least_seconds, load_device
+from autoddl.cost_models.kernel import PROLOGUE
+from autoddl.errors import InputError
+
+TOY = Device("toy", "gpu", memory=1e9, bandwidth=1e15, peaks=(("bfloat16", 1e12),), launch=1e-6, efficiency=0.5,
+             units=10, kernels=(("attention", 0.25),))
+
+
+def matmul(m: int, n: int, k: int, batch: int = 1) -> Kernel:
+    moved = 2.0 * batch * (m * k + k * n + m * n)
+    return Kernel("matmul", (batch, m, n, k), 2.0 * batch * m * n * k, moved, "bfloat16")
+
+
+def tile_seconds(k: int) -> float:
+    """256 x 128 x k at a tenth of half of 1 TFLOP/s."""
+    return 2 * 256 * 128 * (k + PROLOGUE) / (1e12 * 0.5 / 10)
+
+
+def test_ten_tiles_are_one_wave_and_eleven_are_two() -> None:
+    one, two = matmul(2560, 128, 8192), matmul(2816, 128, 8192)
+    assert kernel_seconds(TOY, one) == pytest.approx(tile_seconds(8192) + 1e-6)
+    assert kernel_seconds(TOY, one) < kernel_seconds(TOY, two) <= 2 * tile_seconds(8192) + 1e-6
+
+
+def test_a_product_of_few_tiles_splits_its_contraction() -> None:
+    alone = matmul(256, 128, 1 << 20)
+    assert kernel_seconds(TOY, alone) == pytest.approx(tile_seconds((1 << 20) // 8) + 1e-6, rel=0.05)
+
+
+def test_dims_that_are_no_multiple_of_16_bytes_reach_half() -> None:
+    even, odd = matmul(2560, 128, 8192), matmul(2560, 128, 8191)
+    assert kernel_seconds(TOY, odd) == pytest.approx(2 * kernel_seconds(TOY, even), rel=0.01)
+    assert kernel_seconds(replace(TOY, peaks=(("float32", 1e12),)), replace(odd, dtype="float32")) == pytest.approx(
+        kernel_seconds(TOY, even), rel=0.01)
+
+
+def test_causal_attention_computes_the_diagonal_whole() -> None:
+    flops = 4.0 * 80 * 1024 * 128 * 1024
+    whole = Kernel("attention", (80, 1024, 1024, 128, 0), flops, 1.0, "bfloat16")
+    causal = Kernel("attention", (80, 1024, 1024, 128, 1), flops / 2, 1.0, "bfloat16")
+    assert kernel_seconds(TOY, whole) == pytest.approx(flops / (1e12 * 0.25) + 1e-6)
+    assert kernel_seconds(TOY, causal) == pytest.approx(flops / 2 * (1024 + 128) / 1024 / (1e12 * 0.25) + 1e-6)
+
+
+def test_memory_is_bytes_and_a_device_without_units_is_a_roofline() -> None:
+    moved = Kernel("memory", (), 0.0, 8.5e14, "bfloat16")
+    assert kernel_seconds(TOY, moved) == pytest.approx(1 + 1e-6)
+    plain, kernel = replace(TOY, units=0), matmul(2816, 128, 8192)
+    assert kernel_seconds(plain, kernel) == compute_seconds(plain, kernel.flops, kernel.nbytes, "bfloat16")
+
+
+@pytest.mark.parametrize("name", ["A100-80GB", "H100-80GB", "V100-32GB", "cpu-core"])
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_no_part_is_faster_than_the_floor(name: str, ranks: int) -> None:
+    device = load_device(name)
+    for m, n, k in ((8192, 4096, 4096), (512, 512, 512), (100, 7, 33), (8192, 128256, 4096), (4096, 4096, 65536)):
+        kernel = replace(matmul(m, n, k), dtype="float32" if name == "cpu-core" else "float16")
+        for part in (replace(matmul(-(-m // ranks), n, k), dtype=kernel.dtype),
+                     replace(matmul(m, n, -(-k // ranks)), dtype=kernel.dtype)):
+            assert least_seconds(device, kernel, ranks) <= kernel_seconds(device, part) * (1 + 1e-12)
+
+
+def test_efficiency_of_large_products_is_that_of_the_device() -> None:
+    device, kernel = load_device("A100-80GB"), matmul(16384, 16384, 16384)
+    reached = kernel.flops / kernel_seconds(device, kernel) / device.peak("bfloat16")
+    assert 0.95 * device.efficiency < reached <= device.efficiency
+
+
+def test_what_is_no_kernel_raises() -> None:
+    with pytest.raises(InputError, match="'product' is no kind of kernel; the kinds are matmul"):
+        kernel_seconds(TOY, Kernel("product", (), 1.0, 1.0, "bfloat16"))
+    with pytest.raises(InputError, match="flops = -1"):
+        kernel_seconds(replace(TOY, units=0), Kernel("matmul", (1, 1, 1, 1), -1.0, 1.0, "bfloat16"))

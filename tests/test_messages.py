@@ -1,0 +1,98 @@
+"""Messages make every collective: simulated among ranks that are only lists, for all shapes of levels."""
+
+from collections import Counter
+from math import prod
+
+import pytest
+
+from autoddl.cost_models import Group, collective, parse_cluster
+from autoddl.errors import InputError
+from autoddl.messages import chosen, leaving, program
+
+WAYS = [(2,), (3,), (4,), (2, 2), (3, 2), (2, 4), (4, 2), (2, 2, 2), (2, 3, 2)]
+Held = dict[tuple[int, int], Counter[tuple[int, int, int]]]
+
+
+def simulated(kind: str, ways: tuple[int, ...], pieces: int) -> list[Held]:
+    """Per rank, what it knows of each piece: a bag of (contributor, chunk, piece). Fails where ranks wait in a circle.
+
+    A message is told from others between the same ranks by its number, and a rank goes on as far as it can.
+    """
+    n = prod(ways)
+    programs = [program(kind, ways, rank, pieces) for rank in range(n)]
+    source: list[Held] = [{(c, p): Counter([(rank, c, p)]) for c in range(n) for p in range(pieces)}
+                          for rank in range(n)]
+    target: list[Held] = [{} for _ in range(n)] if kind == "all-to-all" else source
+    wires: dict[tuple[int, int, int], Counter[tuple[int, int, int]]] = {}
+    done, sent = [0] * n, [0] * n
+    progress = True
+    while progress:
+        progress = False
+        for rank, one in enumerate(programs):
+            while sent[rank] < len(one.sends) and one.sends[sent[rank]].after <= done[rank]:
+                send = one.sends[sent[rank]]
+                assert (rank, send.to, send.number) not in wires
+                wires[rank, send.to, send.number] = Counter(source[rank][send.chunk, send.piece])
+                sent[rank], progress = sent[rank] + 1, True
+            receive = one.receives[min(done[rank], len(one.receives) - 1)]
+            if done[rank] < len(one.receives) and (receive.of, rank, receive.number) in wires:
+                came, at = wires.pop((receive.of, rank, receive.number)), (receive.chunk, receive.piece)
+                target[rank][at] = came + source[rank][at] if receive.add else came
+                done[rank], progress = done[rank] + 1, True
+    assert all(done[r] == len(p.receives) and sent[r] == len(p.sends) for r, p in enumerate(programs))
+    assert not wires
+    return target
+
+
+@pytest.mark.parametrize("ways", WAYS)
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_every_collective_arrives(ways: tuple[int, ...], pieces: int) -> None:
+    n = prod(ways)
+    units = [(c, p) for c in range(n) for p in range(pieces)]
+
+    def total(c: int, p: int) -> Counter[tuple[int, int, int]]:
+        return Counter((rank, c, p) for rank in range(n))
+
+    for held in simulated("all-reduce", ways, pieces):
+        assert all(held[unit] == total(*unit) for unit in units)
+    for rank, held in enumerate(simulated("reduce-scatter", ways, pieces)):
+        assert all(held[rank, p] == total(rank, p) for p in range(pieces))
+    for held in simulated("all-gather", ways, pieces):
+        assert all(held[c, p] == Counter([(c, c, p)]) for c, p in units)
+    for rank, held in enumerate(simulated("all-to-all", ways, pieces)):
+        assert held == {(c, p): Counter([(c, rank, p)]) for c, p in units if c != rank}
+
+
+@pytest.mark.parametrize("ways", WAYS)
+def test_no_collective_sends_more_than_the_bound(ways: tuple[int, ...]) -> None:
+    """(n-1)/n of the buffer per rank and phase, and (1/m - 1/n) of it out of a unit of m members."""
+    n = prod(ways)
+    for kind, phases in (("all-reduce", 2), ("all-gather", 1), ("reduce-scatter", 1), ("all-to-all", 1)):
+        for rank in range(n):
+            assert leaving(kind, ways, rank, frozenset(range(n))) == pytest.approx(phases * (n - 1) / n)
+            for level in range(1, len(ways)):
+                m = prod(ways[:level])
+                outside = frozenset(other for other in range(n) if other // m != rank // m)
+                bound = (n - m) / n if kind == "all-to-all" else phases * (1 / m - 1 / n)
+                assert leaving(kind, ways, rank, outside) == pytest.approx(bound)
+
+
+def test_what_is_no_collective_is_refused() -> None:
+    with pytest.raises(InputError, match="'broadcast' is made of no messages"):
+        program("broadcast", (2,), 0)
+
+
+TEXT = ("name: slow\ndevice: {name: slow, kind: cpu, memory: 1 GB, bandwidth: 1 GB/s, peak: {float32: 1 GFLOP/s}}\n"
+        "levels:\n  - {name: node, size: 2, bandwidth: 1 GB/s, latency: 60 us}\n"
+        "  - {name: net, size: 2, bandwidth: 25 MB/s, latency: 100 us, shared_by: node}\n")
+
+
+def test_the_model_chooses_by_size_group_and_backend() -> None:
+    gloo, nccl = parse_cluster(TEXT, "test"), parse_cluster(TEXT + "backend: nccl\n", "test")
+    whole, across = Group(((2, 2), (2, 1))), Group(((2, 2),))
+    assert [chosen(gloo, kind, whole, 8_000_000) for kind in ("all-reduce", "reduce-scatter", "all-to-all")] == [
+        (2, 2), (2, 2), (4,)]
+    assert chosen(gloo, "all-reduce", whole, 4_000) is None and chosen(gloo, "all-reduce", across, 8_000_000) is None
+    assert chosen(gloo, "reduce-scatter", across, 8_000_000) == (2,)
+    assert all(chosen(nccl, kind, whole, 8_000_000) is None for kind in ("all-reduce", "reduce-scatter", "all-to-all"))
+    assert collective(gloo, "all-reduce", whole, 8_000_000).algorithm == "level rings"

@@ -1,0 +1,250 @@
+"""A run's record, the plan's time line, and the one beside the other."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from planmaker import cluster_of, random_plans
+from ranks import on_ranks
+from shell import FACTORY, Said, shell
+from tiny import Tiny
+
+from autoddl import gather, issue_parameters
+from autoddl.actions import Start
+from autoddl.apply import parallelize
+from autoddl.buckets import SIZES, in_best_buckets
+from autoddl.capture import Captured, capture
+from autoddl.compare_run import foreseen
+from autoddl.errors import InputError
+from autoddl.figures import Pair, late, later, misses, typical
+from autoddl.hubs import planned
+from autoddl.issue import issued
+from autoddl.plan import Plan, load_plan
+from autoddl.record import Event, Header, Record, Step, hidden_seconds, own_seconds
+from autoddl.record_file import header_text, parse_record, read_record, step_text
+from autoddl.record_writer import step_of
+from autoddl.timeline_of import timeline_of
+from autoddl.traffic import traffic
+
+PAIR = """
+name: pair
+device: {name: slow, kind: cpu, memory: 1 GB, bandwidth: 1 GB/s, peak: {float32: 10 MFLOP/s}}
+levels:
+  - {name: net, size: 2, bandwidth: 100 MB/s, latency: 100 us}
+"""
+HEADER = Header("abc", "tiny", "net=2", "pair", "gloo", 2, {"torch": "2.13"})
+
+
+def event(start: float, end: float, wait: float, axes: str = "net", rank: int = 0) -> Event:
+    return Event(3, rank, "backward", "all-reduce", axes, "rack", 64, start, end, wait, "for something, 'quoted'")
+
+
+def written(*steps: Step) -> str:
+    return header_text(HEADER) + "".join(map(step_text, steps))
+
+
+STEP = Step(3, 0, 1.5e9, 0.25, (("forward", 0.0), ("backward", 0.1), ("update", 0.2)),
+            (event(0.11, 0.14, 0.01), event(0.12, 0.18, 0.04)))
+
+
+def test_a_record_reads_back_as_it_was_written() -> None:
+    other = replace(STEP, rank=1, events=(event(0.0, 0.1, 0.0, rank=1),))
+    assert parse_record(written(STEP, other), "x") == Record(HEADER, (STEP, other))
+    assert STEP.during("backward") == pytest.approx(0.1) and STEP.during("update") == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("events, own, exposed, hidden", [
+    ([event(0, 1, 0.25)], [1], 0.25, 0.75),
+    ([event(0, 1, 0)], [1], 0, 1),
+    ([event(0, 1, 0.5), event(0, 2, 1)], [1, 1], 1.5, 0.5),  # one after the other on one link
+    ([event(0, 1, 0), event(0, 2, 1.5)], [1, 1], 1.5, 0.5),  # waited for the second first
+    ([event(0, 2, 0.5), event(0, 2, 0, axes="node")], [2, 2], 0.5, 1.5)])  # two links at once
+def test_exposed_and_hidden(events: list[Event], own: list[float], exposed: float, hidden: float) -> None:
+    step = replace(STEP, events=tuple(events))
+    assert own_seconds(events) == pytest.approx(own)
+    assert (step.exposed, step.hidden) == pytest.approx((exposed, hidden))
+    assert hidden_seconds(events[:1], events) <= step.hidden
+
+
+def test_a_record_that_broke_off_is_read_up_to_there(tmp_path: Path) -> None:
+    text = written(STEP, replace(STEP, step=4))
+    for cut in (1, 20, len(step_text(STEP)) - 1):
+        assert parse_record(text[:-cut], "x").steps[:1] == (STEP,)
+    assert parse_record(text[:-20], "x") == Record(HEADER, (STEP,), cut=True)
+    for rank in (0, 1):
+        (tmp_path / f"r.jsonl.{rank}").write_text(written(replace(STEP, rank=rank)))
+    assert [step.rank for step in read_record(tmp_path / "r.jsonl").steps] == [0, 1]
+
+
+@pytest.mark.parametrize("text, rule", [
+    ("", "empty"), ("{}\n", "no header"), ("rubbish\n", "no header"), ('{"autoddl_record": 9}\n', "format 9"),
+    ('{"autoddl_record": 1}\n', "has ranks = None"), (header_text(HEADER) + "rubbish\n" + step_text(STEP), "line 2"),
+    (header_text(replace(HEADER, ranks=1)) + step_text(replace(STEP, rank=1)) + step_text(STEP), "rank 1 of 1")])
+def test_what_is_no_record_is_said_so(text: str, rule: str) -> None:
+    with pytest.raises(InputError, match=rule):
+        parse_record(text, "x")
+
+
+def model(batch: int = 4) -> Tiny:
+    torch.manual_seed(0)
+    return Tiny(2, 16, batch, 0.0)
+
+
+@cache
+def captured() -> Captured:
+    return capture(model(), model().example_inputs())
+
+
+def plans() -> list[Plan]:
+    """Of random choices, gathered once and gathered again, of one microbatch and of two."""
+    module = model()
+    sample = module.example_inputs()
+    return [replace(plan, microbatches=parts) for again, parts in ((None, 1), (True, 1), (None, 2))
+            for mesh in ("a=4", "a=2,b=2") for plan in random_plans(module, sample, mesh, 1, seed=7, regather=again)]
+
+
+def test_the_time_line_sends_what_the_plan_sends() -> None:
+    graph = planned(captured().graph)
+    for plan in plans():
+        cluster = cluster_of(str(plan.mesh))
+        for rank in range(4):
+            sent = [(s.direction, s.kind, s.axes, s.nbytes) for s in traffic(plan, graph, plan.mesh.coordinate(rank))]
+            line = timeline_of(plan, graph, cluster, rank).step
+            assert sorted(sent) == sorted((e.direction, e.kind, e.axes, e.nbytes) for e in line.events)
+        whole = timeline_of(plan, graph, cluster)
+        assert whole.compute_seconds == pytest.approx(plan.predicted.compute * plan.microbatches, rel=1e-3)
+        assert whole.step.seconds == pytest.approx(whole.compute_seconds + whole.step.exposed)
+        assert timeline_of(plan, graph, cluster, slowdown=1.5).step.seconds >= whole.step.seconds
+
+
+def _ran(plan: Plan) -> tuple[list[tuple[str, ...]], Step]:
+    """One rank: what was started in a step, in order, and the step as it is recorded."""
+    module = model()
+    parallel = parallelize(module, plan, captured=captured())
+    parallel.recorder.timed = True
+    start = time.perf_counter_ns()
+    parallel.step(model(4 * plan.microbatches).example_inputs())
+    step = step_of(plan, parallel.recorder, 0, torch.distributed.get_rank(), start, time.perf_counter_ns())
+    return [(e.direction, e.kind, e.axes, str(e.nbytes)) for e in parallel.recorder.executed], step
+
+
+def test_the_time_line_has_the_order_of_the_runtime() -> None:
+    assert issue_parameters.PREFETCH == gather.PREFETCH
+    graph = planned(captured().graph)
+    for plan in plans():
+        for rank, (executed, step) in enumerate(on_ranks(4, _ran, plan)):
+            starts = [a.sent for a in issued(plan, graph, cluster_of(str(plan.mesh)), rank) if isinstance(a, Start)]
+            assert [(s.direction, s.kind, s.axes, str(s.nbytes)) for s in starts] == executed
+            assert [s.origin for s in starts] == [e.origin for e in step.events]
+            for one in step.events:
+                assert 0 <= one.start <= one.end <= step.seconds and 0 <= one.wait <= one.end - one.start + 1e-6
+            assert 0 <= step.exposed <= step.seconds and 0 <= step.hidden <= step.seconds - step.exposed
+            passes = [name for name, _ in step.passes if name]
+            assert passes[-2 * plan.microbatches:] == ["forward", "backward"] * plan.microbatches
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Said]:
+    """A plan that splits a tiny model over two ranks, trained three steps on loopback."""
+    folder = tmp_path_factory.mktemp("record")
+    (folder / "pair.yaml").write_text(PAIR)
+    plan = folder / "plan.json"
+    said = shell("plan", FACTORY, str(folder / "pair.yaml"), "--set", "dropout=0.0", "-o", str(plan))
+    assert said.code == 0, said
+    return plan, shell("rehearse", str(plan), FACTORY, "--loopback", "--steps", "3", "--json")
+
+
+def test_a_rehearsal_is_recorded_and_equals_its_plan(rehearsed: tuple[Path, Said], tmp_path: Path) -> None:
+    plan, said = rehearsed
+    assert said.code == 0, said
+    data = json.loads(said.out)
+    assert data["record"] == str(plan.with_suffix(".record.jsonl")) and data["collective_mismatches"] == 0
+    assert len(data["step_seconds"]) == len(data["losses"]) == 3
+    assert data["exposed_seconds"] > 0 and data["hidden_seconds"] >= 0 and data["predicted_exposed_seconds"] >= 0
+    record = read_record(data["record"])
+    assert sorted((s.step, s.rank) for s in record.steps) == [(k, r) for k in range(3) for r in range(2)]
+    told = shell("compare-run", str(plan), data["record"], "--json", "--trace", str(tmp_path / "trace.json"))
+    assert told.code == 0, told
+    found = json.loads(told.out)
+    assert found["equal"] and found["steps"] == 2 and found["rows"]
+    assert found["exposed"]["recorded"] == pytest.approx(data["exposed_seconds"])
+    for row in found["rows"]:
+        assert row["count"][0] == row["count"][1] and row["nbytes"][0] == row["nbytes"][1] > 0
+    table = shell("compare-run", str(plan), data["record"]).out
+    assert "as planned, every count and every byte" in table and "largest misses" in table
+    _check_trace(json.loads((tmp_path / "trace.json").read_text()))
+
+
+def _check_trace(trace: dict[str, object]) -> None:
+    """As the trace event format wants it: complete bars that do not overlap on a track, and names for all tracks."""
+    rows = trace["traceEvents"]
+    assert isinstance(rows, list)
+    names = {row["pid"]: row["args"]["name"] for row in rows if row["name"] == "process_name"}
+    assert names[0] == "predicted, rank 0" and names[1].startswith("recorded, rank 0") and len(names) == 3
+    tracks = {(row["pid"], row["tid"]) for row in rows if row["name"] == "thread_name"}
+    bars: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for row in rows:
+        if row["ph"] == "X":
+            bars.setdefault((row["pid"], row["tid"]), []).append((row["ts"], row["ts"] + row["dur"]))
+    assert bars.keys() <= tracks and (0, 2) in bars and (1, 2) in bars
+    for track in bars.values():
+        track.sort()
+        assert all(before <= start + 0.01 for (_, before), (start, _) in pairwise(track))
+
+
+def test_buckets_are_as_large_as_the_time_line_likes(rehearsed: tuple[Path, Said]) -> None:
+    plan = load_plan(rehearsed[0])
+    best = in_best_buckets(plan)
+    assert best.bucket_bytes in {*SIZES, plan.bucket_bytes} and replace(best, bucket_bytes=plan.bucket_bytes) == plan
+    assert all(foreseen(best).step.seconds <= foreseen(replace(plan, bucket_bytes=n)).step.seconds for n in SIZES[::4])
+
+
+def test_late_ranks_are_told_apart() -> None:
+    steps = [replace(STEP, rank=rank, events=(event(0.0, 1.0, wait, rank=rank),))
+             for rank, wait in enumerate((0.9, 0.5))]
+    assert late(steps) == pytest.approx(0.2) and typical(steps, lambda step: step.exposed) == pytest.approx(0.7)
+    assert later(Record(HEADER, tuple(steps))) == tuple(steps)
+    assert misses(steps[0].events, steps)[0].seconds == Pair(1.0, 1.0) and Pair(1.0, 2.0).error == -0.5
+
+
+def test_a_record_that_differs_from_its_plan_is_told(rehearsed: tuple[Path, Said], tmp_path: Path) -> None:
+    plan, said = rehearsed
+    record = read_record(json.loads(said.out)["record"])
+    wrong = replace(record.steps[0].events[0], nbytes=record.steps[0].events[0].nbytes + 4)
+    first = replace(record.steps[0], events=(wrong, *record.steps[0].events[1:]))
+    path = tmp_path / "record.jsonl"
+    path.write_text(header_text(record.header) + "".join(map(step_text, (first, *record.steps[1:]))))
+    told = shell("compare-run", str(plan), str(path))
+    assert told.code == 1 and "not planned" in told.out and "not run" in told.out
+    path.write_text(header_text(replace(record.header, plan="other")) + step_text(first))
+    told = shell("compare-run", str(plan), str(path))
+    assert told.code == 2 and "another plan" in told.err
+    assert shell("compare-run", str(plan), str(tmp_path / "nothing")).code == 2
+
+
+def test_a_killed_rank_leaves_what_it_had_finished(rehearsed: tuple[Path, Said], tmp_path: Path) -> None:
+    plan, path = rehearsed[0], tmp_path / "record.jsonl"
+    command = (sys.executable, "-m", "autoddl.cli", "run", str(plan), FACTORY, "--steps", "1000000", "--record", path)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as launcher:
+        until = time.monotonic() + 120
+        while time.monotonic() < until and launcher.poll() is None:
+            if path.exists() and path.read_text().count("\n") > 8:
+                break
+            time.sleep(0.02)
+        children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+        assert len(children) == 2, launcher.communicate()
+        os.kill(int(children[1]), signal.SIGKILL)
+        launcher.communicate(timeout=60)
+    assert launcher.returncode == 4
+    assert min(len(read_record(path).of_rank(rank)) for rank in (0, 1)) >= 2
+    assert shell("compare-run", str(plan), str(path)).code == 0
+    assert load_plan(plan).fingerprint() == read_record(path).header.plan

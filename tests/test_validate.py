@@ -1,0 +1,130 @@
+"""Published runs: three rows priced, scores by hand, templates against captures, and what is wrong in a table."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+import pytest
+from shell import shell
+
+from autoddl.errors import InputError
+from autoddl.validate import priced, validate
+from autoddl.validate_graph import captured, graph_of
+from autoddl.validate_model import Shape
+from autoddl.validate_runs import NEEDED, Run, read_runs
+from autoddl.validate_scores import Priced, scores
+from autoddl.validate_step import step
+
+ROW = {"row_id": "1", "source_id": "made up", "model": "GPT", "layers": 32, "hidden": 4096, "heads": 32, "n_gpus": 8,
+       "dp": 2, "tp": 4, "pp": 1, "seq": 2048, "global_batch": 64, "gpu_type": "A100-SXM4-80GB", "iter_time_s": 7.0,
+       "intra_link": "NVLink3", "microbatch": 4, "framework": "Megatron-LM", "precision": "fp16", "vocab": 51200}
+
+
+def table(folder: Path, *rows: dict[str, object]) -> Path:
+    path = folder / "runs.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def run(folder: Path, **changed: object) -> Run:
+    return read_runs(table(folder, ROW | changed))[0]
+
+
+def test_three_runs_make_a_table(tmp_path: Path) -> None:
+    path = table(tmp_path, ROW, ROW | {"row_id": "2", "dp": 1, "tp": 8, "iter_time_s": 8.0},
+                 ROW | {"row_id": "3", "dp": 1, "pp": 2, "iter_time_s": 8.5, "schedule": "1F1B"})
+    said = shell("validate", str(path), "--json")
+    assert said.code == 0, said.err
+    found = json.loads(said.out)["made up"]
+    assert set(found) == {"n", "priced", "mape", "max_ape", "bias", "constant_mape", "rank_correlation", "regret"}
+    assert found["n"] == found["priced"] == 3 and found["max_ape"] >= found["mape"] >= abs(found["bias"])
+    assert "made up" in shell("validate", str(path)).out
+    rows = json.loads(shell("validate", str(path), "--by", "run", "--json").out)
+    assert [row["row"] for row in rows] == ["1", "2", "3"]
+
+
+def test_scores_by_hand(tmp_path: Path) -> None:
+    one = run(tmp_path)
+    rows = [Priced(replace(one, seconds=2.0), 1.0), Priced(replace(one, tp=8, dp=1, seconds=4.0), 5.0),
+            Priced(one, reason="too strange")]
+    found = scores(rows)["made up"]
+    assert (found.n, found.priced, found.reasons) == (3, 2, {"too strange": 1})
+    assert found.mape == pytest.approx(0.375) and found.bias == pytest.approx(-0.125)
+    assert found.max_ape == 0.5 and found.rank_correlation == pytest.approx(1) and found.regret == 0
+    assert found.constant_mape == pytest.approx((1 + 0.5) / 2)  # each rate predicted by the other, twice or half of it
+
+
+def test_repeated_measurements_are_one_member_of_a_group(tmp_path: Path) -> None:
+    one = run(tmp_path)
+    other = replace(one, tp=8, dp=1, seconds=3.0)
+    found = scores([Priced(replace(one, seconds=2.0), 2.0), Priced(replace(one, seconds=5.0), 2.0),
+                    Priced(other, 4.0)])["made up"]
+    assert found.rank_correlation == pytest.approx(-1) and found.regret == pytest.approx(3.5 / 3 - 1)
+
+
+def test_a_price_follows_what_a_run_does(tmp_path: Path) -> None:
+    plain = run(tmp_path)
+    base = step(plain, 4).seconds
+    assert step(replace(plain, recompute="full"), 4).seconds > 1.2 * base
+    assert step(replace(plain, batch=128), 4).seconds == pytest.approx(2 * base, rel=0.1)
+    assert step(replace(plain, device="H100-SXM5-80GB", link="NVLink4"), 4).seconds < base
+    assert step(replace(plain, tp=8, dp=1), 4).seconds > base
+    pipes = [replace(plain, dp=1, tp=1, pp=8, schedule=name) for name in ("1F1B", "ZB-1p", "ZB-2p")]
+    seconds = [step(one, 1).seconds for one in pipes]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_a_microbatch_that_is_not_stated_is_found(tmp_path: Path) -> None:
+    found = priced(run(tmp_path, microbatch="", recompute="full"))
+    assert found.seconds is not None and found.reason == ""
+    huge = priced(run(tmp_path, microbatch="", layers=4000))
+    assert huge.seconds is None and "none fits" in huge.reason
+
+
+@pytest.mark.parametrize("what", ["layer", "embedding", "head"])
+@pytest.mark.parametrize("shape", [
+    Shape(256, 8, 8, 1024, 640, 2, 128, fused=False, dropout=True, dtype="float16"),
+    Shape(512, 8, 2, 768, 1000, 1, 256, gated=True, bias=False),
+    Shape(512, 8, 2, 768, 1000, 4, 256, gated=True, bias=False, experts=8, top=2)])
+def test_a_template_resized_is_a_capture(what: str, shape: Shape) -> None:
+    assert graph_of(what, shape) == captured(what, shape)
+
+
+def test_a_configuration_of_a_warm_graph_is_priced_in_20_ms(tmp_path: Path) -> None:
+    one = run(tmp_path)
+    step(one, 4)
+    times = []
+    for batch in (68, 72, 76):
+        start = perf_counter()
+        step(replace(one, batch=2 * batch), 4)
+        times.append(perf_counter() - start)
+    assert min(times) < 0.02
+
+
+@pytest.mark.parametrize(("changed", "message"), [
+    ({"n_gpus": 16}, r"row 2 \(row_id 1\): dp 2 \* tp 4 \* pp 1 \* cp 1 = 8, but n_gpus is 16"),
+    ({"layers": "many"}, r"layers is 'many'; write a number above 0"),
+    ({"global_batch": 65}, r"65 is no multiple of dp 2"),
+    ({"heads": 30, "kv_heads": 8}, r"30 heads are no multiple of 8"),
+    ({"layers": 1.5}, "whole number")])
+def test_a_row_that_contradicts_itself_is_named(tmp_path: Path, changed: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        validate(table(tmp_path, ROW | changed))
+
+
+def test_what_cannot_be_read_is_one_error(tmp_path: Path) -> None:
+    said = shell("validate", str(tmp_path / "none.csv"))
+    assert said.code == 2 and "cannot read the runs" in said.err and len(said.err.strip().splitlines()) == 1
+    lacking = {key: value for key, value in ROW.items() if key != "tp"}
+    said = shell("validate", str(table(tmp_path, lacking)))
+    assert said.code == 2 and "the column 'tp' is missing" in said.err
+    (tmp_path / "empty.csv").write_text(",".join(NEEDED) + "\n")
+    with pytest.raises(InputError, match="no rows below the head"):
+        validate(tmp_path / "empty.csv")
+    with pytest.raises(InputError, match="gpu_type 'abacus'"):
+        priced(run(tmp_path, gpu_type="abacus"))
