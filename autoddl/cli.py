@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from autoddl import report
 from autoddl.answer_tables import relaxation_table
 from autoddl.cli_answers import register
+from autoddl.cli_draw import register as register_draw
 from autoddl.cli_measure import register as register_measure
 from autoddl.cli_record import NoRecord, RecordPath, record_path
 from autoddl.cli_record import register as register_record
@@ -211,6 +212,7 @@ register_rehearse(app, _print, _progress)
 register_measure(app, _print, _progress)
 register_validate(app, _print, _progress)
 register_record(app, _print, _progress)
+register_draw(app)
 
 if __name__ == "__main__":
     main()

@@ -1,0 +1,47 @@
+"""Pictures of plans, and the bytes held over a step."""
+
+import json
+from pathlib import Path
+
+import pytest
+from shell import FACTORY, LAPTOP, shell
+
+from autoddl.compare_run import foreseen
+from autoddl.memory_line import memory_line
+from autoddl.plan import load_plan
+from autoddl.rebuild import rebuild
+
+
+@pytest.fixture(scope="module", params=["1", "2"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan of one microbatch, and one of two."""
+    found = tmp_path_factory.mktemp("picture") / "plan.json"
+    said = shell("plan", FACTORY, LAPTOP, "--microbatches", request.param, "-o", str(found))
+    assert said.code == 0, said.err
+    return found
+
+
+def test_memory_rises_and_falls_within_what_the_plan_charges(path: Path) -> None:
+    plan = load_plan(path)
+    line, problem, choice = memory_line(plan, foreseen(plan)), rebuild(plan).problem, rebuild(plan).choice
+    always = line.nbytes[0]
+    assert always <= line.peak <= line.bound * (1 + 1e-9)
+    assert line.peak >= always + problem.transient(choice)
+    assert list(line.times) == sorted(line.times) and line.times[-1] <= foreseen(plan).step.seconds * (1 + 1e-9)
+    assert line.nbytes[-1] == pytest.approx(always, abs=1.0)
+
+
+@pytest.mark.parametrize("kind", ["svg", "png", "json"])
+def test_every_kind_of_picture(path: Path, kind: str) -> None:
+    out = path.parent / f"picture.{kind}"
+    said = shell("draw", str(path), "-o", str(out))
+    assert said.code == 0, said.err
+    start = {"svg": b"<?xml", "png": b"\x89PNG", "json": b"{"}[kind]
+    assert out.read_bytes().startswith(start)
+    if kind == "json":
+        assert any(row["ph"] == "X" for row in json.loads(out.read_text())["traceEvents"])
+
+
+def test_another_kind_is_refused(path: Path) -> None:
+    said = shell("draw", str(path), "-o", str(path.parent / "picture.pdf"))
+    assert said.code == 2 and ".svg, .png, .json" in said.err
