@@ -22,6 +22,7 @@ from autoddl.answer_tables import relaxation_table
 from autoddl.cli_answers import register
 from autoddl.cli_draw import register as register_draw
 from autoddl.cli_measure import register as register_measure
+from autoddl.cli_network import register as register_network
 from autoddl.cli_record import NoRecord, RecordPath, record_path
 from autoddl.cli_record import register as register_record
 from autoddl.cli_rehearse import register as register_rehearse
@@ -211,6 +212,7 @@ register(app, _print, _progress)
 register_rehearse(app, _print, _progress)
 register_measure(app, _print, _progress)
 register_validate(app, _print, _progress)
+register_network(app, _print, _progress)
 register_record(app, _print, _progress)
 register_draw(app)
 

@@ -12,6 +12,7 @@ part of a core. With more threads they are wall-clock seconds, on a GPU those of
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from math import prod
 from typing import Any
 
@@ -19,14 +20,13 @@ import torch
 from torch import Tensor
 
 from autoddl.cost_models import Kernel
-from autoddl.cost_models.curves import sizes_of, work_of
 from autoddl.measure_cases import USUAL, Case, Scale, cases, kernels
 
 __all__ = ["FEWEST", "Timed", "clock_of", "low", "measure_kernels", "rows_of", "spread"]
 
-WORKING_SET = 16 * 2**20
+WORKING_SET = 8 * 2**20
 """Bytes of the instances together."""
-MOST, FEWEST = 32, 3
+MOST, FEWEST = 16, 3
 """Instances at most, rounds at least."""
 
 Clock = Callable[[], float]
@@ -80,18 +80,20 @@ def clock_of(device: torch.device, threads: int, slowdown: float) -> Clock:
 
 def measure_kernels(device: torch.device, dtypes: Sequence[torch.dtype], clock: Clock, seconds: float,
                     scale: Scale = USUAL, progress: Progress | None = None) -> list[Timed]:
-    """All kernels of all cases, timed for about `seconds`, at least FEWEST rounds."""
+    """All kernels of all cases, timed for `seconds`, and FEWEST rounds, the first to warm up, in any case."""
     began, tell = time.monotonic(), progress or (lambda what, done, total: None)
     points = [_point(case, dtype) for dtype in dtypes for case in cases(scale)]
     largest = max(prod(shape) for point in points for shape in point.case.shapes)
     noise = {dtype: torch.randn(largest, device=device).to(dtype) for dtype in dtypes}
-    rounds, left = 0, seconds
-    while rounds <= FEWEST or time.monotonic() - began + left < seconds:
-        at = time.monotonic()
+    for rounds in count():
         for point in points:
+            if rounds >= FEWEST and time.monotonic() - began > seconds:
+                break
             _time(point, noise[point.dtype], clock, warm=not rounds)
-        rounds, left = rounds + 1, time.monotonic() - at
-        tell("timing kernels", min(int(time.monotonic() - began), int(seconds)), int(seconds))
+            tell("timing kernels", min(int(time.monotonic() - began), int(seconds)), int(seconds))
+        else:
+            continue
+        break
     return [timed for point in points for timed in (point.forward, *(timed for timed, _ in point.backward))]
 
 
@@ -105,19 +107,19 @@ def _point(case: Case, dtype: torch.dtype) -> _Point:
 
 def _time(point: _Point, noise: Tensor, clock: Clock, warm: bool) -> None:
     """One visit; a first one only warms up."""
-    case, count = point.case, point.instances()
-    made = [case.tensors(noise) for _ in range(count)]
+    case, many = point.case, point.instances()
+    made = [case.tensors(noise) for _ in range(many)]
     gradients: list[Tensor] = []
     for timed, wanted in point.backward:
         outputs = [case.op(*tensors) for tensors in made]
-        gradients = gradients or [torch.ones_like(outputs[0])] * count
+        gradients = gradients or [torch.ones_like(outputs[0])] * many
         took = _seconds(lambda: torch.autograd.grad(outputs, [t[i] for t in made for i in wanted], gradients), clock)
         if not warm:
-            timed.seconds.append(took / count)
+            timed.seconds.append(took / many)
         del outputs
     took = _seconds(lambda: [case.op(made[0][0], *tensors[1:]) for tensors in made], clock)
     if not warm:
-        point.forward.seconds.append(took / count)
+        point.forward.seconds.append(took / many)
 
 
 def _seconds(run: Callable[[], object], clock: Clock) -> float:
@@ -132,15 +134,14 @@ def rows_of(timed: Sequence[Timed]) -> list[dict[str, Any]]:
     """The curves as they are written: one per name and dtype, points row major on their grid."""
     found: dict[tuple[str, str], dict[tuple[float, ...], Timed]] = {}
     for one in timed:
-        k = one.kernel
-        found.setdefault((k.name, k.dtype), {})[sizes_of(k.kind, k.shape, k.nbytes)] = one
+        found.setdefault((one.kernel.name, one.kernel.dtype), {})[one.kernel.sizes] = one
     rows = []
     for (name, dtype), points in found.items():
         ordered = [points[at] for at in sorted(points)]
         grid = [sorted({at[i] for at in points}) for i in range(len(next(iter(points))))]
         assert prod(map(len, grid)) == len(points), f"{name} has no whole grid"
         rows.append({"name": name, "dtype": dtype, "grid": grid,
-                     "work": [work_of(t.kernel.flops, t.kernel.nbytes, t.kernel.shape) for t in ordered],
+                     "work": [t.kernel.work for t in ordered],
                      "seconds": [float(f"{low(t.seconds):.4g}") for t in ordered],
                      "spread": [float(f"{spread(t.seconds):.2g}") for t in ordered]})
     return rows

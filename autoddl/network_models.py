@@ -1,7 +1,8 @@
 """Two models of published communication shares, as Megatron-LM builds them: `gpt2-medium` and `t5-large`.
 
     layer     x + attention(norm(x)), in a decoder that reads an encoder x + attention(norm(x), encoded), x + mlp(norm(x))
-    heads     two products around a softmax and its dropout; queries, keys and values are one product
+    heads     two products around a softmax and its dropout; queries, keys and values are one product. The mask belongs
+              to the kernel of the softmax (fused scale, mask and softmax), so none is written here
     sizes     24 layers (T5: 24 of the encoder and 24 of the decoder), width 1024, 16 heads, 4096 between up and down
     tokens    GPT-2: 50257 in length 1024; T5: 30522 of BERT and 100 more in lengths 512 and 128, the lengths of
               Megatron-LM's example (pretrain_t5.sh); both padded to a multiple of 128
@@ -25,9 +26,8 @@ WIDTH, HEADS, HIDDEN, LAYERS, DROPOUT = 1024, 16, 4096, 24, 0.1
 class Attention(nn.Module):
     """Of x to itself, or to what an encoder made."""
 
-    def __init__(self, causal: bool, cross: bool) -> None:
+    def __init__(self, cross: bool) -> None:
         super().__init__()
-        self.causal = causal
         self.q = nn.Linear(WIDTH, WIDTH if cross else 3 * WIDTH)
         self.kv = nn.Linear(WIDTH, 2 * WIDTH) if cross else None
         self.o = nn.Linear(WIDTH, WIDTH)
@@ -38,20 +38,17 @@ class Attention(nn.Module):
         else:
             q, (k, v) = self.q(x), self.kv(encoded).chunk(2, -1)
         q, k, v = (part.view(*part.shape[:2], HEADS, -1).transpose(1, 2) for part in (q, k, v))
-        scores = q @ k.transpose(-1, -2)
-        if self.causal:
-            scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1), -1e4)
-        y = F.dropout(F.softmax(scores, -1), DROPOUT, self.training) @ v
+        y = F.dropout(F.softmax(q @ k.transpose(-1, -2), -1), DROPOUT, self.training) @ v
         done: Tensor = self.o(y.transpose(1, 2).flatten(2))
         return done
 
 
 class Layer(nn.Module):
-    def __init__(self, causal: bool, cross: bool = False) -> None:
+    def __init__(self, cross: bool) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2 + cross))
-        self.attention = Attention(causal, False)
-        self.cross = Attention(False, True) if cross else None
+        self.attention = Attention(False)
+        self.cross = Attention(True) if cross else None
         self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
 
     def forward(self, x: Tensor, encoded: Tensor | None = None) -> Tensor:
@@ -64,10 +61,10 @@ class Layer(nn.Module):
 class Stack(nn.Module):
     """Layers between the embeddings of tokens and the norm at the end."""
 
-    def __init__(self, length: int, causal: bool, cross: bool = False) -> None:
+    def __init__(self, length: int, cross: bool) -> None:
         super().__init__()
         self.positions = nn.Embedding(length, WIDTH)
-        self.layers = nn.ModuleList(Layer(causal, cross) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(Layer(cross) for _ in range(LAYERS))
         self.norm = nn.LayerNorm(WIDTH)
 
     def forward(self, x: Tensor, encoded: Tensor | None = None) -> Tensor:
@@ -85,7 +82,7 @@ class Language(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(vocab, WIDTH)
         self.encoder = Stack(read, False) if read else None
-        self.decoder = Stack(length, True, bool(read))
+        self.decoder = Stack(length, bool(read))
 
     def forward(self, ids: Tensor, labels: Tensor, text: Tensor | None = None) -> Tensor:
         encoded = self.encoder(self.tokens(text)) if self.encoder is not None else None

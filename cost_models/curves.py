@@ -24,10 +24,36 @@ from typing import Any
 
 from autoddl.errors import InputError
 
-__all__ = ["Curve", "curve_of", "sizes_of", "table", "text_of", "work_of"]
+__all__ = ["Curve", "Kernel", "curve_of", "least", "seconds_of", "table", "text_of"]
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 _WIDTH = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel. `shape`: (batch, m, n, k) of a matmul, or of the matmul that a convolution is; (batch * heads,
+    queries, keys, head size, causal) of attention; () of memory. `nbytes` are read and written; `name` is the
+    curve that it follows on a device that was measured (`curves`)."""
+
+    kind: str
+    shape: tuple[int, ...]
+    flops: float
+    nbytes: float
+    dtype: str
+    name: str = ""
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """x on the grid of its curve."""
+        if self.kind.startswith("attention"):
+            return float(self.shape[1]), float(self.shape[3])
+        return tuple(float(size) for size in self.shape[1:]) if self.shape else (self.nbytes,)
+
+    @property
+    def work(self) -> float:
+        """What the rate of its curve is per second of."""
+        return self.flops if self.shape else self.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +104,24 @@ def _between(line: tuple[float, ...], size: float) -> tuple[tuple[int, float], .
     return ((after - 1, 1.0 - share), (after, share))
 
 
-def sizes_of(kind: str, shape: tuple[int, ...], nbytes: float) -> tuple[float, ...]:
-    """x of a kernel of `cost_models.Kernel`'s kind and shape."""
-    if kind.startswith("attention"):
-        return float(shape[1]), float(shape[3])
-    return tuple(float(size) for size in shape[1:]) if shape else (nbytes,)
+def seconds_of(text: str, kernel: Kernel) -> float | None:
+    """Seconds by the curves of `Device.curves`; None where none is of this kernel. A product is no faster than a copy
+    of its bytes."""
+    curve = curve_of(text, kernel.name, kernel.dtype)
+    if curve is None:
+        return None
+    seconds = curve.seconds(kernel.work, kernel.sizes)
+    copy = curve_of(text, "copy", kernel.dtype) if kernel.shape else None
+    return max(seconds, copy.seconds(kernel.nbytes, (kernel.nbytes,))) if copy else seconds
 
 
-def work_of(flops: float, nbytes: float, shape: tuple[int, ...]) -> float:
-    """What the rate of a curve is per second of."""
-    return flops if shape else nbytes
+def least(text: str, kernel: Kernel, ranks: int) -> float | None:
+    """Less than any part of an even cut among `ranks` takes: the best rate of any curve of the kind; None as above."""
+    curve = curve_of(text, kernel.name, kernel.dtype)
+    if curve is None:
+        return None
+    alike = [other for (name, _), other in table(text).items() if name.startswith(kernel.kind)] or [curve]
+    return max(kernel.work / ranks / max(other.best for other in alike), min(other.floor for other in alike))
 
 
 @lru_cache(maxsize=64)

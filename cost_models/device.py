@@ -1,7 +1,7 @@
 """Seconds of work on one device: a roofline and a launch floor.
 
     seconds = max(flops / (peak * efficiency), nbytes / (bandwidth * memory_efficiency)) + launch
-    norms, softmax, activations    nbytes / (bandwidth * elementwise_efficiency) + launch
+            nbytes / (bandwidth * elementwise_efficiency) + launch          norms, softmax, activations
 
 Roofline: Williams, Waterman & Patterson 2009. The efficiencies are what large kernels reach and belong to the device:
 794 of 989 TFLOP/s in bfloat16 matmuls of an H100, 270 of 312 on an A100. nbytes counts reads and writes together. What
@@ -28,7 +28,7 @@ def copy_seconds(device: Device, nbytes: float) -> float:
 
 
 def elementwise_seconds(device: Device, nbytes: float) -> float:
-    """A kernel that reads rows or elements and computes little: nbytes / (bandwidth * elementwise_efficiency) + launch."""
+    """The bytes of a kernel that computes with them: nbytes / (bandwidth * elementwise_efficiency) + launch."""
     reached = device.elementwise_efficiency or device.memory_efficiency
     return _amount(nbytes, "nbytes") / (device.bandwidth * reached) + device.launch
 

@@ -14,11 +14,11 @@ stores that no multiplication hides: PROLOGUE elements of k. A device without `u
 roofline of `device`. `least_seconds` is below the seconds of every way to cut a kernel among ranks.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
-from autoddl.cost_models.curves import curve_of, sizes_of, work_of
+from autoddl.cost_models import curves
+from autoddl.cost_models.curves import Kernel
 from autoddl.cost_models.device import compute_seconds, elementwise_seconds
 from autoddl.cost_models.machine import ITEMSIZE_OF_PEAK, Device
 from autoddl.errors import InputError
@@ -42,33 +42,15 @@ BLOCK = 128
 """Queries and keys of a block of fused attention (Dao 2023, "FlashAttention-2", section 3.3)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """One kernel. `shape`: (batch, m, n, k) of a matmul, or of the matmul that a convolution is; (batch * heads,
-    queries, keys, head size, causal) of attention; () of memory. `nbytes` are read and written; `name` is the
-    curve that it follows on a device that was measured (`curves`)."""
-
-    kind: str
-    shape: tuple[int, ...]
-    flops: float
-    nbytes: float
-    dtype: str
-    name: str = ""
-
-
 @lru_cache(maxsize=500_000)
 def kernel_seconds(device: Device, kernel: Kernel) -> float:
     """Seconds of `kernel` alone on `device`."""
     if kernel.kind not in KINDS:
         raise InputError(f"{kernel.kind!r} is no kind of kernel; the kinds are {', '.join(KINDS)}")
-    curve = curve_of(device.curves, kernel.name, kernel.dtype) if device.curves else None
-    if curve is not None:
-        sizes = sizes_of(kernel.kind, kernel.shape, kernel.nbytes)
-        return curve.seconds(work_of(kernel.flops, kernel.nbytes, kernel.shape), sizes)
-    if kernel.kind == "memory":
-        return elementwise_seconds(device, kernel.nbytes)
-    plain = compute_seconds(device, 0.0 if device.units else kernel.flops, kernel.nbytes, kernel.dtype)
-    if not device.units or not kernel.flops:
+    if device.curves and (measured := curves.seconds_of(device.curves, kernel)) is not None:
+        return measured
+    plain = _roofline(device, 0.0 if device.units else kernel.flops, kernel.nbytes, kernel.dtype)
+    if kernel.kind == "memory" or not device.units or not kernel.flops:
         return plain
     compute = _attention if kernel.kind.startswith("attention") else _matmul
     return max(plain, compute(device, kernel) + device.launch)
@@ -76,13 +58,15 @@ def kernel_seconds(device: Device, kernel: Kernel) -> float:
 
 def least_seconds(device: Device, kernel: Kernel, ranks: int) -> float:
     """Less than any part of an even cut among `ranks` takes: no waves, no tiles, the best efficiency of its kind."""
-    curve = curve_of(device.curves, kernel.name, kernel.dtype) if device.curves else None
-    if curve is not None:
-        return max(work_of(kernel.flops, kernel.nbytes, kernel.shape) / ranks / curve.best, curve.floor)
-    if kernel.kind == "memory":
-        return elementwise_seconds(device, kernel.nbytes / ranks)
-    flops = kernel.flops * device.efficiency / _efficiency(device, kernel)
-    return compute_seconds(device, flops / ranks, kernel.nbytes / ranks, kernel.dtype)
+    if device.curves and (measured := curves.least(device.curves, kernel, ranks)) is not None:
+        return measured
+    flops = 0.0 if kernel.kind == "memory" else kernel.flops * device.efficiency / _efficiency(device, kernel)
+    return _roofline(device, flops / ranks, kernel.nbytes / ranks, kernel.dtype)
+
+
+def _roofline(device: Device, flops: float, nbytes: float, dtype: str) -> float:
+    """The longer of both, at the efficiencies of kernels that compute."""
+    return max(compute_seconds(device, flops, 0.0, dtype), elementwise_seconds(device, nbytes))
 
 
 def _efficiency(device: Device, kernel: Kernel) -> float:

@@ -36,6 +36,9 @@ class Protocol:
 PROTOCOLS: Mapping[str, Protocol] = MappingProxyType({
     # Loads and stores of the devices: NVLink, xGMI, PCIe with peer access. 235 of 300 GB/s on 8 A100.
     "direct": Protocol(0.8, 0.0, network=False),
+    # Devices without peer access: one writes to host memory, the other reads there. Fitted to the two shares of a step
+    # that were published for two A100-PCIe of one node (GPT-2-Medium, T5-Large).
+    "shm": Protocol(0.30, 5e-6, network=False),
     # The card reads device memory itself (GPUDirect): 92 % of the cards of 4 x 8 H200 (nccl-tests).
     "rdma": Protocol(0.92, 0.0),
     "roce": Protocol(0.90, 1e-6),

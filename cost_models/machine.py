@@ -52,8 +52,8 @@ class Device:
 
     `units` multiprocessors share the peak, 0 where that is not known; `kernels` lists (kind or dtype, efficiency) of
     those that do not reach `efficiency`; `curves` is what a calibration timed, as `curves` reads it. A copy reaches
-    `memory_efficiency` of the bandwidth, and kernels that compute something of each element `elementwise_efficiency`,
-    by default the same."""
+    `memory_efficiency` of the bandwidth; kernels that compute with what they read, like norms, softmax and products
+    that wait for memory, `elementwise_efficiency`, by default the same."""
 
     name: str
     kind: str
