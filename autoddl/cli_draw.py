@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command("draw")
     def _draw(plan: PlanPath, output: Out) -> None:
-        """Draw a plan's predicted step: time line, memory, seconds by kind."""
+        """Draw a plan: time line, memory, seconds by kind."""
         from autoddl.picture import draw
         from autoddl.plan import load_plan
         draw(load_plan(plan), output)
