@@ -33,7 +33,7 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
 
     @app.command("measure")
     def _measure(cluster: ClusterPath, output: Output = None, ranks: Ranks = 1, threads: Threads = 1,
-                 seconds: Seconds = 150.0, as_json: AsJson = False) -> None:
+                 seconds: Seconds = 140.0, as_json: AsJson = False) -> None:
         """Time the device and links, and write it into the cluster file."""
         from autoddl.launch import leave
         from autoddl.measure import measure

@@ -47,7 +47,7 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
                  as_json: AsJson = False) -> None:
         """Table what communication takes of a data parallel step."""
         place, build = load_cluster(cluster), _builder(model, set_ or [])
-        asked = {"overlap": overlap, "gradient": _width(gradient), "host": float(parse(host, "seconds"))}
+        width, waits = _width(gradient), float(parse(host, "seconds"))
         from autoddl.network_share import Network, shares
         networks = [Network.parse(text) for text in protocol or [name for name, p in PROTOCOLS.items() if p.network]]
         counts = _counts(ranks)
@@ -55,7 +55,8 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
             progress("capturing the model", 0, 1)
             from autoddl.network_work import traced
             one = traced(*build())
-            found = shares(one, place, networks, counts or _powers(one, place.size), **asked)
+            found = shares(one, place, networks, counts or _powers(one, place.size), overlap=overlap, gradient=width,
+                           host=waits)
         show(_table(found), _data(model, one, overlap, found), as_json)
 
 

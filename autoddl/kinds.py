@@ -10,7 +10,8 @@ compute an element, whether they walk in rows, and whether they jump:
     reduce         many elements to one: sums, means, gradients of what was broadcast
     normalise      rows that are read for their statistics and again to be scaled
     batch normalise    the same of channels
-    gather         rows by index; backward adds them up where they came from
+    gather         rows of a table by index; backward adds them up where they came from
+    index          elements by index, in whatever dims; backward likewise
     pool           windows of images
     loss           logarithm of a softmax, and one element of each row
 
@@ -31,7 +32,8 @@ _OPS = {
     "normalise": "layer_norm native_layer_norm rms_norm group_norm softmax _softmax log_softmax _log_softmax "
                  "_safe_softmax logsumexp",
     "batch normalise": "_native_batch_norm_legit_functional native_batch_norm batch_norm _native_batch_norm_legit",
-    "gather": "embedding index index_select gather scatter scatter_add index_put index_add take_along_dim",
+    "gather": "embedding index_select index_add",
+    "index": "index index_put gather scatter scatter_add take_along_dim",
     "pool": "max_pool1d max_pool2d max_pool3d max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d",
     "loss": "cross_entropy_loss nll_loss nll_loss_nd nll_loss2d",
 }

@@ -100,8 +100,8 @@ def _environments(ranks: int, folder: str) -> list[dict[str, str]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    common = {"OMP_NUM_THREADS": str(threads), **KEEP_MEMORY, **os.environ, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
-              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), FAILURES: folder}
+    common = {"OMP_NUM_THREADS": str(threads), **KEEP_MEMORY, **os.environ, "WORLD_SIZE": str(ranks),
+              "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), FAILURES: folder}
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 

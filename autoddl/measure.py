@@ -1,7 +1,7 @@
 """Measures the device and the links of a cluster, here, and writes what came of it into the cluster's file.
 
     alone            the kernels of the device, in one process of `threads` threads
-    ranks = N        the same in N processes at once, which share cores, caches and memory; then the links of every level
+    ranks = N        the same in N processes at once, which share cores and memory; then the links of every level
     under torchrun   the same by the ranks that are there
 
 What is written is only what was timed: nothing is invented for a device that is not this one, and a kind of link that
@@ -30,7 +30,7 @@ from autoddl.plan import write_atomically
 
 __all__ = ["SECONDS", "Measured", "Request", "measure", "stated", "with_measured"]
 
-SECONDS = 150.0
+SECONDS = 140.0
 """How long it takes by default."""
 
 Progress = Callable[[str, int, int], None]

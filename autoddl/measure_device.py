@@ -6,12 +6,14 @@ A round goes once through all cases, so that a disturbance of seconds touches on
 many instances of the operator run as fill half of a large cache: forward on an input that was just read, as in a model,
 and with their other inputs new; backward in one call of autograd, on what was kept long ago. On a CPU with one thread
 the seconds are those of the process, which other processes touch little; where more ranks run than cores, each has that
-part of a core. With more threads they are wall-clock seconds, on a GPU those of its events (not run on one so far).
+part of a core. With more threads they are wall-clock seconds, as on a GPU, from one synchronisation to the next (the
+instances run back to back; not run on a GPU so far).
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from math import prod
 from typing import Any
@@ -20,7 +22,7 @@ import torch
 from torch import Tensor
 
 from autoddl.cost_models import Kernel
-from autoddl.measure_cases import USUAL, Case, Scale, cases, kernels
+from autoddl.measure_cases import USUAL, Case, Known, Scale, cases, kernels
 
 __all__ = ["FEWEST", "Timed", "clock_of", "low", "measure_kernels", "rows_of", "spread"]
 
@@ -82,7 +84,8 @@ def measure_kernels(device: torch.device, dtypes: Sequence[torch.dtype], clock: 
                     scale: Scale = USUAL, progress: Progress | None = None) -> list[Timed]:
     """All kernels of all cases, timed for `seconds`, and FEWEST rounds, the first to warm up, in any case."""
     began, tell = time.monotonic(), progress or (lambda what, done, total: None)
-    points = [_point(case, dtype) for dtype in dtypes for case in cases(scale)]
+    known: Known = {}
+    points = [_point(case, dtype, known) for dtype in dtypes for case in cases(scale)]
     largest = max(prod(shape) for point in points for shape in point.case.shapes)
     noise = {dtype: torch.randn(largest, device=device).to(dtype) for dtype in dtypes}
     for rounds in count():
@@ -97,8 +100,8 @@ def measure_kernels(device: torch.device, dtypes: Sequence[torch.dtype], clock: 
     return [timed for point in points for timed in (point.forward, *(timed for timed, _ in point.backward))]
 
 
-def _point(case: Case, dtype: torch.dtype) -> _Point:
-    forward, backward = kernels(case, dtype)
+def _point(case: Case, dtype: torch.dtype, known: Known) -> _Point:
+    forward, backward = kernels(case, dtype, known)
     every = tuple(range(len(case.shapes)))
     wanted = [every] if len(backward) == 1 else [(i,) for i in every]
     found = tuple((Timed(k), which) for k, which in zip(backward, wanted, strict=True) if k.name != forward.name)
@@ -111,9 +114,9 @@ def _time(point: _Point, noise: Tensor, clock: Clock, warm: bool) -> None:
     made = [case.tensors(noise) for _ in range(many)]
     gradients: list[Tensor] = []
     for timed, wanted in point.backward:
-        outputs = [case.op(*tensors) for tensors in made]
+        outputs, leaves = [case.op(*tensors) for tensors in made], [tensors[i] for tensors in made for i in wanted]
         gradients = gradients or [torch.ones_like(outputs[0])] * many
-        took = _seconds(lambda: torch.autograd.grad(outputs, [t[i] for t in made for i in wanted], gradients), clock)
+        took = _seconds(partial(torch.autograd.grad, outputs, leaves, gradients), clock)
         if not warm:
             timed.seconds.append(took / many)
         del outputs

@@ -1,6 +1,6 @@
 """Two models of published communication shares, as Megatron-LM builds them: `gpt2-medium` and `t5-large`.
 
-    layer     x + attention(norm(x)), in a decoder that reads an encoder x + attention(norm(x), encoded), x + mlp(norm(x))
+    layer     x + attention(norm(x)), where there is an encoder x + attention(norm(x), encoded), then x + mlp(norm(x))
     heads     two products around a softmax and its dropout; queries, keys and values are one product. The mask belongs
               to the kernel of the softmax (fused scale, mask and softmax), so none is written here
     sizes     24 layers (T5: 24 of the encoder and 24 of the decoder), width 1024, 16 heads, 4096 between up and down

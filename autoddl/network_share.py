@@ -65,7 +65,8 @@ def over(cluster: Cluster, network: Network) -> Cluster:
     """`cluster` with its network on this protocol and link."""
     levels = tuple(_over(level, network) if _is_network(level, i) else level for i, level in enumerate(cluster.levels))
     if not any(_is_network(level, i) for i, level in enumerate(cluster.levels)):
-        raise InputError(f"cluster {cluster.name} has no network, only {', '.join(x.name for x in levels)}; add a level")
+        names = ", ".join(level.name for level in levels)
+        raise InputError(f"cluster {cluster.name} has no network, only {names}; add a level")
     return replace(cluster, levels=levels)
 
 

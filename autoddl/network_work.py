@@ -22,14 +22,12 @@ from autoddl.layout import Layout, Mesh
 from autoddl.price import Pricing, pass_seconds
 from autoddl.sample import Sample, as_sample, sample_for
 from autoddl.space import Choice
+from autoddl.validate_places import Software
 
 __all__ = ["HOST", "UPDATE", "Traced", "Work", "traced", "work_of"]
 
-HOST = 100e-6
-"""Seconds of the host per operator of the graph and pass, with its part of autograd and of Python: that of `validate`,
-assumed, of the order that published runs of small microbatches show."""
-UPDATE = 40
-"""Bytes that clipping and a mixed-precision Adam move per parameter, that of `validate`."""
+HOST, UPDATE = Software().host, Software().update
+"""Seconds of the host per operator of the graph and pass, bytes that clipping and Adam move per parameter."""
 PRIMES = (1009, 1013, 1019, 1021, 1031, 1033)
 
 

@@ -10,6 +10,7 @@ reason.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,18 @@ def priced(run: Run) -> Priced:
 
 
 def _recomputing(run: Run) -> Run:
-    """A run that does not say whether it recomputes does so only where it would not fit otherwise."""
+    """A run that does not say whether it recomputes does so only where it would not fit otherwise, and in as few layers
+    of a stage as then fit."""
     if run.recompute.startswith(("none", "full", "selective")):
         return run
-    plain = replace(run, recompute="none")
-    fits = not run.microbatch or peak_bytes(plain, run.microbatch) <= SURE * cluster_of(run).device.memory
-    return plain if fits else replace(run, recompute="full")
+    plain, full = replace(run, recompute="none"), replace(run, recompute="full")
+    if not run.microbatch:
+        return plain
+    most, least = (peak_bytes(one, run.microbatch) for one in (plain, full))
+    beyond, layers = most - SURE * cluster_of(run).device.memory, -(-run.layers // run.pp)
+    if beyond <= 0:
+        return plain
+    return replace(full, again=min(1.0, ceil(layers * beyond / (most - least)) / layers) if most > least else 1.0)
 
 
 def _fastest(run: Run) -> int:

@@ -10,9 +10,9 @@
 
 from autoddl.schedule import peaks
 from autoddl.schedules import generate
+from autoddl.validate_parts import held_values, parts_of, schedule_of, stage_layers
 from autoddl.validate_places import software_of
 from autoddl.validate_runs import Run
-from autoddl.validate_step import held_values, parts_of, schedule_of, stage_layers
 
 __all__ = ["peak_bytes"]
 
@@ -30,7 +30,7 @@ def peak_bytes(run: Run, microbatch: int) -> float:
     one, x = parts["layer"], 2.0 * microbatch * run.seq * run.hidden / (run.cp * (run.tp if run.sequence else 1))
     kept, again = one.saved + x, 0.0
     if run.recompute.startswith("full"):
-        kept, again = x, one.saved
+        kept, again = kept - run.again * (kept - x), one.saved
     elif "core" in run.recompute:
         kept, again = kept - one.core_saved, one.core_saved
     elif run.recompute.startswith("selective"):

@@ -33,11 +33,11 @@ LINKS: Mapping[str, str] = MappingProxyType({
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """What a training program does. `attention`: `products`, `flash-1`, `flash-2`, else
-    the best kernels of the device; `overlaps`: which of tp, dp, cp it sends beside computation; `gradient`: bytes of
-    a gradient on the wire; `update`: bytes moved per parameter by clipping and optimizer; `host`: seconds of the host
-    per operator of the graph, with its part of autograd and of Python, which a faster device waits for (assumed, of
-    the order that runs of small microbatches show)."""
+    """What a training program does. `attention`: `products`, `flash-1`, `flash-2`, else the best kernels of the device;
+    `overlaps`: which of tp, dp, cp, ep it sends beside computation; `gradient`: bytes of a gradient on the wire;
+    `update`: bytes moved per parameter by clipping and optimizer; `host`: seconds of the host per operator of the
+    graph, with its part of autograd and of Python, which a faster device waits for (assumed, of the order that runs of
+    small microbatches show)."""
 
     fuses: bool = True
     attention: str = "best"
@@ -62,7 +62,9 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType({
     # NeMo's recipes: sequence-parallel collectives pipelined with products (tp_comm_overlap), distributed optimizer
     # with overlap_grad_reduce and overlap_param_gather; that gradients are reduced in half precision is assumed.
     "NeMo": Software(overlaps=frozenset(("tp", "dp", "cp")), gradient=2),
-    "Megatron-Bridge": Software(overlaps=frozenset(("tp", "dp", "cp")), gradient=2),
+    # Megatron-Bridge's recipes: the same, and the exchange among experts beside another microbatch (moe_a2a_overlap of
+    # its Qwen3 for H100), for which a pipeline has to be interleaved.
+    "Megatron-Bridge": Software(overlaps=frozenset(("tp", "dp", "cp", "ep")), gradient=2),
     "MaxText": Software(),
     # FSDP in eager mode: prefetched gathers, reduction in float32 (llm-foundry's DEFAULT); that its tables
     # are of FlashAttention 1 is inferred from their long sequences, the tables only say "flash".

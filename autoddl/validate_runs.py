@@ -6,7 +6,9 @@ Needed columns: source_id, model, layers, hidden, heads, n_gpus, dp, tp, pp, seq
     cp, ep, chunks          1                                 kv_heads   as many as heads
     vocab                   51200 (GPT-2's, padded)           ffn        4 * hidden
     zero_stage              0
-    recompute               none, and if that does not fit the device full; an empty precision leaves a run unpriced
+    head_dim                that of `HEADS` for the family of the model, else hidden / heads
+    recompute               none, and if that does not fit the device as many layers as do not; an empty precision
+                            leaves a run unpriced
     microbatch              found: the fastest power of two that divides the batch and fits the device (`validate`)
     links                   those of `FABRICS` for the generation of the device
 
@@ -17,6 +19,7 @@ import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from autoddl.errors import InputError
 
@@ -26,13 +29,17 @@ NEEDED = ("source_id", "model", "layers", "hidden", "heads", "n_gpus", "dp", "tp
           "gpu_type", "iter_time_s")
 COLUMNS = (*NEEDED, "row_id", "workload", "framework", "kv_heads", "ffn", "gated_ffn", "vocab", "moe_experts",
            "moe_topk", "cp", "ep", "interleave_vp", "schedule", "microbatch", "recompute", "seq_parallel", "zero_stage",
-           "precision", "gpus_per_node", "intra_link", "inter_Gbps_per_node", "peak_mem_GB", "notes")
+           "precision", "head_dim", "gpus_per_node", "intra_link", "inter_Gbps_per_node", "peak_mem_GB", "notes")
+
+HEADS: Mapping[str, int] = MappingProxyType({"Qwen3": 128, "GPT-OSS": 64})
+"""Beginning of a model's name -> size of its heads, where it is not hidden / heads (config.json of the families)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """One row. Sizes are counts, `seconds` the measured step, `peak_bytes` the measured peak, 0 where not told.
-    `tuned` is a factor on the efficiency of the device, for fits."""
+    `tuned` is a factor on the efficiency of the device, for fits; `again` the share of layers that full recomputation
+    takes in; `head` the size of a head."""
 
     row: str
     source: str
@@ -71,6 +78,8 @@ class Run:
     peak_bytes: float
     notes: str
     tuned: float = 1.0
+    again: float = 1.0
+    head: int = 0
 
 
 def read_runs(path: str | Path) -> tuple[Run, ...]:
@@ -135,9 +144,13 @@ def _run(row: Mapping[str, str], where: str) -> Run:
         precision=row.get("precision", ""), device=row["gpu_type"], node=whole("gpus_per_node", 8),
         link=row.get("intra_link", ""), network=_number(row, "inter_Gbps_per_node", name, 0.0) * 1e9 / 8,
         seconds=_number(row, "iter_time_s", name), peak_bytes=_number(row, "peak_mem_GB", name, 0.0) * 1e9,
-        notes=row.get("notes", ""))
+        notes=row.get("notes", ""), head=whole("head_dim", _head(row["model"])))
     _check(run, name)
     return run
+
+
+def _head(model: str) -> int:
+    return next((HEADS[name] for name in HEADS if model.startswith(name)), 0)
 
 
 def _check(run: Run, where: str) -> None:

@@ -171,7 +171,7 @@ def _transposed(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, forward: 
         other = factors[1] if first else factors[0]
         moved = size + bytes_of[need] + (bytes_of[other] if other is not None else 0.0)
         weight = graph.tensors[op.inputs[need]].kind is Kind.PARAMETER or op.slots[need] == "weight"
-        side = forward.name if batch > 1 else f"{forward.kind} {'input' if first else 'weight'}"
+        side = f"{forward.name} {'input' if first else 'weight'}"
         found.append(Work(forward.flops, moved, forward.kind, (batch, m, k, n) if first else (batch, k, n, m), weight,
                           side))
     return tuple(found)

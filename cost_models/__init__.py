@@ -2,7 +2,8 @@
 
 A `Cluster` is read from YAML and is a plain value. `kernel_seconds` prices a kernel on one device by its shape,
 `compute_seconds`, `copy_seconds` and `elementwise_seconds` by a plain roofline, `collective` prices communication
-among a `Group` of ranks by the cheapest algorithm for its place in the hierarchy. Nothing here knows models, plans or torch.
+among a `Group` of ranks by the cheapest algorithm for its place in the hierarchy. Nothing here knows models, plans or
+torch.
 """
 
 from autoddl.cost_models.cluster import Cluster, Device, Level, load_cluster, load_device, parse_cluster

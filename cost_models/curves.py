@@ -155,8 +155,8 @@ def text_of(curves: Sequence[Mapping[str, Any]], source: str) -> str:
         place = f"{source}: measured: curve {curve.get('name')!r}"
         points = prod(len(line) for line in curve["grid"])
         if not points or points != len(curve["seconds"]) or points != len(curve["work"]):
-            raise InputError(f"{place}: its grid has {points} points, but there are {len(curve['seconds'])} seconds and "
-                             f"{len(curve['work'])} amounts of work; measure again")
+            raise InputError(f"{place}: its grid has {points} points, but there are {len(curve['seconds'])} seconds "
+                             f"and {len(curve['work'])} amounts of work; measure again")
         if any(list(line) != sorted(set(line)) or line[0] <= 0 for line in curve["grid"]):
             raise InputError(f"{place}: sizes rise and are above 0; measure again")
         if min(*curve["seconds"], *curve["work"]) <= 0:

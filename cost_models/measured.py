@@ -72,7 +72,7 @@ class WrittenMeasured(Written):
 
 def calibrated(tree: Mapping[str, Any] | None, device: Device, levels: tuple[Level, ...], source: str
                ) -> tuple[str, Device, tuple[Level, ...]]:
-    """`measured:` as canonical JSON, and the device and levels with what it says; nothing where nothing was measured."""
+    """`measured:` as canonical JSON, and the device and levels with what it says; both as they were without it."""
     if tree is None:
         return "", device, levels
     written = validated(WrittenMeasured, tree, f"{source}: measured")

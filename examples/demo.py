@@ -1,7 +1,8 @@
 """Plans a small GPT for four processes, trains it on them and on one, and compares. Run: make demo
 
 Where this machine can shape links (root, tc), the four are two nodes behind links of 200 Mbit/s; else they share
-loopback, and the demo says why. The text is Python's own standard library, byte by byte; the one process is plain PyTorch, without AutoDDL.
+loopback, and the demo says why. The text is Python's own standard library, byte by byte; the one process is plain
+PyTorch, without AutoDDL.
 """
 
 import json

@@ -1,8 +1,19 @@
 """The roofline: hand-computed kernels, peaks by dtype, and what has no price."""
 
+from dataclasses import replace
+
 import pytest
 
-from autoddl.cost_models import Device, compute_seconds, copy_seconds, load_device
+from autoddl.cost_models import (
+    Device,
+    Kernel,
+    compute_seconds,
+    copy_seconds,
+    elementwise_seconds,
+    kernel_seconds,
+    least_seconds,
+    load_device,
+)
 from autoddl.errors import InputError
 
 DEVICE = Device("toy", "gpu", memory=1e9, bandwidth=1e9, peaks=(("bfloat16", 4e12), ("float32", 1e12)), launch=1e-6,
@@ -44,3 +55,14 @@ def test_shipped_devices_order_as_their_generations() -> None:
     seconds = [compute_seconds(load_device(name), 1e13, 1e9, "float16") for name in names]
     assert seconds == sorted(seconds, reverse=True)
     assert compute_seconds(load_device("H200-141GB"), 0, 1e9, "float16") < copy_seconds(load_device("H100-80GB"), 1e9)
+
+
+def test_kernels_that_compute_reach_their_own_share_of_the_bandwidth() -> None:
+    slow = replace(DEVICE, elementwise_efficiency=0.4)
+    assert elementwise_seconds(DEVICE, 8e8) == copy_seconds(DEVICE, 8e8) == copy_seconds(slow, 8e8)
+    assert elementwise_seconds(slow, 8e8) == pytest.approx(2 + 1e-6)
+    moved = Kernel("memory", (), 0.0, 8e8, "float32")
+    assert kernel_seconds(slow, moved) == elementwise_seconds(slow, 8e8) == least_seconds(slow, moved, 1)
+    for name in ("A100-80GB", "H100-80GB", "V100-32GB"):
+        known = load_device(name)
+        assert known.elementwise_efficiency is not None and known.elementwise_efficiency < known.memory_efficiency

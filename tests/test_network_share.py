@@ -29,7 +29,8 @@ class Two(nn.Module):
         self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(torch.relu(self.first(x))).sum()
+        total: Tensor = self.second(torch.relu(self.first(x))).sum()
+        return total
 
 
 def test_shares_of_gpt2_medium_as_published() -> None:

@@ -9,10 +9,13 @@ from time import perf_counter
 import pytest
 from shell import shell
 
+from autoddl.cost_models import Group, collective
 from autoddl.errors import InputError
-from autoddl.validate import priced, validate
+from autoddl.validate import _recomputing, priced, validate
 from autoddl.validate_graph import captured, graph_of
 from autoddl.validate_model import Shape
+from autoddl.validate_parts import parts_of
+from autoddl.validate_places import cluster_of
 from autoddl.validate_runs import NEEDED, Run, read_runs
 from autoddl.validate_scores import Priced, scores
 from autoddl.validate_step import step
@@ -128,3 +131,45 @@ def test_what_cannot_be_read_is_one_error(tmp_path: Path) -> None:
         validate(tmp_path / "empty.csv")
     with pytest.raises(InputError, match="gpu_type 'abacus'"):
         priced(run(tmp_path, gpu_type="abacus"))
+
+
+def test_layers_are_recomputed_only_as_far_as_the_device_demands(tmp_path: Path) -> None:
+    tight = run(tmp_path, framework="NeMo", hidden=8192, layers=80, heads=64, gpu_type="H100-SXM5-80GB", zero_stage=3,
+                intra_link="NVLink4", n_gpus=64, dp=64, tp=1, microbatch=2, seq=4096, global_batch=128)
+    share = _recomputing(tight).again
+    assert _recomputing(tight).recompute == "full" and 0 < share < 1 and share * 80 == pytest.approx(round(share * 80))
+    times = [step(replace(tight, recompute="full", again=part), 2).seconds for part in (0.0, share, 1.0)]
+    assert times == sorted(times) and times[0] == pytest.approx(step(replace(tight, recompute="none"), 2).seconds)
+    assert _recomputing(replace(tight, layers=8)).recompute == "none"
+
+
+def test_the_exchange_among_experts_is_hidden_by_programs_that_do_so(tmp_path: Path) -> None:
+    mixed = run(tmp_path, framework="NeMo", moe_experts=8, moe_topk=2, ep=4, dp=8, tp=1, gpu_type="H100-SXM5-80GB",
+                intra_link="NVLink4")
+    hidden = replace(mixed, framework="Megatron-Bridge")
+    assert step(hidden, 4).seconds < step(mixed, 4).seconds
+    deep = [replace(one, pp=2, dp=4, schedule="1F1B") for one in (hidden, mixed)]
+    assert step(deep[0], 4).seconds == step(deep[1], 4).seconds
+
+
+def test_a_head_is_as_large_as_the_family_or_the_row_says(tmp_path: Path) -> None:
+    assert [run(tmp_path, **row).head for row in ({}, {"model": "Qwen3-30B-A3B"}, {"head_dim": 96})] == [0, 128, 96]
+    assert step(run(tmp_path, head_dim=256), 4).seconds > step(run(tmp_path), 4).seconds
+
+
+def test_a_layer_is_cut_as_megatron_cuts_it_whatever_the_microbatch(tmp_path: Path) -> None:
+    one = run(tmp_path, dp=1, tp=8)
+    small, large = (parts_of(one, microbatch)["layer"] for microbatch in (1, 32))
+    assert large.sent_forward == pytest.approx(32 * small.sent_forward, rel=0.5)
+    nbytes = 2.0 * 32 * 2048 * 4096
+    reduced = collective(cluster_of(one), "all-reduce", Group(((8, 1),)), nbytes).seconds
+    assert large.sent_forward == pytest.approx(2 * reduced, rel=0.05)
+
+
+def test_recomputation_by_operators_and_norms_in_eager_mode(tmp_path: Path) -> None:
+    plain = run(tmp_path, framework="torchtitan", gated_ffn=1, recompute="selective (op)", dp=8, tp=1, zero_stage=3)
+    part = parts_of(plain, 4)["layer"]
+    assert 0 < part.repeated < part.forward
+    ordered = [step(replace(plain, recompute=how), 4).seconds for how in ("none", "selective (op)", "full")]
+    assert ordered == sorted(set(ordered))
+    assert parts_of(replace(plain, notes="torch.compile"), 4)["layer"].forward < 0.9 * part.forward

@@ -2,8 +2,9 @@
 
 Published: data parallel training by Megatron-LM on servers of two A100-PCIe-40GB, one 100 Gb/s InfiniBand port a server
 (TCP: 10 Gb/s Ethernet), a global batch of 16 on 2, 4 and 8 GPUs. Predicted: `autoddl network --no-overlap`, float16
-gradients reduced once after backward, as Megatron-LM's own data parallelism does. Efficiencies: of tcp, ipoib and
-rdma-host the bandwidths that the publication says they reach (9, 20, 60 Gb/s); of shm fitted to the two shares on 2 GPUs.
+gradients reduced once after backward, as Megatron-LM's own data parallelism does. The efficiencies of tcp, ipoib and
+rdma-host are the bandwidths that the publication says they reach (9, 20, 60 Gb/s); that of shm is fitted to the two
+shares on 2 GPUs.
 """
 
 import sys

@@ -1,13 +1,13 @@
-"""Predicted step times against measured ones, on shaped links: sudo python examples/benchmarks/predictions.py [NAME=VALUE ...]
+"""Predicted step times against measured ones: sudo python examples/benchmarks/predictions.py [NAME=VALUE ...]
 
     models=gpt-8k,llama,vgg,vit,mixture   clusters=4x1-200,2x2-200,8x1-200,2racks   rounds=5   random=3   seconds=60
-    out=FILE (a line of JSON for every plan, added)
+    folder=FOLDER (where measured cluster files are kept)   out=FILE (a line of JSON for every plan, added)
 
 Of every model on every cluster: the found plan, data parallel, ZeRO-3, tensor parallel, the best grid, and random valid
 plans of fixed seeds take turns in one world (`arena`). Measured is the median over the rounds of the slowest rank's
 seconds until gradients are there; predicted the time line, which knows of overlap, and the sum of all parts, which does
-not. Before, the device is measured with all ranks running, by kernels and collectives that know of no model
-(`autoddl measure`, for `seconds`; 0: as the file says).
+not. Before, the device is measured with all ranks running, by kernels that know of no model, for `seconds`
+(`calibrated`; 0: as the file says).
 
     error     predicted / measured - 1, its size's median and 90th percentile
     tau       Kendall's rank correlation in a group (model, cluster); pairs measured within 5 % are ties and left out
@@ -23,28 +23,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations, product
 from pathlib import Path
-from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tests"))
 
 from arena import CLUSTERS, contest
+from calibrated import calibrated
+from random_plans import random_plan
+from small_models import made
+
 from autoddl.api import compare
 from autoddl.buckets import best_buckets
 from autoddl.capture import capture
 from autoddl.cost_models import Cluster, load_cluster
 from autoddl.graph import Graph
 from autoddl.hubs import planned
-from autoddl.measure import measure, stated, with_measured
 from autoddl.meshes import meshes
 from autoddl.plan import Plan
 from autoddl.timeline_of import timeline_of
-from random_plans import random_plan
-from small_models import made
 
 DEFAULTS = {"models": "gpt-8k,llama,vgg,vit,mixture", "clusters": "4x1-200,2x2-200,8x1-200,2racks", "rounds": "5",
-            "random": "3", "seconds": "60", "out": ""}
+            "random": "3", "seconds": "60", "folder": "", "out": ""}
 TIE = 0.05
 LONGEST = 3.0
 """Predicted seconds of a random plan that is still worth running."""
@@ -118,32 +118,18 @@ def summary(name: str, rows: Sequence[Row], of: str) -> str:
               for key in dict.fromkeys((row.model, row.cluster) for row in rows)]
     ranks = [value for value in (tau(group, of) for group in groups) if value is not None]
     losses = [regret(group, of) for group in groups]
-    return (f"| {name} | {of} | {len(rows)} | {statistics.median(sizes):.1%} | {sizes[int(0.9 * (len(sizes) - 1))]:.1%} | "
-            f"{signed:+.1%} | {statistics.fmean(ranks) if ranks else float('nan'):.2f} | "
-            f"{statistics.median(losses):.1%} | {max(losses):.1%} |")
-
-
-def calibrated(clusters: Sequence[Path], folder: Path, seconds: float) -> Iterator[Path]:
-    """Copies of the clusters' files whose device is as measured, once per device, with as many ranks running as the
-    first cluster of that device has. Links stay as written: it was on loopback that the ranks met."""
-    known: dict[str, dict[str, Any]] = {}
-    for path in clusters:
-        cluster, copy = load_cluster(path), folder / path.name
-        if cluster.device.name not in known:
-            found = measure(path, output=copy, ranks=cluster.size, seconds=seconds)
-            assert found is not None, "this process is no rank"
-            known[cluster.device.name] = {key: value for key, value in found.measured.items() if key != "links"}
-        copy.write_text(with_measured(stated(path.read_text()), cluster, known[cluster.device.name], path.name))
-        yield copy
+    nine, order = sizes[int(0.9 * (len(sizes) - 1))], statistics.fmean(ranks) if ranks else float("nan")
+    return (f"| {name} | {of} | {len(rows)} | {statistics.median(sizes):.1%} | {nine:.1%} | {signed:+.1%} | "
+            f"{order:.2f} | {statistics.median(losses):.1%} | {max(losses):.1%} |")
 
 
 def main(arguments: Sequence[str]) -> None:
     options = DEFAULTS | dict(argument.split("=", 1) for argument in arguments)
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(options["folder"] or temporary)
         clusters = [CLUSTERS / f"rehearsal-{place}.yaml" for place in options["clusters"].split(",")]
-        if float(options["seconds"]):
-            clusters = list(calibrated(clusters, Path(name), float(options["seconds"])))
+        clusters = list(calibrated(clusters, folder, float(options["seconds"])))
         for cluster, model in product(clusters, options["models"].split(",")):
             for row in measured(model, cluster, int(options["random"]), int(options["rounds"])):
                 rows.append(row)
@@ -156,8 +142,8 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def show(rows: Sequence[Row]) -> None:
-    print(f"\ntorch {torch.__version__}, {os.cpu_count()} cores\n\n| | predicted | plans | median error | 90 % | signed | "
-          "tau | regret | worst |\n" + "|---" * 9 + "|")
+    print(f"\ntorch {torch.__version__}, {os.cpu_count()} cores\n")
+    print("| | predicted | plans | median error | 90 % | signed | tau | regret | worst |\n" + "|---" * 9 + "|")
     for key in ("model", "cluster"):
         for value in dict.fromkeys(getattr(row, key) for row in rows):
             print(summary(value, [row for row in rows if getattr(row, key) == value], "line"))

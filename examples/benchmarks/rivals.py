@@ -1,7 +1,10 @@
 """Our plan against torch's own ways, on shaped links: sudo python examples/benchmarks/rivals.py [NAME=VALUE ...]
 
     models=gpt-512,gpt-8k,gpt-32k,vgg   clusters=4x1-200,2x2-200,8x1-200   rounds=5 (a start)   starts=2   tuning=2
+    seconds=60   folder=FOLDER (where measured cluster files are kept)
     out=FILE (a line of JSON for every model and cluster, added)
+
+Ours is the plan for the cluster whose device was measured with all ranks running (`calibrated`).
 
 Every rival is tuned (`torch_rivals`) in rounds of their own, in the first start; then all contestants take turns, each
 round one step of each. Of a ratio, ours over theirs, the median of the rounds' ratios, and the interval in which the
@@ -14,25 +17,27 @@ import random
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 
 import torch
-
 from arena import CLUSTERS, Turns, contest
-from autoddl.api import plan
-from autoddl.buckets import in_best_buckets
-from autoddl.cost_models import load_cluster
+from calibrated import calibrated
 from small_models import made
 from torch_rivals import rivals
 
+from autoddl.api import plan
+from autoddl.buckets import in_best_buckets
+from autoddl.cost_models import load_cluster
+
 OURS = "ours"
+SHARDED, CUT = ("ddp", "fsdp", "hsdp"), ("tp", "grid")
 AGREE = 1e-4
 RESAMPLES = 10000
 DEFAULTS = {"models": "gpt-512,gpt-8k,gpt-32k,vgg", "clusters": "4x1-200,2x2-200,8x1-200", "rounds": "5", "starts": "2",
-            "tuning": "2", "out": ""}
+            "tuning": "2", "seconds": "60", "folder": "", "out": ""}
 
 
 def played(model: str, cluster: Path, rounds: int, starts: int, tuning: int) -> list[Turns]:
@@ -84,23 +89,28 @@ def main(arguments: Sequence[str]) -> None:
     options = DEFAULTS | dict(argument.split("=", 1) for argument in arguments)
     rounds, starts, tuning = (int(options[name]) for name in ("rounds", "starts", "tuning"))
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, {rounds} rounds in each of {starts} starts\n")
-    print("| model | cluster | ours s | data parallel | sharded | Megatron-style | best rival | load |\n" + "|---" * 8 + "|")
-    for cluster in options["clusters"].split(","):
-        for model in options["models"].split(","):
-            began = time.time()
-            found = played(model, CLUSTERS / f"rehearsal-{cluster}.yaml", rounds, starts, tuning)
-            ours = next(one for one in found if one.name == OURS)
-            cells = [row(found, families) for families in (
-                ("ddp",), ("fsdp", "hsdp"), ("tp", "grid"), ("ddp", "fsdp", "hsdp", "tp", "grid"))]
-            print(f"| {model} | {cluster} | {statistics.median(ours.seconds):.3f} | {' | '.join(cells)} "
-                  f"| {os.getloadavg()[0]:.1f} |", flush=True)
-            for one in found:
-                if one.failure:
-                    print(f"{model} on {cluster}: {one.name} did not run: {one.failure}", file=sys.stderr)
-            if options["out"]:
-                with open(options["out"], "a", encoding="utf-8") as file:
-                    print(json.dumps({"model": model, "cluster": cluster, "load": os.getloadavg()[0],
-                                      "took": time.time() - began, "turns": [asdict(one) for one in found]}), file=file)
+    columns = ("model", "cluster", "ours s", "data parallel", "sharded", "Megatron-style", "best rival", "load")
+    print(f"| {' | '.join(columns)} |\n" + "|---" * len(columns) + "|")
+    with tempfile.TemporaryDirectory() as temporary:
+        clusters = [CLUSTERS / f"rehearsal-{name}.yaml" for name in options["clusters"].split(",")]
+        files = list(calibrated(clusters, Path(options["folder"] or temporary), float(options["seconds"])))
+        for cluster, model in product(files, options["models"].split(",")):
+            show(model, cluster, played(model, cluster, rounds, starts, tuning), options["out"])
+
+
+def show(model: str, cluster: Path, found: Sequence[Turns], out: str) -> None:
+    """One line of the table, and one of JSON in the file `out`."""
+    ours, load = next(one for one in found if one.name == OURS), os.getloadavg()[0]
+    cells = [row(found, families) for families in (SHARDED[:1], SHARDED[1:], CUT, SHARDED + CUT)]
+    name, middle = cluster.stem.removeprefix("rehearsal-"), statistics.median(ours.seconds)
+    print(f"| {model} | {name} | {middle:.3f} | {' | '.join(cells)} | {load:.1f} |", flush=True)
+    for one in found:
+        if one.failure:
+            print(f"{model} on {name}: {one.name} did not run: {one.failure}", file=sys.stderr)
+    if out:
+        with open(out, "a", encoding="utf-8") as file:
+            print(json.dumps({"model": model, "cluster": name, "load": load, "turns": [asdict(one) for one in found]}),
+                  file=file)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from autoddl.sample import Sample
 
-__all__ = ["NAMES", "Block", "GPT", "VGG", "made"]
+__all__ = ["GPT", "NAMES", "VGG", "Block", "made"]
 
 STAGES = ((16, 16), (32, 32), (64, 64, 64), (128, 128, 128), (128, 128, 128))
 
@@ -37,7 +37,7 @@ class Block(nn.Module):
         q, k, v = y.view(y.shape[0], y.shape[1], -1, 3 * self.part).transpose(1, 2).chunk(3, -1)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
         x = x + self.o(y.reshape(y.shape[0], y.shape[1], -1))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        return torch.add(x, self.down(F.gelu(self.up(self.norm2(x)))))
 
 
 class GPT(nn.Module):

@@ -1,4 +1,4 @@
-"""Hours in minutes: does a long run drift, leak or leave something behind? sudo python examples/benchmarks/soak.py [steps]
+"""Does a long run drift, leak or leave something behind? sudo python examples/benchmarks/soak.py [steps]
 
 A small GPT on Python's own standard library (`demo`), on rehearsal-2x2-200 with all its links shaped, 500 steps, with a
 checkpoint every 50; then the same in one process of plain PyTorch. It passes if
@@ -111,7 +111,8 @@ def left_behind(folder: str, namespaces: set[str]) -> list[str]:
 
 def main(steps: int = 500) -> int:
     before = {path.name for path in Path("/run/netns").iterdir()} if Path("/run/netns").is_dir() else set()
-    plan, cluster, began = autoddl.plan(model(), CLUSTER, batch(corpus(), 0), name="gpt"), load_cluster(CLUSTER), time.time()
+    plan, cluster = autoddl.plan(model(), CLUSTER, batch(corpus(), 0), name="gpt"), load_cluster(CLUSTER)
+    began = time.time()
     with tempfile.TemporaryDirectory(prefix="autoddl-soak-") as folder:
         plan.save(Path(folder, "plan.json"))
         with network(cluster) as built:
@@ -122,7 +123,7 @@ def main(steps: int = 500) -> int:
     worst = max(abs(a - b) / abs(b) for a, b in zip(ranks[0]["losses"], single, strict=True))
     growth = max(rank["resident"][-1] / rank["resident"][min(1, len(rank["resident"]) - 1)] - 1 for rank in ranks)
     left = left_behind(folder, before)
-    print(f"{steps} steps on {cluster.name} in {took:.0f} s: mesh {plan.mesh}, loss {single[0]:.3f} -> {single[-1]:.3f}\n"
+    print(f"{steps} steps on {cluster.name} in {took:.0f} s, mesh {plan.mesh}, loss to {single[-1]:.3f}\n"
           f"loss      differs by {worst:.1e} at most (allowed {LOSS:.0e})\n"
           f"memory    grows by {growth:+.2%} at most (allowed {GROWTH:.0%}), "
           f"{max(rank['resident'][-1] for rank in ranks) / 1e6:.0f} MB a rank\n"

@@ -1,0 +1,61 @@
+"""Where Megatron-LM cuts a layer: the region of the space in which a published run is priced.
+
+    weights     by columns into a block and by rows out of it, vocabulary by rows (Shoeybi et al. 2019)
+    stream x    between blocks: batch over ep, length over cp, and over tp with sequence parallelism (Korthikanti et al.
+                2022), else whole
+    experts     apart over ep; over tp too where that axis cuts them, else each of them over tp
+    reading     an op reads a weight that is cut as it is stored: no gather of weights stands in for one of activations
+"""
+
+from collections.abc import Mapping
+
+from autoddl.graph import Graph, Kind, Op, Tensor
+from autoddl.hubs import HUB
+from autoddl.layout import B, Layout, Mesh, Split, State
+from autoddl.space import Choice, Region
+from autoddl.work import VIEWS, base
+
+__all__ = ["megatron"]
+
+CUTS: Mapping[str, State] = {
+    "attention.qkv.weight": Split(0), "attention.qkv.bias": Split(0), "attention.o.weight": Split(1),
+    "mlp.up.weight": Split(0), "mlp.up.bias": Split(0), "mlp.down.weight": Split(1), "mlp.up": Split(2),
+    "mlp.down": Split(1), "tokens.weight": Split(0), "head.weight": Split(0)}
+"""Parameter -> how tensor parallelism cuts it; all others are whole."""
+
+
+def _stream(mesh: Mesh, sequence: bool) -> Layout:
+    """x between blocks: batch over ep, length over cp, and over tp with sequence parallelism."""
+    states = {"ep": Split(0), "cp": Split(1), "tp": Split(1) if sequence else B}
+    return Layout(tuple(states[name] if size > 1 else B for name, size in zip(mesh.names, mesh.sizes, strict=True)))
+
+
+def _stored(name: str, mesh: Mesh, experts: str) -> Layout:
+    expert = name in ("mlp.up", "mlp.down")
+    def state(axis: str) -> State:
+        if expert and axis in ("ep", experts):
+            return Split(0)
+        return CUTS.get(name, B) if axis == "tp" else B
+
+    return Layout(tuple(state(axis) if size > 1 else B for axis, size in zip(mesh.names, mesh.sizes, strict=True)))
+
+
+def megatron(mesh: Mesh, sequence: bool, experts: str) -> Region:
+    """The region of the module docstring."""
+    stream, whole = _stream(mesh, sequence), Layout.broadcast(mesh)
+
+    def allowed(graph: Graph, item: Op | Tensor, choice: Choice) -> bool:
+        if isinstance(item, Tensor):
+            return choice.outputs[0] == _stored(item.fqn, mesh, experts) and not choice.regather
+        for t, layout in zip(item.inputs, choice.inputs, strict=True):
+            if graph.tensors[t].kind is Kind.PARAMETER:
+                stored = _stored(graph.tensors[t].fqn, mesh, experts)
+                if layout != stored != whole:
+                    return False
+        tensor = graph.tensors[item.outputs[0]]
+        between = item.module in ("", "first", "second", "norm") and base(item) not in VIEWS
+        if item.target == HUB and graph.tensors[item.inputs[0]].kind is Kind.PARAMETER:
+            return True
+        return not between or len(tensor.shape) != 3 or choice.outputs[0] == stream
+
+    return allowed

@@ -1,0 +1,170 @@
+"""Contestants in one world: the ranks of a cluster start once, and all contestants take turns in them, round by round.
+
+A turn is one training step of one contestant, from a barrier to when the slowest rank is done; so what disturbs the
+machine for a second touches all alike, and the ratio of two in the same round says more than each alone. Contestants
+are plans (a file) and torch's own ways (`torch_rivals`), each with a small copy of the same model on the same batch.
+
+`contest` starts the ranks, on shaped links. With `tuning` rounds, the two of each family that were fastest when warm
+play them, and the faster one goes on. A contestant that cannot be built says why, and the others go on.
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from small_models import made
+from torch import Tensor
+from torch_rivals import RATE, Rival, stepper
+
+from autoddl.apply import parallelize
+from autoddl.cost_models import load_cluster
+from autoddl.launch import launch
+from autoddl.network import network
+from autoddl.plan import load_plan
+from autoddl.rehearse import place_of
+
+__all__ = ["CLUSTERS", "Turns", "contest"]
+
+CLUSTERS = Path(__file__).parent.parent / "clusters"
+WARM = 2
+"""Steps before the first turn: connections, and buckets that are built anew after a first step."""
+TUNED = 2
+"""Settings of a family that are worth tuning rounds."""
+TIMEOUT = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Of one contestant: seconds of every round, the slowest rank's, and the loss of every step that it trained."""
+
+    name: str
+    family: str
+    seconds: tuple[float, ...]
+    losses: tuple[float, ...]
+    tuned: float | None = None
+    failure: str = ""
+
+
+def contest(cluster: Path, model: str, plans: dict[str, Path], rivals: Sequence[Rival], rounds: int,
+            tuning: int = 0, update: bool = True) -> list[Turns]:
+    """One process start: `tuning` rounds of all, then `rounds` of the best of each family. Plans are families alone;
+    without `update`, theirs end when the gradients are there, as a plan predicts it."""
+    place = load_cluster(cluster)
+    with tempfile.TemporaryDirectory(prefix="autoddl-arena-") as folder, network(place) as built:
+        job = {"folder": folder, "model": model, "plans": {name: str(path) for name, path in plans.items()},
+               "rivals": [asdict(rival) for rival in rivals], "rounds": rounds, "tuning": tuning,
+               "update": update}
+        path = Path(folder, "job.json")
+        path.write_text(json.dumps(job), encoding="utf-8")
+        launch(place.size, [sys.executable, "-W", "ignore", __file__, str(path)],
+               places=[place_of(built, rank) for rank in range(place.size)])
+        return [Turns(**row) for row in json.loads(Path(folder, "turns.json").read_text())]
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A contestant in a rank."""
+
+    name: str
+    family: str
+    step: Callable[[], Tensor]
+    seconds: list[float]
+    losses: list[Tensor]
+    tuned: float | None = None
+    failure: str = ""
+
+    def turn(self) -> float:
+        """The slowest rank's seconds."""
+        dist.barrier()
+        start = time.perf_counter()
+        self.losses.append(self.step())
+        took = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+        dist.all_reduce(took, dist.ReduceOp.MAX)
+        return float(took)
+
+
+def _planned(path: str, model: str, update: bool) -> Callable[[], Tensor]:
+    module, batch = made(model)
+    parallel = parallelize(module, load_plan(path), batch, timeout=TIMEOUT)
+    optimizer = torch.optim.SGD(parallel.parameters(), RATE)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss = parallel.step(batch)
+        if update:
+            optimizer.step()
+        return loss
+
+    return step
+
+
+def _seated(job: dict[str, Any]) -> list[_Seat]:
+    """All contestants, warm; one that all ranks failed alike is seated with what it said."""
+    makers: list[tuple[str, str, Callable[[], Callable[[], Tensor]]]] = [
+        (name, name, partial(_planned, path, job["model"], job["update"])) for name, path in job["plans"].items()]
+    makers += [(one.name, one.family, partial(stepper, one)) for one in (Rival(**r) for r in job["rivals"])]
+    seats = []
+    for name, family, maker in makers:
+        seat = _Seat(name, family, torch.zeros, [], [])
+        try:
+            seat.step = maker()
+            seat.seconds = [seat.turn() for _ in range(WARM)][-1:]
+        except (RuntimeError, NotImplementedError, ValueError, AssertionError, TypeError) as error:
+            seat.failure = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        seats.append(seat)
+    return seats
+
+
+def _play(seats: Sequence[_Seat], rounds: int) -> None:
+    for seat in seats:
+        seat.seconds = []
+    for _ in range(rounds):
+        for seat in seats:
+            seat.seconds.append(seat.turn())
+
+
+def _best(seats: Sequence[_Seat], count: int) -> list[_Seat]:
+    """The `count` fastest of each family."""
+    families: dict[str, list[_Seat]] = {}
+    for seat in seats:
+        seat.tuned = statistics.median(seat.seconds)
+        families.setdefault(seat.family, []).append(seat)
+    return [seat for many in families.values() for seat in sorted(many, key=lambda one: one.tuned or 0.0)[:count]]
+
+
+def rank_main(job: dict[str, Any]) -> None:
+    """What a rank of the world runs."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))
+    seats = _seated(job)
+    playing = [seat for seat in seats if not seat.failure]
+    if job["tuning"]:
+        playing = _best(playing, TUNED)
+        _play(playing, job["tuning"])
+        playing = _best(playing, 1)
+    _play(playing, job["rounds"])
+    rows = []
+    for seat in seats:
+        losses = torch.stack(seat.losses).double() if seat.losses else torch.zeros(0, dtype=torch.float64)
+        dist.all_reduce(losses)
+        mean, seconds = (losses / dist.get_world_size()).tolist(), seat.seconds if seat in playing else []
+        rows.append(asdict(Turns(seat.name, seat.family, tuple(seconds), tuple(mean), seat.tuned, seat.failure)))
+    if dist.get_rank() == 0:
+        Path(job["folder"], "turns.json").write_text(json.dumps(rows), encoding="utf-8")
+    dist.barrier()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    rank_main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

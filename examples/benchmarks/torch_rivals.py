@@ -1,0 +1,157 @@
+"""torch's own ways to train `small_models` on several ranks, each with the settings that are worth trying.
+
+    ddp    DistributedDataParallel                       bucket sizes
+    fsdp   fully_shard of blocks and of the rest         weights kept or dropped after forward; prefetched
+    hsdp   fully_shard inside, replicas outside          inner sizes
+    tp     parallelize_module as Megatron cuts: column, row, vocabulary-parallel head and loss
+    grid   tp inside, fully_shard or replicate outside   inner sizes                    with sequence parallel or not
+
+`rivals(name, ranks)` lists them, `stepper(rival)` builds one: a function that trains a step on this rank's part
+of the batch and returns the loss of that part. The mean of these over all ranks is the loss of the batch.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from small_models import GPT, made
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+__all__ = ["RATE", "Rival", "rivals", "stepper"]
+
+RATE = 0.01
+"""Of plain gradient descent, which all contestants train with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """`inner` ranks side by side share a piece of work or of the weights; `settings` as the family has them."""
+
+    family: str
+    model: str
+    inner: int = 1
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        words = " ".join(f"{key}={value}" for key, value in self.settings.items())
+        return " ".join(filter(None, (self.family, f"inner={self.inner}" if self.inner > 1 else "", words)))
+
+
+def rivals(model: str, ranks: int) -> Iterator[Rival]:
+    """All that are tried on `ranks` ranks."""
+    inner = [n for n in (2, 4) if n < ranks]
+    longs = (False, True) if model.startswith("gpt") else (False,)
+    yield from (Rival("ddp", model, 1, {"MB": mb}) for mb in (0.25, 1, 4, 25))
+    yield from (Rival("fsdp", model, 1, {"drop": drop, "ahead": ahead})
+                for drop, ahead in ((False, 0), (False, 2), (True, 0)))
+    yield from (Rival("hsdp", model, n, {"drop": False, "ahead": 0}) for n in inner)
+    yield from (Rival("tp", model, ranks, {"sequence": long}) for long in longs)
+    yield from (Rival("grid", model, n, {"outside": outside, "sequence": long})
+                for n in inner for outside in ("replicate", "shard") for long in longs)
+
+
+def stepper(rival: Rival) -> Callable[[], Tensor]:
+    """One step of this rank, on its part of the batch."""
+    model, batch = made(rival.model)
+    ranks, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    inner = rival.inner if rival.family in ("tp", "grid") else 1
+    mine = [tensor.chunk(ranks // inner)[rank // inner] for tensor in batch.args]
+    run = _BUILDERS[rival.family](model, rival)
+    optimizer = torch.optim.SGD(run.parameters(), RATE)
+    whole = inner > 1 and isinstance(model, GPT)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        with loss_parallel() if whole else nullcontext():
+            loss = run(*mine)
+            loss.backward()
+        optimizer.step()
+        said = loss.detach()
+        return said.full_tensor() if isinstance(said, DTensor) else said
+
+    return step
+
+
+def _ddp(model: nn.Module, rival: Rival) -> nn.Module:
+    return DistributedDataParallel(model, bucket_cap_mb=rival.settings["MB"], gradient_as_bucket_view=True)
+
+
+def _fsdp(model: nn.Module, rival: Rival) -> nn.Module:
+    outside = torch.distributed.get_world_size() // rival.inner
+    mesh = init_device_mesh("cpu", (outside, rival.inner), mesh_dim_names=("replicas", "pieces")) \
+        if rival.family == "hsdp" else init_device_mesh("cpu", (outside,))
+    return _sharded(model, mesh, rival.settings["drop"], rival.settings["ahead"])
+
+
+def _sharded(model: nn.Module, mesh: Any, drop: bool, ahead: int = 0) -> nn.Module:
+    parts: list[Any] = _parts(model)
+    for part in parts:
+        fully_shard(part, mesh=mesh, reshard_after_forward=drop)
+    for i in range(len(parts) if ahead else 0):
+        parts[i].set_modules_to_forward_prefetch(parts[i + 1 : i + 1 + ahead])
+        parts[i].set_modules_to_backward_prefetch(parts[max(0, i - ahead) : i][::-1])
+    fully_shard(model, mesh=mesh, reshard_after_forward=drop)
+    return model
+
+
+def _parts(model: nn.Module) -> list[nn.Module]:
+    """What is gathered together, in the order of use."""
+    if isinstance(model, GPT):
+        return [model.tokens, *model.blocks, model.head]
+    return [part for name, part in model.named_children()]
+
+
+def _tensor(model: nn.Module, rival: Rival) -> nn.Module:
+    mesh = init_device_mesh("cpu", (rival.inner,))
+    return parallelize_module(model, mesh, _megatron(model, rival.settings["sequence"]))
+
+
+def _grid(model: nn.Module, rival: Rival) -> nn.Module:
+    outside = torch.distributed.get_world_size() // rival.inner
+    mesh = init_device_mesh("cpu", (outside, rival.inner), mesh_dim_names=("data", "tensor"))
+    cut = parallelize_module(model, mesh["tensor"], _megatron(model, rival.settings["sequence"]))
+    if rival.settings["outside"] == "shard":
+        return _sharded(cut, mesh["data"], False)
+    from torch.distributed._composable.replicate_with_fsdp import replicate
+    parts: list[Any] = _parts(cut)
+    for part in parts:
+        replicate(part, mesh=mesh["data"])
+    replicate(cut, mesh=mesh["data"])
+    return cut
+
+
+def _megatron(model: nn.Module, sequence: bool) -> dict[str, Any]:
+    """The plan of parallelize_module."""
+    if not isinstance(model, GPT):
+        return {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()}
+    kept: Any = Shard(1) if sequence else Replicate()
+    plan: dict[str, Any] = {"tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=kept),
+                            "head": ColwiseParallel(input_layouts=kept, output_layouts=Shard(-1),
+                                                    use_local_output=False)}
+    if sequence:
+        plan["positions"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0))
+        plan["norm"] = SequenceParallel()
+    for i in range(len(model.blocks)):
+        plan |= {f"blocks.{i}.{name}": ColwiseParallel(input_layouts=kept) for name in ("qkv", "up")}
+        plan |= {f"blocks.{i}.{name}": RowwiseParallel(output_layouts=kept) for name in ("o", "down")}
+        if sequence:
+            plan |= {f"blocks.{i}.{name}": SequenceParallel() for name in ("norm1", "norm2")}
+    return plan
+
+
+_BUILDERS: dict[str, Callable[[nn.Module, Rival], nn.Module]] = {
+    "ddp": _ddp, "fsdp": _fsdp, "hsdp": _fsdp, "tp": _tensor, "grid": _grid}
