@@ -13,7 +13,7 @@ from autoddl.hubs import planned
 from autoddl.plan import Plan
 from autoddl.rebuild import question_of
 from autoddl.timeline_of import timeline_of
-from autoddl.traffic import gather_buckets, gradient_buckets
+from autoddl.traffic import gather_buckets, gradient_buckets, parameter_edges
 
 __all__ = ["SIZES", "best_buckets", "in_best_buckets"]
 
@@ -33,9 +33,10 @@ def in_best_buckets(plan: Plan, sizes: Sequence[int] = SIZES) -> Plan:
 def best_buckets(plan: Plan, graph: Graph, cluster: Cluster, sizes: Sequence[int] = SIZES) -> Plan:
     """The same of a plan for `cluster`, whose planned graph, of one microbatch, is at hand."""
     different: dict[object, Plan] = {}
+    edges = parameter_edges(plan, graph)
     for nbytes in (plan.bucket_bytes, *sorted(sizes, reverse=True)):
         one = replace(plan, bucket_bytes=nbytes)
-        different.setdefault((gradient_buckets(one, graph), gather_buckets(one, graph)), one)
+        different.setdefault((gradient_buckets(one, graph, edges), gather_buckets(one, graph, edges)), one)
     if len(different) == 1:
         return plan
     return min(different.values(), key=lambda one: timeline_of(one, graph, cluster).step.seconds)

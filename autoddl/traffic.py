@@ -66,6 +66,9 @@ class ParameterEdge:
     each: bool = False
 
 
+Edges = tuple[ParameterEdge, ...]
+
+
 def option_of(op: Op, graph: Graph, mesh: Mesh, decision: Decision | None) -> Option:
     """The signatures that the plan decided for `op`; without a decision for it, or a signature, InputError."""
     if decision is None or decision.target != op.target:
@@ -143,10 +146,11 @@ def _fill_buckets(rows: Iterable[tuple[Bucket, str, int]], limit: int) -> tuple[
     return tuple(buckets)
 
 
-def gather_buckets(plan: Plan, graph: Graph) -> tuple[Bucket, ...]:
-    """Parameters whose stored layout must be gathered for use, in the order of first use."""
+def gather_buckets(plan: Plan, graph: Graph, edges: Edges | None = None) -> tuple[Bucket, ...]:
+    """Parameters whose stored layout must be gathered for use, in the order of first use. `edges`: the plan's parameter
+    edges, if they are there."""
     rows = []
-    for edge in parameter_edges(plan, graph):
+    for edge in parameter_edges(plan, graph) if edges is None else edges:
         if sends(edge.forward):
             regather = edge.regather and edge.saved
             size = max(_payloads(edge.tensor, edge.forward, edge.conversion.source, plan.mesh, None))
@@ -155,10 +159,10 @@ def gather_buckets(plan: Plan, graph: Graph) -> tuple[Bucket, ...]:
     return _fill_buckets(rows, plan.bucket_bytes)
 
 
-def gradient_buckets(plan: Plan, graph: Graph) -> tuple[Bucket, ...]:
+def gradient_buckets(plan: Plan, graph: Graph, edges: Edges | None = None) -> tuple[Bucket, ...]:
     """Parameters whose gradients are reduced, the last used first: the order in which backward yields them."""
     rows = []
-    for edge in reversed(parameter_edges(plan, graph)):
+    for edge in reversed(parameter_edges(plan, graph) if edges is None else edges):
         if sends(edge.backward) and edge.conversion.gradient is not None:
             size = max(_payloads(edge.tensor, edge.backward, edge.conversion.gradient, plan.mesh, None))
             rows.append((Bucket((edge.tensor.fqn,), edge.backward, each=edge.each), edge.tensor.dtype, size))
