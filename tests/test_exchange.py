@@ -87,7 +87,7 @@ def run_all(kind: str, ways: tuple[int, ...], cases: list[Case]) -> list[Tensor]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("ways", [(4,), (2, 2), (3,)])
+@pytest.mark.parametrize("ways", [pytest.param((4,), marks=pytest.mark.slow), (2, 2), (3,)])
 def test_every_collective_gives_what_it_should(kind: str, ways: tuple[int, ...]) -> None:
     n = 3 if ways == (3,) else 4
     odd = [1, 2, 7, 1001] if kind == "all-reduce" else [1, 5] if kind == "all-gather" else [n, 7 * n]

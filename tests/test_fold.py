@@ -47,7 +47,7 @@ def stack(seed: int, blocks: int) -> Problem:
     return Problem(tuple(map(str, range(count))), tuple(shape.tolist()), tuple(tables), laid, None, 0.5, 2.0)
 
 
-@pytest.mark.parametrize("start", range(0, 200, 25))
+@pytest.mark.parametrize("start", [0, 25, 50, *(pytest.param(n, marks=pytest.mark.slow) for n in range(75, 200, 25))])
 def test_a_folded_elimination_is_the_plain_one(start: int) -> None:
     folds = 0
     for seed in range(start, start + 25):
@@ -66,7 +66,7 @@ def test_a_folded_elimination_is_the_plain_one(start: int) -> None:
     assert folds >= 10
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 12))])
 def test_a_budget_on_folded_blocks(seed: int) -> None:
     problem = stack(seed, 6)
     least = least_bytes(problem) + problem.fixed_bytes

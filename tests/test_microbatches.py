@@ -116,7 +116,7 @@ def check(name: str, plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(("name", "microbatches", "strategy"), [
-    pytest.param(name, m, strategy, marks=[] if m == 2 or strategy.startswith("zero") else pytest.mark.slow)
+    pytest.param(name, m, strategy, marks=[] if m == 2 or strategy == "zero regathered" else pytest.mark.slow)
     for name, m in (("gpt", 2), ("llama", 4)) for strategy in STRATEGIES])
 def test_strategies_on_four_ranks(name: str, microbatches: int, strategy: str) -> None:
     check(name, plans_of(name, microbatches, strategy))
@@ -127,7 +127,8 @@ def test_strategies_on_two_ranks(strategy: str) -> None:
     check("vit", plans_of("vit", 4, strategy, "a=2"))
 
 
-@pytest.mark.parametrize(("name", "seed", "microbatches"), [("gpt", 5, 4), ("llama", 6, 2), ("vit", 7, 2)])
+@pytest.mark.parametrize(("name", "seed", "microbatches"), [
+    ("gpt", 5, 4), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("llama", 6, 2), ("vit", 7, 2)))])
 def test_random_plans(name: str, seed: int, microbatches: int) -> None:
     check(name, random_plan(captured(name, microbatches), seed, microbatches=microbatches))
 
@@ -170,7 +171,8 @@ def accumulated(plan: Plan) -> tuple[float, list[float]]:
                if p.grad is not None), evaluated
 
 
-@pytest.mark.parametrize("strategy", ["zero kept", "zero regathered", "tensor x data"])
+@pytest.mark.parametrize("strategy", ["zero kept", pytest.param("zero regathered", marks=pytest.mark.slow),
+                                      pytest.param("tensor x data", marks=pytest.mark.slow)])
 def test_steps_add_up_until_gradients_are_zeroed(strategy: str) -> None:
     for error, evaluated in on_ranks(4, accumulated, plans_of("gpt", 2, strategy)):
         assert error < 1e-12

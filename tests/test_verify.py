@@ -28,7 +28,7 @@ def test_a_plan_computes_what_one_process_does() -> None:
     assert checked.collective_mismatches == 0 and checked.gradient_error < 1e-12
 
 
-@pytest.mark.parametrize("drop", [0.0, 0.1])
+@pytest.mark.parametrize("drop", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 def test_a_plan_of_microbatches_computes_what_one_process_does(drop: float) -> None:
     factory = Factory.parse(FACTORY, {"dropout": drop})
     plan = planned(factory, LAPTOP, mesh="machine=2,pair=2", pins=PINS, microbatches=(4,))
