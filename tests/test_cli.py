@@ -62,6 +62,7 @@ def test_plan_prints_one_json_object(tmp_path: Path) -> None:
     assert data["fallback_ops"] == {} and data["candidates"] >= 2
 
 
+@pytest.mark.slow
 def test_a_plan_of_microbatches_is_made_shown_and_run(tmp_path: Path) -> None:
     made = str(tmp_path / "parts.json")
     said = shell("plan", FACTORY, LAPTOP, "--mesh", "machine-pair=4", "--microbatches", "2", "--workers", "1",

@@ -37,6 +37,7 @@ def rehearsed(folder: Path, disturb: Callable[[int], None]) -> Rehearsal:
     return rehearse(path, found, made, steps=STEPS, timeout=TIMEOUT, progress=lambda what, done, total: disturb(done))
 
 
+@pytest.mark.slow
 @shaping
 def test_a_killed_rank_is_named(tmp_path: Path) -> None:
     def disturb(done: int) -> None:

@@ -57,6 +57,7 @@ def test_a_plan_for_many_ranks_is_verified_on_fewer() -> None:
     assert "32 ranks do not fit here" in checked.note
 
 
+@pytest.mark.slow
 def test_a_model_on_the_meta_device_is_verified() -> None:
     factory = Factory.parse(FACTORY.replace(":tiny", ":on_meta"))
     checked = verify(planned(factory, LAPTOP, mesh="machine-pair=4"), factory)
