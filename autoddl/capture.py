@@ -11,9 +11,7 @@ autograd it does what the module does, bit for bit. It makes constants (arange, 
 moves these when it is lowered for another device; all else follows its inputs.
 """
 
-import gc
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -29,7 +27,8 @@ from autoddl.graph import Graph, Kind
 from autoddl.passes import gradients, losses, normalise, randomness
 from autoddl.sample import Sample, as_sample, describe, sample_for
 from autoddl.tabulate import Key, Leaf, tabulate
-from autoddl.trace import trace
+from autoddl.trace import trace, unwritten
+from autoddl.uncollected import uncollected
 
 __all__ = ["Captured", "capture"]
 
@@ -51,21 +50,8 @@ class Captured:
 def capture(model: nn.Module, sample: object = None) -> Captured:
     """The training graph of `model`, whose forward returns the scalar loss, alone, as .loss or first of several."""
     example = sample_for(model) if sample is None else as_sample(sample)
-    with _uncollected():
+    with uncollected(), unwritten():
         return _captured(model, example)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """No search for cycles: an export makes millions of objects that live until its end, and a fifth of its time goes
-    into looking through them."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _captured(model: nn.Module, example: Sample) -> Captured:

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from autoddl.errors import AutoDDLError, InputError
+from autoddl.uncollected import uncollected
 
 if TYPE_CHECKING:
     from torch import nn
@@ -68,6 +69,10 @@ class Factory:
 
     def build(self) -> "tuple[nn.Module, Any]":
         """(module, sample or None)."""
+        with uncollected():
+            return self._built()
+
+    def _built(self) -> "tuple[nn.Module, Any]":
         from torch import nn
 
         function = self.function()

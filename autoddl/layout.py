@@ -13,7 +13,7 @@ A layout is *legal* for a shape if every rank holds at least one element along e
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 
@@ -84,11 +84,13 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Named axes, outermost first. Text: `net=4,node=2`."""
+    """Named axes, outermost first. Text: `net=4,node=2`. Its hash is kept: it is asked for very often."""
 
     axes: tuple[Axis, ...]
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(self.axes))
         names = [axis.name for axis in self.axes]
         if not names:
             raise InputError("a mesh needs at least one axis, like 'dp=4'")
@@ -97,6 +99,12 @@ class Mesh:
         for axis in self.axes:
             if axis.size < 1:
                 raise InputError(f"mesh axis {axis.name}={axis.size}: a size is at least 1")
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type["Mesh"], tuple[tuple[Axis, ...]]]:
+        return Mesh, (self.axes,)
 
     @classmethod
     def parse(cls, text: str) -> "Mesh":
@@ -147,9 +155,19 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One state per mesh axis. Text: `S(0) B`."""
+    """One state per mesh axis. Text: `S(0) B`. Its hash is kept: it is asked for millions of times."""
 
     states: tuple[State, ...]
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(self.states))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type["Layout"], tuple[tuple[State, ...]]]:
+        return Layout, (self.states,)
 
     @classmethod
     def parse(cls, text: str) -> "Layout":
@@ -195,7 +213,11 @@ def extents(shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tupl
 def local_shape(shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tuple[int, ...] | None = None
                 ) -> tuple[int, ...]:
     """Sizes of the piece at `coordinate`; without one, of rank 0, which holds the largest."""
-    at = coordinate or (0,) * len(mesh.axes)
+    return _local_shape(shape, layout, mesh, coordinate or (0,) * len(mesh.axes))
+
+
+@lru_cache(maxsize=1_000_000)
+def _local_shape(shape: tuple[int, ...], layout: Layout, mesh: Mesh, at: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for _, size in extents(shape, layout, mesh, at))
 
 

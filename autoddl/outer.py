@@ -198,6 +198,10 @@ class _Candidates:
                 del self.kept[next(iter(self.kept))]
         return self.kept[i]
 
+    def posed(self, i: int) -> Posed:
+        """The problem alone."""
+        return self.kept[i][0] if i in self.kept else posed(self.task, self.candidates[i])
+
     def answer(self, job: Job) -> _Answer:
         """A bound of candidate i, or its best plan; what costs more than the ceiling is not wanted."""
         i, ceiling, price = job
@@ -214,12 +218,21 @@ class _Candidates:
             solution = solve(problem.within(None), self.task.solver, time_limit=self.task.time_limit)
             return _Answer(solution, solution.nbytes <= self.task.budget, free=solution.bound)
         solution = relax(problem, price, space)
-        free = relax(problem, 0.0, space).bound if price else solution.bound
+        if not price or (self._alone(i) and solution.nbytes >= self.task.budget):
+            return _Answer(solution, solution.nbytes <= self.task.budget, free=0.0 if price else solution.bound)
+        free = relax(problem, 0.0, space).bound
         return _Answer(solution, solution.nbytes <= self.task.budget, bound=free, free=free)
+
+    def _alone(self, i: int) -> bool:
+        """Whether no other candidate can use a bound of any budget. The bound within the budget is concave in the price
+        of a byte: where the choice at a price takes more than the budget, it is above the free one."""
+        return not any(_bounds(self.candidates[i], other) for other in self.candidates)
 
     def _plan(self, i: int, ceiling: float, price: float) -> _Answer:
         (_, _, problem), space = self.ready(i)
         task = self.task
+        if space is not None:
+            space.forget(price)
         return _Answer(solve(problem, task.solver, time_limit=task.time_limit, tolerance=task.tolerance,
                              ceiling=ceiling, price=price, space=space), True)
 
@@ -249,7 +262,7 @@ def search(task: Task, candidates: Sequence[Candidate], progress: Progress | Non
             if these and not task.has(microbatches):
                 tell(f"capturing one of {microbatches} microbatches: {state.text()}", state.done, 2 * len(candidates))
                 task.variant(microbatches)
-            with mapper(jobs.answer, workers if len(these) > 1 else 1) as run:
+            with mapper(jobs.answer, workers if len(these) > 1 else 1, _candidate) as run:
                 _bound(state, candidates, these, run, tell)
                 _solve(state, task, candidates, these, run, tell)
     except KeyboardInterrupt:
@@ -259,11 +272,15 @@ def search(task: Task, candidates: Sequence[Candidate], progress: Progress | Non
     tell(f"searched: {state.text()}", 2 * len(candidates), 2 * len(candidates))
     if state.best is None:
         raise min(state.failed, key=lambda e: e.needed if isinstance(e, Infeasible) else inf)
-    best = Solved(*jobs.ready(state.where)[0], state.best)
+    best = Solved(*jobs.posed(state.where), state.best)
     return Found(best, state.bound, perf_counter() - start, interrupted)
 
 
 Run = Callable[[Sequence[Job]], Iterable[_Answer]]
+
+
+def _candidate(job: Job) -> int:
+    return job[0]
 
 
 def _bound(state: _State, candidates: Sequence[Candidate], which: Sequence[int], run: Run, tell: Progress) -> None:
@@ -273,10 +290,16 @@ def _bound(state: _State, candidates: Sequence[Candidate], which: Sequence[int],
         state.take(i, answer)
         here = candidates[i]
         for j, other in enumerate(candidates):
-            if other.mesh == here.mesh and j != i and other.microbatches % here.microbatches == 0:
+            if _bounds(here, other):
                 state.bounds[j] = max(state.bounds[j], answer.free)
         state.done += 1
         tell(f"bounded {candidates[i]}: {state.text()}", state.done, 2 * len(candidates))
+
+
+def _bounds(one: Candidate, other: Candidate) -> bool:
+    """Whether the seconds of `one` without a budget bound those of `other`."""
+    return (other.mesh == one.mesh and other.microbatches > one.microbatches
+            and other.microbatches % one.microbatches == 0)
 
 
 def _hopeless(state: _State, task: Task, i: int) -> bool:

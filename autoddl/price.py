@@ -17,14 +17,15 @@ backward yields it (ZeRO-1 and 2). Those that are gathered again are so in every
 reduced in every one (ZeRO-3).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from autoddl.conversion import COLLECTIVES, Step
-from autoddl.cost_models import Cluster, Group, Kernel, collective, copy_seconds, kernel_seconds, least_seconds
+from autoddl.cost_models import Cluster, Device, Group, Kernel, collective, copy_seconds, kernel_seconds, least_seconds
 from autoddl.graph import Graph, Kind, Op, Tensor
 from autoddl.layout import Layout, Mesh, local_shape
 from autoddl.plan import BUCKET_BYTES
@@ -110,12 +111,36 @@ def op_seconds(pricing: Pricing, op: Op, choice: Choice, differentiable: frozens
 def pass_seconds(pricing: Pricing, op: Op, choice: Choice, differentiable: frozenset[int]
                  ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Of each forward and each backward kernel of the local op; a hub and a view are free."""
-    graph, mesh, device = pricing.graph, pricing.mesh, pricing.cluster.device
+    graph, mesh = pricing.graph, pricing.mesh
     inputs, outputs = (tuple(local_shape(graph.tensors[t].shape, c, mesh) for t, c in zip(ts, cs, strict=True))
                        for ts, cs in ((op.inputs, choice.inputs), (op.outputs, choice.outputs)))
-    dtype = graph.tensors[op.outputs[0]].dtype
-    forward, backward = (tuple(kernel_seconds(device, kernel_of(w, dtype)) for w in kernels)
-                         for kernels in work(op, graph, inputs, outputs, differentiable))
+    tensors = tuple((t.dtype, t.itemsize, t.kind is Kind.PARAMETER, i in differentiable) for i, t in
+                    ((i, graph.tensors[i]) for i in (*op.inputs, *op.outputs)))
+    return _alike(_Call(pricing.cluster.device, op.target, op.slots, op.args, tensors, inputs, outputs,
+                        op, graph, differentiable))
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """An op on local pieces; calls that are equal are priced once. `tensors`: what is asked of inputs and outputs."""
+
+    device: Device
+    target: str
+    slots: tuple[str, ...]
+    args: tuple[tuple[str, Any], ...]
+    tensors: tuple[tuple[str, int, bool, bool], ...]
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
+    op: Op = field(compare=False)
+    graph: Graph = field(compare=False)
+    differentiable: frozenset[int] = field(compare=False)
+
+
+@lru_cache(maxsize=1 << 16)
+def _alike(call: _Call) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    dtype = call.graph.tensors[call.op.outputs[0]].dtype
+    forward, backward = (tuple(kernel_seconds(call.device, kernel_of(w, dtype)) for w in kernels) for kernels in
+                         work(call.op, call.graph, call.inputs, call.outputs, call.differentiable))
     return forward, backward
 
 

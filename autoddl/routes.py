@@ -5,7 +5,7 @@
 Ties go to fewer steps. Pricing and running both read the steps from here, so what is priced is what runs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 
@@ -96,7 +96,8 @@ def _space(shape: tuple[int, ...], mesh: Mesh, every: tuple[Layout, ...]) -> _Sp
     return _Space(states, sizes, number, digits)
 
 
-def _move(step: Step, space: _Space, itemsize: int, mesh: Mesh, seconds: Seconds) -> _Move | None:
+def _move(step: Step, space: _Space, itemsize: int, mesh: Mesh, seconds: Seconds, known: dict[Hashable, float]
+          ) -> _Move | None:
     """`Step.is_legal`, `Step.after`, `payload` and the price, for all layouts at once."""
     rank = space.sizes.shape[1]
     codes = [s.dim if isinstance(s, Split) else rank + (s == P) for s in (step.source, step.target)]
@@ -116,33 +117,74 @@ def _move(step: Step, space: _Space, itemsize: int, mesh: Mesh, seconds: Seconds
     elif step.kind in COLLECTIVES:
         full = np.minimum(space.sizes, space.sizes[after]).prod(axis=1) * (group_size(step, mesh) * itemsize)
     touched = space.sizes.prod(axis=1) * itemsize
-    return _Move(step, after.astype(np.int16), _prices(step, after >= 0, full, touched, seconds))
+    return _Move(step, after.astype(np.int16), _prices(step, after >= 0, full, touched, seconds, known))
 
 
 def _prices(step: Step, legal: npt.NDArray[np.bool_], full: npt.NDArray[np.int64], touched: npt.NDArray[np.int64],
-            seconds: Seconds) -> npt.NDArray[np.float64]:
-    """`seconds` for every legal layout, asked once for equal sizes."""
+            seconds: Seconds, known: dict[Hashable, float]) -> npt.NDArray[np.float64]:
+    """`seconds` for every legal layout, asked once for what is equal: a collective's kind, axes and size; a local
+    step's kind and size."""
     found = np.full(len(legal), np.inf)
-    known: dict[tuple[int, int], float] = {}
-    for i in np.flatnonzero(legal).tolist():
-        key = (full.item(i), touched.item(i))
+    sends = step.kind in COLLECTIVES
+    sizes, of = np.unique((full if sends else touched)[legal], return_inverse=True)
+    prices = []
+    for size in sizes.tolist():
+        key = step.kind, step.axes if sends else (), size
         if key not in known:
-            known[key] = seconds(step, *key)
-        found[i] = known[key]
+            known[key] = seconds(step, size if sends else 0, 0 if sends else size)
+        prices.append(known[key])
+    found[legal] = np.array(prices)[of]
     return found
 
 
 def _moves(shape: tuple[int, ...], itemsize: int, mesh: Mesh, space: _Space, seconds: Seconds) -> tuple[_Move, ...]:
     """Every step, several axes at once included, that is legal in some layout."""
     states: list[State] = [*(Split(d) for d in range(len(shape)) if shape[d] > 1), B, P]
-    found = []
+    found, known = [], dict[Hashable, float]()
     for count in range(1, len(mesh.axes) + 1):
         for axes in combinations(range(len(mesh.axes)), count):
             for source, target in product(states, states):
                 local = target == P or (source == B and target != B)
                 if source != target and not (local and count > 1):
-                    found.append(_move(Step(axes, source, target), space, itemsize, mesh, seconds))
+                    found.append(_move(Step(axes, source, target), space, itemsize, mesh, seconds, known))
     return tuple(move for move in found if move is not None)
+
+
+LESS = 1 - 1e-12
+"""What is nearer by less than this is as near."""
+
+
+def _single(count: int, moves: Sequence[_Move]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int16]]:
+    """`far`, and the first move, by one move at most."""
+    far = np.full((count, count), np.inf)
+    onward = np.full(far.shape, -1, dtype=np.int16)
+    np.fill_diagonal(far, 0.0)
+    for m, move in enumerate(moves):
+        rows = np.flatnonzero(move.after >= 0)
+        there = move.after[rows]
+        better = move.seconds[rows] < far[rows, there] * LESS
+        far[rows[better], there[better]] = move.seconds[rows[better]]
+        onward[rows[better], there[better]] = m
+    return far, onward
+
+
+def _further(far: npt.NDArray[np.float64], onward: npt.NDArray[np.int16], moves: Sequence[_Move],
+             near: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """One more move, where it leads to a layout that got `near`er before; and what got nearer now."""
+    before, limit, nearer = far.copy(), far * LESS, np.zeros(len(far), dtype=bool)
+    for m, move in enumerate(moves):
+        rows = np.flatnonzero((move.after >= 0) & near[move.after])
+        through = before[move.after[rows]]
+        through += move.seconds[rows, None]
+        better = through < limit[rows]
+        hit = better.any(axis=1)
+        if hit.any():
+            rows, through, better = rows[hit], through[hit], better[hit]
+            far[rows] = np.where(better, through, far[rows])
+            onward[rows] = np.where(better, np.int16(m), onward[rows])
+            limit[rows] = far[rows] * LESS
+            nearer[rows] = True
+    return nearer
 
 
 def routes(shape: tuple[int, ...], itemsize: int, mesh: Mesh, seconds: Seconds, partial: bool = True) -> Routes:
@@ -151,21 +193,10 @@ def routes(shape: tuple[int, ...], itemsize: int, mesh: Mesh, seconds: Seconds, 
     space = _space(shape, mesh, every)
     moves = _moves(shape, itemsize, mesh, space, seconds)
     nbytes = space.sizes.prod(axis=1) * float(itemsize)
-    far = np.full((len(every), len(every)), np.inf)
-    onward = np.full(far.shape, -1, dtype=np.int16)
-    np.fill_diagonal(far, 0.0)
+    far, onward = _single(len(every), moves)
     near = np.ones(len(every), dtype=bool)
     while near.any():
-        before, nearer = far.copy(), np.zeros(len(every), dtype=bool)
-        for m, move in enumerate(moves):
-            rows = np.flatnonzero((move.after >= 0) & near[move.after])
-            if len(rows):
-                through = before[move.after[rows]] + move.seconds[rows, None]
-                better = through < far[rows] * (1 - 1e-12)
-                far[rows] = np.where(better, through, far[rows])
-                onward[rows] = np.where(better, np.int16(m), onward[rows])
-                nearer[rows] |= better.any(axis=1)
-        near = nearer
+        near = _further(far, onward, moves, near)
     far.setflags(write=False)
     onward.setflags(write=False)
     return Routes(every, {layout: i for i, layout in enumerate(every)}, far, nbytes, onward, moves)

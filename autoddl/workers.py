@@ -8,7 +8,8 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import product
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any
@@ -18,12 +19,16 @@ from autoddl.errors import MachineError
 __all__ = ["mapper"]
 
 Map = Callable[[Sequence[Any]], Iterator[Any]]
+Key = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Worker:
+    """`known` are the keys of what it has worked on."""
+
     process: ForkProcess
     pipe: Connection
+    known: set[Any] = field(default_factory=set)
 
     def receive(self) -> tuple[int, Any, BaseException | None]:
         try:
@@ -52,13 +57,17 @@ def _start(function: Callable[[Any], Any]) -> _Worker:
     return _Worker(process, here)
 
 
-def _results(workers: Sequence[_Worker], arguments: Sequence[Any]) -> Iterator[Any]:
-    """Every worker gets the next argument when it is done with its last."""
-    jobs, done, idle = iter(enumerate(arguments)), dict[int, Any](), list(workers)
+def _results(workers: Sequence[_Worker], arguments: Sequence[Any], key: Key) -> Iterator[Any]:
+    """Every worker gets another argument when it is done with its last, first one whose key it knows, then one whose
+    key nobody knows."""
+    left, done, idle = dict(enumerate(arguments)), dict[int, Any](), list(workers)
     for number in range(len(arguments)):
         while number not in done:
-            while idle and (job := next(jobs, None)) is not None:
-                idle.pop().pipe.send(job)
+            while idle and left:
+                worker, at = min(product(idle, left), key=lambda pair: _rank(pair[0], workers, key(left[pair[1]])))
+                idle.remove(worker)
+                worker.known.add(key(left[at]))
+                worker.pipe.send((at, left.pop(at)))
             for pipe in wait([w.pipe for w in workers if w not in idle]):
                 worker = next(w for w in workers if w.pipe is pipe)
                 at, result, error = worker.receive()
@@ -69,15 +78,21 @@ def _results(workers: Sequence[_Worker], arguments: Sequence[Any]) -> Iterator[A
         yield done.pop(number)
 
 
+def _rank(worker: _Worker, workers: Sequence[_Worker], key: Any) -> int:
+    """How much another worker would rather have it."""
+    return 0 if key in worker.known else 1 + any(key in other.known for other in workers)
+
+
 @contextmanager
-def mapper(function: Callable[[Any], Any], workers: int) -> Iterator[Map]:
-    """A map of `function` on this many processes; on this one where one is asked for or forking is not possible."""
+def mapper(function: Callable[[Any], Any], workers: int, key: Key = id) -> Iterator[Map]:
+    """A map of `function` on this many processes; on this one where one is asked for or forking is not possible.
+    Arguments of one `key` go to one process, if it is idle: it may remember something."""
     if workers < 2 or "fork" not in multiprocessing.get_all_start_methods():
         yield lambda arguments: map(function, arguments)
         return
     started = [_start(function) for _ in range(workers)]
     try:
-        yield lambda arguments: _results(started, arguments)
+        yield lambda arguments: _results(started, arguments, key)
     finally:
         for worker in started:
             worker.process.terminate()

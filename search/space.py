@@ -137,6 +137,11 @@ class Space:
             self.known[key] = self.measured(lam, value(self.program, values), argmin(self.program, values))
         return self.known[key]
 
+    def forget(self, lam: float) -> None:
+        """Every point but those at one price: what follows depends on nothing else that was asked before."""
+        for key in [key for key in self.known if key[0] != lam]:
+            del self.known[key]
+
     def measured(self, lam: float, bound: float, found: Ids) -> Point:
         """What the program found, with its true seconds and bytes; the seconds are without the fixed ones, as the value
         is."""
