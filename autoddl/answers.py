@@ -51,10 +51,12 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """`axes` are (axes, seconds, bytes sent), `unruled` (operator, seconds): replicated for want of a rule."""
+    """`nbytes` at the peak, `charged` to the budget; `axes` are (axes, seconds, bytes sent), `unruled` (operator,
+    seconds): replicated for want of a rule. `peak` is the moment that is charged."""
 
     seconds: float
     nbytes: float
+    charged: float
     budget: float
     blocks: tuple[Share, ...]
     axes: tuple[tuple[str, float, float], ...]
@@ -96,8 +98,8 @@ def explain(plan: Plan, names: Sequence[str] = (), count: int = 3) -> Explained:
     axes = tuple((name, seconds, predicted.volume.get(name, 0.0)) for name, seconds in
                  sorted(predicted.communication.items(), key=lambda pair: -pair[1]))
     unruled = tuple(sorted(predicted.fallback.items(), key=lambda pair: -pair[1]))
-    return Explained(predicted.seconds, predicted.peak_bytes, plan.budget, shares(made), axes, peak_at(made), unruled,
-                     _named(made, names, count, plan.source["tolerance"]) if names else ())
+    return Explained(predicted.seconds, predicted.peak_bytes, predicted.charged, plan.budget, shares(made), axes,
+                     peak_at(made), unruled, _named(made, names, count, plan.source["tolerance"]) if names else ())
 
 
 def _matching(made: Rebuilt, names: Sequence[str]) -> list[int]:

@@ -142,7 +142,7 @@ def _cone(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choic
 
 def _nbytes(pricing: Pricing, problem: Problem, solution: Solution, variables: tuple[Variable, ...]
             ) -> dict[str, float]:
-    """Peak bytes by kind."""
+    """What the search charges, by kind; `memory_line.with_memory` puts the bytes of the peak in the place."""
     found: dict[str, float] = defaultdict(float)
     by_number = {v: variables[v] for v in range(len(variables))}
     for factor in problem.factors:

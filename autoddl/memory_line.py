@@ -1,28 +1,44 @@
-"""The bytes that one rank holds over the predicted step.
+"""The bytes that one rank holds, moment by moment of the step, in the order in which it acts.
 
-    held(t) = fixed + stored + sum over what is kept for backward of its bytes, while it is kept + the moment's bytes
+    always      parameters as stored, the optimizer's state, buffers, constants, the batch
+    forward     activations from when they are made until their last reader, or until the backward that reads them
+    backward    gradients of activations while they are on their way; those of parameters from when they are made
+    both        gathered parameters, the buffers of conversions, what a kernel needs for itself
+    optimizer   AdamW in a loop over parameters holds the roots and the denominator of one and the denominator of the
+                one before (torch.optim.adam, _single_tensor_adam); on an accelerator, on plain tensors, it goes over
+                all at once (_multi_tensor_adam) and holds one such buffer for each
 
-What a factor of the plan's problem retains belongs to the last op it is laid over: it is there from the forward of that
-op (of one that takes no time: of the op before it) until its backward is done, in every microbatch. Stored parameters,
-their gradients and the optimizer's state, and gathered copies that last through several microbatches, are there all the
-time. The transient bytes of an op are there while it runs. So the line never rises above `Problem.nbytes`, which
-charges the worst moment to the whole step.
+`memory_step` acts it out on a heap that counts bytes. All is of rank 0, whose pieces are the largest. The peak is what
+the plan predicts. The search has charged `Problem.nbytes`: all activations, all gradients and the worst moment at once.
+Not in it are the buffers of buckets and what the optimizer needs for itself, which count at the end of a step, when no
+activation is left: where these are small, the line may rise above the charge.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
-from autoddl.graph import Op
+from autoddl.cost_models import Cluster
+from autoddl.graph import Graph, Kind
+from autoddl.heap import Heap, Value, contiguous
+from autoddl.hubs import planned
+from autoddl.layout import B, local_shape
+from autoddl.memory_program import Program
+from autoddl.memory_step import Stepping
 from autoddl.plan import Plan
-from autoddl.rebuild import Rebuilt, rebuild
+from autoddl.price import OPTIMIZERS
+from autoddl.rebuild import question_of
 from autoddl.timeline_of import Foreseen, Span
 
-__all__ = ["MemoryLine", "memory_line"]
+__all__ = ["MemoryLine", "foreseen_memory", "memory_line", "with_memory"]
+
+MOST_PARTS = 3
+"""Microbatches between the first and the last are alike."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLine:
-    """From `times[i]` seconds on, `nbytes[i]` are held; `bound` is what the plan says of its peak."""
+    """From `times[i]` seconds on, `nbytes[i]` are held; `bound` is what the search has charged."""
 
     times: tuple[float, ...]
     nbytes: tuple[float, ...]
@@ -33,51 +49,83 @@ class MemoryLine:
         return max(self.nbytes)
 
 
+def foreseen_memory(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster, most: int = MOST_PARTS) -> Heap:
+    """The heap after a step of at most `most` of its microbatches. `graph` is the planned one, of one of them."""
+    heap = Heap()
+    stored, copies = _stored(heap, plan, graph, optimizer)
+    given = {}
+    for t, tensor in enumerate(graph.tensors):
+        if tensor.kind in (Kind.INPUT, Kind.BUFFER, Kind.CONSTANT):
+            parts = plan.microbatches if tensor.kind is Kind.INPUT else 1
+            storage = heap.new(tensor.nbytes * parts, "buffers and inputs")
+            shape = local_shape(tensor.shape, plan.inputs[tensor.fqn], plan.mesh) if tensor.fqn in plan.inputs \
+                else tensor.shape
+            given[t] = Value(storage, shape, contiguous(shape), tensor.itemsize)
+    few = replace(plan, microbatches=min(plan.microbatches, most))
+    step = Stepping(heap, Program(few, graph), stored, given, _deciding(plan, cluster))
+    for part in range(few.microbatches):
+        step.run(part == few.microbatches - 1)
+    heap.here = 2 * len(graph.ops)
+    plain = all(state == B for s in plan.stored for state in s.layout)
+    _update(heap, step.reductions.grads, copies, cluster.device.kind != "cpu" and plain)
+    return heap
+
+
+def _deciding(plan: Plan, cluster: Cluster) -> Cluster | None:
+    """The cluster, where the runtime asks it how to run collectives (`groups`)."""
+    return cluster if "cluster" in plan.source and cluster.size == plan.mesh.size else None
+
+
+def _stored(heap: Heap, plan: Plan, graph: Graph, optimizer: str) -> tuple[dict[str, Value], int]:
+    """What is there before the step: the pieces of parameters by name, and how many copies the optimizer has."""
+    layouts, copies, found = {s.fqn: s.layout for s in plan.stored}, OPTIMIZERS[optimizer], {}
+    for tensor in graph.tensors:
+        if tensor.kind is Kind.PARAMETER:
+            shape = local_shape(tensor.shape, layouts[tensor.fqn], plan.mesh)
+            found[tensor.fqn] = heap.value(shape, tensor.itemsize, "parameters")
+            if tensor.trained:
+                heap.new(float(prod(shape) * tensor.itemsize * copies), "optimizer")
+    return found, copies
+
+
+def _update(heap: Heap, grads: dict[str, Value], copies: int, together: bool) -> None:
+    """The optimizer's step on the parameters that have a gradient. Only Adam's kind needs memory of its own."""
+    sizes = [float(x.nbytes) for x in grads.values()] if copies == 2 else []
+    before = 0.0
+    for nbytes in [sum(sizes)] if together else sizes:
+        heap.moment(before + nbytes * (1 if together else 2))
+        before = nbytes
+
+
+def with_memory(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster) -> Plan:
+    """`plan`, whose prediction is what the search has charged, with the peak of its memory line in the place."""
+    heap = foreseen_memory(plan, graph, optimizer, cluster)
+    return replace(plan, predicted=replace(plan.predicted, nbytes={k: v for k, v in heap.most.items() if v},
+                                           charged_bytes=plan.predicted.charged))
+
+
 def memory_line(plan: Plan, foreseen: Foreseen) -> MemoryLine:
-    """The line of rank 0. Raises what `rebuild` raises."""
-    made = rebuild(plan)
-    always, kept, moment = _shares(made)
-    changes: dict[float, float] = defaultdict(float)
-    places: dict[str, list[Span]] = defaultdict(list)
+    """The line over the seconds of a predicted step: what an op holds is held from its start on, what one that takes no
+    time holds when the one before it starts."""
+    asked = question_of(plan)
+    graph = planned(asked.graph)
+    heap = foreseen_memory(plan, graph, asked.optimizer, asked.cluster, plan.microbatches)
+    spans: dict[str, list[Span]] = defaultdict(list)
     for span in foreseen.computes:
-        places[span.name].append(span)
-    stays = [(0.0, foreseen.step.seconds)]
-    for name in (op.name for op in made.pricing.graph.ops):
-        stays = _stays(places[name], plan.microbatches, foreseen.step.seconds) or stays
-        for start, end in stays:
-            changes[start] += kept.get(name, 0.0)
-            changes[end] -= kept.get(name, 0.0)
-        for span in places[name]:
-            changes[span.start] += moment.get(name, 0.0)
-            changes[span.end] -= moment.get(name, 0.0)
-    times, held, line = [0.0], always, [always]
-    for time in sorted(changes):
-        held += changes[time]
-        times.append(time)
+        spans[span.name].append(span)
+    count, end, now = len(graph.ops), foreseen.step.seconds, 0.0
+    times, line, part = list[float](), list[float](), 0
+    for n, (here, held) in enumerate(heap.line):
+        if n and here < heap.line[n - 1][0] and here < count <= heap.line[n - 1][0]:
+            part += 1
+        now = max(now, end if here == 2 * count else _at(spans, graph.ops[here % count].name, here >= count, part, now))
+        times.append(now)
         line.append(held)
-    return MemoryLine(tuple(times), tuple(line), plan.predicted.peak_bytes)
+    return MemoryLine(tuple(times), tuple(line), plan.predicted.charged)
 
 
-def _shares(made: Rebuilt) -> tuple[float, dict[str, float], dict[str, float]]:
-    """Bytes held all the time; kept, and transient, by the op to which they belong."""
-    always, kept = made.problem.fixed_bytes, defaultdict[str, float](float)
-    moment = defaultdict[str, float](float)
-    for factor, (table, cell) in zip(made.problem.factors, made.problem.cells(made.choice), strict=True):
-        _, retained, transient = table.at(cell)
-        items = [made.variables[v].item for v in factor.variables]
-        last = items[-1]
-        lasting = made.pricing.microbatches > 1 and not isinstance(items[0], Op)
-        if not isinstance(last, Op) or lasting:
-            always += retained
-        else:
-            kept[last.name] += retained
-        if isinstance(last, Op):
-            moment[last.name] = max(moment[last.name], transient)
-    return always, dict(kept), dict(moment)
-
-
-def _stays(spans: list[Span], parts: int, end: float) -> list[tuple[float, float]]:
-    """From each forward until its backward is done; an op with no backward is held on to until the end."""
-    if len(spans) == 2 * parts:
-        return [(spans[2 * i].end, spans[2 * i + 1].end) for i in range(parts)]
-    return [(span.end, end) for span in spans]
+def _at(spans: dict[str, list[Span]], name: str, backward: bool, part: int, now: float) -> float:
+    """When the op starts, forward or backward, in a microbatch."""
+    found = spans.get(name, [])
+    place = 2 * part + backward
+    return found[place].start if place < len(found) else now

@@ -82,7 +82,9 @@ class Stored:
 @checked(frozen=True, slots=True, config=_STRICT)
 class Prediction:
     """Per rank and step. `communication`: seconds by axis (`net+node` for a collective over both);
-    `nbytes`: peak bytes by kind; `volume`: sent bytes by axis; `fallback`: seconds of ops that have no rule."""
+    `nbytes`: bytes by kind at the peak of the memory line; `volume`: sent bytes by axis; `fallback`: seconds of ops
+    that have no rule. `charged_bytes` is what the search charged, and held to the budget: None in a plan of before the
+    memory line, whose `nbytes` are that."""
 
     seconds: float
     compute: float
@@ -90,10 +92,16 @@ class Prediction:
     volume: dict[str, float]
     nbytes: dict[str, float]
     fallback: dict[str, float]
+    charged_bytes: float | None = None
 
     @property
     def peak_bytes(self) -> float:
         return sum(self.nbytes.values())
+
+    @property
+    def charged(self) -> float:
+        """What the search keeps within the budget."""
+        return self.peak_bytes if self.charged_bytes is None else self.charged_bytes
 
 
 @checked(frozen=True, slots=True, config=_STRICT)

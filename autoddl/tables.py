@@ -1,6 +1,7 @@
 """Pricing -> Problem: a table of costs for every op, parameter and edge; those that are alike share one.
 
-    own(v)        forward and backward of an op and what it keeps; value, gradient and optimizer state of a parameter
+    own(v)        forward and backward of an op, what it keeps and needs for the moment (`charges`); value, gradient and
+                  optimizer state of a parameter
     edge(u, v)    conversion there + conversion of the gradient back, the copies kept, the buffers of the moment
     end(v)        from the op that writes the loss or a new buffer value to the program's end
 
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from autoddl.charges import charges
 from autoddl.graph import Graph, Kind, Op, Tensor
 from autoddl.hubs import HUB
 from autoddl.layout import Layout, Mesh, local_shape
@@ -24,7 +26,7 @@ from autoddl.ports import Ports
 from autoddl.price import OPTIMIZERS, Pricing, cone_cost, end_seconds, inner_seconds, op_seconds, routes_of
 from autoddl.problem import Factor, Problem, Table
 from autoddl.space import Choice, Variable
-from autoddl.work import keeps_input, keeps_output, kept_beside
+from autoddl.work import keeps_input, keeps_output
 
 __all__ = ["Edge", "edges_of", "kept", "problem_of", "saved_tensors"]
 
@@ -83,8 +85,9 @@ def _local(tensor: Tensor, layouts: Sequence[Layout], mesh: Mesh) -> Array:
 
 
 def _op_table(pricing: Pricing, ports: Ports, op: Op, choices: tuple[Choice, ...], differentiable: frozenset[int],
-              shared: bool) -> Table:
-    """Unary costs of an op. `shared`: it is a hub of an activation that some consumer's backward reads."""
+              shared: bool, hubs: frozenset[int]) -> Table:
+    """Unary costs of an op. `shared`: it is a hub of an activation that some consumer's backward reads; `hubs` are the
+    tensors that hubs write."""
     graph, mesh, nothing = pricing.graph, pricing.mesh, np.zeros(len(choices))
     if op.target == HUB:
         own = _local(graph.tensors[op.outputs[0]], [c.outputs[0] for c in choices], mesh)
@@ -105,8 +108,8 @@ def _op_table(pricing: Pricing, ports: Ports, op: Op, choices: tuple[Choice, ...
         choice = choices[first[c]]
         seconds[c] = op_seconds(pricing, op, choice, differentiable)
         seconds[c] += sum(inner_seconds(pricing, op, choice).values()) if choice.inner else 0.0
-        retained[c] = kept_beside(op, every[len(op.inputs):], differentiable)
-        transient[c] = 2.0 * sum(prod(shape) * t.itemsize for shape, t in zip(every, tensors, strict=True))
+        retained[c], transient[c] = charges(op, graph, every[:len(op.inputs)], every[len(op.inputs):],
+                                            bool(choice.inner), differentiable, hubs)
     return Table(seconds * pricing.microbatches, retained, transient, (port.classes,))
 
 
@@ -164,12 +167,14 @@ def _itself(table: Table) -> Table:
     return table
 
 
-def likeness(graph: Graph, variable: Variable, differentiable: frozenset[int], dependent: frozenset[int]) -> Hashable:
+def likeness(graph: Graph, variable: Variable, differentiable: frozenset[int], dependent: frozenset[int],
+             hubs: frozenset[int]) -> Hashable:
     """Equal for variables whose costs are equal: what is computed, on which shapes, with which gradients."""
     if isinstance(variable.item, Tensor):
         return (variable.item.shape, variable.item.dtype, variable.item.trained, id(variable.choices))
     op = variable.item
-    tensors = tuple((graph.tensors[t].shape, graph.tensors[t].dtype, t in differentiable, t in dependent)
+    tensors = tuple((graph.tensors[t].shape, graph.tensors[t].dtype, t in differentiable, t in dependent,
+                     t in hubs, graph.tensors[t].kind is Kind.PARAMETER)
                     for t in (*op.inputs, *op.outputs))
     args = tuple((k, v) for k, v in op.args if k != "key")
     return (op.target, op.slots, args, tensors, id(variable.choices))
@@ -198,9 +203,10 @@ def problem_of(pricing: Pricing, variables: tuple[Variable, ...], budget: float 
     graph, tables, ports, factors = pricing.graph, _Tables(), Ports(), list[Factor]()
     differentiable, dependent = graph.differentiable(), graph.dependent()
     saved = saved_tensors(graph, differentiable)
+    hubs = frozenset(t for op in graph.ops if op.target == HUB for t in op.outputs)
     ends = {graph.outputs[0]: True} | {new: False for _, new in graph.updates}
     classes: dict[Hashable, int] = {}
-    alike = [classes.setdefault(likeness(graph, v, differentiable, dependent), len(classes)) for v in variables]
+    alike = [classes.setdefault(likeness(graph, v, differentiable, dependent, hubs), len(classes)) for v in variables]
     for v, variable in enumerate(variables):
         key: Hashable = ("own", alike[v])
         if isinstance(variable.item, Tensor):
@@ -209,7 +215,7 @@ def problem_of(pricing: Pricing, variables: tuple[Variable, ...], budget: float 
             shared = (variable.item.target == HUB and not _of_parameter(graph, variable.item)
                       and variable.item.outputs[0] in saved)
             key = ("own", alike[v], shared)
-            make = partial(_op_table, pricing, ports, variable.item, variable.choices, differentiable, shared)
+            make = partial(_op_table, pricing, ports, variable.item, variable.choices, differentiable, shared, hubs)
             factors += _end_factors(pricing, tables, v, variable, alike[v], ends)
         factors.append(Factor((v,), tables.number(key, make)))
     for edge in edges_of(graph, variables):

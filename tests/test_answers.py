@@ -45,7 +45,7 @@ def free() -> Plan:
 def tight(free: Plan) -> Plan:
     """The same within fewer bytes than it would take."""
     least = least_bytes(rebuild(free).problem)
-    return api.plan(tiny.tiny(), cluster_of(MESH), mesh=MESH, budget=0.5 * (least + free.predicted.peak_bytes))
+    return api.plan(tiny.tiny(), cluster_of(MESH), mesh=MESH, budget=0.5 * (least + free.predicted.charged))
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_a_plan_comes_out_again_from_its_file(free: Plan, tight: Plan, insisted:
         plan.save(tmp_path / "plan.json")
         made = rebuild(load_plan(tmp_path / "plan.json"))
         assert made.problem.cost(made.choice) == pytest.approx(plan.predicted.seconds, rel=1e-12)
-        assert made.problem.nbytes(made.choice) == pytest.approx(plan.predicted.peak_bytes, rel=1e-12)
+        assert made.problem.nbytes(made.choice) == pytest.approx(plan.predicted.charged, rel=1e-12)
 
 
 def test_a_plan_of_another_version_is_refused(free: Plan) -> None:
@@ -82,9 +82,7 @@ def test_shares_add_up(free: Plan, tight: Plan) -> None:
     for plan in (free, tight):
         said = explain(plan)
         assert sum(share.seconds for share in said.blocks) == pytest.approx(plan.predicted.seconds)
-        held = plan.predicted.peak_bytes - plan.predicted.nbytes["transient"]
-        assert sum(share.nbytes for share in said.blocks) == pytest.approx(held)
-        assert said.peak[1] == pytest.approx(plan.predicted.nbytes["transient"])
+        assert sum(share.nbytes for share in said.blocks) == pytest.approx(plan.predicted.charged - said.peak[1])
         assert {"blocks.0-1.up", "head"} <= {share.block for share in said.blocks}
 
 

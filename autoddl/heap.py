@@ -1,0 +1,131 @@
+"""Storages of one rank by name of what they hold, and what is held of them: reference counts without the memory.
+
+    held = sum of the bytes of every storage that something refers to
+
+A `Value` is a tensor as torch sees it: a storage, a shape and strides in elements. Several values may lie in one
+storage, which is freed with the last of them.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+__all__ = ["Heap", "Shape", "Value", "beside", "contiguous", "is_contiguous", "viewed"]
+
+Shape = tuple[int, ...]
+
+
+class Value(NamedTuple):
+    """`itemsize` in bytes."""
+
+    storage: int
+    shape: Shape
+    strides: Shape
+    itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.itemsize
+
+
+@lru_cache(maxsize=10_000)
+def contiguous(shape: Shape) -> Shape:
+    """Strides of a row-major tensor."""
+    found, step = [], 1
+    for size in reversed(shape):
+        found.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(found))
+
+
+def beside(shape: Shape) -> Shape:
+    """Strides of (batch, heads, queries, size) where the heads of one query lie side by side."""
+    _, heads, queries, size = shape
+    return (heads * queries * size, size, heads * size, 1)
+
+
+def is_contiguous(shape: Shape, strides: Shape) -> bool:
+    step = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1:
+            if stride != step:
+                return False
+            step *= size
+    return True
+
+
+def viewed(shape: Shape, strides: Shape, new: Shape) -> Shape | None:
+    """Strides of the same elements in shape `new`, None if they must be copied: torch's `computeStride`."""
+    if is_contiguous(shape, strides):
+        return contiguous(new)
+    found, at = [0] * len(new), len(new) - 1
+    numel, span, base = 1, 1, strides[-1] if strides else 1
+    for dim in range(len(shape) - 1, -1, -1):
+        numel *= shape[dim]
+        if dim and (shape[dim - 1] == 1 or strides[dim - 1] == numel * base):
+            continue
+        while at >= 0 and (span < numel or new[at] == 1):
+            found[at] = span * base
+            span *= new[at]
+            at -= 1
+        if span != numel:
+            return None
+        if dim:
+            base, numel, span = strides[dim - 1], 1, 1
+    return tuple(found) if at < 0 else None
+
+
+@dataclass(slots=True)
+class Heap:
+    """`parts` are the bytes held by kind, `most` what they were at the peak; `line` is what was held, moment by moment,
+    at the place in the step that `here` named."""
+
+    sizes: list[float] = field(default_factory=list)
+    users: list[int] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    parts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    most: dict[str, float] = field(default_factory=dict)
+    line: list[tuple[int, float]] = field(default_factory=list)
+    held: float = 0.0
+    peak: float = 0.0
+    here: int = 0
+
+    def new(self, nbytes: float, kind: str) -> int:
+        """A storage with one user."""
+        self.sizes.append(nbytes)
+        self.users.append(1)
+        self.kinds.append(kind)
+        self.held += nbytes
+        self.parts[kind] += nbytes
+        return len(self.sizes) - 1
+
+    def keep(self, storage: int) -> int:
+        self.users[storage] += 1
+        return storage
+
+    def drop(self, storage: int) -> None:
+        self.users[storage] -= 1
+        if not self.users[storage]:
+            self.held -= self.sizes[storage]
+            self.parts[self.kinds[storage]] -= self.sizes[storage]
+
+    def name(self, storage: int, kind: str) -> None:
+        """What the storage holds is `kind` from now on."""
+        self.parts[self.kinds[storage]] -= self.sizes[storage]
+        self.parts[kind] += self.sizes[storage]
+        self.kinds[storage] = kind
+
+    def value(self, shape: Shape, itemsize: int, kind: str) -> Value:
+        """A new row-major tensor."""
+        return Value(self.new(prod(shape) * itemsize, kind), shape, contiguous(shape), itemsize)
+
+    def moment(self, extra: float = 0.0) -> None:
+        """Write down what is held now, with `extra` bytes of this moment alone."""
+        held = self.held + extra
+        self.line.append((self.here, held))
+        if held > self.peak:
+            self.peak = held
+            self.most = dict(self.parts)
+            self.most["transient"] = self.most.get("transient", 0.0) + extra

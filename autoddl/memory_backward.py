@@ -1,0 +1,116 @@
+"""Backward of one microbatch on a heap, in the order of autograd: ops in reverse.
+
+Gradients of an op's inputs are made beside what was saved and the gradients of its outputs, which are freed then. A
+gradient of what was broadcast is summed to its shape. Gradients of several readers add up in a third buffer, as
+autograd does where it may not write into the first (input_buffer.cpp); those of a bucket that was gathered together are
+handed on where it was first read.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from autoddl.footprint import Call
+from autoddl.graph import Op
+from autoddl.heap import Value
+from autoddl.hubs import HUB
+from autoddl.memory_gathers import Gathers
+from autoddl.memory_moves import Moves
+from autoddl.memory_program import Edge, Node, Program
+from autoddl.memory_reductions import Reductions
+from autoddl.views import back_through, laid, laid_like
+from autoddl.work import VIEWS, base
+
+__all__ = ["Backward"]
+
+
+class Backward:
+    """`nodes` are what forward left of each op, `first` the parameters of the buckets that an op read first."""
+
+    def __init__(self, moves: Moves, program: Program, gathers: Gathers, reductions: Reductions,
+                 nodes: Sequence[Node], first: Mapping[int, list[str]]) -> None:
+        self.moves, self.heap, self.program, self.gathers = moves, moves.heap, program, gathers
+        self.reductions, self.nodes, self.first = reductions, nodes, first
+        self.gradients: dict[int, Value] = {}
+        self.arrived: dict[str, Value] = {}
+
+    def run(self, itemsize: int) -> None:
+        """From the gradient of the loss, of `itemsize` bytes."""
+        loss, given = self.program.graph.outputs[0], self.heap.value((), itemsize, "transient")
+        self._add(loss, self._returned(self.program.conversions.get(("output", "loss")), loss, given))
+        for i, op in reversed(list(enumerate(self.program.graph.ops))):
+            self.heap.here = len(self.program.graph.ops) + i
+            self._op(i, op, self.nodes[i])
+
+    def _op(self, i: int, op: Op, node: Node) -> None:
+        heap, call, found = self.heap, self.program.calls[i], dict[int, Value]()
+        given = [self.gradients.pop(t) for t in op.outputs if t in self.gradients]
+        if given and call.needs:
+            for b, _ in node.notes:
+                self.gathers.read(b)
+            found = self._of_inputs(replace(call, inputs=node.inputs), node, given[0])
+        for b, k in node.notes:
+            self.gathers.done(b, k)
+        for storage in (*node.saved, *(x.storage for x in given)):
+            heap.drop(storage)
+        self._hand_on(i, op, found)
+
+    def _of_inputs(self, call: Call, node: Node, given: Value) -> dict[int, Value]:
+        """Gradients by position of the input, each with one user."""
+        heap = self.heap
+        found = {k: self._of_input(k, call, node, given) for k in call.needs}
+        heap.moment(node.made.back)
+        for k, value in found.items():
+            x = node.inputs[k]
+            if value.shape != x.shape:
+                found[k] = heap.value(x.shape, value.itemsize, "transient")
+                heap.moment()
+                heap.drop(value.storage)
+        return found
+
+    def _of_input(self, k: int, call: Call, node: Node, given: Value) -> Value:
+        """The gradient of input k: the output's own, a view of it, or new; not yet summed."""
+        heap, made, x = self.heap, node.made, node.inputs[k]
+        if call.op.target == HUB or (k in made.passes and (made.wide or given.shape == x.shape)):
+            return Value(heap.keep(given.storage), *given[1:])
+        if base(call.op) in VIEWS:
+            return back_through(heap, call.op, given, x.shape)
+        if k in made.passes:
+            strides = given.strides if len(given.shape) == len(x.shape) else (0,) * len(x.shape)
+            return Value(heap.keep(given.storage), x.shape, strides, x.itemsize)
+        shape = call.outputs[0] if made.wide else x.shape
+        strides = laid_like(shape, (given,)) if made.wide else laid(call, shape)
+        return heap.value(shape, x.itemsize, "transient")._replace(strides=strides)
+
+    def _hand_on(self, i: int, op: Op, found: Mapping[int, Value]) -> None:
+        """Gradients of the inputs of op i to those who wait for them, the last first."""
+        for k, value in sorted(found.items(), reverse=True):
+            t = op.inputs[k]
+            fqn = self.program.parameter(t)
+            if fqn is None:
+                self._add(t, self._returned(self.program.edge(op, k), t, value))
+            elif fqn in self.gathers.place:
+                self.arrived[fqn] = value
+            else:
+                edge = self.program.edges.get(fqn)
+                self.reductions.add(fqn, value, edge is None or not edge.forward)
+        for fqn in reversed(self.first.get(i, [])):
+            if fqn in self.arrived:
+                self.reductions.add(fqn, self.arrived.pop(fqn), False)
+
+    def _returned(self, edge: Edge | None, t: int, value: Value) -> Value:
+        """The gradient after the conversion back."""
+        if edge is None or edge.gradient is None:
+            return value
+        return self.moves.through(edge.backward, value, self.program.graph.tensors[t].shape, edge.gradient, "transient")
+
+    def _add(self, t: int, value: Value) -> None:
+        """One more gradient of tensor t."""
+        heap, before = self.heap, self.gradients.get(t)
+        if before is None:
+            self.gradients[t] = value
+            return
+        both = heap.new(value.nbytes, "transient")
+        heap.moment()
+        heap.drop(before.storage)
+        heap.drop(value.storage)
+        self.gradients[t] = Value(both, value.shape, laid_like(value.shape, (before, value)), value.itemsize)

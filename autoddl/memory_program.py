@@ -1,0 +1,75 @@
+"""What acting out a step asks of a plan, worked out once: ops on local pieces, conversions, last readers."""
+
+from typing import NamedTuple
+
+from autoddl.conversion import Step
+from autoddl.footprint import Call, Footprint, by_itself
+from autoddl.graph import Graph, Kind, Op
+from autoddl.heap import Value
+from autoddl.layout import Layout, local_shape
+from autoddl.plan import Conversion, Decision, Plan
+from autoddl.rules_nn import REDUCING
+from autoddl.traffic import ParameterEdge, option_of, parameter_edges
+
+__all__ = ["Edge", "Node", "Program"]
+
+
+class Edge(NamedTuple):
+    """A conversion, its steps parsed."""
+
+    source: Layout
+    forward: tuple[Step, ...]
+    gradient: Layout | None
+    backward: tuple[Step, ...]
+
+
+class Node(NamedTuple):
+    """What backward of an op needs to know: its inputs as it read them, the storages that are saved, the bucket and
+    position of what is gathered again."""
+
+    inputs: tuple[Value, ...]
+    made: Footprint
+    saved: tuple[int, ...] = ()
+    notes: tuple[tuple[int, int], ...] = ()
+
+
+class Program:
+    """`calls` are the graph's ops but for the values that they read; `last` says which op reads a tensor last, `ends`
+    which tensors the program returns, through which slot; `place` is the tensor that a parameter is."""
+
+    def __init__(self, plan: Plan, graph: Graph) -> None:
+        self.plan, self.graph, self.mesh = plan, graph, plan.mesh
+        self.edges: dict[str, ParameterEdge] = {edge.tensor.fqn: edge for edge in parameter_edges(plan, graph)}
+        self.conversions = {(c.op, c.slot): self._edge(c) for c in plan.conversions}
+        self.ends = [(graph.outputs[0], "loss"), *((new, graph.tensors[old].fqn) for old, new in graph.updates)]
+        self.last = {t: i for i, op in enumerate(graph.ops) for t in op.inputs}
+        self.last.update({t: len(graph.ops) for t, _ in self.ends})
+        self.place = {tensor.fqn: t for t, tensor in enumerate(graph.tensors) if tensor.kind is Kind.PARAMETER}
+        self._flows, self._whole = graph.differentiable(), Layout.broadcast(plan.mesh)
+        decisions = {d.name: d for d in plan.decisions}
+        self.calls = [self._call(op, decisions.get(op.name)) for op in graph.ops]
+
+    def _edge(self, c: Conversion) -> Edge:
+        forward, backward = (tuple(Step.parse(s, self.mesh) for s in texts) for texts in (c.forward, c.backward))
+        return Edge(c.source, forward, c.gradient, backward)
+
+    def _call(self, op: Op, decision: Decision | None) -> Call:
+        tensors, whole = self.graph.tensors, self._whole
+        reads, writes = (
+            tuple([local_shape(tensors[t].shape, at, self.mesh) for t, at in zip(ts, layouts, strict=True)])
+            for ts, layouts in ((op.inputs, decision.inputs if decision else (whole,) * len(op.inputs)),
+                                (op.outputs, decision.outputs if decision else (whole,) * len(op.outputs))))
+        flows = any(t in self._flows for t in op.outputs)
+        needs = tuple([k for k, t in enumerate(op.inputs) if t in self._flows]) if flows else ()
+        inner = op.target in REDUCING and bool(option_of(op, self.graph, self.mesh, decision).inner)
+        return Call(op, (), writes, tuple([tensors[t].itemsize for t in op.outputs]), needs,
+                    by_itself(op, self.graph, reads, inner))
+
+    def edge(self, op: Op, k: int) -> Edge | None:
+        """The conversion of input k."""
+        return self.conversions.get((op.name, op.slots[k]))
+
+    def parameter(self, t: int) -> str | None:
+        """The name of tensor t if it is a parameter."""
+        tensor = self.graph.tensors[t]
+        return tensor.fqn if tensor.kind is Kind.PARAMETER else None

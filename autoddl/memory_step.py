@@ -1,0 +1,122 @@
+"""A step of one rank on a heap, forward as the generated program runs it; backward is `memory_backward`.
+
+Inputs of an op are converted, its outputs made, what backward reads is saved, and a value is freed after its last
+reader. Parameters come as the store hands them out: as they are, after local steps, or a gathered bucket at a time.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from autoddl.cost_models import Cluster
+from autoddl.footprint import Call, Footprint
+from autoddl.footprints import footprint_of
+from autoddl.graph import Op
+from autoddl.heap import Heap, Value
+from autoddl.hubs import HUB
+from autoddl.memory_backward import Backward
+from autoddl.memory_gathers import Gathers
+from autoddl.memory_moves import Moves
+from autoddl.memory_program import Edge, Node, Program
+from autoddl.memory_reductions import Reductions
+from autoddl.traffic import gather_buckets, gradient_buckets
+from autoddl.views import laid, laid_like, view
+from autoddl.work import VIEWS, base
+
+__all__ = ["Stepping"]
+
+
+class Stepping:
+    """Runs the microbatches of a program on `heap`; `stored` are the pieces of parameters, `given` what else is read,
+    `cluster` decides how collectives run. `heap.here` is i forward of op i, backward as many more as there are ops."""
+
+    def __init__(self, heap: Heap, program: Program, stored: Mapping[str, Value], given: Mapping[int, Value],
+                 cluster: Cluster | None) -> None:
+        plan, graph, edges = program.plan, program.graph, program.edges
+        self.heap, self.program, self.stored, self.given = heap, program, stored, given
+        self.moves, rows = Moves(heap, plan.mesh, plan.backend == "gloo", cluster), tuple(edges.values())
+        self.gathers = Gathers(self.moves, edges, stored, gather_buckets(plan, graph, rows))
+        self.reductions = Reductions(self.moves, edges, gradient_buckets(plan, graph, rows))
+
+    def run(self, last: bool) -> None:
+        """Forward and backward of a microbatch, the `last` or not."""
+        self.gathers.begin(last)
+        self.reductions.begin(last)
+        self.env = {t: self._used(x) for t, x in self.given.items()}
+        self.first: dict[int, list[str]] = {}
+        nodes = [self._forward(i, op) for i, op in enumerate(self.program.graph.ops)]
+        ends = [self._converted(t, self.program.conversions.get(("output", slot))) for t, slot in self.program.ends]
+        for x in self.env.values():
+            self.heap.drop(x.storage)
+        Backward(self.moves, self.program, self.gathers, self.reductions, nodes, self.first).run(ends[0].itemsize)
+        self.reductions.finish()
+        self.heap.moment()
+        for x in ends:
+            self.heap.drop(x.storage)
+
+    def _used(self, x: Value) -> Value:
+        """One more user of `x`."""
+        self.heap.keep(x.storage)
+        return x
+
+    def _converted(self, t: int, edge: Edge | None) -> Value:
+        """Tensor t after its conversion, with one user more."""
+        x = self._used(self.env[t])
+        if edge is None:
+            return x
+        return self.moves.through(edge.forward, x, self.program.graph.tensors[t].shape, edge.source, "activations")
+
+    def _parameter(self, i: int, t: int, fqn: str) -> Value:
+        """The value of a parameter as op i gets it; the first reader of a bucket takes all of it."""
+        if t not in self.env and fqn in self.gathers.place:
+            b, _ = self.gathers.place[fqn]
+            self.first.setdefault(i, []).extend(self.gathers.members(b))
+            for member, x in zip(self.gathers.members(b), self.gathers.take(b), strict=True):
+                self.env[self.program.place[member]] = x
+        elif t not in self.env:
+            x, edge = self._used(self.stored[fqn]), self.program.edges.get(fqn)
+            self.env[t] = x if edge is None else self.moves.through(
+                edge.forward, x, edge.tensor.shape, edge.conversion.source, "gathered parameters")
+        return self._used(self.env[t])
+
+    def _forward(self, i: int, op: Op) -> Node:
+        heap, inputs = self.heap, list[Value]()
+        heap.here = i
+        for k, t in enumerate(op.inputs):
+            fqn = self.program.parameter(t)
+            inputs.append(self._converted(t, self.program.edge(op, k)) if fqn is None else self._parameter(i, t, fqn))
+        call = replace(self.program.calls[i], inputs=tuple(inputs))
+        node = self._viewed(call) if base(op) in VIEWS else self._computed(call)
+        for x in inputs:
+            heap.drop(x.storage)
+        for t in {*op.inputs, *op.outputs}:
+            if self.program.last.get(t, -1) <= i and t in self.env:
+                heap.drop(self.env.pop(t).storage)
+        return node
+
+    def _viewed(self, call: Call) -> Node:
+        x = call.inputs[0]
+        for t, shape in zip(call.op.outputs, call.outputs, strict=True):
+            self.env[t] = self._used(x) if call.op.target == HUB else view(self.heap, call.op, x, shape)
+        self.heap.moment()
+        return Node(call.inputs, Footprint())
+
+    def _computed(self, call: Call) -> Node:
+        heap, made = self.heap, footprint_of(call)
+        if made.before:
+            heap.moment(made.before)
+        outputs = [heap.value(shape, wide, "activations")
+                   for shape, wide in zip(call.outputs, call.wide, strict=True)]
+        shape = call.outputs[0]
+        strides = laid_like(shape, call.inputs) if made.wide else laid(call, shape)
+        outputs[0] = outputs[0]._replace(strides=strides)
+        saved, notes = list[int](), list[tuple[int, int]]()
+        if extra := made.extra + sum(size for _, size in made.copies):
+            saved.append(heap.new(extra, "activations"))
+        heap.moment(made.during)
+        for storage in [call.inputs[k].storage for k in made.saves] + [outputs[k].storage for k in made.keeps]:
+            if storage in self.gathers.origin:
+                notes.append(self.gathers.note(storage))
+            else:
+                saved.append(heap.keep(storage))
+        self.env.update(zip(call.op.outputs, outputs, strict=True))
+        return Node(call.inputs, made, tuple(saved), tuple(notes))

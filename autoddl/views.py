@@ -1,0 +1,92 @@
+"""Views by their strides: what shares memory with its input, forward and for the gradient, and what copies.
+
+    transposed, expanded, cut     look at the input                    their gradients: transposed back, summed, and
+    reshaped                      looks at it where strides allow      put into zeros of the input's size
+"""
+
+from autoddl.footprint import Call
+from autoddl.graph import Op
+from autoddl.heap import Heap, Shape, Value, beside, contiguous, is_contiguous, viewed
+from autoddl.work import base
+
+__all__ = ["back_through", "laid", "laid_like", "reshaped", "view"]
+
+_CUT = ("slice", "narrow", "split", "split_with_sizes", "chunk", "diagonal", "unfold")
+_DROPPING = ("select", "unbind")
+
+
+def _order(op: Op, rank: int) -> tuple[int, ...] | None:
+    """The permutation that the op makes, None if it makes none."""
+    name, args = base(op).partition(".")[2], dict(op.args)
+    order = list(range(rank))
+    if name == "permute" and isinstance(args.get("dims"), tuple):
+        return tuple(int(str(d)) % rank for d in args["dims"])  # type: ignore[union-attr]
+    if name in ("t", "numpy_T"):
+        return tuple(reversed(order))
+    pair = {"mT": (-2, -1), "transpose": (args.get("dim0"), args.get("dim1")),
+            "swapaxes": (args.get("axis0"), args.get("axis1"))}.get(name)
+    if name == "movedim" and isinstance(args.get("source"), int) and isinstance(args.get("destination"), int):
+        moved = order.pop(int(str(args["source"])))
+        order.insert(int(str(args["destination"])) % rank, moved)
+        return tuple(order)
+    if pair is None or not all(isinstance(d, int) for d in pair):
+        return None
+    a, b = (int(str(d)) for d in pair)
+    order[a], order[b] = order[b], order[a]
+    return tuple(order)
+
+
+def reshaped(heap: Heap, x: Value, shape: Shape, kind: str) -> Value:
+    """`x` in another shape, one more user of its storage, or a copy."""
+    strides = viewed(x.shape, x.strides, shape) if 0 not in x.shape else contiguous(shape)
+    if strides is None:
+        return heap.value(shape, x.itemsize, kind)
+    return Value(heap.keep(x.storage), shape, strides, x.itemsize)
+
+
+def view(heap: Heap, op: Op, x: Value, shape: Shape) -> Value:
+    """The output of shape `shape` that a view of `x` has."""
+    name, order = base(op).partition(".")[2], _order(op, len(x.shape))
+    if order is not None:
+        strides = tuple(x.strides[d] for d in order)
+    elif name in _CUT and len(shape) == len(x.shape):
+        strides = x.strides
+    elif name in _DROPPING:
+        dim = int(str(dict(op.args).get("dim", 0))) % len(x.shape)
+        strides = x.strides[:dim] + x.strides[dim + 1:]
+    elif name == "expand":
+        lead = len(shape) - len(x.shape)
+        strides = (0,) * lead + tuple(0 if m != n else s for n, m, s in zip(x.shape, shape[lead:], x.strides,
+                                                                         strict=True))
+    else:
+        return reshaped(heap, x, shape, "activations")
+    return Value(heap.keep(x.storage), shape, strides, x.itemsize)
+
+
+def back_through(heap: Heap, op: Op, gradient: Value, shape: Shape) -> Value:
+    """The gradient of the view's input, of shape `shape`."""
+    name, order = base(op).partition(".")[2], _order(op, len(shape))
+    if order is not None:
+        back = [order.index(d) for d in range(len(order))]
+        return Value(heap.keep(gradient.storage), shape, tuple(gradient.strides[d] for d in back), gradient.itemsize)
+    if name in _CUT or name in _DROPPING or (name == "expand" and gradient.shape != shape):
+        return heap.value(shape, gradient.itemsize, "transient")
+    return reshaped(heap, gradient, shape, "transient")
+
+
+def laid(call: Call, shape: Shape) -> Shape:
+    """Strides of what an op writes: attention writes the heads of one query side by side."""
+    return beside(shape) if "attention" in call.op.target and len(shape) == 4 else contiguous(shape)
+
+
+def laid_like(shape: Shape, operands: tuple[Value, ...]) -> Shape:
+    """Strides of an elementwise result: dense, its dims in the order of the first operand of its shape."""
+    for x in operands:
+        if x.shape == shape:
+            if is_contiguous(shape, x.strides) or 0 in x.strides:
+                break
+            found, step = [0] * len(shape), 1
+            for dim in sorted(range(len(shape)), key=lambda d: (x.strides[d], -d)):
+                found[dim], step = step, step * shape[dim]
+            return tuple(found)
+    return contiguous(shape)
