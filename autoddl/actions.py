@@ -2,6 +2,8 @@
 
     Compute(name, seconds)    an op, or a local step of a conversion        Pass(name)   a pass begins
     Start(sent, seconds)      a collective is handed over                   Wait(k)      for the k-th that was started
+
+Of its seconds a collective takes `host` of the rank's own processor, where that was timed.
 """
 
 from collections.abc import Sequence
@@ -9,6 +11,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from autoddl.conversion import COLLECTIVES, Step, payload
+from autoddl.cost_models import collective
 from autoddl.graph import Tensor
 from autoddl.layout import Layout, local_shape
 from autoddl.price import Pricing
@@ -27,6 +30,7 @@ class Compute:
 class Start:
     sent: Sent
     seconds: float
+    host: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,12 @@ class Actions:
         for leg in legs:
             self.wait(self.start(leg))
 
+    def leg(self, direction: str, kind: str, axes: tuple[int, ...], nbytes: int, origin: str) -> Start:
+        """A collective on a full buffer of `nbytes`."""
+        price = collective(self.pricing.cluster, kind, self.pricing.group(axes), float(nbytes))
+        names = "+".join(self.pricing.mesh.names[a] for a in axes)
+        return Start(Sent(direction, kind, names, nbytes, origin), price.seconds, price.host)
+
     def legs(self, steps: Sequence[Step], tensors: Sequence[Tensor], starts: Sequence[Layout], direction: str,
              origin: str) -> tuple[Leg, ...]:
         """`steps` on `tensors` that begin in the layouts `starts`, each as one collective over all of them."""
@@ -77,9 +87,10 @@ class Actions:
                        for t, one in zip(tensors, here, strict=True))
             touched = sum(prod(local_shape(t.shape, one, mesh, self.at)) * t.itemsize
                           for t, one in zip(tensors, here, strict=True))
-            seconds = self.pricing.step_seconds(step, full, touched)
-            axes = "+".join(mesh.names[a] for a in step.axes)
-            found.append(Start(Sent(direction, step.kind, axes, full, origin), seconds)
-                         if step.kind in COLLECTIVES else Compute(f"{step.kind} {origin}", seconds))
+            if step.kind in COLLECTIVES:
+                found.append(self.leg(direction, step.kind, step.axes, full, origin))
+            else:
+                seconds = self.pricing.step_seconds(step, full, touched)
+                found.append(Compute(f"{step.kind} {origin}", seconds))
             here = [step.after(one) for one in here]
         return tuple(found)

@@ -8,9 +8,9 @@ through its inputs from the last to the first: the order of autograd.
 
 from dataclasses import dataclass, field
 
-from autoddl.actions import Action, Actions, Compute, Pass, Start
+from autoddl.actions import Action, Actions, Compute, Pass
 from autoddl.conversion import Step
-from autoddl.cost_models import Cluster, collective
+from autoddl.cost_models import Cluster
 from autoddl.graph import Graph, Kind, Op
 from autoddl.hubs import HUB
 from autoddl.issue_parameters import Gathers, Reductions
@@ -18,7 +18,7 @@ from autoddl.plan import Conversion, Decision, Plan
 from autoddl.price import Pricing, pass_seconds
 from autoddl.rules_nn import REDUCING, inner_collectives
 from autoddl.space import Choice
-from autoddl.traffic import ParameterEdge, Sent, gather_buckets, gradient_buckets, option_of, parameter_edges
+from autoddl.traffic import ParameterEdge, gather_buckets, gradient_buckets, option_of, parameter_edges
 
 __all__ = ["issued"]
 
@@ -130,14 +130,12 @@ class _Program:
             self.inner(op, decision, direction)
 
     def inner(self, op: Op, decision: Decision, direction: str) -> None:
-        mesh, pricing = self.plan.mesh, self.actions.pricing
+        mesh = self.plan.mesh
         option = option_of(op, self.graph, mesh, decision)
         for way, kind, axes, nbytes in inner_collectives(op, self.graph, option.inputs[0], option.inner, mesh,
                                                          self.actions.at):
             if way == direction:
-                price = collective(pricing.cluster, kind, pricing.group(axes), float(nbytes))
-                names = "+".join(mesh.names[a] for a in axes)
-                self.actions.run([Start(Sent(way, kind, names, nbytes, op.name), price.seconds)])
+                self.actions.run([self.actions.leg(way, kind, axes, nbytes, op.name)])
 
 
 def _behind(graph: Graph) -> dict[int, str]:

@@ -1,6 +1,6 @@
 """What is timed of a device: one operator of every kind of work, at the points of a grid of sizes.
 
-    products        m, n, k      each of SIDES                     linear, and bmm of BATCH pairs
+    products        m, n, k      of `sides` and `wide`             linear, whose n is a vocabulary; bmm of BATCH pairs
     convolutions    (pixels, 9 * channels in, channels out)        3 x 3, of one padding
     attention       queries and head size                          causal and full, HEADS heads
     memory          bytes                                          one operator of each kind of `kinds`, rows of ROW
@@ -37,19 +37,22 @@ Known = dict[tuple[Callable[..., Tensor], torch.dtype], Graph]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How large the grids are: sides of products and of batched ones, (pixels along a side, channels in, channels out)
-    of convolutions, (queries, head sizes) of attention, elements of what is bound by memory."""
+    """How large the grids are: sides m and k of products, `wide` their n, all sides of batched ones, (pixels along a
+    side, channels in, channels out) of convolutions, (queries, head sizes) of attention, elements of what is bound by
+    memory."""
 
     sides: tuple[int, ...]
+    wide: tuple[int, ...]
     batched: tuple[int, ...]
     convolution: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
     attention: tuple[tuple[int, ...], tuple[int, ...]]
     elements: tuple[int, ...]
 
 
-USUAL = Scale((1, 16, 64, 256, 1024), (1, 16, 64, 256), ((2, 8, 32), (3, 16, 64, 256), (16, 64, 256)),
-              ((16, 64, 256, 1024), (16, 32, 64, 128)), (2**10, 2**13, 2**16, 2**19, 2**22, 2**23))
-SMALL = Scale((32,), (16,), ((4,), (3,), (8,)), ((16,), (8,)), (2**10,))
+USUAL = Scale((1, 16, 64, 256, 1024), (1, 16, 64, 256, 1024, 4096), (1, 16, 64, 256),
+              ((2, 8, 32), (3, 16, 64, 256), (16, 64, 256)), ((16, 64, 256, 1024), (16, 32, 64, 128)),
+              (2**10, 2**13, 2**16, 2**19, 2**22, 2**23))
+SMALL = Scale((32,), (32,), (16,), ((4,), (3,), (8,)), ((16,), (8,)), (2**10,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ def kernels(case: Case, dtype: torch.dtype, known: Known) -> tuple[Kernel, tuple
 
 def cases(scale: Scale) -> Iterator[Case]:
     """All that is timed of one dtype."""
-    for m, n, k in product(scale.sides, repeat=3):
+    for m, n, k in product(scale.sides, scale.wide, scale.sides):
         yield Case("aten.linear", F.linear, ((m, k), (n, k)))
     for m, n, k in product(scale.batched, repeat=3):
         yield Case("aten.bmm", torch.bmm, ((BATCH, m, k), (BATCH, k, n)))

@@ -1,43 +1,35 @@
-"""Times collectives over every level of a cluster, and fits what the levels reach.
+"""Times collectives over every level of a cluster; what the levels reach is fitted by `measure_fits`.
 
     for each level, every group of its children at once, each collective, 4 kB .. 64 MB of full buffer
-    (bandwidth, latency) = argmin  mean over the points  |log(predicted / measured)|
 
-predicted is `cost_models.collective` with that bandwidth and latency: the price that planning asks for, by the very
-transport that a plan runs on. A measurement begins at a barrier and ends when the last rank is done; of its rounds the
-low end counts. By gloo on a CPU; by NCCL on a GPU, which has not been run so far.
+They run by the very transport that a plan runs on. A measurement begins at a barrier and ends when the last rank is
+done; of its rounds the low end counts. `processor` are the seconds that a rank's process computes meanwhile, all its
+threads together, times the ranks that share a core, and there the median counts. By gloo on a CPU; by NCCL on a GPU,
+which has not been run so far.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from math import exp, log
+from dataclasses import asdict, replace
+from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from autoddl.cost_models import Cluster, Group, collective
+from autoddl.cost_models import Cluster
+from autoddl.cost_models.machine import Host
 from autoddl.groups import Groups
 from autoddl.layout import Mesh
 from autoddl.measure_device import FEWEST, low, spread
+from autoddl.measure_fits import Point, fitted, host_of
 
-__all__ = ["KINDS", "SIZES", "Point", "fitted", "measure_links", "mesh_of"]
+__all__ = ["KINDS", "SIZES", "measure_links", "mesh_of"]
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send")
 SIZES = tuple(2**power for power in (12, 14, 16, 18, 20, 22, 24, 26))
 
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One collective of `nbytes` of full buffer, as `cost_models.collective` has it."""
-
-    kind: str
-    nbytes: int
-    seconds: float
-    spread: float
 
 
 def mesh_of(cluster: Cluster) -> Mesh | None:
@@ -47,11 +39,12 @@ def mesh_of(cluster: Cluster) -> Mesh | None:
 
 
 def measure_links(cluster: Cluster, mesh: Mesh, device: torch.device, seconds: float, sizes: Sequence[int] = SIZES,
-                  progress: Progress | None = None) -> list[dict[str, Any]]:
-    """A row per level, alike on every rank; it takes about `seconds` and at least FEWEST rounds."""
+                  slowdown: float = 1.0, progress: Progress | None = None) -> dict[str, Any]:
+    """`links`: a row per level; with gloo `host`. Alike on every rank; it takes about `seconds` and at least FEWEST
+    rounds. `slowdown`: ranks that share a core."""
     groups = Groups(mesh, [(a,) for a in range(len(mesh.axes))], cluster=cluster)
     jobs = [(a, kind, nbytes) for a in range(len(mesh.axes)) for kind in KINDS for nbytes in sizes]
-    found: dict[tuple[int, str, int], list[float]] = {job: [] for job in jobs}
+    found: dict[tuple[int, str, int], list[tuple[float, float]]] = {job: [] for job in jobs}
     began, rounds, more = time.monotonic(), 0, True
     while more:
         for job in jobs:
@@ -64,34 +57,47 @@ def measure_links(cluster: Cluster, mesh: Mesh, device: torch.device, seconds: f
         more = rounds <= FEWEST or float(spent) * (rounds + 1) / rounds < seconds
         if progress is not None:
             progress("timing links", min(int(spent), int(seconds)), int(seconds))
-    rows = []
-    for a, name in enumerate(mesh.names):
-        points = [Point(kind, nbytes, float(f"{low(found[a, kind, nbytes]):.4g}"), round(spread(
-            found[a, kind, nbytes]), 3)) for kind in KINDS for nbytes in sizes]
-        rows.append({"level": name, "ranks": mesh.sizes[a], **fitted(cluster, name, points),
-                     "points": [{"kind": p.kind, "nbytes": p.nbytes, "seconds": p.seconds, "spread": p.spread}
-                                for p in points]})
-    return rows
+    points = {job: _point(mesh.sizes[job[0]], job[1], job[2], took, slowdown) for job, took in found.items()}
+    timed = host_of([*points.values()]) if cluster.backend == "gloo" else None
+    host = Host(*(float(f"{value:.4g}") for value in timed)) if timed is not None else None
+    cluster = replace(cluster, device=replace(cluster.device, host=host))
+    return {"links": [_row(cluster, mesh, a, [p for job, p in points.items() if job[0] == a])
+                      for a in range(len(mesh.axes))]} | ({"host": asdict(host)} if host is not None else {})
 
 
-def _timed(groups: Groups, device: torch.device, axis: int, kind: str, nbytes: int) -> float:
-    """Seconds until the last rank has its part of one collective."""
+def _point(ranks: int, kind: str, nbytes: int, took: Sequence[tuple[float, float]], slowdown: float) -> Point:
+    walls, processors = zip(*took, strict=True)
+    return Point(kind, nbytes, float(f"{low(walls):.4g}"), round(spread(walls), 3),
+                 float(f"{slowdown * median(processors):.4g}"), ranks)
+
+
+def _row(cluster: Cluster, mesh: Mesh, axis: int, points: Sequence[Point]) -> dict[str, Any]:
+    """What is written of a level."""
+    return {"level": mesh.names[axis], "ranks": mesh.sizes[axis], **fitted(cluster, mesh.names[axis], points),
+            "points": [{"kind": p.kind, "nbytes": p.nbytes, "seconds": p.seconds, "spread": p.spread,
+                        "processor": p.processor} for p in points]}
+
+
+def _timed(groups: Groups, device: torch.device, axis: int, kind: str, nbytes: int) -> tuple[float, float]:
+    """Seconds until the last rank has its part of one collective, and the mean of the ranks' own processors."""
     n = groups.mesh.sizes[axis]
     whole = torch.ones(max(n, nbytes // 4 // n * n), device=device)
     part = torch.ones(whole.numel() // n, device=device)
     other = torch.empty_like(whole)
     buffers = {"all-reduce": (whole, whole), "all-gather": (whole, part), "reduce-scatter": (part, whole)}
     dist.barrier()
-    start = time.perf_counter()
+    start, computed = time.perf_counter(), time.process_time()
     if kind == "send":
         _pass_on(groups, axis, other, whole)
     else:
         groups.start(kind, (axis,), *buffers.get(kind, (other, whole)), asynchronous=False)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    took = torch.tensor(time.perf_counter() - start, device=device)
-    dist.all_reduce(took, dist.ReduceOp.MAX)
-    return float(took)
+    took, computed = time.perf_counter() - start, time.process_time() - computed
+    slowest, mean = torch.tensor(took, device=device), torch.tensor(computed / dist.get_world_size(), device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    dist.all_reduce(mean)
+    return float(slowest), float(mean)
 
 
 def _pass_on(groups: Groups, axis: int, got: torch.Tensor, given: torch.Tensor) -> None:
@@ -103,24 +109,3 @@ def _pass_on(groups: Groups, axis: int, got: torch.Tensor, given: torch.Tensor) 
                                     dist.P2POp(dist.irecv, got, ranks[at - 1], group)])
     for work in works:
         work.wait()
-
-
-def fitted(cluster: Cluster, level: str, points: Sequence[Point]) -> dict[str, float]:
-    """The bandwidth and latency with which the model comes nearest to the points, and the mean error that is left: a
-    search over finer and finer steps."""
-    at = [one.name for one in cluster.levels].index(level)
-    group = Group(((cluster.levels[at].size, cluster.units[at]),))
-    bare = replace(cluster.levels[at], protocol=None, efficiency=1.0)
-
-    def error(bandwidth: float, latency: float) -> float:
-        levels = (*cluster.levels[:at], replace(bare, bandwidth=bandwidth, latency=latency), *cluster.levels[at + 1:])
-        tried = replace(cluster, levels=levels)
-        return sum(abs(log(collective.__wrapped__(tried, p.kind, group, float(p.nbytes)).seconds / p.seconds))
-                   for p in points) / len(points)
-
-    best, step = (1e9, 1e-4), 2.0
-    while step > 0.01:
-        around = [(best[0] * exp(i * step), best[1] * exp(j * step)) for i in (-1, 0, 1) for j in (-1, 0, 1)]
-        nearest = min(around, key=lambda pair: error(*pair))
-        step, best = (step / 2, best) if nearest == best else (step, nearest)
-    return {"bandwidth": float(f"{best[0]:.4g}"), "latency": float(f"{best[1]:.4g}"), "error": round(error(*best), 4)}

@@ -52,7 +52,7 @@ def measured(request: Request, progress: Progress | None = None) -> dict[str, An
              "seconds": 0.0, "curves": _shared(rows_of(timed))}
     if mesh is not None:
         sizes = SIZES[:2] if request.small else SIZES
-        found["links"] = measure_links(cluster, mesh, device, request.seconds - share, sizes, progress)
+        found |= measure_links(cluster, mesh, device, request.seconds - share, sizes, slowdown, progress)
     return found | {"seconds": round(time.monotonic() - began, 1)}
 
 

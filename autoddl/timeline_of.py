@@ -1,6 +1,8 @@
 """The time line that a plan's step will have on one rank: what `issue` lists, run by the discrete-event engine.
 
-Computation is one stream, the collectives over each set of axes another: two links at once, one link one at a time. So
+Computation is one stream, the collectives over each set of axes another. With gloo, one that is waited for at once does
+not queue behind those under way; all that cross the same level share its port, where it has one for all (`ONE_PORT`);
+and what sending takes of the rank's processor is missing to what it computes. So
 
     a collective is in flight from when it is handed over to when its stream has done it and those before it
     exposed = what waiting for it takes         hidden = time in flight during which the rank computes
@@ -9,8 +11,9 @@ It is written as a recorded step is, so that both are read by the same functions
 computation and communication slow each other while both run (see `cost_models.timeline`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from autoddl.actions import Action, Compute, Pass, Start, Wait
 from autoddl.cost_models import Cluster
@@ -22,6 +25,10 @@ from autoddl.record import Event, Step
 from autoddl.record_writer import level_of
 
 __all__ = ["Foreseen", "Span", "timeline_of"]
+
+
+ONE_PORT = ("switch", "fat-tree", "dragonfly")
+"""Topologies in which a device has one port to all the others of its level."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,9 @@ class Foreseen:
 def timeline_of(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, slowdown: float = 1.0) -> Foreseen:
     """The predicted step of `rank`. `graph` is the planned one (`hubs.planned`), of one microbatch."""
     actions = issued(plan, graph, cluster, rank)
-    tasks, at = _tasks(actions)
+    shared = {level.name for level in cluster.levels if level.topology in ONE_PORT}
+    links = {name: level if level in shared else "" for name, level in plan.levels.items()}
+    tasks, at = _tasks(actions, links if cluster.backend == "gloo" else None)
     line = simulate(tasks, slowdown)
     began = [line.ends[n] if n is not None else 0.0 for n in _computed_before(tasks)]
     starts = [k for k, action in enumerate(actions) if isinstance(action, Start)]
@@ -68,25 +77,37 @@ def timeline_of(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, slowd
     return Foreseen(Step(0, rank, 0.0, line.makespan, passes, tuple(events)), spans)
 
 
-def _tasks(actions: Sequence[Action]) -> tuple[list[Task], list[int]]:
-    """The tasks, and for each action its task: that of a Pass is the next one. Waiting is computing for no time."""
+def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None) -> tuple[list[Task], list[int]]:
+    """The tasks, and for each action its task: that of a Pass is the next one. Waiting is computing for no time.
+
+    `links` is of each axis the link that it shares; None where collectives over the same axes queue."""
     tasks: list[Task] = []
     at: list[int] = []
     flights: list[int] = []
     computed: int | None = None
-    for action in actions:
+    for action, after in zip_longest(actions, actions[1:]):
         at.append(len(tasks))
         if isinstance(action, Pass):
             continue
         if isinstance(action, Start):
             flights.append(len(tasks))
             needs = () if computed is None else (computed,)
-            tasks.append(Task(action.sent.origin, action.seconds, stream=action.sent.axes, needs=needs))
+            at_once = links is not None and after == Wait(len(flights) - 1)
+            tasks.append(_flight(action, needs, at_once, links or {}))
         else:
             computed = len(tasks)
             seconds, needs = (action.seconds, ()) if isinstance(action, Compute) else (0.0, (flights[action.k],))
             tasks.append(Task(action.name if isinstance(action, Compute) else "wait", seconds, needs=needs))
     return tasks, at
+
+
+def _flight(action: Start, needs: tuple[int, ...], at_once: bool, links: Mapping[str, str]) -> Task:
+    """A collective; `at_once`: beside the stream of its axes."""
+    axes = action.sent.axes
+    link = next((links[name] for name in axes.split("+") if name in links), "")
+    load = min(1.0, action.host / action.seconds) if action.host else 0.0
+    return Task(action.sent.origin, action.seconds, stream=f"{axes} at once" if at_once else axes, needs=needs,
+                link=link, load=load)
 
 
 def _computed_before(tasks: Sequence[Task]) -> list[int | None]:

@@ -2,11 +2,17 @@
 
     price = startup + min over the algorithms and wire protocols of the backend of start + seconds by `FORMULAS`
 
+Where a calibration timed what a collective takes of a rank's processor (gloo), that stands for startup and start:
+
+    host  = call + message * steps + byte * bytes sent       steps = phases (n - 1), each with a message
+    price = max(seconds by `FORMULAS` + call + message * steps, host)
+
 Every disjoint group of the same form runs the collective at the same time, so shared links are divided among them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import ceil, log2
 
 from autoddl.cost_models.backends import BACKENDS, KINDS, Backend
 from autoddl.cost_models.call import Call, sent_bytes
@@ -14,16 +20,17 @@ from autoddl.cost_models.groups import Crossing, Group, crossings
 from autoddl.cost_models.hierarchy import FORMULAS
 from autoddl.cost_models.machine import Cluster
 
-__all__ = ["KINDS", "Group", "Price", "cheapest", "collective", "link_of", "sent_bytes"]
+__all__ = ["KINDS", "Group", "Price", "cheapest", "collective", "link_of", "sent_bytes", "steps"]
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Seconds, how they are reached, and the outermost level crossed."""
+    """Seconds, how they are reached, the outermost level crossed, and the seconds of the rank's own processor."""
 
     seconds: float
     algorithm: str
     level: str
+    host: float = 0.0
 
 
 @lru_cache(maxsize=200_000)
@@ -33,8 +40,20 @@ def collective(cluster: Cluster, kind: str, group: Group, nbytes: float) -> Pric
     Full is: the tensor of an all-reduce, the result of an all-gather, the input of a reduce-scatter, the whole send
     buffer of a rank in an all-to-all, the tensor of a broadcast, the message of a send (of each rank to one other).
     """
-    sent_bytes(kind, group.size, nbytes)  # raises on an unknown kind and on impossible sizes
-    return cheapest(BACKENDS[cluster.backend], kind, crossings(cluster, group), nbytes)
+    sent = sent_bytes(kind, group.size, nbytes)  # raises on an unknown kind and on impossible sizes
+    backend, device = BACKENDS[cluster.backend], cluster.device
+    found = cheapest(backend, kind, crossings(cluster, group), nbytes)
+    if cluster.backend != "gloo" or device.host is None:
+        return found
+    messages = device.host.call + device.host.message * steps(kind, group.size)
+    host = messages + device.host.byte * sent
+    network = found.seconds - backend.startup - backend.starts.get(found.algorithm, 0.0)
+    return replace(found, seconds=max(network + messages, host), host=host)
+
+
+def steps(kind: str, n: int) -> int:
+    """Messages that a rank sends one after the other, when each waits for the one before."""
+    return {"send": 1, "broadcast": ceil(log2(n)), "all-reduce": 2 * (n - 1)}.get(kind, n - 1)
 
 
 def cheapest(backend: Backend, kind: str, crossed: tuple[Crossing, ...], nbytes: float) -> Price:

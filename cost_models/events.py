@@ -7,14 +7,24 @@ that never starts.
 
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 __all__ = ["Edges", "Where", "overlapping", "sequential"]
 
 Edges = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]
 """(tasks after each task, number of tasks before it)."""
 
-Where = Sequence[tuple[tuple[int, ...], bool]]
-"""Per task its ranks, and whether it computes."""
+FLOOR = 0.1
+"""Of its processor a computation keeps that, however much is sent beside it."""
+
+
+class Where(NamedTuple):
+    """A task's ranks, whether it computes, the link that it shares, and what it takes of a processor."""
+
+    ranks: tuple[int, ...]
+    computes: bool
+    link: str = ""
+    load: float = 0.0
 
 
 def sequential(seconds: Sequence[float], edges: Edges) -> tuple[list[float], list[float]]:
@@ -34,7 +44,7 @@ def sequential(seconds: Sequence[float], edges: Edges) -> tuple[list[float], lis
     return starts, ends
 
 
-def overlapping(seconds: Sequence[float], edges: Edges, where: Where, slowdown: float
+def overlapping(seconds: Sequence[float], edges: Edges, where: Sequence[Where], slowdown: float
                 ) -> tuple[list[float], list[float]]:
     """Starts and ends where computation and communication slow each other."""
     after, before = edges[0], [*edges[1]]
@@ -54,22 +64,22 @@ def overlapping(seconds: Sequence[float], edges: Edges, where: Where, slowdown: 
 class _Run:
     """The clock, what runs, at which rate, and when it will be done if nothing changes."""
 
-    def __init__(self, seconds: Sequence[float], where: Where, slowdown: float) -> None:
+    def __init__(self, seconds: Sequence[float], where: Sequence[Where], slowdown: float) -> None:
         self.now, self.slowdown, self.where = 0.0, slowdown, where
         self.starts, self.ends = [0.0] * len(seconds), [-1.0] * len(seconds)
         self.left, self.since, self.stretch = [*seconds], [0.0] * len(seconds), [1.0] * len(seconds)
         self.due: list[tuple[float, int]] = []
         self.running: dict[int, float] = {}  # task -> when it is due
-        self.on: dict[int, list[int]] = {rank: [] for ranks, _ in where for rank in ranks}
+        self.on: dict[int, list[int]] = {rank: [] for one in where for rank in one.ranks}
 
     def start(self, tasks: Iterable[int]) -> None:
         """All at once; then the rates are right again."""
         for task in tasks:
             self.starts[task] = self.since[task] = self.now
             self._put(task)
-            for rank in self.where[task][0]:
+            for rank in self.where[task].ranks:
                 self.on[rank].append(task)
-        self._adapt({rank for task in tasks for rank in self.where[task][0]})
+        self._adapt({rank for task in tasks for rank in self.where[task].ranks})
 
     def finish(self) -> list[int]:
         """Step to the next event; all that end there, in order."""
@@ -81,9 +91,9 @@ class _Run:
                 self.now = self.ends[task] = when
                 done.append(task)
         for task in done:
-            for rank in self.where[task][0]:
+            for rank in self.where[task].ranks:
                 self.on[rank].remove(task)
-        self._adapt({rank for task in done for rank in self.where[task][0]})
+        self._adapt({rank for task in done for rank in self.where[task].ranks})
         return done
 
     def _put(self, task: int) -> None:
@@ -93,12 +103,29 @@ class _Run:
     def _adapt(self, ranks: set[int]) -> None:
         """Tasks on these ranks whose rate is another now go on with what is left."""
         for task in sorted({task for rank in ranks for task in self.on[rank]}):
-            stretch = self.slowdown if any(map(self._both, self.where[task][0])) else 1.0
+            stretch = self._stretch(task)
             if stretch != self.stretch[task]:
                 self.left[task] = max(0.0, self.left[task] - (self.now - self.since[task]) / self.stretch[task])
                 self.since[task], self.stretch[task] = self.now, stretch
                 self._put(task)
 
+    def _stretch(self, task: int) -> float:
+        """By how much the task is slower now than alone."""
+        one = self.where[task]
+        slowed = self.slowdown if any(map(self._both, one.ranks)) else 1.0
+        return slowed * (max(map(self._left_over, one.ranks)) if one.computes else self._crowd(task))
+
+    def _crowd(self, task: int) -> int:
+        """Tasks on the link of this one, where most are."""
+        one = self.where[task]
+        return max(sum(self.where[other].link == one.link for other in self.on[rank]) for rank in one.ranks) \
+            if one.link else 1
+
+    def _left_over(self, rank: int) -> float:
+        """What sending takes of the rank's processor, as the stretch of what it computes."""
+        taken = sum(self.where[other].load / self._crowd(other) for other in self.on[rank] if self.where[other].load)
+        return 1 / max(FLOOR, 1 - taken)
+
     def _both(self, rank: int) -> bool:
         """Whether computation and communication run on the rank."""
-        return len({self.where[task][1] for task in self.on[rank]}) == 2
+        return len({self.where[task].computes for task in self.on[rank]}) == 2

@@ -25,7 +25,8 @@ import yaml
 from autoddl.cost_models.units import write
 from autoddl.errors import InputError
 
-__all__ = ["BACKEND_NAMES", "DTYPES", "ITEMSIZE_OF_PEAK", "KERNELS", "TOPOLOGIES", "Cluster", "Device", "Level"]
+__all__ = ["BACKEND_NAMES", "DTYPES", "ITEMSIZE_OF_PEAK", "KERNELS", "TOPOLOGIES", "Cluster", "Device", "Host",
+           "Level"]
 
 TOPOLOGIES = ("switch", "fat-tree", "ring", "fully-connected", "torus", "dragonfly", "hybrid-cube-mesh", "hammingmesh")
 BACKEND_NAMES = ("gloo", "nccl")
@@ -47,13 +48,23 @@ KERNELS = ("attention", "attention backward", "float8_e4m3fn", "float16", "float
 
 
 @dataclass(frozen=True, slots=True)
+class Host:
+    """What a collective takes of a rank's processor where the host sends, in seconds: for itself, for every step with a
+    message, for every byte that the rank sends."""
+
+    call: float
+    message: float
+    byte: float
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """What one rank computes on: memory in bytes, bandwidth in bytes/s, peaks in flop/s, launch in seconds.
 
     `units` multiprocessors share the peak, 0 where that is not known; `kernels` lists (kind or dtype, efficiency) of
     those that do not reach `efficiency`; `curves` is what a calibration timed, as `curves` reads it. A copy reaches
     `memory_efficiency` of the bandwidth; kernels that compute with what they read, like norms, softmax and products
-    that wait for memory, `elementwise_efficiency`, by default the same."""
+    that wait for memory, `elementwise_efficiency`, by default the same. `host` is there where it was timed."""
 
     name: str
     kind: str
@@ -67,6 +78,7 @@ class Device:
     kernels: tuple[tuple[str, float], ...] = ()
     curves: str = ""
     elementwise_efficiency: float | None = None
+    host: Host | None = None
 
     def peak(self, dtype: str) -> float:
         """flop/s for `dtype`: as listed, else that of the next wider dtype listed."""
@@ -162,10 +174,11 @@ class Cluster:
 
     @property
     def fingerprint(self) -> str:
-        """Short sha256 of the content; two files that say the same have the same. Curves are in `measured`."""
+        """Short sha256 of the content; two files that say the same have the same. What was timed is in `measured`."""
         tree = asdict(self)
         for device in (tree["device"], *(part for part, _ in tree["parts"])):
-            device.pop("curves")
+            for timed in ("curves", "host"):
+                device.pop(timed)
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:12]
 
     def to_yaml(self) -> str:

@@ -4,6 +4,7 @@
     device     name and kind as the file has them; processor, threads, ranks at once and load while it was measured
     curves     {name, dtype, grid, work, seconds, spread}             -> Device.curves
     links      {level, ranks, bandwidth, latency, error, points}      -> bandwidth and latency of that level
+    host       {call, message, byte}                                  -> Device.host
 
 A link keeps its bandwidth as written and reaches a fraction of it, where what was measured is not above it. Figures of
 one device say nothing of another, so a file whose device is not the one that was measured is refused.
@@ -18,7 +19,7 @@ from pydantic import Field, StrictInt
 
 from autoddl.cost_models.curves import text_of
 from autoddl.cost_models.links import PROTOCOLS
-from autoddl.cost_models.machine import Device, Level
+from autoddl.cost_models.machine import Device, Host, Level
 from autoddl.cost_models.schema import PeakName, Written, validated
 from autoddl.errors import InputError
 
@@ -41,6 +42,7 @@ class WrittenPoint(Written):
     nbytes: float = Positive
     seconds: float = Positive
     spread: float = 0.0
+    processor: float = Field(default=0.0, ge=0)
 
 
 class WrittenLink(Written):
@@ -61,6 +63,12 @@ class WrittenOrigin(Written):
     load: float = 0.0
 
 
+class WrittenHost(Written):
+    call: float = Field(ge=0)
+    message: float = Field(ge=0)
+    byte: float = Field(ge=0)
+
+
 class WrittenMeasured(Written):
     date: str
     versions: dict[str, str]
@@ -68,6 +76,7 @@ class WrittenMeasured(Written):
     seconds: float = 0.0
     curves: tuple[WrittenCurve, ...] = ()
     links: tuple[WrittenLink, ...] = ()
+    host: WrittenHost | None = None
 
 
 def calibrated(tree: Mapping[str, Any] | None, device: Device, levels: tuple[Level, ...], source: str
@@ -82,6 +91,8 @@ def calibrated(tree: Mapping[str, Any] | None, device: Device, levels: tuple[Lev
                          f"{device.kind} {device.name!r}; measure this one with `autoddl measure`, or remove measured")
     curves = text_of([curve.model_dump(mode="json") for curve in written.curves], source)
     found = replace(device, curves=curves if written.curves else "")
+    if written.host is not None:
+        found = replace(found, host=Host(written.host.call, written.host.message, written.host.byte))
     return json.dumps(tree, sort_keys=True), found, _linked(levels, written.links, source)
 
 

@@ -6,9 +6,12 @@ once), and the tasks of a stream run one at a time in the order in which they ar
     start(t) = max(end(n) for n that t needs, end(p) for p before t on any of its streams)
     end(t)   : the integral from start to end of rate dt = seconds(t)
     rate     = 1/k while, on one of the task's ranks, computation and communication run at once; else 1
+             * 1/n of one of n tasks that run on the same `link` of a rank
+             * 1 - sum of (load * rate) of what communicates on the rank, for computation, and no less than FLOOR
 
 k is one factor per device type: what overlaps is slowed on both sides, T = k * overlapped + rest (Miao et al. 2022,
-"Galvatron", section 3.4). Every stream but `compute` communicates. For each rank
+"Galvatron", section 3.4). `load` is the part of a rank's processor that a transfer takes where its host sends. Every
+stream but `compute` communicates. For each rank
 
     hidden  = seconds in which both run       exposed = seconds in which only communication runs
     busy    = seconds in which a stream runs  bubble  = 1 - sum of busy compute / (ranks * makespan)
@@ -18,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from autoddl.cost_models.events import Edges, overlapping, sequential
+from autoddl.cost_models.events import Edges, Where, overlapping, sequential
 from autoddl.errors import InputError
 
 __all__ = ["COMPUTE", "Task", "Timeline", "edges_of", "run", "simulate"]
@@ -27,7 +30,9 @@ COMPUTE = "compute"
 
 
 class Task(NamedTuple):
-    """`needs` are positions in the list of tasks; `kind` is what it counts as: forward, backward, send ..."""
+    """`needs` are positions in the list of tasks; `kind` is what it counts as: forward, backward, send ...
+
+    A task with a `link` shares it with what runs there at the same time; `load` is what it takes of a processor."""
 
     name: str
     seconds: float
@@ -35,6 +40,8 @@ class Task(NamedTuple):
     stream: str = COMPUTE
     needs: tuple[int, ...] = ()
     kind: str = ""
+    link: str = ""
+    load: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +130,10 @@ def run(tasks: Sequence[Task], edges: Edges, slowdown: float) -> Timeline:
     if not 1 <= slowdown < float("inf"):
         raise InputError(f"a slowdown of {slowdown}: what overlaps is slowed by a finite factor of at least 1")
     seconds = [task.seconds for task in tasks]
-    if slowdown == 1:
+    if slowdown == 1 and not any(task.link or task.load for task in tasks):
         starts, ends = sequential(seconds, edges)
     else:
-        where = [(task.ranks, task.stream == COMPUTE) for task in tasks]
+        where = [Where(task.ranks, task.stream == COMPUTE, task.link, task.load) for task in tasks]
         starts, ends = overlapping(seconds, edges, where, slowdown)
     if min(ends, default=0.0) < 0:
         late = next(i for i, end in enumerate(ends) if end < 0)

@@ -18,7 +18,7 @@ from autoddl.launch import launch
 from autoddl.measure import measure, stated
 from autoddl.measure_cases import SMALL, Case, cases, kernels
 from autoddl.measure_device import low, spread
-from autoddl.measure_links import Point, fitted
+from autoddl.measure_fits import Point, fitted, host_of
 
 LAPTOP = """# A machine.
 name: two
@@ -122,6 +122,25 @@ def test_a_link_is_found_again_from_its_own_times() -> None:
     found = fitted(parse(LAPTOP, "x"), "all", points)
     assert found["bandwidth"] == pytest.approx(0.3e9, rel=0.05) and found["latency"] == pytest.approx(2e-4, rel=0.05)
     assert found["error"] < 0.02
+
+
+def test_what_hosts_take_is_part_of_a_price() -> None:
+    """Messages wait for the host, and no collective is faster than it; only where gloo runs and it was timed."""
+    group, host = Group(((2, 1),)), {"call": 1e-3, "message": 2e-3, "byte": 1e-8}
+    plain, timed = parse(written(), "x"), parse(written(host=host), "x")
+    small, large = (collective(timed, "all-reduce", group, nbytes) for nbytes in (4.0, 1e6))
+    assert collective(plain, "all-reduce", group, 4.0).host == 0.0
+    assert small.host == pytest.approx(5e-3, rel=1e-4) and small.seconds == pytest.approx(5e-3 + 2 * 60e-6, rel=0.01)
+    assert large.seconds == large.host == pytest.approx(5e-3 + 1e-8 * 1e6)
+    assert parse(timed.to_yaml(), "y") == timed != plain
+
+
+def test_what_hosts_take_is_found_again_from_its_own_times() -> None:
+    points = [Point(kind, nbytes, 1.0, 0.0, 1e-3 + 2e-4 * many + 1e-9 * nbytes * many / 4, 4)
+              for kind, many in (("all-reduce", 6), ("all-gather", 3)) for nbytes in (4, 2**24)]
+    found = host_of(points)
+    assert found is not None and found == pytest.approx((1e-3, 2e-4, 1e-9), rel=1e-4)
+    assert host_of([]) is None
 
 
 def test_low_ends() -> None:

@@ -5,7 +5,7 @@ from math import inf, nan
 
 import pytest
 
-from autoddl.cost_models.events import overlapping
+from autoddl.cost_models.events import FLOOR, Where, overlapping
 from autoddl.cost_models.pipelines import pipeline, with_ends
 from autoddl.cost_models.timeline import COMPUTE, Task, Timeline, edges_of, simulate
 from autoddl.draw import draw
@@ -60,6 +60,21 @@ def test_two_communication_streams_do_not_slow_each_other() -> None:
     assert line.ends == (2, 3) and line.exposed(0) == 3 and line.hidden(0) == 0
 
 
+def test_tasks_on_one_link_share_it() -> None:
+    """3 and 1 seconds on one link: both at half rate until the short one ends, the long one alone then."""
+    line = simulate([Task("x", 3, stream="a", link="net"), Task("y", 1, stream="b", link="net"),
+                     Task("z", 1, stream="c", link="node")])
+    assert line.ends == (4.0, 2.0, 1.0)
+
+
+def test_sending_takes_what_computing_lacks() -> None:
+    """A transfer of 2 seconds takes a quarter of the processor: 1.5 of 3 seconds are computed beside it."""
+    line = simulate([Task("c", 3), Task("n", 2, stream="net", load=0.25)])
+    assert line.ends == pytest.approx((3.5, 2.0))
+    crowded = simulate([Task("c", 3), Task("n", 2, stream="net", load=5.0)])
+    assert crowded.ends == pytest.approx((2 + 3 - 2 * FLOOR, 2.0))
+
+
 def random_tasks(seed: int) -> list[Task]:
     rng = random.Random(seed)
     streams = (COMPUTE, "node", "net")
@@ -72,7 +87,7 @@ def random_tasks(seed: int) -> list[Task]:
 def test_both_engines_agree_and_work_is_kept(seed: int) -> None:
     tasks = random_tasks(seed)
     alone = simulate(tasks)
-    where = [(task.ranks, task.stream == COMPUTE) for task in tasks]
+    where = [Where(task.ranks, task.stream == COMPUTE) for task in tasks]
     starts, ends = overlapping([task.seconds for task in tasks], edges_of(tasks), where, 1.0)
     assert (tuple(starts), tuple(ends)) == (alone.starts, alone.ends)
     slow = simulate(tasks, 1.5)

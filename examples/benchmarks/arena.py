@@ -4,6 +4,10 @@ A turn is one training step of one contestant, from a barrier to when the slowes
 machine for a second touches all alike, and the ratio of two in the same round says more than each alone. Contestants
 are plans (a file) and torch's own ways (`torch_rivals`), each with a small copy of the same model on the same batch.
 
+With `ahead`, each turn is of so many steps more, of which the last counts: in training a step follows one of the same
+plan, whose pages and caches are warm. Then a fixed product runs before and after the turn (`probes`, the slower of the
+two, on the slowest rank): where it takes longer than at other times, something else had the cores.
+
 `contest` starts the ranks, on shaped links. With `tuning` rounds, the two of each family that were fastest when warm
 play them, and the faster one goes on. A contestant that cannot be built says why, and the others go on.
 """
@@ -15,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -41,6 +45,8 @@ WARM = 2
 """Steps before the first turn: connections, and buckets that are built anew after a first step."""
 TUNED = 2
 """Settings of a family that are worth tuning rounds."""
+PRODUCTS, QUIET = 60, 1.25
+"""Of a probe, and how much longer than usual one may take."""
 TIMEOUT = 300.0
 
 
@@ -54,17 +60,23 @@ class Turns:
     losses: tuple[float, ...]
     tuned: float | None = None
     failure: str = ""
+    probes: tuple[float, ...] = ()
+
+    def quiet(self, usual: float) -> list[float]:
+        """The rounds in which the probes took little more than usual, or least."""
+        least = max(QUIET * usual, min(self.probes))
+        return [took for took, probe in zip(self.seconds, self.probes, strict=True) if probe <= least]
 
 
 def contest(cluster: Path, model: str, plans: dict[str, Path], rivals: Sequence[Rival], rounds: int,
-            tuning: int = 0, update: bool = True) -> list[Turns]:
+            tuning: int = 0, update: bool = True, ahead: int = 0) -> list[Turns]:
     """One process start: `tuning` rounds of all, then `rounds` of the best of each family. Plans are families alone;
     without `update`, theirs end when the gradients are there, as a plan predicts it."""
     place = load_cluster(cluster)
     with tempfile.TemporaryDirectory(prefix="autoddl-arena-") as folder, network(place) as built:
         job = {"folder": folder, "model": model, "plans": {name: str(path) for name, path in plans.items()},
                "rivals": [asdict(rival) for rival in rivals], "rounds": rounds, "tuning": tuning,
-               "update": update}
+               "update": update, "ahead": ahead}
         path = Path(folder, "job.json")
         path.write_text(json.dumps(job), encoding="utf-8")
         launch(place.size, [sys.executable, "-W", "ignore", __file__, str(path)],
@@ -83,15 +95,33 @@ class _Seat:
     losses: list[Tensor]
     tuned: float | None = None
     failure: str = ""
+    probes: list[float] = field(default_factory=list)
 
-    def turn(self) -> float:
-        """The slowest rank's seconds."""
+    def turn(self, ahead: int = 0) -> float:
+        """The slowest rank's seconds of the last step."""
+        for _ in range(ahead):
+            self.losses.append(self.step())
         dist.barrier()
         start = time.perf_counter()
         self.losses.append(self.step())
-        took = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
-        dist.all_reduce(took, dist.ReduceOp.MAX)
-        return float(took)
+        return _slowest(start)
+
+
+def _slowest(start: float) -> float:
+    """Seconds since `start`, on the slowest rank."""
+    took = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+    dist.all_reduce(took, dist.ReduceOp.MAX)
+    return float(took)
+
+
+def _probe() -> float:
+    """Seconds of the same work, whatever is timed."""
+    square = torch.ones(256, 256)
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(PRODUCTS):
+        square @ square
+    return _slowest(start)
 
 
 def _planned(path: str, model: str, update: bool) -> Callable[[], Tensor]:
@@ -126,12 +156,14 @@ def _seated(job: dict[str, Any]) -> list[_Seat]:
     return seats
 
 
-def _play(seats: Sequence[_Seat], rounds: int) -> None:
+def _play(seats: Sequence[_Seat], rounds: int, ahead: int = 0) -> None:
     for seat in seats:
-        seat.seconds = []
+        seat.seconds, seat.probes = [], []
     for _ in range(rounds):
         for seat in seats:
-            seat.seconds.append(seat.turn())
+            before = _probe() if ahead else 0.0
+            seat.seconds.append(seat.turn(ahead))
+            seat.probes.append(max(before, _probe()) if ahead else 0.0)
 
 
 def _best(seats: Sequence[_Seat], count: int) -> list[_Seat]:
@@ -153,13 +185,14 @@ def rank_main(job: dict[str, Any]) -> None:
         playing = _best(playing, TUNED)
         _play(playing, job["tuning"])
         playing = _best(playing, 1)
-    _play(playing, job["rounds"])
+    _play(playing, job["rounds"], job["ahead"])
     rows = []
     for seat in seats:
         losses = torch.stack(seat.losses).double() if seat.losses else torch.zeros(0, dtype=torch.float64)
         dist.all_reduce(losses)
         mean, seconds = (losses / dist.get_world_size()).tolist(), seat.seconds if seat in playing else []
-        rows.append(asdict(Turns(seat.name, seat.family, tuple(seconds), tuple(mean), seat.tuned, seat.failure)))
+        rows.append(asdict(Turns(seat.name, seat.family, tuple(seconds), tuple(mean), seat.tuned, seat.failure,
+                                 tuple(seat.probes[:len(seconds)]))))
     if dist.get_rank() == 0:
         Path(job["folder"], "turns.json").write_text(json.dumps(rows), encoding="utf-8")
     dist.barrier()

@@ -2,7 +2,8 @@
 
 A device is measured once (`autoddl measure`, for about `seconds`), with as many ranks running as the first cluster of
 that device has: they share the cores, as in a run. What is timed are kernels, no model. Copies of an earlier call serve
-again. Links stay as they are written: it is on loopback that the ranks of a measurement meet.
+again. Links stay as they are written: it is on loopback that the ranks of a measurement meet. What sending takes of a
+rank's processor is kept: it is the device's.
 """
 
 from collections.abc import Iterator, Sequence

@@ -4,10 +4,10 @@
     folder=FOLDER (where measured cluster files are kept)   out=FILE (a line of JSON for every plan, added)
 
 Of every model on every cluster: the found plan, data parallel, ZeRO-3, tensor parallel, the best grid, and random valid
-plans of fixed seeds take turns in one world (`arena`). Measured is the median over the rounds of the slowest rank's
-seconds until gradients are there; predicted the time line, which knows of overlap, and the sum of all parts, which does
-not. Before, the device is measured with all ranks running, by kernels that know of no model, for `seconds`
-(`calibrated`; 0: as the file says).
+plans of fixed seeds take turns in one world (`arena`). Measured is the median over the quiet rounds of the slowest
+rank's seconds until gradients are there, in the second step of a turn; predicted the time line, which knows of overlap,
+and the sum of all parts, which does not. Before, the device is measured with all ranks running, by kernels that know of
+no model, for `seconds` (`calibrated`; 0: as the file says).
 
     error     predicted / measured - 1, its size's median and 90th percentile
     tau       Kendall's rank correlation in a group (model, cluster); pairs measured within 5 % are ties and left out
@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations, product
+from math import ceil
 from pathlib import Path
 
 import torch
@@ -87,15 +88,16 @@ def measured(model: str, cluster: Path, count: int, rounds: int) -> Iterator[Row
         paths = {name: Path(folder, f"{number}.json") for number, name in enumerate(plans)}
         for name, plan in plans.items():
             plan.save(paths[name])
-        turns = contest(cluster, model, paths, (), rounds, update=False)
+        turns = contest(cluster, model, paths, (), rounds, update=False, ahead=1)
+    usual = min((probe for one in turns for probe in one.probes), default=0.0)
     for one in turns:
         if one.failure:
             print(f"{model} on {place.name}: {one.name} did not run: {one.failure}", file=sys.stderr)
             continue
         plan = plans[one.name]
         line = timeline_of(plan, graph, place).step.seconds
-        yield Row(model, place.name, one.name, line, plan.predicted.seconds, statistics.median(one.seconds),
-                  os.getloadavg()[0])
+        yield Row(model, place.name, one.name, line, plan.predicted.seconds,
+                  statistics.median(one.quiet(usual)), os.getloadavg()[0])
 
 
 def tau(rows: Sequence[Row], of: str) -> float | None:
@@ -118,7 +120,7 @@ def summary(name: str, rows: Sequence[Row], of: str) -> str:
               for key in dict.fromkeys((row.model, row.cluster) for row in rows)]
     ranks = [value for value in (tau(group, of) for group in groups) if value is not None]
     losses = [regret(group, of) for group in groups]
-    nine, order = sizes[int(0.9 * (len(sizes) - 1))], statistics.fmean(ranks) if ranks else float("nan")
+    nine, order = sizes[ceil(0.9 * len(sizes)) - 1], statistics.fmean(ranks) if ranks else float("nan")
     return (f"| {name} | {of} | {len(rows)} | {statistics.median(sizes):.1%} | {nine:.1%} | {signed:+.1%} | "
             f"{order:.2f} | {statistics.median(losses):.1%} | {max(losses):.1%} |")
 
