@@ -22,6 +22,7 @@ from autoddl.layout import Mesh
 from autoddl.memory_line import with_memory
 from autoddl.meshes import check_mesh, meshes
 from autoddl.outer import Candidate, Found, Progress, Task, posed, search
+from autoddl.overlapped import overlapped
 from autoddl.plan import VERSION, Plan
 from autoddl.price import OPTIMIZERS
 from autoddl.problem import Problem
@@ -127,14 +128,16 @@ def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = Non
          pins: Sequence[str] = (), budget: float | str | None = None, optimizer: str = "adamw", solver: str = "exact",
          tolerance: float = 1e-3, max_axes: int = 3, time_limit: float | None = None, name: str = "",
          factory: Mapping[str, Any] | None = None, progress: Progress | None = None, workers: int | None = None,
-         microbatches: Sequence[int] = (1,)) -> Plan:
+         microbatches: Sequence[int] = (1,), overlap: bool = False) -> Plan:
     """The fastest plan for `model` on `cluster`, under the performance model.
 
     `budget` is bytes per device (the device's memory); `time_limit` seconds per mesh. Under a binding budget the search
     stops at a proven gap of `tolerance`; an interrupt ends it with the best plan so far and the bound that holds then.
     `workers` processes search; their number changes no plan. `microbatches` are the numbers of equal parts in which a
     step may run the batch, one after the other; the plan's layouts and sample are those of a part. A parameter that is
-    kept is gathered and its gradient reduced once a step, one that is gathered anew in every part.
+    kept is gathered and its gradient reduced once a step, one that is gathered anew in every part. With `overlap` the
+    plan is the one with the shortest time line of those that several searches find, between which parameters'
+    collectives count for less; no plan's time line is shorter than its `predicted.line_bound`.
     Raises InputError for what is wrong with the arguments, Infeasible if no plan fits the budget.
     """
     if progress:
@@ -143,11 +146,11 @@ def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = Non
     asked = tuple(parse_pin(text) for text in pins)
     tried = [Candidate(m, partial(pinned, asked), n) for n in _counts(microbatches)
              for m in _meshes(task, mesh, asked, max_axes)]
-    return _fitting(task, tried, progress, pins, mesh, max_axes)
+    return _fitting(task, tried, progress, pins, mesh, max_axes, overlap)
 
 
 def _fitting(task: Task, tried: Sequence[Candidate], progress: Progress | None, pins: Sequence[str],
-             mesh: str | None, most: int) -> Plan:
+             mesh: str | None, most: int, overlap: bool = False) -> Plan:
     """The best candidate's plan. The charge of a search knows of no bucket and of nothing that the optimizer makes for
     a moment: where these lift the peak above the budget, the search leaves them room and is done again, and the bound
     stays that of the first. What still does not fit says so (`report`)."""
@@ -165,7 +168,18 @@ def _fitting(task: Task, tried: Sequence[Candidate], progress: Progress | None, 
             break
         found = replace(other, bound=min(found.bound, other.bound))
         best = _finish(task, found, len(tried), pins, mesh, most)
+    if overlap and not found.interrupted:
+        return overlapped(task, found, best, _spaces(task, tried, bool(pins)),
+                          lambda found: _finish(task, found, len(tried), pins, mesh, most))
     return best
+
+
+def _spaces(task: Task, tried: Sequence[Candidate], pinned: bool) -> list[list[Candidate]]:
+    """The whole, every candidate alone; every strategy on every mesh, unless pins ask for something else."""
+    named = {} if pinned else _strategies(task, tuple(dict.fromkeys(one.mesh for one in tried)))
+    counts = sorted({one.microbatches for one in tried})
+    regions = [[replace(one, microbatches=n)] for n in counts for whole in named.values() for one in whole]
+    return [[*tried], *([one] for one in tried), *regions]
 
 
 def _counts(microbatches: Sequence[int]) -> list[int]:

@@ -63,6 +63,7 @@ def _plan(factory: FactoryText, cluster: ClusterPath, set_: Set = None, mesh: Me
           microbatches: Microbatches = "1", workers: Workers = None,
           output: Annotated[Path | None, typer.Option("-o", "--output", help="write the plan here")] = None,
           relax: Annotated[bool, typer.Option(help="if nothing fits, price what would")] = False,
+          overlap: Annotated[bool, typer.Option("--overlap", help="the shortest time line of several plans")] = False,
           as_json: AsJson = False) -> None:
     """Find the best configuration of a model on a cluster."""
     made = Factory.parse(factory, settings(set_ or ()))
@@ -73,7 +74,7 @@ def _plan(factory: FactoryText, cluster: ClusterPath, set_: Set = None, mesh: Me
         model, sample = made.build()
         try:
             found = find(model, cluster, sample, solver=solver, time_limit=time_limit, name=made.name,
-                         factory=made.to_json(), progress=progress, workers=workers, **asked)
+                         factory=made.to_json(), progress=progress, workers=workers, overlap=overlap, **asked)
         except Infeasible as error:
             if relax:
                 from autoddl.relax import relaxations

@@ -50,7 +50,8 @@ TOGETHER = 2
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What every mesh is solved for. `variants` captures the model with one of several microbatches, once each."""
+    """What every mesh is solved for. `variants` captures the model with one of several microbatches, once each;
+    `hidden` is what `Pricing` leaves out."""
 
     graph: Graph
     original: Graph
@@ -66,6 +67,7 @@ class Task:
     began: float
     workers: int | None = None
     variants: Variants | None = None
+    hidden: float = 0.0
 
     def has(self, microbatches: int) -> bool:
         """Whether `variant` has it without capturing."""
@@ -171,7 +173,7 @@ Posed = tuple[Pricing, tuple[Variable, ...], Problem]
 def posed(task: Task, candidate: Candidate) -> Posed:
     """The candidate's problem under the budget."""
     graph = task.variant(candidate.microbatches).graph
-    pricing = Pricing(graph, candidate.mesh, task.cluster, task.optimizer, candidate.microbatches)
+    pricing = Pricing(graph, candidate.mesh, task.cluster, task.optimizer, candidate.microbatches, task.hidden)
     choices = variables(graph, candidate.mesh, candidate.region(graph, candidate.mesh))
     return pricing, choices, problem_of(pricing, choices, task.budget)
 

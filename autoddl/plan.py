@@ -84,7 +84,8 @@ class Prediction:
     """Per rank and step. `communication`: seconds by axis (`net+node` for a collective over both);
     `nbytes`: bytes by kind at the peak of the memory line; `volume`: sent bytes by axis; `fallback`: seconds of ops
     that have no rule. `charged_bytes` is what the search charged, and held to the budget: None in a plan of before the
-    memory line, whose `nbytes` are that."""
+    memory line, whose `nbytes` are that. `line_seconds` are those of the time line, and no plan's is shorter than
+    `line_bound`, where the plan was chosen for it."""
 
     seconds: float
     compute: float
@@ -93,6 +94,8 @@ class Prediction:
     nbytes: dict[str, float]
     fallback: dict[str, float]
     charged_bytes: float | None = None
+    line_seconds: float | None = None
+    line_bound: float | None = None
 
     @property
     def peak_bytes(self) -> float:

@@ -46,13 +46,15 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Pricing:
-    """What a price depends on besides the choices. `graph` is the planned one, of one microbatch."""
+    """What a price depends on besides the choices. `graph` is the planned one, of one microbatch. `hidden` is the part
+    of the seconds of parameters' conversions that is not counted (`overlapped`)."""
 
     graph: Graph
     mesh: Mesh
     cluster: Cluster
     optimizer: str = "adamw"
     microbatches: int = 1
+    hidden: float = 0.0
 
     def times(self, parameter: bool, again: Bools, saved: bool) -> tuple[Ints, Ints]:
         """How often an edge converts forward and backward: `again` where its parameter is gathered again, `saved` if

@@ -43,6 +43,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "model": plan.model, "cluster": plan.cluster, "mesh": str(plan.mesh), "predicted_seconds": predicted.seconds,
         "compute_seconds": predicted.compute, "communication_seconds": predicted.communication,
         "bound_seconds": plan.bound, "gap": plan.gap, "proof": plan.proof, "peak_bytes": predicted.peak_bytes,
+        "line_seconds": predicted.line_seconds, "line_bound_seconds": predicted.line_bound,
         "charged_bytes": predicted.charged, "bytes": predicted.nbytes, "budget_bytes": plan.budget,
         "sent_bytes": predicted.volume,
         "candidates": plan.candidates, "wall_seconds": plan.timings.get("total"),
@@ -138,6 +139,9 @@ def _figures(plan: Plan) -> Table:
     table.add_row("step", f"{show_seconds(predicted.seconds)} predicted: compute {show_seconds(predicted.compute)}, "
                           f"communication {show_seconds(sum(predicted.communication.values()))}"
                           + (f" ({shares})" if shares else ""))
+    if predicted.line_seconds is not None and predicted.line_bound is not None:
+        table.add_row("overlap", f"{show_seconds(predicted.line_seconds)} on the time line, where parameters' "
+                                 f"collectives hide; no plan takes less than {show_seconds(predicted.line_bound)}")
     table.add_row("memory", f"{show_bytes(predicted.peak_bytes)} at the peak: {kinds}")
     table.add_row("budget", f"{show_bytes(predicted.charged)} charged of {show_bytes(plan.budget)} a rank"
                             f"{_above(plan)}")

@@ -146,6 +146,9 @@ def _edge_table(pricing: Pricing, ports: Ports, edge: Edge, source: Variable, ta
         if parameter and many:
             sums = table.sends(yields, wanted).T & ~again
             retained = retained + table.nbytes[yields][None, :] * sums
+    if parameter and pricing.hidden:
+        seconds = np.where(np.isfinite(seconds), seconds, 0.0) * (1 - pricing.hidden) + np.where(
+            np.isfinite(seconds), 0.0, np.inf)
     return Table(seconds, retained, np.broadcast_to(transient, seconds.shape), (writes.classes, reads.classes))
 
 

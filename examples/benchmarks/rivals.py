@@ -42,7 +42,7 @@ DEFAULTS = {"models": "gpt-512,gpt-8k,gpt-32k,vgg", "clusters": "4x1-200,2x2-200
 def played(model: str, cluster: Path, rounds: int, starts: int, tuning: int) -> list[Turns]:
     """All contestants over all starts: the first tunes the rivals."""
     module, batch = made(model)
-    ours = plan(module, cluster, batch, name=model)
+    ours = plan(module, cluster, batch, name=model, overlap=True)
     candidates = list(rivals(model, load_cluster(cluster).size))
     joined: dict[str, Turns] = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,0 +1,75 @@
+"""The plan with the shortest time line, for who asks what is hidden to count.
+
+The search adds all seconds up. On the time line (`timeline_of`) the collectives of parameters run beside computation,
+and all others are waited for at once. So the search is asked again, with the part 1 - h of parameters' seconds counted:
+
+    h = 0         the sum
+    h in HIDDEN   plans that send more for parameters and less for activations
+    h = 1         what is computed and waited for at once: no plan's time line is shorter than its optimum
+
+The plans that these find, on all meshes, on each alone and as every named strategy, are put on the time line; the
+shortest is taken, with the bound of h = 1 on all time lines.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+
+from autoddl.errors import Infeasible, InputError
+from autoddl.outer import Candidate, Found, Solved, Task, search
+from autoddl.plan import Plan
+from autoddl.tables import problem_of
+from autoddl.timeline_of import timeline_of
+
+__all__ = ["HIDDEN", "overlapped"]
+
+HIDDEN = (0.0, 0.5, 0.9)
+
+Finish = Callable[[Found], Plan]
+
+
+def overlapped(task: Task, first: Found, plan: Plan, spaces: Sequence[Sequence[Candidate]], finish: Finish) -> Plan:
+    """`plan`, made of `first`, or the plan of a part of the space and another share of hidden seconds that is shorter
+    on the time line. The first of `spaces` is the whole."""
+    bound = search(replace(task, hidden=1.0), spaces[0]).bound
+    best, least = plan, _line(task, plan)
+    for other in _others(task, first, spaces):
+        made = finish(other)
+        line = _line(task, made)
+        if line < least and made.predicted.peak_bytes <= max(task.budget, plan.predicted.peak_bytes):
+            best, least = made, line
+    said = replace(best.predicted, line_seconds=least, line_bound=min(bound, least))
+    return replace(best, predicted=said)
+
+
+def _others(task: Task, first: Found, spaces: Sequence[Sequence[Candidate]]) -> Iterator[Found]:
+    """What the searches find, once each, by the account of the sum. A part in which nothing fits has none."""
+    known = {_key(first.best)}
+    for space, share in product(spaces, HIDDEN):
+        try:
+            found = search(replace(task, hidden=share), space).best
+        except (Infeasible, InputError):
+            continue
+        if _key(found) not in known:
+            known.add(_key(found))
+            yield replace(first, best=_counted(found, task.budget, first.bound))
+
+
+def _key(solved: Solved) -> Hashable:
+    chosen = tuple(v.choices[k] for v, k in zip(solved.variables, solved.solution.choice, strict=True))
+    return solved.pricing.mesh, solved.pricing.microbatches, chosen
+
+
+def _counted(solved: Solved, budget: float, bound: float) -> Solved:
+    """The same choice with all of its seconds; `bound` is that of their sum."""
+    pricing = replace(solved.pricing, hidden=0.0)
+    problem, choice = problem_of(pricing, solved.variables, budget), solved.solution.choice
+    seconds = problem.cost(choice)
+    solution = replace(solved.solution, seconds=seconds, bound=min(bound, seconds),
+                       proof=f"{solved.solution.proof}; taken for its time line")
+    return replace(solved, pricing=pricing, problem=problem, solution=solution)
+
+
+def _line(task: Task, plan: Plan) -> float:
+    graph = task.confirmed(plan.microbatches).graph
+    return timeline_of(plan, graph, task.cluster).step.seconds

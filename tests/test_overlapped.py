@@ -1,0 +1,82 @@
+"""Plans chosen for their time line: never a longer one, and a bound that no plan's time line is below."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from random_plans import random_plan
+from shell import FACTORY, shell
+from tiny import tiny
+
+import autoddl
+from autoddl.capture import capture
+from autoddl.cost_models import Cluster, load_cluster
+from autoddl.errors import InputError
+from autoddl.hubs import planned
+from autoddl.layout import Mesh
+from autoddl.plan import Plan, load_plan
+from autoddl.price import Pricing
+from autoddl.rebuild import rebuild
+from autoddl.space import variables
+from autoddl.tables import problem_of
+from autoddl.timeline_of import timeline_of
+
+CLUSTERS = Path(__file__).parent.parent / "examples" / "clusters"
+FLAT, PAIRS = CLUSTERS / "rehearsal-4x1-200.yaml", CLUSTERS / "rehearsal-2x2-200.yaml"
+
+
+def line(plan: Plan, cluster: Cluster) -> float:
+    graph = planned(capture(tiny(batch=64), None).graph)
+    return timeline_of(plan, graph, cluster).step.seconds
+
+
+@pytest.mark.parametrize("place", [FLAT, PAIRS])
+def test_never_a_longer_line(place: Path, tmp_path: Path) -> None:
+    model, cluster = tiny(batch=64), load_cluster(place)
+    plain, best = autoddl.plan(model, cluster), autoddl.plan(model, cluster, overlap=True)
+    seconds, bound = best.predicted.line_seconds, best.predicted.line_bound
+    assert plain.predicted.line_seconds is None and seconds is not None and bound is not None
+    assert seconds == pytest.approx(line(best, cluster)) and seconds <= line(plain, cluster)
+    assert 0 < bound <= seconds
+    assert best.bound == pytest.approx(plain.bound) and best.bound <= best.predicted.seconds
+    assert rebuild(best).problem.cost(rebuild(best).choice) == pytest.approx(best.predicted.seconds)
+    best.save(tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json").predicted == best.predicted
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("place", [FLAT, PAIRS])
+def test_no_line_is_below_what_is_waited_for(place: Path, seed: int) -> None:
+    """What is computed and waited for at once, with nothing of parameters', bounds the time line of any plan."""
+    cluster, captured = load_cluster(place), capture(tiny(batch=64), None)
+    mesh = random.Random(seed).choice([m for m in ("net=4", "net.1=2,net.0=2") if place == FLAT] or ["net=2,node=2"])
+    plan = random_plan(captured, seed, mesh, cluster)
+    graph = planned(captured.graph)
+    pricing = Pricing(graph, Mesh.parse(mesh), cluster, hidden=1.0)
+    space = variables(graph, pricing.mesh)
+    stored = {s.fqn: (s.layout, s.regather) for s in plan.stored}
+    decided = {d.name: (d.inputs, d.outputs) for d in plan.decisions}
+    choice = [next(k for k, c in enumerate(v.choices) if (stored[v.name] == (c.outputs[0], c.regather)
+                   if v.name in stored else decided[v.name] == (c.inputs, c.outputs))) for v in space]
+    problem = problem_of(pricing, space, None)
+    assert problem.cost(choice) <= timeline_of(plan, graph, cluster).step.seconds * (1 + 1e-9)
+
+
+def test_hidden_seconds_are_those_of_parameters() -> None:
+    """The price falls with what is hidden, and keeps what forbids."""
+    graph = planned(capture(tiny(), None).graph)
+    mesh, cluster = Mesh.parse("net=4"), load_cluster(FLAT)
+    space = variables(graph, mesh)
+    choice = [len(v.choices) - 1 for v in space]
+    costs = [problem_of(Pricing(graph, mesh, cluster, hidden=h), space, None).cost(choice) for h in (0.0, 0.5, 1.0)]
+    assert costs[1] == pytest.approx((costs[0] + costs[2]) / 2)
+
+
+def test_shell() -> None:
+    said = shell("plan", FACTORY, str(FLAT), "--overlap", "--json")
+    assert said.code == 0, said.err
+    out = json.loads(said.out)
+    assert out["line_bound_seconds"] <= out["line_seconds"] <= out["predicted_seconds"]
+    with pytest.raises(InputError):
+        autoddl.plan(tiny(), FLAT, mesh="net=3", overlap=True)
