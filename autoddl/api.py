@@ -30,6 +30,7 @@ from autoddl.rebuild import source_of
 from autoddl.regions import Pin, mesh_allows, parse_pin, pinned, strategy
 from autoddl.search import SOLVERS, solve
 from autoddl.space import Region
+from autoddl.uncollected import uncollected
 from autoddl.variants import Variant, Variants
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ def _meshes(task: Task, mesh: str | None, pins: tuple[Pin, ...], most: int) -> t
     return allowed
 
 
+@uncollected()
 def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *, mesh: str | None = None,
          pins: Sequence[str] = (), budget: float | str | None = None, optimizer: str = "adamw", solver: str = "exact",
          tolerance: float = 1e-3, max_axes: int = 3, time_limit: float | None = None, name: str = "",
@@ -213,6 +215,7 @@ def _region(roles: Mapping[str, str], graph: Graph, mesh: Mesh) -> Region:
     return strategy(graph, mesh, roles)
 
 
+@uncollected()
 def compare(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *, mesh: str | None = None,
             pins: Sequence[str] = (), budget: float | str | None = None, optimizer: str = "adamw",
             solver: str = "exact", tolerance: float = 1e-3, max_axes: int = 3, time_limit: float | None = None,

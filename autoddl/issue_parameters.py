@@ -3,7 +3,8 @@
     Gathers    bucket k is waited for by its first reader, which has started all up to k + PREFETCH
                what is gathered anew: backward's first reader waits for it, and has started PREFETCH buckets before it
     Reductions a bucket starts when its last gradient is there, but never before the one in front of it; one of several
-               steps takes its next whenever a later bucket starts; all are finished at the end of backward
+               steps takes its next whenever a later bucket starts; few are under way at once (`in_flight`), and all
+               are finished at the end of backward
 
 Of several microbatches the buckets of `each` do this in every one; the others are gathered in the first, and reduced in
 the last.
@@ -12,6 +13,7 @@ the last.
 from collections.abc import Mapping, Sequence
 
 from autoddl.actions import Actions, Leg
+from autoddl.in_flight import frees, overdue
 from autoddl.traffic import Bucket, ParameterEdge
 
 __all__ = ["PREFETCH", "Gathers", "Reductions"]
@@ -88,6 +90,7 @@ class Reductions:
         self._actions, self._edges, self._buckets = actions, edges, buckets
         self._place = {fqn: b for b, bucket in enumerate(buckets) for fqn in bucket.members}
         self._paths = [self._path(bucket) for bucket in buckets]
+        self._frees = [frees(bucket) for bucket in buckets]
         self.begin(last=True)
 
     def _path(self, bucket: Bucket) -> tuple[Leg, ...]:
@@ -115,10 +118,14 @@ class Reductions:
                                                      "backward", fqn))
 
     def _start(self) -> None:
-        for b in self._due[:self._next]:
-            if self._at[b] < len(self._paths[b]):
+        earlier, new = self._due[:self._next], self._due[self._next]
+        more = {b for b in earlier if self._at[b] < len(self._paths[b])}
+        late = overdue([b for b in earlier if self._frees[b] and (b in more or self._open[b] is not None)],
+                       self._frees[new])
+        for b in earlier:
+            if b in more or b in late:
                 self._advance(b)
-        self._advance(self._due[self._next])
+        self._advance(new)
         self._next += 1
 
     def _advance(self, b: int) -> bool:

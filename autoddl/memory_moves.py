@@ -58,8 +58,9 @@ class Moves:
         return x
 
     def start(self, step: Step, tensors: Sequence[Value], shapes: Sequence[Shape], layouts: Sequence[Layout],
-              now: bool = False) -> Flight:
-        """Hand a step over, to be done `now` or beside; what is local is done in any case."""
+              now: bool = False, inplace: bool = False) -> Flight:
+        """Hand a step over, to be done `now` or beside; what is local is done in any case. The flight holds what it
+        sends. `inplace`: one tensor may be overwritten by its sum."""
         after = [local_shape(s, step.after(at), self.mesh) for s, at in zip(shapes, layouts, strict=True)]
         heap = self.heap
         if step.kind not in COLLECTIVES:
@@ -67,7 +68,8 @@ class Moves:
             return Flight([], -1, 1, [], done=done)
         total, wide = sum(x.nbytes for x in tensors), tensors[0].itemsize
         if step.kind == "all-reduce":
-            got = heap.new(total, "transient")
+            here = inplace and len(tensors) == 1 and is_contiguous(tensors[0].shape, tensors[0].strides)
+            got = heap.keep(tensors[0].storage) if here else heap.new(total, "transient")
             return Flight([], got, 1, [(shape, None) for shape in after], True, wide, self._own(step, total, now))
         n, cut = group_size(step, self.mesh), step.target.dim if isinstance(step.target, Split) else None
         sizes = [prod(min(a, b) for a, b in zip(x.shape, shape, strict=True)) for x, shape in zip(tensors, after,
@@ -76,6 +78,8 @@ class Moves:
         held = []
         if len(tensors) > 1 or not _in_a_block(tensors[0], cut):
             held.append(heap.new(sum(sizes) * wide * (1 if cut is None else n), "transient"))
+        else:
+            held.append(heap.keep(tensors[0].storage))
         join = step.source.dim if isinstance(step.source, Split) else None
         got = heap.new(sum(sizes) * wide * rows, "transient")
         copied = self._own(step, sum(sizes) * wide * n, now)

@@ -1,14 +1,16 @@
 """Gradients of parameters on their way to .grad: `reducer` on bytes instead of tensors.
 
-A bucket's gradients and its buffers are there until it has been waited for, which for one of a single step is the end
-of backward; then what came of them is .grad. Of several microbatches, gradients that are reduced behind the last are
-added up in a copy of the first.
+A bucket's gradients are there until they are in a buffer to send, and that until it has been waited for, with few under
+way at once (`in_flight`); what came of them is .grad. Of several microbatches, gradients that are reduced behind the
+last are added up in a copy of the first.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from autoddl.conversion import COLLECTIVES
 from autoddl.heap import Value, contiguous
+from autoddl.in_flight import frees, overdue
 from autoddl.layout import Layout, local_shape
 from autoddl.memory_moves import Flight, Moves
 from autoddl.traffic import Bucket, ParameterEdge
@@ -18,14 +20,21 @@ __all__ = ["Reductions"]
 Edges = Mapping[str, ParameterEdge]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Reduction:
+    """As the reducer's bucket: `own` values are nobody else's."""
+
     bucket: Bucket
     starts: list[Layout]
     values: list[Value | None]
     left: int = 0
     at: int = 0
     flight: Flight | None = None
+    own: bool = False
+
+    @property
+    def more(self) -> bool:
+        return self.at < len(self.bucket.steps)
 
 
 class Reductions:
@@ -76,7 +85,8 @@ class Reductions:
         """One more gradient of a bucket; what is kept to be added to later is copied."""
         one = self._all[b]
         if one.values[k] is None:
-            kept = gradient if self._last or one.bucket.each else self._own(gradient)
+            one.own = not (self._last or one.bucket.each)
+            kept = self._own(gradient) if one.own else gradient
             self._heap.name(kept.storage, "gradients")
             one.values[k] = kept
         else:
@@ -86,29 +96,31 @@ class Reductions:
             self._start()
 
     def _start(self) -> None:
-        for one in self._due[:self._next]:
-            if one.at < len(one.bucket.steps):
+        earlier, new = self._due[:self._next], self._due[self._next]
+        late = overdue([one for one in earlier if frees(one.bucket) and (one.more or one.flight is not None)],
+                       frees(new.bucket))
+        for one in earlier:
+            if one.more or one in late:
                 self._advance(one)
-        self._advance(self._due[self._next])
+        self._advance(new)
         self._next += 1
 
     def _advance(self, one: _Reduction) -> bool:
-        """Wait for the step under way and start the next; what came takes the place of what was sent."""
+        """Wait for the step under way and start the next, which holds what it sends."""
         heap = self._heap
         if one.flight is not None:
-            came, one.flight = self._moves.wait(one.flight, "gradients"), None
-            for x in one.values:
-                if x is not None:
-                    heap.drop(x.storage)
-            one.values = list(came)
-        if one.at == len(one.bucket.steps):
+            one.values, one.flight = [*self._moves.wait(one.flight, "gradients")], None
+        if not one.more:
             return False
         values = [x for x in one.values if x is not None]
         shapes = [self._edges[fqn].tensor.shape for fqn in one.bucket.members]
         step = one.bucket.steps[one.at]
-        one.flight = self._moves.start(step, values, shapes, one.starts)
+        one.flight = self._moves.start(step, values, shapes, one.starts, inplace=one.own)
         one.starts, one.at = [step.after(at) for at in one.starts], one.at + 1
+        one.own, one.values = one.own or step.kind in COLLECTIVES, [None] * len(one.values)
         heap.moment()
+        for x in values:
+            heap.drop(x.storage)
         return True
 
     def finish(self) -> None:

@@ -1,8 +1,9 @@
 """Gradients of parameters: from the layout in which backward yields them to the stored one, in buckets.
 
 A bucket starts when its last gradient is there, but never before the bucket in front of it: every rank starts the same
-collectives in the same order. A bucket of several steps takes its next one whenever a later bucket starts, and all are
-finished at the end of backward. A parameter whose gradient takes only local steps has no bucket.
+collectives in the same order. A bucket of several steps takes its next one whenever a later bucket starts. What is sent
+is held by the step under way alone, and few are at once (`in_flight`); all are finished at the end of backward. A
+parameter whose gradient takes only local steps has no bucket.
 
 Of several microbatches the backward of every one reduces the buckets of `each`; in the others gradients add up as they
 come, and the last backward reduces their sum.
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from autoddl.groups import Groups
 from autoddl.held import Held
+from autoddl.in_flight import frees, overdue
 from autoddl.layout import local_shape
 from autoddl.redistribute import Handle, Move, Recorder, moves, through
 from autoddl.traffic import Bucket, ParameterEdge
@@ -26,16 +28,24 @@ __all__ = ["Reducer"]
 @dataclass(slots=True, eq=False)
 class _Bucket:
     """`left` gradients are still missing in this backward; `at` is the next step; `shapes` are of the gradients as they
-    come; `tensors` what came of them, or their sum."""
+    come; `tensors` what came of them, or their sum, but for what a step under way holds; `own`: they are nobody else's.
+    `frees`: waiting for the last step frees memory."""
 
     members: tuple[Held, ...]
     moves: tuple[Move, ...]
     shapes: tuple[tuple[int, ...], ...]
     each: bool
+    frees: bool
     left: int = 0
     at: int = 0
     tensors: list[Tensor | None] = field(default_factory=list)
     handle: Handle | None = None
+    own: bool = False
+
+    @property
+    def more(self) -> bool:
+        """Whether steps are left to start."""
+        return self.at < len(self.moves)
 
     def clear(self, held: bool = False) -> None:
         """Forget all, or all but what was `held` from earlier microbatches."""
@@ -47,7 +57,8 @@ class _Bucket:
         one tensor to several."""
         before = self.tensors[k]
         if before is None:
-            self.tensors[k] = gradient if due and self.moves else gradient.clone()
+            self.own = not (due and self.moves)
+            self.tensors[k] = gradient.clone() if self.own else gradient
         else:
             before.add_(gradient)
         self.left -= 1
@@ -57,9 +68,12 @@ class _Bucket:
         if self.handle is not None:
             self.tensors = list(self.handle.wait())
             self.handle = None
-        if self.at == len(self.moves):
+        if not self.more:
             return False
-        self.handle = self.moves[self.at].start([t for t in self.tensors if t is not None])
+        move = self.moves[self.at]
+        move.inplace = self.own
+        self.handle = move.start([t for t in self.tensors if t is not None])
+        self.own, self.tensors = self.own or move.sends, [None] * len(self.members)
         self.at += 1
         return True
 
@@ -80,7 +94,8 @@ class Reducer:
                          f"the gradients of {bucket.members[0]} and {len(tensors) - 1} more")
             shapes = tuple(local_shape(t.shape, start, groups.mesh, groups.coordinate)
                            for t, start in zip(tensors, starts, strict=True))
-            self._buckets.append(_Bucket(tuple(held[fqn] for fqn in bucket.members), path, shapes, bucket.each))
+            members = tuple(held[fqn] for fqn in bucket.members)
+            self._buckets.append(_Bucket(members, path, shapes, bucket.each, frees(bucket)))
         self.clear()
 
     def clear(self) -> None:
@@ -113,12 +128,14 @@ class Reducer:
             self._start()
 
     def _start(self) -> None:
-        """One step of everything under way, in order, then the first step of the next bucket."""
+        """One step of everything under way, in order, and an end of what is overdue; then the next bucket's first."""
+        earlier, new = self._due[:self._next], self._due[self._next]
+        late = overdue([one for one in earlier if one.frees and (one.more or one.handle is not None)], new.frees)
         with torch.no_grad():
-            for earlier in self._due[:self._next]:
-                if earlier.at < len(earlier.moves):
-                    earlier.advance()
-            self._due[self._next].advance()
+            for one in earlier:
+                if one.more or one in late:
+                    one.advance()
+            new.advance()
         self._next += 1
 
     def finish(self) -> None:

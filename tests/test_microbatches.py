@@ -4,6 +4,7 @@ Float64, models whose loss is a mean over rows that all count, plans of every st
 """
 
 from collections import Counter
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -125,6 +126,11 @@ def test_strategies_on_four_ranks(name: str, microbatches: int, strategy: str) -
 @pytest.mark.parametrize("strategy", ["data", "zero kept", "zero regathered"])
 def test_strategies_on_two_ranks(strategy: str) -> None:
     check("vit", plans_of("vit", 4, strategy, "a=2"))
+
+
+@pytest.mark.parametrize("strategy", ["data", "zero kept", "zero regathered"])
+def test_a_bucket_for_each_parameter(strategy: str) -> None:
+    check("gpt", replace(plans_of("gpt", 2, strategy, "a=2"), bucket_bytes=1))
 
 
 @pytest.mark.parametrize(("name", "seed", "microbatches"), [
