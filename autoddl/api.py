@@ -157,7 +157,7 @@ def _fitting(task: Task, tried: Sequence[Candidate], progress: Progress | None, 
     a moment: where these lift the peak above the budget, the search leaves them room and is done again, and the bound
     stays that of the first. What still does not fit says so (`report`)."""
     found = search(task, tried, progress)
-    best = _finish(task, found, len(tried), pins, mesh, most)
+    best, took = _finish(task, found, len(tried), pins, mesh, most), found.seconds
     room = 0.0
     for _ in range(AGAIN):
         over = best.predicted.peak_bytes - task.budget
@@ -165,15 +165,30 @@ def _fitting(task: Task, tried: Sequence[Candidate], progress: Progress | None, 
             break
         room += over
         try:
-            other = search(replace(task, budget=task.budget - room), tried, progress)
+            other = _again(replace(task, budget=task.budget - room), found, tried, progress)
         except Infeasible:
             break
-        found = replace(other, bound=min(found.bound, other.bound))
+        took += other.seconds
+        found = replace(other, bound=min(found.bound, other.bound), seconds=took)
         best = _finish(task, found, len(tried), pins, mesh, most)
     if overlap and not found.interrupted:
         return overlapped(task, found, best, _spaces(task, tried, bool(pins)),
                           lambda found: _finish(task, found, len(tried), pins, mesh, most))
     return best
+
+
+def _again(task: Task, first: Found, tried: Sequence[Candidate], progress: Progress | None) -> Found:
+    """What fits on the mesh of `first`, if that is within the tolerance of its bound; else on any."""
+    best = first.best.pricing
+    same = [one for one in tried if (one.mesh, one.microbatches) == (best.mesh, best.microbatches)]
+    try:
+        near = search(task, same, progress)
+        if first.bound >= near.best.solution.seconds * (1 - task.tolerance) or len(same) == len(tried):
+            return near
+    except Infeasible:
+        if len(same) == len(tried):
+            raise
+    return search(task, tried, progress)
 
 
 def _spaces(task: Task, tried: Sequence[Candidate], pinned: bool) -> list[list[Candidate]]:

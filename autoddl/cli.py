@@ -5,13 +5,16 @@ Exit codes: 0 done, 1 verify or compare-run found a difference, 2 wrong input, 3
 130 interrupted.
 """
 
+import atexit
 import json
+import os
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console, RenderableType
@@ -32,7 +35,7 @@ from autoddl.factory import Factory, settings
 from autoddl.launch import leave
 from autoddl.plan import load_plan
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main", "program"]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
@@ -173,6 +176,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(130)
 
 
+def program() -> NoReturn:
+    """`main` as a process of its own. The operating system takes back what a plan was made of; Python would take it
+    apart object by object, for seconds."""
+    code: object = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code
+    if threading.active_count() == 1 and (code is None or isinstance(code, int)):
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code or 0)
+    sys.exit(code)  # type: ignore[arg-type]
+
+
 def _code(error: AutoDDLError) -> int:
     match error:
         case Infeasible():
@@ -218,4 +237,4 @@ register_record(app, _print, _progress)
 register_draw(app)
 
 if __name__ == "__main__":
-    main()
+    program()

@@ -68,6 +68,9 @@ class ParameterEdge:
 
 Edges = tuple[ParameterEdge, ...]
 
+SPAN = 4
+"""How many bucket sizes of parameters, its own and others, a bucket may span."""
+
 
 def option_of(op: Op, graph: Graph, mesh: Mesh, decision: Decision | None) -> Option:
     """The signatures that the plan decided for `op`; without a decision for it, or a signature, InputError."""
@@ -129,20 +132,24 @@ def _payloads(tensor: Tensor, steps: tuple[Step, ...], start: Layout, mesh: Mesh
 
 def _fill_buckets(rows: Iterable[tuple[Bucket, str, int]], limit: int) -> tuple[Bucket, ...]:
     """Rows (bucket of one, dtype, bytes) in order; those that are alike share one, which closes when the next would
-    overflow it."""
+    overflow it, or when SPAN times its limit has passed since it was opened: the small parameters of all layers in one
+    bucket would keep the large ones of every layer waiting, or held."""
     buckets: list[Bucket] = []
     filled: list[int] = []
-    open_at: dict[tuple[object, ...], int] = {}
+    opened: list[int] = []
+    passed, open_at = 0, dict[tuple[object, ...], int]()
     for bucket, dtype, nbytes in rows:
         key = (bucket.steps, bucket.regather, bucket.each, dtype)
         at = open_at.get(key)
-        if at is not None and filled[at] + nbytes <= limit:
+        if at is not None and filled[at] + nbytes <= limit and passed - opened[at] <= SPAN * limit:
             buckets[at] = replace(buckets[at], members=buckets[at].members + bucket.members)
             filled[at] += nbytes
         else:
             open_at[key] = len(buckets)
             buckets.append(bucket)
             filled.append(nbytes)
+            opened.append(passed)
+        passed += nbytes
     return tuple(buckets)
 
 
@@ -160,13 +167,15 @@ def gather_buckets(plan: Plan, graph: Graph, edges: Edges | None = None) -> tupl
 
 
 def gradient_buckets(plan: Plan, graph: Graph, edges: Edges | None = None) -> tuple[Bucket, ...]:
-    """Parameters whose gradients are reduced, the last used first: the order in which backward yields them."""
+    """Parameters whose gradients are reduced, in the order in which backward completes the buckets: what is small and
+    alike in every layer fills one that is complete at the end, and must not keep the others waiting."""
     rows = []
     for edge in reversed(parameter_edges(plan, graph) if edges is None else edges):
         if sends(edge.backward) and edge.conversion.gradient is not None:
             size = max(_payloads(edge.tensor, edge.backward, edge.conversion.gradient, plan.mesh, None))
             rows.append((Bucket((edge.tensor.fqn,), edge.backward, each=edge.each), edge.tensor.dtype, size))
-    return _fill_buckets(rows, plan.bucket_bytes)
+    place = {bucket.members[0]: i for i, (bucket, _, _) in enumerate(rows)}
+    return tuple(sorted(_fill_buckets(rows, plan.bucket_bytes), key=lambda bucket: place[bucket.members[-1]]))
 
 
 def _of_bucket(bucket: Bucket, edges: dict[str, ParameterEdge], mesh: Mesh, at: tuple[int, ...], direction: str,
