@@ -166,7 +166,7 @@ def _fitting(task: Task, tried: Sequence[Candidate], progress: Progress | None, 
         room += over
         try:
             other = _again(replace(task, budget=task.budget - room), found, tried, progress)
-        except Infeasible:
+        except (Infeasible, KeyboardInterrupt):
             break
         took += other.seconds
         found = replace(other, bound=min(found.bound, other.bound), seconds=took)

@@ -12,12 +12,14 @@ shortest is taken, with the bound of h = 1 on all time lines.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 
 from autoddl.errors import Infeasible, InputError
 from autoddl.outer import Candidate, Found, Solved, Task, search
 from autoddl.plan import Plan
+from autoddl.price import floor_seconds
 from autoddl.tables import problem_of
 from autoddl.timeline_of import timeline_of
 
@@ -30,14 +32,15 @@ Finish = Callable[[Found], Plan]
 
 def overlapped(task: Task, first: Found, plan: Plan, spaces: Sequence[Sequence[Candidate]], finish: Finish) -> Plan:
     """`plan`, made of `first`, or the plan of a part of the space and another share of hidden seconds that is shorter
-    on the time line. The first of `spaces` is the whole."""
-    bound = search(replace(task, hidden=1.0), spaces[0]).bound
-    best, least = plan, _line(task, plan)
-    for other in _others(task, first, spaces):
-        made = finish(other)
-        line = _line(task, made)
-        if line < least and made.predicted.peak_bytes <= max(task.budget, plan.predicted.peak_bytes):
-            best, least = made, line
+    on the time line. The first of `spaces` is the whole. An interrupt ends it with the best so far."""
+    best, least, bound = plan, _line(task, plan), floor_seconds(task.graph, task.cluster)
+    with suppress(KeyboardInterrupt):
+        bound = search(replace(task, hidden=1.0), spaces[0]).bound
+        for other in _others(task, first, spaces):
+            made = finish(other)
+            line = _line(task, made)
+            if line < least and made.predicted.peak_bytes <= max(task.budget, plan.predicted.peak_bytes):
+                best, least = made, line
     said = replace(best.predicted, line_seconds=least, line_bound=min(bound, least))
     return replace(best, predicted=said)
 
@@ -46,10 +49,15 @@ def _others(task: Task, first: Found, spaces: Sequence[Sequence[Candidate]]) -> 
     """What the searches find, once each, by the account of the sum. A part in which nothing fits has none."""
     known = {_key(first.best)}
     for space, share in product(spaces, HIDDEN):
+        if space is spaces[0] and not share:
+            continue  # that is the first
         try:
-            found = search(replace(task, hidden=share), space).best
+            other = search(replace(task, hidden=share), space)
         except (Infeasible, InputError):
             continue
+        if other.interrupted:
+            return
+        found = other.best
         if _key(found) not in known:
             known.add(_key(found))
             yield replace(first, best=_counted(found, task.budget, first.bound))

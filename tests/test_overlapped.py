@@ -73,6 +73,18 @@ def test_hidden_seconds_are_those_of_parameters() -> None:
     assert costs[1] == pytest.approx((costs[0] + costs[2]) / 2)
 
 
+def test_an_interrupt_keeps_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    model, cluster = tiny(batch=64), load_cluster(FLAT)
+    monkeypatch.setattr("autoddl.overlapped.search", interrupted)
+    plain, best = autoddl.plan(model, cluster), autoddl.plan(model, cluster, overlap=True)
+    seconds, bound = best.predicted.line_seconds, best.predicted.line_bound
+    assert best.decisions == plain.decisions and seconds is not None and bound is not None
+    assert 0 < bound <= seconds == pytest.approx(line(plain, cluster))
+
+
 def test_shell() -> None:
     said = shell("plan", FACTORY, str(FLAT), "--overlap", "--json")
     assert said.code == 0, said.err
