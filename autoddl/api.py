@@ -269,7 +269,8 @@ def compare_solvers(model: "nn.Module", cluster: str | Path | Cluster, sample: o
     task = _task(model, cluster, sample, budget, optimizer, "exact", tolerance, None, name, factory)
     asked = tuple(parse_pin(text) for text in pins)
     tried = [Candidate(m, partial(pinned, asked)) for m in _meshes(task, mesh, asked, max_axes)]
-    problem = posed(task, tried[0])[2] if len(tried) == 1 else search(task, tried, progress).best.problem
+    best = tried[0].mesh if len(tried) == 1 else search(task, tried, progress).best.pricing.mesh
+    problem = posed(task, next(one for one in tried if one.mesh == best))[2]
     found = []
     for i, solver in enumerate(solvers):
         tell(f"solving by {solver}", i, len(solvers))

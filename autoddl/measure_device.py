@@ -2,6 +2,8 @@
 
     seconds of a point = the 20th percentile over the rounds        spread = (80th - 20th percentile) / 20th
 
+Where ranks share a core, the others' work is no disturbance but the usual state: there it is the median.
+
 A round goes once through all cases, so that a disturbance of seconds touches one round and not one curve. Each time, as
 many instances of the operator run as fill half of a large cache: forward on an input that was just read, as in a model,
 and with their other inputs new; backward in one call of autograd, on what was kept long ago. On a CPU with one thread
@@ -57,9 +59,9 @@ class _Point:
         return max(1 if self.forward.kernel.flops > 5e8 else 2, min(MOST, WORKING_SET // one))
 
 
-def low(values: Sequence[float]) -> float:
-    """The 20th percentile."""
-    return sorted(values)[int(0.2 * (len(values) - 1) + 0.5)]
+def low(values: Sequence[float], part: float = 0.2) -> float:
+    """The 20th percentile, or another one."""
+    return sorted(values)[int(part * (len(values) - 1) + 0.5)]
 
 
 def spread(values: Sequence[float]) -> float:
@@ -133,8 +135,9 @@ def _seconds(run: Callable[[], object], clock: Clock) -> float:
     return max(end - start, 1e-9)
 
 
-def rows_of(timed: Sequence[Timed]) -> list[dict[str, Any]]:
-    """The curves as they are written: one per name and dtype, points row major on their grid."""
+def rows_of(timed: Sequence[Timed], shared: bool = False) -> list[dict[str, Any]]:
+    """The curves as they are written: one per name and dtype, points row major on their grid. `shared`: ranks share
+    cores."""
     found: dict[tuple[str, str], dict[tuple[float, ...], Timed]] = {}
     for one in timed:
         found.setdefault((one.kernel.name, one.kernel.dtype), {})[one.kernel.sizes] = one
@@ -145,6 +148,6 @@ def rows_of(timed: Sequence[Timed]) -> list[dict[str, Any]]:
         assert prod(map(len, grid)) == len(points), f"{name} has no whole grid"
         rows.append({"name": name, "dtype": dtype, "grid": grid,
                      "work": [t.kernel.work for t in ordered],
-                     "seconds": [float(f"{low(t.seconds):.4g}") for t in ordered],
+                     "seconds": [float(f"{low(t.seconds, 0.5 if shared else 0.2):.4g}") for t in ordered],
                      "spread": [float(f"{spread(t.seconds):.2g}") for t in ordered]})
     return rows

@@ -49,7 +49,7 @@ def measured(request: Request, progress: Progress | None = None) -> dict[str, An
     timed = measure_kernels(device, listed, clock_of(device, request.threads, slowdown), share,
                             SMALL if request.small else USUAL, progress)
     found = {**origin(cluster, request, _processor(device), {"torch": torch.__version__}, load),
-             "seconds": 0.0, "curves": _shared(rows_of(timed))}
+             "seconds": 0.0, "curves": _shared(rows_of(timed, slowdown > 1))}
     if mesh is not None:
         sizes = SIZES[:2] if request.small else SIZES
         found |= measure_links(cluster, mesh, device, request.seconds - share, sizes, slowdown, progress)

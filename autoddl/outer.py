@@ -17,7 +17,7 @@ and with the bound that holds then.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import inf
 from os import cpu_count
@@ -31,7 +31,7 @@ from autoddl.layout import Mesh
 from autoddl.price import Pricing, floor_seconds
 from autoddl.problem import Problem, Solution
 from autoddl.search import Above, Space, relax, solve, space_of
-from autoddl.space import Region, Variable, variables
+from autoddl.space import Choice, Region, Variable, variables
 from autoddl.tables import problem_of
 from autoddl.variants import Variant, Variants
 from autoddl.workers import mapper
@@ -100,7 +100,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """One mesh, solved: `variables` are what the solution's choices choose among."""
+    """One mesh, solved: `variables` have what was chosen alone, and `problem` is what that costs."""
 
     pricing: Pricing
     variables: tuple[Variable, ...]
@@ -172,10 +172,25 @@ Posed = tuple[Pricing, tuple[Variable, ...], Problem]
 
 def posed(task: Task, candidate: Candidate) -> Posed:
     """The candidate's problem under the budget."""
+    pricing, choices = _framed(task, candidate)
+    return pricing, choices, problem_of(pricing, choices, task.budget)
+
+
+def _framed(task: Task, candidate: Candidate) -> tuple[Pricing, tuple[Variable, ...]]:
     graph = task.variant(candidate.microbatches).graph
     pricing = Pricing(graph, candidate.mesh, task.cluster, task.optimizer, candidate.microbatches, task.hidden)
-    choices = variables(graph, candidate.mesh, candidate.region(graph, candidate.mesh))
-    return pricing, choices, problem_of(pricing, choices, task.budget)
+    return pricing, variables(graph, candidate.mesh, candidate.region(graph, candidate.mesh))
+
+
+def _taken(task: Task, candidate: Candidate, solution: Solution) -> Solved:
+    """What `solution` chose, priced alone: a worker priced the rest, and that stays there. Variables with the same
+    choices that chose alike share one, so that they are priced once."""
+    pricing, choices = _framed(task, candidate)
+    single: dict[tuple[int, int], tuple[Choice, ...]] = {}
+    taken = tuple(Variable(v.item, single.setdefault((id(v.choices), k), (v.choices[k],)))
+                  for v, k in zip(choices, solution.choice, strict=True))
+    problem = problem_of(pricing, taken, task.budget)
+    return Solved(pricing, taken, problem, replace(solution, choice=(0,) * len(taken)))
 
 
 Job = tuple[int, float | None, float]
@@ -200,10 +215,6 @@ class _Candidates:
                 del self.kept[next(iter(self.kept))]
         return self.kept[i]
 
-    def posed(self, i: int) -> Posed:
-        """The problem alone."""
-        return self.kept[i][0] if i in self.kept else posed(self.task, self.candidates[i])
-
     def answer(self, job: Job) -> _Answer:
         """A bound of candidate i, or its best plan; what costs more than the ceiling is not wanted."""
         i, ceiling, price = job
@@ -220,14 +231,13 @@ class _Candidates:
             solution = solve(problem.within(None), self.task.solver, time_limit=self.task.time_limit)
             return _Answer(solution, solution.nbytes <= self.task.budget, free=solution.bound)
         solution = relax(problem, price, space)
-        if not price or (self._alone(i) and solution.nbytes >= self.task.budget):
+        if not price or self._alone(i):
             return _Answer(solution, solution.nbytes <= self.task.budget, free=0.0 if price else solution.bound)
         free = relax(problem, 0.0, space).bound
         return _Answer(solution, solution.nbytes <= self.task.budget, bound=free, free=free)
 
     def _alone(self, i: int) -> bool:
-        """Whether no other candidate can use a bound of any budget. The bound within the budget is concave in the price
-        of a byte: where the choice at a price takes more than the budget, it is above the free one."""
+        """Whether no other candidate can use a bound of any budget."""
         return not any(_bounds(self.candidates[i], other) for other in self.candidates)
 
     def _plan(self, i: int, ceiling: float, price: float) -> _Answer:
@@ -274,7 +284,7 @@ def search(task: Task, candidates: Sequence[Candidate], progress: Progress | Non
     tell(f"searched: {state.text()}", 2 * len(candidates), 2 * len(candidates))
     if state.best is None:
         raise min(state.failed, key=lambda e: e.needed if isinstance(e, Infeasible) else inf)
-    best = Solved(*jobs.posed(state.where), state.best)
+    best = _taken(task, candidates[state.where], state.best)
     return Found(best, state.bound, perf_counter() - start, interrupted)
 
 

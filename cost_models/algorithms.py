@@ -6,6 +6,7 @@ otherwise, flows_i rings on a port, crowd_i even loads on a port (`groups`):
 
     V                  = phases (n-1)/n N                                bytes that a rank sends in a ring
     ring               = phases sum h_i a_i + max_i wire_i(flows_i V)
+    ring in turns      = the same, of two members 1 + PAIR_WAIT times as long
     doubling           = sum log2(w_i) a_i + wire_i(crowd_i (w_i-1) r_i/n N)      gather by doubling, scatter by halving
     halving-doubling   = that twice                                      all-reduce: scatter, then gather
     recursive doubling = sum log2(w_i) (a_i + wire_i(crowd_i N))         all-reduce that exchanges everything
@@ -30,13 +31,16 @@ from autoddl.cost_models.groups import Crossing
 from autoddl.cost_models.topologies import hops
 
 __all__ = ["as_all_reduce", "binomial", "bruck", "doubling", "halving_doubling", "in_network", "pairwise",
-           "pieces_of", "recursive_doubling", "ring", "send", "tree", "tree_latency"]
+           "pieces_of", "recursive_doubling", "ring", "ring_in_turns", "send", "tree", "tree_latency"]
 
 _GATHERS = ("all-gather", "reduce-scatter")
 
 SEGMENT_BYTES, MOST_MESSAGES = 2**18, 2**14
 """A message of the runtime: 256 KiB to 1 MiB fill a link; smaller ones cost calls, larger ones wait to arrive whole.
 A buffer is cut in no more than so many."""
+
+PAIR_WAIT = 0.45
+"""1.0 to 2.0 times the seconds of the bytes, at random; the median of gloo's all-gather in a pair, 4 and 8 MB."""
 
 
 def pieces_of(n: int, nbytes: float) -> int:
@@ -52,6 +56,12 @@ def ring(call: Call) -> float:
         latency += steps * call.latency(crossing)
     volume = sent(call.kind, call.size, call.nbytes)
     return call.phases * latency + max(call.seconds(c, c.flows(call.backend.rails) * volume) for c in call.crossings)
+
+
+def ring_in_turns(call: Call) -> float:
+    """A ring whose members send before they post a receive: two share one connection, on which the word that one is
+    ready waits behind what it sends."""
+    return ring(call) * (1 + PAIR_WAIT * (call.size == 2))
 
 
 def _piece(call: Call, crossing: Crossing) -> float:

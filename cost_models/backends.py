@@ -57,11 +57,12 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType({
         efficiency={}, startup=35e-6, rails=True, link_efficiency=0.8,
         wires=(Wire("LL", 0.35, 0.17), Wire("LL128", 0.66, 0.9), Wire("Simple", fill=3.5))),
     # gloo, measured with torch 2.13 over shaped links (examples/benchmarks/shaped_collectives.py): its all-reduce and
-    # all-gather reach the bound of a ring, its reduce-scatter takes what an all-reduce takes, its all-to-all reaches
-    # 0.65. 1 kB between two ranks of one machine: 0.22 ms. It has no trees, no hierarchy, and leaves a host by one
-    # port. "level rings" and "rounds" are the runtime's own, of gloo's point-to-point messages (autoddl.messages).
+    # all-gather reach the bound of a ring, but for the all-gather of a pair (PAIR_WAIT); its reduce-scatter takes what
+    # an all-reduce takes, its all-to-all reaches 0.65. 1 kB between two ranks of one machine: 0.22 ms. It has no trees,
+    # no hierarchy, and leaves a host by one port. "level rings" and "rounds" are the runtime's own, of gloo's
+    # point-to-point messages (autoddl.messages).
     "gloo": Backend(
-        algorithms={"all-reduce": ("ring", "level rings"), "all-gather": ("ring", "level rings"),
+        algorithms={"all-reduce": ("ring", "level rings"), "all-gather": ("ring in turns", "level rings"),
                     "reduce-scatter": ("as all-reduce", "level rings"), "all-to-all": ("pairwise", "rounds"),
                     "broadcast": ("binomial",), "send": ("send",)},
         efficiency={"pairwise": 0.65}, startup=100e-6, rails=False,

@@ -29,6 +29,7 @@ from autoddl.cost_models.algorithms import (
     pat,
     recursive_doubling,
     ring,
+    ring_in_turns,
     send,
     tree,
     tree_latency,
@@ -99,4 +100,5 @@ FORMULAS: Mapping[str, Callable[[Call], float]] = MappingProxyType({
     "bruck": bruck, "pat": pat, "pairwise": pairwise, "binomial": binomial, "tree": tree, "in-network": in_network,
     "two-level": two_level, "three-level": three_level, "in-network tree": in_network_tree, "send": send,
     "as all-reduce": as_all_reduce, "level rings": level_rings, "rounds": pairwise,
+    "ring in turns": ring_in_turns,
 })

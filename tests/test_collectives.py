@@ -200,11 +200,19 @@ def test_gloo_has_rings_of_its_own_and_messages_for_what_these_do_badly() -> Non
         return found.algorithm, pytest.approx(found.seconds - 100e-6)
 
     assert price("all-reduce", 4e8) == ("ring", 6 * 10e-6 + 6e8 / 10e9)
-    assert price("all-gather", 4e8) == ("ring", 3 * 10e-6 + 3e8 / 10e9)
+    assert price("all-gather", 4e8) == ("ring in turns", 3 * 10e-6 + 3e8 / 10e9)
     assert price("reduce-scatter", 4e8) == ("level rings", 1e-3 + 3 * 10e-6 + 3e8 / 10e9)
     assert price("reduce-scatter", 4e3) == ("as all-reduce", 6 * 10e-6 + 6e3 / 10e9)
     assert price("all-to-all", 4e8) == ("rounds", 3e-3 + 3 * 10e-6 + 3e8 / 10e9)
     assert price("all-to-all", 4e3) == ("pairwise", 3 * 10e-6 + 3e3 / 6.5e9)
+
+
+def test_two_members_gather_in_turns_by_gloo_and_at_once_by_messages() -> None:
+    gloo, pair = cluster(NET, backend="gloo"), Group(((2, 1),))
+    assert collective(gloo, "all-gather", pair, 4e8).algorithm == "level rings"
+    small = collective(gloo, "all-gather", pair, 4e4)
+    assert small.algorithm == "ring in turns"
+    assert small.seconds == pytest.approx(100e-6 + 1.45 * (10e-6 + 2e4 / 10e9))
 
 
 def test_rings_in_levels_send_least_over_each_and_overlap() -> None:
