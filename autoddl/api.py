@@ -146,8 +146,8 @@ def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = Non
         progress("capturing the model", 0, 1)
     task = _task(model, cluster, sample, budget, optimizer, solver, tolerance, time_limit, name, factory, workers)
     asked = tuple(parse_pin(text) for text in pins)
-    tried = [Candidate(m, partial(pinned, asked), n) for n in _counts(microbatches)
-             for m in _meshes(task, mesh, asked, max_axes)]
+    region = partial(pinned, asked)
+    tried = [Candidate(m, region, n) for n in _counts(microbatches) for m in _meshes(task, mesh, asked, max_axes)]
     return _fitting(task, tried, progress, pins, mesh, max_axes, overlap)
 
 
@@ -183,12 +183,19 @@ def _again(task: Task, first: Found, tried: Sequence[Candidate], progress: Progr
     same = [one for one in tried if (one.mesh, one.microbatches) == (best.mesh, best.microbatches)]
     try:
         near = search(task, same, progress)
-        if first.bound >= near.best.solution.seconds * (1 - task.tolerance) or len(same) == len(tried):
-            return near
     except Infeasible:
         if len(same) == len(tried):
             raise
-    return search(task, tried, progress)
+        return search(task, tried, progress)
+    enough = first.bound >= near.best.solution.seconds * (1 - task.tolerance)
+    if enough or near.interrupted or len(same) == len(tried):
+        return near
+    try:
+        whole = search(task, tried, progress)
+    except KeyboardInterrupt:
+        return replace(near, bound=first.bound, interrupted=True)
+    faster = min(whole, near, key=lambda found: found.best.solution.seconds)
+    return replace(whole, best=faster.best)
 
 
 def _spaces(task: Task, tried: Sequence[Candidate], pinned: bool) -> list[list[Candidate]]:

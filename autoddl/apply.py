@@ -58,11 +58,28 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
                            else parted(as_sample(sample), plan.microbatches))
     _check_model(captured, plan)
     graph = planned(captured.graph)
-    agree({"plan": (plan.fingerprint(), *traffic(plan, graph))})
+    agree({"plan": (plan.fingerprint(), plan.source.get("cluster"), *traffic(plan, graph))})
     materialise(model, seed)
-    agree({"value of the weights": (p.detach().double().sum().item() for p in model.parameters())})
+    agree({"value of the weights": map(_total, model.parameters()),
+           "value of the buffers": map(_total, model.buffers()),
+           "value of the constants": map(_total, captured.constants.values())})
     groups = Groups(plan.mesh, axes_of(plan, graph), limit, plan.source.get("cluster"))
     return ParallelModel(model, plan, captured, graph, groups, place, seed)
+
+
+def _total(value: Tensor) -> float:
+    """The sum of all elements: what is the same on every rank has the same."""
+    real = torch.view_as_real(value) if value.is_complex() else value
+    return real.detach().double().sum().item()
+
+
+def _on(device: torch.device, module: nn.Module) -> None:
+    """Move the buffers; one that several modules have stays one."""
+    moved: dict[int, tuple[Tensor, Tensor]] = {}
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = moved.setdefault(id(buffer), (buffer, buffer.to(device)))[1]
 
 
 def _check_model(captured: Captured, plan: Plan) -> None:
@@ -80,8 +97,7 @@ class ParallelModel:
         self.module, self.plan, self.graph, self.groups, self.recorder = module, plan, graph, groups, Recorder()
         self.steps, self._device, self._captured, self._first = 0, device, captured, seed
         self._seed = torch.tensor(seed)
-        for part in module.modules():
-            part._buffers.update({name: b.to(device) for name, b in part._buffers.items() if b is not None})
+        _on(device, module)
         inputs = tuple(t for t in graph.tensors if t.kind is Kind.INPUT)
         self._batches = Batches(module.forward, inputs, plan.inputs, groups, device, plan.microbatches)
         self._held = hold(module, captured.graph, plan, groups, device)
@@ -136,9 +152,12 @@ class ParallelModel:
                 self.module.get_buffer(self.graph.tensors[old].fqn).copy_(new)
         return loss.detach()  # type: ignore[no-any-return]
 
-    @torch.no_grad()
     def __call__(self, batch: object) -> Tensor:
         """The loss of one batch, by the training program with nothing dropped; gradients and buffers stay as is."""
+        with torch.inference_mode(False), torch.no_grad():  # tensors of that mode cannot be sent from another thread
+            return self._loss(batch)
+
+    def _loss(self, batch: object) -> Tensor:
         if self._evaluate is None:
             self._evaluate = self._lower(training=False)
         parts, losses = self._batches.local(batch).parts, list[Tensor]()

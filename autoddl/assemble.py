@@ -21,7 +21,7 @@ from autoddl.price import OPTIMIZERS, Pricing, cone_cost, inner_seconds, op_seco
 from autoddl.problem import Problem, Solution
 from autoddl.rules import has_rule
 from autoddl.space import Choice, Variable
-from autoddl.tables import edges_of, kept, saved_tensors
+from autoddl.tables import carries, edges_of, kept, saved_tensors
 
 __all__ = ["Assembled", "assemble", "plan_of"]
 
@@ -80,7 +80,7 @@ def _edges(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choi
         writes, reads = chosen[edge.source], chosen[edge.target]
         tensor, table = graph.tensors[edge.tensor], routes_of(pricing, graph.tensors[edge.tensor])
         forward = table.steps(writes.outputs[edge.port], reads.inputs[edge.slot])
-        flows, backward = edge.tensor in differentiable, tuple[Step, ...]()
+        flows, backward = carries(edge, target, differentiable), tuple[Step, ...]()
         keep = kept(graph, edge, source, target, differentiable, saved)[0]
         there, back = pricing.times(isinstance(source.item, Tensor), np.array(writes.regather), keep)
         parts.add(tensor, forward, writes.outputs[edge.port], int(there))

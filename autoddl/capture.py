@@ -63,6 +63,7 @@ def _captured(model: nn.Module, example: Sample) -> Captured:
     program, leaves, updates = _arrange(model, exported, names)
     gradients(program, frozenset(leaf.node for leaf in leaves if leaf.trained))
     graph, nodes, tensors = tabulate(program, leaves, updates)
+    _check_real(graph)
     constants = {tensors[leaf.node]: exported.constants[leaf.fqn] for leaf in leaves if leaf.kind is Kind.CONSTANT}
     return Captured(graph, program, nodes, MappingProxyType(tensors), MappingProxyType(constants), describe(example))
 
@@ -108,6 +109,16 @@ def _leaves(model: nn.Module, exported: ExportedProgram, names: dict[str, str]) 
     return (*leaves, *(Leaf(node, name, Kind.INPUT) for node, name in names.items()))
 
 
+def _check_real(graph: Graph) -> None:
+    """Gradients of complex numbers are not planned."""
+    dependent = graph.dependent()
+    for op in graph.ops:
+        if any(t in dependent and graph.tensors[t].dtype.startswith("complex") for t in op.outputs):
+            raise CaptureError(f"{op.name} ({op.target}, {op.module or op.source}) makes complex numbers of "
+                               "parameters, whose gradients AutoDDL does not plan: compute with real and imaginary "
+                               "parts, such as sines and cosines")
+
+
 def _outputs(exported: ExportedProgram) -> tuple[list[Node], list[tuple[str, Node]]]:
     """(loss, other tensors that forward returns), and (buffer's name, its new value)."""
     last = next(node for node in exported.graph.nodes if node.op == "output")
@@ -116,6 +127,9 @@ def _outputs(exported: ExportedProgram) -> tuple[list[Node], list[tuple[str, Nod
     for spec, _ in pairs:
         if spec.kind is OutputKind.USER_INPUT_MUTATION:
             raise CaptureError(f"forward writes into its input {spec.target}; work on a copy, x.clone()")
+        if spec.kind is OutputKind.PARAMETER_MUTATION:
+            raise CaptureError(f"forward writes into its parameter {spec.target}, which is split over ranks; do that "
+                               "in the training loop, or work on a copy")
     updates = [(spec.target or "", value) for spec, value in pairs if spec.kind is OutputKind.BUFFER_MUTATION]
     user = [value for spec, value in pairs if spec.kind is OutputKind.USER_OUTPUT]
     position = _loss(pytree.tree_unflatten(list(range(len(user))), exported.call_spec.out_spec))

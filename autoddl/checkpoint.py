@@ -57,6 +57,32 @@ def _state(module: nn.Module, optimizer: torch.optim.Optimizer | None, steps: in
     return {"model": model, "optimizer": state, "steps": torch.tensor(steps)}
 
 
+def _fresh(optimizer: torch.optim.Optimizer | None) -> bool:
+    return optimizer is not None and not optimizer.state
+
+
+def _forgotten(optimizer: torch.optim.Optimizer | None, state: dict[str, Any]) -> None:
+    """Take back the state that torch made by a step of nothing, which counts as one."""
+    if optimizer is not None:
+        optimizer.state.clear()
+    for name in [name for name in state["optimizer"] if name.startswith("state.")]:
+        del state["optimizer"][name]
+
+
+@contextmanager
+def _without_gradients(optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
+    """Torch gives a new optimizer its state only where no gradient is there."""
+    groups = [] if optimizer is None else optimizer.param_groups
+    held = [(p, p.grad) for group in groups for p in group["params"]]
+    for p, _ in held:
+        p.grad = None
+    try:
+        yield
+    finally:
+        for p, gradient in held:
+            p.grad = gradient
+
+
 def save(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: str | Path) -> None:
     """Write parameters, buffers, optimizer state and step count; every rank calls it."""
     final = Path(path)
@@ -64,37 +90,83 @@ def save(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
     if _first():
         shutil.rmtree(writing, ignore_errors=True)
     _barrier()
+    fresh = _fresh(optimizer)
+    with _without_gradients(optimizer if fresh else None):
+        state = _state(model.module, optimizer, model.steps)
+    if fresh:
+        _forgotten(optimizer, state)
     try:
         with _quietly():
-            dcp.save(_state(model.module, optimizer, model.steps), checkpoint_id=writing, no_dist=not _distributed())
+            dcp.save(state, checkpoint_id=writing, no_dist=not _distributed())
     except (CheckpointException, OSError) as error:
         raise MachineError(f"the checkpoint {final} was not written ({_reason(error)}); the one from before, if there "
                            "was one, is as it was") from error
-    if _first():
+    failure = _of_first(_renamed(writing, final, old) if _first() else "")
+    if failure:
+        raise MachineError(f"the checkpoint {final} was written to {writing} and not renamed ({failure})")
+
+
+def _renamed(writing: Path, final: Path, old: Path) -> str:
+    """Put what was written in its place; what went wrong."""
+    try:
         shutil.rmtree(old, ignore_errors=True)
         if final.exists():
             os.rename(final, old)
         os.rename(writing, final)
         shutil.rmtree(old, ignore_errors=True)
-    _barrier()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _of_first(word: str) -> str:
+    """What the first rank says."""
+    said = [word]
+    if _distributed():
+        dist.broadcast_object_list(said, src=0)
+    return said[0]
 
 
 def load(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: str | Path) -> None:
     """Read a checkpoint into the model and the optimizer, whatever plan it was saved under; every rank calls it."""
     final, old = Path(path), Path(path).with_name(f"{Path(path).name}.old")
-    found = final if final.exists() else old
+    found = Path(_of_first(str(final if final.exists() else old)))
     if not (found / ".metadata").exists():
         raise InputError(f"{path} is no checkpoint: it has no .metadata; give the folder that `save` wrote")
-    state = _state(model.module, optimizer, 0)
+    with _without_gradients(optimizer if _fresh(optimizer) else None):
+        state = _state(model.module, optimizer, 0)
     try:
         with _quietly():
+            unsaved = _unsaved(model, optimizer, state, found)
             dcp.load(state, checkpoint_id=found, no_dist=not _distributed())
     except (CheckpointException, RuntimeError, ValueError) as error:
         raise MismatchError(f"{path} does not fit this model and optimizer ({_reason(error)}); load it into the model "
                             "and the kind of optimizer that it was saved from") from error
-    set_state_dict(model.module, optimizer or (), model_state_dict=state["model"], optim_state_dict=state["optimizer"],
-                   options=_OPTIONS)
+    if optimizer is not None:
+        for parameter in unsaved:
+            optimizer.state.pop(parameter, None)
+    stepped = optimizer is not None and any(name.startswith("state.") for name in state["optimizer"])
+    with _without_gradients(optimizer if _fresh(optimizer) else None):
+        set_state_dict(model.module, optimizer if optimizer is not None and (stepped or not unsaved) else (),
+                       model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=_OPTIONS)
     model.steps = int(state["steps"])
+
+
+def _unsaved(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, state: dict[str, Any], found: Path
+             ) -> list[nn.Parameter]:
+    """Parameters of which the checkpoint has no optimizer state, since none had a gradient before it was saved: what
+    is not there is not asked for."""
+    if optimizer is None:
+        return []
+    saved = dcp.FileSystemReader(found).read_metadata().state_dict_metadata
+    missing = []
+    for name, parameter in model.module.named_parameters():
+        mine = [key for key in state["optimizer"] if key.startswith(f"state.{name}.")]
+        if mine and not any(f"optimizer.{key}" in saved for key in mine):
+            missing.append(parameter)
+            for key in mine:
+                del state["optimizer"][key]
+    return missing
 
 
 def _reason(error: BaseException) -> str:

@@ -140,7 +140,7 @@ class _Lowering:
         if conversion is None:
             return self.env[t]
         key = (t, conversion.forward)
-        if key in self.shared:
+        if conversion.gradient is None and key in self.shared:
             return self.shared[key]
         route = self.route(t, conversion)
         if not (route.forward or route.backward):

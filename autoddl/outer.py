@@ -8,17 +8,18 @@ Meshes of one or two axes come first, with a price of 0: they are quickly solved
 of them is the price at which the others are bounded.
 
 With k * m microbatches a step takes at least as long as with m on the same mesh without a budget: launches and
-latencies come more often, and nothing gets cheaper than in proportion to its size. So numbers of microbatches are tried
-rising, on those meshes alone where the bound without a budget of a number that divides them leaves hope.
+latencies come more often, and by the formulas nothing gets cheaper than in proportion to its size (curves of a measured
+device may). So numbers of microbatches are tried
+rising, on those meshes alone where the bound without a budget of a number that divides them leaves hope; with more axes
+first the number that was fastest with few.
 
 A mesh is not solved further once its bound is no better than the best plan by more than the tolerance. The bound of the
 whole is the least over all meshes of what was proved for each. An interrupt ends the search with the best plan so far,
 and with the bound that holds then.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 from math import inf
 from os import cpu_count
 from time import perf_counter
@@ -120,33 +121,39 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What became of one candidate: a solution that fits or only bounds, a bound, or why there is neither; `free` is
-    a bound of any budget."""
+    """What became of one candidate: a solution that fits or only bounds, a bound, or why there is neither, and whether
+    that is `proved` to be no plan; `free` is a bound of any budget."""
 
     solution: Solution | None
     fits: bool = False
     problem: Infeasible | InputError | None = None
+    proved: bool = False
     bound: float = 0.0
     free: float = 0.0
 
 
 @dataclass(slots=True)
 class _State:
-    """What is known so far: a bound per candidate, the best plan and where it is."""
+    """What is known so far: a bound per candidate, the best plan and where it is, what was `reached` with a number of
+    microbatches."""
 
     bounds: list[float]
     best: Solution | None = None
     where: int = -1
     failed: list[Infeasible | InputError] = field(default_factory=list)
     done: int = 0
+    reached: dict[int, float] = field(default_factory=dict)
 
-    def take(self, i: int, answer: _Answer) -> None:
+    def take(self, i: int, microbatches: int, answer: _Answer) -> None:
         if answer.problem is not None:
-            self.bounds[i] = inf
             self.failed.append(answer.problem)
+        if answer.proved:
+            self.bounds[i] = inf
         self.bounds[i] = max(self.bounds[i], answer.bound)
         if answer.solution is not None:
             self.bounds[i] = max(self.bounds[i], answer.solution.bound)
+            if answer.fits:
+                self.reached[microbatches] = min(self.reached.get(microbatches, inf), answer.solution.seconds)
             if answer.fits and (self.best is None or answer.solution.seconds < self.best.seconds):
                 self.best, self.where = answer.solution, i
 
@@ -219,26 +226,36 @@ class _Candidates:
         """A bound of candidate i, or its best plan; what costs more than the ceiling is not wanted."""
         i, ceiling, price = job
         try:
+            self.ready(i)
+        except InputError as error:
+            return _Answer(None, problem=error, proved=True)
+        try:
             return self._bound(i, price) if ceiling is None else self._plan(i, ceiling, price)
         except Above as above:
             return _Answer(None, bound=above.bound)
-        except (Infeasible, InputError) as error:
+        except Infeasible as error:
+            return _Answer(None, problem=error, proved=error.needed > error.budget)
+        except InputError as error:  # of a solver that gave up
             return _Answer(None, problem=error)
 
     def _bound(self, i: int, price: float) -> _Answer:
         (_, _, problem), space = self.ready(i)
         if space is None:
             solution = solve(problem.within(None), self.task.solver, time_limit=self.task.time_limit)
-            return _Answer(solution, solution.nbytes <= self.task.budget, free=solution.bound)
+            return _Answer(solution, self._fits(solution), free=solution.bound)
         solution = relax(problem, price, space)
         if not price or self._alone(i):
-            return _Answer(solution, solution.nbytes <= self.task.budget, free=0.0 if price else solution.bound)
+            return _Answer(solution, self._fits(solution), free=0.0 if price else solution.bound)
         free = relax(problem, 0.0, space).bound
-        return _Answer(solution, solution.nbytes <= self.task.budget, bound=free, free=free)
+        return _Answer(solution, self._fits(solution), bound=free, free=free)
+
+    def _fits(self, solution: Solution) -> bool:
+        """What an elimination that only bounds reads back may be forbidden."""
+        return solution.seconds < inf and solution.nbytes <= self.task.budget
 
     def _alone(self, i: int) -> bool:
         """Whether no other candidate can use a bound of any budget."""
-        return not any(_bounds(self.candidates[i], other) for other in self.candidates)
+        return not any(_bounds(self.task, self.candidates[i], other) for other in self.candidates)
 
     def _plan(self, i: int, ceiling: float, price: float) -> _Answer:
         (_, _, problem), space = self.ready(i)
@@ -268,14 +285,14 @@ def search(task: Task, candidates: Sequence[Candidate], progress: Progress | Non
     state = _State([floor_seconds(task.graph, task.cluster)] * len(candidates))
     jobs, workers, interrupted = _Candidates(task, candidates), _workers(task, candidates), False
     try:
-        for few, microbatches in product((True, False), sorted({c.microbatches for c in candidates})):
+        for few, microbatches in _rounds(state, candidates):
             these = [i for i, c in enumerate(candidates) if c.microbatches == microbatches
                      and (len(c.mesh.axes) <= FEW) is few and not _hopeless(state, task, i)]
             if these and not task.has(microbatches):
                 tell(f"capturing one of {microbatches} microbatches: {state.text()}", state.done, 2 * len(candidates))
                 task.variant(microbatches)
             with mapper(jobs.answer, workers if len(these) > 1 else 1, _candidate) as run:
-                _bound(state, candidates, these, run, tell)
+                _bound(state, task, candidates, these, run, tell)
                 _solve(state, task, candidates, these, run, tell)
     except KeyboardInterrupt:
         if state.best is None:
@@ -288,6 +305,13 @@ def search(task: Task, candidates: Sequence[Candidate], progress: Progress | Non
     return Found(best, state.bound, perf_counter() - start, interrupted)
 
 
+def _rounds(state: _State, candidates: Sequence[Candidate]) -> Iterator[tuple[bool, int]]:
+    """(few axes?, microbatches): few axes first, rising; then the number with which those were fastest, and so on."""
+    counts = sorted({c.microbatches for c in candidates})
+    yield from ((True, n) for n in counts)
+    yield from ((False, n) for n in sorted(counts, key=lambda n: (state.reached.get(n, inf), n)))
+
+
 Run = Callable[[Sequence[Job]], Iterable[_Answer]]
 
 
@@ -295,23 +319,25 @@ def _candidate(job: Job) -> int:
     return job[0]
 
 
-def _bound(state: _State, candidates: Sequence[Candidate], which: Sequence[int], run: Run, tell: Progress) -> None:
+def _bound(state: _State, task: Task, candidates: Sequence[Candidate], which: Sequence[int], run: Run, tell: Progress
+           ) -> None:
     """The bound of every candidate of `which`, and of more microbatches on the same meshes."""
     price = state.price
     for i, answer in zip(which, run([(i, None, price) for i in which]), strict=True):
-        state.take(i, answer)
+        state.take(i, candidates[i].microbatches, answer)
         here = candidates[i]
         for j, other in enumerate(candidates):
-            if _bounds(here, other):
+            if _bounds(task, here, other):
                 state.bounds[j] = max(state.bounds[j], answer.free)
         state.done += 1
         tell(f"bounded {candidates[i]}: {state.text()}", state.done, 2 * len(candidates))
 
 
-def _bounds(one: Candidate, other: Candidate) -> bool:
-    """Whether the seconds of `one` without a budget bound those of `other`."""
-    return (other.mesh == one.mesh and other.microbatches > one.microbatches
-            and other.microbatches % one.microbatches == 0)
+def _bounds(task: Task, one: Candidate, other: Candidate) -> bool:
+    """Whether the seconds of `one` without a budget bound those of `other`. Measured kernels may be faster where they
+    are small."""
+    return (not task.cluster.device.curves and other.mesh == one.mesh and other.region is one.region
+            and other.microbatches > one.microbatches and other.microbatches % one.microbatches == 0)
 
 
 def _hopeless(state: _State, task: Task, i: int) -> bool:
@@ -325,6 +351,6 @@ def _solve(state: _State, task: Task, candidates: Sequence[Candidate], which: Se
     for done in range(0, len(order), TOGETHER):
         left = [i for i in order[done:done + TOGETHER] if not _hopeless(state, task, i)]
         for i, answer in zip(left, run([(i, state.seconds, state.price) for i in left]), strict=True):
-            state.take(i, answer)
+            state.take(i, candidates[i].microbatches, answer)
             tell(f"solved {candidates[i]}: {state.text()}", state.done, 2 * len(candidates))
         state.done += len(order[done:done + TOGETHER])

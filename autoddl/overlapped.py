@@ -35,8 +35,9 @@ def overlapped(task: Task, first: Found, plan: Plan, spaces: Sequence[Sequence[C
     on the time line. The first of `spaces` is the whole. An interrupt ends it with the best so far."""
     best, least, bound = plan, _line(task, plan), floor_seconds(task.graph, task.cluster)
     with suppress(KeyboardInterrupt):
-        bound = search(replace(task, hidden=1.0), spaces[0]).bound
-        for other in _others(task, first, spaces):
+        whole = search(replace(task, hidden=1.0), spaces[0])
+        bound = whole.bound
+        for other in () if whole.interrupted else _others(task, first, spaces):
             made = finish(other)
             line = _line(task, made)
             if line < least and made.predicted.peak_bytes <= max(task.budget, plan.predicted.peak_bytes):

@@ -57,7 +57,8 @@ class Handle:
 
 
 def _failed(text: str, error: Exception) -> MachineError:
-    return MachineError(f"{text} failed: {str(error).splitlines()[0]}; a peer died or hung, or a link is down: "
+    said = (str(error).splitlines() or [type(error).__name__])[0]
+    return MachineError(f"{text} failed: {said}; a peer died or hung, or a link is down: "
                         "the other ranks' messages say which, restart from the last checkpoint")
 
 
@@ -139,14 +140,15 @@ class Move:
         got = send.new_empty((1 if self.kind == "reduce-scatter" else n) * total)
         self._note(got if self.kind == "all-gather" else send)
         work = self._start(got, send, asynchronous)
-        return work, lambda: self._joined(got.view(-1, total)), (send, got)
+        return work, lambda: self._joined(got.view(1 if self.kind == "reduce-scatter" else n, total)), (send, got)
 
     def _joined(self, rows: Tensor) -> list[Tensor]:
         if len(self._pieces) == 1:
             parts = [rows]
         else:
             parts = list(rows.split([piece.numel for piece in self._pieces], 1))
-        return [piece.receives(part.view(-1, *piece.block)) for piece, part in zip(self._pieces, parts, strict=True)]
+        return [piece.receives(part.view(len(part), *piece.block))
+                for piece, part in zip(self._pieces, parts, strict=True)]
 
 
 def start_step(tensors: Sequence[Tensor], shapes: Sequence[Shape], layouts: Sequence[Layout], step: Step,

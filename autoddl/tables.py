@@ -28,7 +28,7 @@ from autoddl.problem import Factor, Problem, Table
 from autoddl.space import Choice, Variable
 from autoddl.work import keeps_input, keeps_output
 
-__all__ = ["Edge", "edges_of", "kept", "problem_of", "saved_tensors"]
+__all__ = ["Edge", "carries", "edges_of", "kept", "problem_of", "saved_tensors"]
 
 Array = npt.NDArray[np.float64]
 
@@ -67,6 +67,12 @@ def kept(graph: Graph, edge: Edge, source: Variable, target: Variable, different
     else:
         by_reader = keeps_input(target.item, edge.slot, graph, differentiable)
     return by_reader, isinstance(source.item, Op) and keeps_output(source.item, differentiable)
+
+
+def carries(edge: Edge, target: Variable, differentiable: frozenset[int]) -> bool:
+    """Whether a gradient comes back along the edge: none does from what has no gradient itself, like an argmax."""
+    assert isinstance(target.item, Op)
+    return edge.tensor in differentiable and any(t in differentiable for t in target.item.outputs)
 
 
 def saved_tensors(graph: Graph, differentiable: frozenset[int]) -> frozenset[int]:
@@ -223,7 +229,7 @@ def problem_of(pricing: Pricing, variables: tuple[Variable, ...], budget: float 
         factors.append(Factor((v,), tables.number(key, make)))
     for edge in edges_of(graph, variables):
         source, target = variables[edge.source], variables[edge.target]
-        keep, flows = kept(graph, edge, source, target, differentiable, saved), edge.tensor in differentiable
+        keep, flows = kept(graph, edge, source, target, differentiable, saved), carries(edge, target, differentiable)
         key = ("edge", alike[edge.source], edge.port, alike[edge.target], edge.slot, keep, flows)
         make = partial(_edge_table, pricing, ports, edge, source, target, keep, flows)
         factors.append(Factor((edge.source, edge.target), tables.number(key, make)))

@@ -1,4 +1,4 @@
-"""A GPT in a hundred lines, planned for a cluster. Run: python examples/gpt.py [cluster.yaml]"""
+"""A small GPT, planned for a cluster. Run: python examples/gpt.py [cluster.yaml]"""
 
 import sys
 

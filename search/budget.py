@@ -38,12 +38,13 @@ class _Ladder:
 
     keep: int
     window: float | None
-    spent: tuple[float, float] = (1.0, 1.0)
+    spent: tuple[float, float] = (0.0, 0.0)
 
     @property
     def guess(self) -> float:
-        """The label pairs of the next window, as they grew before."""
-        return self.spent[1] ** 2 / self.spent[0]
+        """The label pairs of the next window, as they grew before; after the first one, as the window grows."""
+        before, last = self.spent
+        return last**2 / before if before else GROWTH * last
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,8 @@ def least_bytes(space: Space, budget: float) -> tuple[float, Point | None]:
     """min over tau of (least retained bytes with cells up to tau) + tau, or the first choice within the budget.
 
     Ranges of thresholds, least bound first: the largest decides what is allowed, the smallest what is charged;
-    a range is split at the threshold that its choice really meets.
+    a range is split at the threshold that its choice really meets. Where the program only bounds, a choice may be
+    forbidden: then the range is halved, and a single threshold gives its bound alone.
     """
     taus, fixed = space.thresholds, space.problem.fixed_bytes
     heap = [(-math.inf, 0, len(taus) - 1)]
@@ -95,12 +96,14 @@ def least_bytes(space: Space, budget: float) -> tuple[float, Point | None]:
         needed = max(bound, fixed + point.value + taus[low])
         if space.fits(point):
             return space.nbytes(point), point
-        if point.transient <= taus[low] and (not heap or needed <= heap[0][0]):
-            return (space.nbytes(point), point) if space.nbytes(point) <= budget else (needed, None)
-        if point.transient <= taus[low]:
+        charged = low == high or (math.isfinite(point.seconds) and point.transient <= taus[low])
+        if charged and (not heap or needed <= heap[0][0]):
+            return (space.nbytes(point), point) if space.fits(point) else (needed, None)
+        if charged:
             heapq.heappush(heap, (needed, low, low))
             continue
-        middle = taus.index(point.transient)
+        met = math.isfinite(point.seconds) and point.transient <= taus[high]
+        middle = taus.index(point.transient) if met else (low + high + 1) // 2
         heapq.heappush(heap, (needed, low, middle - 1))
         heapq.heappush(heap, (needed, middle, high))
     return math.inf, None

@@ -68,7 +68,7 @@ def exact(problem: Problem, limits: Limits, cap: int = CAP, space: Space | None 
     if math.isinf(point.value):
         raise Infeasible(math.inf, _budget(problem), "every choice meets a forbidden combination")
     if not space.program.exact:
-        return _bounded(problem, space, point, limits)
+        return _bounded(problem, space, point, bound, limits)
     if not limits.price and space.fits(point):
         return _outcome(space, point, point.value, "elimination")
     best = within_budget(space, _first(space, limits.price), bound, limits)
@@ -120,9 +120,10 @@ def _first(space: Space, price: float = 0.0) -> Point:
     return point
 
 
-def _bounded(problem: Problem, space: Space, free: Point, limits: Limits) -> Outcome:
-    """A bound from mini-buckets, and the best plan that descends from their choices or from other starts."""
-    bound, clock = free.value, limits.clock
+def _bounded(problem: Problem, space: Space, free: Point, bound: float, limits: Limits) -> Outcome:
+    """A bound from mini-buckets, `bound` or better, and the best plan that descends from their choices or from other
+    starts."""
+    clock = limits.clock
     starts = [free.choice]
     if problem.budget is not None:
         cap = problem.budget - problem.fixed_bytes - space.thresholds[0]

@@ -235,11 +235,12 @@ def _repeats(state: _State, shared: NDArray[np.bool_], start: int, period: int, 
         return False
     rows = np.flatnonzero((last >= 1) & ~after)
     scopes, block = state.scopes[rows], last[rows]
-    moved = np.where(shared[scopes] | (scopes < 0), -2 - scopes, scopes - (block * period)[:, None])
+    outside = shared[scopes] | (scopes < 0)  # named by numbers that no variable of a block gets
+    moved = np.where(outside, scopes + 2 * len(state.sizes), scopes - (block * period)[:, None])
     table = np.column_stack([block, state.tables[rows], moved])
     table = table[np.lexsort(table.T[::-1])]
     counts = np.bincount(block, minlength=blocks)[1:]
-    if (counts != counts[0]).any():
+    if not counts[0] or (counts != counts[0]).any():
         return False
     each = table[:, 1:].reshape(blocks - 1, counts[0], -1)
     return bool((each == each[0]).all())

@@ -10,6 +10,7 @@ Tables with equal content become one table. What is done to a variable depends o
 stay equal.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -51,7 +52,13 @@ def folded(problem: Problem) -> tuple[Short, Reduced]:
     pool = _Pool()
     numbers = np.array([pool.intern(table) for table in problem.tables], dtype=np.intp)
     short = shortened(problem, tuple(pool.tables), numbers)
-    return short, narrowed(short.problem, _kept(short.problem))
+    kept = _kept(short.problem)
+    for fold in short.folds:  # what stands for equal blocks keeps equal options
+        for alike in zip(*fold.blocks, strict=True):
+            whole = tuple(sorted({k for v in alike for k in kept[v]}))
+            for v in alike:
+                kept[v] = whole
+    return short, narrowed(short.problem, kept)
 
 
 def narrowed(problem: Problem, kept: Sequence[Kept]) -> Reduced:
@@ -103,16 +110,16 @@ def _merged(table: Table) -> Table:
 
 def _kept(problem: Problem) -> list[Kept]:
     """The options of every variable that stay; variables with the same tables share the work."""
-    views: list[dict[tuple[int, int], None]] = [{} for _ in problem.sizes]
+    views: list[Counter[tuple[int, int]]] = [Counter() for _ in problem.sizes]
     for factor in problem.factors:
         for axis, v in enumerate(factor.variables):
-            views[v][factor.table, axis] = None
-    memo: dict[tuple[int, tuple[tuple[int, int], ...]], Kept] = {}
+            views[v][factor.table, axis] += 1
+    memo: dict[tuple[int, tuple[tuple[tuple[int, int], int], ...]], Kept] = {}
     result = []
     for size, view in zip(problem.sizes, views, strict=True):
-        key = (size, tuple(sorted(view)))
+        key = (size, tuple(sorted(view.items())))
         if key not in memo:
-            memo[key] = _distinct(size, [(problem.tables[t], axis) for t, axis in key[1]])
+            memo[key] = _distinct(size, [(problem.tables[t], axis, times) for (t, axis), times in key[1]])
         result.append(memo[key])
     return result
 
@@ -132,17 +139,18 @@ class _View:
         return cls(rows[0], np.concatenate(rows[1:], axis=1), table.classes[axis], table.core[0].ndim == 1)
 
 
-def _distinct(size: int, tables: Sequence[tuple[Table, int]]) -> Kept:
-    """The options that are neither dead nor dominated; one stays even where all are dead."""
-    views = [_View.of(table, axis) for table, axis in tables]
+def _distinct(size: int, tables: Sequence[tuple[Table, int, int]]) -> Kept:
+    """The options that are neither dead nor dominated; one stays even where all are dead. A table may stand over the
+    variable several times."""
+    views = [_View.of(table, axis) for table, axis, _ in tables]
     dead = np.zeros(size, dtype=bool)
     own = np.zeros(size)
     codes: list[Classes] = []
-    for view in views:
+    for view, (_, _, times) in zip(views, tables, strict=True):
         never = np.asarray(np.isinf(view.seconds).all(axis=1))
         dead |= never[view.classes]
         if view.alone:
-            own += view.seconds[view.classes, 0]
+            own += times * view.seconds[view.classes, 0]
         else:
             known: dict[bytes, int] = {}
             codes.append(np.array([known.setdefault(np.ascontiguousarray(row).tobytes(), len(known))

@@ -5,11 +5,13 @@
     minimise     sum of seconds(c) z[f, c]
     subject to   sum of retained(c) z[f, c] + t <= budget,  t >= transient(c) z[f, c]
 
-Seconds and bytes are rounded to integers: seconds down, so that the bound is true; bytes up, so that a plan fits.
+Seconds and bytes are rounded to integers, both down, so that the bound is true and no choice that fits is left out. A
+choice that then does not fit is sought again with bytes rounded up.
 """
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +28,9 @@ LIMIT = 300_000
 
 GRAIN = 2.0 ** 40
 """Steps into which the largest total is divided."""
+
+
+Rounded = Callable[[float], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,16 @@ class _Scale:
 
 def satisfy(problem: Problem, clock: Clock, seed: int) -> Found:
     """The plan that CP-SAT finds and its bound; Infeasible if it proves that there is none."""
+    found = _solved(problem, clock, seed, math.floor)
+    if problem.feasible(found.choice):
+        return found
+    try:
+        return Found(_solved(problem, clock, seed, math.ceil).choice, found.bound, found.proof)
+    except Infeasible:
+        raise InputError("cp-sat found no plan that fits by more than its rounding; use the solver 'exact'") from None
+
+
+def _solved(problem: Problem, clock: Clock, seed: int, rounded: Rounded) -> Found:
     from ortools.sat.python import cp_model
 
     cells = sum(problem.tables[f.table].core[0].size for f in problem.factors)
@@ -55,7 +70,7 @@ def satisfy(problem: Problem, clock: Clock, seed: int) -> Found:
     for row in options:
         model.add_exactly_one(row)
     scale = _scale(problem)
-    objective, retained, peaks = _factors(model, problem, options, scale)
+    objective, retained, peaks = _factors(model, problem, options, scale, rounded)
     if problem.budget is not None:
         room = math.floor(min((problem.budget - problem.fixed_bytes) / scale.byte, 2 * GRAIN))
         _limit(model, retained, peaks, room)
@@ -86,7 +101,7 @@ def _largest(values: Array) -> float:
     return float(values[np.isfinite(values)].max(initial=0.0))
 
 
-def _factors(model: Any, problem: Problem, options: list[list[Any]], scale: _Scale
+def _factors(model: Any, problem: Problem, options: list[list[Any]], scale: _Scale, rounded: Rounded
              ) -> tuple[list[Any], list[Any], list[tuple[int, Any]]]:
     """Terms of the objective, terms of the retained bytes, (transient bytes, cell) of every factor."""
     objective: list[Any] = []
@@ -104,8 +119,8 @@ def _factors(model: Any, problem: Problem, options: list[list[Any]], scale: _Sca
             for axis, c in enumerate(cell):
                 sums[axis][c].append(z)
             objective.append(math.floor(seconds / scale.second) * z)
-            retained.append(math.ceil(held / scale.byte) * z)
-            peaks.append((math.ceil(moment / scale.byte), z))
+            retained.append(rounded(held / scale.byte) * z)
+            peaks.append((rounded(moment / scale.byte), z))
         for group, cells in zip(groups, sums, strict=True):
             for members, zs in zip(group, cells, strict=True):
                 if zs or members:

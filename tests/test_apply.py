@@ -3,6 +3,7 @@
 import gc
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -168,6 +169,83 @@ def test_evaluation_drops_nothing_and_ties_are_kept() -> None:
     expected = call(zoo.gpt(dtype=torch.float64)[0], sample).item()
     for loss, kept in on_ranks(4, evaluate, plans[0]):
         assert loss == pytest.approx(expected, abs=1e-12) and kept
+
+
+def inferred(plan: Plan) -> tuple[float, float, float]:
+    """Under inference mode, then without, and a step after both."""
+    model, sample = build("gpt")
+    parallel = parallelize(model, plan)
+    with torch.inference_mode():
+        first = parallel(sample).item()
+    return first, parallel(sample).item(), parallel.step(sample).item()
+
+
+def test_inference_mode_changes_nothing() -> None:
+    model, sample = build("gpt")
+    (plan,) = random_plans(model, sample, "a=2", 1, roles={"a": "zero"})
+    device = "{name: core, kind: cpu, memory: 1 GB, bandwidth: 5 GB/s, peak: {float64: 1 GFLOP/s}}"
+    link = "{name: a, size: 2, bandwidth: 10 kB/s, latency: 10 us}"  # so slow that messages of our own pay
+    slow = f"{{name: slow, device: {device}, levels: [{link}]}}"
+    for losses in on_ranks(2, inferred, replace(plan, source={"cluster": slow})):
+        assert losses == pytest.approx((losses[0],) * 3, rel=1e-12)
+
+
+class Routed(nn.Module):
+    """An argmax reads what carries a gradient elsewhere; a buffer that no seed makes alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(8, 4), nn.Parameter(torch.arange(32.0).view(4, 8) / 32)
+        self.register_buffer("scale", torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.gate(x)
+        chosen = self.experts[logits.argmax(-1)] * logits.softmax(-1).amax(-1, keepdim=True)
+        loss: Tensor = (x * chosen * self.get_buffer("scale")).square().mean()
+        return loss
+
+
+def routed(plans: list[Plan]) -> list[float]:
+    found = []
+    for plan in plans:
+        torch.manual_seed(0)
+        parallel = parallelize(Routed().double(), plan)
+        x = torch.linspace(-1, 1, 64, dtype=torch.float64).view(8, 8)
+        found.append(parallel.step((x,)).item())
+        check_traffic(parallel)
+        found += [whole(p.grad).sum().item() for p in parallel.parameters()]
+    return found
+
+
+def test_no_gradient_is_planned_for_what_has_none() -> None:
+    torch.manual_seed(0)
+    sample = (torch.linspace(-1, 1, 64, dtype=torch.float64).view(8, 8),)
+    plans = random_plans(Routed().double(), sample, "a=2", 12)
+    model = Routed().double()
+    torch.manual_seed(0)
+    model.load_state_dict(Routed().double().state_dict())
+    loss = model(*sample)
+    loss.backward()
+    expected = [loss.item(), *(p.grad.sum().item() for p in model.parameters() if p.grad is not None)] * 12
+    for found in on_ranks(2, routed, plans):
+        assert found == pytest.approx(expected, abs=1e-12)
+
+
+def differing(plan: Plan) -> str:
+    import torch.distributed as dist
+
+    torch.manual_seed(0)
+    model = Routed().double()
+    model.get_buffer("scale").fill_(dist.get_rank())
+    with pytest.raises(MismatchError) as error:
+        parallelize(model, plan)
+    return str(error.value)
+
+
+def test_buffers_that_differ_are_refused() -> None:
+    sample = (torch.linspace(-1, 1, 64, dtype=torch.float64).view(8, 8),)
+    (plan,) = random_plans(Routed().double(), sample, "a=2", 1)
+    assert all("rank 1 has another value of the buffers" in text for text in on_ranks(2, differing, plan))
 
 
 def gathered(plan: Plan) -> int:

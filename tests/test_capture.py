@@ -237,10 +237,14 @@ def test_llama_8b_on_meta() -> None:
 class Wrong(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self.kind = kind
+        self.kind, self.weight = kind, nn.Parameter(torch.ones(4, 4))
 
     def forward(self, x: Tensor) -> Any:
         match self.kind:
+            case "complex":
+                return torch.view_as_real(torch.view_as_complex((x @ self.weight).view(4, 2, 2))).sum()
+            case "parameter":
+                return nn.functional.embedding(torch.arange(4), self.weight, max_norm=1.0).sum()
             case "branch":
                 return x.sum() if x.sum().item() > 0 else x.mean()
             case "number":
@@ -266,6 +270,7 @@ class Wrong(nn.Module):
     ("branch", r"values of a tensor.*test_capture\.py:\d+: return x\.sum\(\) if"),
     ("number", r"item.*test_capture\.py:\d+ makes a number"), ("shape", r"test_capture\.py:\d+ makes a shape"),
     ("vector", r"scalar loss.*\(4, 4\)"), ("nothing", "scalar loss.*no tensor"), ("input", "writes into its input x"),
+    ("complex", "view_as_complex.*complex numbers of parameters"), ("parameter", "writes into its parameter weight"),
     ("random", r"rand_like.*test_capture\.py:\d+ draws random"), ("sizes", r"test_capture\.py:\d+: return \(x @"),
     ("autocast", r"autocast at .*test_capture\.py:\d+")])
 def test_what_cannot_be_captured(kind: str, says: str, capfd: pytest.CaptureFixture[str]) -> None:

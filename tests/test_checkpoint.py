@@ -138,3 +138,41 @@ def test_whole_tensors_are_loaded_into_pieces() -> None:
     model, sample = zoo.gpt(dtype=torch.float64, dropout=0.1)
     (plan,) = random_plans(model, sample, "a=4", 1, roles={"a": "zero"})
     assert all(on_ranks(4, whole_state, plan))
+
+
+def idle(path: str) -> list[list[float]]:
+    """Losses of a model with a parameter that no loss reads: trained on, saved before and after a step, loaded with
+    gradients there."""
+    model, sample = zoo.regression(torch.float64)
+    (plan,) = random_plans(model, sample, "a=2", 1)
+
+    def fresh() -> tuple[ParallelModel, torch.optim.Optimizer]:
+        parallel = parallelize(zoo.regression(torch.float64)[0], plan)
+        return parallel, torch.optim.AdamW(parallel.parameters(), lr=1e-2)
+
+    def steps(parallel: ParallelModel, optimizer: torch.optim.Optimizer, count: int = 3) -> list[float]:
+        found = []
+        for _ in range(count):
+            optimizer.zero_grad()
+            found.append(parallel.step(sample).item())
+            optimizer.step()
+        return found
+
+    losses = [steps(*fresh(), 6)]
+    first = fresh()
+    checkpoint.save(*first, f"{path}/before")
+    before = steps(*first)
+    checkpoint.save(*first, f"{path}/after")
+    losses.append(before + steps(*first))
+    for name, start in (("before", []), ("after", before)):
+        again = fresh()
+        again[0].step(sample)  # gradients are there
+        checkpoint.load(*again, f"{path}/{name}")
+        losses.append(start + steps(*again, 6 - len(start)))
+    return losses
+
+
+def test_a_checkpoint_changes_nothing_and_restores_all(tmp_path: Path) -> None:
+    for losses in on_ranks(2, idle, str(tmp_path)):
+        for other in losses[1:]:
+            assert other == pytest.approx(losses[0], rel=1e-12)

@@ -1,5 +1,6 @@
 """The solvers against the definition: every choice of small problems, and structure that large problems repeat."""
 
+import itertools
 import math
 import os
 import subprocess
@@ -292,3 +293,54 @@ def test_the_same_plan_whatever_the_hash_seed() -> None:
         for seed in ("0", "1")
     }
     assert len(runs) == 1
+
+
+def triangle(seconds: Array, retained: Array, transient: Array, budget: float) -> Problem:
+    """a, b, c of two options each, one table for every pair."""
+    tables = tuple(Table(seconds[i], retained[i], transient[i]) for i in range(3))
+    factors = tuple(Factor(scope, i) for i, scope in enumerate(((0, 1), (1, 2), (0, 2))))
+    return Problem(("a", "b", "c"), (2, 2, 2), tables, factors, budget, 0.0, 0.0)
+
+
+def test_mini_buckets_at_a_price_bound_seconds_alone() -> None:
+    seconds = np.array([[[1.0, 2.0], [2.0, 1.0]]] * 3)
+    problem = triangle(seconds, np.full_like(seconds, 10.0), np.zeros_like(seconds), 100.0)
+    limits = Limits(0.0, math.inf, Clock.start(None, 1e6), lambda seconds, bound: None, price=1.0)
+    found = exact(problem, limits, cap=1)
+    assert found.bound <= problem.cost(found.choice) == 3.0
+
+
+def test_least_bytes_where_every_choice_read_back_is_forbidden() -> None:
+    retained = np.array([[[0.0, 0.0], [9.0, 9.0]], [[5.0, 0.0], [5.0, 0.0]], [[5.0, 0.0], [5.0, 5.0]]])
+    seconds, transient = np.ones_like(retained), np.zeros_like(retained)
+    seconds[0, 0, 1] = seconds[1, 0, 1] = math.inf
+    transient[0, 0, 1] = transient[1, 0, 1] = 7.0
+    problem = triangle(seconds, retained, transient, 1.0)
+    with pytest.raises(Infeasible) as error:
+        exact(problem, Limits(0.0, math.inf, Clock.start(None, 1e6), lambda seconds, bound: None), cap=1)
+    assert error.value.needed <= min(problem.nbytes(c) for c in itertools.product(range(2), repeat=3)
+                                     if problem.cost(c) < math.inf)
+
+
+def unary(*seconds: list[float], budget: float | None = None, nbytes: list[list[float]] | None = None) -> Problem:
+    """Tables over one variable each, or over the same one where there are no bytes."""
+    held = nbytes or [[0.0] * len(row) for row in seconds]
+    tables = tuple(Table(np.array(row), np.array(kept), np.zeros(len(row)))
+                   for row, kept in zip(seconds, held, strict=True))
+    count = len(seconds) if nbytes else 1
+    factors = tuple(Factor((i if nbytes else 0,), i) for i in range(len(seconds)))
+    return Problem(tuple(f"v{i}" for i in range(count)), (2,) * count, tables, factors, budget, 0.0, 0.0)
+
+
+def test_a_table_that_stands_twice_over_a_variable_counts_twice() -> None:
+    problem = unary([1.5, 0.0], [1.5, 0.0], [0.0, 2.0])
+    assert solve(problem).seconds == solve(problem, "exhaustive").seconds == 2.0
+
+
+def test_cp_sat_finds_what_fits_to_the_byte() -> None:
+    problem = unary([1.0, 2.0], [1.0, 2.0], budget=7.0, nbytes=[[3.0, 0.0], [4.0, 0.0]])
+    assert solve(problem, "cp-sat").seconds == solve(problem).seconds == 2.0
+
+
+def test_variables_of_no_table_are_no_run() -> None:
+    assert solve(Problem(tuple("abcdef"), (2,) * 6, (), (), None, 1.0, 0.0)).seconds == 1.0

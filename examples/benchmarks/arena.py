@@ -6,8 +6,7 @@ are plans (a file) and torch's own ways (`torch_rivals`), each with a small copy
 
 With `ahead`, each turn is of so many steps more, of which the last counts: in training a step follows one of the same
 plan, whose pages and caches are warm. Then a fixed product runs before and after the turn (`probes`, the slower of the
-two, on the slowest rank): where it takes longer than at other times, something else had the cores. How many of the
-processor's own seconds it took, as a mean over the ranks, tells how fast the processor was in that minute (`speeds`).
+two, on the slowest rank): where it takes longer than at other times, something else had the cores.
 
 `contest` starts the ranks, on shaped links. With `tuning` rounds, the two of each family that were fastest when warm
 play them, and the faster one goes on. A contestant that cannot be built says why, and the others go on.
@@ -39,15 +38,15 @@ from autoddl.network import network
 from autoddl.plan import load_plan
 from autoddl.rehearse import place_of
 
-__all__ = ["CLUSTERS", "PRODUCTS", "SIDE", "Turns", "contest"]
+__all__ = ["CLUSTERS", "Turns", "contest"]
 
 CLUSTERS = Path(__file__).parent.parent / "clusters"
 WARM = 2
 """Steps before the first turn: connections, and buckets that are built anew after a first step."""
 TUNED = 2
 """Settings of a family that are worth tuning rounds."""
-SIDE, PRODUCTS, QUIET = 256, 60, 1.25
-"""Of the matrices of a probe, its products, and how much longer than usual one may take."""
+PRODUCTS, QUIET = 60, 1.25
+"""Of a probe, and how much longer than usual one may take."""
 TIMEOUT = 300.0
 
 
@@ -62,7 +61,6 @@ class Turns:
     tuned: float | None = None
     failure: str = ""
     probes: tuple[float, ...] = ()
-    speeds: tuple[float, ...] = ()
 
     def quiet(self, usual: float) -> list[float]:
         """The rounds in which the probes took little more than usual, or least."""
@@ -98,7 +96,6 @@ class _Seat:
     tuned: float | None = None
     failure: str = ""
     probes: list[float] = field(default_factory=list)
-    speeds: list[float] = field(default_factory=list)
 
     def turn(self, ahead: int = 0) -> float:
         """The slowest rank's seconds of the last step."""
@@ -117,17 +114,14 @@ def _slowest(start: float) -> float:
     return float(took)
 
 
-def _probe() -> tuple[float, float]:
-    """Seconds of the same work, whatever is timed: the slowest rank's, and the mean of the processor's own."""
-    square = torch.ones(SIDE, SIDE)
+def _probe() -> float:
+    """Seconds of the same work, whatever is timed."""
+    square = torch.ones(256, 256)
     dist.barrier()
-    start, own = time.perf_counter(), time.process_time()
+    start = time.perf_counter()
     for _ in range(PRODUCTS):
         square @ square
-    used = torch.tensor(time.process_time() - own, dtype=torch.float64)
-    slowest = _slowest(start)
-    dist.all_reduce(used)
-    return slowest, float(used) / dist.get_world_size()
+    return _slowest(start)
 
 
 def _planned(path: str, model: str, update: bool) -> Callable[[], Tensor]:
@@ -164,14 +158,12 @@ def _seated(job: dict[str, Any]) -> list[_Seat]:
 
 def _play(seats: Sequence[_Seat], rounds: int, ahead: int = 0) -> None:
     for seat in seats:
-        seat.seconds, seat.probes, seat.speeds = [], [], []
+        seat.seconds, seat.probes = [], []
     for _ in range(rounds):
         for seat in seats:
-            before = _probe() if ahead else (0.0, 0.0)
+            before = _probe() if ahead else 0.0
             seat.seconds.append(seat.turn(ahead))
-            after = _probe() if ahead else (0.0, 0.0)
-            seat.probes.append(max(before[0], after[0]))
-            seat.speeds.append((before[1] + after[1]) / 2)
+            seat.probes.append(max(before, _probe()) if ahead else 0.0)
 
 
 def _best(seats: Sequence[_Seat], count: int) -> list[_Seat]:
@@ -200,7 +192,7 @@ def rank_main(job: dict[str, Any]) -> None:
         dist.all_reduce(losses)
         mean, seconds = (losses / dist.get_world_size()).tolist(), seat.seconds if seat in playing else []
         rows.append(asdict(Turns(seat.name, seat.family, tuple(seconds), tuple(mean), seat.tuned, seat.failure,
-                                 tuple(seat.probes[:len(seconds)]), tuple(seat.speeds[:len(seconds)]))))
+                                 tuple(seat.probes[:len(seconds)]))))
     if dist.get_rank() == 0:
         Path(job["folder"], "turns.json").write_text(json.dumps(rows), encoding="utf-8")
     dist.barrier()

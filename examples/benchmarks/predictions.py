@@ -5,15 +5,9 @@
 
 Of every model on every cluster: the found plan, data parallel, ZeRO-3, tensor parallel, the best grid, and random valid
 plans of fixed seeds take turns in one world (`arena`). Measured is the median over the quiet rounds of the slowest
-rank's seconds until gradients are there, in the second step of a turn. Before, the device is measured with all ranks
-running, by kernels that know of no model, for `seconds` (`calibrated`; 0: as the file says).
-
-Predicted are, of every plan,
-
-    line      the time line, which knows of overlap, of the device as it was measured
-    moment    the same of the device as fast as it was in the group's minutes: its kernels' seconds times what a probe
-              of products took then over what the curves say of it (a virtual machine is now faster, now slower)
-    sum       all parts added up, without overlap
+rank's seconds until gradients are there, in the second step of a turn; predicted the time line, which knows of overlap,
+and the sum of all parts, which does not. Before, the device is measured with all ranks running, by kernels that know of
+no model, for `seconds` (`calibrated`; 0: as the file says).
 
     error     predicted / measured - 1, its size's median and 90th percentile
     tau       Kendall's rank correlation in a group (model, cluster); pairs measured within 5 % are ties and left out
@@ -35,7 +29,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tests"))
 
-from arena import CLUSTERS, PRODUCTS, SIDE, contest
+from arena import CLUSTERS, contest
 from calibrated import calibrated
 from random_plans import random_plan
 from small_models import made
@@ -43,7 +37,7 @@ from small_models import made
 from autoddl.api import compare
 from autoddl.buckets import best_buckets
 from autoddl.capture import capture
-from autoddl.cost_models import Cluster, Kernel, kernel_seconds, load_cluster
+from autoddl.cost_models import Cluster, load_cluster
 from autoddl.graph import Graph
 from autoddl.hubs import planned
 from autoddl.meshes import meshes
@@ -65,7 +59,6 @@ class Row:
     cluster: str
     plan: str
     line: float
-    moment: float
     total: float
     measured: float
     load: float
@@ -83,6 +76,7 @@ def plans_of(model: str, cluster: Cluster, count: int) -> tuple[dict[str, Plan],
     for seed in range(20 * count):
         one = random_plan(captured, seed, str(every[seed % len(every)]), cluster)
         if one.predicted.seconds <= LONGEST and len(found) < 5 + count:
+            one = replace(one, source={"cluster": cluster.to_yaml()})  # it says which collectives run
             found[f"random {seed}"] = best_buckets(one, graph, cluster)
     return found, graph
 
@@ -97,31 +91,14 @@ def measured(model: str, cluster: Path, count: int, rounds: int) -> Iterator[Row
             plan.save(paths[name])
         turns = contest(cluster, model, paths, (), rounds, update=False, ahead=1)
     usual = min((probe for one in turns for probe in one.probes), default=0.0)
-    factor = slower(place, [speed for one in turns for speed in one.speeds])
     for one in turns:
         if one.failure:
             print(f"{model} on {place.name}: {one.name} did not run: {one.failure}", file=sys.stderr)
             continue
         plan = plans[one.name]
-        line, moment = (timeline_of(plan, graph, at).step.seconds for at in (place, slowed(place, factor)))
-        yield Row(model, place.name, one.name, line, moment, plan.predicted.seconds,
+        line = timeline_of(plan, graph, place).step.seconds
+        yield Row(model, place.name, one.name, line, plan.predicted.seconds,
                   statistics.median(one.quiet(usual)), os.getloadavg()[0])
-
-
-def slower(place: Cluster, speeds: Sequence[float]) -> float:
-    """What a probe takes of a processor, the median of `speeds`, over what the curves say; 1 without curves."""
-    if not place.device.curves or not speeds:
-        return 1.0
-    probe = Kernel("matmul", (1, SIDE, SIDE, SIDE), 2.0 * SIDE**3, 12.0 * SIDE**2, "float32", "matmul")
-    shared = max(1.0, place.size / (os.cpu_count() or 1))
-    return statistics.median(speeds) * shared / (PRODUCTS * kernel_seconds(place.device, probe))
-
-
-def slowed(place: Cluster, factor: float) -> Cluster:
-    """The cluster of a device whose kernels take `factor` times as long."""
-    curves = [{**curve, "seconds": [factor * seconds for seconds in curve["seconds"]]}
-              for curve in json.loads(place.device.curves or "[]")]
-    return replace(place, device=replace(place.device, curves=json.dumps(curves) if curves else place.device.curves))
 
 
 def tau(rows: Sequence[Row], of: str) -> float | None:
@@ -159,9 +136,8 @@ def main(arguments: Sequence[str]) -> None:
         for cluster, model in product(clusters, options["models"].split(",")):
             for row in measured(model, cluster, int(options["random"]), int(options["rounds"])):
                 rows.append(row)
-                print(f"{row.model:9}{row.cluster:20}{row.plan:20}{row.line:8.3f} line{row.moment:8.3f} moment"
-                      f"{row.total:8.3f} sum{row.measured:8.3f} measured {row.error():+.1%} {row.error('moment'):+.1%}"
-                      f"  load {row.load:.1f}", flush=True)
+                print(f"{row.model:9}{row.cluster:20}{row.plan:20}{row.line:8.3f} line{row.total:8.3f} sum"
+                      f"{row.measured:8.3f} measured {row.error():+.1%}  load {row.load:.1f}", flush=True)
                 if options["out"]:
                     with open(options["out"], "a", encoding="utf-8") as file:
                         print(json.dumps(asdict(row)), file=file)
@@ -173,9 +149,9 @@ def show(rows: Sequence[Row]) -> None:
     print("| | predicted | plans | median error | 90 % | signed | tau | regret | worst |\n" + "|---" * 9 + "|")
     for key in ("model", "cluster"):
         for value in dict.fromkeys(getattr(row, key) for row in rows):
-            print(summary(value, [row for row in rows if getattr(row, key) == value], "moment"))
-    for of in ("line", "moment", "total"):
-        print(summary("all", rows, of))
+            print(summary(value, [row for row in rows if getattr(row, key) == value], "line"))
+    print(summary("all", rows, "line"))
+    print(summary("all", rows, "total"))
 
 
 if __name__ == "__main__":

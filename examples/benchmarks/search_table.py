@@ -36,6 +36,7 @@ PLANS = [
     ("Llama-3-8B, batch 64, mesh 4 x 4 x 4", "llama.py:llama3_8b", "h100-4x4x4",
      ["--mesh", "hall=4,rack=4,node=4", "--budget", "1 TB"], {"batch": 64}),
     ("Llama-3-8B, batch 32, mesh free, 80 GB", "llama.py:llama3_8b", "h100-8x8", ["--budget", "80 GB"], {"batch": 32}),
+    ("Llama-3-8B, batch 16, mesh free, 80 GB", "llama.py:llama3_8b", "h100-8x8", ["--budget", "80 GB"], {"batch": 16}),
     ("Llama-3-8B, batch 16, mesh free, 24 GB", "llama.py:llama3_8b", "h100-8x8", ["--budget", "24 GB"], {"batch": 16}),
     ("Llama-3-70B, batch 256, 1,024 GPUs, mesh and microbatches free, 80 GB", "llama.py:llama3_70b", "h100-8x16x8",
      ["--budget", "80 GB", "--microbatches", "1,2,4,8"], {"batch": 256}),
