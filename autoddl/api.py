@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoddl.assemble import assemble, plan_of
 from autoddl.buckets import best_buckets
+from autoddl.candidates import Candidate, Task, posed
 from autoddl.cost_models import Cluster, load_cluster, parse
 from autoddl.errors import Infeasible, InputError
 from autoddl.graph import Graph
@@ -21,7 +22,7 @@ from autoddl.hubs import planned
 from autoddl.layout import Mesh
 from autoddl.memory_line import with_memory
 from autoddl.meshes import check_mesh, meshes
-from autoddl.outer import Candidate, Found, Progress, Task, posed, search
+from autoddl.outer import Found, Progress, search
 from autoddl.overlapped import overlapped
 from autoddl.plan import VERSION, Plan
 from autoddl.price import OPTIMIZERS

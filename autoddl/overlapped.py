@@ -16,8 +16,9 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 
+from autoddl.candidates import Candidate, Solved, Task
 from autoddl.errors import Infeasible, InputError
-from autoddl.outer import Candidate, Found, Solved, Task, search
+from autoddl.outer import Found, search
 from autoddl.plan import Plan
 from autoddl.price import floor_seconds
 from autoddl.tables import problem_of

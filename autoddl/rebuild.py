@@ -14,6 +14,7 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from autoddl.candidates import Candidate, Task
 from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.errors import InputError, MismatchError
 from autoddl.graph import Graph, Op
@@ -21,7 +22,7 @@ from autoddl.graph_json import graph_from_text, graph_to_text
 from autoddl.hubs import HUB, planned
 from autoddl.layout import Layout, Mesh
 from autoddl.meshes import meshes
-from autoddl.outer import Candidate, Found, Progress, Task, search
+from autoddl.outer import Found, Progress, search
 from autoddl.plan import Plan
 from autoddl.price import Pricing
 from autoddl.problem import Problem
@@ -30,7 +31,7 @@ from autoddl.space import Choice, Variable, variables
 from autoddl.tables import problem_of
 
 if TYPE_CHECKING:
-    from autoddl.outer import Solved
+    from autoddl.candidates import Solved
 
 __all__ = ["Question", "Rebuilt", "again", "answered", "posed", "question_of", "rebuild", "source_of", "tried"]
 

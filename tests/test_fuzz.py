@@ -1,6 +1,6 @@
 """Random valid plans on four ranks do what one process does: loss, gradients, three AdamW steps, and what is sent.
 
-    make fuzz        all 200 plans in float64 and 20 in float32; `make test` runs a seeded few of each model
+    make fuzz        all 240 plans in float64 and 30 in float32; `make test` runs a seeded few of each model
 """
 
 from collections import Counter

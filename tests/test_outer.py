@@ -13,17 +13,20 @@ from planmaker import cluster_of
 from torch import nn
 
 from autoddl.api import compare_solvers, plan
+from autoddl.candidates import Candidate, Task, bounds, posed
 from autoddl.capture import capture
 from autoddl.cost_models import Cluster
+from autoddl.cost_models.curves import text_of
 from autoddl.errors import Infeasible, InputError, MachineError
 from autoddl.graph import Graph
 from autoddl.hubs import planned
+from autoddl.layout import Mesh
 from autoddl.meshes import meshes
-from autoddl.outer import Candidate, Found, Task, posed, search
+from autoddl.outer import Found, search
 from autoddl.price import floor_seconds
 from autoddl.rebuild import rebuild
 from autoddl.search import Above, solve
-from autoddl.space import everything
+from autoddl.space import Region, everything
 from autoddl.workers import mapper
 
 
@@ -54,6 +57,7 @@ def tight(name: str, place: Cluster, share: float = 0.3) -> float:
 
 
 PLACE = cluster_of("net=2,node=4")
+COPY = {"name": "copy", "dtype": "float32", "grid": [[1e3, 1e5]], "work": [1e3, 1e5], "seconds": [1e-6, 1e-5]}
 
 
 def test_the_best_mesh_is_the_best_of_all_meshes_solved_alone() -> None:
@@ -181,3 +185,16 @@ def test_all_solvers_on_one_problem() -> None:
         if row.seconds is not None and row.bound is not None:
             assert row.bound <= best * (1 + 1e-9) and row.seconds >= best * (1 - 1e-9), row
     assert rows["exhaustive"].seconds is None and "use the solver 'exact'" in rows["exhaustive"].detail
+
+
+def test_a_number_of_microbatches_bounds_its_multiples_in_one_region() -> None:
+    def other(graph: Graph, on: Mesh) -> Region:
+        return everything
+
+    task = task_of("deep", PLACE)
+    whole, *_ = candidates(PLACE)
+    two, four, six = (replace(whole, microbatches=n) for n in (2, 4, 6))
+    assert bounds(task, whole, two) and bounds(task, two, four) and not bounds(task, four, six)
+    assert not bounds(task, whole, replace(two, region=other))
+    device = replace(PLACE.device, curves=text_of([COPY], "a test"))
+    assert not bounds(replace(task, cluster=replace(PLACE, device=device)), whole, two)

@@ -13,9 +13,9 @@ from test_search import random_problem
 
 from autoddl.answers import proved
 from autoddl.api import plan
+from autoddl.candidates import Candidate, posed
 from autoddl.errors import Infeasible
 from autoddl.layout import Mesh
-from autoddl.outer import Candidate, posed
 from autoddl.problem import Problem
 from autoddl.search import solve
 from autoddl.space import everything

@@ -16,12 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
 
+from autoddl.candidates import Candidate, Task, posed
 from autoddl.cost_models import Cluster, load_cluster, parse_cluster
 from autoddl.errors import Infeasible
 from autoddl.graph import Graph
 from autoddl.layout import Mesh
 from autoddl.meshes import meshes
-from autoddl.outer import Candidate, Task, posed
 from autoddl.problem import Problem
 from autoddl.search import solve
 from autoddl.space import everything

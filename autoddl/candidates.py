@@ -1,0 +1,113 @@
+"""What the outer search is asked, and its candidates: a mesh, a region of its plans, a number of microbatches.
+
+    posed(task, candidate)             the candidate's problem under the budget, all choices priced
+    taken(task, candidate, solution)   what a solution of it chose, priced alone
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autoddl.cost_models import Cluster
+from autoddl.graph import Graph
+from autoddl.layout import Mesh
+from autoddl.price import Pricing
+from autoddl.problem import Problem, Solution
+from autoddl.space import Choice, Region, Variable, variables
+from autoddl.tables import problem_of
+from autoddl.variants import Variant, Variants
+
+__all__ = ["Candidate", "Posed", "Solved", "Task", "bounds", "posed", "taken"]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What every mesh is solved for. `variants` captures the model with one of several microbatches, once each;
+    `hidden` is what `Pricing` leaves out."""
+
+    graph: Graph
+    original: Graph
+    spec: Mapping[str, Any]
+    cluster: Cluster
+    budget: float
+    optimizer: str
+    solver: str
+    tolerance: float
+    time_limit: float | None
+    about: Mapping[str, Any]
+    capture_seconds: float
+    began: float
+    workers: int | None = None
+    variants: Variants | None = None
+    hidden: float = 0.0
+
+    def has(self, microbatches: int) -> bool:
+        """Whether `variant` has it without capturing."""
+        return self.variants is None or self.variants.has(microbatches)
+
+    def variant(self, microbatches: int) -> Variant:
+        """The model with one of so many microbatches, perhaps stretched."""
+        return self._whole if self.variants is None else self.variants(microbatches)
+
+    def confirmed(self, microbatches: int) -> Variant:
+        """The model with one of so many microbatches, captured."""
+        return self._whole if self.variants is None else self.variants.confirmed(microbatches)
+
+    @property
+    def _whole(self) -> Variant:
+        return Variant(self.graph, self.original, self.spec)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A mesh, the region of its plans that is searched, and the number of microbatches."""
+
+    mesh: Mesh
+    region: Callable[[Graph, Mesh], Region]
+    microbatches: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.mesh}" + (f" x {self.microbatches} microbatches" if self.microbatches > 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """One mesh, solved: `variables` have what was chosen alone, and `problem` is what that costs."""
+
+    pricing: Pricing
+    variables: tuple[Variable, ...]
+    problem: Problem
+    solution: Solution
+
+
+Posed = tuple[Pricing, tuple[Variable, ...], Problem]
+
+
+def posed(task: Task, candidate: Candidate) -> Posed:
+    """The candidate's problem under the budget."""
+    pricing, choices = _framed(task, candidate)
+    return pricing, choices, problem_of(pricing, choices, task.budget)
+
+
+def _framed(task: Task, candidate: Candidate) -> tuple[Pricing, tuple[Variable, ...]]:
+    graph = task.variant(candidate.microbatches).graph
+    pricing = Pricing(graph, candidate.mesh, task.cluster, task.optimizer, candidate.microbatches, task.hidden)
+    return pricing, variables(graph, candidate.mesh, candidate.region(graph, candidate.mesh))
+
+
+def taken(task: Task, candidate: Candidate, solution: Solution) -> Solved:
+    """What `solution` chose, priced alone: a worker priced the rest, and that stays there. Variables with the same
+    choices that chose alike share one, so that they are priced once."""
+    pricing, choices = _framed(task, candidate)
+    single: dict[tuple[int, int], tuple[Choice, ...]] = {}
+    taken = tuple(Variable(v.item, single.setdefault((id(v.choices), k), (v.choices[k],)))
+                  for v, k in zip(choices, solution.choice, strict=True))
+    problem = problem_of(pricing, taken, task.budget)
+    return Solved(pricing, taken, problem, replace(solution, choice=(0,) * len(taken)))
+
+
+def bounds(task: Task, one: Candidate, other: Candidate) -> bool:
+    """Whether the seconds of `one` without a budget bound those of `other`. Measured kernels may be faster where they
+    are small."""
+    return (not task.cluster.device.curves and other.mesh == one.mesh and other.region is one.region
+            and other.microbatches > one.microbatches and other.microbatches % one.microbatches == 0)

@@ -1,0 +1,99 @@
+"""What the workers of the outer search do: bound a candidate, or find its best plan.
+
+A bound is the optimum of seconds + price * (bytes - budget); where other candidates with more microbatches can use it,
+that of seconds alone comes with it. Nothing that a job asked before changes what a later one finds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from autoddl.candidates import Candidate, Posed, Task, bounds, posed
+from autoddl.errors import Infeasible, InputError
+from autoddl.problem import Problem, Solution
+from autoddl.search import Above, Space, relax, solve, space_of
+
+__all__ = ["Answer", "Job", "Jobs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one candidate: a solution that fits or only bounds, a bound, or why there is neither, and whether
+    that is `proved` to be no plan; `free` is a bound of any budget."""
+
+    solution: Solution | None
+    fits: bool = False
+    problem: Infeasible | InputError | None = None
+    proved: bool = False
+    bound: float = 0.0
+    free: float = 0.0
+
+
+Job = tuple[int, float | None, float]
+"""(candidate, ceiling of its seconds or None for a bound alone, a guess of the price of a byte)."""
+
+
+class Jobs:
+    """The jobs of a worker. The last problems are kept: most candidates are asked for twice."""
+
+    CELLS = 20_000_000
+
+    def __init__(self, task: Task, candidates: Sequence[Candidate]) -> None:
+        self.task, self.candidates = task, candidates
+        self.kept: dict[int, tuple[Posed, Space | None]] = {}
+
+    def ready(self, i: int) -> tuple[Posed, Space | None]:
+        """The problem, and for the exact solver what it makes of it first."""
+        if i not in self.kept:
+            made = posed(self.task, self.candidates[i])
+            self.kept[i] = made, space_of(made[2]) if self.task.solver == "exact" else None
+            while len(self.kept) > 1 and sum(_cells(made[2]) for made, _ in self.kept.values()) > self.CELLS:
+                del self.kept[next(iter(self.kept))]
+        return self.kept[i]
+
+    def answer(self, job: Job) -> Answer:
+        """A bound of candidate i, or its best plan; what costs more than the ceiling is not wanted."""
+        i, ceiling, price = job
+        try:
+            self.ready(i)
+        except InputError as error:
+            return Answer(None, problem=error, proved=True)
+        try:
+            return self._bound(i, price) if ceiling is None else self._plan(i, ceiling, price)
+        except Above as above:
+            return Answer(None, bound=above.bound)
+        except Infeasible as error:
+            return Answer(None, problem=error, proved=error.needed > error.budget)
+        except InputError as error:  # of a solver that gave up
+            return Answer(None, problem=error)
+
+    def _bound(self, i: int, price: float) -> Answer:
+        (_, _, problem), space = self.ready(i)
+        if space is None:
+            solution = solve(problem.within(None), self.task.solver, time_limit=self.task.time_limit)
+            return Answer(solution, self._fits(solution), free=solution.bound)
+        solution = relax(problem, price, space)
+        if not price or self._alone(i):
+            return Answer(solution, self._fits(solution), free=0.0 if price else solution.bound)
+        free = relax(problem, 0.0, space).bound
+        return Answer(solution, self._fits(solution), bound=free, free=free)
+
+    def _fits(self, solution: Solution) -> bool:
+        """What an elimination that only bounds reads back may be forbidden."""
+        return solution.seconds < inf and solution.nbytes <= self.task.budget
+
+    def _alone(self, i: int) -> bool:
+        """Whether no other candidate can use a bound of any budget."""
+        return not any(bounds(self.task, self.candidates[i], other) for other in self.candidates)
+
+    def _plan(self, i: int, ceiling: float, price: float) -> Answer:
+        (_, _, problem), space = self.ready(i)
+        task = self.task
+        if space is not None:
+            space.forget(price)
+        return Answer(solve(problem, task.solver, time_limit=task.time_limit, tolerance=task.tolerance,
+                             ceiling=ceiling, price=price, space=space), True)
+
+
+def _cells(problem: Problem) -> int:
+    return sum(table.core[0].size for table in problem.tables)
