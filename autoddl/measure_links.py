@@ -5,8 +5,7 @@
 They run by the very transport that a plan runs on. A measurement begins at a barrier and ends when the last rank is
 done; of its rounds the low end counts. `processor` are the seconds that a rank's process computes meanwhile, all its
 threads together, times the ranks that share a core, and there the median counts. By gloo on a CPU; by NCCL on a GPU,
-which has not been run so far.
-"""
+which has not been run so far."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from autoddl.groups import Groups
 from autoddl.layout import Mesh
 from autoddl.measure_device import FEWEST, low, spread
 from autoddl.measure_fits import Point, fitted, host_of
+from autoddl.measure_late import lateness
 
 __all__ = ["KINDS", "SIZES", "measure_links", "mesh_of"]
 
@@ -60,6 +60,8 @@ def measure_links(cluster: Cluster, mesh: Mesh, device: torch.device, seconds: f
     points = {job: _point(mesh.sizes[job[0]], job[1], job[2], took, slowdown) for job, took in found.items()}
     timed = host_of([*points.values()]) if cluster.backend == "gloo" else None
     host = Host(*(float(f"{value:.4g}") for value in timed)) if timed is not None else None
+    if host is not None and slowdown > 1:
+        host = replace(host, late=float(f"{lateness(slowdown):.4g}"))
     cluster = replace(cluster, device=replace(cluster.device, host=host))
     return {"links": [_row(cluster, mesh, a, [p for job, p in points.items() if job[0] == a])
                       for a in range(len(mesh.axes))]} | ({"host": asdict(host)} if host is not None else {})

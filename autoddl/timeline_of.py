@@ -2,7 +2,8 @@
 
 Computation is one stream, the collectives over each set of axes another. With gloo, one that is waited for at once does
 not queue behind those under way; all that cross the same level share its port, where it has one for all (`ONE_PORT`);
-and what sending takes of the rank's processor is missing to what it computes. So
+and what sending takes of the rank's processor is missing to what it computes. Ranks that share cores come to a
+collective that is waited for at once at different times, and it takes so much longer (`Host.late`). So
 
     a collective is in flight from when it is handed over to when its stream has done it and those before it
     exposed = what waiting for it takes         hidden = time in flight during which the rank computes
@@ -14,6 +15,7 @@ computation and communication slow each other while both run (see `cost_models.t
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from math import sqrt
 
 from autoddl.actions import Action, Compute, Pass, Start, Wait
 from autoddl.cost_models import Cluster
@@ -57,7 +59,8 @@ def timeline_of(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, slowd
     actions = issued(plan, graph, cluster, rank)
     shared = {level.name for level in cluster.levels if level.topology in ONE_PORT}
     links = {name: level if level in shared else "" for name, level in plan.levels.items()}
-    tasks, at = _tasks(actions, links if cluster.backend == "gloo" else None)
+    late = cluster.device.host.late if cluster.device.host is not None else 0.0
+    tasks, at = _tasks(actions, links if cluster.backend == "gloo" else None, late)
     line = simulate(tasks, slowdown)
     began = [line.ends[n] if n is not None else 0.0 for n in _computed_before(tasks)]
     starts = [k for k, action in enumerate(actions) if isinstance(action, Start)]
@@ -77,14 +80,16 @@ def timeline_of(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, slowd
     return Foreseen(Step(0, rank, 0.0, line.makespan, passes, tuple(events)), spans)
 
 
-def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None) -> tuple[list[Task], list[int]]:
+def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, late: float) -> tuple[list[Task], list[int]]:
     """The tasks, and for each action its task: that of a Pass is the next one. Waiting is computing for no time.
 
-    `links` is of each axis the link that it shares; None where collectives over the same axes queue."""
+    `links` is of each axis the link that it shares; None where collectives over the same axes queue. `alone` are the
+    seconds that ranks computed since they met."""
     tasks: list[Task] = []
     at: list[int] = []
     flights: list[int] = []
     computed: int | None = None
+    alone = 0.0
     for action, after in zip_longest(actions, actions[1:]):
         at.append(len(tasks))
         if isinstance(action, Pass):
@@ -93,20 +98,22 @@ def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None) -> tuple[
             flights.append(len(tasks))
             needs = () if computed is None else (computed,)
             at_once = links is not None and after == Wait(len(flights) - 1)
-            tasks.append(_flight(action, needs, at_once, links or {}))
+            tasks.append(_flight(action, needs, at_once, links or {}, late * sqrt(alone) if at_once else 0.0))
         else:
             computed = len(tasks)
+            alone = alone + action.seconds if isinstance(action, Compute) else 0.0
             seconds, needs = (action.seconds, ()) if isinstance(action, Compute) else (0.0, (flights[action.k],))
             tasks.append(Task(action.name if isinstance(action, Compute) else "wait", seconds, needs=needs))
     return tasks, at
 
 
-def _flight(action: Start, needs: tuple[int, ...], at_once: bool, links: Mapping[str, str]) -> Task:
-    """A collective; `at_once`: beside the stream of its axes."""
+def _flight(action: Start, needs: tuple[int, ...], at_once: bool, links: Mapping[str, str], late: float) -> Task:
+    """A collective; `at_once`: beside the stream of its axes, and `late` seconds until the last rank comes to it."""
     axes = action.sent.axes
     link = next((links[name] for name in axes.split("+") if name in links), "")
-    load = min(1.0, action.host / action.seconds) if action.host else 0.0
-    return Task(action.sent.origin, action.seconds, stream=f"{axes} at once" if at_once else axes, needs=needs,
+    seconds = action.seconds + late
+    load = min(1.0, action.host / seconds) if action.host else 0.0
+    return Task(action.sent.origin, seconds, stream=f"{axes} at once" if at_once else axes, needs=needs,
                 link=link, load=load)
 
 

@@ -50,11 +50,15 @@ KERNELS = ("attention", "attention backward", "float8_e4m3fn", "float16", "float
 @dataclass(frozen=True, slots=True)
 class Host:
     """What a collective takes of a rank's processor where the host sends, in seconds: for itself, for every step with a
-    message, for every byte that the rank sends."""
+    message, for every byte that the rank sends.
+
+    `late`: where ranks share cores the last one comes late * sqrt(t) after the mean, when they meet after computing for
+    t seconds: disturbances add up as a random walk does. In seconds to the power of 1/2."""
 
     call: float
     message: float
     byte: float
+    late: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

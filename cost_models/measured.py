@@ -4,7 +4,7 @@
     device     name and kind as the file has them; processor, threads, ranks at once and load while it was measured
     curves     {name, dtype, grid, work, seconds, spread}             -> Device.curves
     links      {level, ranks, bandwidth, latency, error, points}      -> bandwidth and latency of that level
-    host       {call, message, byte}                                  -> Device.host
+    host       {call, message, byte, late}                            -> Device.host
 
 A link keeps its bandwidth as written and reaches a fraction of it, where what was measured is not above it. Figures of
 one device say nothing of another, so a file whose device is not the one that was measured is refused.
@@ -67,6 +67,7 @@ class WrittenHost(Written):
     call: float = Field(ge=0)
     message: float = Field(ge=0)
     byte: float = Field(ge=0)
+    late: float = Field(default=0.0, ge=0)
 
 
 class WrittenMeasured(Written):
@@ -92,7 +93,7 @@ def calibrated(tree: Mapping[str, Any] | None, device: Device, levels: tuple[Lev
     curves = text_of([curve.model_dump(mode="json") for curve in written.curves], source)
     found = replace(device, curves=curves if written.curves else "")
     if written.host is not None:
-        found = replace(found, host=Host(written.host.call, written.host.message, written.host.byte))
+        found = replace(found, host=Host(**written.host.model_dump()))
     return json.dumps(tree, sort_keys=True), found, _linked(levels, written.links, source)
 
 

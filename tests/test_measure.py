@@ -133,6 +133,8 @@ def test_what_hosts_take_is_part_of_a_price() -> None:
     assert small.host == pytest.approx(5e-3, rel=1e-4) and small.seconds == pytest.approx(5e-3 + 2 * 60e-6, rel=0.01)
     assert large.seconds == large.host == pytest.approx(5e-3 + 1e-8 * 1e6)
     assert parse(timed.to_yaml(), "y") == timed != plain
+    late = parse(written(host=host | {"late": 0.02}), "x")
+    assert late.device.host is not None and late.device.host.late == 0.02 and parse(late.to_yaml(), "y") == late
 
 
 def test_what_hosts_take_is_found_again_from_its_own_times() -> None:

@@ -19,11 +19,12 @@ from shell import FACTORY, Said, shell
 from tiny import Tiny
 
 from autoddl import gather, issue_parameters
-from autoddl.actions import Start
+from autoddl.actions import Compute, Start, Wait
 from autoddl.apply import parallelize
 from autoddl.buckets import SIZES, in_best_buckets
 from autoddl.capture import Captured, capture
 from autoddl.compare_run import foreseen
+from autoddl.cost_models.timeline import simulate
 from autoddl.errors import InputError
 from autoddl.figures import Pair, late, later, misses, typical
 from autoddl.hubs import planned
@@ -32,8 +33,8 @@ from autoddl.plan import Plan, load_plan
 from autoddl.record import Event, Header, Record, Step, hidden_seconds, own_seconds
 from autoddl.record_file import header_text, parse_record, read_record, step_text
 from autoddl.record_writer import step_of
-from autoddl.timeline_of import timeline_of
-from autoddl.traffic import traffic
+from autoddl.timeline_of import _tasks, timeline_of
+from autoddl.traffic import Sent, traffic
 
 PAIR = """
 name: pair
@@ -135,6 +136,19 @@ def _ran(plan: Plan) -> tuple[list[tuple[str, ...]], Step]:
     parallel.step(model(4 * plan.microbatches).example_inputs())
     step = step_of(plan, parallel.recorder, 0, torch.distributed.get_rank(), start, time.perf_counter_ns())
     return [(e.direction, e.kind, e.axes, str(e.nbytes)) for e in parallel.recorder.executed], step
+
+
+def test_ranks_that_share_cores_come_late() -> None:
+    """By the root of what they computed since they met, and only to what is waited for at once."""
+    def line(backend: str, late: float) -> float:
+        sent = Sent("forward", "all-reduce", "a", 8, "x")
+        actions = (Compute("x", 0.5), Compute("y", 0.14), Start(sent, 0.1), Wait(0), Start(sent, 0.1),
+                   Compute("z", 0.01), Wait(1), Compute("w", 0.04), Start(sent, 0.1), Wait(2))
+        tasks, _ = _tasks(actions, {} if backend == "gloo" else None, late)
+        return simulate(tasks).makespan
+
+    assert line("gloo", 0.05) == pytest.approx(line("gloo", 0.0) + 0.05 * (0.64**0.5 + 0.04**0.5))
+    assert line("nccl", 0.05) == line("nccl", 0.0)
 
 
 def test_the_time_line_has_the_order_of_the_runtime() -> None:

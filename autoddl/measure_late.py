@@ -1,0 +1,45 @@
+"""How late the last rank comes where ranks share cores: `Host.late`.
+
+    wall(n)   seconds of n products on every rank and a meeting of all     own(n)   those of a processor, times slowdown
+    k = median over n of  (wall(n) - own(n) - (wall(0) - own(0))) / sqrt(own(n))
+
+The disturbances of a rank add up as a random walk does, so what they come to grows with the root of the time.
+"""
+
+import time
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["lateness"]
+
+SIDE, PRODUCTS, ROUNDS = 128, (10, 40, 160, 640), 15
+"""Of the matrices that ranks multiply before they meet: their side, how many, and how often."""
+
+
+def lateness(slowdown: float) -> float:
+    """k, in seconds to the power of 1/2, alike on every rank; `slowdown`: ranks that share a core."""
+    square, word = torch.ones(SIDE, SIDE), torch.zeros(1)
+
+    def met(products: int, rounds: int) -> tuple[float, float]:
+        """Seconds of a round, and those of a processor, in a mean over the ranks, that it takes by itself."""
+        dist.barrier()
+        start, own = time.perf_counter(), time.process_time()
+        for _ in range(rounds):
+            for _ in range(products):
+                square @ square
+            dist.all_reduce(word)
+        took, used = time.perf_counter() - start, torch.tensor((time.process_time() - own) * slowdown)
+        dist.all_reduce(used)
+        return took / rounds, float(used) / dist.get_world_size() / rounds
+
+    met(1, 10)  # to warm up
+    took, used = met(0, 50)
+    least, found = max(0.0, took - used), []
+    for products in PRODUCTS:
+        took, used = met(products, ROUNDS)
+        found.append(max(0.0, took - used - least) / used**0.5)
+    shared = torch.tensor(median(found))
+    dist.broadcast(shared, 0)
+    return float(shared)
