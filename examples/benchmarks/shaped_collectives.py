@@ -3,6 +3,8 @@
 Each rank sits in a network namespace behind `tc tbf` (root needed). Per cluster, kind and size: the bandwidth bound of
 the links, seconds of our messages and of gloo's own collective (median of interleaved repetitions, the slowest rank's),
 the fraction of the bound, and what the cost model predicts with the algorithm that it names.
+
+    [CLUSTER ...] --mb=1,8,64 --kinds=... --repeats=5 --members=N (groups of N neighbours, all at once; else one of all)
 """
 
 import json
@@ -46,14 +48,17 @@ class Row:
     gloo: float
 
 
-def bound(cluster: Cluster, kind: str, nbytes: float) -> float:
+def bound(cluster: Cluster, kind: str, nbytes: float, members: int) -> float:
     """Least seconds that the links allow: what must leave a unit over its uplink, the largest over all uplinks."""
-    ways = tuple(crossing.ways for crossing in crossings(cluster, Group(((cluster.size, 1),))))
+    ways = tuple(crossing.ways for crossing in crossings(cluster, Group(((members, 1),))))
     found = []
     for uplink in layout_of(cluster, "bound").uplinks:
         inside = range(uplink.first, uplink.first + uplink.ranks)
-        outside = frozenset(range(cluster.size)) - frozenset(inside)
-        sent = sum(leaving(kind, ways, rank, outside) for rank in inside) * nbytes
+        sent = 0.0
+        for rank in inside:
+            first = rank - rank % members
+            outside = frozenset(m for m in range(members) if first + m not in inside)
+            sent += leaving(kind, ways, rank - first, outside) * nbytes
         found.append(sent / (uplink.rate * MTU_SHARE))
     return max(found)
 
@@ -80,12 +85,13 @@ def rank_main(job: dict[str, Any]) -> None:
     """Both forms of every collective, interleaved."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
-    n, group = dist.get_world_size(), dist.group.WORLD
-    assert group is not None
+    n, size = job["members"], dist.get_world_size()
+    group = [dist.new_group([*range(first, first + n)]) for first in range(0, size, n)][dist.get_rank() // n]
     found = []
     for kind, nbytes in job["calls"]:
         got, given = buffers(kind, n, nbytes)
         flat = partial(dist.all_reduce, given) if kind == "all-reduce" else partial(GLOO[kind], got, given)
+        flat = partial(flat, group=group)
         mine = partial(exchange, kind, got, given, tuple(job["ways"]), group)
         rows = [(timed(mine), timed(flat)) for _ in range(job["repeats"] + 1)][1:]
         found.append(rows)
@@ -95,11 +101,11 @@ def rank_main(job: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
-def measured(cluster: Cluster, calls: list[tuple[str, int]], repeats: int) -> Iterator[Row]:
+def measured(cluster: Cluster, calls: list[tuple[str, int]], repeats: int, members: int) -> Iterator[Row]:
     """Start the ranks of `cluster` on shaped links and time `calls`."""
-    ways = [crossing.ways for crossing in crossings(cluster, Group(((cluster.size, 1),)))]
+    ways = [crossing.ways for crossing in crossings(cluster, Group(((members, 1),)))]
     with tempfile.TemporaryDirectory() as folder, network(cluster) as built:
-        job = {"folder": folder, "calls": calls, "repeats": repeats, "ways": ways}
+        job = {"folder": folder, "calls": calls, "repeats": repeats, "ways": ways, "members": members}
         path = Path(folder, "job.json")
         path.write_text(json.dumps(job))
         places = [Place(("ip", "netns", "exec", built.node_of(rank).namespace),
@@ -126,9 +132,10 @@ def main(arguments: list[str]) -> None:
           f"{'model s':>9}{'error':>7}  algorithm")
     for name in names:
         cluster = load_cluster(CLUSTERS / f"rehearsal-{name}.yaml")
-        for row in measured(cluster, [(k, b) for k in kinds for b in sizes], int(options.get("repeats", "5"))):
-            least = bound(cluster, row.kind, row.nbytes)
-            price = collective(cluster, row.kind, Group(((cluster.size, 1),)), row.nbytes)
+        members = int(options.get("members", cluster.size))
+        for row in measured(cluster, [(k, b) for k in kinds for b in sizes], int(options.get("repeats", "5")), members):
+            least = bound(cluster, row.kind, row.nbytes, members)
+            price = collective(cluster, row.kind, Group(((members, 1),)), row.nbytes)
             print(f"{name:10}{row.kind:15}{row.nbytes / 1e6:6g}{least:9.4f}{row.ours:9.4f}{row.gloo:9.4f}"
                   f"{least / row.ours:9.2f}{row.gloo / row.ours:8.2f}{price.seconds:9.4f}"
                   f"{price.seconds / row.ours - 1:+7.1%}  {price.algorithm}", flush=True)
