@@ -1,4 +1,4 @@
-"""GPT-3 on the meta device; run, it plans 8 of its 96 layers: python examples/gpt3.py [cluster.yaml]"""
+"""GPT-3 on the meta device, 8 of its 96 layers planned. Run: python examples/gpt3.py [cluster.yaml]"""
 
 import sys
 
