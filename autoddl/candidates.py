@@ -100,10 +100,10 @@ def taken(task: Task, candidate: Candidate, solution: Solution) -> Solved:
     choices that chose alike share one, so that they are priced once."""
     pricing, choices = _framed(task, candidate)
     single: dict[tuple[int, int], tuple[Choice, ...]] = {}
-    taken = tuple(Variable(v.item, single.setdefault((id(v.choices), k), (v.choices[k],)))
-                  for v, k in zip(choices, solution.choice, strict=True))
-    problem = problem_of(pricing, taken, task.budget)
-    return Solved(pricing, taken, problem, replace(solution, choice=(0,) * len(taken)))
+    chosen = tuple(Variable(v.item, single.setdefault((id(v.choices), k), (v.choices[k],)))
+                   for v, k in zip(choices, solution.choice, strict=True))
+    problem = problem_of(pricing, chosen, task.budget)
+    return Solved(pricing, chosen, problem, replace(solution, choice=(0,) * len(chosen)))
 
 
 def bounds(task: Task, one: Candidate, other: Candidate) -> bool:

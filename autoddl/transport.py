@@ -82,8 +82,8 @@ class Transport:
 
         Work with `wait` and `get_future`, or None if it ran. Raises RuntimeError where a peer is gone.
         """
-        ours = self._cluster is not None and got.device.type == "cpu" and dist.get_backend(group) == "gloo"
-        ways = chosen(self._cluster, kind, extents, max(got.nbytes, given.nbytes)) if ours and self._cluster else None
+        cluster = self._cluster if got.device.type == "cpu" and dist.get_backend(group) == "gloo" else None
+        ways = None if cluster is None else chosen(cluster, kind, extents, max(got.nbytes, given.nbytes))
         if ways is None:
             return _library(kind, got, given, group, asynchronous, how)
         tag = self._serials[group.group_name] % SERIALS * TAGS
