@@ -25,6 +25,8 @@ Output = Annotated[Path | None, typer.Option("-o", "--output", help="write here 
 Ranks = Annotated[int, typer.Option(min=1, help="start so many processes and time the links too")]
 Threads = Annotated[int, typer.Option(min=1, help="threads of a rank")]
 Seconds = Annotated[float, typer.Option(min=1.0, help="how long it may take, about")]
+Shaped = Annotated[bool, typer.Option("--shaped", help="all ranks here, on links as slow as the cluster's, for "
+                                                       "rehearsals; needs root")]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
 
 
@@ -33,12 +35,13 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
 
     @app.command("measure")
     def _measure(cluster: ClusterPath, output: Output = None, ranks: Ranks = 1, threads: Threads = 1,
-                 seconds: Seconds = 140.0, as_json: AsJson = False) -> None:
+                 seconds: Seconds = 140.0, shaped: Shaped = False, as_json: AsJson = False) -> None:
         """Time the device and links, and write it into the cluster file."""
         from autoddl.launch import leave
         from autoddl.measure import measure
         with bar() as progress:
-            found = measure(cluster, output=output, ranks=ranks, threads=threads, seconds=seconds, progress=progress)
+            found = measure(cluster, output=output, ranks=ranks, threads=threads, seconds=seconds,
+                            shaped=shaped, progress=progress)
         if found is not None:
             show(_table(found), found.to_json(), as_json)
         leave(0)

@@ -2,6 +2,7 @@
 
     alone            the kernels of the device, in one process of `threads` threads
     ranks = N        the same in N processes at once, which share cores and memory; then the links of every level
+    shaped           ranks in network namespaces, on links as slow as the cluster's (`network`): as in a rehearsal
     under torchrun   the same by the ranks that are there
 
 What is written is only what was timed: nothing is invented for a device that is not this one, and a kind of link that
@@ -26,6 +27,7 @@ import yaml
 from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.errors import InputError
 from autoddl.launch import joined, launch
+from autoddl.places import placed
 from autoddl.plan import write_atomically
 
 __all__ = ["SECONDS", "Measured", "Request", "measure", "stated", "with_measured"]
@@ -38,13 +40,16 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is measured: `text` of the cluster file without what was measured before; `small` grids are for tests."""
+    """What is measured: `text` of the cluster file without what was measured before; `here` ranks of all are on this
+    machine, on links that are `shaped` or not; `small` grids are for tests."""
 
     text: str
     source: str
     seconds: float
     threads: int = 1
     ranks: int = 1
+    here: int = 1
+    shaped: bool = False
     small: bool = False
 
 
@@ -60,16 +65,20 @@ class Measured:
 
 
 def measure(path: str | Path, *, output: str | Path | None = None, ranks: int = 1, threads: int = 1,
-            seconds: float = SECONDS, small: bool = False, progress: Progress | None = None) -> Measured | None:
+            seconds: float = SECONDS, shaped: bool = False, small: bool = False, progress: Progress | None = None
+            ) -> Measured | None:
     """Measure the cluster of file `path` and write it to `output` (the same file); None on ranks other than the first.
+    `shaped`: as many ranks as the cluster has, on links as slow as it says.
 
     Raises InputError where this machine cannot have the cluster's device, or `ranks` are not the cluster's.
     """
     text = stated(_read(Path(path)))
-    world = int(os.environ["WORLD_SIZE"]) if joined() else ranks
-    request = Request(text, str(path), seconds, threads, world, small)
-    cluster = _check(parse_cluster(text, str(path)), request)
-    found = _join(request, progress) if joined() else _start(request, progress)
+    cluster = parse_cluster(text, str(path))
+    ranks = cluster.size if shaped else ranks
+    world, here = (int(os.environ.get(name, "1")) if joined() else ranks for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    request = Request(text, str(path), seconds, threads, world, here, shaped, small)
+    _check(cluster, request)
+    found = _join(request, progress) if joined() else _start(request, cluster if shaped else None, progress)
     if found is None:
         return None
     target = Path(output or path)
@@ -85,7 +94,9 @@ def _read(path: Path) -> str:
                          "give the path of a YAML file") from None
 
 
-def _check(cluster: Cluster, request: Request) -> Cluster:
+def _check(cluster: Cluster, request: Request) -> None:
+    if request.shaped and joined():
+        raise InputError("shaped links are for ranks that start here: measure outside torchrun and srun")
     if request.seconds <= 0 or request.threads < 1 or request.ranks < 1:
         raise InputError(f"{request.seconds:g} seconds, {request.threads} threads, {request.ranks} ranks: measuring "
                          "takes more than 0 seconds and at least one of each")
@@ -94,7 +105,6 @@ def _check(cluster: Cluster, request: Request) -> Cluster:
     if request.ranks not in (1, cluster.size):
         raise InputError(f"cluster {cluster.name} has {cluster.size} devices, not {request.ranks}: measure with "
                          f"{cluster.size} ranks, or with one for the device alone")
-    return cluster
 
 
 def _join(request: Request, progress: Progress | None) -> dict[str, Any] | None:
@@ -104,13 +114,14 @@ def _join(request: Request, progress: Progress | None) -> dict[str, Any] | None:
     return found if os.environ["RANK"] == "0" else None
 
 
-def _start(request: Request, progress: Progress | None) -> dict[str, Any]:
-    """The ranks on this machine."""
+def _start(request: Request, links: Cluster | None, progress: Progress | None) -> dict[str, Any]:
+    """The ranks on this machine; shaped as the `links` of a cluster."""
     tell, began = progress or (lambda what, done, total: None), time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="autoddl-measure-") as name:
+    with tempfile.TemporaryDirectory(prefix="autoddl-measure-") as name, placed(links) as (_, places):
         job = Path(name, "job.json")
         job.write_text(json.dumps({**asdict(request), "folder": name}), encoding="utf-8")
-        launch(request.ranks, [sys.executable, "-m", "autoddl.measure_rank", str(job)], tick=lambda: tell(
+        command = [sys.executable, "-m", "autoddl.measure_rank", str(job)]
+        launch(request.ranks, command, places=places, tick=lambda: tell(
             "measuring", min(int(time.monotonic() - began), int(request.seconds)), int(request.seconds)))
         found = json.loads(Path(name, "result-0.json").read_text(encoding="utf-8"))
     assert isinstance(found, dict), found

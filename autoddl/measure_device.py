@@ -4,7 +4,8 @@
 
 Where ranks share a core, the others' work is no disturbance but the usual state: there it is the median.
 
-A round goes once through all cases, so that a disturbance of seconds touches one round and not one curve. Each time, as
+A round goes once through all cases, so that a disturbance of seconds touches one round and not one curve; on a CPU each
+case is timed beside a pulse, by which longer ones are taken out (`pulse`). Each time, as
 many instances of the operator run as fill half of a large cache: forward on an input that was just read, as in a model,
 and with their other inputs new; backward in one call of autograd, on what was kept long ago. On a CPU with one thread
 the seconds are those of the process, which other processes touch little; where more ranks run than cores, each has that
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from math import prod
+from statistics import median
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ from torch import Tensor
 
 from autoddl.cost_models import Kernel
 from autoddl.measure_cases import USUAL, Case, Known, Scale, cases, kernels
+from autoddl.pulse import pulse, steadied
 
 __all__ = ["FEWEST", "Timed", "clock_of", "low", "measure_kernels", "rows_of", "spread"]
 
@@ -43,6 +46,8 @@ class Timed:
 
     kernel: Kernel
     seconds: list[float] = field(default_factory=list)
+    beside: list[int] = field(default_factory=list)
+    """Which pulse was taken before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,23 +88,29 @@ def clock_of(device: torch.device, threads: int, slowdown: float) -> Clock:
 
 
 def measure_kernels(device: torch.device, dtypes: Sequence[torch.dtype], clock: Clock, seconds: float,
-                    scale: Scale = USUAL, progress: Progress | None = None) -> list[Timed]:
-    """All kernels of all cases, timed for `seconds`, and FEWEST rounds, the first to warm up, in any case."""
+                    scale: Scale = USUAL, progress: Progress | None = None) -> tuple[list[Timed], float]:
+    """All kernels of all cases, timed for `seconds`, and FEWEST rounds, the first to warm up, in any case; and the
+    usual pulse meanwhile, 0 where none is taken."""
     began, tell = time.monotonic(), progress or (lambda what, done, total: None)
     known: Known = {}
     points = [_point(case, dtype, known) for dtype in dtypes for case in cases(scale)]
     largest = max(prod(shape) for point in points for shape in point.case.shapes)
     noise = {dtype: torch.randn(largest, device=device).to(dtype) for dtype in dtypes}
+    beat, beats = pulse(clock) if device.type == "cpu" else lambda: 1.0, list[float]()
     for rounds in count():
         for point in points:
             if rounds >= FEWEST and time.monotonic() - began > seconds:
                 break
-            _time(point, noise[point.dtype], clock, warm=not rounds)
+            beats.append(beat())
+            _time(point, noise[point.dtype], clock, len(beats) - 1, warm=not rounds)
             tell("timing kernels", min(int(time.monotonic() - began), int(seconds)), int(seconds))
         else:
             continue
         break
-    return [timed for point in points for timed in (point.forward, *(timed for timed, _ in point.backward))]
+    found = [timed for point in points for timed in (point.forward, *(timed for timed, _ in point.backward))]
+    for timed in found:
+        timed.seconds = steadied([*zip(timed.beside, timed.seconds, strict=True)], beats)
+    return found, median(beats) if device.type == "cpu" else 0.0
 
 
 def _point(case: Case, dtype: torch.dtype, known: Known) -> _Point:
@@ -110,8 +121,8 @@ def _point(case: Case, dtype: torch.dtype, known: Known) -> _Point:
     return _Point(case, dtype, Timed(forward), found)
 
 
-def _time(point: _Point, noise: Tensor, clock: Clock, warm: bool) -> None:
-    """One visit; a first one only warms up."""
+def _time(point: _Point, noise: Tensor, clock: Clock, beat: int, warm: bool) -> None:
+    """One visit, beside pulse `beat`; a first one only warms up."""
     case, many = point.case, point.instances()
     made = [case.tensors(noise) for _ in range(many)]
     gradients: list[Tensor] = []
@@ -121,10 +132,12 @@ def _time(point: _Point, noise: Tensor, clock: Clock, warm: bool) -> None:
         took = _seconds(partial(torch.autograd.grad, outputs, leaves, gradients), clock)
         if not warm:
             timed.seconds.append(took / many)
+            timed.beside.append(beat)
         del outputs
     took = _seconds(lambda: [case.op(made[0][0], *tensors[1:]) for tensors in made], clock)
     if not warm:
         point.forward.seconds.append(took / many)
+        point.forward.beside.append(beat)
 
 
 def _seconds(run: Callable[[], object], clock: Clock) -> float:

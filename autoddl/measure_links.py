@@ -1,11 +1,13 @@
 """Times collectives over every level of a cluster; what the levels reach is fitted by `measure_fits`.
 
-    for each level, every group of its children at once, each collective, 4 kB .. 64 MB of full buffer
+    for each level, every group of its children at once, each collective, 4 kB .. 64 MB of full buffer that the level,
+    as it is written, carries within LONGEST
 
 They run by the very transport that a plan runs on. A measurement begins at a barrier and ends when the last rank is
-done; of its rounds the low end counts. `processor` are the seconds that a rank's process computes meanwhile, all its
-threads together, times the ranks that share a core, and there the median counts. By gloo on a CPU; by NCCL on a GPU,
-which has not been run so far."""
+done; of its rounds the low end counts, and the median where ranks share cores. `processor` are the seconds that a
+rank's process computes meanwhile, all its threads together, times the ranks that share a core, and there the median
+counts. Of links that are shaped nothing is written but the host's part: they were made as slow as the file says. By
+gloo on a CPU; by NCCL on a GPU, which has not been run so far."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autoddl.cost_models import Cluster
+from autoddl.cost_models import Cluster, Group, collective
 from autoddl.cost_models.machine import Host
 from autoddl.groups import Groups
 from autoddl.layout import Mesh
@@ -28,6 +30,10 @@ __all__ = ["KINDS", "SIZES", "measure_links", "mesh_of"]
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send")
 SIZES = tuple(2**power for power in (12, 14, 16, 18, 20, 22, 24, 26))
+LONGEST = 1.0
+"""Predicted seconds of a collective that is worth its time."""
+VISIT, MOST = 0.02, 10
+"""Seconds for which a round stays with a collective, and times at most: small ones are the noisiest."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -39,18 +45,21 @@ def mesh_of(cluster: Cluster) -> Mesh | None:
 
 
 def measure_links(cluster: Cluster, mesh: Mesh, device: torch.device, seconds: float, sizes: Sequence[int] = SIZES,
-                  slowdown: float = 1.0, progress: Progress | None = None) -> dict[str, Any]:
+                  slowdown: float = 1.0, shaped: bool = False, progress: Progress | None = None) -> dict[str, Any]:
     """`links`: a row per level; with gloo `host`. Alike on every rank; it takes about `seconds` and at least FEWEST
-    rounds. `slowdown`: ranks that share a core."""
+    rounds. `slowdown`: ranks that share a core; `shaped`: all levels but the innermost."""
     groups = Groups(mesh, [(a,) for a in range(len(mesh.axes))], cluster=cluster)
-    jobs = [(a, kind, nbytes) for a in range(len(mesh.axes)) for kind in KINDS for nbytes in sizes]
+    foreseen = {(a, kind, nbytes): _foreseen(cluster, mesh.names[a], kind, nbytes)
+                for a in range(len(mesh.axes)) for kind in KINDS for nbytes in sizes}
+    jobs = [job for job, expected in foreseen.items() if expected <= LONGEST or job[2] == sizes[0]]
+    often = {job: max(1, min(MOST, int(VISIT / foreseen[job]))) for job in jobs}
     found: dict[tuple[int, str, int], list[tuple[float, float]]] = {job: [] for job in jobs}
     began, rounds, more = time.monotonic(), 0, True
     while more:
         for job in jobs:
-            took = _timed(groups, device, *job)
+            took = [_timed(groups, device, *job) for _ in range(often[job])]
             if rounds:
-                found[job].append(took)
+                found[job] += took
         rounds += 1
         spent = torch.tensor(time.monotonic() - began)
         dist.broadcast(spent, 0)
@@ -63,13 +72,21 @@ def measure_links(cluster: Cluster, mesh: Mesh, device: torch.device, seconds: f
     if host is not None and slowdown > 1:
         host = replace(host, late=float(f"{lateness(slowdown):.4g}"))
     cluster = replace(cluster, device=replace(cluster.device, host=host))
-    return {"links": [_row(cluster, mesh, a, [p for job, p in points.items() if job[0] == a])
-                      for a in range(len(mesh.axes))]} | ({"host": asdict(host)} if host is not None else {})
+    timed_axes = [a for a, name in enumerate(mesh.names) if not shaped or name == cluster.levels[0].name]
+    rows = [_row(cluster, mesh, a, [p for job, p in points.items() if job[0] == a]) for a in timed_axes]
+    return {"links": rows} | ({"host": asdict(host)} if host is not None else {})
+
+
+def _foreseen(cluster: Cluster, level: str, kind: str, nbytes: int) -> float:
+    """Seconds that the level as it is written takes."""
+    at = [one.name for one in cluster.levels].index(level)
+    return collective(cluster, kind, Group(((cluster.levels[at].size, cluster.units[at]),)), float(nbytes)).seconds
 
 
 def _point(ranks: int, kind: str, nbytes: int, took: Sequence[tuple[float, float]], slowdown: float) -> Point:
     walls, processors = zip(*took, strict=True)
-    return Point(kind, nbytes, float(f"{low(walls):.4g}"), round(spread(walls), 3),
+    usual = median(walls) if slowdown > 1 else low(walls)
+    return Point(kind, nbytes, float(f"{usual:.4g}"), round(spread(walls), 3),
                  float(f"{slowdown * median(processors):.4g}"), ranks)
 
 

@@ -44,15 +44,16 @@ def measured(request: Request, progress: Progress | None = None) -> dict[str, An
     if mesh is not None:
         join(mesh, device, timedelta(seconds=600))
     share = request.seconds * (KERNELS if mesh is not None else 1.0)
-    slowdown = max(1.0, int(os.environ.get("LOCAL_WORLD_SIZE", "1")) * request.threads / (os.cpu_count() or 1))
+    slowdown = max(1.0, request.here * request.threads / (os.cpu_count() or 1))
     listed = [d for d in DTYPES if str(d).removeprefix("torch.") in dict(cluster.device.peaks)]
-    timed = measure_kernels(device, listed, clock_of(device, request.threads, slowdown), share,
-                            SMALL if request.small else USUAL, progress)
+    timed, usual = measure_kernels(device, listed, clock_of(device, request.threads, slowdown), share,
+                                   SMALL if request.small else USUAL, progress)
     found = {**origin(cluster, request, _processor(device), {"torch": torch.__version__}, load),
-             "seconds": 0.0, "curves": _shared(rows_of(timed, slowdown > 1))}
+             "seconds": 0.0, "pulse": _middle(usual), "curves": _shared(rows_of(timed, slowdown > 1))}
     if mesh is not None:
         sizes = SIZES[:2] if request.small else SIZES
-        found |= measure_links(cluster, mesh, device, request.seconds - share, sizes, slowdown, progress)
+        found |= measure_links(cluster, mesh, device, request.seconds - share, sizes, slowdown, request.shaped,
+                               progress)
     return found | {"seconds": round(time.monotonic() - began, 1)}
 
 
@@ -83,10 +84,20 @@ def _shared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The median of the ranks at every point."""
     if not dist.is_initialized():
         return rows
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, [row["seconds"] for row in rows])
+    every = _gathered([row["seconds"] for row in rows])
     return [{**row, "seconds": [float(f"{statistics.median(point):.4g}") for point in zip(*seconds, strict=True)]}
             for row, *seconds in zip(rows, *every, strict=True)]
+
+
+def _middle(value: float) -> float:
+    """The median of the ranks."""
+    return float(f"{statistics.median(_gathered(value) if dist.is_initialized() else [value]):.4g}")
+
+
+def _gathered(value: Any) -> list[Any]:
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, value)
+    return every
 
 
 def _work(job: Job, losses: Path) -> Any:

@@ -14,8 +14,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,12 @@ from autoddl.cost_models import Cluster, load_cluster, parse_cluster
 from autoddl.errors import InputError, MismatchError
 from autoddl.factory import Factory
 from autoddl.figures import later, typical
-from autoddl.launch import Place, joined, launch
-from autoddl.network import PORT, Network, Uplink, network
+from autoddl.launch import joined, launch
+from autoddl.places import placed
 from autoddl.plan import Plan
 from autoddl.record_file import read_record
 
-__all__ = ["Crossed", "Rehearsal", "place_of", "rehearse"]
+__all__ = ["Crossed", "Rehearsal", "rehearse"]
 
 PROCESS_BYTES = 0.25e9
 """What a rank takes before it has a model: the interpreter and torch."""
@@ -92,7 +91,7 @@ def rehearse(path: Path, plan: Plan, factory: Factory, *, steps: int = 10, lr: f
     machine, note = _machine(plan, cluster)
     tell = progress or (lambda what, done, total: None)
     temporary = tempfile.TemporaryDirectory(prefix="autoddl-rehearsal-")
-    with temporary as name, _placed(machine, shaped) as (uplinks, places):
+    with temporary as name, placed(machine if shaped else None) as (uplinks, places):
         folder = Path(name)
         kept = record.resolve() if record is not None else folder / "record.jsonl"
         job = {"plan": str(path.resolve()), "factory": factory.to_json(), "steps": steps, "lr": lr, "folder": name,
@@ -139,25 +138,6 @@ def _machine(plan: Plan, path: Path | None) -> tuple[Cluster, str]:
                             f"(mesh '{plan.mesh}'): give a cluster of {plan.mesh.size}")
     same = cluster.fingerprint == plan.fingerprints.get("cluster")
     return cluster, "" if same else f"on {cluster.name}; the prediction is for {plan.cluster}"
-
-
-@contextmanager
-def _placed(cluster: Cluster, shaped: bool) -> Iterator[tuple[tuple[Uplink, ...], list[Place] | None]]:
-    """The uplinks to count on and the place of each rank, while the network stands."""
-    if not shaped:
-        yield (), None
-        return
-    with network(cluster) as built:
-        yield built.uplinks, [place_of(built, rank) for rank in range(cluster.size)]
-
-
-def place_of(built: Network, rank: int) -> Place:
-    """Where `launch` is to start a rank of the network."""
-    node = built.node_of(rank)
-    return Place(("ip", "netns", "exec", node.namespace),
-                 {"GLOO_SOCKET_IFNAME": PORT, "MASTER_ADDR": built.nodes[0].address,
-                  "LOCAL_RANK": str(rank - node.first), "LOCAL_WORLD_SIZE": str(node.ranks),
-                  "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")})  # no names of hosts there
 
 
 def _losses(folder: Path) -> list[float]:

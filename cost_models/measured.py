@@ -1,6 +1,7 @@
 """What a calibration wrote under `measured:` of a cluster file, and what it changes of the cluster.
 
     date, versions, seconds     when it was measured, with which libraries, and how long that took
+    pulse      seconds of a fixed mixture of work meanwhile: how fast a machine was that is not always alike
     device     name and kind as the file has them; processor, threads, ranks at once and load while it was measured
     curves     {name, dtype, grid, work, seconds, spread}             -> Device.curves
     links      {level, ranks, bandwidth, latency, error, points}      -> bandwidth and latency of that level
@@ -19,11 +20,11 @@ from pydantic import Field, StrictInt
 
 from autoddl.cost_models.curves import text_of
 from autoddl.cost_models.links import PROTOCOLS
-from autoddl.cost_models.machine import Device, Host, Level
+from autoddl.cost_models.machine import Cluster, Device, Host, Level
 from autoddl.cost_models.schema import PeakName, Written, validated
 from autoddl.errors import InputError
 
-__all__ = ["calibrated"]
+__all__ = ["calibrated", "paced"]
 
 Positive = Field(gt=0)
 
@@ -75,6 +76,7 @@ class WrittenMeasured(Written):
     versions: dict[str, str]
     device: WrittenOrigin
     seconds: float = 0.0
+    pulse: float = Field(default=0.0, ge=0)
     curves: tuple[WrittenCurve, ...] = ()
     links: tuple[WrittenLink, ...] = ()
     host: WrittenHost | None = None
@@ -95,6 +97,18 @@ def calibrated(tree: Mapping[str, Any] | None, device: Device, levels: tuple[Lev
     if written.host is not None:
         found = replace(found, host=Host(**written.host.model_dump()))
     return json.dumps(tree, sort_keys=True), found, _linked(levels, written.links, source)
+
+
+def paced(cluster: Cluster, pulse: float) -> Cluster:
+    """The cluster while the machine has this pulse: as much slower, or faster, as that is longer than when it was
+    measured. Raises InputError where no pulse was."""
+    usual, host, device = cluster.measurements.get("pulse", 0.0), cluster.device.host, cluster.device
+    if not usual or pulse <= 0:
+        raise InputError(f"cluster {cluster.name}: no pulse to set {pulse:g} s beside; measure it on a CPU")
+    by = pulse / usual
+    curves = [curve | {"seconds": [by * second for second in curve["seconds"]]} for curve in json.loads(device.curves)]
+    slowed = Host(by * host.call, by * host.message, by * host.byte, host.late) if host is not None else None
+    return replace(cluster, device=replace(device, curves=text_of(curves, cluster.name), host=slowed))
 
 
 def _linked(levels: tuple[Level, ...], links: Sequence[WrittenLink], source: str) -> tuple[Level, ...]:

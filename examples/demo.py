@@ -28,7 +28,7 @@ from autoddl.cost_models import load_cluster
 from autoddl.errors import MachineError
 from autoddl.launch import Place, launch, leave
 from autoddl.network import check_machine, network
-from autoddl.rehearse import place_of
+from autoddl.places import places_of
 
 CLUSTERS = Path(__file__).parent / "clusters"
 SHAPED, UNSHAPED = CLUSTERS / "rehearsal-2x2-200.yaml", CLUSTERS / "laptop.yaml"
@@ -112,7 +112,7 @@ def placed(cluster: Path, shaped: bool) -> Iterator[list[Place] | None]:
         return
     place = load_cluster(cluster)
     with network(place) as built:
-        yield [place_of(built, rank) for rank in range(place.size)]
+        yield places_of(built)
 
 
 def four_processes(plan: autoddl.Plan, places: list[Place] | None, console: Console

@@ -6,7 +6,8 @@ are plans (a file) and torch's own ways (`torch_rivals`), each with a small copy
 
 With `ahead`, each turn is of so many steps more, of which the last counts: in training a step follows one of the same
 plan, whose pages and caches are warm. Then a fixed product runs before and after the turn (`probes`, the slower of the
-two, on the slowest rank): where it takes longer than at other times, something else had the cores.
+two, on the slowest rank): where it takes longer than at other times, something else had the cores. And the pulse is
+taken (`pulses`, the mean of both and of the ranks), which says how fast the processors are by themselves.
 
 `contest` starts the ranks, on shaped links. With `tuning` rounds, the two of each family that were fastest when warm
 play them, and the faster one goes on. A contestant that cannot be built says why, and the others go on.
@@ -34,9 +35,11 @@ from torch_rivals import RATE, Rival, stepper
 from autoddl.apply import parallelize
 from autoddl.cost_models import load_cluster
 from autoddl.launch import launch
+from autoddl.measure_device import clock_of
 from autoddl.network import network
+from autoddl.places import places_of
 from autoddl.plan import load_plan
-from autoddl.rehearse import place_of
+from autoddl.pulse import pulse
 
 __all__ = ["CLUSTERS", "Turns", "contest"]
 
@@ -61,11 +64,13 @@ class Turns:
     tuned: float | None = None
     failure: str = ""
     probes: tuple[float, ...] = ()
+    pulses: tuple[float, ...] = ()
 
-    def quiet(self, usual: float) -> list[float]:
-        """The rounds in which the probes took little more than usual, or least."""
+    def quiet(self, usual: float) -> list[tuple[float, float]]:
+        """Seconds and pulse of the rounds in which the probes took little more than usual, or least."""
         least = max(QUIET * usual, min(self.probes))
-        return [took for took, probe in zip(self.seconds, self.probes, strict=True) if probe <= least]
+        every = zip(self.seconds, self.pulses, self.probes, strict=True)
+        return [(took, beat) for took, beat, probe in every if probe <= least]
 
 
 def contest(cluster: Path, model: str, plans: dict[str, Path], rivals: Sequence[Rival], rounds: int,
@@ -79,8 +84,7 @@ def contest(cluster: Path, model: str, plans: dict[str, Path], rivals: Sequence[
                "update": update, "ahead": ahead}
         path = Path(folder, "job.json")
         path.write_text(json.dumps(job), encoding="utf-8")
-        launch(place.size, [sys.executable, "-W", "ignore", __file__, str(path)],
-               places=[place_of(built, rank) for rank in range(place.size)])
+        launch(place.size, [sys.executable, "-W", "ignore", __file__, str(path)], places=places_of(built))
         return [Turns(**row) for row in json.loads(Path(folder, "turns.json").read_text())]
 
 
@@ -96,6 +100,7 @@ class _Seat:
     tuned: float | None = None
     failure: str = ""
     probes: list[float] = field(default_factory=list)
+    pulses: list[float] = field(default_factory=list)
 
     def turn(self, ahead: int = 0) -> float:
         """The slowest rank's seconds of the last step."""
@@ -157,13 +162,26 @@ def _seated(job: dict[str, Any]) -> list[_Seat]:
 
 
 def _play(seats: Sequence[_Seat], rounds: int, ahead: int = 0) -> None:
+    clock = clock_of(torch.device("cpu"), 1, max(1.0, dist.get_world_size() / (os.cpu_count() or 1)))
+    beat = pulse(clock)
     for seat in seats:
-        seat.seconds, seat.probes = [], []
+        seat.seconds, seat.probes, seat.pulses = [], [], []
     for _ in range(rounds):
         for seat in seats:
-            before = _probe() if ahead else 0.0
+            if not ahead:
+                seat.seconds.append(seat.turn())
+                continue
+            probe, first = _probe(), _mean(beat())
             seat.seconds.append(seat.turn(ahead))
-            seat.probes.append(max(before, _probe()) if ahead else 0.0)
+            seat.probes.append(max(probe, _probe()))
+            seat.pulses.append((first + _mean(beat())) / 2)
+
+
+def _mean(value: float) -> float:
+    """Over the ranks."""
+    shared = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(shared)
+    return float(shared) / dist.get_world_size()
 
 
 def _best(seats: Sequence[_Seat], count: int) -> list[_Seat]:
@@ -192,7 +210,7 @@ def rank_main(job: dict[str, Any]) -> None:
         dist.all_reduce(losses)
         mean, seconds = (losses / dist.get_world_size()).tolist(), seat.seconds if seat in playing else []
         rows.append(asdict(Turns(seat.name, seat.family, tuple(seconds), tuple(mean), seat.tuned, seat.failure,
-                                 tuple(seat.probes[:len(seconds)]))))
+                                 tuple(seat.probes[:len(seconds)]), tuple(seat.pulses[:len(seconds)]))))
     if dist.get_rank() == 0:
         Path(job["folder"], "turns.json").write_text(json.dumps(rows), encoding="utf-8")
     dist.barrier()

@@ -6,8 +6,10 @@
 Of every model on every cluster: the found plan, data parallel, ZeRO-3, tensor parallel, the best grid, and random valid
 plans of fixed seeds take turns in one world (`arena`). Measured is the median over the quiet rounds of the slowest
 rank's seconds until gradients are there, in the second step of a turn; predicted the time line, which knows of overlap,
-and the sum of all parts, which does not. Before, the device is measured with all ranks running, by kernels that know of
-no model, for `seconds` (`calibrated`; 0: as the file says).
+and the sum of all parts, which does not. Before, the cluster is measured with all ranks running, by kernels that know
+of no model, for `seconds` (`calibrated`; 0: as the file says). The machine is faster in one minute than in the next:
+the time line is that of the pulse which was taken beside the steps (`pulse`: over that of the calibration), the sum is
+not.
 
     error     predicted / measured - 1, its size's median and 90th percentile
     tau       Kendall's rank correlation in a group (model, cluster); pairs measured within 5 % are ties and left out
@@ -38,6 +40,7 @@ from autoddl.api import compare
 from autoddl.buckets import best_buckets
 from autoddl.capture import capture
 from autoddl.cost_models import Cluster, load_cluster
+from autoddl.cost_models.measured import paced
 from autoddl.graph import Graph
 from autoddl.hubs import planned
 from autoddl.meshes import meshes
@@ -62,6 +65,7 @@ class Row:
     total: float
     measured: float
     load: float
+    pulse: float = 1.0
 
     def error(self, of: str = "line") -> float:
         return float(getattr(self, of)) / self.measured - 1
@@ -96,9 +100,11 @@ def measured(model: str, cluster: Path, count: int, rounds: int) -> Iterator[Row
             print(f"{model} on {place.name}: {one.name} did not run: {one.failure}", file=sys.stderr)
             continue
         plan = plans[one.name]
-        line = timeline_of(plan, graph, place).step.seconds
-        yield Row(model, place.name, one.name, line, plan.predicted.seconds,
-                  statistics.median(one.quiet(usual)), os.getloadavg()[0])
+        seconds, beat = map(statistics.median, zip(*one.quiet(usual), strict=True))
+        beaten = place.measurements.get("pulse", 0.0)
+        line = timeline_of(plan, graph, paced(place, beat) if beaten else place).step.seconds
+        yield Row(model, place.name, one.name, line, plan.predicted.seconds, seconds, os.getloadavg()[0],
+                  beat / beaten if beaten else 1.0)
 
 
 def tau(rows: Sequence[Row], of: str) -> float | None:
@@ -137,7 +143,8 @@ def main(arguments: Sequence[str]) -> None:
             for row in measured(model, cluster, int(options["random"]), int(options["rounds"])):
                 rows.append(row)
                 print(f"{row.model:9}{row.cluster:20}{row.plan:20}{row.line:8.3f} line{row.total:8.3f} sum"
-                      f"{row.measured:8.3f} measured {row.error():+.1%}  load {row.load:.1f}", flush=True)
+                      f"{row.measured:8.3f} measured {row.error():+.1%}  pulse {row.pulse:.2f}  load {row.load:.1f}",
+                      flush=True)
                 if options["out"]:
                     with open(options["out"], "a", encoding="utf-8") as file:
                         print(json.dumps(asdict(row)), file=file)

@@ -30,7 +30,7 @@ from autoddl import checkpoint
 from autoddl.cost_models import load_cluster
 from autoddl.launch import launch, leave
 from autoddl.network import network
-from autoddl.rehearse import place_of
+from autoddl.places import places_of
 
 CLUSTER = Path(__file__).parent.parent / "clusters" / "rehearsal-2x2-200.yaml"
 EVERY, BATCH, CONTEXT = 50, 16, 32
@@ -116,8 +116,7 @@ def main(steps: int = 500) -> int:
     with tempfile.TemporaryDirectory(prefix="autoddl-soak-") as folder:
         plan.save(Path(folder, "plan.json"))
         with network(cluster) as built:
-            launch(cluster.size, [sys.executable, __file__, folder, str(steps)],
-                   places=[place_of(built, rank) for rank in range(cluster.size)])
+            launch(cluster.size, [sys.executable, __file__, folder, str(steps)], places=places_of(built))
         ranks = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(cluster.size)]
     took, single = time.time() - began, alone(steps)
     worst = max(abs(a - b) / abs(b) for a, b in zip(ranks[0]["losses"], single, strict=True))
