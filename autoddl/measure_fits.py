@@ -15,7 +15,7 @@ from statistics import median
 
 from autoddl.cost_models import Cluster, Group, collective, sent_bytes, steps
 
-__all__ = ["Point", "fitted", "host_of"]
+__all__ = ["FEW", "Point", "fitted", "host_of"]
 
 FEW, MANY = 2**16, 2**20
 """Bytes up to which a collective is its messages, and from which on it is its bytes."""

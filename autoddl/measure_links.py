@@ -1,7 +1,7 @@
 """Times collectives over every level of a cluster; what the levels reach is fitted by `measure_fits`.
 
     for each level, every group of its children at once, each collective, 4 kB .. 64 MB of full buffer that the level,
-    as it is written, carries within LONGEST
+    as it is written, carries within LONGEST; where there are several, small ones of all ranks too, for the host's part
 
 They run by the very transport that a plan runs on. A measurement begins at a barrier and ends when the last rank is
 done; of its rounds the low end counts, and the median where ranks share cores. `processor` are the seconds that a
@@ -12,6 +12,7 @@ gloo on a CPU; by NCCL on a GPU, which has not been run so far."""
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from math import prod
 from statistics import median
 from typing import Any
 
@@ -23,7 +24,7 @@ from autoddl.cost_models.machine import Host
 from autoddl.groups import Groups
 from autoddl.layout import Mesh
 from autoddl.measure_device import FEWEST, low, spread
-from autoddl.measure_fits import Point, fitted, host_of
+from autoddl.measure_fits import FEW, Point, fitted, host_of
 from autoddl.measure_late import lateness
 
 __all__ = ["KINDS", "SIZES", "measure_links", "mesh_of"]
@@ -36,6 +37,7 @@ VISIT, MOST = 0.02, 10
 """Seconds for which a round stays with a collective, and times at most: small ones are the noisiest."""
 
 Progress = Callable[[str, int, int], None]
+Job = tuple[tuple[int, ...], str, int]
 
 
 def mesh_of(cluster: Cluster) -> Mesh | None:
@@ -48,12 +50,15 @@ def measure_links(cluster: Cluster, mesh: Mesh, device: torch.device, seconds: f
                   slowdown: float = 1.0, shaped: bool = False, progress: Progress | None = None) -> dict[str, Any]:
     """`links`: a row per level; with gloo `host`. Alike on every rank; it takes about `seconds` and at least FEWEST
     rounds. `slowdown`: ranks that share a core; `shaped`: all levels but the innermost."""
-    groups = Groups(mesh, [(a,) for a in range(len(mesh.axes))], cluster=cluster)
-    foreseen = {(a, kind, nbytes): _foreseen(cluster, mesh.names[a], kind, nbytes)
-                for a in range(len(mesh.axes)) for kind in KINDS for nbytes in sizes}
+    every: list[tuple[int, ...]] = [(a,) for a in range(len(mesh.axes))]
+    whole = tuple(range(len(mesh.axes)))
+    groups = Groups(mesh, every if whole in every else [*every, whole], cluster=cluster)
+    foreseen = {(axes, kind, nbytes): _foreseen(cluster, mesh, axes, kind, nbytes)
+                for axes in every for kind in KINDS for nbytes in sizes}
     jobs = [job for job, expected in foreseen.items() if expected <= LONGEST or job[2] == sizes[0]]
-    often = {job: max(1, min(MOST, int(VISIT / foreseen[job]))) for job in jobs}
-    found: dict[tuple[int, str, int], list[tuple[float, float]]] = {job: [] for job in jobs}
+    jobs += [] if whole in every else [(whole, kind, nbytes) for kind in KINDS[:3] for nbytes in sizes if nbytes <= FEW]
+    often = {job: max(1, min(MOST, int(VISIT / foreseen.get(job, VISIT / MOST)))) for job in jobs}
+    found: dict[Job, list[tuple[float, float]]] = {job: [] for job in jobs}
     began, rounds, more = time.monotonic(), 0, True
     while more:
         for job in jobs:
@@ -66,21 +71,22 @@ def measure_links(cluster: Cluster, mesh: Mesh, device: torch.device, seconds: f
         more = rounds <= FEWEST or float(spent) * (rounds + 1) / rounds < seconds
         if progress is not None:
             progress("timing links", min(int(spent), int(seconds)), int(seconds))
-    points = {job: _point(mesh.sizes[job[0]], job[1], job[2], took, slowdown) for job, took in found.items()}
+    points = {(axes, kind, nbytes): _point(prod(mesh.sizes[a] for a in axes), kind, nbytes, took, slowdown)
+              for (axes, kind, nbytes), took in found.items()}
     timed = host_of([*points.values()]) if cluster.backend == "gloo" else None
     host = Host(*(float(f"{value:.4g}") for value in timed)) if timed is not None else None
     if host is not None and slowdown > 1:
         host = replace(host, late=float(f"{lateness(slowdown):.4g}"))
     cluster = replace(cluster, device=replace(cluster.device, host=host))
     timed_axes = [a for a, name in enumerate(mesh.names) if not shaped or name == cluster.levels[0].name]
-    rows = [_row(cluster, mesh, a, [p for job, p in points.items() if job[0] == a]) for a in timed_axes]
+    rows = [_row(cluster, mesh, a, [p for job, p in points.items() if job[0] == (a,)]) for a in timed_axes]
     return {"links": rows} | ({"host": asdict(host)} if host is not None else {})
 
 
-def _foreseen(cluster: Cluster, level: str, kind: str, nbytes: int) -> float:
-    """Seconds that the level as it is written takes."""
-    at = [one.name for one in cluster.levels].index(level)
-    return collective(cluster, kind, Group(((cluster.levels[at].size, cluster.units[at]),)), float(nbytes)).seconds
+def _foreseen(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...], kind: str, nbytes: int) -> float:
+    """Seconds that the levels as they are written take."""
+    group = Group(tuple((mesh.sizes[a], mesh.strides[a]) for a in axes))
+    return collective(cluster, kind, group, float(nbytes)).seconds
 
 
 def _point(ranks: int, kind: str, nbytes: int, took: Sequence[tuple[float, float]], slowdown: float) -> Point:
@@ -97,9 +103,9 @@ def _row(cluster: Cluster, mesh: Mesh, axis: int, points: Sequence[Point]) -> di
                         "processor": p.processor} for p in points]}
 
 
-def _timed(groups: Groups, device: torch.device, axis: int, kind: str, nbytes: int) -> tuple[float, float]:
+def _timed(groups: Groups, device: torch.device, axes: tuple[int, ...], kind: str, nbytes: int) -> tuple[float, float]:
     """Seconds until the last rank has its part of one collective, and the mean of the ranks' own processors."""
-    n = groups.mesh.sizes[axis]
+    n = prod(groups.mesh.sizes[a] for a in axes)
     whole = torch.ones(max(n, nbytes // 4 // n * n), device=device)
     part = torch.ones(whole.numel() // n, device=device)
     other = torch.empty_like(whole)
@@ -107,9 +113,9 @@ def _timed(groups: Groups, device: torch.device, axis: int, kind: str, nbytes: i
     dist.barrier()
     start, computed = time.perf_counter(), time.process_time()
     if kind == "send":
-        _pass_on(groups, axis, other, whole)
+        _pass_on(groups, axes, other, whole)
     else:
-        groups.start(kind, (axis,), *buffers.get(kind, (other, whole)), asynchronous=False)
+        groups.start(kind, axes, *buffers.get(kind, (other, whole)), asynchronous=False)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     took, computed = time.perf_counter() - start, time.process_time() - computed
@@ -119,9 +125,9 @@ def _timed(groups: Groups, device: torch.device, axis: int, kind: str, nbytes: i
     return float(slowest), float(mean)
 
 
-def _pass_on(groups: Groups, axis: int, got: torch.Tensor, given: torch.Tensor) -> None:
+def _pass_on(groups: Groups, axes: tuple[int, ...], got: torch.Tensor, given: torch.Tensor) -> None:
     """Every rank sends to the next of its group."""
-    group = groups.of((axis,))
+    group = groups.of(axes)
     ranks = dist.get_process_group_ranks(group)
     at = ranks.index(groups.rank)
     works = dist.batch_isend_irecv([dist.P2POp(dist.isend, given, ranks[(at + 1) % len(ranks)], group),

@@ -5,7 +5,7 @@
 Where a calibration timed what a collective takes of a rank's processor (gloo), that stands for startup and start:
 
     host  = call + message * steps + byte * bytes sent       steps = phases (n - 1), each with a message
-    price = max(seconds by `FORMULAS` + call + message * steps, host)
+    price = max(seconds by `FORMULAS`, host)                 while bytes are on their way the host does its part
 
 Every disjoint group of the same form runs the collective at the same time, so shared links are divided among them.
 """
@@ -45,10 +45,9 @@ def collective(cluster: Cluster, kind: str, group: Group, nbytes: float) -> Pric
     found = cheapest(backend, kind, crossings(cluster, group), nbytes)
     if cluster.backend != "gloo" or device.host is None:
         return found
-    messages = device.host.call + device.host.message * steps(kind, group.size)
-    host = messages + device.host.byte * sent
+    host = device.host.call + device.host.message * steps(kind, group.size) + device.host.byte * sent
     network = found.seconds - backend.startup - backend.starts.get(found.algorithm, 0.0)
-    return replace(found, seconds=max(network + messages, host), host=host)
+    return replace(found, seconds=max(network, host), host=host)
 
 
 def steps(kind: str, n: int) -> int:
