@@ -28,9 +28,10 @@ from autoddl.plan import VERSION, Plan
 from autoddl.price import OPTIMIZERS
 from autoddl.problem import Problem
 from autoddl.rebuild import source_of
-from autoddl.regions import Pin, mesh_allows, parse_pin, pinned, strategy
+from autoddl.regions import Pin, mesh_allows, parse_pin, pinned
 from autoddl.search import SOLVERS, solve
 from autoddl.space import Region
+from autoddl.strategies import strategy
 from autoddl.uncollected import uncollected
 from autoddl.variants import Variant, Variants
 

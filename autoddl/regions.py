@@ -1,32 +1,22 @@
-"""Regions of the space of plans: pins, and the strategies that people name.
+"""Regions of the space of plans that pins leave.
 
 A pin says `PATTERN: AXIS=STATE`: every parameter (by its name) or op (by its module path or name) that the shell-like
 pattern matches has that state on that axis: a parameter where it is stored, an op where it writes. `AXIS=SIZE` alone
 pins the mesh to those that have such an axis.
 
     h.*.attn.*: node=S(0)          wte.weight: net=B          node=8
-
-A strategy gives every axis of the mesh a role:
-
-    data     every rank of the axis reads whole parameters, and stores them whole
-    zero     reads whole parameters, and stores a piece of each that can be cut
-    tensor   nobody splits the batch; parameters are split however it is cheapest
-
-Data parallel is `data` everywhere, ZeRO-3 `zero` everywhere, tensor parallel `tensor` everywhere, a Megatron grid
-`tensor` on some axes and `data` on the others. Within a role all is free, so a strategy is priced at its best.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from autoddl.errors import InputError
 from autoddl.graph import Graph, Kind, Op, Tensor
 from autoddl.hubs import HUB
-from autoddl.layout import B, Layout, Mesh, Split, State, is_legal, state
+from autoddl.layout import B, Mesh, Split, State, state
 from autoddl.space import Choice, Region, everything
 
-__all__ = ["Pin", "mesh_allows", "parse_pin", "pinned", "strategy"]
+__all__ = ["Pin", "mesh_allows", "parse_pin", "pinned"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,51 +95,3 @@ def _agree(item: Op | Tensor, pins: list[Pin]) -> None:
                              f"{list(item.shape)}")
 
 
-def _batches(graph: Graph) -> frozenset[int]:
-    """Sizes of the leading dim of the inputs."""
-    return frozenset(t.shape[0] for t in graph.tensors if t.kind is Kind.INPUT and t.shape)
-
-
-def strategy(graph: Graph, mesh: Mesh, roles: Mapping[str, str]) -> Region:
-    """The region in which every axis has the role that `roles` gives it."""
-    batches = _batches(graph)
-    behind = {t: i for op in graph.ops if op.target == HUB for t, i in ((op.outputs[0], op.inputs[0]),)}
-    axes = tuple((mesh.index(name), role) for name, role in roles.items())
-    cuttable = {t.name: {a for a, _ in axes if _can_cut(t, mesh, a)} for t in graph.tensors if t.kind is Kind.PARAMETER}
-
-    def is_parameter(t: int) -> bool:
-        return graph.tensors[behind.get(t, t)].kind is Kind.PARAMETER
-
-    def stores(tensor: Tensor, choice: Choice) -> bool:
-        part = choice.outputs[0]
-        if any(role == "zero" for _, role in axes):
-            full = all(part[a] != B for a, role in axes if role == "zero" and a in cuttable[tensor.name])
-            return full and all(part[a] == B for a, role in axes if role == "data")
-        return not choice.regather and all(part[a] == B for a, role in axes if role == "data")
-
-    def computes(op: Op, choice: Choice) -> bool:
-        for a, role in axes:
-            for t, layout in zip(op.inputs, choice.inputs, strict=True):
-                if role != "tensor" and is_parameter(t) and layout[a] != B:
-                    return False
-            if role == "tensor":
-                for t, layout in zip((*op.inputs, *op.outputs), (*choice.inputs, *choice.outputs), strict=True):
-                    tensor = graph.tensors[t]
-                    if layout[a] == Split(0) and not is_parameter(t) and tensor.shape[0] in batches:
-                        return False
-        return True
-
-    def allowed(graph: Graph, item: Op | Tensor, choice: Choice) -> bool:
-        return stores(item, choice) if isinstance(item, Tensor) else computes(item, choice)
-
-    return allowed
-
-
-def _can_cut(tensor: Tensor, mesh: Mesh, axis: int) -> bool:
-    """Whether some dim of `tensor` can be split on all axes up to `axis` of the mesh."""
-    part = Mesh(mesh.axes[:axis + 1])
-    return any(is_legal(tensor.shape, _all(Split(d), part), part) for d in range(len(tensor.shape)))
-
-
-def _all(split: Split, mesh: Mesh) -> Layout:
-    return Layout((split,) * len(mesh.axes))

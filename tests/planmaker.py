@@ -17,8 +17,8 @@ from autoddl.layout import Mesh
 from autoddl.plan import VERSION, Plan
 from autoddl.price import Pricing
 from autoddl.problem import Solution
-from autoddl.regions import strategy
 from autoddl.space import everything, variables
+from autoddl.strategies import strategy
 from autoddl.tables import problem_of
 
 __all__ = ["cluster_of", "random_plans"]

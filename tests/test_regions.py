@@ -8,8 +8,9 @@ from autoddl.errors import InputError
 from autoddl.graph import Graph, Op, Tensor
 from autoddl.hubs import planned
 from autoddl.layout import B, Mesh, Split
-from autoddl.regions import Pin, mesh_allows, parse_pin, pinned, strategy
+from autoddl.regions import Pin, mesh_allows, parse_pin, pinned
 from autoddl.space import variables
+from autoddl.strategies import strategy
 
 MESH = Mesh.parse("net=2,node=2")
 
@@ -99,3 +100,15 @@ def test_tensor_parallel_does_not_split_the_batch(graph: Graph) -> None:
 
 def test_pins_are_values() -> None:
     assert Pin("w", "node", B) == parse_pin("w: node=B")
+
+
+@pytest.mark.parametrize("role", ["data", "zero"])
+def test_where_parameters_are_read_whole_the_batch_is_split(graph: Graph, role: str) -> None:
+    """On the axes of that role, and where there are enough of it."""
+    weights = {t for t, tensor in enumerate(graph.tensors) if tensor.fqn.endswith("weight")}
+    behind = {op.outputs[0]: op.inputs[0] for op in graph.ops if op.target.startswith("autoddl")}
+    for roles, axes in (({"net": role, "node": role}, (0, 1)), ({"net": role, "node": "tensor"}, (0,))):
+        linears = [v for v in variables(graph, MESH, strategy(graph, MESH, roles)) if isinstance(v.item, Op)
+                   and v.item.target == "aten.linear.default"
+                   and any(behind.get(t, t) in weights for t in v.item.inputs)]
+        assert linears and all(choice.inputs[0][a] == Split(0) for v in linears for choice in v.choices for a in axes)

@@ -37,9 +37,9 @@ from autoddl.hubs import planned
 from autoddl.layout import Mesh
 from autoddl.plan import VERSION, Plan
 from autoddl.price import Pricing
-from autoddl.regions import strategy
 from autoddl.search import solve
 from autoddl.space import Choice, variables
+from autoddl.strategies import strategy
 from autoddl.tables import problem_of
 
 CLUSTER = "name: bench\ndevice: cpu-core\nlevels:\n  - {name: all, size: %d, bandwidth: 1 GB/s, latency: 100 us}\n"

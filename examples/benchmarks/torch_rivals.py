@@ -16,19 +16,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from small_models import GPT, made
+from megatron import megatron, parts, whole_head
+from small_models import made
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    SequenceParallel,
-    loss_parallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
 
 __all__ = ["RATE", "Rival", "rivals", "stepper"]
 
@@ -54,7 +50,7 @@ class Rival:
 def rivals(model: str, ranks: int) -> Iterator[Rival]:
     """All that are tried on `ranks` ranks."""
     inner = [n for n in (2, 4) if n < ranks]
-    longs = (False, True) if model.startswith("gpt") else (False,)
+    longs = (False,) if model in ("vgg", "vit") else (False, True)
     yield from (Rival("ddp", model, 1, {"MB": mb}) for mb in (0.25, 1, 4, 25))
     yield from (Rival("fsdp", model, 1, {"drop": drop, "ahead": ahead})
                 for drop, ahead in ((False, 0), (False, 2), (True, 0)))
@@ -69,15 +65,15 @@ def stepper(rival: Rival) -> Callable[[], Tensor]:
     model, batch = made(rival.model)
     ranks, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
     inner = rival.inner if rival.family in ("tp", "grid") else 1
-    mine = [tensor.chunk(ranks // inner)[rank // inner] for tensor in batch.args]
+    args, kwargs = tree_map(lambda tensor: tensor.chunk(ranks // inner)[rank // inner], (batch.args, batch.kwargs))
     run = _BUILDERS[rival.family](model, rival)
     optimizer = torch.optim.SGD(run.parameters(), RATE)
-    whole = inner > 1 and isinstance(model, GPT)
+    whole = inner > 1 and whole_head(model)
 
     def step() -> Tensor:
         optimizer.zero_grad()
         with loss_parallel() if whole else nullcontext():
-            loss = run(*mine)
+            loss = run(*args, **kwargs)
             loss.backward()
         optimizer.step()
         said = loss.detach()
@@ -98,59 +94,32 @@ def _fsdp(model: nn.Module, rival: Rival) -> nn.Module:
 
 
 def _sharded(model: nn.Module, mesh: Any, drop: bool, ahead: int = 0) -> nn.Module:
-    parts: list[Any] = _parts(model)
-    for part in parts:
-        fully_shard(part, mesh=mesh, reshard_after_forward=drop)
-    for i in range(len(parts) if ahead else 0):
-        parts[i].set_modules_to_forward_prefetch(parts[i + 1 : i + 1 + ahead])
-        parts[i].set_modules_to_backward_prefetch(parts[max(0, i - ahead) : i][::-1])
+    pieces: list[Any] = parts(model)
+    for piece in pieces:
+        fully_shard(piece, mesh=mesh, reshard_after_forward=drop)
+    for i in range(len(pieces) if ahead else 0):
+        pieces[i].set_modules_to_forward_prefetch(pieces[i + 1 : i + 1 + ahead])
+        pieces[i].set_modules_to_backward_prefetch(pieces[max(0, i - ahead) : i][::-1])
     fully_shard(model, mesh=mesh, reshard_after_forward=drop)
     return model
 
 
-def _parts(model: nn.Module) -> list[nn.Module]:
-    """What is gathered together, in the order of use."""
-    if isinstance(model, GPT):
-        return [model.tokens, *model.blocks, model.head]
-    return [part for name, part in model.named_children()]
-
-
 def _tensor(model: nn.Module, rival: Rival) -> nn.Module:
     mesh = init_device_mesh("cpu", (rival.inner,))
-    return parallelize_module(model, mesh, _megatron(model, rival.settings["sequence"]))
+    return parallelize_module(model, mesh, megatron(model, rival.settings["sequence"]))
 
 
 def _grid(model: nn.Module, rival: Rival) -> nn.Module:
     outside = torch.distributed.get_world_size() // rival.inner
     mesh = init_device_mesh("cpu", (outside, rival.inner), mesh_dim_names=("data", "tensor"))
-    cut = parallelize_module(model, mesh["tensor"], _megatron(model, rival.settings["sequence"]))
+    cut = parallelize_module(model, mesh["tensor"], megatron(model, rival.settings["sequence"]))
     if rival.settings["outside"] == "shard":
         return _sharded(cut, mesh["data"], False)
     from torch.distributed._composable.replicate_with_fsdp import replicate
-    parts: list[Any] = _parts(cut)
-    for part in parts:
-        replicate(part, mesh=mesh["data"])
+    for piece in parts(cut):
+        replicate(piece, mesh=mesh["data"])
     replicate(cut, mesh=mesh["data"])
     return cut
-
-
-def _megatron(model: nn.Module, sequence: bool) -> dict[str, Any]:
-    """The plan of parallelize_module."""
-    if not isinstance(model, GPT):
-        return {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()}
-    kept: Any = Shard(1) if sequence else Replicate()
-    plan: dict[str, Any] = {"tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=kept),
-                            "head": ColwiseParallel(input_layouts=kept, output_layouts=Shard(-1),
-                                                    use_local_output=False)}
-    if sequence:
-        plan["positions"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0))
-        plan["norm"] = SequenceParallel()
-    for i in range(len(model.blocks)):
-        plan |= {f"blocks.{i}.{name}": ColwiseParallel(input_layouts=kept) for name in ("qkv", "up")}
-        plan |= {f"blocks.{i}.{name}": RowwiseParallel(output_layouts=kept) for name in ("o", "down")}
-        if sequence:
-            plan |= {f"blocks.{i}.{name}": SequenceParallel() for name in ("norm1", "norm2")}
-    return plan
 
 
 _BUILDERS: dict[str, Callable[[nn.Module, Rival], nn.Module]] = {
