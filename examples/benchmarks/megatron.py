@@ -19,6 +19,7 @@ from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
     PrepareModuleInput,
+    PrepareModuleInputOutput,
     RowwiseParallel,
     SequenceParallel,
 )
@@ -88,14 +89,14 @@ def _decoder(model: Any, kept: Any, sequence: bool) -> dict[str, Any]:
     if sequence:
         plan["model.lm_head"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1),
                                                 use_local_output=False)
-        plan["model.model.norm"] = SequenceParallel()
+        plan["model.model.norm"] = SequenceParallel(use_local_output=True)
     for i, layer in enumerate(model.model.model.layers):
         at, dense = f"model.model.layers.{i}.", not hasattr(layer.mlp, "experts")
         columns = _attention("self_attn") + (("mlp.gate_proj", "mlp.up_proj") if dense else ())
         plan |= {f"{at}{name}": ColwiseParallel() for name in columns}
         plan[f"{at}self_attn.o_proj"] = RowwiseParallel(output_layouts=kept)
         plan[f"{at}mlp.down_proj" if dense else f"{at}mlp.experts"] = \
-            RowwiseParallel(output_layouts=kept) if dense else Experts()
+            RowwiseParallel(output_layouts=kept) if dense else Experts(summed=not sequence)
         plan |= _by_tokens(at, first=i == 0, dense=dense) if sequence else {}
     return plan
 
@@ -103,20 +104,26 @@ def _decoder(model: Any, kept: Any, sequence: bool) -> dict[str, Any]:
 def _by_tokens(at: str, first: bool, dense: bool) -> dict[str, Any]:
     """Norms and sums of a layer have a part of the tokens; attention and what follows it gather them."""
     split, every = Shard(1), Replicate()
-    plan: dict[str, Any] = {f"{at}{name}": SequenceParallel() for name in
+    plan: dict[str, Any] = {f"{at}{name}": SequenceParallel(use_local_output=True) for name in
                             ("input_layernorm", "post_attention_layernorm")}
     plan[f"{at}self_attn"] = PrepareModuleInput(input_kwarg_layouts={"hidden_states": split},
-                                                desired_input_kwarg_layouts={"hidden_states": every})
-    if dense:
-        plan[f"{at}mlp"] = PrepareModuleInput(input_layouts=(split,), desired_input_layouts=(every,))
+                                                desired_input_kwarg_layouts={"hidden_states": every},
+                                                use_local_output=True)
+    gathered: dict[str, Any] = {"input_layouts": (split,), "desired_input_layouts": (every,)}
+    plan[f"{at}mlp"] = PrepareModuleInput(**gathered, use_local_output=True) if dense else PrepareModuleInputOutput(
+        **gathered, use_local_input=True, output_layouts=(Partial(),), desired_output_layouts=(split,))
     if first:
-        plan[at.removesuffix(".")] = PrepareModuleInput(input_layouts=(every,), desired_input_layouts=(split,))
+        plan[at.removesuffix(".")] = PrepareModuleInput(input_layouts=(every,), desired_input_layouts=(split,),
+                                                         use_local_output=True)
     return plan
 
 
 class Experts(ParallelStyle):
-    """Columns of gate and of up in every expert, rows of down; what comes of them is summed. Gradients of what goes
-    in are summed likewise. The router is on every rank, for its tokens are."""
+    """Columns of gate and of up in every expert, rows of down; what comes of them is `summed`, or left to be. Gradients
+    of what goes in are summed likewise. The router is on every rank, for its tokens are."""
+
+    def __init__(self, summed: bool) -> None:
+        self.summed = summed
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         experts: Any = module
@@ -135,5 +142,6 @@ class Experts(ParallelStyle):
             return DTensor.from_local(out, device_mesh, [Partial()]).redistribute(placements=[Replicate()]).to_local()
 
         module.register_forward_pre_hook(lambda _, given: tuple(shared(value) for value in given))
-        module.register_forward_hook(summed)
+        if self.summed:
+            module.register_forward_hook(summed)
         return module

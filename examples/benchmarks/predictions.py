@@ -3,13 +3,13 @@
     models=gpt-8k,llama,vgg,vit,mixture   clusters=4x1-200,2x2-200,8x1-200,2racks   rounds=5   random=3   seconds=60
     folder=FOLDER (where measured cluster files are kept)   out=FILE (a line of JSON for every plan, added)
 
-Of every model on every cluster: the found plan, data parallel, ZeRO-3, tensor parallel, the best grid, and random valid
-plans of fixed seeds take turns in one world (`arena`). Measured is the median over the quiet rounds of the slowest
-rank's seconds until gradients are there, in the second step of a turn; predicted the time line, which knows of overlap,
-and the sum of all parts, which does not. Before, the cluster is measured with all ranks running, by kernels that know
-of no model, for `seconds` (`calibrated`; 0: as the file says). The machine is faster in one minute than in the next:
-the time line is that of the pulse which was taken beside the steps (`pulse`: over that of the calibration), the sum is
-not.
+Of every model on every cluster: the found plan (by its time line; by its sum too, if that is another), data parallel,
+ZeRO-3, tensor parallel, the best grid, and random valid plans of fixed seeds take turns in one world (`arena`). Measured
+is the median over the quiet rounds of the slowest rank's seconds until gradients are there, in the second step of a
+turn; predicted the time line, which knows of overlap, and the sum of all parts, which does not. Before, the cluster is
+measured with all ranks running, by kernels that know of no model, for `seconds` (`calibrated`; 0: as the file says). The
+machine is faster in one minute than in the next: the time line is that of the pulse which was taken beside the steps
+(`pulse`: over that of the calibration), the sum is not.
 
     error     predicted / measured - 1, its size's median and 90th percentile
     tau       Kendall's rank correlation in a group (model, cluster); pairs measured within 5 % are ties and left out
@@ -36,7 +36,7 @@ from calibrated import calibrated
 from random_plans import random_plan
 from small_models import made
 
-from autoddl.api import compare
+from autoddl.api import compare, plan
 from autoddl.buckets import best_buckets
 from autoddl.capture import capture
 from autoddl.cost_models import Cluster, load_cluster
@@ -72,14 +72,19 @@ class Row:
 
 
 def plans_of(model: str, cluster: Cluster, count: int) -> tuple[dict[str, Plan], Graph]:
-    """Named strategies at their best, then `count` random plans, and the planned graph."""
+    """Found with what is hidden counted, and by the sum; named strategies at their best, then `count` random plans;
+    and the planned graph."""
     module, batch = made(model)
-    found = {one.name: one.plan for one in compare(module, cluster, batch, name=model) if one.plan is not None}
+    found = {"found": plan(module, cluster, batch, name=model, overlap=True)}
+    for one in compare(module, cluster, batch, name=model):
+        if one.plan is not None and (one.name != "found" or one.plan.decisions != found["found"].decisions):
+            found["least sum" if one.name == "found" else one.name] = one.plan
+    named = len(found)
     captured = capture(module, batch)
     graph, every = planned(captured.graph), meshes(cluster, 3)
     for seed in range(20 * count):
         one = random_plan(captured, seed, str(every[seed % len(every)]), cluster)
-        if one.predicted.seconds <= LONGEST and len(found) < 5 + count:
+        if one.predicted.seconds <= LONGEST and len(found) < named + count:
             one = replace(one, source={"cluster": cluster.to_yaml()})  # it says which collectives run
             found[f"random {seed}"] = best_buckets(one, graph, cluster)
     return found, graph
@@ -91,19 +96,19 @@ def measured(model: str, cluster: Path, count: int, rounds: int) -> Iterator[Row
     plans, graph = plans_of(model, place, count)
     with tempfile.TemporaryDirectory() as folder:
         paths = {name: Path(folder, f"{number}.json") for number, name in enumerate(plans)}
-        for name, plan in plans.items():
-            plan.save(paths[name])
+        for name, each in plans.items():
+            each.save(paths[name])
         turns = contest(cluster, model, paths, (), rounds, update=False, ahead=1)
     usual = min((probe for one in turns for probe in one.probes), default=0.0)
     for one in turns:
         if one.failure:
             print(f"{model} on {place.name}: {one.name} did not run: {one.failure}", file=sys.stderr)
             continue
-        plan = plans[one.name]
+        chosen = plans[one.name]
         seconds, beat = map(statistics.median, zip(*one.quiet(usual), strict=True))
         beaten = place.measurements.get("pulse", 0.0)
-        line = timeline_of(plan, graph, paced(place, beat) if beaten else place).step.seconds
-        yield Row(model, place.name, one.name, line, plan.predicted.seconds, seconds, os.getloadavg()[0],
+        line = timeline_of(chosen, graph, paced(place, beat) if beaten else place).step.seconds
+        yield Row(model, place.name, one.name, line, chosen.predicted.seconds, seconds, os.getloadavg()[0],
                   beat / beaten if beaten else 1.0)
 
 

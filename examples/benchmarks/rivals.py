@@ -1,7 +1,7 @@
 """Our plan against torch's own ways, on shaped links: sudo python examples/benchmarks/rivals.py [NAME=VALUE ...]
 
-    models=gpt-512,gpt-8k,gpt-32k,vgg   clusters=4x1-200,2x2-200,8x1-200   rounds=5 (a start)   starts=2   tuning=2
-    seconds=60   folder=FOLDER (where measured cluster files are kept)
+    models=gpt-512,gpt-8k,gpt-32k,vgg,llama,vit,mixture   clusters=4x1-200,2x2-200,8x1-200,2racks   tuning=2
+    rounds=5 (a start)   starts=2   seconds=60   folder=FOLDER (where measured cluster files are kept)
     out=FILE (a line of JSON for every model and cluster, added)
 
 Ours is the plan for the cluster whose device was measured with all ranks running (`calibrated`).
@@ -35,7 +35,8 @@ OURS = "ours"
 SHARDED, CUT = ("ddp", "fsdp", "hsdp"), ("tp", "grid")
 AGREE = 1e-4
 RESAMPLES = 10000
-DEFAULTS = {"models": "gpt-512,gpt-8k,gpt-32k,vgg", "clusters": "4x1-200,2x2-200,8x1-200", "rounds": "5", "starts": "2",
+DEFAULTS = {"models": "gpt-512,gpt-8k,gpt-32k,vgg,llama,vit,mixture",
+            "clusters": "4x1-200,2x2-200,8x1-200,2racks", "rounds": "5", "starts": "2",
             "tuning": "2", "seconds": "60", "folder": "", "out": ""}
 
 
