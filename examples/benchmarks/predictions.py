@@ -4,12 +4,12 @@
     folder=FOLDER (where measured cluster files are kept)   out=FILE (a line of JSON for every plan, added)
 
 Of every model on every cluster: the found plan (by its time line; by its sum too, if that is another), data parallel,
-ZeRO-3, tensor parallel, the best grid, and random valid plans of fixed seeds take turns in one world (`arena`). Measured
-is the median over the quiet rounds of the slowest rank's seconds until gradients are there, in the second step of a
-turn; predicted the time line, which knows of overlap, and the sum of all parts, which does not. Before, the cluster is
-measured with all ranks running, by kernels that know of no model, for `seconds` (`calibrated`; 0: as the file says). The
-machine is faster in one minute than in the next: the time line is that of the pulse which was taken beside the steps
-(`pulse`: over that of the calibration), the sum is not.
+ZeRO-3, tensor parallel, the best grid, and random valid plans of fixed seeds take turns in one world (`arena`).
+Measured is the median over the quiet rounds of the slowest rank's seconds until gradients are there, in the second step
+of a turn; predicted the time line, which knows of overlap, and the sum of all parts, which does not. Before, the
+cluster is measured with all ranks running, by kernels that know of no model, for `seconds` (`calibrated`; 0: as the
+file says). The machine is faster in one minute than in the next: the time line is that of the pulse which was taken
+beside the steps (`pulse`: over that of the calibration), the sum is not.
 
     error     predicted / measured - 1, its size's median and 90th percentile
     tau       Kendall's rank correlation in a group (model, cluster); pairs measured within 5 % are ties and left out
@@ -83,10 +83,10 @@ def plans_of(model: str, cluster: Cluster, count: int) -> tuple[dict[str, Plan],
     captured = capture(module, batch)
     graph, every = planned(captured.graph), meshes(cluster, 3)
     for seed in range(20 * count):
-        one = random_plan(captured, seed, str(every[seed % len(every)]), cluster)
-        if one.predicted.seconds <= LONGEST and len(found) < named + count:
-            one = replace(one, source={"cluster": cluster.to_yaml()})  # it says which collectives run
-            found[f"random {seed}"] = best_buckets(one, graph, cluster)
+        made_up = random_plan(captured, seed, str(every[seed % len(every)]), cluster)
+        if made_up.predicted.seconds <= LONGEST and len(found) < named + count:
+            made_up = replace(made_up, source={"cluster": cluster.to_yaml()})  # it says which collectives run
+            found[f"random {seed}"] = best_buckets(made_up, graph, cluster)
     return found, graph
 
 
