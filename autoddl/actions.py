@@ -3,7 +3,8 @@
     Compute(name, seconds)    an op, or a local step of a conversion        Pass(name)   a pass begins
     Start(sent, seconds)      a collective is handed over                   Wait(k)      for the k-th that was started
 
-Of its seconds a collective takes `host` of the rank's own processor, where that was timed.
+Of its seconds a collective takes `host` of the rank's own processor, where that was timed; and `busy` seconds more if
+the rank computes all the while.
 """
 
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ class Start:
     sent: Sent
     seconds: float
     host: float = 0.0
+    busy: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class Actions:
         """A collective on a full buffer of `nbytes`."""
         price = collective(self.pricing.cluster, kind, self.pricing.group(axes), float(nbytes))
         names = "+".join(self.pricing.mesh.names[a] for a in axes)
-        return Start(Sent(direction, kind, names, nbytes, origin), price.seconds, price.host)
+        return Start(Sent(direction, kind, names, nbytes, origin), price.seconds, price.host, price.busy)
 
     def legs(self, steps: Sequence[Step], tensors: Sequence[Tensor], starts: Sequence[Layout], direction: str,
              origin: str) -> tuple[Leg, ...]:

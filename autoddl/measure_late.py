@@ -1,7 +1,10 @@
-"""How late the last rank comes where ranks share cores: `Host.late`.
+"""What computing does to collectives: how late the last rank comes where ranks share cores (`Host.late`), and how much
+longer a step of one takes beside computation (`Host.busy`).
 
     wall(n)   seconds of n products on every rank and a meeting of all     own(n)   those of a processor, times slowdown
     k = median over n of  (wall(n) - own(n) - (wall(0) - own(0))) / sqrt(own(n))
+
+    busy = median over small all-reduces of  (wall while all compute - wall while all wait) / steps
 
 The disturbances of a rank add up as a random walk does, so what they come to grows with the root of the time.
 """
@@ -12,10 +15,14 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-__all__ = ["lateness"]
+from autoddl.cost_models import steps
+
+__all__ = ["busyness", "lateness"]
 
 SIDE, PRODUCTS, ROUNDS = 128, (10, 40, 160, 640), 15
 """Of the matrices that ranks multiply before they meet: their side, how many, and how often."""
+SMALL = (2**12, 2**14, 2**16)
+"""Bytes of all-reduces that are messages more than bytes."""
 
 
 def lateness(slowdown: float) -> float:
@@ -43,3 +50,27 @@ def lateness(slowdown: float) -> float:
     shared = torch.tensor(median(found))
     dist.broadcast(shared, 0)
     return float(shared)
+
+
+def busyness() -> float:
+    """Seconds that computing adds to a step of an all-reduce, alike on every rank."""
+    square, many = torch.ones(SIDE, SIDE), steps("all-reduce", dist.get_world_size())
+
+    def took(buffer: torch.Tensor, computing: bool) -> float:
+        dist.barrier()
+        start = time.perf_counter()
+        work = dist.all_reduce(buffer, async_op=True)
+        while computing and not work.is_completed():
+            square @ square
+        work.wait()
+        return time.perf_counter() - start
+
+    added = []
+    for nbytes in SMALL:
+        buffer = torch.zeros(nbytes // 4)
+        pairs = [(took(buffer, False), took(buffer, True)) for _ in range(ROUNDS)]
+        idle, busy = map(median, zip(*pairs, strict=True))
+        added.append((busy - idle) / many)
+    shared = torch.tensor(max(0.0, median(added)))
+    dist.all_reduce(shared)
+    return float(shared) / dist.get_world_size()

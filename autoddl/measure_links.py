@@ -25,7 +25,7 @@ from autoddl.groups import Groups
 from autoddl.layout import Mesh
 from autoddl.measure_device import FEWEST, low, spread
 from autoddl.measure_fits import FEW, Point, fitted, host_of
-from autoddl.measure_late import lateness
+from autoddl.measure_late import busyness, lateness
 
 __all__ = ["KINDS", "SIZES", "measure_links", "mesh_of"]
 
@@ -75,8 +75,9 @@ def measure_links(cluster: Cluster, mesh: Mesh, device: torch.device, seconds: f
               for (axes, kind, nbytes), took in found.items()}
     timed = host_of([*points.values()]) if cluster.backend == "gloo" else None
     host = Host(*(float(f"{value:.4g}") for value in timed)) if timed is not None else None
-    if host is not None and slowdown > 1:
-        host = replace(host, late=float(f"{lateness(slowdown):.4g}"))
+    if host is not None:
+        late = lateness(slowdown) if slowdown > 1 else 0.0
+        host = replace(host, late=float(f"{late:.4g}"), busy=float(f"{busyness():.4g}"))
     cluster = replace(cluster, device=replace(cluster.device, host=host))
     timed_axes = [a for a, name in enumerate(mesh.names) if not shaped or name == cluster.levels[0].name]
     rows = [_row(cluster, mesh, a, [p for job, p in points.items() if job[0] == (a,)]) for a in timed_axes]

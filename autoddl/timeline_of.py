@@ -3,7 +3,7 @@
 Computation is one stream, the collectives over each set of axes another. With gloo, one that is waited for at once does
 not queue behind those under way; all that cross the same level share its port, where it has one for all (`ONE_PORT`);
 and what sending takes of the rank's processor is missing to what it computes. Ranks that share cores come to a
-collective that is waited for at once at different times, and it takes so much longer (`Host.late`). So
+collective at different times, so it begins later (`Host.late`); beside computation it takes longer (`Host.busy`). So
 
     a collective is in flight from when it is handed over to when its stream has done it and those before it
     exposed = what waiting for it takes         hidden = time in flight during which the rank computes
@@ -95,10 +95,13 @@ def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, late: flo
         if isinstance(action, Pass):
             continue
         if isinstance(action, Start):
-            flights.append(len(tasks))
             needs = () if computed is None else (computed,)
-            at_once = links is not None and after == Wait(len(flights) - 1)
-            tasks.append(_flight(action, needs, at_once, links or {}, late * sqrt(alone) if at_once else 0.0))
+            at_once = links is not None and after == Wait(len(flights))
+            if late and alone and links is not None:
+                tasks.append(Task("late", late * sqrt(alone), stream=f"late {len(flights)}", needs=needs))
+                needs, at[-1] = (len(tasks) - 1,), len(tasks)
+            flights.append(len(tasks))
+            tasks.append(_flight(action, needs, at_once, links or {}))
         else:
             computed = len(tasks)
             alone = alone + action.seconds if isinstance(action, Compute) else 0.0
@@ -107,14 +110,14 @@ def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, late: flo
     return tasks, at
 
 
-def _flight(action: Start, needs: tuple[int, ...], at_once: bool, links: Mapping[str, str], late: float) -> Task:
-    """A collective; `at_once`: beside the stream of its axes, and `late` seconds until the last rank comes to it."""
+def _flight(action: Start, needs: tuple[int, ...], at_once: bool, links: Mapping[str, str]) -> Task:
+    """A collective; `at_once`: beside the stream of its axes."""
     axes = action.sent.axes
     link = next((links[name] for name in axes.split("+") if name in links), "")
-    seconds = action.seconds + late
-    load = min(1.0, action.host / seconds) if action.host else 0.0
-    return Task(action.sent.origin, seconds, stream=f"{axes} at once" if at_once else axes, needs=needs,
-                link=link, load=load)
+    load = min(1.0, action.host / action.seconds) if action.host else 0.0
+    beside = 1 + action.busy / action.seconds if action.busy and not at_once else 1.0
+    return Task(action.sent.origin, action.seconds, stream=f"{axes} at once" if at_once else axes, needs=needs,
+                link=link, load=load, beside=beside)
 
 
 def _computed_before(tasks: Sequence[Task]) -> list[int | None]:

@@ -6,6 +6,8 @@ Where a calibration timed what a collective takes of a rank's processor (gloo), 
 
     host  = call + message * steps + byte * bytes sent       steps = phases (n - 1), each with a message
     price = max(seconds by `FORMULAS`, host)                 while bytes are on their way the host does its part
+    busy  = max(seconds by `FORMULAS` + 2 busy, host + busy * steps) - price       more, while the ranks compute: what
+                                                             sends waits for a core when it starts and when it ends
 
 Every disjoint group of the same form runs the collective at the same time, so shared links are divided among them.
 """
@@ -25,12 +27,14 @@ __all__ = ["KINDS", "Group", "Price", "cheapest", "collective", "link_of", "sent
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Seconds, how they are reached, the outermost level crossed, and the seconds of the rank's own processor."""
+    """Seconds, how they are reached, the outermost level crossed, the seconds of the rank's own processor, and those
+    that are added while the ranks compute beside it."""
 
     seconds: float
     algorithm: str
     level: str
     host: float = 0.0
+    busy: float = 0.0
 
 
 @lru_cache(maxsize=200_000)
@@ -45,9 +49,11 @@ def collective(cluster: Cluster, kind: str, group: Group, nbytes: float) -> Pric
     found = cheapest(backend, kind, crossings(cluster, group), nbytes)
     if cluster.backend != "gloo" or device.host is None:
         return found
-    host = device.host.call + device.host.message * steps(kind, group.size) + device.host.byte * sent
+    many = steps(kind, group.size)
+    host = device.host.call + device.host.message * many + device.host.byte * sent
     network = found.seconds - backend.startup - backend.starts.get(found.algorithm, 0.0)
-    return replace(found, seconds=max(network, host), host=host)
+    seconds, beside = max(network, host), max(network + 2 * device.host.busy, host + device.host.busy * many)
+    return replace(found, seconds=seconds, host=host, busy=max(0.0, beside - seconds))
 
 
 def steps(kind: str, n: int) -> int:

@@ -19,12 +19,14 @@ FLOOR = 0.1
 
 
 class Where(NamedTuple):
-    """A task's ranks, whether it computes, the link that it shares, and what it takes of a processor."""
+    """A task's ranks, whether it computes, the link that it shares, what it takes of a processor, and its stretch
+    while its rank computes."""
 
     ranks: tuple[int, ...]
     computes: bool
     link: str = ""
     load: float = 0.0
+    beside: float = 1.0
 
 
 def sequential(seconds: Sequence[float], edges: Edges) -> tuple[list[float], list[float]]:
@@ -112,8 +114,11 @@ class _Run:
     def _stretch(self, task: int) -> float:
         """By how much the task is slower now than alone."""
         one = self.where[task]
-        slowed = self.slowdown if any(map(self._both, one.ranks)) else 1.0
-        return slowed * (max(map(self._left_over, one.ranks)) if one.computes else self._crowd(task))
+        both = any(map(self._both, one.ranks))
+        slowed = self.slowdown if both else 1.0
+        if one.computes:
+            return slowed * max(map(self._left_over, one.ranks))
+        return slowed * self._crowd(task) * (one.beside if both else 1.0)
 
     def _crowd(self, task: int) -> int:
         """Tasks on the link of this one, where most are."""

@@ -139,7 +139,7 @@ def _ran(plan: Plan) -> tuple[list[tuple[str, ...]], Step]:
 
 
 def test_ranks_that_share_cores_come_late() -> None:
-    """By the root of what they computed since they met, and only to what is waited for at once."""
+    """By the root of what they computed since they met; where collectives run beside computation, that hides it."""
     def line(backend: str, late: float) -> float:
         sent = Sent("forward", "all-reduce", "a", 8, "x")
         actions = (Compute("x", 0.5), Compute("y", 0.14), Start(sent, 0.1), Wait(0), Start(sent, 0.1),
@@ -149,6 +149,19 @@ def test_ranks_that_share_cores_come_late() -> None:
 
     assert line("gloo", 0.05) == pytest.approx(line("gloo", 0.0) + 0.05 * (0.64**0.5 + 0.04**0.5))
     assert line("nccl", 0.05) == line("nccl", 0.0)
+    beside = (Compute("x", 0.64), Start(Sent("forward", "all-reduce", "a", 8, "x"), 0.1), Compute("y", 0.12), Wait(0))
+    assert [simulate(_tasks(beside, {}, late)[0]).makespan for late in (0.0, 0.05)] == pytest.approx([0.76, 0.78])
+
+
+def test_beside_computation_a_collective_takes_longer() -> None:
+    """All of the way it takes twice as long; what is waited for at once does not."""
+    sent = Sent("forward", "all-reduce", "a", 8, "x")
+    hidden = (Start(sent, 0.1, busy=0.1), Compute("x", 0.3), Wait(0))
+    partly = (Start(sent, 0.1, busy=0.1), Compute("x", 0.1), Wait(0))
+    at_once = (Start(sent, 0.1, busy=0.1), Wait(0), Compute("x", 0.3))
+    lines = [simulate(_tasks(actions, {}, 0.0)[0]) for actions in (hidden, partly, at_once)]
+    assert [line.makespan for line in lines] == pytest.approx([0.3, 0.15, 0.4])
+    assert lines[0].ends[0] == pytest.approx(0.2)
 
 
 def test_the_time_line_has_the_order_of_the_runtime() -> None:
