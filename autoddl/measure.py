@@ -27,7 +27,7 @@ import yaml
 from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.errors import InputError
 from autoddl.launch import joined, launch
-from autoddl.places import placed
+from autoddl.places import check_ranks, placed
 from autoddl.plan import write_atomically
 
 __all__ = ["SECONDS", "Measured", "Request", "measure", "stated", "with_measured"]
@@ -74,7 +74,7 @@ def measure(path: str | Path, *, output: str | Path | None = None, ranks: int = 
     """
     text = stated(_read(Path(path)))
     cluster = parse_cluster(text, str(path))
-    ranks = cluster.size if shaped else ranks
+    ranks = cluster.size if shaped and ranks == 1 else ranks
     world, here = (int(os.environ.get(name, "1")) if joined() else ranks for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     request = Request(text, str(path), seconds, threads, world, here, shaped, small)
     _check(cluster, request)
@@ -97,6 +97,8 @@ def _read(path: Path) -> str:
 def _check(cluster: Cluster, request: Request) -> None:
     if request.shaped and joined():
         raise InputError("shaped links are for ranks that start here: measure outside torchrun and srun")
+    if request.shaped:
+        check_ranks(request.ranks, "measure a smaller cluster of the kind")
     if request.seconds <= 0 or request.threads < 1 or request.ranks < 1:
         raise InputError(f"{request.seconds:g} seconds, {request.threads} threads, {request.ranks} ranks: measuring "
                          "takes more than 0 seconds and at least one of each")

@@ -69,5 +69,5 @@ def fitted(cluster: Cluster, level: str, points: Sequence[Point]) -> dict[str, f
     while step > 0.01:
         around = [(min(most, best[0] * exp(i * step)), best[1] * exp(j * step)) for i in (-1, 0, 1) for j in (-1, 0, 1)]
         nearest = min(around, key=lambda pair: error(*pair))
-        step, best = (step / 2, best) if nearest == best else (step, nearest)
+        step, best = (step, nearest) if error(*nearest) < error(*best) - 1e-9 else (step / 2, best)
     return {"bandwidth": float(f"{best[0]:.4g}"), "latency": float(f"{best[1]:.4g}"), "error": round(error(*best), 4)}

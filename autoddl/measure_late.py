@@ -21,7 +21,7 @@ __all__ = ["busyness", "lateness"]
 
 SIDE, PRODUCTS, ROUNDS = 128, (10, 40, 160, 640), 15
 """Of the matrices that ranks multiply before they meet: their side, how many, and how often."""
-SMALL = (2**12, 2**14, 2**16)
+SMALL = (2**12, 2**13, 2**14)
 """Bytes of all-reduces that are messages more than bytes."""
 
 

@@ -45,6 +45,7 @@ def measured(request: Request, progress: Progress | None = None) -> dict[str, An
         join(mesh, device, timedelta(seconds=600))
     share = request.seconds * (KERNELS if mesh is not None else 1.0)
     slowdown = max(1.0, request.here * request.threads / (os.cpu_count() or 1))
+    slowdown = max(_gathered(slowdown)) if dist.is_initialized() else slowdown
     listed = [d for d in DTYPES if str(d).removeprefix("torch.") in dict(cluster.device.peaks)]
     timed, usual = measure_kernels(device, listed, clock_of(device, request.threads, slowdown), share,
                                    SMALL if request.small else USUAL, progress)

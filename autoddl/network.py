@@ -130,10 +130,10 @@ def check_machine() -> None:
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if missing:
         raise MachineError(f"shaping links needs {' and '.join(missing)}: install iproute2, or rehearse without "
-                           "shaping, with --loopback")
+                           "shaping (rehearse --loopback)")
     if os.geteuid() != 0:
         raise MachineError("shaping links needs root, for network namespaces and tc: run it with sudo, or rehearse "
-                           "without shaping, with --loopback")
+                           "without shaping (rehearse --loopback)")
 
 
 @contextmanager
@@ -204,7 +204,7 @@ def _call(command: Sequence[str]) -> str:
     if done.returncode:
         said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
         raise MachineError(f"this machine cannot shape links: {' '.join(command)!r} says {said!r}; it needs root with "
-                           "network namespaces, bridges and tc's tbf. Rehearse without shaping with --loopback")
+                           "network namespaces, bridges and tc's tbf. Rehearse without shaping: rehearse --loopback")
     return done.stdout
 
 

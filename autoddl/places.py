@@ -5,10 +5,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from autoddl.cost_models import Cluster
+from autoddl.errors import InputError
 from autoddl.launch import Place
 from autoddl.network import PORT, Network, Uplink, network
 
-__all__ = ["placed", "places_of"]
+__all__ = ["check_ranks", "placed", "places_of"]
+
+
+def check_ranks(ranks: int, instead: str) -> None:
+    """InputError where so many ranks are more than this machine takes; `instead` says what to do."""
+    most = max(16, 4 * (os.cpu_count() or 1))
+    if ranks > most:
+        raise InputError(f"{ranks} ranks, and this machine takes {most}: {instead}, like "
+                         "examples/clusters/rehearsal-4x1-200.yaml")
 
 
 @contextmanager

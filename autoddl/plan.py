@@ -11,6 +11,7 @@ A plan is data: reading one runs no code that it names.
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from dataclasses import field
 from pathlib import Path
@@ -166,11 +167,13 @@ _ADAPTER: TypeAdapter[Plan] = TypeAdapter(Plan)
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write to a temporary name beside `path`, then rename: whoever reads sees the old text or the new one."""
+    """Write to a temporary name beside `path`, then rename: whoever reads sees the old text or the new one. Who may
+    read it stays as it was, and is as for any new file where there was none."""
     try:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False,
                                          encoding="utf-8") as file:
             file.write(text)
+        _as_before(file.name, path)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
     try:
@@ -178,6 +181,19 @@ def write_atomically(path: Path, text: str) -> None:
     except OSError as error:
         os.unlink(file.name)
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _as_before(new: str, path: Path) -> None:
+    """Give the file `new` the mode of `path`, and its owner if this process may."""
+    if path.exists():
+        before = path.stat()
+        os.chmod(new, stat.S_IMODE(before.st_mode))
+        if os.geteuid() == 0:
+            os.chown(new, before.st_uid, before.st_gid)
+    else:
+        mask = os.umask(0o022)
+        os.umask(mask)
+        os.chmod(new, 0o666 & ~mask)
 
 
 def load_plan(path: str | Path) -> Plan:

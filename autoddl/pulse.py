@@ -1,7 +1,7 @@
 """How fast this machine is just now: the seconds of a fixed mixture of work.
 
 A processor that is shared is faster in one minute than in the next, for all kinds of kernels nearly alike. So every
-time is taken beside a pulse, and a sequence of times, each of its own pulse, is steadied by
+kernel's time is taken beside a pulse, and a sequence of times, each of its own pulse, is steadied by
 
     seconds = taken * (median of all pulses) / (median of the AROUND pulses before and after)
 

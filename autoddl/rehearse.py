@@ -10,7 +10,6 @@ The ranks share the cores of this machine; so the cluster's device should be a s
 """
 
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -25,7 +24,7 @@ from autoddl.errors import InputError, MismatchError
 from autoddl.factory import Factory
 from autoddl.figures import later, typical
 from autoddl.launch import joined, launch
-from autoddl.places import placed
+from autoddl.places import check_ranks, placed
 from autoddl.plan import Plan
 from autoddl.record_file import read_record
 
@@ -109,10 +108,8 @@ def _check(plan: Plan, steps: int) -> None:
         raise InputError("a rehearsal starts its own ranks: call it outside torchrun and srun")
     if steps < 2:
         raise InputError(f"{steps} step is too few to rehearse: the first makes the connections; take 2 or more")
-    ranks, most = plan.mesh.size, max(16, 4 * (os.cpu_count() or 1))
-    if ranks > most:
-        raise InputError(f"the plan is for {ranks} ranks, this machine takes {most}: plan for a smaller cluster of the "
-                         "kind, like examples/clusters/rehearsal-4x1-200.yaml")
+    ranks = plan.mesh.size
+    check_ranks(ranks, "plan for a smaller cluster of the kind")
     needed = ranks * (plan.predicted.peak_bytes + PROCESS_BYTES)
     free = _free_bytes()
     if needed > free:

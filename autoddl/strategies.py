@@ -6,7 +6,8 @@ A strategy gives every axis of the mesh a role:
     zero     split the batch, read whole parameters, and store a piece of each that can be cut
     tensor   nobody splits the batch; parameters are split however it is cheapest
 
-The batch is split where an op reads it beside a parameter, if it can be: its leading dim stands for the batch.
+The batch is split where an op reads it beside a parameter, on as many of the axes, the outermost first, as it can be.
+The leading dim of the first input stands for it; where a view has folded it away, the ops around decide.
 
 Data parallel is `data` everywhere, ZeRO-3 `zero` everywhere, tensor parallel `tensor` everywhere, a Megatron grid
 `tensor` on some axes and `data` on the others. Within a role all is free, so a strategy is priced at its best.
@@ -43,11 +44,12 @@ def strategy(graph: Graph, mesh: Mesh, roles: Mapping[str, str]) -> Region:
         return not choice.regather and all(part[a] == B for a, role in axes if role == "data")
 
     def computes(op: Op, choice: Choice) -> bool:
+        batch, split = divided.get(op.name, (frozenset(), frozenset()))
         for a, role in axes:
             for t, layout in zip(op.inputs, choice.inputs, strict=True):
                 if role != "tensor" and is_parameter(t) and layout[a] != B:
                     return False
-                if role != "tensor" and t in divided.get(op.name, ()) and layout[a] != Split(0):
+                if t in batch and a in split and layout[a] != Split(0):
                     return False
             if role == "tensor":
                 for t, layout in zip((*op.inputs, *op.outputs), (*choice.inputs, *choice.outputs), strict=True):
@@ -68,20 +70,23 @@ def _batches(graph: Graph) -> frozenset[int]:
 
 
 def _divided(graph: Graph, mesh: Mesh, axes: Sequence[int], is_parameter: Callable[[int], bool]
-             ) -> dict[str, frozenset[int]]:
-    """Per op that reads a parameter, its inputs that are a batch (made of an input, the leading dim as long), where it
-    can read them split on `axes` and the parameters whole."""
-    batches, made = _batches(graph), {t for t, tensor in enumerate(graph.tensors) if tensor.kind is Kind.INPUT}
+             ) -> dict[str, tuple[frozenset[int], frozenset[int]]]:
+    """Per op that reads a parameter, its inputs that are a batch (made of an input, the leading dim that of the first
+    one), and those of `axes`, the first ones, on which it can read them split and the parameters whole."""
+    inputs = [t for t, tensor in enumerate(graph.tensors) if tensor.kind is Kind.INPUT]
+    batch, made = next((graph.tensors[t].shape[:1] for t in inputs if graph.tensors[t].shape), ()), set(inputs)
     found = {}
     for op in graph.ops:
         if not made.isdisjoint(op.inputs):
             made.update(op.outputs)
-        if any(map(is_parameter, op.inputs)):
-            split = frozenset(t for t in op.inputs if t in made and {*graph.tensors[t].shape[:1]} & batches)
+        split = frozenset(t for t in op.inputs if t in made and batch and graph.tensors[t].shape[:1] == batch)
+        if split and any(map(is_parameter, op.inputs)):
             wanted = [Split(0) if t in split else B if is_parameter(t) else None for t in op.inputs]
-            if any(all(want in (None, layout[a]) for want, layout in zip(wanted, one.inputs, strict=True) for a in axes)
-                   for one in options(op, graph, mesh)):
-                found[op.name] = split
+            every = [one.inputs for one in options(op, graph, mesh)]
+            most = next(n for n in range(len(axes), -1, -1) if not n or any(
+                all(want in (None, part[a]) for want, part in zip(wanted, inputs, strict=True) for a in axes[:n])
+                for inputs in every))
+            found[op.name] = split, frozenset(axes[:most])
     return found
 
 

@@ -83,13 +83,14 @@ def timeline_of(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, slowd
 def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, late: float) -> tuple[list[Task], list[int]]:
     """The tasks, and for each action its task: that of a Pass is the next one. Waiting is computing for no time.
 
-    `links` is of each axis the link that it shares; None where collectives over the same axes queue. `alone` are the
-    seconds that ranks computed since they met."""
+    `links` is of each axis the link that it shares; None where collectives over the same axes queue. Ranks met when
+    the last of them started a collective that was waited for; `alone` are the seconds that they computed since."""
     tasks: list[Task] = []
     at: list[int] = []
     flights: list[int] = []
+    handed: list[float] = []
     computed: int | None = None
-    alone = 0.0
+    worked = met = 0.0
     for action, after in zip_longest(actions, actions[1:]):
         at.append(len(tasks))
         if isinstance(action, Pass):
@@ -97,16 +98,21 @@ def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, late: flo
         if isinstance(action, Start):
             needs = () if computed is None else (computed,)
             at_once = links is not None and after == Wait(len(flights))
-            if late and alone and links is not None:
+            alone = worked - met
+            if late and alone > 0 and links is not None:
                 tasks.append(Task("late", late * sqrt(alone), stream=f"late {len(flights)}", needs=needs))
                 needs, at[-1] = (len(tasks) - 1,), len(tasks)
             flights.append(len(tasks))
+            handed.append(worked)
             tasks.append(_flight(action, needs, at_once, links or {}))
         else:
             computed = len(tasks)
-            alone = alone + action.seconds if isinstance(action, Compute) else 0.0
-            seconds, needs = (action.seconds, ()) if isinstance(action, Compute) else (0.0, (flights[action.k],))
-            tasks.append(Task(action.name if isinstance(action, Compute) else "wait", seconds, needs=needs))
+            if isinstance(action, Compute):
+                worked += action.seconds
+                tasks.append(Task(action.name, action.seconds))
+            else:
+                met = max(met, handed[action.k])
+                tasks.append(Task("wait", 0.0, needs=(flights[action.k],)))
     return tasks, at
 
 

@@ -128,7 +128,8 @@ class _Run:
 
     def _left_over(self, rank: int) -> float:
         """What sending takes of the rank's processor, as the stretch of what it computes."""
-        taken = sum(self.where[other].load / self._crowd(other) for other in self.on[rank] if self.where[other].load)
+        taken = sum(one.load / (self._crowd(other) * one.beside * self.slowdown)
+                    for other, one in ((other, self.where[other]) for other in self.on[rank]) if one.load)
         return 1 / max(FLOOR, 1 - taken)
 
     def _both(self, rank: int) -> bool:

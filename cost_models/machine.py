@@ -53,8 +53,8 @@ class Host:
     message, for every byte that the rank sends.
 
     `late`: where ranks share cores the last one comes late * sqrt(t) after the mean, when they meet after computing for
-    t seconds: disturbances add up as a random walk does. In seconds to the power of 1/2. `busy`: seconds for which what
-    sends waits for a core while the ranks compute."""
+    t seconds: disturbances add up as a random walk does. In seconds to the power of 1/2. `busy`: seconds for which a
+    step waits for a core while the ranks compute."""
 
     call: float
     message: float

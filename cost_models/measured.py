@@ -101,15 +101,16 @@ def calibrated(tree: Mapping[str, Any] | None, device: Device, levels: tuple[Lev
 
 
 def paced(cluster: Cluster, pulse: float) -> Cluster:
-    """The cluster while the machine has this pulse: as much slower, or faster, as that is longer than when it was
-    measured. Raises InputError where no pulse was."""
+    """The cluster while the machine has this pulse: its kernels and what its host does as much slower, or faster, as
+    that is longer than when it was measured. Raises InputError where no pulse was."""
     usual, host, device = cluster.measurements.get("pulse", 0.0), cluster.device.host, cluster.device
     if not usual or pulse <= 0:
         raise InputError(f"cluster {cluster.name}: no pulse to set {pulse:g} s beside; measure it on a CPU")
     by = pulse / usual
-    curves = [curve | {"seconds": [by * second for second in curve["seconds"]]} for curve in json.loads(device.curves)]
+    curves = [curve | {"seconds": [by * second for second in curve["seconds"]]}
+              for curve in json.loads(device.curves or "[]")]
     slowed = Host(by * host.call, by * host.message, by * host.byte, host.late, host.busy) if host is not None else None
-    return replace(cluster, device=replace(device, curves=text_of(curves, cluster.name), host=slowed))
+    return replace(cluster, device=replace(device, curves=text_of(curves, cluster.name) if curves else "", host=slowed))
 
 
 def _linked(levels: tuple[Level, ...], links: Sequence[WrittenLink], source: str) -> tuple[Level, ...]:

@@ -183,6 +183,8 @@ def test_a_machine_without_the_device_and_other_mistakes_are_answered(tmp_path: 
     path.write_text(LAPTOP)
     with pytest.raises(InputError, match="cluster two has 2 devices, not 3: measure with 2 ranks, or with one"):
         measure(path, ranks=3)
+    with pytest.raises(InputError, match="has 2 devices, not 3"):
+        measure(path, ranks=3, shaped=True)
     with pytest.raises(InputError, match="0 seconds, 1 threads, 1 ranks"):
         measure(path, seconds=0.0)
     path.write_text(LAPTOP.replace("kind: cpu", "kind: gpu"))

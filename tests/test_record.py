@@ -139,7 +139,8 @@ def _ran(plan: Plan) -> tuple[list[tuple[str, ...]], Step]:
 
 
 def test_ranks_that_share_cores_come_late() -> None:
-    """By the root of what they computed since they met; where collectives run beside computation, that hides it."""
+    """By the root of what they computed since all had started a collective that was waited for; where collectives run
+    beside computation, that hides it."""
     def line(backend: str, late: float) -> float:
         sent = Sent("forward", "all-reduce", "a", 8, "x")
         actions = (Compute("x", 0.5), Compute("y", 0.14), Start(sent, 0.1), Wait(0), Start(sent, 0.1),
@@ -147,7 +148,7 @@ def test_ranks_that_share_cores_come_late() -> None:
         tasks, _ = _tasks(actions, {} if backend == "gloo" else None, late)
         return simulate(tasks).makespan
 
-    assert line("gloo", 0.05) == pytest.approx(line("gloo", 0.0) + 0.05 * (0.64**0.5 + 0.04**0.5))
+    assert line("gloo", 0.05) == pytest.approx(line("gloo", 0.0) + 0.05 * (0.64**0.5 + 0.05**0.5))
     assert line("nccl", 0.05) == line("nccl", 0.0)
     beside = (Compute("x", 0.64), Start(Sent("forward", "all-reduce", "a", 8, "x"), 0.1), Compute("y", 0.12), Wait(0))
     assert [simulate(_tasks(beside, {}, late)[0]).makespan for late in (0.0, 0.05)] == pytest.approx([0.76, 0.78])
@@ -162,6 +163,8 @@ def test_beside_computation_a_collective_takes_longer() -> None:
     lines = [simulate(_tasks(actions, {}, 0.0)[0]) for actions in (hidden, partly, at_once)]
     assert [line.makespan for line in lines] == pytest.approx([0.3, 0.15, 0.4])
     assert lines[0].ends[0] == pytest.approx(0.2)
+    sending = (Start(sent, 0.1, host=0.05, busy=0.1), Compute("x", 0.3), Wait(0))
+    assert simulate(_tasks(sending, {}, 0.0)[0]).makespan == pytest.approx(0.35)  # the same work, more slowly
 
 
 def test_the_time_line_has_the_order_of_the_runtime() -> None:

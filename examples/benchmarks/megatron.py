@@ -74,6 +74,8 @@ def _vit(model: Any) -> dict[str, Any]:
     plan: dict[str, Any] = {}
     for i in range(len(model.model.vit.layers)):
         at = f"model.vit.layers.{i}."
+        plan[f"{at}attention"] = PrepareModuleInput(input_layouts=(Replicate(), None),
+                                                    desired_input_layouts=(Replicate(), None))
         plan |= {f"{at}{name}": ColwiseParallel() for name in (*_attention("attention"), "mlp.fc1")}
         plan |= {f"{at}{name}": RowwiseParallel() for name in ("attention.o_proj", "mlp.fc2")}
     return plan
@@ -84,37 +86,41 @@ def _attention(name: str) -> tuple[str, ...]:
 
 
 def _decoder(model: Any, kept: Any, sequence: bool) -> dict[str, Any]:
-    """Llama, and a mixture: modules that look at the number of tokens get them all."""
+    """Llama, and a mixture: modules that look at the number of tokens get them all. What attention or a dense layer
+    gets goes to all of its columns as one tensor, so that its gradients are summed once."""
     plan = _ends("model.model.embed_tokens", "model.lm_head", Replicate() if sequence else kept)
     if sequence:
-        plan["model.lm_head"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1),
-                                                use_local_output=False)
+        plan["model.lm_head"] = ColwiseParallel(input_layouts=kept, output_layouts=Shard(-1), use_local_output=False)
         plan["model.model.norm"] = SequenceParallel(use_local_output=True)
     for i, layer in enumerate(model.model.model.layers):
-        at, dense = f"model.model.layers.{i}.", not hasattr(layer.mlp, "experts")
+        at, dense, every = f"model.model.layers.{i}.", not hasattr(layer.mlp, "experts"), Replicate()
         columns = _attention("self_attn") + (("mlp.gate_proj", "mlp.up_proj") if dense else ())
         plan |= {f"{at}{name}": ColwiseParallel() for name in columns}
+        plan[f"{at}self_attn"] = PrepareModuleInput(input_kwarg_layouts={"hidden_states": kept},
+                                                    desired_input_kwarg_layouts={"hidden_states": every})
         plan[f"{at}self_attn.o_proj"] = RowwiseParallel(output_layouts=kept)
-        plan[f"{at}mlp.down_proj" if dense else f"{at}mlp.experts"] = \
-            RowwiseParallel(output_layouts=kept) if dense else Experts(summed=not sequence)
+        if dense:
+            plan[f"{at}mlp"] = PrepareModuleInput(input_layouts=(kept,), desired_input_layouts=(every,))
+            plan[f"{at}mlp.down_proj"] = RowwiseParallel(output_layouts=kept)
+        else:
+            plan[f"{at}mlp.experts"] = Experts(summed=not sequence)
         plan |= _by_tokens(at, first=i == 0, dense=dense) if sequence else {}
     return plan
 
 
 def _by_tokens(at: str, first: bool, dense: bool) -> dict[str, Any]:
-    """Norms and sums of a layer have a part of the tokens; attention and what follows it gather them."""
-    split, every = Shard(1), Replicate()
+    """Norms and sums of a layer have a part of the tokens; a mixture, like attention, gathers them."""
+    split: Any = (Shard(1),)
+    every: Any = (Replicate(),)
     plan: dict[str, Any] = {f"{at}{name}": SequenceParallel(use_local_output=True) for name in
                             ("input_layernorm", "post_attention_layernorm")}
-    plan[f"{at}self_attn"] = PrepareModuleInput(input_kwarg_layouts={"hidden_states": split},
-                                                desired_input_kwarg_layouts={"hidden_states": every},
-                                                use_local_output=True)
-    gathered: dict[str, Any] = {"input_layouts": (split,), "desired_input_layouts": (every,)}
-    plan[f"{at}mlp"] = PrepareModuleInput(**gathered, use_local_output=True) if dense else PrepareModuleInputOutput(
-        **gathered, use_local_input=True, output_layouts=(Partial(),), desired_output_layouts=(split,))
+    if not dense:
+        plan[f"{at}mlp"] = PrepareModuleInputOutput(
+            input_layouts=split, desired_input_layouts=every, use_local_input=True,
+            output_layouts=(Partial(),), desired_output_layouts=split)
     if first:
-        plan[at.removesuffix(".")] = PrepareModuleInput(input_layouts=(every,), desired_input_layouts=(split,),
-                                                         use_local_output=True)
+        plan[at.removesuffix(".")] = PrepareModuleInput(input_layouts=every, desired_input_layouts=split,
+                                                        use_local_output=True)
     return plan
 
 

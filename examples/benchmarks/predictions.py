@@ -77,7 +77,7 @@ def plans_of(model: str, cluster: Cluster, count: int) -> tuple[dict[str, Plan],
     module, batch = made(model)
     found = {"found": plan(module, cluster, batch, name=model, overlap=True)}
     for one in compare(module, cluster, batch, name=model):
-        if one.plan is not None and (one.name != "found" or one.plan.decisions != found["found"].decisions):
+        if one.plan is not None and (one.name != "found" or _chosen(one.plan) != _chosen(found["found"])):
             found["least sum" if one.name == "found" else one.name] = one.plan
     named = len(found)
     captured = capture(module, batch)
@@ -88,6 +88,10 @@ def plans_of(model: str, cluster: Cluster, count: int) -> tuple[dict[str, Plan],
             made_up = replace(made_up, source={"cluster": cluster.to_yaml()})  # it says which collectives run
             found[f"random {seed}"] = best_buckets(made_up, graph, cluster)
     return found, graph
+
+
+def _chosen(plan: Plan) -> tuple[object, ...]:
+    return plan.mesh, plan.decisions, plan.stored, plan.bucket_bytes
 
 
 def measured(model: str, cluster: Path, count: int, rounds: int) -> Iterator[Row]:

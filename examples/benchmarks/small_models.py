@@ -4,7 +4,7 @@
     vgg                      VGG-16 at a quarter of its channels, 32 x 32 images, dense layers of 512, batch 64
     llama vit mixture        of Hugging Face's transformers: 2 layers of width 128, a mixture of 4 batched experts
 
-Module names are those that `torch_rivals` cuts as Megatron does; a view leaves the number of heads open, for a rank
+Module names are those that `megatron` cuts; a view leaves the number of heads open, for a rank
 that has some of them. `made(name)` gives a module, the same in every process, and its batch.
 """
 
