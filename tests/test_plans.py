@@ -13,7 +13,7 @@ from planmaker import cluster_of
 from shell import FACTORY, shell
 
 from autoddl.api import compare, plan
-from autoddl.plan import Plan, load_plan
+from autoddl.plan import Plan, load_plan, write_atomically
 
 HERE = Path(__file__).parent
 CLUSTERS = HERE.parent / "examples" / "clusters"
@@ -62,3 +62,14 @@ def test_the_same_inputs_give_the_same_file(tmp_path: Path) -> None:
 if __name__ == "__main__":
     for model, cluster in CASES:
         (HERE / "plans" / f"{model}-{cluster}.json").write_text(made(model, cluster))
+
+
+def test_a_file_written_again_keeps_its_mode(tmp_path: Path) -> None:
+    """A new one has that of any new file."""
+    path, other = tmp_path / "a", tmp_path / "b"
+    other.write_text("as any")
+    write_atomically(path, "one")
+    assert path.stat().st_mode == other.stat().st_mode
+    path.chmod(0o640)
+    write_atomically(path, "two")
+    assert path.read_text() == "two" and path.stat().st_mode & 0o777 == 0o640
