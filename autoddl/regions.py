@@ -93,5 +93,3 @@ def _agree(item: Op | Tensor, pins: list[Pin]) -> None:
                 isinstance(pin.value, Split) and pin.value.dim < len(item.shape))):
             raise InputError(f"pin '{pin}': a parameter is stored as B or as S of one of its dims, and {name} is "
                              f"{list(item.shape)}")
-
-
