@@ -1,10 +1,12 @@
-"""What computing does to collectives: how late the last rank comes where ranks share cores (`Host.late`), and how much
-longer a step of one takes beside computation (`Host.busy`).
+"""What computing and collectives do to each other: how late the last rank comes where ranks share cores (`Host.late`),
+how much longer a step takes beside computation (`Host.busy`), and how much longer computation beside it (`Host.drag`).
 
     wall(n)   seconds of n products on every rank and a meeting of all     own(n)   those of a processor, times slowdown
     k = median over n of  (wall(n) - own(n) - (wall(0) - own(0))) / sqrt(own(n))
 
     busy = median over small all-reduces of  (wall while all compute - wall while all wait) / steps
+    drag = median over large all-reduces of  (own of the work done beside it - own of the same work after it)
+                                             / own of the threads that send
 
 The disturbances of a rank add up as a random walk does, so what they come to grows with the root of the time.
 """
@@ -14,15 +16,18 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
+from torch.nn import functional as F
 
 from autoddl.cost_models import steps
 
-__all__ = ["busyness", "lateness"]
+__all__ = ["busyness", "dragging", "lateness"]
 
 SIDE, PRODUCTS, ROUNDS = 128, (10, 40, 160, 640), 15
 """Of the matrices that ranks multiply before they meet: their side, how many, and how often."""
 SMALL = (2**12, 2**13, 2**14)
 """Bytes of all-reduces that are messages more than bytes."""
+LARGE, FLIGHTS = 2**21, 9
+"""Bytes of an all-reduce that work is done beside, and how many of them."""
 
 
 def lateness(slowdown: float) -> float:
@@ -72,5 +77,38 @@ def busyness() -> float:
         idle, busy = map(median, zip(*pairs, strict=True))
         added.append((busy - idle) / many)
     shared = torch.tensor(max(0.0, median(added)))
+    dist.all_reduce(shared)
+    return float(shared) / dist.get_world_size()
+
+
+def dragging() -> float:
+    """Seconds that work loses for every second that a collective beside it takes of a processor, alike on every rank.
+
+    The work is a mixture: a product, a bend, a normalisation and a sum, of what a step has between two collectives."""
+    square, rows, buffer = torch.ones(2 * SIDE, 2 * SIDE), torch.randn(4 * SIDE, 4 * SIDE), torch.ones(LARGE // 4)
+
+    def work() -> None:
+        square @ square
+        F.layer_norm(F.gelu(rows), rows.shape[1:])
+        rows + rows
+
+    def lost() -> float:
+        dist.barrier()
+        own, every, times = time.thread_time(), time.process_time(), 0
+        flight = dist.all_reduce(buffer, async_op=True)
+        while not flight.is_completed():
+            work()
+            times += 1
+        flight.wait()
+        beside = time.thread_time() - own
+        sending = time.process_time() - every - beside
+        dist.barrier()
+        own = time.thread_time()
+        for _ in range(times):
+            work()
+        return (beside - (time.thread_time() - own)) / max(sending, 1e-6)
+
+    lost()  # to warm up
+    shared = torch.tensor(max(0.0, median(lost() for _ in range(FLIGHTS))))
     dist.all_reduce(shared)
     return float(shared) / dist.get_world_size()

@@ -25,7 +25,7 @@ from autoddl.groups import Groups
 from autoddl.layout import Mesh
 from autoddl.measure_device import FEWEST, low, spread
 from autoddl.measure_fits import FEW, Point, fitted, host_of
-from autoddl.measure_late import busyness, lateness
+from autoddl.measure_late import busyness, dragging, lateness
 
 __all__ = ["KINDS", "SIZES", "measure_links", "mesh_of"]
 
@@ -74,14 +74,19 @@ def measure_links(cluster: Cluster, mesh: Mesh, device: torch.device, seconds: f
     points = {(axes, kind, nbytes): _point(prod(mesh.sizes[a] for a in axes), kind, nbytes, took, slowdown)
               for (axes, kind, nbytes), took in found.items()}
     timed = host_of([*points.values()]) if cluster.backend == "gloo" else None
-    host = Host(*(float(f"{value:.4g}") for value in timed)) if timed is not None else None
+    host = Host(*map(_short, timed)) if timed is not None else None
     if host is not None:
         late = lateness(slowdown) if slowdown > 1 else 0.0
-        host = replace(host, late=float(f"{late:.4g}"), busy=float(f"{busyness():.4g}"))
+        host = replace(host, late=_short(late), busy=_short(busyness()), drag=_short(dragging()))
     cluster = replace(cluster, device=replace(cluster.device, host=host))
     timed_axes = [a for a, name in enumerate(mesh.names) if not shaped or name == cluster.levels[0].name]
     rows = [_row(cluster, mesh, a, [p for job, p in points.items() if job[0] == (a,)]) for a in timed_axes]
     return {"links": rows} | ({"host": asdict(host)} if host is not None else {})
+
+
+def _short(value: float) -> float:
+    """Four digits."""
+    return float(f"{value:.4g}")
 
 
 def _foreseen(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...], kind: str, nbytes: int) -> float:
@@ -93,8 +98,8 @@ def _foreseen(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...], kind: str, nb
 def _point(ranks: int, kind: str, nbytes: int, took: Sequence[tuple[float, float]], slowdown: float) -> Point:
     walls, processors = zip(*took, strict=True)
     usual = median(walls) if slowdown > 1 else low(walls)
-    return Point(kind, nbytes, float(f"{usual:.4g}"), round(spread(walls), 3),
-                 float(f"{slowdown * median(processors):.4g}"), ranks)
+    return Point(kind, nbytes, _short(usual), round(spread(walls), 3),
+                 _short(slowdown * median(processors)), ranks)
 
 
 def _row(cluster: Cluster, mesh: Mesh, axis: int, points: Sequence[Point]) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 Computation is one stream, the collectives over each set of axes another. With gloo, one that is waited for at once does
 not queue behind those under way; all that cross the same level share its port, where it has one for all (`ONE_PORT`);
-and what sending takes of the rank's processor is missing to what it computes. Ranks that share cores come to a
-collective at different times, so it begins later (`Host.late`); beside computation it takes longer (`Host.busy`). So
+and what sending takes of the rank's processor is missing to what it computes, which is slower beside it (`Host.drag`).
+Ranks that share cores come to a collective at different times, so it begins later (`Host.late`); beside computation it
+takes longer (`Host.busy`). So
 
     a collective is in flight from when it is handed over to when its stream has done it and those before it
     exposed = what waiting for it takes         hidden = time in flight during which the rank computes
@@ -19,6 +20,7 @@ from math import sqrt
 
 from autoddl.actions import Action, Compute, Pass, Start, Wait
 from autoddl.cost_models import Cluster
+from autoddl.cost_models.machine import Host
 from autoddl.cost_models.timeline import COMPUTE, Task, simulate
 from autoddl.graph import Graph
 from autoddl.issue import issued
@@ -31,6 +33,8 @@ __all__ = ["Foreseen", "Span", "timeline_of"]
 
 ONE_PORT = ("switch", "fat-tree", "dragonfly")
 """Topologies in which a device has one port to all the others of its level."""
+NO_HOST = Host(0.0, 0.0, 0.0)
+"""Of a cluster whose host was not timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +63,7 @@ def timeline_of(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, slowd
     actions = issued(plan, graph, cluster, rank)
     shared = {level.name for level in cluster.levels if level.topology in ONE_PORT}
     links = {name: level if level in shared else "" for name, level in plan.levels.items()}
-    late = cluster.device.host.late if cluster.device.host is not None else 0.0
-    tasks, at = _tasks(actions, links if cluster.backend == "gloo" else None, late)
+    tasks, at = _tasks(actions, links if cluster.backend == "gloo" else None, cluster.device.host or NO_HOST)
     line = simulate(tasks, slowdown)
     began = [line.ends[n] if n is not None else 0.0 for n in _computed_before(tasks)]
     starts = [k for k, action in enumerate(actions) if isinstance(action, Start)]
@@ -80,7 +83,7 @@ def timeline_of(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, slowd
     return Foreseen(Step(0, rank, 0.0, line.makespan, passes, tuple(events)), spans)
 
 
-def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, late: float) -> tuple[list[Task], list[int]]:
+def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, host: Host) -> tuple[list[Task], list[int]]:
     """The tasks, and for each action its task: that of a Pass is the next one. Waiting is computing for no time.
 
     `links` is of each axis the link that it shares; None where collectives over the same axes queue. Ranks met when
@@ -99,12 +102,12 @@ def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, late: flo
             needs = () if computed is None else (computed,)
             at_once = links is not None and after == Wait(len(flights))
             alone = worked - met
-            if late and alone > 0 and links is not None:
-                tasks.append(Task("late", late * sqrt(alone), stream=f"late {len(flights)}", needs=needs))
+            if host.late and alone > 0 and links is not None:
+                tasks.append(Task("late", host.late * sqrt(alone), stream=f"late {len(flights)}", needs=needs))
                 needs, at[-1] = (len(tasks) - 1,), len(tasks)
             flights.append(len(tasks))
             handed.append(worked)
-            tasks.append(_flight(action, needs, at_once, links or {}))
+            tasks.append(_flight(action, needs, at_once, links or {}, host.drag))
         else:
             computed = len(tasks)
             if isinstance(action, Compute):
@@ -116,11 +119,11 @@ def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, late: flo
     return tasks, at
 
 
-def _flight(action: Start, needs: tuple[int, ...], at_once: bool, links: Mapping[str, str]) -> Task:
+def _flight(action: Start, needs: tuple[int, ...], at_once: bool, links: Mapping[str, str], drag: float) -> Task:
     """A collective; `at_once`: beside the stream of its axes."""
     axes = action.sent.axes
     link = next((links[name] for name in axes.split("+") if name in links), "")
-    load = min(1.0, action.host / action.seconds) if action.host else 0.0
+    load = min(1.0, action.host * (1 + drag) / action.seconds) if action.host else 0.0
     beside = 1 + action.busy / action.seconds if action.busy and not at_once else 1.0
     return Task(action.sent.origin, action.seconds, stream=f"{axes} at once" if at_once else axes, needs=needs,
                 link=link, load=load, beside=beside)

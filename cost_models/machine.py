@@ -54,13 +54,15 @@ class Host:
 
     `late`: where ranks share cores the last one comes late * sqrt(t) after the mean, when they meet after computing for
     t seconds: disturbances add up as a random walk does. In seconds to the power of 1/2. `busy`: seconds for which a
-    step waits for a core while the ranks compute."""
+    step waits for a core while the ranks compute. `drag`: seconds that what the rank computes meanwhile takes longer,
+    for every second that a collective takes of a processor: interrupts, and what is lost of its caches."""
 
     call: float
     message: float
     byte: float
     late: float = 0.0
     busy: float = 0.0
+    drag: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

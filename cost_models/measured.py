@@ -5,7 +5,7 @@
     device     name and kind as the file has them; processor, threads, ranks at once and load while it was measured
     curves     {name, dtype, grid, work, seconds, spread}             -> Device.curves
     links      {level, ranks, bandwidth, latency, error, points}      -> bandwidth and latency of that level
-    host       {call, message, byte, late, busy}                            -> Device.host
+    host       {call, message, byte, late, busy, drag}         -> Device.host
 
 A link keeps its bandwidth as written and reaches a fraction of it, where what was measured is not above it. Figures of
 one device say nothing of another, so a file whose device is not the one that was measured is refused.
@@ -70,6 +70,7 @@ class WrittenHost(Written):
     byte: float = Field(ge=0)
     late: float = Field(default=0.0, ge=0)
     busy: float = Field(default=0.0, ge=0)
+    drag: float = Field(default=0.0, ge=0)
 
 
 class WrittenMeasured(Written):
@@ -109,7 +110,7 @@ def paced(cluster: Cluster, pulse: float) -> Cluster:
     by = pulse / usual
     curves = [curve | {"seconds": [by * second for second in curve["seconds"]]}
               for curve in json.loads(device.curves or "[]")]
-    slowed = Host(by * host.call, by * host.message, by * host.byte, host.late, host.busy) if host is not None else None
+    slowed = replace(host, call=by * host.call, message=by * host.message, byte=by * host.byte) if host else None
     return replace(cluster, device=replace(device, curves=text_of(curves, cluster.name) if curves else "", host=slowed))
 
 
