@@ -4,7 +4,7 @@
     Start(sent, seconds)      a collective is handed over                   Wait(k)      for the k-th that was started
 
 Of its seconds a collective takes `host` of the rank's own processor, where that was timed; and `busy` seconds more if
-the rank computes all the while.
+the rank computes all the while, and what it computes loses `drag` seconds beside those of `host`.
 """
 
 from collections.abc import Sequence
@@ -33,6 +33,7 @@ class Start:
     seconds: float
     host: float = 0.0
     busy: float = 0.0
+    drag: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Actions:
         """A collective on a full buffer of `nbytes`."""
         price = collective(self.pricing.cluster, kind, self.pricing.group(axes), float(nbytes))
         names = "+".join(self.pricing.mesh.names[a] for a in axes)
-        return Start(Sent(direction, kind, names, nbytes, origin), price.seconds, price.host, price.busy)
+        return Start(Sent(direction, kind, names, nbytes, origin), price.seconds, price.host, price.busy, price.drag)
 
     def legs(self, steps: Sequence[Step], tensors: Sequence[Tensor], starts: Sequence[Layout], direction: str,
              origin: str) -> tuple[Leg, ...]:

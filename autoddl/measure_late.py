@@ -5,8 +5,8 @@ how much longer a step takes beside computation (`Host.busy`), and how much long
     k = median over n of  (wall(n) - own(n) - (wall(0) - own(0))) / sqrt(own(n))
 
     busy = median over small all-reduces of  (wall while all compute - wall while all wait) / steps
-    drag = median over large all-reduces of  (own of the work done beside it - own of the same work after it)
-                                             / own of the threads that send
+    drag = median over large all-reduces of  (wall of the work done beside it - wall of the same work after it - host)
+                                             / bytes sent
 
 The disturbances of a rank add up as a random walk does, so what they come to grows with the root of the time.
 """
@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from autoddl.cost_models import steps
+from autoddl.cost_models import sent_bytes, steps
+from autoddl.cost_models.machine import Host
 
 __all__ = ["busyness", "dragging", "lateness"]
 
@@ -81,8 +82,9 @@ def busyness() -> float:
     return float(shared) / dist.get_world_size()
 
 
-def dragging() -> float:
-    """Seconds that work loses for every second that a collective beside it takes of a processor, alike on every rank.
+def dragging(host: Host) -> float:
+    """Seconds by which work takes longer for every byte that a rank sends meanwhile, beside what `host` says that
+    sending takes, alike on every rank.
 
     The work is a mixture: a product, a bend, a normalisation and a sum, of what a step has between two collectives."""
     square, rows, buffer = torch.ones(2 * SIDE, 2 * SIDE), torch.randn(4 * SIDE, 4 * SIDE), torch.ones(LARGE // 4)
@@ -94,21 +96,23 @@ def dragging() -> float:
 
     def lost() -> float:
         dist.barrier()
-        own, every, times = time.thread_time(), time.process_time(), 0
+        start, times = time.perf_counter(), 0
         flight = dist.all_reduce(buffer, async_op=True)
         while not flight.is_completed():
             work()
             times += 1
         flight.wait()
-        beside = time.thread_time() - own
-        sending = time.process_time() - every - beside
+        beside = time.perf_counter() - start
         dist.barrier()
-        own = time.thread_time()
+        start = time.perf_counter()
         for _ in range(times):
             work()
-        return (beside - (time.thread_time() - own)) / max(sending, 1e-6)
+        return beside - (time.perf_counter() - start)
 
     lost()  # to warm up
-    shared = torch.tensor(max(0.0, median(lost() for _ in range(FLIGHTS))))
+    ranks = dist.get_world_size()
+    shared = torch.tensor(median(lost() for _ in range(FLIGHTS)))
     dist.all_reduce(shared)
-    return float(shared) / dist.get_world_size()
+    sent = sent_bytes("all-reduce", ranks, float(LARGE))
+    known = host.call + host.message * steps("all-reduce", ranks) + host.byte * sent
+    return max(0.0, float(shared) / ranks - known) / sent

@@ -20,7 +20,6 @@ from math import sqrt
 
 from autoddl.actions import Action, Compute, Pass, Start, Wait
 from autoddl.cost_models import Cluster
-from autoddl.cost_models.machine import Host
 from autoddl.cost_models.timeline import COMPUTE, Task, simulate
 from autoddl.graph import Graph
 from autoddl.issue import issued
@@ -33,8 +32,6 @@ __all__ = ["Foreseen", "Span", "timeline_of"]
 
 ONE_PORT = ("switch", "fat-tree", "dragonfly")
 """Topologies in which a device has one port to all the others of its level."""
-NO_HOST = Host(0.0, 0.0, 0.0)
-"""Of a cluster whose host was not timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,8 @@ def timeline_of(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, slowd
     actions = issued(plan, graph, cluster, rank)
     shared = {level.name for level in cluster.levels if level.topology in ONE_PORT}
     links = {name: level if level in shared else "" for name, level in plan.levels.items()}
-    tasks, at = _tasks(actions, links if cluster.backend == "gloo" else None, cluster.device.host or NO_HOST)
+    late = cluster.device.host.late if cluster.device.host is not None else 0.0
+    tasks, at = _tasks(actions, links if cluster.backend == "gloo" else None, late)
     line = simulate(tasks, slowdown)
     began = [line.ends[n] if n is not None else 0.0 for n in _computed_before(tasks)]
     starts = [k for k, action in enumerate(actions) if isinstance(action, Start)]
@@ -83,7 +81,7 @@ def timeline_of(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, slowd
     return Foreseen(Step(0, rank, 0.0, line.makespan, passes, tuple(events)), spans)
 
 
-def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, host: Host) -> tuple[list[Task], list[int]]:
+def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, late: float) -> tuple[list[Task], list[int]]:
     """The tasks, and for each action its task: that of a Pass is the next one. Waiting is computing for no time.
 
     `links` is of each axis the link that it shares; None where collectives over the same axes queue. Ranks met when
@@ -102,12 +100,12 @@ def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, host: Hos
             needs = () if computed is None else (computed,)
             at_once = links is not None and after == Wait(len(flights))
             alone = worked - met
-            if host.late and alone > 0 and links is not None:
-                tasks.append(Task("late", host.late * sqrt(alone), stream=f"late {len(flights)}", needs=needs))
+            if late and alone > 0 and links is not None:
+                tasks.append(Task("late", late * sqrt(alone), stream=f"late {len(flights)}", needs=needs))
                 needs, at[-1] = (len(tasks) - 1,), len(tasks)
             flights.append(len(tasks))
             handed.append(worked)
-            tasks.append(_flight(action, needs, at_once, links or {}, host.drag))
+            tasks.append(_flight(action, needs, at_once, links or {}))
         else:
             computed = len(tasks)
             if isinstance(action, Compute):
@@ -119,11 +117,11 @@ def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, host: Hos
     return tasks, at
 
 
-def _flight(action: Start, needs: tuple[int, ...], at_once: bool, links: Mapping[str, str], drag: float) -> Task:
+def _flight(action: Start, needs: tuple[int, ...], at_once: bool, links: Mapping[str, str]) -> Task:
     """A collective; `at_once`: beside the stream of its axes."""
     axes = action.sent.axes
     link = next((links[name] for name in axes.split("+") if name in links), "")
-    load = min(1.0, action.host * (1 + drag) / action.seconds) if action.host else 0.0
+    load = min(1.0, (action.host + action.drag) / action.seconds) if action.host else 0.0
     beside = 1 + action.busy / action.seconds if action.busy and not at_once else 1.0
     return Task(action.sent.origin, action.seconds, stream=f"{axes} at once" if at_once else axes, needs=needs,
                 link=link, load=load, beside=beside)

@@ -8,6 +8,7 @@ Where a calibration timed what a collective takes of a rank's processor (gloo), 
     price = max(seconds by `FORMULAS`, host)                 while bytes are on their way the host does its part
     busy  = max(seconds by `FORMULAS` + 2 busy, host + busy * steps) - price       more, while the ranks compute: what
                                                              sends waits for a core when it starts and when it ends
+    drag  = drag * bytes sent                                what is computed meanwhile takes host + drag longer
 
 Every disjoint group of the same form runs the collective at the same time, so shared links are divided among them.
 """
@@ -27,14 +28,15 @@ __all__ = ["KINDS", "Group", "Price", "cheapest", "collective", "link_of", "sent
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Seconds, how they are reached, the outermost level crossed, the seconds of the rank's own processor, and those
-    that are added while the ranks compute beside it."""
+    """Seconds, how they are reached, the outermost level crossed, the seconds of the rank's own processor, those that
+    are added while the ranks compute beside it, and those that this computation loses more than its processor's."""
 
     seconds: float
     algorithm: str
     level: str
     host: float = 0.0
     busy: float = 0.0
+    drag: float = 0.0
 
 
 @lru_cache(maxsize=200_000)
@@ -53,7 +55,7 @@ def collective(cluster: Cluster, kind: str, group: Group, nbytes: float) -> Pric
     host = device.host.call + device.host.message * many + device.host.byte * sent
     network = found.seconds - backend.startup - backend.starts.get(found.algorithm, 0.0)
     seconds, beside = max(network, host), max(network + 2 * device.host.busy, host + device.host.busy * many)
-    return replace(found, seconds=seconds, host=host, busy=max(0.0, beside - seconds))
+    return replace(found, seconds=seconds, host=host, busy=max(0.0, beside - seconds), drag=device.host.drag * sent)
 
 
 def steps(kind: str, n: int) -> int:

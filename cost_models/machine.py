@@ -54,8 +54,8 @@ class Host:
 
     `late`: where ranks share cores the last one comes late * sqrt(t) after the mean, when they meet after computing for
     t seconds: disturbances add up as a random walk does. In seconds to the power of 1/2. `busy`: seconds for which a
-    step waits for a core while the ranks compute. `drag`: seconds that what the rank computes meanwhile takes longer,
-    for every second that a collective takes of a processor: interrupts, and what is lost of its caches."""
+    step waits for a core while the ranks compute. `drag`: seconds for every byte that is sent by which what the rank
+    computes meanwhile takes longer than by that: interrupts, and what is lost of its caches."""
 
     call: float
     message: float

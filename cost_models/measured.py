@@ -110,7 +110,8 @@ def paced(cluster: Cluster, pulse: float) -> Cluster:
     by = pulse / usual
     curves = [curve | {"seconds": [by * second for second in curve["seconds"]]}
               for curve in json.loads(device.curves or "[]")]
-    slowed = replace(host, call=by * host.call, message=by * host.message, byte=by * host.byte) if host else None
+    slowed = replace(host, call=by * host.call, message=by * host.message, byte=by * host.byte, drag=by * host.drag) \
+        if host is not None else None
     return replace(cluster, device=replace(device, curves=text_of(curves, cluster.name) if curves else "", host=slowed))
 
 

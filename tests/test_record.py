@@ -24,7 +24,6 @@ from autoddl.apply import parallelize
 from autoddl.buckets import SIZES, in_best_buckets
 from autoddl.capture import Captured, capture
 from autoddl.compare_run import foreseen
-from autoddl.cost_models.machine import Host
 from autoddl.cost_models.timeline import simulate
 from autoddl.errors import InputError
 from autoddl.figures import Pair, late, later, misses, typical
@@ -34,7 +33,7 @@ from autoddl.plan import Plan, load_plan
 from autoddl.record import Event, Header, Record, Step, hidden_seconds, own_seconds
 from autoddl.record_file import header_text, parse_record, read_record, step_text
 from autoddl.record_writer import step_of
-from autoddl.timeline_of import NO_HOST, _tasks, timeline_of
+from autoddl.timeline_of import _tasks, timeline_of
 from autoddl.traffic import Sent, traffic
 
 PAIR = """
@@ -146,14 +145,13 @@ def test_ranks_that_share_cores_come_late() -> None:
         sent = Sent("forward", "all-reduce", "a", 8, "x")
         actions = (Compute("x", 0.5), Compute("y", 0.14), Start(sent, 0.1), Wait(0), Start(sent, 0.1),
                    Compute("z", 0.01), Wait(1), Compute("w", 0.04), Start(sent, 0.1), Wait(2))
-        tasks, _ = _tasks(actions, {} if backend == "gloo" else None, Host(0, 0, 0, late))
+        tasks, _ = _tasks(actions, {} if backend == "gloo" else None, late)
         return simulate(tasks).makespan
 
     assert line("gloo", 0.05) == pytest.approx(line("gloo", 0.0) + 0.05 * (0.64**0.5 + 0.05**0.5))
     assert line("nccl", 0.05) == line("nccl", 0.0)
     beside = (Compute("x", 0.64), Start(Sent("forward", "all-reduce", "a", 8, "x"), 0.1), Compute("y", 0.12), Wait(0))
-    hosts = [Host(0, 0, 0, late) for late in (0.0, 0.05)]
-    assert [simulate(_tasks(beside, {}, host)[0]).makespan for host in hosts] == pytest.approx([0.76, 0.78])
+    assert [simulate(_tasks(beside, {}, late)[0]).makespan for late in (0.0, 0.05)] == pytest.approx([0.76, 0.78])
 
 
 def test_beside_computation_a_collective_takes_longer() -> None:
@@ -162,13 +160,13 @@ def test_beside_computation_a_collective_takes_longer() -> None:
     hidden = (Start(sent, 0.1, busy=0.1), Compute("x", 0.3), Wait(0))
     partly = (Start(sent, 0.1, busy=0.1), Compute("x", 0.1), Wait(0))
     at_once = (Start(sent, 0.1, busy=0.1), Wait(0), Compute("x", 0.3))
-    lines = [simulate(_tasks(actions, {}, NO_HOST)[0]) for actions in (hidden, partly, at_once)]
+    lines = [simulate(_tasks(actions, {}, 0.0)[0]) for actions in (hidden, partly, at_once)]
     assert [line.makespan for line in lines] == pytest.approx([0.3, 0.15, 0.4])
     assert lines[0].ends[0] == pytest.approx(0.2)
     sending = (Start(sent, 0.1, host=0.05, busy=0.1), Compute("x", 0.3), Wait(0))
-    assert simulate(_tasks(sending, {}, NO_HOST)[0]).makespan == pytest.approx(0.35)  # the same work, more slowly
-    dragging = Host(0, 0, 0, drag=0.6)  # 0.05 s of a processor, and 0.03 that are lost to it
-    assert simulate(_tasks(sending, {}, dragging)[0]).makespan == pytest.approx(0.38)
+    assert simulate(_tasks(sending, {}, 0.0)[0]).makespan == pytest.approx(0.35)  # the same work, more slowly
+    dragging = (Start(sent, 0.1, host=0.05, busy=0.1, drag=0.03), *sending[1:])
+    assert simulate(_tasks(dragging, {}, 0.0)[0]).makespan == pytest.approx(0.38)
 
 
 def test_the_time_line_has_the_order_of_the_runtime() -> None:
