@@ -33,7 +33,7 @@ from autoddl.held import hold, materialise
 from autoddl.hubs import planned
 from autoddl.lowering import Lowered, axes_of, lower
 from autoddl.plan import VERSION, Plan
-from autoddl.redistribute import Recorder
+from autoddl.redistribute import Recorder, begun, through
 from autoddl.sample import as_sample, from_spec, parted
 from autoddl.store import Store
 from autoddl.traffic import traffic
@@ -143,14 +143,16 @@ class ParallelModel:
         if part:
             self.recorder.direction = "forward"
         with self._store.gathers.notes():
-            loss, *buffers = self._train.program.forward(*self._arguments(self._train, pieces))
+            results = self._train.program.forward(*self._arguments(self._train, pieces))
+        ends = [begun(route.forward, x) for route, x in zip(self._train.ends, results, strict=True)]
         self.recorder.direction = "backward"
-        loss.backward(torch.full_like(loss, 1 / parts))
+        results[0].backward(through(self._train.ends[0].backward, torch.full_like(results[0], 1 / parts)))
         self._store.finish(last)
+        loss, *buffers = (end() for end in ends)
         with torch.no_grad():
             for (old, _), new in zip(self.graph.updates, buffers, strict=True):
                 self.module.get_buffer(self.graph.tensors[old].fqn).copy_(new)
-        return loss.detach()  # type: ignore[no-any-return]
+        return loss
 
     def __call__(self, batch: object) -> Tensor:
         """The loss of one batch, by the training program with nothing dropped; gradients and buffers stay as is."""
@@ -165,7 +167,8 @@ class ParallelModel:
         self.recorder.clear()
         for part, pieces in enumerate(parts):
             self._store.begin(part == len(parts) - 1)
-            losses += self._evaluate.program.forward(*self._arguments(self._evaluate, pieces))[:1]
+            loss, *_ = self._evaluate.program.forward(*self._arguments(self._evaluate, pieces))
+            losses.append(through(self._evaluate.ends[0].forward, loss))
         return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
 
     def local_batch(self, batch: object) -> LocalBatch:

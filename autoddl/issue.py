@@ -1,14 +1,16 @@
 """What one rank does in a step, in the order in which the runtime does it, with the seconds that it is priced at.
 
 Forward runs the ops in the order of the graph, backward in the reverse. A conversion of an activation is waited for at
-once; parameters are gathered ahead and their gradients reduced behind (`issue_parameters`). Before an op forward its
-inputs are converted, from the first to the last; backward it fills the leaves that it read as they are, then goes
-through its inputs from the last to the first: the order of autograd.
+once, those of the loss and of new buffers at the end of backward, since nothing reads them before; parameters are
+gathered ahead and their gradients reduced behind (`issue_parameters`). Before an op forward its inputs are converted,
+from the first to the last; backward it fills the leaves that it read as they are, then goes through its inputs from the
+last to the first: the order of autograd.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autoddl.actions import Action, Actions, Compute, Pass
+from autoddl.actions import Action, Actions, Compute, Leg, Pass
 from autoddl.conversion import Step
 from autoddl.cost_models import Cluster
 from autoddl.graph import Graph, Kind, Op
@@ -61,8 +63,7 @@ class _Program:
         for i, op in enumerate(self.graph.ops):
             self.arrive(i, op)
             self.kernels(op, "forward")
-        for t, slot in self.ends():
-            self.edge(self.conversions.get(("output", slot)), t, "forward")
+        ends = [self.begun(self.legs(self.conversions.get(("output", slot)), t, "forward")) for t, slot in self.ends()]
         self.actions.done.append(Pass("backward"))
         self.edge(self.conversions.get(("output", "loss")), self.graph.outputs[0], "backward")
         for i, op in reversed(list(enumerate(self.graph.ops))):
@@ -70,6 +71,16 @@ class _Program:
             self.kernels(op, "backward")
             self.hand_back(i, op)
         self.reductions.finish()
+        for k, rest in ends:
+            self.actions.wait(k)
+            self.actions.run(rest)
+
+    def begun(self, legs: Sequence[Leg]) -> tuple[int | None, Sequence[Leg]]:
+        """The collective that runs as soon as nothing local is before it, and what is left then."""
+        for k, leg in enumerate(legs):
+            if (number := self.actions.start(leg)) is not None:
+                return number, legs[k + 1:]
+        return None, ()
 
     def ends(self) -> list[tuple[int, str]]:
         updates = [(new, self.graph.tensors[old].fqn) for old, new in self.graph.updates]
@@ -108,14 +119,18 @@ class _Program:
                 self.reductions.add(self.gathers.handed_on(i, fqns[k]))
 
     def edge(self, c: Conversion | None, t: int, direction: str) -> None:
-        """An activation's conversion. A slice that carries no gradient is free."""
+        """An activation's conversion, each step waited for."""
+        self.actions.run(self.legs(c, t, direction))
+
+    def legs(self, c: Conversion | None, t: int, direction: str) -> tuple[Leg, ...]:
+        """Its steps. A slice that carries no gradient is free."""
         if c is None:
-            return
+            return ()
         texts, start = (c.forward, c.source) if direction == "forward" else (c.backward, c.gradient)
         steps = [Step.parse(text, self.plan.mesh) for text in texts]
-        if start is not None and (c.gradient is not None or any(step.kind != "slice" for step in steps)):
-            self.actions.run(self.actions.legs(steps, [self.graph.tensors[t]], [start], direction,
-                                               f"{c.tensor} for {c.op}"))
+        if start is None or (c.gradient is None and all(step.kind == "slice" for step in steps)):
+            return ()
+        return self.actions.legs(steps, [self.graph.tensors[t]], [start], direction, f"{c.tensor} for {c.op}")
 
     def kernels(self, op: Op, direction: str) -> None:
         """The op's kernels of one pass, then what they reduce by themselves."""

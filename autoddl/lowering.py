@@ -5,6 +5,8 @@ parameter the value that its bucket gathered. A hub is no call: it names the con
 one Python function, which drops each value after its last use.
 
     program(*values) -> (loss, *new buffers)      values: the tensors of `Lowered.reads`, local pieces
+
+What it returns is as its op writes it; `Lowered.ends` bring it to every rank whole, which nothing has to wait for.
 """
 
 import operator
@@ -56,10 +58,11 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """`reads` are the graph's tensors that the program takes, in order."""
+    """`reads` are the graph's tensors that the program takes, in order; `ends` how each of its results goes on."""
 
     program: fx.GraphModule
     reads: tuple[int, ...]
+    ends: tuple[Route, ...]
 
 
 def axes_of(plan: Plan, graph: Graph) -> set[tuple[int, ...]]:
@@ -110,8 +113,9 @@ class _Lowering:
             else:
                 self.emit(op, nodes[op.name], wanted)
         ends = [(graph.outputs[0], "loss"), *((new, graph.tensors[old].fqn) for old, new in graph.updates)]
-        self.out.output(tuple(self.convert(t, self.conversions.get(("output", slot))) for t, slot in ends))
-        return Lowered(fx.GraphModule(torch.nn.Module(), self.out), reads)
+        self.out.output(tuple(self.env[t] for t, _ in ends))
+        routes = tuple(self.route(t, self.conversions.get(("output", slot))) for t, slot in ends)
+        return Lowered(fx.GraphModule(torch.nn.Module(), self.out), reads, routes)
 
     def value(self, op: Op, k: int) -> fx.Node:
         """Input k of `op`, converted."""
@@ -150,7 +154,9 @@ class _Lowering:
             self.shared[key] = node
         return node
 
-    def route(self, t: int, c: Conversion) -> Route:
+    def route(self, t: int, c: Conversion | None) -> Route:
+        if c is None:
+            return Route((), ())
         mesh, shape = self.plan.mesh, self.graph.tensors[t].shape
 
         def path(texts: tuple[str, ...], start: Layout | None, direction: str) -> Any:

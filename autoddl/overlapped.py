@@ -1,7 +1,8 @@
 """The plan with the shortest time line, for who asks what is hidden to count.
 
-The search adds all seconds up. On the time line (`timeline_of`) the collectives of parameters run beside computation,
-and all others are waited for at once. So the search is asked again, with the part 1 - h of parameters' seconds counted:
+The search adds all seconds up. On the time line (`timeline_of`) the collectives of parameters, of the loss and of new
+buffers run beside computation, and all others are waited for at once. So the search is asked again, with the part 1 - h
+of their seconds counted:
 
     h = 0         the sum
     h in HIDDEN   plans that send more for parameters and less for activations

@@ -47,7 +47,7 @@ Ints = npt.NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class Pricing:
     """What a price depends on besides the choices. `graph` is the planned one, of one microbatch. `hidden` is the part
-    of the seconds of parameters' conversions that is not counted (`overlapped`)."""
+    of the seconds of conversions of parameters, the loss and new buffers that is not counted (`overlapped`)."""
 
     graph: Graph
     mesh: Mesh

@@ -25,7 +25,7 @@ from autoddl.layout import Layout
 from autoddl.pieces import Pieces, pieces
 from autoddl.recorder import Executed, Mark, Recorder
 
-__all__ = ["Executed", "Handle", "Move", "Recorder", "Route", "convert", "moves", "run_step", "start_step",
+__all__ = ["Executed", "Handle", "Move", "Recorder", "Route", "begun", "convert", "moves", "run_step", "start_step",
            "through"]
 
 Shape = tuple[int, ...]
@@ -192,6 +192,17 @@ def through(path: tuple[Move, ...], x: Tensor) -> Tensor:
     for move in path:
         (x,) = move.run([x])
     return x
+
+
+def begun(path: tuple[Move, ...], x: Tensor) -> Callable[[], Tensor]:
+    """Go as far as the first move that sends, and start it; the rest, when it is asked for."""
+    x = x.detach()
+    for k, move in enumerate(path):
+        if move.sends:
+            handle = move.start([x])
+            return lambda: through(path[k + 1:], handle.wait()[0])
+        (x,) = move.run([x])
+    return lambda: x
 
 
 class _Convert(torch.autograd.Function):

@@ -152,10 +152,15 @@ def _edge_table(pricing: Pricing, ports: Ports, edge: Edge, source: Variable, ta
         if parameter and many:
             sums = table.sends(yields, wanted).T & ~again
             retained = retained + table.nbytes[yields][None, :] * sums
-    if parameter and pricing.hidden:
-        seconds = np.where(np.isfinite(seconds), seconds, 0.0) * (1 - pricing.hidden) + np.where(
-            np.isfinite(seconds), 0.0, np.inf)
+    if parameter:
+        seconds = _counted(seconds, pricing.hidden)
     return Table(seconds, retained, np.broadcast_to(transient, seconds.shape), (writes.classes, reads.classes))
+
+
+def _counted(seconds: Array, hidden: float) -> Array:
+    """The part of seconds that is not hidden; what is not possible stays so."""
+    return np.where(np.isfinite(seconds), seconds, 0.0) * (1 - hidden) + np.where(np.isfinite(seconds), 0.0, np.inf) \
+        if hidden else seconds
 
 
 class _Tables:
@@ -197,7 +202,7 @@ def _end_factors(pricing: Pricing, tables: _Tables, v: int, variable: Variable, 
     for port, t in enumerate(variable.item.outputs):
         if t in ends:
             costs = np.array([end_seconds(pricing, t, c, port, ends[t]) for c in variable.choices])
-            costs *= pricing.microbatches
+            costs = _counted(costs * pricing.microbatches, pricing.hidden)
             table = Table(costs, np.zeros_like(costs), np.zeros_like(costs))
             found.append(Factor((v,), tables.number(("end", alike, port, ends[t]), partial(_itself, table))))
     return found

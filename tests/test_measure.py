@@ -138,7 +138,7 @@ def test_what_hosts_take_is_part_of_a_price() -> None:
     slow = parse(written(host=host | {"byte": 0.0, "busy": 2e-3}), "x")
     assert [collective(slow, "all-reduce", group, nbytes).busy for nbytes in (4.0, 1e9)] == pytest.approx([4e-3, 4e-3])
     drag = parse(written(host=host | {"drag": 2e-9}), "x")
-    assert collective(drag, "all-reduce", group, 1e6) == replace(large, drag=pytest.approx(2e-3))
+    assert collective(drag, "all-reduce", group, 1e6) == replace(large, drag=2e-9 * 1e6)
     assert collective(slow, "all-reduce", Group(((2, 1),)), 1e9).seconds == wire.seconds
     assert parse(timed.to_yaml(), "y") == timed != plain
     late = parse(written(host=host | {"late": 0.02}), "x")
