@@ -68,6 +68,7 @@ class Groups:
         self.coordinate = mesh.coordinate(self.rank)
         self._timeout = timeout
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        self._extents: dict[tuple[int, ...], Group] = {}
         for axes in sorted({tuple(sorted(subset)) for subset in subsets}):
             alone = prod(mesh.sizes[a] for a in axes) == 1
             self._groups[axes] = None if alone else self._group(axes)
@@ -94,7 +95,9 @@ class Groups:
         """Start a collective over `axes` on contiguous tensors, as `Transport.start` has them."""
         group = self.of(axes)
         assert group is not None, "a group of one rank sends nothing"
-        extents = Group(tuple((self.mesh.sizes[a], self.mesh.strides[a]) for a in axes))
+        extents = self._extents.get(axes)
+        if extents is None:
+            extents = self._extents[axes] = Group(tuple((self.mesh.sizes[a], self.mesh.strides[a]) for a in axes))
         return self._transport.start(kind, got.view(-1), given.view(-1), group, extents, asynchronous, how)
 
     def device_mesh(self, device_type: str) -> DeviceMesh:

@@ -1,5 +1,6 @@
 """What computing and collectives do to each other: how late the last rank comes where ranks share cores (`Host.late`),
-how much longer a step takes beside computation (`Host.busy`), and how much longer computation beside it (`Host.drag`).
+how much longer a step takes beside computation (`Host.busy`), how much longer computation beside it (`Host.drag`), and
+what it takes of the computing thread itself (`Host.issue`).
 
     wall(n)   seconds of n products on every rank and a meeting of all     own(n)   those of a processor, times slowdown
     k = median over n of  (wall(n) - own(n) - (wall(0) - own(0))) / sqrt(own(n))
@@ -7,6 +8,7 @@ how much longer a step takes beside computation (`Host.busy`), and how much long
     busy = median over small all-reduces of  (wall while all compute - wall while all wait) / steps
     drag = median over large all-reduces of  (wall of the work done beside it - wall of the same work after it - host)
                                              / bytes sent
+    issue = median of  own of the thread that starts a bucket's reduction and waits for it
 
 The disturbances of a rank add up as a random walk does, so what they come to grows with the root of the time.
 """
@@ -18,10 +20,14 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
+from autoddl.conversion import Step
 from autoddl.cost_models import sent_bytes, steps
 from autoddl.cost_models.machine import Host
+from autoddl.groups import Groups
+from autoddl.layout import B, Layout, P
+from autoddl.redistribute import moves
 
-__all__ = ["busyness", "dragging", "lateness"]
+__all__ = ["busyness", "dragging", "issuing", "lateness"]
 
 SIDE, PRODUCTS, ROUNDS = 128, (10, 40, 160, 640), 15
 """Of the matrices that ranks multiply before they meet: their side, how many, and how often."""
@@ -29,6 +35,8 @@ SMALL = (2**12, 2**13, 2**14)
 """Bytes of all-reduces that are messages more than bytes."""
 LARGE, FLIGHTS = 2**21, 9
 """Bytes of an all-reduce that work is done beside, and how many of them."""
+MEMBERS, TRIALS = 8, 40
+"""Gradients of a bucket, and how many buckets are handed over."""
 
 
 def lateness(slowdown: float) -> float:
@@ -78,6 +86,24 @@ def busyness() -> float:
         idle, busy = map(median, zip(*pairs, strict=True))
         added.append((busy - idle) / many)
     shared = torch.tensor(max(0.0, median(added)))
+    dist.all_reduce(shared)
+    return float(shared) / dist.get_world_size()
+
+
+def issuing(groups: Groups, axes: tuple[int, ...], slowdown: float) -> float:
+    """Seconds of the thread that hands the reduction of a bucket over `axes` over and takes it back, in the middle of
+    other work, alike on every rank; `slowdown`: ranks that share a core."""
+    square, shape = torch.ones(2 * SIDE, 2 * SIDE), (64,)
+    layout = Layout(tuple(P if a in axes else B for a in range(len(groups.mesh.axes))))
+    (move,) = moves((Step(axes, P, B),), [shape] * MEMBERS, [layout] * MEMBERS, groups)
+    gradients, found = [torch.ones(shape) for _ in range(MEMBERS)], []
+    for _ in range(TRIALS):
+        square @ square
+        own = time.thread_time()
+        handle = move.start(gradients)
+        handle.wait()
+        found.append(time.thread_time() - own)
+    shared = torch.tensor(slowdown * median(found))
     dist.all_reduce(shared)
     return float(shared) / dist.get_world_size()
 

@@ -25,7 +25,7 @@ from autoddl.groups import Groups
 from autoddl.layout import Mesh
 from autoddl.measure_device import FEWEST, low, spread
 from autoddl.measure_fits import FEW, Point, fitted, host_of
-from autoddl.measure_late import busyness, dragging, lateness
+from autoddl.measure_late import busyness, dragging, issuing, lateness
 
 __all__ = ["KINDS", "SIZES", "measure_links", "mesh_of"]
 
@@ -77,7 +77,8 @@ def measure_links(cluster: Cluster, mesh: Mesh, device: torch.device, seconds: f
     host = Host(*map(_short, timed)) if timed is not None else None
     if host is not None:
         late = lateness(slowdown) if slowdown > 1 else 0.0
-        host = replace(host, late=_short(late), busy=_short(busyness()), drag=_short(dragging(host)))
+        host = replace(host, late=_short(late), busy=_short(busyness()), drag=_short(dragging(host)),
+                       issue=_short(issuing(groups, whole, slowdown)))
     cluster = replace(cluster, device=replace(cluster.device, host=host))
     timed_axes = [a for a, name in enumerate(mesh.names) if not shaped or name == cluster.levels[0].name]
     rows = [_row(cluster, mesh, a, [p for job, p in points.items() if job[0] == (a,)]) for a in timed_axes]

@@ -4,7 +4,7 @@ Computation is one stream, the collectives over each set of axes another. With g
 not queue behind those under way; all that cross the same level share its port, where it has one for all (`ONE_PORT`);
 and what sending takes of the rank's processor is missing to what it computes, which is slower beside it (`Host.drag`).
 Ranks that share cores come to a collective at different times, so it begins later (`Host.late`); beside computation it
-takes longer (`Host.busy`). So
+takes longer (`Host.busy`), and starting it and waiting for it takes time of the computing stream (`Host.issue`). So
 
     a collective is in flight from when it is handed over to when its stream has done it and those before it
     exposed = what waiting for it takes         hidden = time in flight during which the rank computes
@@ -20,6 +20,7 @@ from math import sqrt
 
 from autoddl.actions import Action, Compute, Pass, Start, Wait
 from autoddl.cost_models import Cluster
+from autoddl.cost_models.machine import Host
 from autoddl.cost_models.timeline import COMPUTE, Task, simulate
 from autoddl.graph import Graph
 from autoddl.issue import issued
@@ -60,8 +61,8 @@ def timeline_of(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, slowd
     actions = issued(plan, graph, cluster, rank)
     shared = {level.name for level in cluster.levels if level.topology in ONE_PORT}
     links = {name: level if level in shared else "" for name, level in plan.levels.items()}
-    late = cluster.device.host.late if cluster.device.host is not None else 0.0
-    tasks, at = _tasks(actions, links if cluster.backend == "gloo" else None, late)
+    gloo, host = cluster.backend == "gloo", cluster.device.host or Host(0.0, 0.0, 0.0)
+    tasks, at = _tasks(actions, links, host.late, host.issue) if gloo else _tasks(actions, None)
     line = simulate(tasks, slowdown)
     began = [line.ends[n] if n is not None else 0.0 for n in _computed_before(tasks)]
     starts = [k for k, action in enumerate(actions) if isinstance(action, Start)]
@@ -81,7 +82,8 @@ def timeline_of(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, slowd
     return Foreseen(Step(0, rank, 0.0, line.makespan, passes, tuple(events)), spans)
 
 
-def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, late: float) -> tuple[list[Task], list[int]]:
+def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, late: float = 0.0, issue: float = 0.0
+           ) -> tuple[list[Task], list[int]]:
     """The tasks, and for each action its task: that of a Pass is the next one. Waiting is computing for no time.
 
     `links` is of each axis the link that it shares; None where collectives over the same axes queue. Ranks met when
@@ -97,8 +99,11 @@ def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, late: flo
         if isinstance(action, Pass):
             continue
         if isinstance(action, Start):
-            needs = () if computed is None else (computed,)
             at_once = links is not None and after == Wait(len(flights))
+            if issue and not at_once:
+                computed, at[-1] = len(tasks), len(tasks) + 1
+                tasks.append(Task("issue", issue))
+            needs = () if computed is None else (computed,)
             alone = worked - met
             if late and alone > 0 and links is not None:
                 tasks.append(Task("late", late * sqrt(alone), stream=f"late {len(flights)}", needs=needs))

@@ -74,6 +74,7 @@ class Transport:
     def __init__(self, cluster: Cluster | None = None, timeout: timedelta | None = None) -> None:
         self._cluster, self._timeout = cluster, timeout
         self._serials: Counter[str] = Counter()
+        self._ways: dict[tuple[str, dist.ProcessGroup, int, str], tuple[int, ...] | None] = {}
         self._queue: SimpleQueue[_Later | None] | None = None
 
     def start(self, kind: str, got: Tensor, given: Tensor, group: dist.ProcessGroup, extents: Group,
@@ -82,8 +83,11 @@ class Transport:
 
         Work with `wait` and `get_future`, or None if it ran. Raises RuntimeError where a peer is gone.
         """
-        cluster = self._cluster if got.device.type == "cpu" and dist.get_backend(group) == "gloo" else None
-        ways = None if cluster is None else chosen(cluster, kind, extents, max(got.nbytes, given.nbytes))
+        key = kind, group, max(got.nbytes, given.nbytes), got.device.type
+        if key not in self._ways:
+            here = got.device.type == "cpu" and dist.get_backend(group) == "gloo"
+            self._ways[key] = chosen(self._cluster, kind, extents, key[2]) if here and self._cluster else None
+        ways = self._ways[key]
         if ways is None:
             return _library(kind, got, given, group, asynchronous, how)
         tag = self._serials[group.group_name] % SERIALS * TAGS

@@ -55,7 +55,8 @@ class Host:
     `late`: where ranks share cores the last one comes late * sqrt(t) after the mean, when they meet after computing for
     t seconds: disturbances add up as a random walk does. In seconds to the power of 1/2. `busy`: seconds for which a
     step waits for a core while the ranks compute. `drag`: seconds for every byte that is sent by which what the rank
-    computes meanwhile takes longer than by that: interrupts, and what is lost of its caches."""
+    computes meanwhile takes longer than by that: interrupts, and what is lost of its caches. `issue`: seconds of the
+    computing thread itself that handing a collective over and taking it back takes."""
 
     call: float
     message: float
@@ -63,6 +64,7 @@ class Host:
     late: float = 0.0
     busy: float = 0.0
     drag: float = 0.0
+    issue: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

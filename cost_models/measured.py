@@ -5,7 +5,7 @@
     device     name and kind as the file has them; processor, threads, ranks at once and load while it was measured
     curves     {name, dtype, grid, work, seconds, spread}             -> Device.curves
     links      {level, ranks, bandwidth, latency, error, points}      -> bandwidth and latency of that level
-    host       {call, message, byte, late, busy, drag}         -> Device.host
+    host       {call, message, byte, late, busy, drag, issue}  -> Device.host
 
 A link keeps its bandwidth as written and reaches a fraction of it, where what was measured is not above it. Figures of
 one device say nothing of another, so a file whose device is not the one that was measured is refused.
@@ -71,6 +71,7 @@ class WrittenHost(Written):
     late: float = Field(default=0.0, ge=0)
     busy: float = Field(default=0.0, ge=0)
     drag: float = Field(default=0.0, ge=0)
+    issue: float = Field(default=0.0, ge=0)
 
 
 class WrittenMeasured(Written):
@@ -110,8 +111,8 @@ def paced(cluster: Cluster, pulse: float) -> Cluster:
     by = pulse / usual
     curves = [curve | {"seconds": [by * second for second in curve["seconds"]]}
               for curve in json.loads(device.curves or "[]")]
-    slowed = replace(host, call=by * host.call, message=by * host.message, byte=by * host.byte, drag=by * host.drag) \
-        if host is not None else None
+    slowed = None if host is None else replace(
+        host, **{name: by * getattr(host, name) for name in ("call", "message", "byte", "drag", "issue")})
     return replace(cluster, device=replace(device, curves=text_of(curves, cluster.name) if curves else "", host=slowed))
 
 

@@ -167,6 +167,8 @@ def test_beside_computation_a_collective_takes_longer() -> None:
     assert simulate(_tasks(sending, {}, 0.0)[0]).makespan == pytest.approx(0.35)  # the same work, more slowly
     dragging = (Start(sent, 0.1, host=0.05, busy=0.1, drag=0.03), *sending[1:])
     assert simulate(_tasks(dragging, {}, 0.0)[0]).makespan == pytest.approx(0.38)
+    assert simulate(_tasks(dragging, {}, 0.0, 0.02)[0]).makespan == pytest.approx(0.40)
+    assert simulate(_tasks(at_once, {}, 0.0, 0.02)[0]).makespan == pytest.approx(0.40)  # there the price has it
 
 
 def test_the_time_line_has_the_order_of_the_runtime() -> None:
