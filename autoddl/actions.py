@@ -4,7 +4,8 @@
     Start(sent, seconds)      a collective is handed over                   Wait(k)      for the k-th that was started
 
 Of its seconds a collective takes `host` of the rank's own processor, where that was timed; and `busy` seconds more if
-the rank computes all the while, and what it computes loses `drag` seconds beside those of `host`.
+the rank computes all the while, and what it computes loses `drag` seconds beside those of `host`. `ours`: it runs by
+messages of the runtime, not by a collective of the library. `latency`: its seconds if it had a byte a rank to send.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from autoddl.conversion import COLLECTIVES, Step, payload
 from autoddl.cost_models import collective
 from autoddl.graph import Tensor
 from autoddl.layout import Layout, local_shape
+from autoddl.messages import OURS
 from autoddl.price import Pricing
 from autoddl.traffic import Sent
 
@@ -34,6 +36,8 @@ class Start:
     host: float = 0.0
     busy: float = 0.0
     drag: float = 0.0
+    ours: bool = False
+    latency: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,9 @@ class Actions:
         """A collective on a full buffer of `nbytes`."""
         price = collective(self.pricing.cluster, kind, self.pricing.group(axes), float(nbytes))
         names = "+".join(self.pricing.mesh.names[a] for a in axes)
-        return Start(Sent(direction, kind, names, nbytes, origin), price.seconds, price.host, price.busy, price.drag)
+        least = collective(self.pricing.cluster, kind, self.pricing.group(axes), float(self.pricing.group(axes).size))
+        return Start(Sent(direction, kind, names, nbytes, origin), price.seconds, price.host, price.busy, price.drag,
+                     price.algorithm in OURS, least.seconds)
 
     def legs(self, steps: Sequence[Step], tensors: Sequence[Tensor], starts: Sequence[Layout], direction: str,
              origin: str) -> tuple[Leg, ...]:

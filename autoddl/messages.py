@@ -26,8 +26,10 @@ from autoddl.cost_models import Cluster, Group, collective
 from autoddl.cost_models.groups import crossings
 from autoddl.errors import InputError
 
-__all__ = ["Program", "Receive", "Send", "chosen", "leaving", "program"]
+__all__ = ["OURS", "Program", "Receive", "Send", "chosen", "leaving", "program"]
 
+OURS = ("level rings", "rounds")
+"""Algorithms that run by messages."""
 AHEAD = 2
 """Messages that a rank of an all-to-all may send beyond those that it received."""
 

@@ -1,10 +1,12 @@
 """The time line that a plan's step will have on one rank: what `issue` lists, run by the discrete-event engine.
 
-Computation is one stream, the collectives over each set of axes another. With gloo, one that is waited for at once does
-not queue behind those under way; all that cross the same level share its port, where it has one for all (`ONE_PORT`);
-and what sending takes of the rank's processor is missing to what it computes, which is slower beside it (`Host.drag`).
-Ranks that share cores come to a collective at different times, so it begins later (`Host.late`); beside computation it
-takes longer (`Host.busy`), and starting it and waiting for it takes time of the computing stream (`Host.issue`). So
+Computation is one stream, the collectives over each set of axes another. With gloo, those of the library run two at a
+time (`LANES`), ours by messages one after the other over all axes, and one that is waited for at once does not queue
+behind those under way; all over the same axes share what they cross, and all that cross the same level its port, where
+it has one for all (`ONE_PORT`). What sending takes of the rank's processor is missing to what it computes, which is
+slower beside it (`Host.drag`). Ranks that share cores come to a collective at different times, so it begins later
+(`Host.late`); beside computation it takes longer (`Host.busy`), and starting it and waiting for it takes time of the
+computing stream (`Host.issue`). So
 
     a collective is in flight from when it is handed over to when its stream has done it and those before it
     exposed = what waiting for it takes         hidden = time in flight during which the rank computes
@@ -31,6 +33,8 @@ from autoddl.record_writer import level_of
 __all__ = ["Foreseen", "Span", "timeline_of"]
 
 
+LANES = 2
+"""Threads of a process group of gloo (ProcessGroupGloo: two for each device, and there is one)."""
 ONE_PORT = ("switch", "fat-tree", "dragonfly")
 """Topologies in which a device has one port to all the others of its level."""
 
@@ -108,9 +112,10 @@ def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, late: flo
             if late and alone > 0 and links is not None:
                 tasks.append(Task("late", late * sqrt(alone), stream=f"late {len(flights)}", needs=needs))
                 needs, at[-1] = (len(tasks) - 1,), len(tasks)
+            stream = _stream(action, tasks, at_once) if links is not None else action.sent.axes
             flights.append(len(tasks))
             handed.append(worked)
-            tasks.append(_flight(action, needs, at_once, links or {}))
+            tasks.append(_flight(action, needs, stream, links, at_once))
         else:
             computed = len(tasks)
             if isinstance(action, Compute):
@@ -122,14 +127,24 @@ def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, late: flo
     return tasks, at
 
 
-def _flight(action: Start, needs: tuple[int, ...], at_once: bool, links: Mapping[str, str]) -> Task:
-    """A collective; `at_once`: beside the stream of its axes."""
+def _stream(action: Start, before: Sequence[Task], at_once: bool) -> str:
+    """Behind what a collective on gloo queues: the library's take the lanes of their axes in turn."""
     axes = action.sent.axes
-    link = next((links[name] for name in axes.split("+") if name in links), "")
+    if at_once or action.ours:
+        return f"{axes} at once" if at_once else "messages"
+    turn = sum(task.stream.startswith(f"{axes} lane") for task in before)
+    return f"{axes} lane {turn % LANES}"
+
+
+def _flight(action: Start, needs: tuple[int, ...], stream: str, links: Mapping[str, str] | None, at_once: bool) -> Task:
+    """A collective. On gloo all over the same axes share what they cross, as all do that cross one port."""
+    axes = action.sent.axes
+    link = next((links[name] for name in axes.split("+") if links.get(name)), axes) if links is not None else ""
     load = min(1.0, (action.host + action.drag) / action.seconds) if action.host else 0.0
     beside = 1 + action.busy / action.seconds if action.busy and not at_once else 1.0
-    return Task(action.sent.origin, action.seconds, stream=f"{axes} at once" if at_once else axes, needs=needs,
-                link=link, load=load, beside=beside)
+    share = max(0.0, 1 - action.latency / action.seconds) if action.seconds else 0.0
+    return Task(action.sent.origin, action.seconds, stream=stream, needs=needs, link=link, load=load, beside=beside,
+                share=share)
 
 
 def _computed_before(tasks: Sequence[Task]) -> list[int | None]:

@@ -19,14 +19,15 @@ FLOOR = 0.1
 
 
 class Where(NamedTuple):
-    """A task's ranks, whether it computes, the link that it shares, what it takes of a processor, and its stretch
-    while its rank computes."""
+    """A task's ranks, whether it computes, the link that it shares, what it takes of a processor, its stretch while its
+    rank computes, and the part of the link that it uses alone."""
 
     ranks: tuple[int, ...]
     computes: bool
     link: str = ""
     load: float = 0.0
     beside: float = 1.0
+    share: float = 1.0
 
 
 def sequential(seconds: Sequence[float], edges: Edges) -> tuple[list[float], list[float]]:
@@ -120,11 +121,13 @@ class _Run:
             return slowed * max(map(self._left_over, one.ranks))
         return slowed * self._crowd(task) * (one.beside if both else 1.0)
 
-    def _crowd(self, task: int) -> int:
-        """Tasks on the link of this one, where most are."""
+    def _crowd(self, task: int) -> float:
+        """What all on the link of this one would use of it, where that is most; a link that is not full slows none."""
         one = self.where[task]
-        return max(sum(self.where[other].link == one.link for other in self.on[rank]) for rank in one.ranks) \
-            if one.link else 1
+        if not one.link:
+            return 1.0
+        return max(1.0, *(sum(self.where[other].share for other in self.on[rank] if self.where[other].link == one.link)
+                          for rank in one.ranks))
 
     def _left_over(self, rank: int) -> float:
         """What sending takes of the rank's processor, as the stretch of what it computes."""

@@ -7,7 +7,7 @@ once), and the tasks of a stream run one at a time in the order in which they ar
     end(t)   : the integral from start to end of rate dt = seconds(t)
     rate     = 1/k while, on one of the task's ranks, computation and communication run at once; else 1
              * 1/beside while its rank computes, for what communicates
-             * 1/n of one of n tasks that run on the same `link` of a rank
+             * 1/max(1, sum of shares) of one of the tasks that run on the same `link` of a rank
              * 1 - sum of (load * rate) of what communicates on the rank, for computation, and no less than FLOOR
 
 k is one factor per device type: what overlaps is slowed on both sides, T = k * overlapped + rest (Miao et al. 2022,
@@ -33,8 +33,8 @@ COMPUTE = "compute"
 class Task(NamedTuple):
     """`needs` are positions in the list of tasks; `kind` is what it counts as: forward, backward, send ...
 
-    A task with a `link` shares it with what runs there at the same time; `load` is what it takes of a processor, and
-    `beside` by how much longer it takes while its rank computes."""
+    A task with a `link` shares it with what runs there at the same time, and alone uses `share` of it; `load` is what
+    it takes of a processor, and `beside` by how much longer it takes while its rank computes."""
 
     name: str
     seconds: float
@@ -45,6 +45,7 @@ class Task(NamedTuple):
     link: str = ""
     load: float = 0.0
     beside: float = 1.0
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,8 @@ def run(tasks: Sequence[Task], edges: Edges, slowdown: float) -> Timeline:
     if slowdown == 1 and not any(task.link or task.load or task.beside > 1 for task in tasks):
         starts, ends = sequential(seconds, edges)
     else:
-        where = [Where(task.ranks, task.stream == COMPUTE, task.link, task.load, task.beside) for task in tasks]
+        where = [Where(task.ranks, task.stream == COMPUTE, task.link, task.load, task.beside, task.share)
+                 for task in tasks]
         starts, ends = overlapping(seconds, edges, where, slowdown)
     if min(ends, default=0.0) < 0:
         late = next(i for i, end in enumerate(ends) if end < 0)

@@ -65,6 +65,10 @@ def test_tasks_on_one_link_share_it() -> None:
     line = simulate([Task("x", 3, stream="a", link="net"), Task("y", 1, stream="b", link="net"),
                      Task("z", 1, stream="c", link="node")])
     assert line.ends == (4.0, 2.0, 1.0)
+    line = simulate([Task("x", 3, stream="a", link="net"), Task("y", 1, stream="b", link="net", share=0.5)])
+    assert line.ends == (3.5, 1.5)
+    line = simulate([Task("x", 3, stream="a", link="net", share=0.5), Task("y", 1, stream="b", link="net", share=0.5)])
+    assert line.ends == (3.0, 1.0)
 
 
 def test_sending_takes_what_computing_lacks() -> None:
