@@ -3,8 +3,8 @@ comparison across ranks and `verify` all read.
 
 * An edge between ops sends its forward steps in forward and its backward steps in backward, in every microbatch.
 * A parameter's edge sends in *buckets*: parameters that take the same steps share one collective per step, in the order
-  of their first use, up to `Plan.bucket_bytes` of payload. Gather buckets run forward (and again in backward if they
-  are gathered anew), gradient buckets run backward, last used first.
+  of their first use, up to about `Plan.bucket_bytes` of payload. Gather buckets run forward (and again in backward if
+  they are gathered anew), gradient buckets run backward, last used first.
 * With m microbatches a parameter that is kept is gathered once, in the first forward, and its gradients add up where
   backward yields them and are reduced once, behind the last backward. One that is gathered anew holds neither: all its
   buckets run in each microbatch.
@@ -70,6 +70,8 @@ Edges = tuple[ParameterEdge, ...]
 
 SPAN = 4
 """How many bucket sizes of parameters, its own and others, a bucket may span."""
+MORE = 0.25
+"""By what part of its limit a bucket may overflow."""
 
 
 def option_of(op: Op, graph: Graph, mesh: Mesh, decision: Decision | None) -> Option:
@@ -131,9 +133,10 @@ def _payloads(tensor: Tensor, steps: tuple[Step, ...], start: Layout, mesh: Mesh
 
 
 def _fill_buckets(rows: Iterable[tuple[Bucket, str, int]], limit: int) -> tuple[Bucket, ...]:
-    """Rows (bucket of one, dtype, bytes) in order; those that are alike share one, which closes when the next would
-    overflow it, or when SPAN times its limit has passed since it was opened: the small parameters of all layers in one
-    bucket would keep the large ones of every layer waiting, or held."""
+    """Rows (bucket of one, dtype, bytes) in order; those that are alike share one, which closes when it has reached its
+    limit, when the next would overflow it by more than MORE of that, or when SPAN times its limit has passed since it
+    was opened: the small parameters of all layers in one bucket would keep the large ones of every layer waiting, or
+    held. A little more than the limit is better than a bias alone in a bucket."""
     buckets: list[Bucket] = []
     filled: list[int] = []
     opened: list[int] = []
@@ -141,7 +144,8 @@ def _fill_buckets(rows: Iterable[tuple[Bucket, str, int]], limit: int) -> tuple[
     for bucket, dtype, nbytes in rows:
         key = (bucket.steps, bucket.regather, bucket.each, dtype)
         at = open_at.get(key)
-        if at is not None and filled[at] + nbytes <= limit and passed - opened[at] <= SPAN * limit:
+        room = at is not None and filled[at] < limit and filled[at] + nbytes <= (1 + MORE) * limit
+        if at is not None and room and passed - opened[at] <= SPAN * limit:
             buckets[at] = replace(buckets[at], members=buckets[at].members + bucket.members)
             filled[at] += nbytes
         else:
