@@ -138,6 +138,29 @@ def _ran(plan: Plan) -> tuple[list[tuple[str, ...]], Step]:
     return [(e.direction, e.kind, e.axes, str(e.nbytes)) for e in parallel.recorder.executed], step
 
 
+def test_the_loss_is_waited_for_when_backward_is_done() -> None:
+    graph, found = planned(captured().graph), 0
+    for plan in (one for one in plans() if one.microbatches == 1):
+        actions = issued(plan, graph, cluster_of(str(plan.mesh)), 0)
+        starts = [a for a in actions if isinstance(a, Start)]
+        last = max(k for k, a in enumerate(actions) if isinstance(a, Compute))
+        for k, start in enumerate(starts):
+            if start.sent.origin.endswith("for output") and start.sent.direction == "forward":
+                found += 1
+                assert actions.index(start) < last < actions.index(Wait(k))
+    assert found
+
+
+def test_library_collectives_run_two_at_a_time_and_messages_one_by_one() -> None:
+    """Three of 1 second each that share no link: the third waits for a lane, messages for each other."""
+    sent = [Sent("forward", "all-reduce", axes, 8, "x") for axes in "aab"]
+    for ours, end in ((False, 1.0), (True, 3.0)):
+        starts = [Start(one, 1.0, ours=ours, latency=1.0) for one in sent]
+        assert simulate(_tasks((*starts, *map(Wait, range(3))), {})[0]).makespan == end
+    three = [Start(sent[0], 1.0, latency=1.0)] * 3
+    assert simulate(_tasks((*three, *map(Wait, range(3))), {})[0]).makespan == 2.0
+
+
 def test_ranks_that_share_cores_come_late() -> None:
     """By the root of what they computed since all had started a collective that was waited for; where collectives run
     beside computation, that hides it."""
