@@ -15,6 +15,7 @@ It is written as a recorded step is, so that both are read by the same functions
 computation and communication slow each other while both run (see `cost_models.timeline`).
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -96,6 +97,7 @@ def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, late: flo
     at: list[int] = []
     flights: list[int] = []
     handed: list[float] = []
+    turns: Counter[str] = Counter()
     computed: int | None = None
     worked = met = 0.0
     for action, after in zip_longest(actions, actions[1:]):
@@ -112,7 +114,7 @@ def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, late: flo
             if late and alone > 0 and links is not None:
                 tasks.append(Task("late", late * sqrt(alone), stream=f"late {len(flights)}", needs=needs))
                 needs, at[-1] = (len(tasks) - 1,), len(tasks)
-            stream = _stream(action, tasks, at_once) if links is not None else action.sent.axes
+            stream = _stream(action, turns, at_once) if links is not None else action.sent.axes
             flights.append(len(tasks))
             handed.append(worked)
             tasks.append(_flight(action, needs, stream, links, at_once))
@@ -127,13 +129,13 @@ def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, late: flo
     return tasks, at
 
 
-def _stream(action: Start, before: Sequence[Task], at_once: bool) -> str:
-    """Behind what a collective on gloo queues: the library's take the lanes of their axes in turn."""
+def _stream(action: Start, turns: Counter[str], at_once: bool) -> str:
+    """Behind what a collective on gloo queues: the library's take the lanes of their axes in `turns`."""
     axes = action.sent.axes
     if at_once or action.ours:
         return f"{axes} at once" if at_once else "messages"
-    turn = sum(task.stream.startswith(f"{axes} lane") for task in before)
-    return f"{axes} lane {turn % LANES}"
+    turns[axes] += 1
+    return f"{axes} lane {turns[axes] % LANES}"
 
 
 def _flight(action: Start, needs: tuple[int, ...], stream: str, links: Mapping[str, str] | None, at_once: bool) -> Task:
