@@ -132,8 +132,10 @@ def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, late: flo
 def _stream(action: Start, turns: Counter[str], at_once: bool) -> str:
     """Behind what a collective on gloo queues: the library's take the lanes of their axes in `turns`."""
     axes = action.sent.axes
-    if at_once or action.ours:
-        return f"{axes} at once" if at_once else "messages"
+    if at_once:
+        return f"{axes} at once"
+    if action.ours:
+        return "messages"
     turns[axes] += 1
     return f"{axes} lane {turns[axes] % LANES}"
 

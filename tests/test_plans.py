@@ -59,11 +59,6 @@ def test_the_same_inputs_give_the_same_file(tmp_path: Path) -> None:
         files[0].read_bytes())
 
 
-if __name__ == "__main__":
-    for model, cluster in CASES:
-        (HERE / "plans" / f"{model}-{cluster}.json").write_text(made(model, cluster))
-
-
 def test_a_file_written_again_keeps_its_mode(tmp_path: Path) -> None:
     """A new one has that of any new file."""
     path, other = tmp_path / "a", tmp_path / "b"
@@ -73,3 +68,8 @@ def test_a_file_written_again_keeps_its_mode(tmp_path: Path) -> None:
     path.chmod(0o640)
     write_atomically(path, "two")
     assert path.read_text() == "two" and path.stat().st_mode & 0o777 == 0o640
+
+
+if __name__ == "__main__":
+    for model, cluster in CASES:
+        (HERE / "plans" / f"{model}-{cluster}.json").write_text(made(model, cluster))
