@@ -10,6 +10,7 @@ from dataclasses import replace
 from autoddl.cost_models import Cluster
 from autoddl.graph import Graph
 from autoddl.hubs import planned
+from autoddl.issue import Known
 from autoddl.plan import Plan
 from autoddl.rebuild import question_of
 from autoddl.timeline_of import timeline_of
@@ -39,4 +40,5 @@ def best_buckets(plan: Plan, graph: Graph, cluster: Cluster, sizes: Sequence[int
         different.setdefault((gradient_buckets(one, graph, edges), gather_buckets(one, graph, edges)), one)
     if len(different) == 1:
         return plan
-    return min(different.values(), key=lambda one: timeline_of(one, graph, cluster).step.seconds)
+    known = Known()
+    return min(different.values(), key=lambda one: timeline_of(one, graph, cluster, known=known).step.seconds)

@@ -23,11 +23,12 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from autoddl.errors import CaptureError
+from autoddl.frugal import own_frames, unwritten
 from autoddl.graph import Graph, Kind
 from autoddl.passes import gradients, losses, normalise, randomness
 from autoddl.sample import Sample, as_sample, describe, sample_for
 from autoddl.tabulate import Key, Leaf, tabulate
-from autoddl.trace import trace, unwritten
+from autoddl.trace import trace
 from autoddl.uncollected import uncollected
 
 __all__ = ["Captured", "capture"]
@@ -50,7 +51,7 @@ class Captured:
 def capture(model: nn.Module, sample: object = None) -> Captured:
     """The training graph of `model`, whose forward returns the scalar loss, alone, as .loss or first of several."""
     example = sample_for(model) if sample is None else as_sample(sample)
-    with uncollected(), unwritten():
+    with uncollected(), unwritten(), own_frames():
         return _captured(model, example)
 
 

@@ -22,16 +22,27 @@ from autoddl.rules_nn import REDUCING, inner_collectives
 from autoddl.space import Choice
 from autoddl.traffic import ParameterEdge, gather_buckets, gradient_buckets, option_of, parameter_edges
 
-__all__ = ["issued"]
+__all__ = ["Known", "issued"]
 
 
-def issued(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0) -> tuple[Action, ...]:
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Of plans that differ in their bucket size alone, for one rank: seconds of kernels by (op, direction), steps of
+    activations' conversions by (op, slot, direction), as they were first priced."""
+
+    kernels: dict[tuple[str, str], float] = field(default_factory=dict)
+    legs: dict[tuple[str, str, str], tuple[Leg, ...]] = field(default_factory=dict)
+
+
+def issued(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, known: Known | None = None
+           ) -> tuple[Action, ...]:
     """Everything that `rank` does in one step. `graph` is the planned one, of one microbatch."""
     pricing = Pricing(graph, plan.mesh, cluster, microbatches=plan.microbatches)
     actions = Actions(pricing, plan.mesh.coordinate(rank))
-    edges = {edge.tensor.fqn: edge for edge in parameter_edges(plan, graph)}
-    program = _Program(plan, graph, actions, edges, Gathers(actions, edges, gather_buckets(plan, graph)),
-                       Reductions(actions, edges, gradient_buckets(plan, graph)))
+    rows = parameter_edges(plan, graph)
+    edges = {edge.tensor.fqn: edge for edge in rows}
+    program = _Program(plan, graph, actions, edges, Gathers(actions, edges, gather_buckets(plan, graph, rows)),
+                       Reductions(actions, edges, gradient_buckets(plan, graph, rows)), known or Known())
     for part in range(plan.microbatches):
         program.run(part)
     return tuple(actions.done)
@@ -45,6 +56,7 @@ class _Program:
     edges: dict[str, ParameterEdge]
     gathers: Gathers
     reductions: Reductions
+    known: Known
     part: int = 0
     conversions: dict[tuple[str, str], Conversion] = field(init=False)
     decisions: dict[str, Decision] = field(init=False)
@@ -126,6 +138,12 @@ class _Program:
         """Its steps. A slice that carries no gradient is free."""
         if c is None:
             return ()
+        key = c.op, c.slot, direction
+        if key not in self.known.legs:
+            self.known.legs[key] = self._legs(c, t, direction)
+        return self.known.legs[key]
+
+    def _legs(self, c: Conversion, t: int, direction: str) -> tuple[Leg, ...]:
         texts, start = (c.forward, c.source) if direction == "forward" else (c.backward, c.gradient)
         steps = [Step.parse(text, self.plan.mesh) for text in texts]
         if start is None or (c.gradient is None and all(step.kind == "slice" for step in steps)):
@@ -137,10 +155,13 @@ class _Program:
         decision = self.decisions.get(op.name)
         if op.target == HUB or decision is None:
             return
-        choice = Choice(decision.inputs, decision.outputs, (), ())
-        seconds = pass_seconds(self.actions.pricing, op, choice, self.flows)[direction == "backward"]
-        if seconds:
-            self.actions.done.append(Compute(op.name, sum(seconds)))
+        key = op.name, direction
+        if key not in self.known.kernels:
+            choice = Choice(decision.inputs, decision.outputs, (), ())
+            both = pass_seconds(self.actions.pricing, op, choice, self.flows)
+            self.known.kernels[op.name, "forward"], self.known.kernels[op.name, "backward"] = map(sum, both)
+        if self.known.kernels[key]:
+            self.actions.done.append(Compute(op.name, self.known.kernels[key]))
         if op.target in REDUCING:
             self.inner(op, decision, direction)
 

@@ -26,7 +26,7 @@ from autoddl.cost_models import Cluster
 from autoddl.cost_models.machine import Host
 from autoddl.cost_models.timeline import COMPUTE, Task, simulate
 from autoddl.graph import Graph
-from autoddl.issue import issued
+from autoddl.issue import Known, issued
 from autoddl.plan import Plan
 from autoddl.record import Event, Step
 from autoddl.record_writer import level_of
@@ -61,9 +61,11 @@ class Foreseen:
         return sum(span.end - span.start for span in self.computes)
 
 
-def timeline_of(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, slowdown: float = 1.0) -> Foreseen:
-    """The predicted step of `rank`. `graph` is the planned one (`hubs.planned`), of one microbatch."""
-    actions = issued(plan, graph, cluster, rank)
+def timeline_of(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, slowdown: float = 1.0,
+                known: Known | None = None) -> Foreseen:
+    """The predicted step of `rank`. `graph` is the planned one (`hubs.planned`), of one microbatch; `known` is of plans
+    that differ in their bucket size alone."""
+    actions = issued(plan, graph, cluster, rank, known)
     shared = {level.name for level in cluster.levels if level.topology in ONE_PORT}
     links = {name: level if level in shared else "" for name, level in plan.levels.items()}
     gloo, host = cluster.backend == "gloo", cluster.device.host or Host(0.0, 0.0, 0.0)

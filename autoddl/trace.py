@@ -4,7 +4,6 @@ Every parameter and buffer is replaced by a fake CPU tensor in a copy of the mod
 device, `meta` included, is captured alike and the user's module is not touched. `torch.export` without strictness
 writes down what forward does; regions under `no_grad` are inlined with their inputs detached; and if anything writes
 in place, `run_decompositions({})` makes it functional (which doubles the time, so it is not done for nothing).
-On its way the export makes dozens of graph modules that are never called: `unwritten` leaves out their code.
 """
 
 import copy
@@ -20,9 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
 
 from autoddl.errors import CaptureError
@@ -31,7 +28,7 @@ from autoddl.prepare import inline_regions, needs_decomposition, whole_dropout
 from autoddl.sample import Sample, named
 from autoddl.source import failing_line
 
-__all__ = ["trace", "unwritten"]
+__all__ = ["trace"]
 
 DYNAMIC = re.compile(r"data.dependent|unbacked|\bu\d+\b|\.item\(\)|DynamicOutputShape|_local_scalar_dense", re.I)
 OPERATOR = re.compile(r"(?:torch\.ops\.)?(aten[.:]+\w+(?:\.\w+)?)")
@@ -52,29 +49,6 @@ def trace(model: nn.Module, sample: Sample) -> tuple[ExportedProgram, dict[str, 
         with _quiet():
             program = program.run_decompositions({})
     return program, names
-
-
-@contextmanager
-def unwritten() -> Iterator[None]:
-    """Graph modules write their Python code when they are first called: a quarter of an export's time went into code
-    that nobody calls. Those with a calling convention of their own take it from what is written, so they write it."""
-    write = GraphModule.recompile
-
-    def first(module: GraphModule, *args: Any, **kwargs: Any) -> Any:
-        write(module)
-        return module.forward(*args, **kwargs)
-
-    def later(module: GraphModule) -> Any:
-        if type(module.graph._codegen) is not CodeGen:
-            return write(module)
-        type(module).forward = first
-        return None
-
-    GraphModule.recompile = later  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        GraphModule.recompile = write  # type: ignore[method-assign]
 
 
 @contextmanager
