@@ -10,13 +10,11 @@ messages of the runtime, not by a collective of the library. `latency`: its seco
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from math import prod
 
-from autoddl.conversion import COLLECTIVES, Step, payload
+from autoddl.conversion import COLLECTIVES, Step, sizes
 from autoddl.cost_models import collective
 from autoddl.graph import Tensor
-from autoddl.layout import Layout, Mesh, local_shape
+from autoddl.layout import Layout
 from autoddl.messages import OURS
 from autoddl.price import Pricing
 from autoddl.traffic import Sent
@@ -92,24 +90,12 @@ class Actions:
              origin: str) -> tuple[Leg, ...]:
         """`steps` on `tensors` that begin in the layouts `starts`, each as one collective over all of them."""
         found = list[Leg]()
-        sizes = [_sizes(tuple(steps), t.shape, t.itemsize, start, self.pricing.mesh, self.at)
-                 for t, start in zip(tensors, starts, strict=True)]
+        each = [sizes(tuple(steps), t.shape, t.itemsize, start, self.pricing.mesh, self.at)
+                for t, start in zip(tensors, starts, strict=True)]
         for k, step in enumerate(steps):
-            full, touched = sum(one[k][0] for one in sizes), sum(one[k][1] for one in sizes)
+            full, touched = sum(one[k][0] for one in each), sum(one[k][1] for one in each)
             if step.kind in COLLECTIVES:
                 found.append(self.leg(direction, step.kind, step.axes, full, origin))
             else:
                 found.append(Compute(f"{step.kind} {origin}", self.pricing.step_seconds(step, full, touched)))
         return tuple(found)
-
-
-@lru_cache(maxsize=100_000)
-def _sizes(steps: tuple[Step, ...], shape: tuple[int, ...], itemsize: int, start: Layout, mesh: Mesh,
-           at: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Per step the bytes of its full buffer, and of the piece that it starts with."""
-    here, found = start, list[tuple[int, int]]()
-    for step in steps:
-        touched = prod(local_shape(shape, here, mesh, at)) * itemsize
-        found.append((payload(step, shape, itemsize, here, mesh, at), touched))
-        here = step.after(here)
-    return tuple(found)

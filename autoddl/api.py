@@ -12,20 +12,19 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from autoddl.asked import task_of
 from autoddl.assemble import assemble, plan_of
 from autoddl.buckets import best_buckets
 from autoddl.candidates import Candidate, Task, posed
-from autoddl.cost_models import Cluster, load_cluster, parse
+from autoddl.cost_models import Cluster
 from autoddl.errors import Infeasible, InputError
 from autoddl.graph import Graph
-from autoddl.hubs import planned
 from autoddl.layout import Mesh
 from autoddl.memory_line import with_memory
 from autoddl.meshes import check_mesh, meshes
 from autoddl.outer import Found, Progress, search
 from autoddl.overlapped import overlapped
 from autoddl.plan import VERSION, Plan
-from autoddl.price import OPTIMIZERS
 from autoddl.problem import Problem
 from autoddl.rebuild import source_of
 from autoddl.regions import Pin, mesh_allows, parse_pin, pinned
@@ -33,7 +32,6 @@ from autoddl.search import SOLVERS, solve
 from autoddl.space import Region
 from autoddl.strategies import strategy
 from autoddl.uncollected import uncollected
-from autoddl.variants import Variant, Variants
 
 if TYPE_CHECKING:
     from torch import nn
@@ -62,34 +60,6 @@ class Raced:
     bound: float | None
     wall: float
     detail: str = ""
-
-
-def _task(model: "nn.Module", cluster: str | Path | Cluster, sample: object, budget: float | str | None, optimizer: str,
-          solver: str, tolerance: float, time_limit: float | None, name: str, factory: Mapping[str, Any] | None,
-          workers: int | None = None) -> Task:
-    """Read and check everything that planning needs; the model is captured here."""
-    from autoddl.capture import capture
-    from autoddl.sample import as_sample, parted, sample_for
-
-    began = perf_counter()
-    place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
-    if optimizer not in OPTIMIZERS:
-        raise InputError(f"optimizer {optimizer!r} is not known; its memory is known for {', '.join(OPTIMIZERS)}")
-    limit = place.device.memory if budget is None else float(parse(budget, "bytes"))
-    if limit <= 0:
-        raise InputError(f"a memory budget is above 0 bytes, not {budget}")
-    start = perf_counter()
-    captured = capture(model, sample)
-
-    def part(microbatches: int) -> Variant:
-        if microbatches == 1:
-            return Variant(planned(captured.graph), captured.graph, captured.spec)
-        made = capture(model, parted(sample_for(model) if sample is None else as_sample(sample), microbatches))
-        return Variant(planned(made.graph), made.graph, made.spec)
-
-    about = {"model": name or type(model).__name__, "factory": dict(factory or {})}
-    return Task(planned(captured.graph), captured.graph, captured.spec, place, limit, optimizer, solver, tolerance,
-                time_limit, about, perf_counter() - start, began, workers, Variants(part, {1: part(1)}))
 
 
 def _finish(task: Task, found: Found, count: int, pins: Sequence[str], mesh: str | None, most: int) -> Plan:
@@ -146,10 +116,12 @@ def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = Non
     """
     if progress:
         progress("capturing the model", 0, 1)
-    task = _task(model, cluster, sample, budget, optimizer, solver, tolerance, time_limit, name, factory, workers)
+    counts = _counts(microbatches)
+    task = task_of(model, cluster, sample, budget, optimizer, solver, tolerance, time_limit, name, factory, workers,
+                   counts)
     asked = tuple(parse_pin(text) for text in pins)
     region = partial(pinned, asked)
-    tried = [Candidate(m, region, n) for n in _counts(microbatches) for m in _meshes(task, mesh, asked, max_axes)]
+    tried = [Candidate(m, region, n) for n in counts for m in _meshes(task, mesh, asked, max_axes)]
     return _fitting(task, tried, progress, pins, mesh, max_axes, overlap)
 
 
@@ -247,7 +219,9 @@ def compare(model: "nn.Module", cluster: str | Path | Cluster, sample: object = 
             workers: int | None = None, microbatches: Sequence[int] = (1,)) -> tuple[Comparison, ...]:
     """The found plan, then data parallel, ZeRO-3, tensor parallel and the best tensor x data grid, each at its best,
     with the best of the numbers of microbatches."""
-    task = _task(model, cluster, sample, budget, optimizer, solver, tolerance, time_limit, name, factory, workers)
+    counts = _counts(microbatches)
+    task = task_of(model, cluster, sample, budget, optimizer, solver, tolerance, time_limit, name, factory, workers,
+                   counts)
     asked = tuple(parse_pin(text) for text in pins)
     tried = _meshes(task, mesh, asked, max_axes)
     free = [Candidate(m, partial(pinned, asked)) for m in tried]
@@ -256,7 +230,7 @@ def compare(model: "nn.Module", cluster: str | Path | Cluster, sample: object = 
         if not whole:
             found.append(Comparison(title, None, "no mesh here has an axis for each"))
             continue
-        candidates = [replace(one, microbatches=n) for n in _counts(microbatches) for one in whole]
+        candidates = [replace(one, microbatches=n) for n in counts for one in whole]
         try:
             best = _fitting(task, candidates, progress, pins, mesh, max_axes)
             found.append(Comparison(title, best))
@@ -275,7 +249,7 @@ def compare_solvers(model: "nn.Module", cluster: str | Path | Cluster, sample: o
                     progress: Progress | None = None) -> tuple[Raced, ...]:
     """Every solver on the same problem: that of the mesh, or of the best mesh. `time_limit` is seconds per solver."""
     tell = progress or (lambda what, done, total: None)
-    task = _task(model, cluster, sample, budget, optimizer, "exact", tolerance, None, name, factory)
+    task = task_of(model, cluster, sample, budget, optimizer, "exact", tolerance, None, name, factory)
     asked = tuple(parse_pin(text) for text in pins)
     tried = [Candidate(m, partial(pinned, asked)) for m in _meshes(task, mesh, asked, max_axes)]
     best = tried[0].mesh if len(tried) == 1 else search(task, tried, progress).best.pricing.mesh

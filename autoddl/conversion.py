@@ -17,11 +17,13 @@ The steps between two layouts are a shortest path in the graph of legal layouts:
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
 
 from autoddl.errors import InputError
-from autoddl.layout import B, Layout, Mesh, P, Split, State, extents, state
+from autoddl.layout import B, Layout, Mesh, P, Split, State, extents, local_shape, state
 
-__all__ = ["COLLECTIVES", "Step", "group_size", "is_conversion", "payload", "sent", "slices"]
+__all__ = ["COLLECTIVES", "Step", "group_size", "is_conversion", "payload", "sent", "sizes", "slices"]
 
 COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 
@@ -103,6 +105,18 @@ def payload(step: Step, shape: tuple[int, ...], itemsize: int, layout: Layout, m
     else:
         return 0
     return count * itemsize
+
+
+@lru_cache(maxsize=100_000)
+def sizes(steps: tuple[Step, ...], shape: tuple[int, ...], itemsize: int, start: Layout, mesh: Mesh,
+          coordinate: tuple[int, ...] | None = None) -> tuple[tuple[int, int], ...]:
+    """Per step, one after the other from layout `start`: its `payload`, and bytes of the piece that it starts with."""
+    here, found = start, list[tuple[int, int]]()
+    for step in steps:
+        touched = prod(local_shape(shape, here, mesh, coordinate)) * itemsize
+        found.append((payload(step, shape, itemsize, here, mesh, coordinate), touched))
+        here = step.after(here)
+    return tuple(found)
 
 
 def sent(kind: str, ranks: int, nbytes: float) -> float:

@@ -18,7 +18,7 @@ comparison across ranks and `verify` all read.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from autoddl.conversion import COLLECTIVES, Step, payload
+from autoddl.conversion import COLLECTIVES, Step, sizes
 from autoddl.errors import InputError
 from autoddl.graph import Graph, Kind, Op, Tensor
 from autoddl.layout import Layout, Mesh
@@ -125,11 +125,7 @@ def sends(steps: Iterable[Step]) -> bool:
 def _payloads(tensor: Tensor, steps: tuple[Step, ...], start: Layout, mesh: Mesh, at: tuple[int, ...] | None
               ) -> tuple[int, ...]:
     """Full-buffer bytes of each step, 0 for the local ones."""
-    sizes, here = [], start
-    for step in steps:
-        sizes.append(payload(step, tensor.shape, tensor.itemsize, here, mesh, at))
-        here = step.after(here)
-    return tuple(sizes)
+    return tuple(full for full, _ in sizes(steps, tensor.shape, tensor.itemsize, start, mesh, at))
 
 
 def _fill_buckets(rows: Iterable[tuple[Bucket, str, int]], limit: int) -> tuple[Bucket, ...]:

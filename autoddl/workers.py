@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
@@ -16,7 +17,7 @@ from typing import Any
 
 from autoddl.errors import MachineError
 
-__all__ = ["mapper"]
+__all__ = ["beside", "mapper"]
 
 Map = Callable[[Sequence[Any]], Iterator[Any]]
 Key = Callable[[Any], Any]
@@ -98,3 +99,28 @@ def mapper(function: Callable[[Any], Any], workers: int, key: Key = id) -> Itera
             worker.process.terminate()
             worker.process.join()
             worker.pipe.close()
+
+
+@contextmanager
+def beside(function: Callable[[Any], Any], argument: Any, *, on: bool) -> Iterator[Callable[[], Any]]:
+    """`function(argument)` on a process of its own while this one does something else; what is yielded waits for it,
+    and raises what it raised. It is computed here, when it is asked for, if not `on` or where forking is not
+    possible."""
+    if not on or "fork" not in multiprocessing.get_all_start_methods():
+        yield partial(function, argument)
+        return
+    worker = _start(function)
+    try:
+        worker.pipe.send((0, argument))
+        yield partial(_received, worker)
+    finally:
+        worker.process.terminate()
+        worker.process.join()
+        worker.pipe.close()
+
+
+def _received(worker: _Worker) -> Any:
+    _, result, error = worker.receive()
+    if error is not None:
+        raise error
+    return result

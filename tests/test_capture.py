@@ -10,11 +10,14 @@ import torch
 import zoo
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._traceback import CapturedTraceback
 
 from autoddl.capture import Captured, capture
 from autoddl.errors import CaptureError, InputError
+from autoddl.frugal import own_frames
 from autoddl.graph import Kind
 from autoddl.sample import Sample, as_sample, describe, from_spec, named, sample_for
+from autoddl.source import line_of
 
 
 def values(captured: Captured, model: nn.Module, sample: Sample) -> list[Tensor]:
@@ -206,6 +209,20 @@ def test_source_and_module() -> None:
     linears = [op for op in captured.graph.ops if op.target == "aten.linear.default"]
     assert linears[0].module == "blocks.0.q" and "zoo.py:" in linears[0].source
     assert linears[-1].module == "head"
+
+
+def test_a_stack_without_torch_names_the_same_lines() -> None:
+    """`own_frames` gives torch its own back."""
+    whole, module = CapturedTraceback.summary, nn.Sequential(nn.Linear(2, 3), nn.Tanh())
+
+    def traced() -> list[str]:
+        program = torch.export.export(module, (torch.zeros(1, 2),), strict=False)
+        return [line_of(node.meta.get("stack_trace")) for node in program.graph.nodes]
+
+    lines = traced()
+    with own_frames():
+        assert CapturedTraceback.summary is not whole and traced() == lines and any(lines)
+    assert CapturedTraceback.summary is whole
 
 
 def test_meta_models_capture_alike() -> None:

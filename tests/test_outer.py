@@ -1,5 +1,7 @@
 """The search over meshes: the best of all, whatever the number of workers and wherever it is interrupted."""
 
+import multiprocessing
+import os
 import pickle
 import sys
 from dataclasses import replace
@@ -27,7 +29,7 @@ from autoddl.price import floor_seconds
 from autoddl.rebuild import rebuild
 from autoddl.search import Above, solve
 from autoddl.space import Region, everything
-from autoddl.workers import mapper
+from autoddl.workers import beside, mapper
 
 
 @lru_cache
@@ -155,6 +157,25 @@ def test_workers_keep_the_order_and_pass_errors_on() -> None:
                 list(run([1, -1, 2]))
     with mapper(_dies, 2) as run, pytest.raises(MachineError, match="one worker"):
         list(run([1, 2]))
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_what_runs_beside_is_waited_for_and_its_error_passed_on(on: bool) -> None:
+    """And the process is gone where the result is not wanted."""
+    with beside(_other, 3, on=on) as result:
+        pid, found = result()
+    assert found == 9 and (pid != os.getpid()) is on
+    with pytest.raises(ValueError, match="0 has no inverse"), beside(_other, 0, on=on) as result:
+        result()
+    with beside(_dies, 1, on=on):
+        pass
+    assert not [child for child in multiprocessing.active_children() if child.is_alive()]
+
+
+def _other(n: int) -> tuple[int, int]:
+    if n == 0:
+        raise ValueError("0 has no inverse")
+    return os.getpid(), n * n
 
 
 def test_microbatches_fit_where_nothing_else_does_and_cost_more() -> None:
