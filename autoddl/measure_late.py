@@ -3,7 +3,7 @@ how much longer a step takes beside computation (`Host.busy`), how much longer c
 what it takes of the computing thread itself (`Host.issue`).
 
     wall(n)   seconds of n products on every rank and a meeting of all     own(n)   those of a processor, times slowdown
-    k = median over n of  (wall(n) - own(n) - (wall(0) - own(0))) / sqrt(own(n))
+    k = median over n, several times, of  (wall(n) - own(n) - (wall(0) - own(0))) / sqrt(own(n))
 
     busy = median over small all-reduces of  (wall while all compute - wall while all wait) / steps
     drag = median over large all-reduces of  (wall of the work done beside it - wall of the same work after it - host)
@@ -29,8 +29,8 @@ from autoddl.redistribute import moves
 
 __all__ = ["busyness", "dragging", "issuing", "lateness"]
 
-SIDE, PRODUCTS, ROUNDS = 128, (10, 40, 160, 640), 15
-"""Of the matrices that ranks multiply before they meet: their side, how many, and how often."""
+SIDE, PRODUCTS, ROUNDS, PASSES = 128, (10, 40, 160, 640), 15, 4
+"""Of the matrices that ranks multiply before they meet: their side, how many, how often, and passes over all."""
 SMALL = (2**12, 2**13, 2**14)
 """Bytes of all-reduces that are messages more than bytes."""
 LARGE, FLIGHTS = 2**21, 9
@@ -58,7 +58,7 @@ def lateness(slowdown: float) -> float:
     met(1, 10)  # to warm up
     took, used = met(0, 50)
     least, found = max(0.0, took - used), []
-    for products in PRODUCTS:
+    for products in PRODUCTS * PASSES:
         took, used = met(products, ROUNDS)
         found.append(max(0.0, took - used - least) / used**0.5)
     shared = torch.tensor(median(found))

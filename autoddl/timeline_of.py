@@ -5,8 +5,9 @@ time (`LANES`), ours by messages one after the other over all axes, and one that
 behind those under way; all over the same axes share what they cross, and all that cross the same level its port, where
 it has one for all (`ONE_PORT`). What sending takes of the rank's processor is missing to what it computes, which is
 slower beside it (`Host.drag`). Ranks that share cores come to a collective at different times, so it begins later
-(`Host.late`); beside computation it takes longer (`Host.busy`), and starting it and waiting for it takes time of the
-computing stream (`Host.issue`). So
+(`Host.late`, of the last of all; of n ranks the last comes E(n) later, the mean of the largest of n normal numbers);
+beside computation it takes longer (`Host.busy`), its own or, where only a part of the ranks waits for it, that of the
+others; and starting it and waiting for it takes time of the computing stream (`Host.issue`). So
 
     a collective is in flight from when it is handed over to when its stream has done it and those before it
     exposed = what waiting for it takes         hidden = time in flight during which the rank computes
@@ -17,9 +18,10 @@ computation and communication slow each other while both run (see `cost_models.t
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
-from math import sqrt
+from math import prod, sqrt
+from statistics import NormalDist
 
 from autoddl.actions import Action, Compute, Pass, Start, Wait
 from autoddl.cost_models import Cluster
@@ -69,7 +71,8 @@ def timeline_of(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, slowd
     shared = {level.name for level in cluster.levels if level.topology in ONE_PORT}
     links = {name: level if level in shared else "" for name, level in plan.levels.items()}
     gloo, host = cluster.backend == "gloo", cluster.device.host or Host(0.0, 0.0, 0.0)
-    tasks, at = _tasks(actions, links, host.late, host.issue) if gloo else _tasks(actions, None)
+    sizes = dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True))
+    tasks, at = _tasks(actions, links, host.late, host.issue, sizes) if gloo else _tasks(actions, None)
     line = simulate(tasks, slowdown)
     began = [line.ends[n] if n is not None else 0.0 for n in _computed_before(tasks)]
     starts = [k for k, action in enumerate(actions) if isinstance(action, Start)]
@@ -89,68 +92,101 @@ def timeline_of(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, slowd
     return Foreseen(Step(0, rank, 0.0, line.makespan, passes, tuple(events)), spans)
 
 
-def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, late: float = 0.0, issue: float = 0.0
-           ) -> tuple[list[Task], list[int]]:
-    """The tasks, and for each action its task: that of a Pass is the next one. Waiting is computing for no time.
+def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, late: float = 0.0, issue: float = 0.0,
+           sizes: Mapping[str, int] | None = None) -> tuple[list[Task], list[int]]:
+    """The tasks, and for each action its task: that of a Pass is the next one.
 
-    `links` is of each axis the link that it shares; None where collectives over the same axes queue. Ranks met when
-    the last of them started a collective that was waited for; `alone` are the seconds that they computed since."""
-    tasks: list[Task] = []
-    at: list[int] = []
-    flights: list[int] = []
-    handed: list[float] = []
-    turns: Counter[str] = Counter()
+    `links` is of each axis of the mesh the link that it shares; None where collectives over the same axes queue.
+    `sizes` are those of the axes."""
+    line = _Line(links, late, issue, sizes or {})
+    at = [line.add(action, after) for action, after in zip_longest(actions, actions[1:])]
+    return line.tasks, at
+
+
+@dataclass(slots=True)
+class _Line:
+    """The tasks so far; of every collective its task, its axes and the seconds that were `worked` before it.
+
+    Waiting is computing for no time. Ranks along an axis met when the last of them started a collective over it that
+    was waited for; `met` has the seconds worked until then."""
+
+    links: Mapping[str, str] | None
+    late: float
+    issue: float
+    sizes: Mapping[str, int]
+    tasks: list[Task] = field(default_factory=list)
+    flights: list[tuple[int, list[str], float]] = field(default_factory=list)
+    turns: Counter[str] = field(default_factory=Counter)
+    met: dict[str, float] = field(default_factory=dict)
     computed: int | None = None
-    worked = met = 0.0
-    for action, after in zip_longest(actions, actions[1:]):
-        at.append(len(tasks))
-        if isinstance(action, Pass):
-            continue
-        if isinstance(action, Start):
-            at_once = links is not None and after == Wait(len(flights))
-            if issue and not at_once:
-                computed, at[-1] = len(tasks), len(tasks) + 1
-                tasks.append(Task("issue", issue))
-            needs = () if computed is None else (computed,)
-            alone = worked - met
-            if late and alone > 0 and links is not None:
-                tasks.append(Task("late", late * sqrt(alone), stream=f"late {len(flights)}", needs=needs))
-                needs, at[-1] = (len(tasks) - 1,), len(tasks)
-            stream = _stream(action, turns, at_once) if links is not None else action.sent.axes
-            flights.append(len(tasks))
-            handed.append(worked)
-            tasks.append(_flight(action, needs, stream, links, at_once))
-        else:
-            computed = len(tasks)
-            if isinstance(action, Compute):
-                worked += action.seconds
-                tasks.append(Task(action.name, action.seconds))
-            else:
-                met = max(met, handed[action.k])
-                tasks.append(Task("wait", 0.0, needs=(flights[action.k],)))
-    return tasks, at
+    worked: float = 0.0
+
+    def add(self, action: Action, after: Action | None) -> int:
+        """The task of `action`, which `after` follows."""
+        match action:
+            case Start():
+                return self._start(action, self.links is not None and after == Wait(len(self.flights)))
+            case Compute():
+                self.worked += action.seconds
+                return self._compute(Task(action.name, action.seconds))
+            case Wait():
+                flight, axes, handed = self.flights[action.k]
+                self.met |= {axis: max(self.met.get(axis, 0.0), handed) for axis in axes}
+                return self._compute(Task("wait", 0.0, needs=(flight,)))
+        return len(self.tasks)
+
+    def _compute(self, task: Task) -> int:
+        self.computed = len(self.tasks)
+        self.tasks.append(task)
+        return self.computed
+
+    def _start(self, action: Start, at_once: bool) -> int:
+        """Handing it over, coming late, and the collective."""
+        axes = action.sent.axes.split("+")
+        alone = self.worked - min(self.met.get(axis, 0.0) for axis in axes)
+        if self.issue and not at_once:
+            self._compute(Task("issue", self.issue))
+        needs = () if self.computed is None else (self.computed,)
+        if self.late and alone > 0 and self.links is not None:
+            late = self.late * sqrt(alone) * self._part(axes)
+            self.tasks.append(Task("late", late, stream=f"late {len(self.flights)}", needs=needs))
+            needs = (len(self.tasks) - 1,)
+        self.flights.append((len(self.tasks), axes, self.worked))
+        self.tasks.append(self._flight(action, needs, at_once))
+        return len(self.tasks) - 1
+
+    def _part(self, axes: Sequence[str]) -> float:
+        """E(ranks of the group) / E(all ranks)."""
+        some, every = (prod(self.sizes.get(axis, 1) for axis in names) for names in (axes, self.sizes))
+        return _largest(some) / _largest(every) if some < every else 1.0
+
+    def _flight(self, action: Start, needs: tuple[int, ...], at_once: bool) -> Task:
+        """A collective. On gloo all over the same axes share what they cross, as all do that cross one port."""
+        if self.links is None:
+            return Task(action.sent.origin, action.seconds, stream=action.sent.axes, needs=needs)
+        axes, busy = action.sent.axes, action.busy
+        link = next((self.links[name] for name in axes.split("+") if self.links.get(name)), axes)
+        load = min(1.0, (action.host + action.drag) / action.seconds) if action.host else 0.0
+        own = busy if at_once and self.late and not set(self.links) <= set(axes.split("+")) else 0.0
+        beside = 1 + busy / action.seconds if busy and not at_once else 1.0
+        share = max(0.0, 1 - action.latency / action.seconds) if action.seconds else 0.0
+        return Task(action.sent.origin, action.seconds + own, stream=self._stream(action, at_once), needs=needs,
+                    link=link, load=load, beside=beside, share=share)
+
+    def _stream(self, action: Start, at_once: bool) -> str:
+        """Behind what a collective on gloo queues: the library's take the lanes of their axes in `turns`."""
+        axes = action.sent.axes
+        if at_once:
+            return f"{axes} at once"
+        if action.ours:
+            return "messages"
+        self.turns[axes] += 1
+        return f"{axes} lane {self.turns[axes] % LANES}"
 
 
-def _stream(action: Start, turns: Counter[str], at_once: bool) -> str:
-    """Behind what a collective on gloo queues: the library's take the lanes of their axes in `turns`."""
-    axes = action.sent.axes
-    if at_once:
-        return f"{axes} at once"
-    if action.ours:
-        return "messages"
-    turns[axes] += 1
-    return f"{axes} lane {turns[axes] % LANES}"
-
-
-def _flight(action: Start, needs: tuple[int, ...], stream: str, links: Mapping[str, str] | None, at_once: bool) -> Task:
-    """A collective. On gloo all over the same axes share what they cross, as all do that cross one port."""
-    axes = action.sent.axes
-    link = next((links[name] for name in axes.split("+") if links.get(name)), axes) if links is not None else ""
-    load = min(1.0, (action.host + action.drag) / action.seconds) if action.host else 0.0
-    beside = 1 + action.busy / action.seconds if action.busy and not at_once else 1.0
-    share = max(0.0, 1 - action.latency / action.seconds) if action.seconds else 0.0
-    return Task(action.sent.origin, action.seconds, stream=stream, needs=needs, link=link, load=load, beside=beside,
-                share=share)
+def _largest(n: int) -> float:
+    """The mean of the largest of n > 1 standard normal numbers (Blom 1958: within 5 %)."""
+    return NormalDist().inv_cdf((n - 0.375) / (n + 0.25))
 
 
 def _computed_before(tasks: Sequence[Task]) -> list[int | None]:

@@ -1,7 +1,8 @@
 """Predicted step times against measured ones: sudo python examples/benchmarks/predictions.py [NAME=VALUE ...]
 
     models=gpt-8k,llama,vgg,vit,mixture   clusters=4x1-200,2x2-200,8x1-200,2racks   rounds=5   random=3   seconds=60
-    folder=FOLDER (where measured cluster files are kept)   out=FILE (a line of JSON for every plan, added)
+    folder=FOLDER (where measured cluster files and plans are kept)   out=FILE (a line of JSON for every plan, added)
+    again=FILE (nothing runs: what `out` wrote with this `folder`, predicted anew)
 
 Of every model on every cluster: the found plan (by its time line; by its sum too, if that is another), data parallel,
 ZeRO-3, tensor parallel, the best grid, and random valid plans of fixed seeds take turns in one world (`arena`).
@@ -44,11 +45,11 @@ from autoddl.cost_models.measured import paced
 from autoddl.graph import Graph
 from autoddl.hubs import planned
 from autoddl.meshes import meshes
-from autoddl.plan import Plan
+from autoddl.plan import Plan, load_plan
 from autoddl.timeline_of import timeline_of
 
 DEFAULTS = {"models": "gpt-8k,llama,vgg,vit,mixture", "clusters": "4x1-200,2x2-200,8x1-200,2racks", "rounds": "5",
-            "random": "3", "seconds": "60", "folder": "", "out": ""}
+            "random": "3", "seconds": "60", "folder": "", "out": "", "again": ""}
 TIE = 0.05
 LONGEST = 3.0
 """Predicted seconds of a random plan that is still worth running."""
@@ -94,15 +95,31 @@ def _chosen(plan: Plan) -> tuple[object, ...]:
     return plan.mesh, plan.decisions, plan.stored, plan.bucket_bytes
 
 
-def measured(model: str, cluster: Path, count: int, rounds: int) -> Iterator[Row]:
-    """Every plan of the group."""
+def kept(folder: Path, model: str, cluster: str, plan: str) -> Path:
+    """Where a plan is kept."""
+    return folder / f"{cluster}-{model}-{plan.replace(' ', '-')}.json"
+
+
+def again(file: str, folder: Path) -> Iterator[Row]:
+    """The rows of `file`, of whose plans and clusters `folder` has kept the files, as predicted now."""
+    graphs: dict[str, Graph] = {}
+    for row in (Row(**json.loads(line)) for line in Path(file).read_text(encoding="utf-8").splitlines()):
+        if row.model not in graphs:
+            graphs[row.model] = planned(capture(*made(row.model)).graph)
+        place, chosen = load_cluster(folder / f"{row.cluster}.yaml"), load_plan(
+            kept(folder, row.model, row.cluster, row.plan))
+        there = paced(place, row.pulse * place.measurements["pulse"])
+        yield replace(row, line=timeline_of(chosen, graphs[row.model], there).step.seconds)
+
+
+def measured(model: str, cluster: Path, folder: Path, count: int, rounds: int) -> Iterator[Row]:
+    """Every plan of the group; they are kept in `folder`."""
     place = load_cluster(cluster)
     plans, graph = plans_of(model, place, count)
-    with tempfile.TemporaryDirectory() as folder:
-        paths = {name: Path(folder, f"{number}.json") for number, name in enumerate(plans)}
-        for name, each in plans.items():
-            each.save(paths[name])
-        turns = contest(cluster, model, paths, (), rounds, update=False, ahead=1)
+    paths = {name: kept(folder, model, place.name, name) for name in plans}
+    for name, each in plans.items():
+        each.save(paths[name])
+    turns = contest(cluster, model, paths, (), rounds, update=False, ahead=1)
     usual = min((probe for one in turns for probe in one.probes), default=0.0)
     for one in turns:
         if one.failure:
@@ -146,10 +163,12 @@ def main(arguments: Sequence[str]) -> None:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options["folder"] or temporary)
+        if options["again"]:
+            return show([*again(options["again"], folder)])
         clusters = [CLUSTERS / f"rehearsal-{place}.yaml" for place in options["clusters"].split(",")]
         clusters = list(calibrated(clusters, folder, float(options["seconds"])))
         for cluster, model in product(clusters, options["models"].split(",")):
-            for row in measured(model, cluster, int(options["random"]), int(options["rounds"])):
+            for row in measured(model, cluster, folder, int(options["random"]), int(options["rounds"])):
                 rows.append(row)
                 print(f"{row.model:9}{row.cluster:20}{row.plan:20}{row.line:8.3f} line{row.total:8.3f} sum"
                       f"{row.measured:8.3f} measured {row.error():+.1%}  pulse {row.pulse:.2f}  load {row.load:.1f}",
