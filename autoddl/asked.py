@@ -5,6 +5,7 @@ capturing takes as long as the search.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from os import cpu_count
 from pathlib import Path
@@ -22,15 +23,17 @@ from autoddl.workers import beside
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["task_of"]
+__all__ = ["as_compiled", "task_of"]
 
 
 def task_of(model: "nn.Module", cluster: str | Path | Cluster, sample: object, budget: float | str | None,
             optimizer: str, solver: str, tolerance: float, time_limit: float | None, name: str,
-            factory: Mapping[str, Any] | None, workers: int | None = None, microbatches: Sequence[int] = (1,)) -> Task:
+            factory: Mapping[str, Any] | None, workers: int | None = None, microbatches: Sequence[int] = (1,),
+            compiled: bool = False) -> Task:
     """The task of `api.plan` with these arguments."""
     began = perf_counter()
     place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    place = as_compiled(place) if compiled else place
     if optimizer not in OPTIMIZERS:
         raise InputError(f"optimizer {optimizer!r} is not known; its memory is known for {', '.join(OPTIMIZERS)}")
     limit = place.device.memory if budget is None else float(parse(budget, "bytes"))
@@ -44,6 +47,12 @@ def task_of(model: "nn.Module", cluster: str | Path | Cluster, sample: object, b
     about = {"model": name or type(model).__name__, "factory": dict(factory or {})}
     return Task(whole.graph, whole.original, whole.spec, place, limit, optimizer, solver, tolerance, time_limit, about,
                 perf_counter() - start, began, workers, Variants(partial(_part, model, sample), captured))
+
+
+def as_compiled(cluster: Cluster) -> Cluster:
+    """The same machines, whose programs are compiled."""
+    return replace(cluster, device=replace(cluster.device, compiled=True),
+                   parts=tuple((replace(device, compiled=True), ranks) for device, ranks in cluster.parts))
 
 
 def _part(model: "nn.Module", sample: object, microbatches: int) -> Variant:

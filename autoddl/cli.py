@@ -52,6 +52,7 @@ MaxAxes = Annotated[int, typer.Option(min=1, help="axes of a mesh at most")]
 Microbatches = Annotated[str, typer.Option(metavar="N,N,...", help="parts in which a step may run the batch")]
 Workers = Annotated[int | None, typer.Option(min=1, help="processes that search (as many as pay)")]
 TimeLimit = Annotated[float | None, typer.Option(metavar="SECONDS", help="for solving; the bound tells what is left")]
+Compiled = Annotated[bool, typer.Option("--compiled", help="elementwise chains are one kernel, as of torch.compile")]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
 
 
@@ -67,7 +68,7 @@ def _plan(factory: FactoryText, cluster: ClusterPath, set_: Set = None, mesh: Me
           output: Annotated[Path | None, typer.Option("-o", "--output", help="write the plan here")] = None,
           relax: Annotated[bool, typer.Option(help="if nothing fits, price what would")] = False,
           overlap: Annotated[bool, typer.Option("--overlap", help="the shortest time line of several plans")] = False,
-          as_json: AsJson = False) -> None:
+          compiled: Compiled = False, as_json: AsJson = False) -> None:
     """Find the best configuration of a model on a cluster."""
     made = Factory.parse(factory, settings(set_ or ()))
     asked: dict[str, Any] = {"mesh": mesh, "pins": tuple(pin or ()), "budget": budget, "max_axes": max_axes,
@@ -77,11 +78,15 @@ def _plan(factory: FactoryText, cluster: ClusterPath, set_: Set = None, mesh: Me
         model, sample = made.build()
         try:
             found = find(model, cluster, sample, solver=solver, time_limit=time_limit, name=made.name,
-                         factory=made.to_json(), progress=progress, workers=workers, overlap=overlap, **asked)
+                         factory=made.to_json(), progress=progress, workers=workers, overlap=overlap,
+                         compiled=compiled, **asked)
         except Infeasible as error:
             if relax:
+                from autoddl.asked import as_compiled
+                from autoddl.cost_models import load_cluster
                 from autoddl.relax import relaxations
-                rows = relaxations(model, cluster, sample, needed=error.needed, progress=progress, **asked)
+                place = as_compiled(load_cluster(cluster)) if compiled else cluster
+                rows = relaxations(model, place, sample, needed=error.needed, progress=progress, **asked)
                 Console(stderr=True).print(relaxation_table(rows))
             raise
     if output is not None:
@@ -109,7 +114,7 @@ def _compare(factory: FactoryText, cluster: ClusterPath, set_: Set = None, budge
              solver: Solver = "exact", max_axes: MaxAxes = 3, time_limit: TimeLimit = None,
              microbatches: Microbatches = "1", workers: Workers = None,
              solvers: Annotated[bool, typer.Option("--solvers", help="compare the solvers on the plan's mesh")] = False,
-             as_json: AsJson = False) -> None:
+             compiled: Compiled = False, as_json: AsJson = False) -> None:
     """Set the plan beside data parallel, grids, ZeRO-3 ..."""
     made = Factory.parse(factory, settings(set_ or ()))
     with _progress() as progress:
@@ -121,7 +126,7 @@ def _compare(factory: FactoryText, cluster: ClusterPath, set_: Set = None, budge
             return _print(report.raced_table(raced), report.raced_rows(raced), as_json)
         found = compare(model, cluster, sample, budget=budget, solver=solver, max_axes=max_axes, time_limit=time_limit,
                         name=made.name, factory=made.to_json(), progress=progress, workers=workers,
-                        microbatches=_numbers(microbatches))
+                        microbatches=_numbers(microbatches), compiled=compiled)
     _print(report.comparison_table(found), report.comparison_rows(found), as_json)
 
 

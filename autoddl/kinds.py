@@ -11,7 +11,7 @@ compute an element, whether they walk in rows, and whether they jump:
     normalise      rows that are read for their statistics and again to be scaled
     batch normalise    the same of channels
     gather         rows of a table by index; backward adds them up where they came from
-    index          elements by index, in whatever dims; backward likewise
+    index          elements by index, in whatever dims; backward likewise; both of blocks where rows are long (`work`)
     pool           windows of images
     loss           logarithm of a softmax, and one element of each row
 

@@ -3,7 +3,8 @@
     products        m, n, k      of `sides` and `wide`             linear, whose n is a vocabulary; bmm of BATCH pairs
     convolutions    (pixels, 9 * channels in, channels out)        3 x 3, of one padding
     attention       queries and head size                          causal and full, HEADS heads
-    memory          bytes                                          one operator of each kind of `kinds`, rows of ROW
+    memory          bytes                                          one operator of each kind of `kinds`, rows of ROW;
+                                                                   rows of BLOCK looked up
 
 Which kernels an operator has, what they are called and how much they work is asked of the planner itself (`kernels`),
 so a point of a curve means what a price asks for.
@@ -29,7 +30,7 @@ from autoddl.work import base, work
 
 __all__ = ["SMALL", "USUAL", "Case", "Known", "Scale", "cases", "kernels"]
 
-BATCH, HEADS, ROW, IMAGES, PIXELS = 16, 8, 256, 8, 64
+BATCH, HEADS, ROW, BLOCK, IMAGES, PIXELS = 16, 8, 256, 2**14, 8, 64
 
 
 Known = dict[tuple[Callable[..., Tensor], torch.dtype], Graph]
@@ -128,7 +129,10 @@ def _memory(rows: int) -> Iterator[Case]:
     yield Case("aten.mean", operators.mean, wide)
     yield Case("aten.layer_norm", operators.normalise, (*wide, (ROW,), (ROW,)))
     yield Case("aten._native_batch_norm_legit_functional", operators.batch_normalise, (image, (PIXELS,), (PIXELS,)))
-    yield Case("aten.embedding", operators.gather, ((max(rows // 4, 2), ROW),), (rows,), max(rows // 4, 2))
-    yield Case("aten.index", operators.index, ((max(rows // 4, 2), ROW),), (rows,), max(rows // 4, 2))
+    for row in (ROW, BLOCK):
+        if found := rows * ROW // row:
+            table = max(found // 4, 2)
+            yield Case("aten.embedding", operators.gather, ((table, row),), (found,), table)
+            yield Case("aten.index", operators.index, ((table, row),), (found,), table)
     yield Case("aten.max_pool2d", operators.pool, (image,))
     yield Case("autoddl.token_loss", functions.token_loss, wide, (rows,), ROW)

@@ -15,9 +15,12 @@ With m microbatches everything happens m times, but what is done to parameters t
 and their gradients converted once, until when each rank holds what it has added up, in the layout in which its
 backward yields it (ZeRO-1 and 2). Those that are gathered again are so in every microbatch, and their gradients are
 reduced in every one (ZeRO-3).
+
+On a device whose programs are `compiled` a chain of elementwise ops is one kernel (`fusion`).
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +29,7 @@ import numpy.typing as npt
 
 from autoddl.conversion import COLLECTIVES, Step
 from autoddl.cost_models import Cluster, Device, Group, Kernel, collective, copy_seconds, kernel_seconds, least_seconds
+from autoddl.fusion import ALONE, Chained, chains
 from autoddl.graph import Graph, Kind, Op, Tensor
 from autoddl.layout import Layout, Mesh, local_shape
 from autoddl.plan import BUCKET_BYTES
@@ -47,7 +51,8 @@ Ints = npt.NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class Pricing:
     """What a price depends on besides the choices. `graph` is the planned one, of one microbatch. `hidden` is the part
-    of the seconds of conversions of parameters, the loss and new buffers that is not counted (`overlapped`)."""
+    of the seconds of conversions of parameters, the loss and new buffers that is not counted (`overlapped`); `chained`
+    has the ops that are fused with others."""
 
     graph: Graph
     mesh: Mesh
@@ -55,6 +60,10 @@ class Pricing:
     optimizer: str = "adamw"
     microbatches: int = 1
     hidden: float = 0.0
+    chained: Mapping[str, Chained] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "chained", chains(self.graph) if self.cluster.device.compiled else {})
 
     def times(self, parameter: bool, again: Bools, saved: bool) -> tuple[Ints, Ints]:
         """How often an edge converts forward and backward: `again` where its parameter is gathered again, `saved` if
@@ -119,7 +128,7 @@ def pass_seconds(pricing: Pricing, op: Op, choice: Choice, differentiable: froze
     tensors = tuple((t.dtype, t.itemsize, t.kind is Kind.PARAMETER, i in differentiable) for i, t in
                     ((i, graph.tensors[i]) for i in (*op.inputs, *op.outputs)))
     return _alike(_Call(pricing.cluster.device, op.target, op.slots, op.args, tensors, inputs, outputs,
-                        op, graph, differentiable))
+                        pricing.chained.get(op.name, ALONE), op, graph, differentiable))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +142,7 @@ class _Call:
     tensors: tuple[tuple[str, int, bool, bool], ...]
     inputs: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[int, ...], ...]
+    chained: Chained
     op: Op = field(compare=False)
     graph: Graph = field(compare=False)
     differentiable: frozenset[int] = field(compare=False)
@@ -141,9 +151,17 @@ class _Call:
 @lru_cache(maxsize=1 << 16)
 def _alike(call: _Call) -> tuple[tuple[float, ...], tuple[float, ...]]:
     dtype = call.graph.tensors[call.op.outputs[0]].dtype
-    forward, backward = (tuple(kernel_seconds(call.device, kernel_of(w, dtype)) for w in kernels) for kernels in
+    forward, backward = (tuple(_seconds(call.device, w, dtype, call.chained) for w in kernels) for kernels in
                          work(call.op, call.graph, call.inputs, call.outputs, call.differentiable))
     return forward, backward
+
+
+def _seconds(device: Device, work_: Work, dtype: str, chained: Chained) -> float:
+    """Of one kernel, or of its part of a fused one."""
+    if chained == ALONE or work_.kind != "memory":
+        return kernel_seconds(device, kernel_of(work_, dtype))
+    moved = replace(work_, nbytes=work_.nbytes * (1 - chained.inside))
+    return max(0.0, kernel_seconds(device, kernel_of(moved, dtype)) - device.launch * chained.joins)
 
 
 def kernel_of(work_: Work, dtype: str) -> Kernel:
@@ -153,8 +171,8 @@ def kernel_of(work_: Work, dtype: str) -> Kernel:
 
 def floor_seconds(graph: Graph, cluster: Cluster) -> float:
     """Less than any plan takes: all work split evenly over all devices, with no communication."""
-    differentiable, total = graph.differentiable(), 0.0
-    for op in graph.ops:
+    differentiable, total, fused = graph.differentiable(), 0.0, chains(graph) if cluster.device.compiled else {}
+    for op in (op for op in graph.ops if op.name not in fused):
         shapes = [tuple(graph.tensors[t].shape for t in ts) for ts in (op.inputs, op.outputs)]
         forward, backward = work(op, graph, shapes[0], shapes[1], differentiable)
         dtype = graph.tensors[op.outputs[0]].dtype

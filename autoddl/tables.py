@@ -9,7 +9,7 @@ Alike are variables with the same target, arguments, shapes, gradients and choic
 tables, and the search solves it once.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autoddl.charges import charges
+from autoddl.fusion import Chained
 from autoddl.graph import Graph, Kind, Op, Tensor
 from autoddl.hubs import HUB
 from autoddl.layout import Layout, Mesh, local_shape
@@ -182,8 +183,9 @@ def _itself(table: Table) -> Table:
 
 
 def likeness(graph: Graph, variable: Variable, differentiable: frozenset[int], dependent: frozenset[int],
-             hubs: frozenset[int]) -> Hashable:
-    """Equal for variables whose costs are equal: what is computed, on which shapes, with which gradients."""
+             hubs: frozenset[int], chained: Mapping[str, Chained]) -> Hashable:
+    """Equal for variables whose costs are equal: what is computed, on which shapes, with which gradients, fused with
+    what."""
     if isinstance(variable.item, Tensor):
         return (variable.item.shape, variable.item.dtype, variable.item.trained, id(variable.choices))
     op = variable.item
@@ -191,7 +193,7 @@ def likeness(graph: Graph, variable: Variable, differentiable: frozenset[int], d
                      t in hubs, graph.tensors[t].kind is Kind.PARAMETER)
                     for t in (*op.inputs, *op.outputs))
     args = tuple((k, v) for k, v in op.args if k != "key")
-    return (op.target, op.slots, args, tensors, id(variable.choices))
+    return (op.target, op.slots, args, tensors, id(variable.choices), chained.get(op.name))
 
 
 def _end_factors(pricing: Pricing, tables: _Tables, v: int, variable: Variable, alike: int, ends: dict[int, bool]
@@ -220,7 +222,8 @@ def problem_of(pricing: Pricing, variables: tuple[Variable, ...], budget: float 
     hubs = frozenset(t for op in graph.ops if op.target == HUB for t in op.outputs)
     ends = {graph.outputs[0]: True} | {new: False for _, new in graph.updates}
     classes: dict[Hashable, int] = {}
-    alike = [classes.setdefault(likeness(graph, v, differentiable, dependent, hubs), len(classes)) for v in variables]
+    alike = [classes.setdefault(likeness(graph, v, differentiable, dependent, hubs, pricing.chained), len(classes))
+             for v in variables]
     for v, variable in enumerate(variables):
         key: Hashable = ("own", alike[v])
         if isinstance(variable.item, Tensor):

@@ -6,8 +6,8 @@ behind those under way; all over the same axes share what they cross, and all th
 it has one for all (`ONE_PORT`). What sending takes of the rank's processor is missing to what it computes, which is
 slower beside it (`Host.drag`). Ranks that share cores come to a collective at different times, so it begins later
 (`Host.late`, of the last of all; of n ranks the last comes E(n) later, the mean of the largest of n normal numbers);
-beside computation it takes longer (`Host.busy`), its own or, where only a part of the ranks waits for it, that of the
-others; and starting it and waiting for it takes time of the computing stream (`Host.issue`). So
+beside computation it takes longer (`Host.busy`), its own or, where only a part of the ranks waits for it, by as much of
+that as the part of the others; and starting it and waiting for it takes time of the computing stream (`Host.issue`). So
 
     a collective is in flight from when it is handed over to when its stream has done it and those before it
     exposed = what waiting for it takes         hidden = time in flight during which the rank computes
@@ -155,10 +155,19 @@ class _Line:
         self.tasks.append(self._flight(action, needs, at_once))
         return len(self.tasks) - 1
 
+    def _ranks(self, axes: Sequence[str]) -> tuple[int, int]:
+        """Those of a group over these axes, and all."""
+        return prod(self.sizes.get(axis, 1) for axis in axes), prod(self.sizes.values())
+
     def _part(self, axes: Sequence[str]) -> float:
         """E(ranks of the group) / E(all ranks)."""
-        some, every = (prod(self.sizes.get(axis, 1) for axis in names) for names in (axes, self.sizes))
+        some, every = self._ranks(axes)
         return _largest(some) / _largest(every) if some < every else 1.0
+
+    def _others(self, axes: Sequence[str]) -> float:
+        """The part of all ranks that is not in the group."""
+        some, every = self._ranks(axes)
+        return max(0.0, 1 - some / every)
 
     def _flight(self, action: Start, needs: tuple[int, ...], at_once: bool) -> Task:
         """A collective. On gloo all over the same axes share what they cross, as all do that cross one port."""
@@ -167,7 +176,7 @@ class _Line:
         axes, busy = action.sent.axes, action.busy
         link = next((self.links[name] for name in axes.split("+") if self.links.get(name)), axes)
         load = min(1.0, (action.host + action.drag) / action.seconds) if action.host else 0.0
-        own = busy if at_once and self.late and not set(self.links) <= set(axes.split("+")) else 0.0
+        own = busy * self._others(axes.split("+")) if at_once and self.late else 0.0
         beside = 1 + busy / action.seconds if busy and not at_once else 1.0
         share = max(0.0, 1 - action.latency / action.seconds) if action.seconds else 0.0
         return Task(action.sent.origin, action.seconds + own, stream=self._stream(action, at_once), needs=needs,

@@ -12,6 +12,7 @@ F is forward, B backward to the inputs, W to the weights.
 from dataclasses import dataclass, replace
 
 from autoddl.cost_models import kernel_seconds
+from autoddl.fusion import inside
 from autoddl.graph import Graph, Kind, Op
 from autoddl.hubs import HUB
 from autoddl.layout import local_shape
@@ -22,9 +23,6 @@ from autoddl.validate_saved import is_core, local_numel
 from autoddl.work import Work, base, work
 
 __all__ = ["Asked", "add_op"]
-
-_FUSED = frozenset(f"aten.{name}" for name in ("add", "mul", "gelu", "silu", "relu", "softmax", "_to_copy", "div")
-                   ) | {"autoddl.dropout"}
 
 _EAGER = 9.0
 """Bytes of RMSNorm as written in eager mode beside one kernel: to float32, square, mean, scale, back, weight: 36 of 4
@@ -62,7 +60,7 @@ def add_op(total: dict[str, float], asked: Asked, pricing: Pricing, op: Op, choi
         adds = len(graph.consumers()[op.outputs[0]]) - 1
         backward = (Work(0.0, 3.0 * adds * local_numel(graph.tensors[op.inputs[0]], choice.outputs[0], mesh)
                          * graph.tensors[op.inputs[0]].itemsize),)
-    moved = 1.0 - _joined(graph, op) if asked.fuses else _eager(graph, op)
+    moved = 1.0 - inside(graph, op) if asked.fuses else _eager(graph, op)
     low = asked.precision if base(op) in ("aten.linear", "aten.matmul") and _of_weight(graph, op) else ""
     core = is_core(op)
     for kernel in forward:
@@ -88,19 +86,6 @@ def _eager(graph: Graph, op: Op) -> float:
         return _EAGER
     turned = base(op) == "aten.mul" and any(graph.tensors[t].kind is Kind.BUFFER for t in op.inputs)
     return _ROTATION if turned else 1.0
-
-
-def _joined(graph: Graph, op: Op) -> float:
-    """The share of an elementwise op's bytes that a fused chain does not move: input and output that stay inside."""
-    if base(op) not in _FUSED:
-        return 0.0
-    makers, users = graph.producers(), graph.consumers()
-    moved = sum(graph.tensors[t].nbytes for t in (*op.inputs, *op.outputs))
-    inside = sum(graph.tensors[t].nbytes for t in op.inputs if t in makers and base(graph.ops[makers[t]]) in _FUSED
-                 and len(users[t]) == 1)
-    inside += sum(graph.tensors[t].nbytes for t in op.outputs
-                  if len(users[t]) == 1 and base(graph.ops[users[t][0][0]]) in _FUSED)
-    return inside / moved if moved else 0.0
 
 
 def _seconds(pricing: Pricing, asked: Asked, op: Op, kernel: Work, low: str, moved: float) -> float:

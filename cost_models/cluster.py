@@ -91,7 +91,8 @@ def _device(tree: Any, source: str) -> Device:
     launch = _LAUNCH_SECONDS[written.kind] if written.launch is None else written.launch
     return Device(written.name, written.kind, written.memory, written.bandwidth, tuple(sorted(written.peak.items())),
                   launch, written.efficiency, written.memory_efficiency, written.units,
-                  tuple(sorted(written.kernels.items())), elementwise_efficiency=written.elementwise_efficiency)
+                  tuple(sorted(written.kernels.items())), elementwise_efficiency=written.elementwise_efficiency,
+                  compiled=written.compiled)
 
 
 def _check_levels(levels: tuple[Level, ...], source: str) -> None:

@@ -141,12 +141,18 @@ def curve_of(text: str, name: str, dtype: str) -> Curve | None:
     """The curve of kernels `name`: of this dtype, else of one as wide, else of the nearest wider; None if there is
     none."""
     known = table(text)
-    width = _WIDTH.get(dtype, 4)
+    name, width = _known(known, name), _WIDTH.get(dtype, 4)
     for other in (dtype, *(d for d in _DTYPES if _WIDTH[d] == width), *(d for d in _DTYPES if _WIDTH[d] > width),
                   *_DTYPES):
         if (name, other) in known:
             return known[name, other]
     return None
+
+
+def _known(known: Mapping[tuple[str, str], Curve], name: str) -> str:
+    """What was timed before blocks were is timed as rows."""
+    rows = name.replace(" blocks", "")
+    return name if any(timed == name for timed, _ in known) else rows
 
 
 def text_of(curves: Sequence[Mapping[str, Any]], source: str) -> str:

@@ -74,7 +74,8 @@ class Device:
     `units` multiprocessors share the peak, 0 where that is not known; `kernels` lists (kind or dtype, efficiency) of
     those that do not reach `efficiency`; `curves` is what a calibration timed, as `curves` reads it. A copy reaches
     `memory_efficiency` of the bandwidth; kernels that compute with what they read, like norms, softmax and products
-    that wait for memory, `elementwise_efficiency`, by default the same. `host` is there where it was timed."""
+    that wait for memory, `elementwise_efficiency`, by default the same. `host` is there where it was timed. Where
+    programs are `compiled`, elementwise ops in a row are one kernel."""
 
     name: str
     kind: str
@@ -89,6 +90,7 @@ class Device:
     curves: str = ""
     elementwise_efficiency: float | None = None
     host: Host | None = None
+    compiled: bool = False
 
     def peak(self, dtype: str) -> float:
         """flop/s for `dtype`: as listed, else that of the next wider dtype listed."""
@@ -184,10 +186,11 @@ class Cluster:
 
     @property
     def fingerprint(self) -> str:
-        """Short sha256 of the content; two files that say the same have the same. What was timed is in `measured`."""
+        """Short sha256 of the content; two files that say the same have the same. What was timed is in `measured`, and
+        how a program is made is no part of a machine."""
         tree = asdict(self)
         for device in (tree["device"], *(part for part, _ in tree["parts"])):
-            for timed in ("curves", "host"):
+            for timed in ("curves", "host", "compiled"):
                 device.pop(timed)
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -209,7 +212,7 @@ def _device_tree(device: Device) -> dict[str, Any]:
             "peak": {dtype: write(peak, "flop/s") for dtype, peak in device.peaks},
             "launch": write(device.launch, "seconds"), "efficiency": device.efficiency,
             "memory_efficiency": device.memory_efficiency, "elementwise_efficiency": device.elementwise_efficiency,
-            "units": device.units, "kernels": dict(device.kernels)}
+            "units": device.units, "kernels": dict(device.kernels)} | ({"compiled": True} if device.compiled else {})
 
 
 def _level_tree(level: Level) -> dict[str, Any]:

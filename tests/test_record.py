@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from statistics import NormalDist
 
 import pytest
 import torch
@@ -175,6 +176,25 @@ def test_ranks_that_share_cores_come_late() -> None:
     assert line("nccl", 0.05) == line("nccl", 0.0)
     beside = (Compute("x", 0.64), Start(Sent("forward", "all-reduce", "a", 8, "x"), 0.1), Compute("y", 0.12), Wait(0))
     assert [simulate(_tasks(beside, {}, late)[0]).makespan for late in (0.0, 0.05)] == pytest.approx([0.76, 0.78])
+
+
+def test_ranks_meet_along_an_axis_and_are_held_up_by_the_others() -> None:
+    """Over a ranks compute 0.36 s until they meet; over b 0.36 + 0.28 s, whatever they did over a, and over a again
+    0.28 s. The last of two comes less late than that of four, and what a part waits for takes its `busy` longer."""
+    def sent(axes: str) -> Start:
+        return Start(Sent("forward", "all-gather", axes, 8, "x"), 0.1, busy=0.02)
+
+    def makespan(late: float, sizes: dict[str, int]) -> float:
+        actions = (Compute("x", 0.36), sent("a"), Wait(0), Compute("y", 0.28), sent("b"), Wait(1), sent("a"), Wait(2),
+                   sent("a+b"), Wait(3))
+        return simulate(_tasks(actions, {"a": "", "b": ""}, late, 0.0, sizes)[0]).makespan
+
+    assert makespan(0.0, {}) == pytest.approx(0.36 + 0.28 + 4 * 0.1)
+    two, four = (NormalDist().inv_cdf((n - 0.375) / (n + 0.25)) for n in (2, 4))
+    late = 0.05 * (0.36**0.5 + 0.64**0.5 + 0.28**0.5) * two / four
+    assert makespan(0.05, {"a": 2, "b": 2}) == pytest.approx(0.36 + 0.28 + 4 * 0.1 + 3 * 0.01 + late)
+    assert makespan(0.05, {"a": 4, "b": 1}) == pytest.approx(0.36 + 0.28 + 4 * 0.1 + 0.015 + 0.05 * (
+        0.36**0.5 + 0.28**0.5))
 
 
 def test_beside_computation_a_collective_takes_longer() -> None:

@@ -1,0 +1,62 @@
+"""Chains of elementwise ops of which a compiler makes one kernel (torch.compile; Ansel et al. 2024, "PyTorch 2").
+
+    inside   the share of an op's bytes that never leave the kernel: an input that another op of the chain makes for it
+             alone, an output that only another op of the chain reads
+    joins    whether there is such an input: then the op launches nothing of its own
+
+    seconds(memory-bound kernel of an op in a chain) = seconds((1 - inside) bytes) - launch if it joins
+
+Backward runs the chain the other way round, so it saves the same share. Neighbours are taken to have the same layouts:
+where a conversion comes between them the price is too low by what the kernel would have left inside. What a compiler
+computes again instead of keeping it is not counted as saved.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from autoddl.graph import Graph, Op
+from autoddl.work import base
+
+__all__ = ["ALONE", "Chained", "chains", "inside"]
+
+FUSED = frozenset(f"aten.{name}" for name in ("add", "sub", "mul", "div", "neg", "gelu", "silu", "relu", "tanh",
+                                              "sigmoid", "exp", "softmax", "_to_copy")) | {"autoddl.dropout"}
+
+
+@dataclass(frozen=True, slots=True)
+class Chained:
+    """What a chain does for one of its ops."""
+
+    inside: float = 0.0
+    joins: bool = False
+
+
+ALONE = Chained()
+
+
+def chains(graph: Graph) -> Mapping[str, Chained]:
+    """By name the ops that a compiler fuses with others."""
+    found, makers, users = {}, graph.producers(), graph.consumers()
+    for op in graph.ops:
+        one = _chained(graph, op, makers, users)
+        if one != ALONE:
+            found[op.name] = one
+    return MappingProxyType(found)
+
+
+def inside(graph: Graph, op: Op) -> float:
+    """The share of one op."""
+    return _chained(graph, op, graph.producers(), graph.consumers()).inside
+
+
+def _chained(graph: Graph, op: Op, makers: Mapping[int, int], users: Mapping[int, tuple[tuple[int, int], ...]]
+             ) -> Chained:
+    if base(op) not in FUSED:
+        return ALONE
+    tensors = graph.tensors
+    given = [t for t in op.inputs if t in makers and base(graph.ops[makers[t]]) in FUSED and len(users[t]) == 1]
+    taken = [t for t in op.outputs if len(users[t]) == 1 and base(graph.ops[users[t][0][0]]) in FUSED]
+    moved = sum(tensors[t].nbytes for t in (*op.inputs, *op.outputs))
+    stays = sum(tensors[t].nbytes for t in (*given, *taken))
+    return Chained(stays / moved if moved else 0.0, bool(given))

@@ -1,0 +1,87 @@
+"""Elementwise ops in a row as the one kernel that a compiler makes of them: by hand, in plans, and in their files."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import zoo
+from shell import FACTORY, LAPTOP, shell
+from torch import Tensor, nn
+
+from autoddl.api import plan
+from autoddl.asked import as_compiled
+from autoddl.capture import capture
+from autoddl.cost_models import elementwise_seconds, load_cluster, parse_cluster
+from autoddl.fusion import ALONE, Chained, chains
+from autoddl.hubs import planned
+from autoddl.layout import Layout, Mesh
+from autoddl.plan import load_plan
+from autoddl.price import Pricing, floor_seconds, pass_seconds
+from autoddl.rebuild import posed, question_of, rebuild
+from autoddl.space import Choice
+
+ROWS, WIDTH = 32, 16
+SIZE = 4 * ROWS * WIDTH
+
+
+class Row(nn.Module):
+    """Three elementwise ops in a row, the last of two inputs, and one whose output two read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.weight
+        fused = torch.relu(torch.tanh(y)) * x
+        both = fused @ self.weight
+        return (both.neg() @ both.T).sum()
+
+
+def test_a_chain_moves_its_ends_and_launches_once() -> None:
+    graph = planned(capture(Row(), (torch.zeros(ROWS, WIDTH),)).graph)
+    found = {op.target.split(".")[1]: chains(graph).get(op.name, ALONE) for op in graph.ops}
+    assert found["tanh"] == Chained(0.5, False) and found["relu"] == Chained(1.0, True)
+    assert found["mul"] == Chained(1 / 3, True) and found["matmul"] == ALONE
+    assert found["neg"] == ALONE  # what it reads another reads too
+
+    place = load_cluster(LAPTOP)
+    whole, ones = Layout.broadcast(Mesh.parse("all=4")), {}
+    for name, cluster in (("eager", place), ("compiled", as_compiled(place))):
+        pricing = Pricing(graph, Mesh.parse("all=4"), cluster)
+        ones[name] = [sum(pass_seconds(pricing, op, Choice((whole,) * len(op.inputs), (whole,), (), ()),
+                                       graph.differentiable())[0])
+                      for op in graph.ops if op.target.split(".")[1] in ("tanh", "relu", "mul")]
+    device = place.device
+    assert sum(ones["eager"]) == pytest.approx(sum(elementwise_seconds(device, n * SIZE) for n in (2, 2, 3)))
+    assert sum(ones["compiled"]) == pytest.approx(elementwise_seconds(device, 3 * SIZE))  # y, x, and the product
+    assert ones["compiled"][1] == 0.0
+    assert floor_seconds(graph, as_compiled(place)) < floor_seconds(graph, place)
+
+
+@pytest.mark.parametrize("name", ["llama", "mixture"])
+def test_compiled_plans_are_faster_and_no_slower_than_what_eager_chose(name: str) -> None:
+    """The search sees the new prices: its plan is the best under them, and its bound holds."""
+    model, sample = zoo.ZOO[name]()
+    eager, compiled = plan(model, LAPTOP, sample), plan(model, LAPTOP, sample, compiled=True)
+    assert compiled.bound <= compiled.predicted.seconds < eager.predicted.seconds
+    again, before = rebuild(compiled), rebuild(eager)
+    assert again.problem.cost(again.choice) == pytest.approx(compiled.predicted.seconds)
+    _, space, problem = posed(question_of(compiled), eager.mesh)
+    assert [v.name for v in space] == [v.name for v in before.variables]
+    assert problem.cost(before.choice) >= compiled.bound * (1 - 1e-9)
+
+
+def test_the_file_says_so_and_the_machine_is_the_same(tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    assert shell("plan", FACTORY, LAPTOP, "--compiled", "-o", str(out)).code == 0
+    place, made = load_cluster(LAPTOP), load_plan(out)
+    there = parse_cluster(made.source["cluster"], "the plan")
+    assert there.device.compiled and there == as_compiled(place) and there.fingerprint == place.fingerprint
+    assert parse_cluster(there.to_yaml(), "again") == there and "compiled" not in place.to_yaml()
+    assert shell("explain", str(out)).code == 0
+    wrong = place.to_yaml().replace("  kind: cpu", "  kind: cpu\n  compiled: often", 1)
+    path = tmp_path / "wrong.yaml"
+    path.write_text(wrong)
+    said = shell("plan", FACTORY, str(path))
+    assert said.code == 2 and "compiled" in said.err
