@@ -80,7 +80,7 @@ def test_the_file_says_so_and_the_machine_is_the_same(tmp_path: Path) -> None:
     assert there.device.compiled and there == as_compiled(place) and there.fingerprint == place.fingerprint
     assert parse_cluster(there.to_yaml(), "again") == there and "compiled" not in place.to_yaml()
     assert shell("explain", str(out)).code == 0
-    wrong = place.to_yaml().replace("  kind: cpu", "  kind: cpu\n  compiled: often", 1)
+    wrong = place.to_yaml().replace("  kind: cpu\n", "  kind: cpu\n  compiled: often\n", 1)
     path = tmp_path / "wrong.yaml"
     path.write_text(wrong)
     said = shell("plan", FACTORY, str(path))
