@@ -102,7 +102,7 @@ def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = Non
          pins: Sequence[str] = (), budget: float | str | None = None, optimizer: str = "adamw", solver: str = "exact",
          tolerance: float = 1e-3, max_axes: int = 3, time_limit: float | None = None, name: str = "",
          factory: Mapping[str, Any] | None = None, progress: Progress | None = None, workers: int | None = None,
-         microbatches: Sequence[int] = (1,), overlap: bool = False, compiled: bool = False) -> Plan:
+         microbatches: Sequence[int] = (1,), overlap: bool = False) -> Plan:
     """The fastest plan for `model` on `cluster`, under the performance model.
 
     `budget` is bytes per device (the device's memory); `time_limit` seconds per mesh. Under a binding budget the search
@@ -111,15 +111,14 @@ def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = Non
     step may run the batch, one after the other; the plan's layouts and sample are those of a part. A parameter that is
     kept is gathered and its gradient reduced once a step, one that is gathered anew in every part. With `overlap` the
     plan is the one with the shortest time line of those that several searches find, between which parameters'
-    collectives count for less; no plan's time line is shorter than its `predicted.line_bound`. `compiled` prices
-    elementwise ops in a row as the one kernel that torch.compile makes of them; the runtime itself compiles nothing.
+    collectives count for less; no plan's time line is shorter than its `predicted.line_bound`.
     Raises InputError for what is wrong with the arguments, Infeasible if no plan fits the budget.
     """
     if progress:
         progress("capturing the model", 0, 1)
     counts = _counts(microbatches)
     task = task_of(model, cluster, sample, budget, optimizer, solver, tolerance, time_limit, name, factory, workers,
-                   counts, compiled)
+                   counts)
     asked = tuple(parse_pin(text) for text in pins)
     region = partial(pinned, asked)
     tried = [Candidate(m, region, n) for n in counts for m in _meshes(task, mesh, asked, max_axes)]
@@ -217,13 +216,12 @@ def compare(model: "nn.Module", cluster: str | Path | Cluster, sample: object = 
             pins: Sequence[str] = (), budget: float | str | None = None, optimizer: str = "adamw",
             solver: str = "exact", tolerance: float = 1e-3, max_axes: int = 3, time_limit: float | None = None,
             name: str = "", factory: Mapping[str, Any] | None = None, progress: Progress | None = None,
-            workers: int | None = None, microbatches: Sequence[int] = (1,), compiled: bool = False
-            ) -> tuple[Comparison, ...]:
+            workers: int | None = None, microbatches: Sequence[int] = (1,)) -> tuple[Comparison, ...]:
     """The found plan, then data parallel, ZeRO-3, tensor parallel and the best tensor x data grid, each at its best,
     with the best of the numbers of microbatches."""
     counts = _counts(microbatches)
     task = task_of(model, cluster, sample, budget, optimizer, solver, tolerance, time_limit, name, factory, workers,
-                   counts, compiled)
+                   counts)
     asked = tuple(parse_pin(text) for text in pins)
     tried = _meshes(task, mesh, asked, max_axes)
     free = [Candidate(m, partial(pinned, asked)) for m in tried]

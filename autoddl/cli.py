@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console, RenderableType
@@ -34,6 +34,9 @@ from autoddl.errors import AutoDDLError, Infeasible, InputError, MachineError
 from autoddl.factory import Factory, settings
 from autoddl.launch import leave
 from autoddl.plan import load_plan
+
+if TYPE_CHECKING:
+    from autoddl.cost_models import Cluster
 
 __all__ = ["app", "main", "program"]
 
@@ -75,23 +78,28 @@ def _plan(factory: FactoryText, cluster: ClusterPath, set_: Set = None, mesh: Me
                              "microbatches": _numbers(microbatches)}
     with _progress() as progress:
         from autoddl.api import plan as find
+        place = _place(cluster, compiled)
         model, sample = made.build()
         try:
-            found = find(model, cluster, sample, solver=solver, time_limit=time_limit, name=made.name,
-                         factory=made.to_json(), progress=progress, workers=workers, overlap=overlap,
-                         compiled=compiled, **asked)
+            found = find(model, place, sample, solver=solver, time_limit=time_limit, name=made.name,
+                         factory=made.to_json(), progress=progress, workers=workers, overlap=overlap, **asked)
         except Infeasible as error:
             if relax:
-                from autoddl.asked import as_compiled
-                from autoddl.cost_models import load_cluster
                 from autoddl.relax import relaxations
-                place = as_compiled(load_cluster(cluster)) if compiled else cluster
                 rows = relaxations(model, place, sample, needed=error.needed, progress=progress, **asked)
                 Console(stderr=True).print(relaxation_table(rows))
             raise
     if output is not None:
         found.save(output)
     _print(report.plan_table(found), report.summary(found), as_json)
+
+
+def _place(path: Path, compiled: bool) -> "Cluster":
+    """The machine, whose programs are perhaps compiled."""
+    from autoddl.cost_models import load_cluster
+    from autoddl.fusion import as_compiled
+
+    return as_compiled(load_cluster(path)) if compiled else load_cluster(path)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -119,14 +127,15 @@ def _compare(factory: FactoryText, cluster: ClusterPath, set_: Set = None, budge
     made = Factory.parse(factory, settings(set_ or ()))
     with _progress() as progress:
         from autoddl.api import compare, compare_solvers
+        place = _place(cluster, compiled)
         model, sample = made.build()
         if solvers:
-            raced = compare_solvers(model, cluster, sample, budget=budget, max_axes=max_axes,
+            raced = compare_solvers(model, place, sample, budget=budget, max_axes=max_axes,
                                     time_limit=60.0 if time_limit is None else time_limit, progress=progress)
             return _print(report.raced_table(raced), report.raced_rows(raced), as_json)
-        found = compare(model, cluster, sample, budget=budget, solver=solver, max_axes=max_axes, time_limit=time_limit,
+        found = compare(model, place, sample, budget=budget, solver=solver, max_axes=max_axes, time_limit=time_limit,
                         name=made.name, factory=made.to_json(), progress=progress, workers=workers,
-                        microbatches=_numbers(microbatches), compiled=compiled)
+                        microbatches=_numbers(microbatches))
     _print(report.comparison_table(found), report.comparison_rows(found), as_json)
 
 

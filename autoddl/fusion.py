@@ -12,13 +12,14 @@ computes again instead of keeping it is not counted as saved.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from autoddl.cost_models import Cluster
 from autoddl.graph import Graph, Op
 from autoddl.work import base
 
-__all__ = ["ALONE", "Chained", "chains", "inside"]
+__all__ = ["ALONE", "Chained", "as_compiled", "chains", "inside"]
 
 FUSED = frozenset(f"aten.{name}" for name in ("add", "sub", "mul", "div", "neg", "gelu", "silu", "relu", "tanh",
                                               "sigmoid", "exp", "softmax", "_to_copy")) | {"autoddl.dropout"}
@@ -33,6 +34,12 @@ class Chained:
 
 
 ALONE = Chained()
+
+
+def as_compiled(cluster: Cluster) -> Cluster:
+    """The same machines, whose programs are compiled."""
+    return replace(cluster, device=replace(cluster.device, compiled=True),
+                   parts=tuple((replace(device, compiled=True), ranks) for device, ranks in cluster.parts))
 
 
 def chains(graph: Graph) -> Mapping[str, Chained]:

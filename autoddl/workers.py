@@ -17,7 +17,7 @@ from typing import Any
 
 from autoddl.errors import MachineError
 
-__all__ = ["beside", "mapper"]
+__all__ = ["beside", "forks", "mapper"]
 
 Map = Callable[[Sequence[Any]], Iterator[Any]]
 Key = Callable[[Any], Any]
@@ -48,6 +48,11 @@ def _serve(function: Callable[[Any], Any], pipe: Connection) -> None:
             pipe.send((job[0], function(job[1]), None))
         except Exception as error:
             pipe.send((job[0], None, error))
+
+
+def forks() -> bool:
+    """Whether a process can be forked here."""
+    return "fork" in multiprocessing.get_all_start_methods()
 
 
 def _start(function: Callable[[Any], Any]) -> _Worker:
@@ -88,7 +93,7 @@ def _rank(worker: _Worker, workers: Sequence[_Worker], key: Any) -> int:
 def mapper(function: Callable[[Any], Any], workers: int, key: Key = id) -> Iterator[Map]:
     """A map of `function` on this many processes; on this one where one is asked for or forking is not possible.
     Arguments of one `key` go to one process, if it is idle: it may remember something."""
-    if workers < 2 or "fork" not in multiprocessing.get_all_start_methods():
+    if workers < 2 or not forks():
         yield lambda arguments: map(function, arguments)
         return
     started = [_start(function) for _ in range(workers)]
@@ -102,13 +107,9 @@ def mapper(function: Callable[[Any], Any], workers: int, key: Key = id) -> Itera
 
 
 @contextmanager
-def beside(function: Callable[[Any], Any], argument: Any, *, on: bool) -> Iterator[Callable[[], Any]]:
-    """`function(argument)` on a process of its own while this one does something else; what is yielded waits for it,
-    and raises what it raised. It is computed here, when it is asked for, if not `on` or where forking is not
-    possible."""
-    if not on or "fork" not in multiprocessing.get_all_start_methods():
-        yield partial(function, argument)
-        return
+def beside(function: Callable[[Any], Any], argument: Any) -> Iterator[Callable[[], Any]]:
+    """`function(argument)` on a forked process while this one does something else; what is yielded waits for it, and
+    raises what it raised."""
     worker = _start(function)
     try:
         worker.pipe.send((0, argument))

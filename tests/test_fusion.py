@@ -1,5 +1,6 @@
 """Elementwise ops in a row as the one kernel that a compiler makes of them: by hand, in plans, and in their files."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,9 @@ from shell import FACTORY, LAPTOP, shell
 from torch import Tensor, nn
 
 from autoddl.api import plan
-from autoddl.asked import as_compiled
 from autoddl.capture import capture
 from autoddl.cost_models import elementwise_seconds, load_cluster, parse_cluster
-from autoddl.fusion import ALONE, Chained, chains
+from autoddl.fusion import ALONE, Chained, as_compiled, chains
 from autoddl.hubs import planned
 from autoddl.layout import Layout, Mesh
 from autoddl.plan import load_plan
@@ -63,7 +63,7 @@ def test_a_chain_moves_its_ends_and_launches_once() -> None:
 def test_compiled_plans_are_faster_and_no_slower_than_what_eager_chose(name: str) -> None:
     """The search sees the new prices: its plan is the best under them, and its bound holds."""
     model, sample = zoo.ZOO[name]()
-    eager, compiled = plan(model, LAPTOP, sample), plan(model, LAPTOP, sample, compiled=True)
+    eager, compiled = plan(model, LAPTOP, sample), plan(model, as_compiled(load_cluster(LAPTOP)), sample)
     assert compiled.bound <= compiled.predicted.seconds < eager.predicted.seconds
     again, before = rebuild(compiled), rebuild(eager)
     assert again.problem.cost(again.choice) == pytest.approx(compiled.predicted.seconds)
@@ -80,6 +80,10 @@ def test_the_file_says_so_and_the_machine_is_the_same(tmp_path: Path) -> None:
     assert there.device.compiled and there == as_compiled(place) and there.fingerprint == place.fingerprint
     assert parse_cluster(there.to_yaml(), "again") == there and "compiled" not in place.to_yaml()
     assert shell("explain", str(out)).code == 0
+    for options, key in (((), "predicted_seconds"), (("--solvers",), "seconds")):
+        eager, compiled = (json.loads(shell("compare", FACTORY, LAPTOP, "--json", *options, *more).out)[0][key]
+                           for more in ((), ("--compiled",)))
+        assert compiled < eager, options
     wrong = place.to_yaml().replace("  kind: cpu\n", "  kind: cpu\n  compiled: often\n", 1)
     path = tmp_path / "wrong.yaml"
     path.write_text(wrong)

@@ -159,16 +159,15 @@ def test_workers_keep_the_order_and_pass_errors_on() -> None:
         list(run([1, 2]))
 
 
-@pytest.mark.parametrize("on", [False, True])
-def test_what_runs_beside_is_waited_for_and_its_error_passed_on(on: bool) -> None:
+def test_what_runs_beside_is_waited_for_and_its_error_passed_on() -> None:
     """And the process is gone where the result is not wanted."""
     before = set(multiprocessing.active_children())
-    with beside(_other, 3, on=on) as result:
+    with beside(_other, 3) as result:
         pid, found = result()
-    assert found == 9 and (pid != os.getpid()) is on
-    with pytest.raises(ValueError, match="0 has no inverse"), beside(_other, 0, on=on) as result:
+    assert found == 9 and pid != os.getpid()
+    with pytest.raises(ValueError, match="0 has no inverse"), beside(_other, 0) as result:
         result()
-    with beside(_dies, 1, on=on):
+    with beside(_dies, 1):
         pass
     assert set(multiprocessing.active_children()) <= before
 
@@ -194,6 +193,8 @@ def test_microbatches_fit_where_nothing_else_does_and_cost_more() -> None:
     assert whole.predicted.seconds <= parts.predicted.seconds <= found.predicted.seconds * 1.001
     assert plan(model, PLACE, microbatches=(1, 2, 4)).fingerprint() == replace(whole, candidates=9).fingerprint()
     assert rebuild(found).problem.cost(rebuild(found).choice) == pytest.approx(found.predicted.seconds)
+    one, two = (plan(model, PLACE, microbatches=(1, 3), workers=workers) for workers in (1, 2))  # 3 is hopeless
+    assert one.to_json() == two.to_json()
     with pytest.raises(InputError, match="3 microbatches cut dim 0"):
         plan(model, PLACE, microbatches=(3,))
 
