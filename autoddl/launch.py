@@ -9,7 +9,6 @@ ranks and becomes the launcher's own error; if the launcher dies in whatever way
 into torchrun's.
 """
 
-import ctypes
 import json
 import os
 import signal
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autoddl import errors
+from autoddl.endings import die_with_parent, signals_raise
 from autoddl.errors import AutoDDLError, MachineError
 from autoddl.plan import write_atomically
 
@@ -36,9 +36,6 @@ GRACE_SECONDS = 1.0
 
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 """glibc keeps what a step frees, for the next step: asking the kernel for every large tensor anew costs 0.4 s a GB."""
-
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,7 @@ def launch(ranks: int, command: Sequence[str], *, timeout: float | None = None, 
 
     Raises the failed rank's own error, or MachineError if one died or `timeout` seconds passed. No process stays.
     """
-    with tempfile.TemporaryDirectory(prefix="autoddl-") as folder:
+    with signals_raise(), tempfile.TemporaryDirectory(prefix="autoddl-") as folder:
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for environment, place in zip(_environments(ranks, folder), places or [Place()] * ranks, strict=True):
@@ -108,7 +105,7 @@ def _environments(ranks: int, folder: str) -> list[dict[str, str]]:
 def _start(command: Sequence[str], environment: Mapping[str, str], quiet: bool) -> subprocess.Popen[bytes]:
     output = subprocess.DEVNULL if quiet else sys.stderr.fileno() if _has_fileno(sys.stderr) else None
     return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-                            stderr=subprocess.DEVNULL if quiet else None, preexec_fn=_die_with_parent)
+                            stderr=subprocess.DEVNULL if quiet else None, preexec_fn=die_with_parent)
 
 
 def _has_fileno(stream: Any) -> bool:
@@ -117,12 +114,6 @@ def _has_fileno(stream: Any) -> bool:
     except (OSError, AttributeError, ValueError):
         return False
     return True
-
-
-def _die_with_parent() -> None:
-    """In the child: be killed when the launcher is gone, whatever ended it."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _watch(processes: Sequence[subprocess.Popen[bytes]], folder: str, timeout: float | None, tick: Callable[[], None]
@@ -192,9 +183,9 @@ def joined() -> bool:
     environment = os.environ
     if "RANK" in environment and "WORLD_SIZE" in environment:
         return True
-    if "SLURM_PROCID" not in environment or int(environment.get("SLURM_NTASKS", "1")) < 2:
-        return False
-    environment.update(RANK=environment["SLURM_PROCID"], WORLD_SIZE=environment["SLURM_NTASKS"],
+    if "SLURM_PROCID" not in environment or int(environment.get("SLURM_STEP_NUM_TASKS", "1")) < 2:
+        return False  # a batch script has SLURM_PROCID too, but is no step
+    environment.update(RANK=environment["SLURM_PROCID"], WORLD_SIZE=environment["SLURM_STEP_NUM_TASKS"],
                        LOCAL_RANK=environment.get("SLURM_LOCALID", "0"))
     environment.setdefault("MASTER_ADDR", _first_host())
     environment.setdefault("MASTER_PORT", str(20000 + int(environment.get("SLURM_JOB_ID", "0")) % 20000))

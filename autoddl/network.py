@@ -24,16 +24,14 @@ import re
 import shutil
 import signal
 import subprocess
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 from autoddl.cost_models import Cluster, show_rate
+from autoddl.endings import signals_raise
 from autoddl.errors import InputError, MachineError
 
 __all__ = ["Network", "Node", "Uplink", "check_machine", "layout_of", "network", "remove_stale", "sent_over"]
@@ -142,7 +140,7 @@ def network(cluster: Cluster) -> Iterator[Network]:
     check_machine()
     name = f"{_owner()}-{next(_SERIALS)}"
     planned = layout_of(cluster, name)
-    with _signals_raise():
+    with signals_raise():
         try:
             remove_stale()
             for command in commands(planned):
@@ -255,21 +253,3 @@ def _remove(namespaces: Sequence[str]) -> None:
     left = sorted(set(namespaces) & set(_namespaces()))
     if left:
         raise MachineError(f"cannot remove the network namespaces {', '.join(left)}: remove them with ip netns del")
-
-
-@contextmanager
-def _signals_raise() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind the stack, as SIGINT does; only the main thread may say so."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)

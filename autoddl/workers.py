@@ -2,6 +2,7 @@
 
 The processes are forked, so they know what their parent knew and only arguments and results travel. Results come in the
 order of the arguments whatever the number of processes; an interrupt reaches the parent alone, which then ends them.
+Nor do they outlive it when it is killed.
 """
 
 import multiprocessing
@@ -15,6 +16,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any
 
+from autoddl.endings import die_with_parent, signals_default, signals_raise
 from autoddl.errors import MachineError
 
 __all__ = ["beside", "forks", "mapper"]
@@ -39,10 +41,17 @@ class _Worker:
                                "search with one worker") from None
         return found
 
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.join()
+        self.pipe.close()
+
 
 def _serve(function: Callable[[Any], Any], pipe: Connection) -> None:
     """(number, argument) in, (number, result, exception) out, until None comes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signals_default()
+    die_with_parent()
     while (job := pipe.recv()) is not None:
         try:
             pipe.send((job[0], function(job[1]), None))
@@ -96,28 +105,27 @@ def mapper(function: Callable[[Any], Any], workers: int, key: Key = id) -> Itera
     if workers < 2 or not forks():
         yield lambda arguments: map(function, arguments)
         return
-    started = [_start(function) for _ in range(workers)]
-    try:
-        yield lambda arguments: _results(started, arguments, key)
-    finally:
-        for worker in started:
-            worker.process.terminate()
-            worker.process.join()
-            worker.pipe.close()
+    started = list[_Worker]()
+    with signals_raise():
+        try:
+            started += [_start(function) for _ in range(workers)]
+            yield lambda arguments: _results(started, arguments, key)
+        finally:
+            for worker in started:
+                worker.end()
 
 
 @contextmanager
 def beside(function: Callable[[Any], Any], argument: Any) -> Iterator[Callable[[], Any]]:
     """`function(argument)` on a forked process while this one does something else; what is yielded waits for it, and
     raises what it raised."""
-    worker = _start(function)
-    try:
-        worker.pipe.send((0, argument))
-        yield partial(_received, worker)
-    finally:
-        worker.process.terminate()
-        worker.process.join()
-        worker.pipe.close()
+    with signals_raise():
+        worker = _start(function)
+        try:
+            worker.pipe.send((0, argument))
+            yield partial(_received, worker)
+        finally:
+            worker.end()
 
 
 def _received(worker: _Worker) -> Any:

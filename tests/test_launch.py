@@ -98,10 +98,14 @@ def test_no_rank_outlives_a_killed_launcher(tmp_path: Path) -> None:
 
 
 def test_a_slurm_step_is_a_rank_and_one_process_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID", "SLURM_NTASKS"):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID",
+                 "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
     assert not joined()
-    for name, value in {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "31",
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_NTASKS", "8")
+    assert not joined()  # a batch script that nobody started with srun
+    for name, value in {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "31",
                         "SLURM_JOB_NODELIST": "nid[003-006]", "RANK": "", "PATH": ""}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("RANK")

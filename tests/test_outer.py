@@ -3,9 +3,12 @@
 import multiprocessing
 import os
 import pickle
+import signal
+import subprocess
 import sys
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from time import perf_counter
 
 import pytest
@@ -157,6 +160,21 @@ def test_workers_keep_the_order_and_pass_errors_on() -> None:
                 list(run([1, -1, 2]))
     with mapper(_dies, 2) as run, pytest.raises(MachineError, match="one worker"):
         list(run([1, 2]))
+
+
+def test_workers_do_not_outlive_who_is_killed() -> None:
+    script = ("import os, time, sys\n"
+              "from autoddl.workers import mapper\n"
+              "def stay(_):\n    print(os.getpid(), flush=True)\n    time.sleep(60)\n"
+              "with mapper(stay, 2) as run:\n    list(run([1, 2]))\n")
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+            assert parent.stdout is not None
+            children = [int(parent.stdout.readline()) for _ in range(2)]
+            parent.send_signal(number)
+            assert parent.stdout.read() == ""  # until nobody holds it any more
+            assert parent.wait() == (-number if number == signal.SIGKILL else 128 + number)
+        assert not any(Path(f"/proc/{child}/cwd").exists() for child in children)
 
 
 def test_what_runs_beside_is_waited_for_and_its_error_passed_on() -> None:
