@@ -63,22 +63,42 @@ def _slots(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
 
 
 def materialise(model: nn.Module, seed: int) -> None:
-    """Give a model on the meta device memory and its own initial values, equal on every rank."""
-    tensors = [*model.parameters(), *model.buffers()]
-    if not any(t.is_meta for t in tensors):
-        return
-    for name, module in model.named_modules():
-        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        if own and not callable(getattr(module, "reset_parameters", None)):
-            raise InputError(f"{name or 'the model'} ({type(module).__name__}) is on the meta device and has no "
-                             "reset_parameters(): build the model on the CPU, or load its weights before parallelize")
-    model.to_empty(device="cpu")
+    """Give what is on the meta device memory and the initial values of its module, equal on every rank. Ties stay, and
+    so does what has values."""
+    resets = [module for name, module in model.named_modules() if _unmade(name, module)]
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for key, tensor in table.items():
+                if tensor is not None and tensor.is_meta:
+                    if id(tensor) not in made:
+                        made[id(tensor)] = _memory(tensor)
+                    table[key] = made[id(tensor)]  # type: ignore[assignment]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        for module in model.modules():
-            reset = getattr(module, "reset_parameters", None)
-            if callable(reset):
-                reset()
+        for module in resets:
+            module.reset_parameters()  # type: ignore[operator]
+
+
+def _unmade(name: str, module: nn.Module) -> bool:
+    """Whether `module` is to draw initial values: all that it has, or all below it, is on the meta device."""
+    own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    below = own or [*module.parameters(), *module.buffers()]
+    reset, without = callable(getattr(module, "reset_parameters", None)), any(t.is_meta for t in own)
+    kind = f"{name or 'the model'} ({type(module).__name__})"
+    if without and not reset:
+        raise InputError(f"{kind} is on the meta device and has no reset_parameters(): build the model on the CPU, or "
+                         "load its weights before parallelize")
+    if without and not all(t.is_meta for t in own):
+        raise InputError(f"{kind} has values for a part of its own tensors and none for the others, which are on the "
+                         "meta device: load all of them before parallelize, or none")
+    return reset and bool(below) and all(t.is_meta for t in below)
+
+
+def _memory(tensor: Tensor) -> Tensor:
+    """As large, without values."""
+    empty = torch.empty_like(tensor, device="cpu")
+    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
 
 
 def hold(model: nn.Module, graph: Graph, plan: Plan, groups: Groups, device: torch.device) -> dict[str, Held]:
