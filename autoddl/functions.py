@@ -91,7 +91,11 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
         scores = scores.masked_fill(~attn_mask, float("-inf"))
     elif attn_mask is not None:
         scores = scores + attn_mask
-    return dropout(scores.softmax(-1), dropout_p, dropout_key, seed, index) @ value
+    if attn_mask is None:
+        return dropout(scores.softmax(-1), dropout_p, dropout_key, seed, index) @ value
+    blind = (scores == float("-inf")).all(-1, keepdim=True)  # who may see nothing sees zeros, as PyTorch has it
+    shares = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+    return dropout(shares, dropout_p, dropout_key, seed, index) @ value
 
 
 def token_loss(logits: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100,

@@ -53,6 +53,17 @@ def test_attention_is_torchs() -> None:
     assert torch.allclose(causal, F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), atol=1e-5)
 
 
+def test_a_query_that_may_see_nothing_sees_zeros() -> None:
+    q, k, v = (torch.randn(2, 3, 4, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    mask = torch.ones(4, 4, dtype=torch.bool).tril()
+    mask[0] = False
+    for given in (mask, torch.zeros(4, 4, dtype=torch.float64).masked_fill(~mask, float("-inf"))):
+        ours, theirs = attention(q, k, v, given), F.scaled_dot_product_attention(q, k, v, given)
+        assert (ours[:, :, 0] == 0).all() and torch.allclose(ours, theirs)
+        found, wanted = (torch.autograd.grad(y.square().sum(), (q, k, v)) for y in (ours, theirs))
+        assert all(torch.allclose(a, b) for a, b in zip(found, wanted, strict=True))
+
+
 def test_heads_of_attention_draw_one_mask() -> None:
     q, k, v = (torch.randn(2, 4, 6, 8) for _ in range(3))
     whole = attention(q, k, v, dropout_p=0.5, dropout_key=2)
