@@ -109,7 +109,7 @@ def _number(row: Mapping[str, str], name: str, where: str, default: float | None
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 <= value < float("inf") or (default is None and value == 0):
+    if not 0 <= value < float("inf") or (value == 0 and default != 0):
         raise InputError(f"{where}: {name} is {text!r}; write a number above 0"
                          + ("" if default is None else " or leave it empty"))
     return value
@@ -140,13 +140,21 @@ def _run(row: Mapping[str, str], where: str) -> Run:
         tp=whole("tp"), pp=whole("pp"), cp=whole("cp", 1), ep=whole("ep", 1),
         chunks=0 if chunks.startswith("max") else whole("interleave_vp", 1), schedule=schedule,
         microbatch=whole("microbatch", 0), batch=whole("global_batch"), recompute=row.get("recompute", ""),
-        sequence=row.get("seq_parallel", "") == "1", zero=int((row.get("zero_stage", "") or "0")[0]),
+        sequence=row.get("seq_parallel", "") == "1", zero=_stage(row.get("zero_stage", ""), name),
         precision=row.get("precision", ""), device=row["gpu_type"], node=whole("gpus_per_node", 8),
         link=row.get("intra_link", ""), network=_number(row, "inter_Gbps_per_node", name, 0.0) * 1e9 / 8,
         seconds=_number(row, "iter_time_s", name), peak_bytes=_number(row, "peak_mem_GB", name, 0.0) * 1e9,
         notes=row.get("notes", ""), head=whole("head_dim", _head(row["model"])))
     _check(run, name)
     return run
+
+
+def _stage(text: str, where: str) -> int:
+    """Of ZeRO: `1 (distributed optimizer)` is 1."""
+    first = text.strip()[:1] or "0"
+    if first not in "0123":
+        raise InputError(f"{where}: zero_stage is {text!r}; begin with 0, 1, 2 or 3, or leave it empty")
+    return int(first)
 
 
 def _head(model: str) -> int:

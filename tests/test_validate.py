@@ -113,6 +113,9 @@ def test_a_configuration_of_a_warm_graph_is_priced_in_20_ms(tmp_path: Path) -> N
     ({"n_gpus": 16}, r"row 2 \(row_id 1\): dp 2 \* tp 4 \* pp 1 \* cp 1 = 8, but n_gpus is 16"),
     ({"layers": "many"}, r"layers is 'many'; write a number above 0"),
     ({"global_batch": 65}, r"65 is no multiple of dp 2"),
+    ({"kv_heads": 0}, r"kv_heads is '0'; write a number above 0 or leave it empty"),
+    ({"gpus_per_node": 0}, r"gpus_per_node is '0'"),
+    ({"zero_stage": "none"}, r"zero_stage is 'none'; begin with 0, 1, 2 or 3"),
     ({"heads": 30, "kv_heads": 8}, r"30 heads are no multiple of 8"),
     ({"layers": 1.5}, "whole number")])
 def test_a_row_that_contradicts_itself_is_named(tmp_path: Path, changed: dict[str, object], message: str) -> None:
