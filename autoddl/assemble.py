@@ -21,7 +21,7 @@ from autoddl.price import OPTIMIZERS, Pricing, cone_cost, inner_seconds, op_seco
 from autoddl.problem import Problem, Solution
 from autoddl.rules import has_rule
 from autoddl.space import Choice, Variable
-from autoddl.tables import carries, edges_of, kept, saved_tensors
+from autoddl.tables import carries, edges_of, gathered_back
 
 __all__ = ["Assembled", "assemble", "plan_of"]
 
@@ -73,7 +73,7 @@ def _edges(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choi
     """The conversions between variables. A parameter's edge is always listed: running asks it for the used layout."""
     graph, found = pricing.graph, []
     differentiable = graph.differentiable()
-    saved = saved_tensors(graph, differentiable)
+    read = gathered_back(graph, differentiable)
     for edge in edges_of(graph, variables):
         source, target = variables[edge.source], variables[edge.target]
         assert isinstance(target.item, Op)
@@ -81,8 +81,7 @@ def _edges(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choi
         tensor, table = graph.tensors[edge.tensor], routes_of(pricing, graph.tensors[edge.tensor])
         forward = table.steps(writes.outputs[edge.port], reads.inputs[edge.slot])
         flows, backward = carries(edge, target, differentiable), tuple[Step, ...]()
-        keep = kept(graph, edge, source, target, differentiable, saved)[0]
-        there, back = pricing.times(isinstance(source.item, Tensor), np.array(writes.regather), keep)
+        there, back = pricing.times(isinstance(source.item, Tensor), np.array(writes.regather), edge.tensor in read)
         parts.add(tensor, forward, writes.outputs[edge.port], int(there))
         if flows:
             backward = table.steps(reads.gradients[edge.slot], writes.wanted[edge.port])

@@ -27,9 +27,9 @@ from autoddl.ports import Ports
 from autoddl.price import OPTIMIZERS, Pricing, cone_cost, end_seconds, inner_seconds, op_seconds, routes_of
 from autoddl.problem import Factor, Problem, Table
 from autoddl.space import Choice, Variable
-from autoddl.work import keeps_input, keeps_output
+from autoddl.work import keeps_input, keeps_output, read_back
 
-__all__ = ["Edge", "carries", "edges_of", "kept", "problem_of", "saved_tensors"]
+__all__ = ["Edge", "carries", "edges_of", "gathered_back", "problem_of", "saved_tensors"]
 
 Array = npt.NDArray[np.float64]
 
@@ -74,6 +74,13 @@ def carries(edge: Edge, target: Variable, differentiable: frozenset[int]) -> boo
     """Whether a gradient comes back along the edge: none does from what has no gradient itself, like an argmax."""
     assert isinstance(target.item, Op)
     return edge.tensor in differentiable and any(t in differentiable for t in target.item.outputs)
+
+
+def gathered_back(graph: Graph, differentiable: frozenset[int]) -> frozenset[int]:
+    """Parameters that are needed in backward too, where they are gathered again: read there themselves or in a view."""
+    uses = graph.consumers()
+    return frozenset(t for t, tensor in enumerate(graph.tensors)
+                     if tensor.kind is Kind.PARAMETER and read_back(t, graph, uses, differentiable))
 
 
 def saved_tensors(graph: Graph, differentiable: frozenset[int]) -> frozenset[int]:
@@ -128,8 +135,9 @@ def _parameter_table(pricing: Pricing, tensor: Tensor, choices: tuple[Choice, ..
 
 
 def _edge_table(pricing: Pricing, ports: Ports, edge: Edge, source: Variable, target: Variable,
-                keep: tuple[bool, bool], flows: bool) -> Table:
-    """Pairwise costs: `keep` says whether the reader's backward needs the value, and the writer's its own output."""
+                keep: tuple[bool, bool], flows: bool, back: bool) -> Table:
+    """Pairwise costs: `keep` says whether the reader's backward needs the value, and the writer's its own output;
+    `back` whether a parameter is needed in backward."""
     tensor = pricing.graph.tensors[edge.tensor]
     table = routes_of(pricing, tensor)
     writes, reads = ports.writes(source.choices, edge.port), ports.reads(target.choices, edge.slot)
@@ -144,7 +152,7 @@ def _edge_table(pricing: Pricing, ports: Ports, edge: Edge, source: Variable, ta
     held = (keep[0] or many) if parameter else keep[0]
     retained = after * (converted | (alone and not keep[1])) * held * ~again + before * keep[1]
     transient = (before + after) * converted
-    forward, backward = pricing.times(parameter, again, keep[0])
+    forward, backward = pricing.times(parameter, again, back)
     seconds = seconds * forward
     if flows:
         yields, wanted = ports.positions(reads, 1, table), ports.positions(writes, 1, table)
@@ -218,7 +226,7 @@ def problem_of(pricing: Pricing, variables: tuple[Variable, ...], budget: float 
     """All costs of all choices. `budget`: bytes per device, None for no limit."""
     graph, tables, ports, factors = pricing.graph, _Tables(), Ports(), list[Factor]()
     differentiable, dependent = graph.differentiable(), graph.dependent()
-    saved = saved_tensors(graph, differentiable)
+    saved, read = saved_tensors(graph, differentiable), gathered_back(graph, differentiable)
     hubs = frozenset(t for op in graph.ops if op.target == HUB for t in op.outputs)
     ends = {graph.outputs[0]: True} | {new: False for _, new in graph.updates}
     classes: dict[Hashable, int] = {}
@@ -238,8 +246,9 @@ def problem_of(pricing: Pricing, variables: tuple[Variable, ...], budget: float 
     for edge in edges_of(graph, variables):
         source, target = variables[edge.source], variables[edge.target]
         keep, flows = kept(graph, edge, source, target, differentiable, saved), carries(edge, target, differentiable)
-        key = ("edge", alike[edge.source], edge.port, alike[edge.target], edge.slot, keep, flows)
-        make = partial(_edge_table, pricing, ports, edge, source, target, keep, flows)
+        back = edge.tensor in read
+        key = ("edge", alike[edge.source], edge.port, alike[edge.target], edge.slot, keep, flows, back)
+        make = partial(_edge_table, pricing, ports, edge, source, target, keep, flows, back)
         factors.append(Factor((edge.source, edge.target), tables.number(key, make)))
     seconds, nbytes = cone_cost(pricing)
     seconds *= pricing.microbatches

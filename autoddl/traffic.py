@@ -25,7 +25,7 @@ from autoddl.layout import Layout, Mesh
 from autoddl.plan import Conversion, Decision, Plan
 from autoddl.rules import Option, options
 from autoddl.rules_nn import REDUCING, inner_collectives
-from autoddl.work import VIEWS, base, keeps_input
+from autoddl.work import read_back
 
 __all__ = ["Bucket", "Sent", "gather_buckets", "gradient_buckets", "option_of", "parameter_edges", "traffic"]
 
@@ -85,19 +85,6 @@ def option_of(op: Op, graph: Graph, mesh: Mesh, decision: Decision | None) -> Op
                      f"{', '.join(map(str, decision.outputs))}; make the plan again with this version")
 
 
-def _reached(t: int, graph: Graph, uses: dict[int, tuple[tuple[int, int], ...]], differentiable: frozenset[int]
-             ) -> bool:
-    """Whether the backward of some op reads t, looking through hubs and views, which keep nothing of their own."""
-    for i, k in uses[t]:
-        op = graph.ops[i]
-        view = base(op) in VIEWS
-        if view and any(_reached(out, graph, uses, differentiable) for out in op.outputs):
-            return True
-        if not view and keeps_input(op, k, graph, differentiable):
-            return True
-    return False
-
-
 def parameter_edges(plan: Plan, graph: Graph) -> tuple[ParameterEdge, ...]:
     """Every used parameter in the order of first use."""
     stored = {s.fqn: s for s in plan.stored}
@@ -111,7 +98,7 @@ def parameter_edges(plan: Plan, graph: Graph) -> tuple[ParameterEdge, ...]:
             if tensor.kind is Kind.PARAMETER and conversion is not None:
                 forward = tuple(Step.parse(s, plan.mesh) for s in conversion.forward)
                 backward = tuple(Step.parse(s, plan.mesh) for s in conversion.backward)
-                saved = _reached(t, graph, uses, differentiable)
+                saved = read_back(t, graph, uses, differentiable)
                 regather = stored[tensor.fqn].regather
                 found.append(ParameterEdge(tensor, conversion, forward, backward, regather, saved,
                                            regather and plan.microbatches > 1))

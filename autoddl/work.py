@@ -13,13 +13,14 @@ A view moves nothing and launches nothing, but the gradient of what was cut is p
 from its derivative: a product keeps its factors, a sum nothing, relu and softmax their output.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
 from autoddl.graph import Graph, Kind, Op, Tensor
 from autoddl.kinds import kind_of
 
-__all__ = ["VIEWS", "Work", "base", "keeps_input", "keeps_output", "kept_beside", "work"]
+__all__ = ["VIEWS", "Work", "base", "keeps_input", "keeps_output", "kept_beside", "read_back", "work"]
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -79,6 +80,20 @@ def keeps_input(op: Op, k: int, graph: Graph, differentiable: frozenset[int]) ->
     if name in ("aten.mul", "aten.div"):
         return len(op.inputs) > 1
     return any(t in differentiable for t in op.inputs)
+
+
+def read_back(t: int, graph: Graph, uses: Mapping[int, tuple[tuple[int, int], ...]], differentiable: frozenset[int]
+              ) -> bool:
+    """Whether the backward of some op reads t, looking through hubs and views, which keep nothing of their own. `uses`
+    are the graph's consumers."""
+    for i, k in uses[t]:
+        op = graph.ops[i]
+        view = base(op) in VIEWS
+        if view and any(read_back(out, graph, uses, differentiable) for out in op.outputs):
+            return True
+        if not view and keeps_input(op, k, graph, differentiable):
+            return True
+    return False
 
 
 def keeps_output(op: Op, differentiable: frozenset[int]) -> bool:

@@ -164,6 +164,27 @@ def test_what_is_kept_is_sent_once_and_what_is_not_in_every_microbatch() -> None
         ("forward", "all-gather"), ("backward", "all-gather"), ("backward", "reduce-scatter")}
 
 
+class Turned(nn.Module):
+    """A weight that is read in a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.tanh() @ self.weight.t()).square().mean()
+
+
+def test_what_is_gathered_again_for_a_view_is_priced_so() -> None:
+    sample = parted(Sample((torch.randn(8, 8, dtype=torch.float64),)), 4)
+    (plan,) = random_plans(Turned(), sample, "a=4", 1, roles={"a": "zero"}, regather=True, microbatches=4)
+    sent = Counter[str]()
+    for one in traffic(plan, planned(capture(Turned(), sample).graph)):
+        share = 3 / 4 if one.kind != "all-reduce" else 2 * 3 / 4
+        sent[one.axes] += int(share * one.nbytes)
+    assert plan.stored[0].regather and plan.predicted.volume == pytest.approx(dict(sent))
+
+
 def accumulated(plan: Plan) -> tuple[float, list[float]]:
     """Two steps before zero_grad: the error of the gradients against twice one step's; what evaluation says."""
     module, sample = built("gpt")
