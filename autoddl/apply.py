@@ -15,6 +15,7 @@ small, and a mean over other counts than the rows (tokens that are not ignored) 
 gradients are accumulated. Buffers (batch norm) are updated by every microbatch.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
@@ -41,13 +42,16 @@ from autoddl.world import agree, device_of, join
 
 __all__ = ["LocalBatch", "ParallelModel", "parallelize"]
 
+PART = 2**24
+"""Elements of a tensor that are digested at a time: no more of it is copied at once."""
+
 
 def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: torch.device | str | None = None,
                 seed: int = 0, timeout: float = 600.0, captured: Captured | None = None) -> "ParallelModel":
     """`model` as `plan` says, on this rank. `sample`, a global batch, is only needed where the plan's own does not fit
-    the module; `seed` is of dropout, `timeout` of collectives, in seconds; `captured`, the model captured with one
-    microbatch, spares capturing it again."""
-    place, limit = device_of(device), timedelta(seconds=timeout)
+    the module; `device` is by default that of the plan's backend (`device_of`); `seed` is of dropout, `timeout` of
+    collectives, in seconds; `captured`, the model captured with one microbatch, spares capturing it again."""
+    place, limit = device_of(plan.backend, device), timedelta(seconds=timeout)
     if plan.version != VERSION:
         raise MismatchError(f"the plan is of version {plan.version}, this AutoDDL runs version {VERSION}: plan again")
     if any(isinstance(p, DTensor) for p in model.parameters()):
@@ -60,17 +64,19 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
     graph = planned(captured.graph)
     agree({"plan": (plan.fingerprint(), plan.source.get("cluster"), *traffic(plan, graph))})
     materialise(model, seed)
-    agree({"value of the weights": map(_total, model.parameters()),
-           "value of the buffers": map(_total, model.buffers()),
-           "value of the constants": map(_total, captured.constants.values())})
+    agree({"value of the weights": map(_digest, model.parameters()),
+           "value of the buffers": map(_digest, model.buffers()),
+           "value of the constants": map(_digest, captured.constants.values())})
     groups = Groups(plan.mesh, axes_of(plan, graph), limit, plan.source.get("cluster"))
     return ParallelModel(model, plan, captured, graph, groups, place, seed)
 
 
-def _total(value: Tensor) -> float:
-    """The sum of all elements: what is the same on every rank has the same."""
-    real = torch.view_as_real(value) if value.is_complex() else value
-    return real.detach().double().sum().item()
+def _digest(value: Tensor) -> str:
+    """A hash of the bytes: equal on unlike hosts, whatever their order of adding, and other where elements moved."""
+    found = hashlib.blake2b(digest_size=8)
+    for part in value.detach().reshape(-1).split(PART):
+        found.update(part.cpu().resolve_conj().resolve_neg().contiguous().view(torch.uint8).numpy())
+    return found.hexdigest()
 
 
 def _on(device: torch.device, module: nn.Module) -> None:

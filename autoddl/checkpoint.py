@@ -1,12 +1,18 @@
 """Checkpoints that outlive the plan: saved under one, loaded under any other, by any number of ranks.
 
+    check(path)                       before training: refuses what `save` would not write to
     save(model, optimizer, path)      writes beside `path`, then renames: a failure leaves the old checkpoint as it was
     load(model, optimizer, path)      every rank reads the pieces that its own plan stores
+
+A save writes NAME.writing, moves NAME into it as `.replaced`, and renames it to NAME. So at every moment NAME is whole,
+or NAME.writing is, which `load` reads and the next save puts in its place. Nothing is replaced but a checkpoint or an
+empty folder, nothing deleted but what a save wrote.
 
 The format is torch.distributed.checkpoint's: parameters, buffers and optimizer state by the user's own names.
 """
 
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -26,18 +32,17 @@ from autoddl.errors import InputError, MachineError, MismatchError
 if TYPE_CHECKING:
     from autoddl.apply import ParallelModel
 
-__all__ = ["load", "save"]
+__all__ = ["check", "load", "save"]
+
+METADATA, REPLACED = ".metadata", ".replaced"
+OURS = re.compile(r"__\d+_\d+\.distcp|\.metadata(\.tmp)?|\.replaced")
+"""Names of what a save puts into its folder."""
 
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def _distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
-
-
-def _barrier() -> None:
-    if _distributed():
-        dist.barrier()
 
 
 def _first() -> bool:
@@ -83,13 +88,75 @@ def _without_gradients(optimizer: torch.optim.Optimizer | None) -> Iterator[None
             p.grad = gradient
 
 
+def check(path: str | Path) -> None:
+    """Raise InputError unless `save` may write `path`: asked before training, so that none of it is lost."""
+    refusal = _refusal(path)
+    if refusal:
+        raise InputError(refusal)
+
+
+def _places(path: str | Path) -> tuple[Path, Path]:
+    """The folder itself, where links lead, and the one beside it that is written first."""
+    final = Path(path).resolve()
+    return final, final.parent / f"{final.name}.writing"
+
+
+def _refusal(path: str | Path) -> str:
+    """Why `path` cannot be written, and what can; nothing if it can."""
+    try:
+        return _taken(path) or _closed(path)
+    except OSError as error:
+        return f"the checkpoint {path} cannot be written: {error}"
+
+
+def _taken(path: str | Path) -> str:
+    """What is there and must not be replaced."""
+    final, writing = _places(path)
+    if Path.cwd().is_relative_to(final) or final.is_mount():
+        return (f"the checkpoint {path} would replace the current folder, one that holds it, or a mount point: give it "
+                f"a folder of its own, like {Path(path, 'checkpoint')}")
+    if final.exists() and not (_whole(final) or _empty(final)):
+        return (f"{path} is there and is no checkpoint, so a checkpoint must not replace it: give a new folder, or one "
+                "that `save` wrote")
+    if os.path.lexists(writing) and not _left(writing):
+        return (f"{writing}, where the checkpoint {path} is written first, is there and no save left it: move it away, "
+                "or save to another folder")
+    return ""
+
+
+def _closed(path: str | Path) -> str:
+    """What is there and lets nothing be written."""
+    final, _ = _places(path)
+    above = next(folder for folder in final.parents if folder.exists())
+    closed = next((folder for folder in (above, final) if folder.exists() and not _open(folder)), None)
+    return f"the checkpoint {path} cannot be written: this process may not write into {closed}" if closed else ""
+
+
+def _open(folder: Path) -> bool:
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+
+
+def _whole(folder: Path) -> bool:
+    """Whether it is a checkpoint; its metadata is written last."""
+    return (folder / METADATA).is_file()
+
+
+def _empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
+
+
+def _left(folder: Path) -> bool:
+    """Whether it is what a save that was cut off left."""
+    return not folder.is_symlink() and folder.is_dir() and all(OURS.fullmatch(entry.name) for entry in folder.iterdir())
+
+
 def save(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: str | Path) -> None:
-    """Write parameters, buffers, optimizer state and step count; every rank calls it."""
-    final = Path(path)
-    writing, old = final.with_name(f"{final.name}.writing"), final.with_name(f"{final.name}.old")
-    if _first():
-        shutil.rmtree(writing, ignore_errors=True)
-    _barrier()
+    """Write parameters, buffers, optimizer state and step count; every rank calls it. What else lies in the folder of
+    the checkpoint that is replaced stays there."""
+    final, writing = _places(path)
+    refusal = _of_first(_refusal(path) or _cleared(writing, final) if _first() else "")
+    if refusal:
+        raise InputError(refusal)
     fresh = _fresh(optimizer)
     with _without_gradients(optimizer if fresh else None):
         state = _state(model.module, optimizer, model.steps)
@@ -99,24 +166,44 @@ def save(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
         with _quietly():
             dcp.save(state, checkpoint_id=writing, no_dist=not _distributed())
     except (CheckpointException, OSError) as error:
-        raise MachineError(f"the checkpoint {final} was not written ({_reason(error)}); the one from before, if there "
+        raise MachineError(f"the checkpoint {path} was not written ({_reason(error)}); the one from before, if there "
                            "was one, is as it was") from error
-    failure = _of_first(_renamed(writing, final, old) if _first() else "")
+    failure = _of_first(_renamed(writing, final) if _first() else "")
     if failure:
-        raise MachineError(f"the checkpoint {final} was written to {writing} and not renamed ({failure})")
+        raise MachineError(f"the checkpoint {path} was written to {writing} and not renamed ({failure})")
 
 
-def _renamed(writing: Path, final: Path, old: Path) -> str:
+def _cleared(writing: Path, final: Path) -> str:
+    """Away with what a save that was cut off left, but the only checkpoint there is gets its name; what went wrong."""
+    try:
+        if _whole(writing) and not _whole(final):
+            _put(writing, final)
+        if writing.exists():
+            shutil.rmtree(writing)
+    except OSError as error:
+        return f"what a save left in {writing} cannot be taken away ({error}): take it away"
+    return ""
+
+
+def _renamed(writing: Path, final: Path) -> str:
     """Put what was written in its place; what went wrong."""
     try:
-        shutil.rmtree(old, ignore_errors=True)
-        if final.exists():
-            os.rename(final, old)
-        os.rename(writing, final)
-        shutil.rmtree(old, ignore_errors=True)
+        _put(writing, final)
     except OSError as error:
         return str(error)
     return ""
+
+
+def _put(writing: Path, final: Path) -> None:
+    """Rename; what was there before goes along, and then away but for what no save wrote."""
+    if final.exists():
+        os.rename(final, writing / REPLACED)
+    os.rename(writing, final)
+    replaced = final / REPLACED
+    if replaced.exists():
+        for entry in [entry for entry in replaced.iterdir() if not OURS.fullmatch(entry.name)]:
+            os.rename(entry, final / entry.name)
+        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _of_first(word: str) -> str:
@@ -129,9 +216,8 @@ def _of_first(word: str) -> str:
 
 def load(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: str | Path) -> None:
     """Read a checkpoint into the model and the optimizer, whatever plan it was saved under; every rank calls it."""
-    final, old = Path(path), Path(path).with_name(f"{Path(path).name}.old")
-    found = Path(_of_first(str(final if final.exists() else old)))
-    if not (found / ".metadata").exists():
+    found = Path(_of_first(str(_readable(path))))
+    if not _whole(found):
         raise InputError(f"{path} is no checkpoint: it has no .metadata; give the folder that `save` wrote")
     with _without_gradients(optimizer if _fresh(optimizer) else None):
         state = _state(model.module, optimizer, 0)
@@ -150,6 +236,13 @@ def load(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
         set_state_dict(model.module, optimizer if optimizer is not None and (stepped or not unsaved) else (),
                        model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=_OPTIONS)
     model.steps = int(state["steps"])
+
+
+def _readable(path: str | Path) -> Path:
+    """The folder, or where it is not, what a save that was cut off had finished, here or as NAME.old."""
+    final, writing = _places(path)
+    others = (writing, final.parent / f"{final.name}.old")
+    return final if final.exists() else next((folder for folder in others if _whole(folder)), final)
 
 
 def _unsaved(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, state: dict[str, Any], found: Path

@@ -22,7 +22,7 @@ from autoddl.measure_cases import SMALL, USUAL
 from autoddl.measure_device import clock_of, measure_kernels, rows_of
 from autoddl.measure_links import SIZES, measure_links, mesh_of
 from autoddl.worker import Job, serve
-from autoddl.world import device_of, join
+from autoddl.world import device_of, join, take
 
 __all__ = ["measured"]
 
@@ -60,10 +60,11 @@ def measured(request: Request, progress: Progress | None = None) -> dict[str, An
 
 def _device(cluster: Cluster, request: Request) -> torch.device:
     """The device of this process, of the cluster's kind."""
-    device = torch.device("cpu") if cluster.device.kind == "cpu" else device_of(None)
+    device = device_of("gloo" if cluster.device.kind == "cpu" else "nccl")
     if (device.type == "cuda") != (cluster.device.kind == "gpu"):
         raise InputError(f"{request.source}: its device {cluster.device.name} is a gpu, and this machine has none: "
                          "measure on the cluster")
+    take(device)
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         if cluster.device.name.split("-")[0].lower() not in name.lower():

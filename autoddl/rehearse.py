@@ -23,6 +23,7 @@ from autoddl.cost_models import Cluster, load_cluster, parse_cluster
 from autoddl.errors import InputError, MismatchError
 from autoddl.factory import Factory
 from autoddl.figures import later, typical
+from autoddl.free_memory import free_bytes
 from autoddl.launch import joined, launch
 from autoddl.places import check_ranks, placed
 from autoddl.plan import Plan
@@ -111,16 +112,10 @@ def _check(plan: Plan, steps: int) -> None:
     ranks = plan.mesh.size
     check_ranks(ranks, "plan for a smaller cluster of the kind")
     needed = ranks * (plan.predicted.peak_bytes + PROCESS_BYTES)
-    free = _free_bytes()
+    free = free_bytes()
     if needed > free:
         raise InputError(f"{ranks} ranks of this plan need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free here: "
                          "plan for fewer ranks, or a smaller model or batch")
-
-
-def _free_bytes() -> float:
-    """Memory that processes may still take, caches included."""
-    words = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    return 1024.0 * int(words["MemAvailable"].split()[0])
 
 
 def _machine(plan: Plan, path: Path | None) -> tuple[Cluster, str]:

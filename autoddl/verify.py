@@ -4,6 +4,9 @@
     gradient_error          largest difference of any gradient's piece / the largest gradient
     collective_mismatches   collectives of a step that the plan has and the record has not, or the other way round
 
+A NaN or an infinity of the ranks is an infinite error; one of the one process leaves nothing to compare with, and is
+refused.
+
 One process runs the captured program in float64 (`wide`); the ranks run the plan in float64 on the same batch, with the
 same dropout masks, and each compares what it owns. The collectives are recorded in a step in the model's own dtypes.
 Of a plan of m microbatches both run every one: the truth is the mean of m losses, with the masks of each.
@@ -13,22 +16,23 @@ the least size that divides its own, so what was even stays even.
 """
 
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoddl.errors import InputError, MismatchError
 from autoddl.factory import Factory
+from autoddl.free_memory import free_bytes
 from autoddl.launch import launch
 from autoddl.layout import Axis, Mesh
 from autoddl.plan import Plan
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from autoddl.capture import Captured
     from autoddl.sample import Sample
@@ -54,10 +58,13 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        return max(self.loss_error, self.gradient_error) <= EXACT and not self.collective_mismatches
+        return self.loss_error <= EXACT and self.gradient_error <= EXACT and not self.collective_mismatches
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"passed": self.passed}
+        """An infinite error is null: JSON has no word for it."""
+        errors = {"loss_error": self.loss_error, "gradient_error": self.gradient_error}
+        return asdict(self) | {name: error if isfinite(error) else None for name, error in errors.items()} | {
+            "passed": self.passed}
 
 
 def verify(plan: Plan, factory: Factory, *, max_ranks: int = 8, timeout: float = 1800.0,
@@ -66,6 +73,7 @@ def verify(plan: Plan, factory: Factory, *, max_ranks: int = 8, timeout: float =
     tell = progress or (lambda what, done, total: None)
     tell("one process", 0, 2)
     small, note = shrunk(plan, max_ranks)
+    small = _seated(small)
     with tempfile.TemporaryDirectory(prefix="autoddl-verify-") as name:
         folder = Path(name)
         _write_truth(plan, factory, folder, small.mesh.size)
@@ -76,8 +84,13 @@ def verify(plan: Plan, factory: Factory, *, max_ranks: int = 8, timeout: float =
         launch(small.mesh.size, [sys.executable, "-m", "autoddl.worker", str(folder / "job.json")], timeout=timeout)
         found = [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(small.mesh.size)]
     wrong = [f"rank {rank} {text}" for rank, one in enumerate(found) for text in one["mismatches"]]
-    loss, gradient = (max(one[name] for one in found) for name in ("loss_error", "gradient_error"))
+    loss, gradient = (_worst([one[name] for one in found]) for name in ("loss_error", "gradient_error"))
     return Verification(loss, gradient, len(wrong), small.mesh.size, note, tuple(wrong[:20]))
+
+
+def _worst(errors: list[float]) -> float:
+    """The largest, and infinite where any is NaN, which is not larger than any."""
+    return max(error if isfinite(error) else inf for error in errors)
 
 
 def shrunk(plan: Plan, max_ranks: int) -> tuple[Plan, str]:
@@ -91,6 +104,13 @@ def shrunk(plan: Plan, max_ranks: int) -> tuple[Plan, str]:
                          f"{mesh.size}; allow them with --max-ranks {mesh.size}")
     note = f"{plan.mesh.size} ranks do not fit here: the decisions ran on mesh '{mesh}' instead of '{plan.mesh}'"
     return replace(plan, mesh=mesh, backend="gloo"), note
+
+
+def _seated(plan: Plan) -> Plan:
+    """The plan itself, or on the processors where its ranks outnumber the GPUs."""
+    import torch
+
+    return plan if plan.mesh.size <= torch.cuda.device_count() else replace(plan, backend="gloo")
 
 
 def _write_truth(plan: Plan, factory: Factory, folder: Path, ranks: int) -> None:
@@ -113,9 +133,19 @@ def _write_truth(plan: Plan, factory: Factory, folder: Path, ranks: int) -> None
     loss = sum(_pass(wide, model, parted(cast(batch), plan.microbatches, part), part, plan.microbatches)
                for part in range(plan.microbatches))
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    gradients = {t.fqn: parameters[t.fqn].grad for t in wide.graph.tensors
-                 if t.trained and parameters[t.fqn].grad is not None}
+    gradients = {t.fqn: grad for t in wide.graph.tensors
+                 if t.trained and (grad := parameters[t.fqn].grad) is not None}
+    _check_finite(loss, gradients)
     torch.save({"loss": loss, "gradients": gradients}, folder / "truth.pt")
+
+
+def _check_finite(loss: float, gradients: "dict[str, Tensor]") -> None:
+    """Of a model that yields NaN every plan does, and what is wrong cannot be told from what is right."""
+    wrong = [] if isfinite(loss) else [f"a loss of {loss}"]
+    wrong += [f"a gradient of {name} that is not finite" for name, g in gradients.items() if not g.isfinite().all()]
+    if wrong:
+        raise InputError(f"there is nothing to compare the plan with: one process, without a plan, already gets "
+                         f"{wrong[0]}; verify with weights and a batch of which the model makes numbers")
 
 
 def _pass(captured: "Captured", model: "nn.Module", batch: "Sample", part: int, parts: int) -> float:
@@ -136,7 +166,7 @@ def _pass(captured: "Captured", model: "nn.Module", batch: "Sample", part: int, 
 
 def _check_memory(weights: int, ranks: int) -> None:
     """Every process holds the weights and their gradients in float64."""
-    needed, free = 16 * weights * (ranks + 1), os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    needed, free = 16 * weights * (ranks + 1), free_bytes()
     if needed > free:
         raise InputError(f"{ranks + 1} processes with {weights / 1e6:,.0f} million weights in float64 need "
                          f"{needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free here: plan and verify a smaller model "

@@ -5,6 +5,7 @@ A job is {"task": "train" or "check", "plan": a file, "factory": {...}, "folder"
 """
 
 import json
+import math
 import os
 import statistics
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autoddl import checkpoint
 from autoddl.apply import ParallelModel, parallelize
 from autoddl.capture import capture
 from autoddl.errors import AutoDDLError
@@ -47,7 +49,9 @@ def built(factory: Factory, drawn: bool = False) -> tuple[nn.Module, Sample]:
 
 
 def train(job: Job, tell: Callable[[float], None]) -> dict[str, Any]:
-    """AdamW on the factory's batch; `tell` hears every loss."""
+    """AdamW on the factory's batch; `tell` hears every loss. What cannot be saved to is refused before the first."""
+    if job.get("save"):
+        checkpoint.check(job["save"])
     plan, factory = load_plan(job["plan"]), Factory(**job["factory"])
     model, batch = built(factory)
     log = recorded(job, plan)
@@ -60,7 +64,6 @@ def train(job: Job, tell: Callable[[float], None]) -> dict[str, Any]:
         seconds.append(took)
         tell(loss)
     if job.get("save"):
-        from autoddl import checkpoint
         checkpoint.save(parallel, optimizer, job["save"])
     return {"losses": losses, "step_seconds": statistics.median(seconds[1:] or seconds)}
 
@@ -98,16 +101,17 @@ def check(job: Job) -> dict[str, Any]:
     wrong = mismatches(parallel)
     model, batch = built(factory, drawn=True)
     captured = widened(capture(model, parted(batch, plan.microbatches)))
-    exact = ParallelModel(model.double(), plan, captured, planned(captured.graph), parallel.groups, device_of(None), 0)
+    exact = ParallelModel(model.double(), plan, captured, planned(captured.graph), parallel.groups,
+                          device_of(plan.backend), 0)
     loss = float(exact.step(cast(batch)))
-    truth = torch.load(Path(job["folder"], "truth.pt"), weights_only=True, mmap=True)
-    return {"loss_error": abs(loss - truth["loss"]) / (abs(truth["loss"]) or 1.0), "mismatches": wrong,
+    truth = torch.load(Path(job["folder"], "truth.pt"), map_location="cpu", weights_only=True, mmap=True)
+    return {"loss_error": _part(abs(loss - truth["loss"]), abs(truth["loss"])), "mismatches": wrong,
             "gradient_error": _gradient_error(exact, truth["gradients"])}
 
 
 def _gradient_error(parallel: ParallelModel, gradients: dict[str, Tensor]) -> float:
     """The largest difference of this rank's pieces from the truth's, as a part of the largest gradient there is."""
-    largest = max((float(g.abs().max()) for g in gradients.values()), default=0.0) or 1.0
+    largest = max(map(_largest, gradients.values()), default=0.0)
     stored = {s.fqn: s.layout for s in parallel.plan.stored}
     worst = 0.0
     for name, parameter in parallel.named_parameters():
@@ -117,8 +121,18 @@ def _gradient_error(parallel: ParallelModel, gradients: dict[str, Tensor]) -> fl
                            parallel.groups.coordinate)
             grad = parameter.grad
             mine = torch.zeros_like(piece) if grad is None else getattr(grad, "_local_tensor", grad)
-            worst = max(worst, float((mine - piece).abs().max()) / largest)
+            worst = max(worst, _part(_largest(mine.cpu() - piece), largest))
     return worst
+
+
+def _largest(tensor: Tensor) -> float:
+    """The largest magnitude, 0 of no elements; NaN where any is."""
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+def _part(difference: float, whole: float) -> float:
+    """`difference` as a part of `whole`; infinite where it is no number, which no comparison finds too large."""
+    return difference / (whole or 1.0) if math.isfinite(difference) else math.inf
 
 
 def _piece(whole: Tensor, layout: Layout, mesh: Mesh, at: tuple[int, ...]) -> Tensor:

@@ -12,20 +12,35 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from autoddl.errors import MachineError, MismatchError
+from autoddl.errors import InputError, MachineError, MismatchError
 from autoddl.launch import joined
 from autoddl.layout import Mesh
 
-__all__ = ["agree", "device_of", "join"]
+__all__ = ["agree", "device_of", "join", "take"]
 
 
-def device_of(device: torch.device | str | None) -> torch.device:
-    """The device asked for; by default this process' GPU if there is one, else the CPU."""
+def device_of(backend: str, device: torch.device | str | None = None) -> torch.device:
+    """The device asked for; by default that of the plan's backend: the CPU for gloo, whatever else is there, and this
+    process' GPU for nccl, or the CPU of a machine that has none."""
     if device is not None:
         return torch.device(device)
-    if torch.cuda.is_available():
+    if backend == "nccl" and torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cpu")
+
+
+def take(device: torch.device) -> None:
+    """Make a GPU this process' current one, as NCCL needs it; a bare `cuda` is that already."""
+    if device.type != "cuda" or device.index is None:
+        return
+    count = torch.cuda.device_count()
+    if device.index >= count:
+        raise InputError(f"this process is to run on {device}, and its machine shows it {count} GPUs: start at most "
+                         "one process per GPU on a machine, or show every process all of them")
+    try:
+        torch.cuda.set_device(device)
+    except RuntimeError as error:
+        raise MachineError(f"this process cannot use {device}: {str(error).splitlines()[0]}") from error
 
 
 def join(mesh: Mesh, device: torch.device, timeout: timedelta) -> None:
@@ -35,10 +50,9 @@ def join(mesh: Mesh, device: torch.device, timeout: timedelta) -> None:
     if world != mesh.size:
         raise MismatchError(f"the plan is for {mesh.size} processes (mesh '{mesh}'), and {world} run: start "
                             f"{mesh.size}, as with torchrun --nproc-per-node, or plan for {world}")
+    take(device)
     if ready or world == 1:
         return
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     try:
         store, rank, world = next(iter(dist.rendezvous("env://", timeout=timeout)))
         prefix = f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"

@@ -14,7 +14,7 @@ from ranks import forget, on_ranks
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from autoddl.apply import ParallelModel, parallelize
+from autoddl.apply import ParallelModel, _digest, parallelize
 from autoddl.errors import InputError, MachineError, MismatchError
 from autoddl.plan import Plan
 from autoddl.traffic import traffic
@@ -246,6 +246,56 @@ def test_buffers_that_differ_are_refused() -> None:
     sample = (torch.linspace(-1, 1, 64, dtype=torch.float64).view(8, 8),)
     (plan,) = random_plans(Routed().double(), sample, "a=2", 1)
     assert all("rank 1 has another value of the buffers" in text for text in on_ranks(2, differing, plan))
+
+
+def moved(plan: Plan) -> str:
+    """Weights that are whole numbers, in another order on rank 1."""
+    import torch.distributed as dist
+
+    model, _ = build("uneven")
+    weight = model.get_parameter("last.weight")
+    with torch.no_grad():
+        weight.copy_(torch.arange(weight.numel()).view_as(weight))
+        weight.copy_(weight.flip(0) if dist.get_rank() else weight.clone())
+    with pytest.raises(MismatchError) as error:
+        parallelize(model, plan)
+    return str(error.value)
+
+
+def test_weights_in_another_order_are_refused() -> None:
+    (plan,) = random_plans(*build("uneven"), "a=2", 1)
+    assert all("rank 1 has another value of the weights" in text for text in on_ranks(2, moved, plan))
+
+
+def test_equal_weights_are_equal_however_many_threads_there_are() -> None:
+    values = torch.randn(1_000_003, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found, threads = set(), torch.get_num_threads()
+    try:
+        for count in (1, 2, 3, 4, 7):
+            torch.set_num_threads(count)
+            found.add(_digest(values))
+    finally:
+        torch.set_num_threads(threads)
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.complex64, torch.bool, torch.int32,
+                                   torch.float8_e4m3fn])
+def test_the_bytes_of_any_tensor_are_digested(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = torch.tensor([0, 1, 1, 0, 1, 0])
+    values, turned = numbers.to(dtype), numbers.flip(0).to(dtype)
+    whole = _digest(values)
+    monkeypatch.setattr("autoddl.apply.PART", 4)
+    assert _digest(values.clone()) == _digest(values.repeat_interleave(2)[::2]) == whole != _digest(turned)
+    assert _digest(values.view(2, 3).t()) == _digest(values.view(2, 3).t().contiguous()) != whole
+    assert _digest(values[0]) == _digest(values[:1]) != _digest(values[1])
+    assert _digest(values[:0]) == _digest(torch.empty(0, 3, dtype=dtype)) != whole
+
+
+def test_a_conjugate_is_digested_as_what_it_is() -> None:
+    values = torch.tensor([1 + 2j, 2 + 3j])
+    assert _digest(values.conj()) == _digest(torch.tensor([1 - 2j, 2 - 3j])) != _digest(values)
+    assert _digest(values.conj().imag) == _digest(torch.tensor([-2.0, -3.0]))
 
 
 def gathered(plan: Plan) -> int:

@@ -1,5 +1,8 @@
-"""A checkpoint holds the model, not the plan: written under one plan it is read under others, bit for bit."""
+"""A checkpoint holds the model, not the plan: written under one plan it is read under others, bit for bit. Nothing but
+checkpoints is ever replaced."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +11,11 @@ import torch
 import zoo
 from planmaker import random_plans
 from ranks import on_ranks
+from shell import FACTORY, shell
+from tiny import tiny
 
-from autoddl import checkpoint
+import autoddl
+from autoddl import checkpoint, worker
 from autoddl.apply import ParallelModel, parallelize
 from autoddl.errors import InputError, MachineError, MismatchError
 from autoddl.plan import Plan
@@ -176,3 +182,168 @@ def test_a_checkpoint_changes_nothing_and_restores_all(tmp_path: Path) -> None:
     for losses in on_ranks(2, idle, str(tmp_path)):
         for other in losses[1:]:
             assert other == pytest.approx(losses[0], rel=1e-12)
+
+
+Trained = tuple[ParallelModel, torch.optim.Optimizer]
+
+
+@pytest.fixture(scope="module")
+def trained() -> Trained:
+    model, sample = zoo.regression(torch.float64)
+    parallel = parallelize(model, random_plans(model, sample, "one=1", 1)[0])
+    return parallel, torch.optim.AdamW(parallel.parameters(), lr=1e-2)
+
+
+def saved(trained: Trained, path: Path, steps: int) -> None:
+    """A checkpoint that is known by its count of steps."""
+    trained[0].steps = steps
+    checkpoint.save(*trained, path)
+
+
+def loaded(trained: Trained, path: Path) -> int:
+    trained[0].steps = -1
+    checkpoint.load(*trained, path)
+    return trained[0].steps
+
+
+def noted(path: Path) -> Path:
+    """A file of the user's own."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("mine")
+    return path
+
+
+@pytest.mark.parametrize(("target", "mine", "pattern"), [
+    ("work", "work/notes.txt", "work is there and is no checkpoint"),
+    ("work", "work/.metadata/index", "work is there and is no checkpoint"),
+    ("work", "work", "work is there and is no checkpoint"),
+    ("work", "work.writing/notes.txt", "work.writing, where the checkpoint .*work is written first, is there"),
+    ("work", "work.writing", "work.writing, where the checkpoint .*work is written first, is there"),
+    ("work/new", "work", "may not write into .*work"),
+    (".", "notes.txt", "the current folder"),
+    ("..", "notes.txt", "the current folder, one that holds it"),
+    ("/proc", "notes.txt", "a mount point: give it a folder of its own, like /proc/checkpoint"),
+])
+def test_what_is_no_checkpoint_is_never_replaced(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                 target: str, mine: str, pattern: str) -> None:
+    kept = noted(tmp_path / "here" / mine)
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(InputError, match=pattern):
+        checkpoint.check(target)
+    with pytest.raises(InputError, match=pattern):
+        saved(trained, Path(target), 1)
+    assert kept.read_text() == "mine"
+
+
+def refused(plan: Plan, path: str) -> str:
+    parallel, optimizer = started(plan)
+    with pytest.raises(InputError) as error:
+        checkpoint.save(parallel, optimizer, path)
+    return str(error.value)
+
+
+def test_every_rank_hears_of_a_refusal(tmp_path: Path) -> None:
+    kept = noted(tmp_path / "work" / "notes.txt")
+    said = on_ranks(2, refused, plans("a=2", 1)[0], str(tmp_path / "work"))
+    assert all("work is there and is no checkpoint" in text for text in said) and kept.read_text() == "mine"
+
+
+def test_a_run_is_refused_before_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one.yaml").write_text(
+        "{name: one, levels: [{name: machine, size: 1, bandwidth: 1 GB/s, latency: 60 us}], device: "
+        "{name: cpu, kind: cpu, memory: 4 GB, bandwidth: 10 GB/s, peak: {float32: 10 GFLOP/s}}}")
+    plan, kept = tmp_path / "plan.json", noted(tmp_path / "work" / "notes.txt")
+    autoddl.plan(tiny(), tmp_path / "one.yaml").save(plan)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="work is there and is no checkpoint"):
+        worker.train({"save": "work", "plan": "nowhere.json", "factory": {}}, print)
+    for target in ("work", "."):
+        said = shell("run", str(plan), FACTORY, "--steps", "1", "--save", target)
+        assert said.code == 2 and len(said.err.strip().splitlines()) == 1 and "give" in said.err, said
+    assert kept.read_text() == "mine"
+
+
+def test_an_empty_folder_and_a_checkpoint_are_replaced(trained: Trained, tmp_path: Path) -> None:
+    path = tmp_path / "work"
+    path.mkdir()
+    for steps in (1, 2):
+        checkpoint.check(path)
+        saved(trained, path, steps)
+        assert loaded(trained, path) == steps and not (path / ".replaced").exists()
+    assert [folder.name for folder in tmp_path.iterdir()] == ["work"]
+
+
+def test_what_the_user_keeps_beside_or_in_a_checkpoint_stays(trained: Trained, tmp_path: Path) -> None:
+    path = tmp_path / "work"
+    saved(trained, path, 1)
+    path.rename(tmp_path / "work.old")
+    inside, beside = noted(path / "notes.txt"), noted(tmp_path / "work.old" / "notes.txt")
+    inside.unlink()
+    for steps in (2, 3):
+        saved(trained, path, steps)
+        noted(inside)
+    saved(trained, path, 4)
+    assert loaded(trained, path) == 4 and loaded(trained, tmp_path / "work.old") == 1
+    assert inside.read_text() == beside.read_text() == "mine"
+
+
+def test_a_link_stays_a_link(trained: Trained, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "work").symlink_to(tmp_path / "disk" / "run")
+    for steps in (1, 2):
+        saved(trained, tmp_path / "work", steps)
+    assert (tmp_path / "work").is_symlink() and loaded(trained, tmp_path / "disk" / "run") == 2
+    assert [folder.name for folder in (tmp_path / "disk").iterdir()] == ["run"]
+
+
+def crash(number: int) -> Callable[[Any, Any], None]:
+    """`os.rename` of a process that dies when it renames a folder, but for `number` of them."""
+    original, calls = os.rename, iter(range(100))
+
+    def rename(source: Any, target: Any) -> None:
+        if Path(source).is_dir() and next(calls) == number:
+            raise KeyboardInterrupt
+        original(source, target)
+
+    return rename
+
+
+@pytest.mark.parametrize(("number", "found"), [(0, 1), (1, 2)])
+def test_a_crash_at_a_rename_leaves_a_whole_checkpoint(trained: Trained, tmp_path: Path, number: int, found: int,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first the old one, before the second the new one; the next save clears up, or fails and keeps it."""
+    import torch.distributed.checkpoint as dcp
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError("no space left on device")
+
+    path = tmp_path / "work"
+    saved(trained, path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", crash(number))
+        with pytest.raises(KeyboardInterrupt):
+            saved(trained, path, 2)
+    assert path.exists() == (number == 0) and loaded(trained, path) == found
+    with monkeypatch.context() as patch:
+        patch.setattr(dcp.FileSystemWriter, "write_data", full)
+        with pytest.raises(MachineError, match="was not written"):
+            saved(trained, path, 3)
+    assert loaded(trained, path) == found
+    saved(trained, path, 4)
+    assert loaded(trained, path) == 4 and [folder.name for folder in tmp_path.iterdir()] == ["work"]
+
+
+def test_what_was_finished_under_another_name_is_read(trained: Trained, tmp_path: Path) -> None:
+    path = tmp_path / "work"
+    saved(trained, path, 1)
+    path.rename(tmp_path / "work.old")
+    assert loaded(trained, path) == 1
+    saved(trained, path, 2)
+    path.rename(tmp_path / "work.writing")
+    assert loaded(trained, path) == 2
+
+
+def test_a_half_written_folder_is_cleared_up(trained: Trained, tmp_path: Path) -> None:
+    noted(tmp_path / "work.writing" / "__0_0.distcp")
+    saved(trained, tmp_path / "work", 1)
+    assert [folder.name for folder in tmp_path.iterdir()] == ["work"]

@@ -1,17 +1,25 @@
 """`verify` finds nothing in a right plan, and what is wrong in a wrong one."""
 
 import json
+import math
+import os
+import textwrap
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+import zoo
+from planmaker import random_plans
 from shell import FACTORY, LAPTOP, ROOT, shell
 
 import autoddl
 from autoddl.errors import InputError
 from autoddl.factory import Factory
 from autoddl.layout import Mesh
-from autoddl.verify import shrunk, verify
+from autoddl.verify import Verification, _check_memory, _seated, shrunk, verify
+from autoddl.worker import _gradient_error
 
 PINS = ["blocks.*.up.weight: pair=S(0)", "blocks.*.down.weight: pair=S(1)", "head.weight: machine=S(0)"]
 
@@ -75,3 +83,75 @@ def test_too_few_ranks_for_the_shape_is_an_error() -> None:
     plan = planned(Factory.parse(FACTORY), LAPTOP, mesh="machine=2,pair=2")
     with pytest.raises(InputError, match=r"'machine=2,pair=2', needs 4; allow them with --max-ranks 4"):
         shrunk(plan, 2)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_is_no_number_is_an_error(value: float) -> None:
+    model, sample = zoo.regression(torch.float64)
+    parallel = autoddl.parallelize(model, random_plans(model, sample, "one=1", 1)[0])
+    parallel.step(sample)
+    trained = {name: p.grad for name, p in parallel.named_parameters() if p.grad is not None}
+    truth = {name: gradient.clone() for name, gradient in trained.items()} | {"none": torch.empty(0)}
+    assert len(trained) > 1 and _gradient_error(parallel, truth) == 0.0
+    for gradient in trained.values():
+        kept = gradient.flatten()[0].item()
+        gradient.flatten()[0] = value
+        assert _gradient_error(parallel, truth) == math.inf
+        gradient.flatten()[0] = kept
+
+
+@pytest.mark.parametrize("errors", [(math.nan, 0.0), (0.0, math.nan), (0.0, math.inf)])
+def test_an_error_that_is_no_number_does_not_pass(errors: tuple[float, float]) -> None:
+    checked = Verification(*errors, collective_mismatches=0, ranks=1)
+    assert not checked.passed and None in checked.to_json().values()
+    json.dumps(checked.to_json(), allow_nan=False)
+
+
+def test_a_rank_that_yields_nan_fails_whichever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def launched(ranks: int, command: Sequence[str], timeout: float | None = None) -> None:
+        for rank in range(ranks):
+            result = {"loss_error": 0.0, "gradient_error": math.nan if rank == 2 else 1e-16, "mismatches": []}
+            Path(command[-1]).with_name(f"result-{rank}.json").write_text(json.dumps(result))
+
+    factory = Factory.parse(FACTORY)
+    plan = planned(factory, LAPTOP, mesh="machine=2,pair=2")
+    monkeypatch.setattr("autoddl.verify.launch", launched)
+    checked = verify(plan, factory)
+    assert not checked.passed and checked.gradient_error == math.inf
+
+
+@pytest.mark.parametrize(("start", "said"), [
+    (-1.0, "already gets a loss of nan"), (0.0, "already gets a gradient of weight that is not finite")])
+def test_a_model_that_yields_nan_itself_is_refused(tmp_path: Path, start: float, said: str) -> None:
+    (tmp_path / "sick.py").write_text(textwrap.dedent(f"""
+        import torch
+
+        class Sick(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = torch.nn.Parameter(torch.full((8,), {start}))
+
+            def forward(self, x):
+                return (x * self.weight.sqrt()).mean()
+
+        def sick():
+            return Sick(), torch.ones(4, 8)
+    """))
+    factory = Factory.parse(f"{tmp_path / 'sick.py'}:sick")
+    with pytest.raises(InputError, match=said):
+        verify(planned(factory, LAPTOP, mesh="machine=2,pair=2"), factory)
+
+
+def test_memory_that_caches_hold_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf", lambda name: 0)
+    _check_memory(1000, 2)
+    monkeypatch.setattr("autoddl.verify.free_bytes", lambda: 40_000.0)
+    with pytest.raises(InputError, match="3 processes with 0 million weights in float64 need"):
+        _check_memory(1000, 2)
+
+
+def test_ranks_that_outnumber_the_gpus_verify_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = replace(planned(Factory.parse(FACTORY), LAPTOP, mesh="machine=2,pair=2"), backend="nccl")
+    for gpus, backend in ((1, "gloo"), (4, "nccl")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        assert _seated(plan).backend == backend
