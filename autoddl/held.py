@@ -77,7 +77,7 @@ def materialise(model: nn.Module, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for module in resets:
-            module.reset_parameters()  # type: ignore[operator]
+            module.reset_parameters()
 
 
 def _unmade(name: str, module: nn.Module) -> bool:

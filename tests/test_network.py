@@ -153,11 +153,13 @@ def test_an_error_inside_leaves_nothing() -> None:
     with pytest.raises(ZeroDivisionError), network(cluster(2, 2, "25 MB/s")) as built:
         words = ("ip", "netns", "exec", built.nodes[0].namespace, "sh", "-c", "echo inside; exec sleep 600")
         sleeper = subprocess.Popen(words, stdout=subprocess.PIPE)
-        assert sleeper.stdout is not None and sleeper.stdout.read(7) == b"inside\n"
+        output = sleeper.stdout
+        assert output is not None and output.read(7) == b"inside\n"
         assert len(owned_by(os.getpid())) == 3
         raise ZeroDivisionError
     assert sleeper.wait(10) == -signal.SIGKILL
-    sleeper.stdout.close()
+    if output is not None:
+        output.close()
     assert not owned_by(os.getpid())
 
 
