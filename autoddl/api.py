@@ -17,13 +17,13 @@ from autoddl.assemble import assemble, plan_of
 from autoddl.buckets import best_buckets
 from autoddl.candidates import Candidate, Task, posed
 from autoddl.cost_models import Cluster
-from autoddl.errors import Infeasible, InputError
+from autoddl.errors import AutoDDLError, Infeasible, InputError
 from autoddl.graph import Graph
 from autoddl.layout import Mesh
 from autoddl.memory_line import with_memory
 from autoddl.meshes import check_mesh, meshes
-from autoddl.outer import Found, Progress, search
-from autoddl.overlapped import overlapped
+from autoddl.outer import Found, Progress, cut_short, search
+from autoddl.overlapped import Finish, overlapped
 from autoddl.plan import VERSION, Plan
 from autoddl.problem import Problem
 from autoddl.rebuild import source_of
@@ -44,22 +44,27 @@ AGAIN = 2
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A strategy at its best: its plan, or why there is none."""
+    """A strategy at its best: its plan, or why there is none; `problem` is what planning it raised. What an interrupt
+    ended, or kept from being begun, says so."""
 
     name: str
     plan: Plan | None
     detail: str = ""
+    problem: AutoDDLError | None = None
+    interrupted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Raced:
-    """What one solver found: seconds of its plan and its bound (None: no plan, see `detail`), and how long it took."""
+    """What one solver found: seconds of its plan and its bound (None: no plan, see `detail`), and how long it took;
+    `problem` is what it raised."""
 
     name: str
     seconds: float | None
     bound: float | None
     wall: float
     detail: str = ""
+    problem: AutoDDLError | None = None
 
 
 def _finish(task: Task, found: Found, count: int, pins: Sequence[str], mesh: str | None, most: int) -> Plan:
@@ -68,8 +73,7 @@ def _finish(task: Task, found: Found, count: int, pins: Sequence[str], mesh: str
     one = task.confirmed(solved.pricing.microbatches)
     task = replace(task, graph=one.graph, original=one.original, spec=one.spec)
     if found.interrupted:
-        proof = f"{solved.solution.proof}; interrupted"
-        solved = replace(solved, solution=replace(solved.solution, proof=proof))
+        solved = replace(solved, solution=replace(solved.solution, proof=cut_short(solved.solution.proof)))
     made = assemble(solved.pricing, solved.problem, solved.solution, solved.variables)
     timings = {"capture": task.capture_seconds, "solve": found.seconds, "total": perf_counter() - task.began}
     prints = {"model": task.original.fingerprint(), "cluster": task.cluster.fingerprint, "autoddl": str(VERSION)}
@@ -122,33 +126,34 @@ def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = Non
     asked = tuple(parse_pin(text) for text in pins)
     region = partial(pinned, asked)
     tried = [Candidate(m, region, n) for n in counts for m in _meshes(task, mesh, asked, max_axes)]
-    return _fitting(task, tried, progress, pins, mesh, max_axes, overlap)
-
-
-def _fitting(task: Task, tried: Sequence[Candidate], progress: Progress | None, pins: Sequence[str],
-             mesh: str | None, most: int, overlap: bool = False) -> Plan:
-    """The best candidate's plan. The charge of a search knows of no bucket and of nothing that the optimizer makes for
-    a moment: where these lift the peak above the budget, the search leaves them room and is done again, and the bound
-    stays that of the first. What still does not fit says so (`report`)."""
-    found = search(task, tried, progress)
-    best, took = _finish(task, found, len(tried), pins, mesh, most), found.seconds
-    room = 0.0
-    for _ in range(AGAIN):
-        over = best.predicted.peak_bytes - task.budget
-        if over <= 0 or found.interrupted:
-            break
-        room += over
-        try:
-            other = _again(replace(task, budget=task.budget - room), found, tried, progress)
-        except (Infeasible, KeyboardInterrupt):
-            break
-        took += other.seconds
-        found = replace(other, bound=min(found.bound, other.bound), seconds=took)
-        best = _finish(task, found, len(tried), pins, mesh, most)
+    finish = partial(_finish, task, count=len(tried), pins=pins, mesh=mesh, most=max_axes)
+    best, found = _fitting(task, tried, progress, finish)
     if overlap and not found.interrupted:
-        return overlapped(task, found, best, _spaces(task, tried, bool(pins)),
-                          lambda found: _finish(task, found, len(tried), pins, mesh, most))
+        return overlapped(task, found, best, _spaces(task, tried, bool(pins)), finish)
     return best
+
+
+def _fitting(task: Task, tried: Sequence[Candidate], progress: Progress | None, finish: Finish) -> tuple[Plan, Found]:
+    """The best candidate's plan, and the search that found it. The charge of a search knows of no bucket and of nothing
+    that the optimizer makes for a moment: where these lift the peak above the budget, the search leaves them room and
+    is done again, and the bound stays that of the first. What still does not fit says so (`report`). The first plan is
+    kept where the search is interrupted then, which it says, finds none, or one of a graph that was guessed wrongly."""
+    found = search(task, tried, progress)
+    best, room = finish(found), 0.0
+    try:
+        for _ in range(AGAIN):
+            over = best.predicted.peak_bytes - task.budget
+            if over <= 0 or found.interrupted:
+                break
+            room += over
+            other = _again(replace(task, budget=task.budget - room), found, tried, progress)
+            other = replace(other, bound=min(found.bound, other.bound), seconds=found.seconds + other.seconds)
+            best, found = finish(other), other
+    except (Infeasible, InputError):
+        pass
+    except KeyboardInterrupt:
+        best, found = replace(best, proof=cut_short(best.proof)), replace(found, interrupted=True)
+    return best, found
 
 
 def _again(task: Task, first: Found, tried: Sequence[Candidate], progress: Progress | None) -> Found:
@@ -218,27 +223,39 @@ def compare(model: "nn.Module", cluster: str | Path | Cluster, sample: object = 
             name: str = "", factory: Mapping[str, Any] | None = None, progress: Progress | None = None,
             workers: int | None = None, microbatches: Sequence[int] = (1,)) -> tuple[Comparison, ...]:
     """The found plan, then data parallel, ZeRO-3, tensor parallel and the best tensor x data grid, each at its best,
-    with the best of the numbers of microbatches."""
+    with the best of the numbers of microbatches. An interrupt ends it: what was not begun then never is. Raises
+    KeyboardInterrupt before there is the found plan."""
     counts = _counts(microbatches)
     task = task_of(model, cluster, sample, budget, optimizer, solver, tolerance, time_limit, name, factory, workers,
                    counts)
     asked = tuple(parse_pin(text) for text in pins)
     tried = _meshes(task, mesh, asked, max_axes)
     free = [Candidate(m, partial(pinned, asked)) for m in tried]
-    found = []
+    found: list[Comparison] = []
     for title, whole in ({"found": free} | _strategies(task, tried)).items():
-        if not whole:
-            found.append(Comparison(title, None, "no mesh here has an axis for each"))
+        if found and found[-1].interrupted:
+            found.append(Comparison(title, None, "not begun: interrupted", interrupted=True))
             continue
         candidates = [replace(one, microbatches=n) for n in counts for one in whole]
-        try:
-            best = _fitting(task, candidates, progress, pins, mesh, max_axes)
-            found.append(Comparison(title, best))
-        except Infeasible as error:
-            found.append(Comparison(title, None, str(error)))
-        except InputError as error:
-            found.append(Comparison(title, None, str(error)))
+        finish = partial(_finish, task, count=len(candidates), pins=pins, mesh=mesh, most=max_axes)
+        found.append(_compared(task, title, candidates, progress, finish))
+        if found[0].plan is None and found[0].interrupted:
+            raise KeyboardInterrupt
     return tuple(found)
+
+
+def _compared(task: Task, title: str, tried: Sequence[Candidate], progress: Progress | None, finish: Finish
+              ) -> Comparison:
+    """One strategy's row."""
+    if not tried:
+        return Comparison(title, None, "no mesh here has an axis for each")
+    try:
+        best, found = _fitting(task, tried, progress, finish)
+    except (Infeasible, InputError) as error:
+        return Comparison(title, None, str(error), error)
+    except KeyboardInterrupt:
+        return Comparison(title, None, "interrupted before it had a plan", interrupted=True)
+    return Comparison(title, best, "interrupted: its best so far" * found.interrupted, interrupted=found.interrupted)
 
 
 def compare_solvers(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *,
@@ -266,5 +283,5 @@ def _race(problem: Problem, solver: str, tolerance: float, time_limit: float | N
     try:
         solution = solve(problem, solver, tolerance=tolerance, time_limit=time_limit)
     except (Infeasible, InputError) as error:
-        return Raced(solver, None, None, perf_counter() - start, str(error))
+        return Raced(solver, None, None, perf_counter() - start, str(error), error)
     return Raced(solver, solution.seconds, solution.bound, perf_counter() - start, solution.proof)

@@ -17,6 +17,7 @@ from autoddl.cost_models import Cluster, load_cluster, parse
 from autoddl.errors import AutoDDLError, InputError
 from autoddl.hubs import planned
 from autoddl.price import OPTIMIZERS
+from autoddl.search import SOLVERS
 from autoddl.variants import Variant, Variants
 from autoddl.workers import beside, forks
 
@@ -34,6 +35,11 @@ def task_of(model: "nn.Module", cluster: str | Path | Cluster, sample: object, b
     place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     if optimizer not in OPTIMIZERS:
         raise InputError(f"optimizer {optimizer!r} is not known; its memory is known for {', '.join(OPTIMIZERS)}")
+    if solver not in SOLVERS:
+        raise InputError(f"there is no solver {solver!r}; there are {', '.join(SOLVERS)}")
+    if not 0 <= tolerance < 1:
+        raise InputError(f"a tolerance of {tolerance} is none: it is the part of a plan's seconds that the best may "
+                         "save, at least 0 and below 1, like 0.001")
     limit = place.device.memory if budget is None else float(parse(budget, "bytes"))
     if limit <= 0:
         raise InputError(f"a memory budget is above 0 bytes, not {budget}")

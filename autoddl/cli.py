@@ -1,8 +1,9 @@
 """The shell: parse, call one API function, print.
 
-stdout holds the answer, a table or with --json one JSON document; progress and errors go to stderr.
+stdout holds the answer, a table or with --json one JSON document; progress, errors and what the user's own code prints
+go to stderr.
 Exit codes: 0 done, 1 verify or compare-run found a difference, 2 wrong input, 3 no plan fits, 4 a process failed,
-130 interrupted.
+130 interrupted before there was an answer.
 """
 
 import atexit
@@ -12,7 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -26,6 +27,7 @@ from autoddl.cli_answers import register
 from autoddl.cli_draw import register as register_draw
 from autoddl.cli_measure import register as register_measure
 from autoddl.cli_network import register as register_network
+from autoddl.cli_outputs import check_file, check_folder
 from autoddl.cli_record import NoRecord, RecordPath, record_path
 from autoddl.cli_record import register as register_record
 from autoddl.cli_rehearse import register as register_rehearse
@@ -73,6 +75,7 @@ def _plan(factory: FactoryText, cluster: ClusterPath, set_: Set = None, mesh: Me
           overlap: Annotated[bool, typer.Option("--overlap", help="the shortest time line of several plans")] = False,
           compiled: Compiled = False, as_json: AsJson = False) -> None:
     """Find the best configuration of a model on a cluster."""
+    check_file(output)
     made = Factory.parse(factory, settings(set_ or ()))
     asked: dict[str, Any] = {"mesh": mesh, "pins": tuple(pin or ()), "budget": budget, "max_axes": max_axes,
                              "microbatches": _numbers(microbatches)}
@@ -132,11 +135,17 @@ def _compare(factory: FactoryText, cluster: ClusterPath, set_: Set = None, budge
         if solvers:
             raced = compare_solvers(model, place, sample, budget=budget, max_axes=max_axes,
                                     time_limit=60.0 if time_limit is None else time_limit, progress=progress)
-            return _print(report.raced_table(raced), report.raced_rows(raced), as_json)
-        found = compare(model, place, sample, budget=budget, solver=solver, max_axes=max_axes, time_limit=time_limit,
-                        name=made.name, factory=made.to_json(), progress=progress, workers=workers,
-                        microbatches=_numbers(microbatches))
-    _print(report.comparison_table(found), report.comparison_rows(found), as_json)
+            table, data = report.raced_table(raced), report.raced_rows(raced)
+            problem = raced[0].problem if all(row.problem for row in raced) else None
+        else:
+            found = compare(model, place, sample, budget=budget, solver=solver, max_axes=max_axes,
+                            time_limit=time_limit, name=made.name, factory=made.to_json(), progress=progress,
+                            workers=workers, microbatches=_numbers(microbatches))
+            table, data = report.comparison_table(found), report.comparison_rows(found)
+            problem = found[0].problem
+    _print(table, data, as_json)
+    if problem is not None:
+        raise problem
 
 
 @app.command("run")
@@ -147,12 +156,12 @@ def _run(plan: PlanPath, factory: FactoryText, set_: Set = None,
          cluster: Annotated[Path | None, typer.Option(help="refuse a plan made for another cluster")] = None,
          record: RecordPath = None, no_record: NoRecord = False, as_json: AsJson = False) -> None:
     """Train under a plan: here, or within torchrun or srun."""
-    read = load_plan(plan)
+    read, kept = load_plan(plan), record_path(plan, record, no_record)
+    check_folder(save)
     made = Factory.parse(factory, settings(set_ or ())).with_defaults(read.factory)
     with _progress() as progress:
         from autoddl.running import run
-        ran = run(plan, read, made, steps=steps, lr=lr, save=save, cluster=cluster,
-                  record=record_path(plan, record, no_record), progress=progress)
+        ran = run(plan, read, made, steps=steps, lr=lr, save=save, cluster=cluster, record=kept, progress=progress)
     if ran is not None:
         _print(report.run_table(ran), ran.to_json(), as_json)
     leave(0)
@@ -234,11 +243,13 @@ class _Bar:
 
 @contextmanager
 def _progress() -> Iterator[_Bar]:
-    """Progress on stderr while something long runs; gone when it ends, silent where stderr is no terminal."""
+    """Progress on stderr while something long runs; gone when it ends, silent where stderr is no terminal. What is
+    printed meanwhile, by the user's code, goes there too."""
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
                TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with (Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
+          redirect_stdout(sys.stderr)):
         yield _Bar(bar)
 
 

@@ -50,14 +50,18 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
         from autoddl import answer_tables, answers
         read = load_plan(plan)
         with bar() as progress:
+            table: RenderableType
+            data: Any
             if proof or everywhere:
                 checked = answers.proved(read, everywhere)
-                return show(answer_tables.proof_table(checked), plain(checked) | {"gap": checked.gap}, as_json)
-            if pins:
+                table, data = answer_tables.proof_table(checked), plain(checked) | {"gap": checked.gap}
+            elif pins:
                 rows = answers.price_of_pins(read, progress)
-                return show(answer_tables.pins_table(read, rows), [plain(row) for row in rows], as_json)
-            said = answers.explain(read, tuple(names or ()), best)
-        show(answer_tables.explained_table(said), plain(said), as_json)
+                table, data = answer_tables.pins_table(read, rows), [plain(row) for row in rows]
+            else:
+                said = answers.explain(read, tuple(names or ()), best)
+                table, data = answer_tables.explained_table(said), plain(said)
+        show(table, data, as_json)
 
     @app.command("front")
     def _front(plan: PlanPath,
@@ -69,9 +73,11 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
         with bar() as progress:
             if devices:
                 counted = front.front_of_devices(read, progress)
-                return show(answer_tables.devices_table(counted), [plain(point) for point in counted], as_json)
-            points = front.front_of_bytes(read, progress=progress)
-        show(answer_tables.bytes_table(read, points), [plain(point) for point in points], as_json)
+                table, data = answer_tables.devices_table(counted), [plain(point) for point in counted]
+            else:
+                points = front.front_of_bytes(read, progress=progress)
+                table, data = answer_tables.bytes_table(read, points), [plain(point) for point in points]
+        show(table, data, as_json)
 
     @app.command("diff")
     def _diff(a: PlanPath, b: Other, as_json: AsJson = False) -> None:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Group, RenderableType
 
+from autoddl.cli_outputs import check_file, check_opened
 from autoddl.cost_models import show_bytes, show_seconds
+from autoddl.errors import InputError
 from autoddl.plan import Plan, load_plan, write_atomically
 from autoddl.tabular import columns, grid
 
@@ -34,8 +36,14 @@ SHOWN = 20
 
 
 def record_path(plan: Path, given: Path | None, none: bool) -> Path | None:
-    """`plan.json` -> `plan.record.jsonl` beside it, unless another place was given, or none."""
-    return None if none else given or plan.with_suffix(".record.jsonl")
+    """`plan.json` -> `plan.record.jsonl` beside it, unless another place was given, or none; a place where it can be
+    written."""
+    path = None if none else given or plan.with_suffix(".record.jsonl")
+    try:
+        check_opened(path)
+    except InputError as error:
+        raise InputError(f"{error} for the record with --record FILE, or take --no-record") from None
+    return path
 
 
 def register(app: typer.Typer, show: Print, bar: Bar) -> None:
@@ -48,6 +56,7 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
         """Set a plan beside the record of its run."""
         from autoddl.compare_run import compare_run
         from autoddl.record_file import read_record
+        check_file(trace)
         read, recorded = load_plan(plan), read_record(record)
         found = compare_run(read, recorded)
         if trace is not None:

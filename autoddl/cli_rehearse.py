@@ -43,11 +43,11 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
                   record: RecordPath = None, no_record: NoRecord = False, as_json: AsJson = False) -> None:
         """Train a plan here, on links shaped as its cluster's."""
         from autoddl.rehearse import rehearse
-        read = load_plan(plan)
+        read, kept = load_plan(plan), record_path(plan, record, no_record)
         made = Factory.parse(factory, settings(set_ or ())).with_defaults(read.factory)
         with bar() as progress:
             found = rehearse(plan, read, made, steps=steps, lr=lr, cluster=cluster, shaped=not loopback,
-                             timeout=timeout, record=record_path(plan, record, no_record), progress=progress)
+                             timeout=timeout, record=kept, progress=progress)
         show(_table(found), found.to_json(), as_json)
 
 

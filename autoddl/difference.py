@@ -6,21 +6,24 @@ mesh, its worth is how A's step changes with that group of B's choices and every
     worth(group) = cost_A(A's choice with the group's options taken from B) - cost_A(A's choice)
 
 A negative worth is a saving. A group that cannot stand alone has none: its options meet A's in a forbidden combination,
-or they are not open to A. On two meshes, or of two models, only the totals are comparable.
+or they are not open to A. On two meshes, or of two models, only the totals are comparable. Models are the same where
+parameters and operators are: plans keep the graph of one microbatch, in which the sizes depend on how many there are.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autoddl.breakdown import block_of, folded
 from autoddl.cost_models import show_bytes
 from autoddl.errors import InputError
-from autoddl.graph import Tensor
+from autoddl.graph import Graph, Kind, Tensor
+from autoddl.graph_json import graph_from_text
 from autoddl.hubs import HUB
 from autoddl.plan import Plan
 from autoddl.rebuild import Rebuilt, rebuild
 from autoddl.space import Choice
+from autoddl.stretch import stretched
 
 __all__ = ["Difference", "Group", "difference"]
 
@@ -47,9 +50,58 @@ class Difference:
 
 def difference(a: Plan, b: Plan) -> Difference:
     """What differs between plans A and B."""
-    words = tuple(_words(a, b))
-    alike = a.mesh == b.mesh and a.fingerprints.get("model") == b.fingerprints.get("model") and a.source and b.source
-    return Difference(words, tuple(_totals(a, b)), _groups(a, b) if alike else ())
+    parted, sized = _unlike(a, b)
+    alike = a.mesh == b.mesh and not parted and a.source and b.source
+    return Difference((*_words(a, b), *parted, *sized), tuple(_totals(a, b)), _groups(a, b) if alike else ())
+
+
+def _unlike(a: Plan, b: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What tells the models apart, and in what sizes one model differs, in words."""
+    same = a.fingerprints.get("model") == b.fingerprints.get("model")
+    if same and a.microbatches == b.microbatches:
+        return (), ()
+    if "graph" not in a.source or "graph" not in b.source:
+        return () if same else ("the models differ in structure, shapes or names of parameters",), ()
+    x, y = (graph_from_text(plan.source["graph"]) for plan in (a, b))
+    sized = _texts("inputs", _inputs(x, a.microbatches), _inputs(y, b.microbatches))
+    if same:
+        return (), sized
+    parted = (*_texts("parameters", _parameters(x), _parameters(y)), *_texts("operators", _operators(x), _operators(y)))
+    stretches = stretched(x, a.microbatches, y, b.microbatches, a.microbatches) is not None
+    if not parted and not sized and not stretches:
+        sized = _texts("arguments", _arguments(x), _arguments(y))
+    return parted, sized
+
+
+def _inputs(graph: Graph, microbatches: int) -> dict[str, str]:
+    """The inputs of a step by name: all rows of the batch."""
+    return {t.fqn: f"{t.dtype}{[n * (1 if d else microbatches) for d, n in enumerate(t.shape)]}"
+            for t in graph.tensors if t.kind is Kind.INPUT}
+
+
+def _parameters(graph: Graph) -> dict[str, str]:
+    return {t.fqn: f"{t.dtype}{list(t.shape)}{'' if t.trained else ', not trained'}"
+            for t in graph.tensors if t.kind is Kind.PARAMETER}
+
+
+def _operators(graph: Graph) -> dict[str, str]:
+    """What every op does, and with whose results."""
+    names = [t.name for t in graph.tensors]
+    return {op.name: f"{op.target} of {', '.join(names[t] for t in op.inputs) or 'nothing'}" for op in graph.ops}
+
+
+def _arguments(graph: Graph) -> dict[str, str]:
+    return {op.name: ", ".join(f"{name}={value}" for name, value in op.args) for op in graph.ops}
+
+
+def _texts(what: str, mine: Mapping[str, str], yours: Mapping[str, str]) -> tuple[str, ...]:
+    """The first name of which A and B say something else, and how many more there are; empty if there is none."""
+    names = [name for name in dict.fromkeys((*mine, *yours)) if mine.get(name) != yours.get(name)]
+    if not names:
+        return ()
+    a, b = (texts.get(names[0], "none") for texts in (mine, yours))
+    more = f"; {len(names) - 1} more differ" if len(names) > 1 else ""
+    return (f"{what}: {names[0]} is {a} in A, {b} in B{more}",)
 
 
 def _words(a: Plan, b: Plan) -> Iterator[str]:
@@ -62,8 +114,6 @@ def _words(a: Plan, b: Plan) -> Iterator[str]:
             yield f"{what}: A has {mine}, B has {yours}"
     if a.budget != b.budget:
         yield f"budget: A has {show_bytes(a.budget)} a rank, B has {show_bytes(b.budget)}"
-    if a.model == b.model and a.fingerprints.get("model") != b.fingerprints.get("model"):
-        yield "the models differ in structure, shapes or names of parameters"
     steps = [sum(map(len, ((*c.forward, *c.backward) for c in plan.conversions))) for plan in (a, b)]
     if a.conversions != b.conversions:
         yield (f"conversions: A takes {steps[0]:,} steps on {len(a.conversions):,} edges, B {steps[1]:,} on "

@@ -2,7 +2,8 @@
 
     bytes     on the plan's mesh: the corners of the lower hull of (bytes, seconds), where one multiplier answers, and
               between the fastest plan and the smallest the optimum under evenly spaced budgets, each with its bound
-    devices   the whole search on clusters whose outermost level is cut to each of its divisors, the batch as it is
+    devices   the whole search on clusters whose outermost level is cut to each of its divisors, the batch as it is;
+              a size for which there is no plan, or no such cluster, has a row that says why
 
 Every point is a plan: its seconds and bytes are what `Problem` says of its choice. Points that another one beats in
 both are left out.
@@ -12,8 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from autoddl.cost_models import Cluster
-from autoddl.errors import Infeasible
+from autoddl.cost_models import Cluster, Level
+from autoddl.cost_models.topologies import check
+from autoddl.errors import AutoDDLError, Infeasible, InputError
 from autoddl.outer import Progress
 from autoddl.plan import Plan
 from autoddl.problem import Problem, Solution
@@ -40,7 +42,7 @@ class PointOfBytes:
 
 @dataclass(frozen=True, slots=True)
 class DevicePoint:
-    """The best plan on `devices` devices; `seconds` is None, and `detail` says why, where none fits."""
+    """The best plan on `devices` devices; `seconds` is None, and `detail` says why, where there is none."""
 
     devices: int
     mesh: str
@@ -117,26 +119,44 @@ def _undominated(points: Iterable[PointOfBytes]) -> tuple[PointOfBytes, ...]:
 
 
 def resized(cluster: Cluster, size: int) -> Cluster:
-    """The cluster with `size` children at its outermost level that has several."""
+    """The cluster with `size` children at its outermost level that has several. Raises InputError where its topology
+    is not made of so many."""
     last = max((i for i, level in enumerate(cluster.levels) if level.size > 1), default=len(cluster.levels) - 1)
-    levels = tuple(replace(level, size=size) if i == last else level for i, level in enumerate(cluster.levels))
+    levels = tuple(_of_size(level, size) if i == last else level for i, level in enumerate(cluster.levels))
     return replace(cluster, levels=levels)
+
+
+def _of_size(level: Level, size: int) -> Level:
+    """The level with `size` children. Those that one leaf can take are in one, and one child alone has no links to
+    arrange; which sides a torus of another size has, or which boards, does not follow."""
+    if size == level.size:
+        return level
+    if size == 1:
+        return replace(level, size=1, topology="switch", dims=(), board=1, leaf=None)
+    found = replace(level, size=size, leaf=None if level.leaf is None else min(level.leaf, size))
+    try:
+        check(found)
+    except InputError as error:
+        raise InputError(f"level {level.name!r} with {size} children instead of {level.size}: {error}, in a cluster "
+                         "file of its own") from None
+    return found
 
 
 def front_of_devices(plan: Plan, progress: Progress | None = None) -> tuple[DevicePoint, ...]:
     """The best plan for every divisor of the outermost level, few devices first; the mesh is free."""
     asked = replace(question_of(plan), mesh=None)
     size = next((level.size for level in reversed(asked.cluster.levels) if level.size > 1), 1)
-    return tuple(device_point(replace(asked, cluster=resized(asked.cluster, n)), progress)
+    return tuple(_device_point(asked, n, asked.cluster.size // size * n, progress)
                  for n in range(1, size + 1) if size % n == 0)
 
 
-def device_point(asked: Question, progress: Progress | None = None) -> DevicePoint:
-    """The best plan for one cluster."""
+def _device_point(asked: Question, size: int, devices: int, progress: Progress | None) -> DevicePoint:
+    """The best plan with `size` children at the outermost level, `devices` in all."""
     try:
-        found = answered(asked, progress)
+        found = answered(replace(asked, cluster=resized(asked.cluster, size)), progress)
     except Infeasible as error:
-        return DevicePoint(asked.cluster.size, "", None, error.needed, 0.0, "no plan fits the budget")
+        return DevicePoint(devices, "", None, error.needed, 0.0, "no plan fits the budget")
+    except AutoDDLError as error:
+        return DevicePoint(devices, "", None, 0.0, 0.0, str(error))
     best = found.best
-    return DevicePoint(asked.cluster.size, str(best.pricing.mesh), best.solution.seconds, best.solution.nbytes,
-                       found.bound)
+    return DevicePoint(devices, str(best.pricing.mesh), best.solution.seconds, best.solution.nbytes, found.bound)

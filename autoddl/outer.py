@@ -31,7 +31,7 @@ from autoddl.price import floor_seconds
 from autoddl.problem import Solution
 from autoddl.workers import mapper
 
-__all__ = ["Found", "Progress", "search"]
+__all__ = ["Found", "Progress", "cut_short", "search"]
 
 Progress = Callable[[str, int, int], None]
 """(what is being done, how many are done, of how many)."""
@@ -51,6 +51,11 @@ class Found:
     bound: float
     seconds: float
     interrupted: bool = False
+
+
+def cut_short(proof: str) -> str:
+    """What a plan says of its proof where an interrupt ended the search."""
+    return f"{proof}; interrupted"
 
 
 @dataclass(slots=True)

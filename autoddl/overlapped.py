@@ -9,17 +9,17 @@ of their seconds counted:
     h = 1         what is computed and waited for at once: no plan's time line is shorter than its optimum
 
 The plans that these find, on all meshes, on each alone and as every named strategy, are put on the time line; the
-shortest is taken, with the bound of h = 1 on all time lines.
+shortest is taken, with the bound of h = 1 on all time lines. One with a number of microbatches for which the model
+turns out to be another than was searched is passed over.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 
 from autoddl.candidates import Candidate, Solved, Task
 from autoddl.errors import Infeasible, InputError
-from autoddl.outer import Found, search
+from autoddl.outer import Found, cut_short, search
 from autoddl.plan import Plan
 from autoddl.price import floor_seconds
 from autoddl.tables import problem_of
@@ -34,22 +34,36 @@ Finish = Callable[[Found], Plan]
 
 def overlapped(task: Task, first: Found, plan: Plan, spaces: Sequence[Sequence[Candidate]], finish: Finish) -> Plan:
     """`plan`, made of `first`, or the plan of a part of the space and another share of hidden seconds that is shorter
-    on the time line. The first of `spaces` is the whole. An interrupt ends it with the best so far."""
+    on the time line. The first of `spaces` is the whole. An interrupt ends it with the best so far, which says so."""
     best, least, bound = plan, _line(task, plan), floor_seconds(task.graph, task.cluster)
-    with suppress(KeyboardInterrupt):
+    try:
         whole = search(replace(task, hidden=1.0), spaces[0])
         bound = whole.bound
-        for other in () if whole.interrupted else _others(task, first, spaces):
-            made = finish(other)
+        if whole.interrupted:
+            raise KeyboardInterrupt
+        for made in _finished(_others(task, first, spaces), finish):
             line = _line(task, made)
             if line < least and made.predicted.peak_bytes <= max(task.budget, plan.predicted.peak_bytes):
                 best, least = made, line
+    except KeyboardInterrupt:
+        best = replace(best, proof=cut_short(best.proof))
     said = replace(best.predicted, line_seconds=least, line_bound=min(bound, least))
     return replace(best, predicted=said)
 
 
+def _finished(found: Iterator[Found], finish: Finish) -> Iterator[Plan]:
+    """The plans of what was found, but for those of a graph that was guessed wrongly."""
+    for one in found:
+        try:
+            made = finish(one)
+        except InputError:
+            continue
+        yield made
+
+
 def _others(task: Task, first: Found, spaces: Sequence[Sequence[Candidate]]) -> Iterator[Found]:
-    """What the searches find, once each, by the account of the sum. A part in which nothing fits has none."""
+    """What the searches find, once each, by the account of the sum. A part in which nothing fits has none. Raises
+    KeyboardInterrupt where one is interrupted."""
     known = {_key(first.best)}
     for space, share in product(spaces, HIDDEN):
         if space is spaces[0] and not share:
@@ -59,7 +73,7 @@ def _others(task: Task, first: Found, spaces: Sequence[Sequence[Candidate]]) -> 
         except (Infeasible, InputError):
             continue
         if other.interrupted:
-            return
+            raise KeyboardInterrupt
         found = other.best
         if _key(found) not in known:
             known.add(_key(found))

@@ -1,7 +1,7 @@
 """What would fit where nothing does: a larger budget, more devices, microbatches, a smaller batch, each at its best
 plan's price.
 
-    budget         the least bytes that any plan needs
+    budget         the least bytes that any plan needs, rounded up to what one would write
     devices        the outermost level two and four times as large
     microbatches   the same batch in two, four, eight times as many parts: the fewest that fit
     batch          the leading dim of the sample's tensors halved, and the model captured again with it
@@ -12,11 +12,12 @@ Nothing is estimated by scaling: every row is a search of its own.
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoddl.cost_models import Cluster, load_cluster, parse, show_bytes
+from autoddl.cost_models.units import bytes_above
 from autoddl.errors import AutoDDLError, Infeasible, InputError
 from autoddl.front import resized
 from autoddl.outer import Progress
@@ -60,8 +61,7 @@ def relaxations(model: "nn.Module", cluster: str | Path | Cluster, sample: objec
                          max_axes, n) for n in parts]
 
     asked = questions(given, counts)
-    enough = [replace(one, budget=needed * ROOM) for one in asked]
-    found = [_row(f"a budget of {show_bytes(needed)}", enough, progress), *_wider(asked, progress)]
+    found = [*_richer(asked, needed, progress), *_wider(asked, progress)]
     with suppress(InputError):  # the batch is no multiple
         for n in (2 * counts[-1], 4 * counts[-1], 8 * counts[-1]):
             found.append(_row(f"{n} microbatches", questions(given, [n]), progress))
@@ -77,14 +77,30 @@ def relaxations(model: "nn.Module", cluster: str | Path | Cluster, sample: objec
     return tuple(sorted(found, key=lambda row: (row.seconds is None, row.seconds or 0.0)))
 
 
+def _richer(asked: Sequence[Question], needed: float, progress: Progress | None) -> list[Relaxation]:
+    """With a budget as large as the plan that needs the least; none where no budget is enough."""
+    if not isfinite(needed):
+        return []
+    budget = bytes_above(needed * ROOM)
+    enough = [replace(one, budget=float(parse(budget, "bytes"))) for one in asked]
+    return [_row(f"a budget of {budget}", enough, progress)]
+
+
 def _wider(asked: Sequence[Question], progress: Progress | None) -> list[Relaxation]:
     """With two and four times as many devices."""
     place = asked[0].cluster
+    if not place.levels:
+        return [Relaxation("more devices", None, 0.0, f"cluster {place.name} has no level for them: write one, like "
+                                                      "{name: node, size: 2, bandwidth: 25 GB/s, latency: 5 us}")]
     outermost = next((level for level in reversed(place.levels) if level.size > 1), place.levels[-1])
     found = []
     for times in (2, 4):
-        wider = resized(place, outermost.size * times)
-        what = f"{wider.size} devices ({outermost.name}: {outermost.size * times})"
+        what = f"{place.size * times} devices ({outermost.name}: {outermost.size * times})"
+        try:
+            wider = resized(place, outermost.size * times)
+        except InputError as error:
+            found.append(Relaxation(what, None, 0.0, str(error)))
+            continue
         found.append(_row(what, [replace(one, cluster=wider, mesh=None) for one in asked], progress))
     return found
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from autoddl.errors import CaptureError
@@ -36,6 +37,7 @@ OPERATOR = re.compile(r"(?:torch\.ops\.)?(aten[.:]+\w+(?:\.\w+)?)")
 
 def trace(model: nn.Module, sample: Sample) -> tuple[ExportedProgram, dict[str, str]]:
     """The functional program, and the name (`named`) of every tensor of the sample by its placeholder."""
+    _check_shaped(model)
     named(model.forward, sample)
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     stand_in = _fake_module(model, mode)
@@ -62,6 +64,16 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+def _check_shaped(model: nn.Module) -> None:
+    """CaptureError where a lazy module waits for its first batch."""
+    waiting = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if is_lazy(tensor)]
+    if waiting:
+        more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
+        raise CaptureError(f"{type(model).__name__} has no shape yet for {waiting[0]}{more}: a lazy module learns it "
+                           "from its first batch; call the model once before planning, or write the sizes, as "
+                           "nn.Linear(16, 32) for nn.LazyLinear(32)")
 
 
 def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:

@@ -7,9 +7,11 @@
     level     name, size, bandwidth and latency or link; topology, shared_by, oversubscription, in_network_reduction,
               protocol, efficiency, in_network_efficiency, dims, board, leaf, group_bandwidth
 
-Those before the semicolon are needed. A mistake is answered with its place, the value, the rule and the way out.
+Those before the semicolon are needed. A level's name becomes that of mesh axes: `node`, `node.1`, `net-node`. A mistake
+is answered with its place, the value, the rule and the way out.
 """
 
+import re
 from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar
@@ -25,6 +27,8 @@ from autoddl.errors import InputError
 __all__ = ["WrittenCluster", "WrittenDevice", "WrittenLevel", "validated"]
 
 _Model = TypeVar("_Model", bound=BaseModel)
+_AXIS = re.compile(r"[A-Za-z_][\w.-]*")
+"""A name that `Mesh.parse` reads back, alone, with `.0` behind it and joined to others by `-`."""
 
 
 def _quantity(dimension: str) -> Callable[[Any], float]:
@@ -46,12 +50,23 @@ def _one_of(names: tuple[str, ...], what: str) -> Callable[[Any], str]:
     return read
 
 
+def _axis(value: Any) -> Any:
+    """A level's name as it was written; a number is left to the type."""
+    if isinstance(value, str) and not _AXIS.fullmatch(value):
+        better = re.sub(r"[^\w.-]+", "_", value)
+        better = better if _AXIS.fullmatch(better) else f"level_{better}"
+        raise ValueError(f"{value!r} is no name of a level: mesh axes are called after it, so it begins with a letter "
+                         f"of a-z or _, and letters, digits, _, . and - follow; write {better!r}")
+    return value
+
+
 Bytes = Annotated[float, BeforeValidator(_quantity("bytes")), Field(gt=0)]
 Rate = Annotated[float, BeforeValidator(_quantity("bytes/s")), Field(gt=0)]
 Flops = Annotated[float, BeforeValidator(_quantity("flop/s")), Field(gt=0)]
 Seconds = Annotated[float, BeforeValidator(_quantity("seconds")), Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 PeakName = Annotated[str, BeforeValidator(_one_of(tuple(n for n in DTYPES if "float" in n), "dtype with a peak"))]
+LevelName = Annotated[str, BeforeValidator(_axis)]
 KernelName = Annotated[str, BeforeValidator(_one_of(KERNELS, "kind or dtype of kernels with their own efficiency"))]
 
 
@@ -87,7 +102,7 @@ class WrittenDevice(Written):
 
 
 class WrittenLevel(Written):
-    name: str
+    name: LevelName
     size: StrictInt = Field(ge=1)
     bandwidth: Rate
     latency: Seconds

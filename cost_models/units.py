@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from autoddl.errors import InputError
 
-__all__ = ["UNITS", "parse", "show_bytes", "show_rate", "show_seconds", "write"]
+__all__ = ["UNITS", "bytes_above", "parse", "show_bytes", "show_rate", "show_seconds", "write"]
 
 _DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY = {f"{prefix}i": 1024.0**power for power, prefix in enumerate("KMGTPE", start=1)}
@@ -75,6 +75,14 @@ def show_seconds(seconds: float) -> str:
 
 def show_bytes(nbytes: float) -> str:
     return _show(nbytes, (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0)))
+
+
+def bytes_above(nbytes: float) -> str:
+    """As `show_bytes` prints it, but rounded up: whoever takes the text at its word has at least `nbytes`."""
+    text = show_bytes(nbytes)
+    if parse(text, "bytes") >= nbytes:
+        return text
+    return show_bytes(nbytes + 10.0 ** (math.floor(math.log10(nbytes)) - 2))  # one more in the third digit
 
 
 def show_rate(rate: float, what: str = "B") -> str:

@@ -21,6 +21,7 @@ from autoddl.alternatives import alternatives, bounding, pinned_to
 from autoddl.answers import explain, price_of_pins, proved
 from autoddl.breakdown import shares
 from autoddl.capture import capture
+from autoddl.cost_models import parse, parse_cluster
 from autoddl.difference import difference
 from autoddl.errors import Infeasible, InputError, MismatchError
 from autoddl.front import front_of_bytes, front_of_devices, least_bytes, resized
@@ -181,6 +182,35 @@ def test_devices_are_the_divisors_of_the_outermost_level(free: Plan) -> None:
     assert resized(cluster_of("net=6,node=2"), 3).size == 6
 
 
+TORUS = """
+name: torus
+device: {name: slow, memory: 1 GB, bandwidth: 1 GB/s, peak: {float32: 1 MFLOP/s}}
+levels: [{name: net, size: 4, bandwidth: 10 GB/s, latency: 1 us, %s}]
+"""
+
+
+def test_a_size_without_a_plan_says_why(free: Plan, insisted: Plan) -> None:
+    """A pin of an axis that half the cluster has not, and a torus of sides that half of it has not."""
+    half, whole = front_of_devices(replace(insisted, source=insisted.source | {"pins": ["net=2"]}))
+    assert half.seconds is None and "no mesh of cluster test fits the pins net=2" in half.detail
+    assert half.devices == 2 and whole.seconds is not None and whole.devices == 4
+    text = TORUS % "topology: torus, dims: [2, 2]"
+    one, half, whole = front_of_devices(replace(free, source=free.source | {"cluster": text}))
+    assert (one.devices, half.devices, whole.devices) == (1, 2, 4)
+    assert one.seconds is not None and one.mesh == "one=1" and whole.seconds is not None
+    assert half.seconds is None and half.detail == (
+        "level 'net' with 2 children instead of 4: dims [2, 2] make 4 children, but the size is 2; let them multiply "
+        "to it, in a cluster file of its own")
+
+
+def test_a_leaf_takes_the_children_that_are_left() -> None:
+    place = parse_cluster(TORUS % "topology: fat-tree, leaf: 2, oversubscription: 4", "x")
+    assert [resized(place, n).levels[0].leaf for n in (1, 2, 4, 8)] == [None, 2, 2, 2]
+    assert resized(parse_cluster(TORUS % "topology: fat-tree, leaf: 4", "x"), 2).levels[0].leaf == 2
+    with pytest.raises(InputError, match="leaf 2 does not divide the size 3"):
+        resized(place, 3)
+
+
 def test_what_would_fit_is_found_and_priced() -> None:
     model, place = tiny.tiny(), cluster_of(MESH)
     with pytest.raises(Infeasible) as caught:
@@ -189,10 +219,31 @@ def test_what_would_fit_is_found_and_priced() -> None:
     assert [row.what for row in rows if "microbatches" in row.what] == [f"{n} microbatches" for n in (2, 4, 8)]
     assert len(rows) == 7
     fits = {row.what.split()[0]: row for row in rows if row.seconds is not None}
-    assert fits["a"].nbytes <= caught.value.needed * (1 + 1e-6)
+    budget = fits["a"].what.removeprefix("a budget of ")
+    assert fits["a"].nbytes <= parse(budget, "bytes") <= 1.01 * caught.value.needed
+    assert api.plan(model, place, budget=budget, max_axes=2).predicted.seconds == pytest.approx(fits["a"].seconds)
     half = next(row for row in rows if row.what.startswith("half"))
     assert half.seconds is None or half.nbytes <= 20_000
     assert all("needs" in row.detail for row in rows if row.seconds is None)
+
+
+def test_the_budget_that_is_offered_is_enough() -> None:
+    """Whatever the third digit is rounded to."""
+    model, place = tiny.tiny(1), cluster_of(MESH)
+    for needed in (50_449.0, 50_451.0):
+        budget = relaxations(model, place, needed=needed, budget=1.0, max_axes=1)
+        assert {"a budget of 50.5 kB"} == {row.what for row in budget if "budget" in row.what}
+    assert not [row for row in relaxations(model, place, needed=math.inf, max_axes=1) if "budget" in row.what]
+
+
+def test_one_device_and_a_torus_have_rows_that_say_why_there_are_no_more_devices() -> None:
+    model, alone = tiny.tiny(1), parse_cluster((TORUS % "").split("levels")[0] + "levels: []", "x")
+    rows = relaxations(model, alone, needed=1e5, budget=1.0)
+    (row,) = [row for row in rows if "devices" in row.what]
+    assert row.seconds is None and "cluster torus has no level for them: write one" in row.detail
+    rows = relaxations(model, parse_cluster(TORUS % "topology: torus, dims: [4]", "x"), needed=1e5, budget=1.0)
+    assert [row.detail.partition(":")[0] for row in rows if "devices" in row.what] == [
+        "level 'net' with 8 children instead of 4", "level 'net' with 16 children instead of 4"]
 
 
 def test_microbatches_are_offered_where_they_fit() -> None:

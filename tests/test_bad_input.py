@@ -1,10 +1,12 @@
 """Whatever is wrong with what a person gives: one clear line, a code, no traceback, nothing left behind."""
 
 import json
+import math
 import os
 import re
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,30 @@ def test_an_option_that_means_nothing(options: tuple[str, ...], pattern: str) ->
     refused(shell("plan", FACTORY, LAPTOP, *options), pattern)
 
 
+def test_an_unknown_solver_is_refused_before_the_model_is_captured() -> None:
+    said = shell("compare", f"{TINY}:branching", LAPTOP, "--solver", "exat")
+    refused(said, "there is no solver 'exat'; there are exact, exhaustive, coordinate-descent, greedy, cp-sat")
+
+
+@pytest.mark.parametrize("tolerance", [1.5, 1.0, -0.1, math.nan])
+def test_a_tolerance_is_a_part(tolerance: float) -> None:
+    with pytest.raises(InputError, match=f"a tolerance of {tolerance} is none.*at least 0 and below 1"):
+        autoddl.plan(tiny(), LAPTOP, tolerance=tolerance)
+
+
+@pytest.mark.parametrize(("options", "pattern", "code"), [
+    (("--budget", "1 kB"), r"least any plan needs is [\d.]+ [kMG]B", 3),
+    (("--budget", "1 kB", "--solvers", "--time-limit", "5"), r"least any plan needs is [\d.]+ [kMG]B", 3),
+    (("--microbatches", "3"), "3 microbatches cut dim 0", 2),
+])
+def test_a_comparison_without_a_plan_fails_as_planning_does(options: tuple[str, ...], pattern: str, code: int) -> None:
+    """Why no row has a plan is in the table, which comes first."""
+    said = shell("compare", FACTORY, LAPTOP, "--set", "layers=1", "--max-axes", "1", "--json", *options)
+    refused(replace(said, out=""), pattern, code=code)
+    rows = json.loads(said.out)
+    assert rows and all(row.get("predicted_seconds") is None and row["detail"] for row in rows)
+
+
 def test_a_budget_that_nothing_meets(folder: Path) -> None:
     refused(shell("plan", FACTORY, LAPTOP, "--budget", "1 kB"), r"least any plan needs is [\d.]+ [kMG]B", code=3)
     with pytest.raises(Infeasible) as caught:
@@ -162,6 +188,23 @@ def test_a_file_that_is_no_plan_of_ours(folder: Path, text: str, pattern: str) -
 def test_a_plan_that_is_not_there_or_cannot_be_written(folder: Path) -> None:
     refused(shell("show", "nowhere.json"), "cannot read the plan nowhere.json")
     refused(shell("plan", FACTORY, str(folder / "1.yaml"), "-o", "/nowhere/p.json"), "cannot write /nowhere/p.json")
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_work(folder: Path) -> None:
+    """The factory fails, and the network needs root: neither is reached."""
+    plan, missing, failing = str(folder / "plan-2.json"), folder / "missing", f"{TINY}:failing"
+    for command in (("plan", failing, LAPTOP, "-o", str(missing / "x.json")),
+                    ("run", plan, failing, "--record", str(missing / "x.json")),
+                    ("rehearse", plan, failing, "--record", str(missing / "x.json")),
+                    ("compare-run", plan, "no record", "--trace", str(missing / "x.json")),
+                    ("measure", LAPTOP, "-o", str(missing / "x.json")),
+                    ("draw", plan, "-o", str(missing / "x.png"))):
+        refused(shell(*command), f"cannot write {missing}/x.*No such file or directory; make the folder {missing}")
+    assert not missing.exists()
+    refused(shell("plan", failing, LAPTOP, "-o", str(folder)), f"cannot write {folder}: it is a folder")
+    refused(shell("run", plan, failing, "--save", f"{plan}/saved"), "plan-2.json/saved: Not a directory")
+    refused(shell("run", plan, failing, "--save", str(missing / "saved")), "no weights here", code=2)
+    assert sorted(path.name for path in folder.glob("x*")) == []
 
 
 def test_another_number_of_processes_than_the_plans(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,23 @@ def check(model: nn.Module, sample: Sample) -> Captured:
     return captured
 
 
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm = nn.LazyLinear(8), nn.LazyBatchNorm1d()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.up(x)).square().mean()  # type: ignore[no-any-return]
+
+
+def test_a_lazy_module_is_captured_once_it_has_seen_a_batch() -> None:
+    model, x = Lazy(), torch.randn(4, 3)
+    with pytest.raises(CaptureError, match=r"Lazy has no shape yet for up\.weight and 5 more.*call the model once"):
+        capture(model, x)
+    model(x)
+    assert check(model, Sample((x,))).graph.tensors[0].shape == (8, 3)
+
+
 def targets(captured: Captured) -> list[str]:
     return [op.target for op in captured.graph.ops]
 

@@ -5,15 +5,20 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 from shell import FACTORY, LAPTOP, ROOT, shell
+from tiny import tiny
 
 import autoddl
 from autoddl import api
 from autoddl.factory import Factory, settings
+from autoddl.outer import Found, search
 from autoddl.report import plan_table, summary
 
 KEYS = {"predicted_seconds", "bound_seconds", "gap", "mesh", "peak_bytes", "wall_seconds", "capture_seconds",
@@ -124,6 +129,65 @@ def test_compare_lists_plans_and_the_found_one_is_fastest() -> None:
     assert all(row.keys() >= {"name", "predicted_seconds", "peak_bytes"} for row in rows)
     assert rows[0]["predicted_seconds"] == min(row["predicted_seconds"] for row in rows if row["predicted_seconds"])
     assert {"data parallel", "ZeRO-3", "tensor parallel"} <= {row["name"] for row in rows}
+
+
+LOUD = """
+import torch
+from torch import nn
+print("loaded")
+
+class Loud(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        print("called with", x.shape)
+        return self.linear(x).square().mean()
+
+    def example_inputs(self):
+        print("asked for a batch")
+        return torch.zeros(4, 8)
+
+def loud():
+    print("made")
+    return Loud()
+"""
+
+
+def test_what_the_users_code_prints_is_not_in_the_answer(tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text(LOUD)
+    factory, made = f"{tmp_path / 'loud.py'}:loud", str(tmp_path / "plan.json")
+    said = shell("plan", factory, LAPTOP, "--microbatches", "1,2", "--json", "-o", made)
+    assert json.loads(said.out)["microbatches"] == 1
+    for word in ("loaded", "made", "called with", "asked for a batch"):
+        assert word in said.err
+    assert len(json.loads(shell("compare", factory, LAPTOP, "--solvers", "--json").out)) == 5
+    said = shell("verify", made, factory, "--json")
+    assert json.loads(said.out)["collective_mismatches"] == 0, said
+
+
+def test_an_interrupted_comparison_shows_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted in the second search: before that has a plan, with one, and before there is any."""
+    model, compared, searches = tiny(1), ["data parallel", "ZeRO-3", "tensor parallel"], list[int]()
+
+    def interrupted(at: int, planned: bool, *given: Any) -> Found:
+        searches.append(at)
+        if len(searches) == at and not planned:
+            raise KeyboardInterrupt
+        return replace(search(*given), interrupted=len(searches) == at)
+
+    for planned, why in ((False, "interrupted before it had a plan"), (True, "interrupted: its best so far")):
+        searches.clear()
+        monkeypatch.setattr(api, "search", partial(interrupted, 2, planned))
+        rows = api.compare(model, LAPTOP)
+        assert len(searches) == 2 and rows[0].plan is not None and not rows[0].interrupted
+        assert [row.name for row in rows[1:4]] == compared and rows[1].detail == why
+        assert (rows[1].plan is not None and rows[1].plan.proof.endswith("; interrupted")) == planned
+        assert {(row.plan, row.detail) for row in rows[2:]} == {(None, "not begun: interrupted")}
+    searches.clear()
+    monkeypatch.setattr(api, "search", partial(interrupted, 1, False))
+    assert shell("compare", FACTORY, LAPTOP).code == 130 and len(searches) == 1
 
 
 def test_run_trains_and_saves(path: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Units and cluster files: what is written is what is meant, and what is wrong is answered."""
 
 import pickle
+import random
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import pytest
 
 from autoddl.cost_models.cluster import device_names, load_cluster, load_device, parse_cluster
 from autoddl.cost_models.links import PROTOCOLS, link_names
-from autoddl.cost_models.units import parse, show_bytes, show_rate, show_seconds
+from autoddl.cost_models.units import bytes_above, parse, show_bytes, show_rate, show_seconds
 from autoddl.errors import InputError
+from autoddl.layout import Mesh
+from autoddl.meshes import meshes
 
 CLUSTERS = sorted((Path(__file__).parent.parent / "examples" / "clusters").glob("*.yaml"))
 TWO_RACKS = """
@@ -47,6 +50,33 @@ def test_numbers_print_with_three_digits() -> None:
     assert [show_seconds(x) for x in (1.5, 0.0123, 3.4e-6, 0.9999)] == ["1.5 s", "12.3 ms", "3.4 us", "1 s"]
     assert [show_bytes(x) for x in (80e9, 1234.0, 999.6)] == ["80 GB", "1.23 kB", "1 kB"]
     assert [show_rate(25e9), show_rate(312e12, "FLOP"), show_rate(5)] == ["25 GB/s", "312 TFLOP/s", "5 B/s"]
+
+
+def test_bytes_that_are_offered_are_enough() -> None:
+    assert [bytes_above(x) for x in (12.34e9, 12.36e9, 12.3e9, 9.991e9, 999.1e6, 1.0, 0.0)] == [
+        "12.4 GB", "12.4 GB", "12.3 GB", "10 GB", "1 GB", "1 B", "0 B"]
+    for seed in range(1000):
+        nbytes = 10 ** random.Random(seed).uniform(0, 15)
+        assert nbytes <= parse(bytes_above(nbytes), "bytes") <= 1.01 * nbytes + 1
+
+
+@pytest.mark.parametrize("name", ["NVL-72", "_x", "rack.two", "Fläche"])
+def test_every_mesh_of_a_level_reads_back(name: str) -> None:
+    for mesh in meshes(parse_cluster(TWO_RACKS.replace("name: rack", f"name: {name}"), "x")):
+        assert Mesh.parse(str(mesh)) == mesh
+
+
+@pytest.mark.parametrize(("name", "better"), [
+    ("GPU node", "GPU_node"), ("8gpu", "level_8gpu"), ("a+b", "a_b"), ("a,b=2", "a_b_2"), ("", "level_"),
+    ("-x", "level_-x"),
+])
+def test_a_level_that_no_mesh_can_be_named_after_is_refused(name: str, better: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_cluster(TWO_RACKS.replace("name: rack", f"name: {name!r}"), "x.yaml")
+    said = str(caught.value)
+    assert said.startswith(f"x.yaml: levels.1.name: {name!r} is no name of a level: ")
+    assert "begins with a letter of a-z or _" in said and said.endswith(f"write {better!r}")
+    assert parse_cluster(TWO_RACKS.replace("name: rack", f"name: {better}"), "x.yaml").levels[1].name == better
 
 
 def test_a_cluster_file_means_what_it_says() -> None:

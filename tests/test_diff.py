@@ -1,12 +1,14 @@
 """What differs between two plans, in words and in seconds."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tiny
 from planmaker import cluster_of
 from shell import shell
+from torch import nn
 
 from autoddl import api
 from autoddl.difference import difference
@@ -54,6 +56,32 @@ def test_other_meshes_are_compared_by_totals(plans: tuple[Plan, Plan, Plan]) -> 
     assert not found.groups and any(text.startswith("mesh: ") for text in found.words)
     totals = {part: (x, y) for part, x, y, _ in found.totals}
     assert totals["step"] == (plans[0].predicted.seconds, plans[2].predicted.seconds)
+
+
+def test_microbatches_are_no_other_model(plans: tuple[Plan, Plan, Plan]) -> None:
+    model, place, pins = tiny.tiny(), cluster_of(MESH), tuple(plans[1].source["pins"])
+    parts = api.plan(model, place, mesh=MESH, pins=pins, microbatches=(2,))
+    found = difference(plans[0], parts)
+    assert [text.partition(":")[0] for text in found.words] == ["microbatches", "pins", "conversions"]
+    assert any("blocks.0-1.up.weight" in text for group in found.groups for text in group.words)
+    assert difference(parts, plans[1]).words == ("microbatches: A has 2, B has 1",)
+
+
+def test_what_tells_models_apart_is_said(plans: tuple[Plan, Plan, Plan]) -> None:
+    def against(model: nn.Module, microbatches: int = 1) -> list[str]:
+        found = difference(plans[0], api.plan(model, cluster_of(MESH), mesh=MESH, microbatches=(microbatches,)))
+        assert not found.groups
+        return [text for text in found.words if not text.startswith("conversions")]
+
+    batch = "inputs: ids is int64[8, 6] in A, int64[16, 6] in B; 1 more differ"
+    assert against(tiny.tiny(batch=16)) == [batch]
+    assert against(tiny.tiny(batch=16), 2) == ["microbatches: A has 1, B has 2", batch]
+    assert against(tiny.tiny(width=8)) == ["parameters: tokens.weight is float32[64, 16] in A, float32[64, 8] in B; "
+                                           "13 more differ"]
+    assert [text.partition(":")[0] for text in against(tiny.tiny(layers=3))] == ["parameters", "operators"]
+    assert "p=0.1" in against(tiny.tiny(dropout=0.2))[0] and "p=0.2" in against(tiny.tiny(dropout=0.2))[0]
+    old = replace(plans[0], source={}, fingerprints={"model": "another"})
+    assert "the models differ in structure, shapes or names of parameters" in difference(plans[0], old).words
 
 
 def test_the_verb_prints(plans: tuple[Plan, Plan, Plan], tmp_path: Path) -> None:

@@ -3,11 +3,15 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from planmaker import cluster_of
 from random_plans import random_plan
 from shell import FACTORY, shell
 from tiny import tiny
+from torch import Tensor, nn
 
 import autoddl
 from autoddl.capture import capture
@@ -15,6 +19,7 @@ from autoddl.cost_models import Cluster, load_cluster
 from autoddl.errors import InputError
 from autoddl.hubs import planned
 from autoddl.layout import Mesh
+from autoddl.outer import Found, search
 from autoddl.plan import Plan, load_plan
 from autoddl.price import Pricing
 from autoddl.rebuild import rebuild
@@ -83,6 +88,50 @@ def test_an_interrupt_keeps_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds, bound = best.predicted.line_seconds, best.predicted.line_bound
     assert best.decisions == plain.decisions and seconds is not None and bound is not None
     assert 0 < bound <= seconds == pytest.approx(line(plain, cluster))
+
+
+def test_an_interrupt_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("autoddl.overlapped.search", interrupted)
+    assert autoddl.plan(tiny(batch=64), load_cluster(FLAT), overlap=True).proof.endswith("; interrupted")
+
+
+def test_an_interrupt_of_a_search_that_is_done_again_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget that holds what is charged and not the peak: the search is done again, and has no plan yet."""
+    place = cluster_of("net=2,node=2")
+    whole, searches = autoddl.plan(tiny(), place), []
+
+    def interrupted(*given: Any) -> Found:
+        searches.append(given)
+        if len(searches) > 1:
+            raise KeyboardInterrupt
+        return search(*given)
+
+    monkeypatch.setattr("autoddl.api.search", interrupted)
+    monkeypatch.setattr("autoddl.overlapped.search", interrupted)
+    plan = autoddl.plan(tiny(), place, budget=0.5 * whole.predicted.charged, overlap=True)
+    assert plan.predicted.charged <= plan.budget < plan.predicted.peak_bytes
+    assert len(searches) == 2 and plan.proof.endswith("; interrupted") and plan.predicted.line_seconds is None
+
+
+class Other(nn.Module):
+    """With two rows it is another model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        return (y.tanh() if x.shape[0] == 2 else y).square().mean()  # type: ignore[no-any-return]
+
+
+def test_a_number_of_microbatches_that_was_guessed_wrongly_is_passed_over() -> None:
+    model, x = Other(), torch.zeros(8, 16)
+    plan = autoddl.plan(model, FLAT, x, overlap=True, microbatches=(1, 2, 4))
+    assert plan.microbatches in (1, 2) and plan.predicted.line_seconds is not None
 
 
 def test_shell() -> None:
