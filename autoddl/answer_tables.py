@@ -113,7 +113,8 @@ def devices_table(points: Sequence[DevicePoint]) -> RenderableType:
     table = columns("devices", "seconds", "memory", "mesh", "device-seconds")
     for point in points:
         if point.seconds is None:
-            table.add_row(str(point.devices), "-", f"needs {show_bytes(point.nbytes)}", point.detail, "-")
+            table.add_row(str(point.devices), "-", f"needs {show_bytes(point.nbytes)}" if point.nbytes else "-",
+                          point.detail, "-")
         else:
             table.add_row(str(point.devices), show_seconds(point.seconds), show_bytes(point.nbytes), point.mesh,
                           show_seconds(point.seconds * point.devices))
@@ -124,7 +125,7 @@ def relaxation_table(rows: Sequence[Relaxation]) -> RenderableType:
     table = columns("it would fit with", "seconds", "memory", "")
     for row in rows:
         seconds = "-" if row.seconds is None else show_seconds(row.seconds)
-        table.add_row(row.what, seconds, show_bytes(row.nbytes), row.detail)
+        table.add_row(row.what, seconds, show_bytes(row.nbytes) if row.nbytes else "-", row.detail)
     return table
 
 

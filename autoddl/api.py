@@ -16,7 +16,7 @@ from autoddl.asked import task_of
 from autoddl.assemble import assemble, plan_of
 from autoddl.buckets import best_buckets
 from autoddl.candidates import Candidate, Task, posed
-from autoddl.cost_models import Cluster
+from autoddl.cost_models import Cluster, show_bytes
 from autoddl.errors import AutoDDLError, Infeasible, InputError
 from autoddl.graph import Graph
 from autoddl.layout import Mesh
@@ -255,7 +255,9 @@ def _compared(task: Task, title: str, tried: Sequence[Candidate], progress: Prog
         return Comparison(title, None, str(error), error)
     except KeyboardInterrupt:
         return Comparison(title, None, "interrupted before it had a plan", interrupted=True)
-    return Comparison(title, best, "interrupted: its best so far" * found.interrupted, interrupted=found.interrupted)
+    said = ["interrupted: its best so far"] * found.interrupted
+    said += [f"its peak is above the budget of {show_bytes(task.budget)}"] * (best.predicted.peak_bytes > task.budget)
+    return Comparison(title, best, "; ".join(said), interrupted=found.interrupted)
 
 
 def compare_solvers(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *,

@@ -222,6 +222,9 @@ def test_what_would_fit_is_found_and_priced() -> None:
     budget = fits["a"].what.removeprefix("a budget of ")
     assert fits["a"].nbytes <= parse(budget, "bytes") <= 1.01 * caught.value.needed
     assert api.plan(model, place, budget=budget, max_axes=2).predicted.seconds == pytest.approx(fits["a"].seconds)
+    compared = api.compare(model, place, budget=budget, max_axes=2)[0]
+    assert compared.plan is not None and compared.plan.predicted.peak_bytes > parse(budget, "bytes")
+    assert compared.detail.startswith("its peak is above the budget of ")
     half = next(row for row in rows if row.what.startswith("half"))
     assert half.seconds is None or half.nbytes <= 20_000
     assert all("needs" in row.detail for row in rows if row.seconds is None)
