@@ -5,14 +5,14 @@
 
 Of its seconds a collective takes `host` of the rank's own processor, where that was timed; and `busy` seconds more if
 the rank computes all the while, and what it computes loses `drag` seconds beside those of `host`. `ours`: it runs by
-messages of the runtime, not by a collective of the library. `latency`: its seconds if it had a byte a rank to send.
+messages of the runtime, not by a collective of the library. `wire`: seconds for which its bytes keep the links busy.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autoddl.conversion import COLLECTIVES, Step, sizes
-from autoddl.cost_models import collective
+from autoddl.cost_models import collective, wire_seconds
 from autoddl.graph import Tensor
 from autoddl.layout import Layout
 from autoddl.messages import OURS
@@ -36,7 +36,7 @@ class Start:
     busy: float = 0.0
     drag: float = 0.0
     ours: bool = False
-    latency: float = 0.0
+    wire: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,9 @@ class Actions:
         """A collective on a full buffer of `nbytes`."""
         price = collective(self.pricing.cluster, kind, self.pricing.group(axes), float(nbytes))
         names = "+".join(self.pricing.mesh.names[a] for a in axes)
-        least = collective(self.pricing.cluster, kind, self.pricing.group(axes), float(self.pricing.group(axes).size))
+        wire = wire_seconds(self.pricing.cluster, kind, self.pricing.group(axes), float(nbytes))
         return Start(Sent(direction, kind, names, nbytes, origin), price.seconds, price.host, price.busy, price.drag,
-                     price.algorithm in OURS, least.seconds)
+                     price.algorithm in OURS, wire)
 
     def legs(self, steps: Sequence[Step], tensors: Sequence[Tensor], starts: Sequence[Layout], direction: str,
              origin: str) -> tuple[Leg, ...]:

@@ -178,7 +178,7 @@ class _Line:
         load = min(1.0, (action.host + action.drag) / action.seconds) if action.host else 0.0
         own = busy * self._others(axes.split("+")) if at_once and self.late else 0.0
         beside = 1 + busy / action.seconds if busy and not at_once else 1.0
-        share = max(0.0, 1 - action.latency / action.seconds) if action.seconds else 0.0
+        share = min(1.0, action.wire / action.seconds) if action.seconds else 0.0
         return Task(action.sent.origin, action.seconds + own, stream=self._stream(action, at_once), needs=needs,
                     link=link, load=load, beside=beside, share=share)
 

@@ -23,7 +23,7 @@ from autoddl.cost_models.groups import Crossing, Group, crossings
 from autoddl.cost_models.hierarchy import FORMULAS
 from autoddl.cost_models.machine import Cluster
 
-__all__ = ["KINDS", "Group", "Price", "cheapest", "collective", "link_of", "sent_bytes", "steps"]
+__all__ = ["KINDS", "Group", "Price", "cheapest", "collective", "link_of", "sent_bytes", "steps", "wire_seconds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,22 @@ def collective(cluster: Cluster, kind: str, group: Group, nbytes: float) -> Pric
         return found
     many = steps(kind, group.size)
     host = device.host.call + device.host.message * many + device.host.byte * sent
-    network = found.seconds - backend.startup - backend.starts.get(found.algorithm, 0.0)
+    network = _network(backend, found)
     seconds, beside = max(network, host), max(network + 2 * device.host.busy, host + device.host.busy * many)
     return replace(found, seconds=seconds, host=host, busy=max(0.0, beside - seconds), drag=device.host.drag * sent)
+
+
+def _network(backend: Backend, price: Price) -> float:
+    """Its seconds by `FORMULAS`."""
+    return price.seconds - backend.startup - backend.starts.get(price.algorithm, 0.0)
+
+
+@lru_cache(maxsize=20_000)
+def wire_seconds(cluster: Cluster, kind: str, group: Group, nbytes: float) -> float:
+    """For how long its bytes keep the links busy: what the network takes beyond a byte of every rank."""
+    backend, crossed = BACKENDS[cluster.backend], crossings(cluster, group)
+    whole, least = (_network(backend, cheapest(backend, kind, crossed, n)) for n in (nbytes, float(group.size)))
+    return max(0.0, whole - least)
 
 
 def steps(kind: str, n: int) -> int:

@@ -8,11 +8,22 @@ from typing import Any
 
 import pytest
 
-from autoddl.cost_models import Cluster, Group, Level, collective, link_of, load_cluster, load_device, sent_bytes
+from autoddl.cost_models import (
+    Cluster,
+    Group,
+    Level,
+    collective,
+    link_of,
+    load_cluster,
+    load_device,
+    sent_bytes,
+    wire_seconds,
+)
 from autoddl.cost_models.backends import BACKENDS, KINDS, Backend, Wire
 from autoddl.cost_models.call import Call
 from autoddl.cost_models.groups import crossings
 from autoddl.cost_models.hierarchy import FORMULAS
+from autoddl.cost_models.machine import Host
 from autoddl.errors import InputError
 
 CLUSTERS = sorted((Path(__file__).parent.parent / "examples" / "clusters").glob("*.yaml"))
@@ -37,6 +48,15 @@ def test_bytes_sent() -> None:
         sent_bytes("all-reduse", 4, 100)
     with pytest.raises(InputError, match="at least 0 bytes"):
         sent_bytes("all-reduce", 4, -1)
+
+
+def test_bytes_keep_a_link_busy_for_less_than_a_collective_takes() -> None:
+    """The rest are messages, and the host's part where that was timed, which is no part of it."""
+    slow = cluster(Level("net", 4, bandwidth=25e6, latency=100e-6, efficiency=1.0), backend="gloo")
+    timed = replace(slow, device=replace(slow.device, host=Host(0.0, 1e-3, 4e-9)))
+    for place in (slow, timed):
+        assert wire_seconds(place, "all-reduce", Group(((4, 1),)), 1e6) == pytest.approx(1.5e6 / 25e6, rel=1e-4)
+    assert collective(timed, "all-reduce", Group(((4, 1),)), 4e4).host == pytest.approx(6e-3, rel=0.05)
 
 
 def test_ring_inside_one_level() -> None:

@@ -156,10 +156,18 @@ def test_library_collectives_run_two_at_a_time_and_messages_one_by_one() -> None
     """Three of 1 second each that share no link: the third waits for a lane, messages for each other."""
     sent = [Sent("forward", "all-reduce", axes, 8, "x") for axes in "aab"]
     for ours, end in ((False, 1.0), (True, 3.0)):
-        starts = [Start(one, 1.0, ours=ours, latency=1.0) for one in sent]
+        starts = [Start(one, 1.0, ours=ours) for one in sent]
         assert simulate(_tasks((*starts, *map(Wait, range(3))), {})[0]).makespan == end
-    three = [Start(sent[0], 1.0, latency=1.0)] * 3
+    three = [Start(sent[0], 1.0)] * 3
     assert simulate(_tasks((*three, *map(Wait, range(3))), {})[0]).makespan == 2.0
+
+
+def test_collectives_at_once_share_the_link_for_as_long_as_their_bytes_need_it() -> None:
+    """Two of 1 second over one link, of which the bytes take all, half or a tenth."""
+    sent = Sent("forward", "all-reduce", "a", 8, "x")
+    for wire, end in ((1.0, 2.0), (0.5, 1.0), (0.1, 1.0)):
+        both = [Start(sent, 1.0, wire=wire)] * 2
+        assert simulate(_tasks((*both, Wait(0), Wait(1)), {})[0]).makespan == pytest.approx(end)
 
 
 def test_ranks_that_share_cores_come_late() -> None:
