@@ -2,7 +2,9 @@
 
     seconds of a point = the 20th percentile over the rounds        spread = (80th - 20th percentile) / 20th
 
-Where ranks share a core, the others' work is no disturbance but the usual state: there it is the median.
+Where ranks share a core, the others' work is no disturbance but the usual state: there it is the median. Every rank
+begins its rounds elsewhere (`first`): ranks that compute are seldom at the same kernel, and two threads of one core
+that are get less done than two that are not.
 
 A round goes once through all cases, so that a disturbance of seconds touches one round and not one curve; on a CPU each
 case is timed beside a pulse, by which longer ones are taken out (`pulse`). Each time, as
@@ -18,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from math import prod
+from math import ceil, prod
 from statistics import median
 from typing import Any
 
@@ -27,7 +29,7 @@ from torch import Tensor
 
 from autoddl.cost_models import Kernel
 from autoddl.measure_cases import USUAL, Case, Known, Scale, cases, kernels
-from autoddl.pulse import pulse, steadied
+from autoddl.pulse import pulse, settled, steadied
 
 __all__ = ["FEWEST", "Timed", "clock_of", "low", "measure_kernels", "rows_of", "spread"]
 
@@ -35,6 +37,8 @@ WORKING_SET = 8 * 2**20
 """Bytes of the instances together."""
 MOST, FEWEST = 16, 3
 """Instances at most, rounds at least."""
+MEETINGS = 4
+"""How often in a round all ranks take the pulse together."""
 
 Clock = Callable[[], float]
 Progress = Callable[[str, int, int], None]
@@ -88,29 +92,36 @@ def clock_of(device: torch.device, threads: int, slowdown: float) -> Clock:
 
 
 def measure_kernels(device: torch.device, dtypes: Sequence[torch.dtype], clock: Clock, seconds: float,
-                    scale: Scale = USUAL, progress: Progress | None = None) -> tuple[list[Timed], float]:
+                    scale: Scale = USUAL, progress: Progress | None = None, first: float = 0.0,
+                    meet: Callable[[], object] = lambda: None) -> tuple[list[Timed], float]:
     """All kernels of all cases, timed for `seconds`, and FEWEST rounds, the first to warm up, in any case; and the
-    usual pulse meanwhile, 0 where none is taken."""
+    usual pulse meanwhile, 0 where none is taken: that of ranks that `meet` and take it together, as it is taken later,
+    MEETINGS times in each of FEWEST rounds. A round begins at the part `first` of the cases."""
     began, tell = time.monotonic(), progress or (lambda what, done, total: None)
     known: Known = {}
     points = [_point(case, dtype, known) for dtype in dtypes for case in cases(scale)]
     largest = max(prod(shape) for point in points for shape in point.case.shapes)
     noise = {dtype: torch.randn(largest, device=device).to(dtype) for dtype in dtypes}
-    beat, beats = pulse(clock) if device.type == "cpu" else lambda: 1.0, list[float]()
+    beat, beats, met = pulse(clock) if device.type == "cpu" else lambda: 0.0, list[float](), list[tuple[int, float]]()
+    start = int(first * len(points))
     for rounds in count():
-        for point in points:
+        for i, point in enumerate((*points[start:], *points[:start])):
             if rounds >= FEWEST and time.monotonic() - began > seconds:
                 break
             beats.append(beat())
+            if rounds < FEWEST and i % ceil(len(points) / MEETINGS) == 0:
+                met.append((len(beats) - 1, settled(beat, meet)))
             _time(point, noise[point.dtype], clock, len(beats) - 1, warm=not rounds)
             tell("timing kernels", min(int(time.monotonic() - began), int(seconds)), int(seconds))
         else:
             continue
         break
     found = [timed for point in points for timed in (point.forward, *(timed for timed, _ in point.backward))]
+    if device.type != "cpu":
+        return found, 0.0
     for timed in found:
         timed.seconds = steadied([*zip(timed.beside, timed.seconds, strict=True)], beats)
-    return found, median(beats) if device.type == "cpu" else 0.0
+    return found, median(steadied(met, beats))
 
 
 def _point(case: Case, dtype: torch.dtype, known: Known) -> _Point:

@@ -1,7 +1,7 @@
 """What a rank of a measurement runs: `python -m autoddl.measure_rank JOB.json`.
 
-All ranks time the same kernels at the same time; a point is the median of theirs. Where ranks outnumber the cores, each
-has that part of a core, and its seconds are those of its processor times the ranks on one.
+All ranks time the same kernels; a point is the median of theirs. Where ranks outnumber the cores, each has that part
+of a core, its seconds are those of its processor times the ranks on one, and each is at another kernel.
 """
 
 import os
@@ -47,8 +47,10 @@ def measured(request: Request, progress: Progress | None = None) -> dict[str, An
     slowdown = max(1.0, request.here * request.threads / (os.cpu_count() or 1))
     slowdown = max(_gathered(slowdown)) if dist.is_initialized() else slowdown
     listed = [d for d in DTYPES if str(d).removeprefix("torch.") in dict(cluster.device.peaks)]
+    first = dist.get_rank() / dist.get_world_size() if slowdown > 1 else 0.0
     timed, usual = measure_kernels(device, listed, clock_of(device, request.threads, slowdown), share,
-                                   SMALL if request.small else USUAL, progress)
+                                   SMALL if request.small else USUAL, progress, first,
+                                   dist.barrier if dist.is_initialized() else lambda: None)
     found = {**origin(cluster, request, _processor(device), {"torch": torch.__version__}, load),
              "seconds": 0.0, "pulse": _middle(usual), "curves": _shared(rows_of(timed, slowdown > 1))}
     if mesh is not None:

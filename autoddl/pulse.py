@@ -6,8 +6,9 @@ kernel's time is taken beside a pulse, and a sequence of times, each of its own 
     seconds = taken * (median of all pulses) / (median of the AROUND pulses before and after)
 
 The mixture runs twice, and the second counts: what ran before has the caches, and a pulse after a training step was a
-fifth slower than one after another pulse. The median of all says how fast the machine was when a file was measured
-(`measured: pulse`); later, another pulse over that is by how much it is slower then.
+fifth slower than one after another pulse, the next still a tenth. So how fast the machine was when a file was measured
+(`measured: pulse`) is what a row of them settles to (`settled`), taken by all ranks together; another such row over
+that is by how much it is slower later.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,10 +17,12 @@ from statistics import median
 import torch
 from torch.nn import functional as F
 
-__all__ = ["pulse", "steadied"]
+__all__ = ["pulse", "settled", "steadied"]
 
 SIDE, ROWS, WIDTH, AROUND = 256, 512, 512, 4
 """Of the product, and of what is added and bent."""
+ROW = 8
+"""Pulses that are taken in a row."""
 
 
 def pulse(clock: Callable[[], float]) -> Callable[[], float]:
@@ -41,6 +44,15 @@ def pulse(clock: Callable[[], float]) -> Callable[[], float]:
 
     beat()
     return beat
+
+
+def settled(beat: Callable[[], float], meet: Callable[[], object]) -> float:
+    """The median of a row of pulses, each of which begins where all ranks `meet`."""
+    def together() -> float:
+        meet()
+        return beat()
+
+    return median([together() for _ in range(ROW)])
 
 
 def steadied(taken: Sequence[tuple[int, float]], beats: Sequence[float]) -> list[float]:

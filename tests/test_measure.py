@@ -20,6 +20,7 @@ from autoddl.measure import measure, stated
 from autoddl.measure_cases import SMALL, Case, cases, kernels
 from autoddl.measure_device import low, spread
 from autoddl.measure_fits import Point, fitted, host_of
+from autoddl.pulse import settled
 
 LAPTOP = """# A machine.
 name: two
@@ -203,3 +204,9 @@ def test_ranks_keep_what_a_step_frees() -> None:
     names = "'MALLOC_MMAP_MAX_', 'MALLOC_TRIM_THRESHOLD_'"
     check = f"import os, sys; sys.exit([os.environ[n] for n in ({names})] != ['0', '{2**40}'])"
     launch(1, [sys.executable, "-c", check])
+
+
+def test_a_row_of_pulses_settles() -> None:
+    """The first are slower; each begins where all meet."""
+    met, beats = list[int](), iter([5.0, 4.0, *[1.0] * 6])
+    assert settled(lambda: next(beats), lambda: met.append(1)) == 1.0 and len(met) == 8

@@ -39,7 +39,7 @@ from autoddl.measure_device import clock_of
 from autoddl.network import network
 from autoddl.places import places_of
 from autoddl.plan import load_plan
-from autoddl.pulse import pulse
+from autoddl.pulse import pulse, settled
 
 __all__ = ["CLUSTERS", "Turns", "contest"]
 
@@ -171,10 +171,10 @@ def _play(seats: Sequence[_Seat], rounds: int, ahead: int = 0) -> None:
             if not ahead:
                 seat.seconds.append(seat.turn())
                 continue
-            probe, first = _probe(), _mean(beat())
+            probe, first = _probe(), _mean(settled(beat, dist.barrier))
             seat.seconds.append(seat.turn(ahead))
             seat.probes.append(max(probe, _probe()))
-            seat.pulses.append((first + _mean(beat())) / 2)
+            seat.pulses.append((first + _mean(settled(beat, dist.barrier))) / 2)
 
 
 def _mean(value: float) -> float:
