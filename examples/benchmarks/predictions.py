@@ -51,8 +51,8 @@ from autoddl.timeline_of import timeline_of
 DEFAULTS = {"models": "gpt-8k,llama,vgg,vit,mixture", "clusters": "4x1-200,2x2-200,8x1-200,2racks", "rounds": "5",
             "random": "3", "seconds": "60", "folder": "", "out": "", "again": ""}
 TIE = 0.05
-LONGEST = 3.0
-"""Predicted seconds of a random plan that is still worth running."""
+LONGEST = 10.0
+"""Times the sum of the found plan: a random plan that is predicted slower is not worth running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,12 @@ def plans_of(model: str, cluster: Cluster, count: int) -> tuple[dict[str, Plan],
     for one in compare(module, cluster, batch, name=model):
         if one.plan is not None and (one.name != "found" or _chosen(one.plan) != _chosen(found["found"])):
             found["least sum" if one.name == "found" else one.name] = one.plan
-    named = len(found)
+    named, longest = len(found), LONGEST * found["found"].predicted.seconds
     captured = capture(module, batch)
     graph, every = planned(captured.graph), meshes(cluster, 3)
     for seed in range(20 * count):
         made_up = random_plan(captured, seed, str(every[seed % len(every)]), cluster)
-        if made_up.predicted.seconds <= LONGEST and len(found) < named + count:
+        if made_up.predicted.seconds <= longest and len(found) < named + count:
             made_up = replace(made_up, source={"cluster": cluster.to_yaml()})  # it says which collectives run
             found[f"random {seed}"] = best_buckets(made_up, graph, cluster)
     return found, graph
