@@ -1,4 +1,4 @@
-"""How processes end with each other: what is to be cleaned up is, and nobody outlives who started him.
+"""How processes end with each other: what is to be cleaned up is, and nothing outlives what started it.
 
     signals_raise     SIGTERM and SIGHUP unwind the stack, as SIGINT does, so that `finally` and `with` do their part
     die_with_parent   in a child: the kernel ends it when its parent is gone, whatever ended that (Linux)

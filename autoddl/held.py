@@ -5,7 +5,7 @@ optimizers, `clip_grad_norm_` and distributed checkpoints work as they are. If e
 rank, data parallel), they stay plain tensors. Either way the program reads a *leaf*: the local tensor, sharing memory.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -22,7 +22,7 @@ from autoddl.groups import Groups
 from autoddl.layout import B, Layout, Split, extents
 from autoddl.plan import Plan
 
-__all__ = ["Held", "hold", "materialise", "placements"]
+__all__ = ["Held", "give", "hold", "materialise", "placements"]
 
 
 @dataclass(slots=True, eq=False)
@@ -66,14 +66,7 @@ def materialise(model: nn.Module, seed: int) -> None:
     """Give what is on the meta device memory and the initial values of its module, equal on every rank. Ties stay, and
     so does what has values."""
     resets = [module for name, module in model.named_modules() if _unmade(name, module)]
-    made: dict[int, Tensor] = {}
-    for module in model.modules():
-        for table in (module._parameters, module._buffers):
-            for key, tensor in table.items():
-                if tensor is not None and tensor.is_meta:
-                    if id(tensor) not in made:
-                        made[id(tensor)] = _memory(tensor)
-                    table[key] = made[id(tensor)]  # type: ignore[assignment]
+    give(model, lambda tensor: torch.empty_like(tensor, device="cpu"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for module in resets:
@@ -95,10 +88,18 @@ def _unmade(name: str, module: nn.Module) -> bool:
     return reset and bool(below) and all(t.is_meta for t in below)
 
 
-def _memory(tensor: Tensor) -> Tensor:
-    """As large, without values."""
-    empty = torch.empty_like(tensor, device="cpu")
-    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+def give(model: nn.Module, value: Callable[[Tensor], Tensor]) -> None:
+    """Put `value` of it in the place of everything on the meta device; ties stay."""
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is not None and tensor.is_meta:
+                    if id(tensor) not in made:
+                        new = value(tensor)
+                        made[id(tensor)] = nn.Parameter(new, tensor.requires_grad) \
+                            if isinstance(tensor, nn.Parameter) else new
+                    table[name] = made[id(tensor)]  # type: ignore[assignment]
 
 
 def hold(model: nn.Module, graph: Graph, plan: Plan, groups: Groups, device: torch.device) -> dict[str, Held]:

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from autoddl.capture import Captured, capture
 from autoddl.graph import Graph, Kind, Op
+from autoddl.held import give
 from autoddl.sample import Sample, named
 
 __all__ = ["SEED", "arguments", "filled", "limits", "materialised"]
@@ -82,24 +83,15 @@ def _draw(like: Tensor, bound: int, generator: torch.Generator) -> Tensor:
 def materialised(model: nn.Module, seed: int = SEED) -> nn.Module:
     """The model itself, its tensors of the meta device drawn: matrices small, vectors and buffers near one."""
     generator = torch.Generator().manual_seed(seed)
-    made: dict[int, Tensor] = {}
-    for module in model.modules():
-        for table in (module._parameters, module._buffers):
-            for name, tensor in table.items():
-                if tensor is not None and tensor.is_meta:
-                    if id(tensor) not in made:
-                        made[id(tensor)] = _initial(tensor, generator)
-                    table[name] = made[id(tensor)]  # type: ignore[assignment]
+    give(model, lambda tensor: _initial(tensor, generator))
     return model
 
 
 def _initial(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    if tensor.dtype.is_floating_point:
-        noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32) * 0.02
-        value = (noise if tensor.dim() > 1 else 1 + noise).to(tensor.dtype)
-    else:
-        value = torch.zeros(tensor.shape, dtype=tensor.dtype)
-    return nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
+    if not tensor.dtype.is_floating_point:
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+    noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32) * 0.02
+    return (noise if tensor.dim() > 1 else 1 + noise).to(tensor.dtype)
 
 
 def arguments(model: nn.Module, batch: Sample, captured: Captured) -> list[Tensor]:

@@ -108,7 +108,8 @@ def mapper(function: Callable[[Any], Any], workers: int, key: Key = id) -> Itera
     started = list[_Worker]()
     with signals_raise():
         try:
-            started += [_start(function) for _ in range(workers)]
+            for _ in range(workers):
+                started.append(_start(function))
             yield lambda arguments: _results(started, arguments, key)
         finally:
             for worker in started:
