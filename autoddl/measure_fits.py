@@ -3,6 +3,8 @@
     (bandwidth, latency) = argmin  mean over the points  |log(predicted / measured)|
     call, message        through the medians of  processor  over the small buffers with the fewest and the most steps
     byte                 = median of  (processor - call - message * steps) / bytes sent  over the large ones
+    wait                 the slope through those of  seconds - processor:  what is the same with any number of steps is
+                         that ranks leave the barrier, where the clock starts, one after the other
 
 predicted is `cost_models.collective` with that bandwidth and latency: the price that planning asks for. `processor` are
 the seconds that a rank's process computed during a collective, all its threads together.
@@ -33,21 +35,22 @@ class Point:
     ranks: int = 2
 
 
-def host_of(points: Sequence[Point]) -> tuple[float, float, float] | None:
-    """(call, message, byte): seconds of a rank's processor; None where nothing small was timed, or no time passed."""
-    by_steps: dict[int, list[float]] = {}
+def host_of(points: Sequence[Point]) -> tuple[float, float, float, float] | None:
+    """(call, message, byte), seconds of a rank's processor, and wait, those for which a step waits for none; None where
+    nothing small was timed, or no time passed."""
+    by_steps: dict[int, list[tuple[float, float]]] = {}
     for p in points:
         if p.nbytes <= FEW and p.processor:
-            by_steps.setdefault(steps(p.kind, p.ranks), []).append(p.processor)
+            by_steps.setdefault(steps(p.kind, p.ranks), []).append((p.processor, p.seconds - p.processor))
     if not by_steps:
         return None
     least, most = min(by_steps), max(by_steps)
-    low, high = median(by_steps[least]), median(by_steps[most])
-    message = max(0.0, (high - low) / (most - least)) if most > least else 0.0
-    call = max(0.0, low - message * least)
+    low, high = (tuple(map(median, zip(*by_steps[many], strict=True))) for many in (least, most))
+    message, wait = (max(0.0, b - a) / max(1, most - least) for a, b in zip(low, high, strict=True))
+    call = max(0.0, low[0] - message * least)
     large = [(p.processor - call - message * steps(p.kind, p.ranks)) / sent_bytes(p.kind, p.ranks, p.nbytes)
              for p in points if p.nbytes >= MANY]
-    return call, message, max(0.0, median(large)) if large else 0.0
+    return call, message, max(0.0, median(large)) if large else 0.0, wait
 
 
 def fitted(cluster: Cluster, level: str, points: Sequence[Point]) -> dict[str, float]:

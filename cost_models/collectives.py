@@ -5,8 +5,9 @@
 Where a calibration timed what a collective takes of a rank's processor (gloo), that stands for startup and start:
 
     host  = call + message * steps + byte * bytes sent       steps = phases (n - 1), each with a message
-    price = max(seconds by `FORMULAS`, host)                 while bytes are on their way the host does its part
-    busy  = max(seconds by `FORMULAS` + 2 busy, host + busy * steps) - price       more, while the ranks compute: what
+    alone = host + wait * steps                              a step's receiver is woken, and nothing computes then
+    price = max(seconds by `FORMULAS`, alone)                while bytes are on their way the host does its part
+    busy  = max(seconds by `FORMULAS` + 2 busy, alone + busy * steps) - price      more, while the ranks compute: what
                                                              sends waits for a core when it starts and when it ends
     drag  = drag * bytes sent                                what is computed meanwhile takes host + drag longer
 
@@ -53,8 +54,8 @@ def collective(cluster: Cluster, kind: str, group: Group, nbytes: float) -> Pric
         return found
     many = steps(kind, group.size)
     host = device.host.call + device.host.message * many + device.host.byte * sent
-    network = _network(backend, found)
-    seconds, beside = max(network, host), max(network + 2 * device.host.busy, host + device.host.busy * many)
+    network, alone = _network(backend, found), host + device.host.wait * many
+    seconds, beside = max(network, alone), max(network + 2 * device.host.busy, alone + device.host.busy * many)
     return replace(found, seconds=seconds, host=host, busy=max(0.0, beside - seconds), drag=device.host.drag * sent)
 
 

@@ -142,15 +142,20 @@ def test_what_hosts_take_is_part_of_a_price() -> None:
     assert collective(drag, "all-reduce", group, 1e6) == replace(large, drag=2e-9 * 1e6)
     assert collective(slow, "all-reduce", Group(((2, 1),)), 1e9).seconds == wire.seconds
     assert parse(timed.to_yaml(), "y") == timed != plain
+    idle = parse(written(host=host | {"wait": 1e-3}), "x")
+    assert [collective(idle, "all-reduce", group, nbytes).seconds for nbytes in (4.0, 1e9)] == pytest.approx(
+        [small.seconds + 2e-3, collective(timed, "all-reduce", group, 1e9).seconds + 2e-3])
+    assert collective(idle, "all-reduce", group, 4.0).host == small.host
     late = parse(written(host=host | {"late": 0.02}), "x")
     assert late.device.host is not None and late.device.host.late == 0.02 and parse(late.to_yaml(), "y") == late
 
 
 def test_what_hosts_take_is_found_again_from_its_own_times() -> None:
-    points = [Point(kind, nbytes, 1.0, 0.0, 1e-3 + 2e-4 * many + 1e-9 * nbytes * many / 4, 4)
-              for kind, many in (("all-reduce", 6), ("all-gather", 3)) for nbytes in (4, 2**24)]
+    points = [Point(kind, nbytes, used + (2e-3 + 3e-4 * many if nbytes == 4 else 1.0), 0.0, used, 4)
+              for kind, many in (("all-reduce", 6), ("all-gather", 3)) for nbytes in (4, 2**24)
+              for used in [1e-3 + 2e-4 * many + 1e-9 * nbytes * many / 4]]
     found = host_of(points)
-    assert found is not None and found == pytest.approx((1e-3, 2e-4, 1e-9), rel=1e-4)
+    assert found is not None and found == pytest.approx((1e-3, 2e-4, 1e-9, 3e-4), rel=1e-4)
     assert host_of([]) is None
 
 
