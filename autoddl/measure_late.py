@@ -1,6 +1,6 @@
 """What computing and collectives do to each other: how late the last rank comes where ranks share cores (`Host.late`),
-how much longer a step takes beside computation (`Host.busy`), how much longer computation beside it (`Host.drag`), and
-what it takes of the computing thread itself (`Host.issue`).
+how much longer a step takes beside computation (`Host.busy`), how much longer computation beside it (`Host.drag`), what
+it takes of the computing thread itself (`Host.issue`); and what a step of the library's own rings takes (`Host.turn`).
 
     wall(n)   seconds of n products on every rank and a meeting of all     own(n)   those of a processor, times slowdown
     k = median over n, several times, of  (wall(n) - own(n) - (wall(0) - own(0))) / sqrt(own(n))
@@ -9,11 +9,13 @@ what it takes of the computing thread itself (`Host.issue`).
     drag = median over large all-reduces of  (wall of the work done beside it - wall of the same work after it - host)
                                              / bytes sent
     issue = median of  own of the thread that starts a bucket's reduction and waits for it
+    turn  = median over small all-reduces and all-gathers of the library of  wall / steps
 
 The disturbances of a rank add up as a random walk does, so what they come to grows with the root of the time.
 """
 
 import time
+from functools import partial
 from statistics import median
 
 import torch
@@ -27,7 +29,7 @@ from autoddl.groups import Groups
 from autoddl.layout import B, Layout, P
 from autoddl.redistribute import moves
 
-__all__ = ["busyness", "dragging", "issuing", "lateness"]
+__all__ = ["busyness", "dragging", "issuing", "lateness", "turning"]
 
 SIDE, PRODUCTS, ROUNDS, PASSES = 128, (10, 40, 160, 640), 15, 4
 """Of the matrices that ranks multiply before they meet: their side, how many, how often, and passes over all."""
@@ -88,6 +90,23 @@ def busyness() -> float:
     shared = torch.tensor(max(0.0, median(added)))
     dist.all_reduce(shared)
     return float(shared) / dist.get_world_size()
+
+
+def turning() -> float:
+    """Seconds of a step of the library's own rings, alike on every rank."""
+    ranks, found = dist.get_world_size(), []
+    for nbytes in SMALL * ROUNDS:
+        whole = torch.zeros(nbytes // 4 // ranks * ranks)
+        part = torch.zeros(len(whole) // ranks)
+        for kind, run in (("all-reduce", partial(dist.all_reduce, whole)),
+                          ("all-gather", partial(dist.all_gather_single, whole, part))):
+            dist.barrier()
+            start = time.perf_counter()
+            run()
+            took = torch.tensor(time.perf_counter() - start)
+            dist.all_reduce(took, dist.ReduceOp.MAX)
+            found.append(float(took) / steps(kind, ranks))
+    return median(found)
 
 
 def issuing(groups: Groups, axes: tuple[int, ...], slowdown: float) -> float:

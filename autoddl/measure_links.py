@@ -25,7 +25,7 @@ from autoddl.groups import Groups
 from autoddl.layout import Mesh
 from autoddl.measure_device import FEWEST, low, spread
 from autoddl.measure_fits import FEW, Point, fitted, host_of
-from autoddl.measure_late import busyness, dragging, issuing, lateness
+from autoddl.measure_late import busyness, dragging, issuing, lateness, turning
 
 __all__ = ["KINDS", "SIZES", "measure_links", "mesh_of"]
 
@@ -52,7 +52,9 @@ def measure_links(cluster: Cluster, mesh: Mesh, device: torch.device, seconds: f
     rounds. `slowdown`: ranks that share a core; `shaped`: all levels but the innermost."""
     every: list[tuple[int, ...]] = [(a,) for a in range(len(mesh.axes))]
     whole = tuple(range(len(mesh.axes)))
-    groups = Groups(mesh, every if whole in every else [*every, whole], cluster=cluster)
+    turn = _short(turning()) if cluster.backend == "gloo" else 0.0
+    chosen = replace(cluster, device=replace(cluster.device, host=Host(0.0, 0.0, 0.0, turn=turn)))
+    groups = Groups(mesh, every if whole in every else [*every, whole], cluster=chosen)
     foreseen = {(axes, kind, nbytes): _foreseen(cluster, mesh, axes, kind, nbytes)
                 for axes in every for kind in KINDS for nbytes in sizes}
     jobs = [job for job, expected in foreseen.items() if expected <= LONGEST or job[2] == sizes[0]]
@@ -77,7 +79,7 @@ def measure_links(cluster: Cluster, mesh: Mesh, device: torch.device, seconds: f
     host = Host(*map(_short, timed)) if timed is not None else None
     if host is not None:
         late = lateness(slowdown) if slowdown > 1 else 0.0
-        host = replace(host, late=_short(late), busy=_short(busyness()), drag=_short(dragging(host)),
+        host = replace(host, turn=turn, late=_short(late), busy=_short(busyness()), drag=_short(dragging(host)),
                        issue=_short(issuing(groups, whole, slowdown)))
     cluster = replace(cluster, device=replace(cluster.device, host=host))
     timed_axes = [a for a, name in enumerate(mesh.names) if not shaped or name == cluster.levels[0].name]

@@ -2,7 +2,8 @@
 
     price = startup + min over the algorithms and wire protocols of the backend of start + seconds by `FORMULAS`
 
-Where a calibration timed what a collective takes of a rank's processor (gloo), that stands for startup and start:
+Where a calibration timed what a collective takes of a rank's processor (gloo), that stands for startup and start, and
+what is handed from thread to thread takes turn * steps at least:
 
     host  = call + message * steps + byte * bytes sent       steps = phases (n - 1), each with a message
     alone = host + wait * steps                              a step's receiver is woken, and nothing computes then
@@ -16,7 +17,7 @@ Every disjoint group of the same form runs the collective at the same time, so s
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil, log2
+from math import ceil, log2, prod
 
 from autoddl.cost_models.backends import BACKENDS, KINDS, Backend
 from autoddl.cost_models.call import Call, sent_bytes
@@ -49,7 +50,7 @@ def collective(cluster: Cluster, kind: str, group: Group, nbytes: float) -> Pric
     """
     sent = sent_bytes(kind, group.size, nbytes)  # raises on an unknown kind and on impossible sizes
     backend, device = BACKENDS[cluster.backend], cluster.device
-    found = cheapest(backend, kind, crossings(cluster, group), nbytes)
+    found = cheapest(backend, kind, crossings(cluster, group), nbytes, device.host.turn if device.host else 0.0)
     if cluster.backend != "gloo" or device.host is None:
         return found
     many = steps(kind, group.size)
@@ -77,10 +78,12 @@ def steps(kind: str, n: int) -> int:
     return {"send": 1, "broadcast": ceil(log2(n)), "all-reduce": 2 * (n - 1)}.get(kind, n - 1)
 
 
-def cheapest(backend: Backend, kind: str, crossed: tuple[Crossing, ...], nbytes: float) -> Price:
-    """The least seconds over the algorithms and wire protocols of a backend."""
-    seconds, algorithm = min((backend.starts.get(name, 0.0) + FORMULAS[name](
-        Call(backend, kind, crossed, nbytes, wire, name)), name)
+def cheapest(backend: Backend, kind: str, crossed: tuple[Crossing, ...], nbytes: float, turn: float = 0.0) -> Price:
+    """The least seconds over the algorithms and wire protocols of a backend. `turn`: of a step that is handed on."""
+    n = prod(crossing.ways for crossing in crossed)
+    least = {name: turn * steps("all-reduce" if name == "as all-reduce" else kind, n) for name in backend.handed}
+    seconds, algorithm = min((backend.starts.get(name, 0.0) + max(least.get(name, 0.0), FORMULAS[name](
+        Call(backend, kind, crossed, nbytes, wire, name))), name)
         for name in backend.algorithms[kind] for wire in backend.wires)
     return Price(backend.startup + seconds, algorithm, crossed[-1].level.name)
 

@@ -52,17 +52,19 @@ class Host:
     """What a collective takes of a rank's processor where the host sends, in seconds: for itself, for every step with a
     message, for every byte that the rank sends.
 
-    `wait`: seconds for which a step waits while nobody computes: a rank that slept is woken. `late`: where ranks
-    share cores the last one comes late * sqrt(t) after the mean, when they meet after computing for t seconds:
-    disturbances add up as a random walk does. In seconds to the power of 1/2. `busy`: seconds more for which a step
-    waits for a core while the ranks compute. `drag`: seconds for every byte that is sent by which what the rank
-    computes meanwhile takes longer than by that: interrupts, and what is lost of its caches. `issue`: seconds of
-    the computing thread itself that handing a collective over and taking it back takes."""
+    `wait`: seconds for which a step waits while nobody computes: a rank that slept is woken. `turn`: seconds that a
+    step of the library's own rings takes at least, the processor's with them. `late`: where ranks share cores the
+    last one comes late * sqrt(t) after the mean, when they meet after computing for t seconds: disturbances add up
+    as a random walk does. In seconds to the power of 1/2. `busy`: seconds more for which a step waits for a core
+    while the ranks compute. `drag`: seconds for every byte that is sent by which what the rank computes meanwhile
+    takes longer than by that: interrupts, and what is lost of its caches. `issue`: seconds of the computing thread
+    itself that handing a collective over and taking it back takes."""
 
     call: float
     message: float
     byte: float
     wait: float = 0.0
+    turn: float = 0.0
     late: float = 0.0
     busy: float = 0.0
     drag: float = 0.0

@@ -5,7 +5,7 @@
     device     name and kind as the file has them; processor, threads, ranks at once and load while it was measured
     curves     {name, dtype, grid, work, seconds, spread}             -> Device.curves
     links      {level, ranks, bandwidth, latency, error, points}      -> bandwidth and latency of that level
-    host       {call, message, byte, wait, late, busy, drag, issue}  -> Device.host
+    host       {call, message, byte, wait, turn, late, busy, drag, issue}  -> Device.host
 
 A link keeps its bandwidth as written and reaches a fraction of it, where what was measured is not above it. Figures of
 one device say nothing of another, so a file whose device is not the one that was measured is refused.
@@ -69,6 +69,7 @@ class WrittenHost(Written):
     message: float = Field(ge=0)
     byte: float = Field(ge=0)
     wait: float = Field(default=0.0, ge=0)
+    turn: float = Field(default=0.0, ge=0)
     late: float = Field(default=0.0, ge=0)
     busy: float = Field(default=0.0, ge=0)
     drag: float = Field(default=0.0, ge=0)

@@ -146,6 +146,10 @@ def test_what_hosts_take_is_part_of_a_price() -> None:
     assert [collective(idle, "all-reduce", group, nbytes).seconds for nbytes in (4.0, 1e9)] == pytest.approx(
         [small.seconds + 2e-3, collective(timed, "all-reduce", group, 1e9).seconds + 2e-3])
     assert collective(idle, "all-reduce", group, 4.0).host == small.host
+    turned = parse(written(host=host | {"turn": 4e-3}), "x")
+    chosen = [collective(turned, "all-reduce", group, nbytes).algorithm for nbytes in (4.0, 1e9)]
+    assert chosen == ["level rings", "ring"]
+    assert collective(timed, "all-reduce", group, 4.0).algorithm == "ring"
     late = parse(written(host=host | {"late": 0.02}), "x")
     assert late.device.host is not None and late.device.host.late == 0.02 and parse(late.to_yaml(), "y") == late
 
