@@ -165,7 +165,7 @@ def test_workers_keep_the_order_and_pass_errors_on() -> None:
 def test_workers_do_not_outlive_who_is_killed() -> None:
     script = ("import os, time, sys\n"
               "from autoddl.workers import mapper\n"
-              "def stay(_):\n    print(os.getpid(), flush=True)\n    time.sleep(60)\n"
+              "def stay(_):\n    os.write(1, b'%d\\n' % os.getpid())\n    time.sleep(60)\n"
               "with mapper(stay, 2) as run:\n    list(run([1, 2]))\n")
     for number in (signal.SIGKILL, signal.SIGTERM):
         with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
