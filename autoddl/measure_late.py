@@ -96,8 +96,8 @@ def turning() -> float:
     """Seconds of a step of the library's own rings, alike on every rank."""
     ranks, found = dist.get_world_size(), []
     for nbytes in SMALL * ROUNDS:
-        whole = torch.zeros(nbytes // 4 // ranks * ranks)
-        part = torch.zeros(len(whole) // ranks)
+        part = torch.zeros(max(1, nbytes // 4 // ranks))
+        whole = torch.zeros(len(part) * ranks)
         for kind, run in (("all-reduce", partial(dist.all_reduce, whole)),
                           ("all-gather", partial(dist.all_gather_single, whole, part))):
             dist.barrier()
