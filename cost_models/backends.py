@@ -62,8 +62,8 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType({
     # all-gather reach the bound of a ring, but for the all-gather of a pair (PAIR_WAIT); its reduce-scatter takes what
     # an all-reduce takes, its all-to-all reaches 0.65. 1 kB between two ranks of one machine: 0.22 ms. It has no trees,
     # no hierarchy, and leaves a host by one port. "level rings" and "rounds" are the runtime's own, of gloo's
-    # point-to-point messages (autoddl.messages): of 320 B to 32 kB among 4 and 8 ranks of two cores a step of gloo's
-    # rings takes 0.9 to 1.9 ms, one of messages 0.5 to 0.7; with a core for each both take 0.2 to 0.4.
+    # point-to-point messages (autoddl.messages): of 4 and 32 kB among 4 and 8 ranks of two cores a step of gloo's rings
+    # takes 0.9 to 1.9 ms, one of messages 0.4 to 1.3, for each of gloo's is handed from thread to thread.
     "gloo": Backend(
         algorithms={"all-reduce": ("ring", "level rings"), "all-gather": ("ring in turns", "level rings"),
                     "reduce-scatter": ("as all-reduce", "level rings"), "all-to-all": ("pairwise", "rounds"),
