@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from autoddl.cost_models import load_cluster, parse, show_seconds
+from autoddl.cost_models import Cluster, load_cluster, parse, show_seconds
 from autoddl.cost_models.links import PROTOCOLS
 from autoddl.errors import InputError
 from autoddl.factory import Factory, settings
@@ -55,7 +55,7 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
             progress("capturing the model", 0, 1)
             from autoddl.network_work import traced
             one = traced(*build())
-            found = shares(one, place, networks, counts or _powers(one, place.size), overlap=overlap, gradient=width,
+            found = shares(one, place, networks, counts or _powers(one, place), overlap=overlap, gradient=width,
                            host=waits)
         show(_table(found), _data(model, one, overlap, found), as_json)
 
@@ -92,12 +92,13 @@ def _counts(text: str | None) -> tuple[int, ...]:
         raise InputError(f"--ranks {text!r}: whole numbers with commas between them, like 2,4,8") from None
 
 
-def _powers(one: "Traced", size: int) -> tuple[int, ...]:
-    """Powers of two among which the batch can be cut."""
-    powers = tuple(2**k for k in range(1, size.bit_length()) if 2**k <= size and one.batch % 2**k == 0)
+def _powers(one: "Traced", place: Cluster) -> tuple[int, ...]:
+    """Powers of two among which the batch can be cut, on whole nodes where they are more than one."""
+    powers = tuple(n for k in range(1, place.size.bit_length()) if (n := 2**k) <= place.size and one.batch % n == 0
+                   and all(n % unit == 0 or unit % n == 0 for unit in place.units[:-1]))
     if not powers:
-        raise InputError(f"a batch of {one.batch} is cut among no power of two of the {size} ranks; name some with "
-                         "--ranks, or give a larger batch")
+        raise InputError(f"a batch of {one.batch} is cut among no power of two of the {place.size} ranks; name some "
+                         "with --ranks, or give a larger batch")
     return powers
 
 

@@ -22,7 +22,7 @@ from autoddl.layout import Layout, Mesh
 from autoddl.price import Pricing, pass_seconds
 from autoddl.sample import Sample, as_sample, sample_for
 from autoddl.space import Choice
-from autoddl.validate_places import Software
+from autoddl.validate_software import Software
 
 __all__ = ["HOST", "UPDATE", "Traced", "Work", "traced", "work_of"]
 

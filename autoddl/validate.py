@@ -1,6 +1,6 @@
 """Published runs priced as described and compared with what was measured: the performance model's report card.
 
-    row -> cluster, software, parts     what it ran on, with, and of                 `validate_places`, `validate_step`
+    row -> cluster, software, parts     what it ran on, with, and of    `validate_places`, `validate_software`, `_parts`
         -> seconds and peak bytes       by the graph and the prices that plans use   `validate_layer`, `validate_memory`
         -> errors per source            beside the trivial predictor's               `validate_scores`
 
@@ -17,11 +17,13 @@ from typing import Any
 from rich.console import RenderableType
 
 from autoddl.cost_models import show_seconds
+from autoddl.errors import InputError
 from autoddl.tabular import columns
 from autoddl.validate_memory import peak_bytes
 from autoddl.validate_places import cluster_of
 from autoddl.validate_runs import Run, read_runs
 from autoddl.validate_scores import Priced, scores
+from autoddl.validate_software import recomputed
 from autoddl.validate_step import Unpriced, step
 
 __all__ = ["priced", "run_rows", "run_table", "score_rows", "score_table", "validate"]
@@ -49,14 +51,14 @@ def priced(run: Run) -> Priced:
         microbatch = run.microbatch or _fastest(run)
         memory = peak_bytes(run, microbatch) if run.peak_bytes else None
         return Priced(run, step(run, microbatch).seconds, memory)
-    except Unpriced as error:
+    except (Unpriced, InputError) as error:
         return Priced(run, reason=str(error))
 
 
 def _recomputing(run: Run) -> Run:
     """A run that does not say whether it recomputes does so only where it would not fit otherwise, and in as few layers
     of a stage as then fit."""
-    if run.recompute.startswith(("none", "full", "selective")):
+    if recomputed(run):
         return run
     plain, full = replace(run, recompute="none"), replace(run, recompute="full")
     if not run.microbatch:
@@ -70,11 +72,17 @@ def _recomputing(run: Run) -> Run:
 
 def _fastest(run: Run) -> int:
     """The microbatch that a tuned run would have: the fastest power of two that divides the batch and fits."""
-    share, memory = run.batch // run.dp, cluster_of(run).device.memory
-    sizes = [b for b in (1, 2, 4, 8, 16) if share % b == 0 and peak_bytes(run, b) <= memory]
-    if not sizes:
-        raise Unpriced("no microbatch is stated, and none fits the device")
-    return min(sizes, key=lambda b: step(run, b).seconds)
+    memory = cluster_of(run).device.memory
+    found, reasons = dict[int, float](), []
+    for b in (b for b in (1, 2, 4, 8, 16) if run.batch // run.dp % b == 0):
+        try:
+            if peak_bytes(run, b) <= memory:
+                found[b] = step(run, b).seconds
+        except Unpriced as error:
+            reasons.append(error)
+    if not found:
+        raise reasons[0] if reasons else Unpriced("no microbatch is stated, and none fits the device")
+    return min(found, key=lambda b: found[b])
 
 
 def run_rows(found: Sequence[Priced]) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ _REPEATED = {"memory": 1.0, "matmul": 0.5, "convolution": 0.5, "attention": 0.0}
 class Asked:
     """A part of a model on a mesh, as text like `ep=8,cp=2,tp=4`; `precision` is the dtype of linear layers;
     `slower` is how many times longer fused attention takes than with the best kernels of the device;
-    `experts` says `tp` where that axis cuts experts apart instead of each."""
+    `experts` names those of cp and tp that cut experts apart, too."""
 
     what: str
     shape: Shape

@@ -73,7 +73,8 @@ class Attention(nn.Module):
 
 
 class Dense(nn.Module):
-    """One expert that all tokens have; gate and up are one product."""
+    """One expert that all tokens have; gate and up are one product, columns of both in turn, so that who has a part of
+    the columns has a part of both."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -84,7 +85,7 @@ class Dense(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.up(x)
         if self.shape.gated:
-            gate, up = y.view(*x.shape[:2], 2, -1).unbind(2)
+            gate, up = y.view(*x.shape[:2], -1, 2).unbind(3)
             y = F.silu(gate) * up
         else:
             y = F.gelu(y) if self.shape.activation == "gelu" else torch.relu(y) * y
@@ -108,7 +109,7 @@ class Experts(nn.Module):
         weight = torch.softmax(self.router(x), -1)
         copies = x.unsqueeze(2).expand(batch, length, top, width).reshape(batch, length * top // count, count, width)
         sent = copies.permute(2, 1, 0, 3).clone().reshape(count, -1, width)
-        gate, up = (sent @ self.up).view(count, sent.shape[1], 2, -1).unbind(2)
+        gate, up = (sent @ self.up).view(count, sent.shape[1], -1, 2).unbind(3)
         done = ((F.silu(gate) * up) @ self.down).view(count, -1, batch, width)
         back = done.permute(2, 1, 0, 3).clone().reshape(batch, length, top, width)
         mixed: Tensor = (back * weight[..., :top].unsqueeze(-1)).sum(2)

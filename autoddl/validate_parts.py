@@ -1,7 +1,7 @@
 """The parts of a published run: shapes and meshes of layer, embedding and head, and how layers stand in stages.
 
-Experts are cut among replicas first, and what is beyond these over tp; a layer's graph has the microbatches of all
-ranks that share its experts. Vocabularies are padded to a multiple of 128 tp, as Megatron-LM does.
+Experts are cut among replicas first, and what is beyond these over cp, tp or both; a layer's graph has the microbatches
+of all ranks that share its experts. Vocabularies are padded to a multiple of 128 tp, as Megatron-LM does.
 """
 
 from dataclasses import replace
@@ -9,10 +9,19 @@ from math import gcd
 
 from autoddl.validate_layer import Asked, Part, part
 from autoddl.validate_model import Shape
-from autoddl.validate_places import Software, attention_slowdown, cluster_of, software_of
+from autoddl.validate_places import cluster_of
 from autoddl.validate_runs import Run
+from autoddl.validate_software import Software, attention_slowdown, software_of
 
-__all__ = ["Unpriced", "held_values", "outer_experts", "parts_of", "schedule_of", "stage_layers"]
+__all__ = ["Unpriced", "expert_replicas", "held_values", "parts_of", "schedule_of", "stage_layers"]
+
+DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp8": "bfloat16", "float8": "bfloat16", "fp16": "float16",
+          "float16": "float16"}
+"""Beginning of the precision -> dtype of activations."""
+
+
+SCHEDULES = {"zb-1p": "zb-h1", "zb-h1": "zb-h1", "zb-2p": "zb-h2", "zb-h2": "zb-h2", "gpipe": "gpipe"}
+"""Beginning of a schedule's name -> as `schedules.generate` reads it; others are one-forward-one-backward."""
 
 
 class Unpriced(Exception):
@@ -23,6 +32,9 @@ def shape_of(run: Run, software: Software, microbatch: int) -> Shape:
     """The layer of a run; experts see the microbatches of all ranks that share them."""
     if not run.precision:
         raise Unpriced("the precision is not stated")
+    dtype = next((DTYPES[name] for name in DTYPES if run.precision.startswith(name)), None)
+    if dtype is None:
+        raise Unpriced(f"the precision {run.precision!r} has no price")
     if "MLA" in run.workload:
         raise Unpriced("multi-head latent attention is no layer of this table")
     pad = 128 * run.tp
@@ -32,12 +44,27 @@ def shape_of(run: Run, software: Software, microbatch: int) -> Shape:
     return Shape(run.hidden, run.heads, run.groups, run.ffn, -(-run.vocab // pad) * pad, microbatch * together, run.seq,
                  run.gated or run.experts > 0, software.attention != "products", software.dropout, not run.gated,
                  run.experts, run.top, "relu" if "ReLU" in run.workload else "gelu",
-                 head=run.head, dtype="float16" if run.precision.startswith("fp16") else "bfloat16")
+                 head=run.head, dtype=dtype)
 
 
 def outer_experts(run: Run) -> int:
-    """Replicas among which experts are cut; what is beyond them is cut over tp."""
+    """Replicas among which experts are cut."""
     return gcd(run.ep, run.dp) if run.experts else 1
+
+
+def inner_experts(run: Run) -> str:
+    """The axes that cut experts besides: what is beyond the replicas is cp, tp, or both."""
+    beyond = run.ep // outer_experts(run) if run.experts else 1
+    ways = {run.cp * run.tp: "cp tp", run.tp: "tp", run.cp: "cp", 1: ""}
+    if beyond not in ways:
+        raise Unpriced(f"ep {run.ep} is no product of a divisor of dp {run.dp} with cp {run.cp}, tp {run.tp} or both")
+    return ways[beyond]
+
+
+def expert_replicas(run: Run) -> tuple[int, int]:
+    """How often every expert is there, and the stride between two of these ranks."""
+    cut = outer_experts(run) * (run.cp if "cp" in inner_experts(run) else 1)
+    return run.dp * run.cp // cut, run.tp * cut
 
 
 def parts_of(run: Run, microbatch: int) -> dict[str, Part]:
@@ -45,10 +72,10 @@ def parts_of(run: Run, microbatch: int) -> dict[str, Part]:
     software, shape = software_of(run), shape_of(run, software_of(run), microbatch)
     cluster = cluster_of(run, outer_experts(run) * run.cp * run.tp)
     plain = replace(shape, batch=microbatch, experts=0, top=0)
-    low = "float8_e4m3fn" if run.precision.startswith("fp8") else ""
+    low = "float8_e4m3fn" if run.precision.startswith(("fp8", "float8")) else ""
     inner, mesh = _mesh(run, 1), _mesh(run, outer_experts(run))
-    ends = "tp" if run.experts and run.ep > run.dp else ""
-    layer = Asked("layer", shape, mesh, run.sequence, low, software.fuses, attention_slowdown(run, software), ends)
+    layer = Asked("layer", shape, mesh, run.sequence, low, software.fuses, attention_slowdown(run, software),
+                  inner_experts(run))
     return {"layer": part(layer, cluster),
             "embedding": part(Asked("embedding", plain, inner, run.sequence, "", software.fuses), cluster),
             "head": part(Asked("head", plain, inner, run.sequence, "", software.fuses), cluster)}
@@ -65,10 +92,11 @@ def schedule_of(run: Run) -> tuple[str, int]:
     text = run.schedule.lower()
     if run.pp == 1:
         return "1f1b", 1
-    if text.startswith("zb-1p"):
-        return "zb-h1", 1
-    if text.startswith("zb-2p"):
-        return "zb-h2", 1
+    known = next((SCHEDULES[name] for name in SCHEDULES if text.startswith(name)), "")
+    if known:
+        return known, 1
+    if text and not text.startswith(("1f1b", "interleaved")):
+        raise Unpriced(f"the schedule {run.schedule!r} has no price")
     chunks = run.chunks or max(1, -(-run.layers // run.pp))
     if chunks > 1:
         return f"interleaved:{chunks}", chunks

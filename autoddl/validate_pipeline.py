@@ -20,7 +20,7 @@ def _boundaries(run: Run, cluster: Cluster, microbatch: int, chunks: int) -> tup
     """Seconds to send x from each stage to the next."""
     width = run.tp if run.sequence or run.tp > 1 else 1
     nbytes = 2.0 * microbatch * run.seq * run.hidden / (run.cp * width)
-    stride, node = run.dp * run.tp * run.cp, cluster.levels[0].size
+    stride, node = run.dp * run.tp * run.cp, min(run.node, run.gpus)
     far = collective(cluster, "send", Group(((run.pp, stride),)), nbytes).seconds
     near = collective(cluster, "send", Group(((2, stride),)), nbytes).seconds if 2 * stride <= node else far
     stages = run.pp * chunks

@@ -3,7 +3,7 @@
     weights     by columns into a block and by rows out of it, vocabulary by rows (Shoeybi et al. 2019)
     stream x    between blocks: batch over ep, length over cp, and over tp with sequence parallelism (Korthikanti et al.
                 2022), else whole
-    experts     apart over ep; over tp too where that axis cuts them, else each of them over tp
+    experts     apart over ep, and over those of cp and tp that cut them too; over tp else each of them
     reading     an op reads a weight that is cut as it is stored: no gather of weights stands in for one of activations
 """
 
@@ -33,7 +33,7 @@ def _stream(mesh: Mesh, sequence: bool) -> Layout:
 def _stored(name: str, mesh: Mesh, experts: str) -> Layout:
     expert = name in ("mlp.up", "mlp.down")
     def state(axis: str) -> State:
-        if expert and axis in ("ep", experts):
+        if expert and axis in ("ep", *experts.split()):
             return Split(0)
         return CUTS.get(name, B) if axis == "tp" else B
 

@@ -8,9 +8,9 @@
 
 from autoddl.cost_models import Cluster, Group, collective, elementwise_seconds
 from autoddl.validate_layer import Part
-from autoddl.validate_parts import held_values, outer_experts
-from autoddl.validate_places import Software
+from autoddl.validate_parts import expert_replicas, held_values
 from autoddl.validate_runs import Run
+from autoddl.validate_software import Software
 
 __all__ = ["SLOWDOWN", "accumulated", "gathered", "overlapped", "replica_seconds", "update_seconds"]
 
@@ -51,10 +51,8 @@ def replica_seconds(run: Run, software: Software, cluster: Cluster, parts: dict[
                     forward: float) -> float:
     """Seconds of gradients and parameters among replicas that nothing hides."""
     dense, expert = held_values(run, parts)
-    outer = outer_experts(run)
     exposed = 0.0
-    for values, ways, stride in ((dense, run.dp * run.cp, run.tp),
-                                 (expert, run.dp * run.cp // outer, run.tp * outer)):
+    for values, ways, stride in ((dense, run.dp * run.cp, run.tp), (expert, *expert_replicas(run))):
         if ways < 2 or not values:
             continue
         group = Group(((ways, stride),))
@@ -74,5 +72,5 @@ def update_seconds(run: Run, software: Software, cluster: Cluster, parts: dict[s
     """Bytes of clipping and optimizer over the bandwidth."""
     dense, expert = held_values(run, parts)
     shard = run.dp * run.cp if run.zero else 1
-    part_of = run.dp * run.cp // outer_experts(run) if run.zero else 1
+    part_of = expert_replicas(run)[0] if run.zero else 1
     return elementwise_seconds(cluster.device, software.update * (dense / shard + expert / part_of))

@@ -10,7 +10,9 @@ Needed columns: source_id, model, layers, hidden, heads, n_gpus, dp, tp, pp, seq
     recompute               none, and if that does not fit the device as many layers as do not; an empty precision
                             leaves a run unpriced
     microbatch              found: the fastest power of two that divides the batch and fits the device (`validate`)
-    links                   those of `FABRICS` for the generation of the device
+    links                   those of the reference system of the device's generation (`validate_places`)
+
+Words are read whatever their case. 1, 1.0, true and yes are yes; 0, 0.0, false, no and nothing are no.
 
 A row that contradicts itself is an error: a table is checked before anything is priced.
 """
@@ -30,6 +32,8 @@ NEEDED = ("source_id", "model", "layers", "hidden", "heads", "n_gpus", "dp", "tp
 COLUMNS = (*NEEDED, "row_id", "workload", "framework", "kv_heads", "ffn", "gated_ffn", "vocab", "moe_experts",
            "moe_topk", "cp", "ep", "interleave_vp", "schedule", "microbatch", "recompute", "seq_parallel", "zero_stage",
            "precision", "head_dim", "gpus_per_node", "intra_link", "inter_Gbps_per_node", "peak_mem_GB", "notes")
+
+YES, NO = ("1", "1.0", "true", "yes"), ("", "0", "0.0", "false", "no")
 
 HEADS: Mapping[str, int] = MappingProxyType({"Qwen3": 128, "GPT-OSS": 64})
 """Beginning of a model's name -> size of its heads, where it is not hidden / heads (config.json of the families)."""
@@ -135,18 +139,32 @@ def _run(row: Mapping[str, str], where: str) -> Run:
         row=row.get("row_id", "") or where.rpartition(" ")[2], source=row["source_id"], model=row["model"],
         workload=row.get("workload", ""), framework=row.get("framework", ""), layers=whole("layers"), hidden=hidden,
         heads=heads, groups=whole("kv_heads", heads), ffn=whole("ffn", 4 * hidden),
-        gated=row.get("gated_ffn", "") == "1", vocab=whole("vocab", 51200), seq=whole("seq"),
+        gated=_flag(row, "gated_ffn", name), vocab=whole("vocab", 51200), seq=whole("seq"),
         experts=whole("moe_experts", 0), top=whole("moe_topk", 0), gpus=whole("n_gpus"), dp=whole("dp"),
         tp=whole("tp"), pp=whole("pp"), cp=whole("cp", 1), ep=whole("ep", 1),
         chunks=0 if chunks.startswith("max") else whole("interleave_vp", 1), schedule=schedule,
-        microbatch=whole("microbatch", 0), batch=whole("global_batch"), recompute=row.get("recompute", ""),
-        sequence=row.get("seq_parallel", "") == "1", zero=_stage(row.get("zero_stage", ""), name),
-        precision=row.get("precision", ""), device=row["gpu_type"], node=whole("gpus_per_node", 8),
-        link=row.get("intra_link", ""), network=_number(row, "inter_Gbps_per_node", name, 0.0) * 1e9 / 8,
+        microbatch=whole("microbatch", 0), batch=whole("global_batch"), recompute=_recompute(row.get("recompute", "")),
+        sequence=_flag(row, "seq_parallel", name), zero=_stage(row.get("zero_stage", ""), name),
+        precision=row.get("precision", "").strip().lower().removeprefix("mixed").lstrip(" -"),
+        device=row["gpu_type"].strip(), node=whole("gpus_per_node", 8), link=row.get("intra_link", "").strip(),
+        network=_number(row, "inter_Gbps_per_node", name, 0.0) * 1e9 / 8,
         seconds=_number(row, "iter_time_s", name), peak_bytes=_number(row, "peak_mem_GB", name, 0.0) * 1e9,
         notes=row.get("notes", ""), head=whole("head_dim", _head(row["model"])))
     _check(run, name)
     return run
+
+
+def _flag(row: Mapping[str, str], name: str, where: str) -> bool:
+    text = row.get(name, "").strip().lower()
+    if text not in (*YES, *NO):
+        raise InputError(f"{where}: {name} is {row[name]!r}; write 1 or 0, or leave it empty")
+    return text in YES
+
+
+def _recompute(text: str) -> str:
+    """In small letters; a plain yes is full."""
+    words = text.strip().lower()
+    return "full" if words in YES else "none" if words in NO and words else words
 
 
 def _stage(text: str, where: str) -> int:
@@ -170,5 +188,9 @@ def _check(run: Run, where: str) -> None:
     if run.batch % (run.dp * max(1, run.microbatch)):
         raise InputError(f"{where}: a global batch of {run.batch} is no multiple of dp {run.dp} * microbatch "
                          f"{run.microbatch}; let it divide")
+    if run.experts and not 1 <= run.top <= run.experts:
+        raise InputError(f"{where}: moe_topk is {run.top}; each token goes to 1 to {run.experts} of the experts")
+    if run.experts % run.ep:
+        raise InputError(f"{where}: {run.experts} experts are no multiple of ep {run.ep}; let them divide")
     if run.heads % run.groups:
         raise InputError(f"{where}: {run.heads} heads are no multiple of {run.groups} kv_heads; let them divide")

@@ -1,7 +1,8 @@
 """Seconds of a published run's step, from the prices of its parts.
 
     stage      F = layers max(forward + sent, host * operators),  B, W likewise; full recomputation adds F to B,
-               selective the attention core
+               selective the attention core or, by operators, every other product
+    context    keys and values go round beside attention where the program does that: what lasts longer is exposed
     experts    what brings tokens to them and back runs beside computation where the program does that, which needs
                another microbatch or chunk of layers at hand
     pipeline   the schedule's time line with embedding and head at its ends (`validate_pipeline`)
@@ -14,11 +15,15 @@ from autoddl.cost_models import elementwise_seconds
 from autoddl.validate_layer import Part
 from autoddl.validate_parts import Unpriced, parts_of, stage_layers
 from autoddl.validate_pipeline import pipeline_seconds
-from autoddl.validate_places import Software, cluster_of, software_of
+from autoddl.validate_places import cluster_of
 from autoddl.validate_replicas import accumulated, gathered, overlapped, replica_seconds, update_seconds
 from autoddl.validate_runs import Run
+from autoddl.validate_software import Software, recomputed, software_of
 
 __all__ = ["Step", "Unpriced", "step"]
+
+BACKWARD_CORE = 2.5
+"""Backward of fused attention beside its forward (Dao 2023): five products instead of two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +46,21 @@ def _layer(run: Run, software: Software, one: Part) -> tuple[float, float, float
         beneath = "ep" in software.overlaps and (run.pp == 1 or run.chunks != 1)
         return overlapped(compute, sent) if beneath else compute + sent
 
-    ring = one.context * (0.0 if "cp" in software.overlaps else 1.0)
+    def around(attention: float, sent: float) -> float:
+        return overlapped(attention, sent) - attention if "cp" in software.overlaps else sent
+
     there = among_experts(beside(one.forward, one.sent_forward), one.dispatch_forward)
     back = among_experts(beside(one.backward + one.weight, one.sent_backward), one.dispatch_backward)
-    forward, both = max(software.host * one.calls, there + ring / 3), back + ring * 2 / 3
-    backward = max(software.host * one.backward_calls, both) - one.weight
-    if run.recompute.startswith("full"):
+    there += around(one.core, one.context / 3)
+    back += around(BACKWARD_CORE * one.core, one.context * 2 / 3)
+    forward = max(software.host * one.calls, there)
+    backward = max(software.host * one.backward_calls, back) - one.weight
+    how = recomputed(run)
+    if how == "full":
         backward += run.again * forward
-    elif "core" in run.recompute:
+    elif how == "core":
         backward += one.core
-    elif run.recompute.startswith("selective"):
+    elif how == "operators":
         backward += one.repeated + one.sent_forward / 2
     return forward, backward, one.weight
 

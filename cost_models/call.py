@@ -48,8 +48,11 @@ class Call:
 
 
 def _reached(backend: Backend, crossing: Crossing) -> float:
-    """The fraction of a link that large transfers reach: as the level says, else its protocol, else the backend."""
+    """The fraction of a link that large transfers reach: as the level says, else its protocol, else the backend; all
+    of what was measured in groups of this size."""
     level = crossing.level
+    if crossing.ways in dict(level.group_bandwidth):
+        return 1.0
     if level.efficiency is not None:
         return level.efficiency
     return protocol_of(level.protocol).efficiency if level.protocol else backend.link_efficiency

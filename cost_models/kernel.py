@@ -49,7 +49,7 @@ def kernel_seconds(device: Device, kernel: Kernel) -> float:
         raise InputError(f"{kernel.kind!r} is no kind of kernel; the kinds are {', '.join(KINDS)}")
     if device.curves and (measured := curves.seconds_of(device.curves, kernel)) is not None:
         return measured
-    plain = _roofline(device, 0.0 if device.units else kernel.flops, kernel.nbytes, kernel.dtype)
+    plain = _roofline(device, 0.0 if device.units else _equivalent(device, kernel), kernel.nbytes, kernel.dtype)
     if kernel.kind == "memory" or not device.units or not kernel.flops:
         return plain
     compute = _attention if kernel.kind.startswith("attention") else _matmul
@@ -60,8 +60,13 @@ def least_seconds(device: Device, kernel: Kernel, ranks: int) -> float:
     """Less than any part of an even cut among `ranks` takes: no waves, no tiles, the best efficiency of its kind."""
     if device.curves and (measured := curves.least(device.curves, kernel, ranks)) is not None:
         return measured
-    flops = 0.0 if kernel.kind == "memory" else kernel.flops * device.efficiency / _efficiency(device, kernel)
+    flops = 0.0 if kernel.kind == "memory" else _equivalent(device, kernel)
     return _roofline(device, flops / ranks, kernel.nbytes / ranks, kernel.dtype)
+
+
+def _equivalent(device: Device, kernel: Kernel) -> float:
+    """Flops that take at the device's efficiency what the kernel's take at its kind's."""
+    return kernel.flops * device.efficiency / _efficiency(device, kernel) if kernel.flops else 0.0
 
 
 def _roofline(device: Device, flops: float, nbytes: float, dtype: str) -> float:

@@ -13,7 +13,7 @@ n children of a level work together, each `step` children from the next; B is th
     hybrid-cube-mesh              6 / rings(n): the NVLinks among n of 8 form that many directed rings
     ring, torus, hammingmesh      in `grids`
 
-A level with `group_bandwidth` takes what was measured in groups of n.
+A level with `group_bandwidth` takes what was measured in groups of n, and there the efficiency of the link is in it.
 """
 
 from collections.abc import Callable, Mapping
@@ -61,9 +61,12 @@ def check(level: Level) -> None:
         raise InputError("a hammingmesh has dims: [x, y], its boards, and board: a, for boards of a x a devices")
     if level.topology == "torus" and not 0 <= len(level.dims) <= 3:
         raise InputError(f"dims {list(level.dims)}: a torus has up to three")
-    if level.topology == "hybrid-cube-mesh" and level.size not in CUBE_MESH_RINGS and not level.group_bandwidth:
-        raise InputError(f"a hybrid-cube-mesh has 2 to 8 children, not {level.size}; "
-                         f"write what another one reaches as group_bandwidth: {{2: 20 GB/s, ...}}")
+    if level.topology == "hybrid-cube-mesh" and not level.size <= len(CUBE_MESH_RINGS) + 1:
+        known = dict(level.group_bandwidth)
+        missing = [n for n in range(2, level.size + 1) if level.size % n == 0 and n not in known]
+        if missing:
+            raise InputError(f"a hybrid-cube-mesh has 2 to 8 children, not {level.size}; write what another one "
+                             f"reaches among {', '.join(map(str, missing))} as group_bandwidth: {{2: 20 GB/s, ...}}")
     if level.leaf is not None and level.size % level.leaf:
         raise InputError(f"leaf {level.leaf} does not divide the size {level.size}")
 

@@ -55,6 +55,14 @@ def test_memory_is_bytes_and_a_device_without_units_is_a_roofline() -> None:
     assert kernel_seconds(plain, kernel) == compute_seconds(plain, kernel.flops, kernel.nbytes, "bfloat16")
 
 
+def test_a_kind_of_kernel_has_its_efficiency_on_a_device_without_units_too() -> None:
+    device = replace(TOY, units=0, efficiency=0.8, kernels=(("attention", 0.4),))
+    kernel = Kernel("attention", (80, 1024, 1024, 128, 0), 1e12, 1.0, "bfloat16")
+    without = kernel_seconds(replace(device, kernels=()), kernel)
+    assert kernel_seconds(device, kernel) == pytest.approx(2 * without, rel=1e-4)
+    assert least_seconds(device, kernel, 1) <= kernel_seconds(device, kernel)
+
+
 @pytest.mark.parametrize("name", ["A100-80GB", "H100-80GB", "V100-32GB", "cpu-core"])
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 def test_no_part_is_faster_than_the_floor(name: str, ranks: int) -> None:

@@ -83,6 +83,14 @@ def test_the_table_and_its_json() -> None:
     assert "tcp=Ethernet-10G" in shell(*words).out
 
 
+def test_powers_of_two_that_lie_unevenly_over_nodes_are_left_out(tmp_path: Path) -> None:
+    text = Path(CLUSTER).read_text()
+    (tmp_path / "six.yaml").write_text(text.replace("name: node, size: 2", "name: node, size: 6"))
+    said = shell("network", str(tmp_path / "six.yaml"), "--model", TINY, "--protocol", "tcp", "--json")
+    assert said.code == 0, said.err
+    assert [row["ranks"] for row in json.loads(said.out)["rows"]] == [2]
+
+
 @pytest.mark.parametrize(("words", "message"), [
     (("--protocol", "pigeon"), "'pigeon' is no protocol"), (("--protocol", "direct"), "inside a host"),
     (("--protocol", "tcp=Ethernet-9G"), "no known link"), (("--ranks", "two"), "whole numbers"),

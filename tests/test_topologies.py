@@ -10,7 +10,7 @@ from autoddl.cost_models.backends import BACKENDS
 from autoddl.cost_models.call import Call
 from autoddl.cost_models.groups import crossings
 from autoddl.cost_models.machine import TOPOLOGIES
-from autoddl.cost_models.topologies import CUBE_MESH_RINGS, PATTERNS, hops, slowdown
+from autoddl.cost_models.topologies import CUBE_MESH_RINGS, PATTERNS, check, hops, slowdown
 from autoddl.errors import InputError
 
 Links = dict[frozenset[int], int]
@@ -103,6 +103,18 @@ def test_measured_bandwidths_of_groups_win() -> None:
     measured = level("hybrid-cube-mesh", 8, group_bandwidth=((2, 0.25e9), (5, 0.4e9)))
     assert [slowdown(measured, ways, 1, "ring") for ways in (2, 5, 8)] == [4, 2.5, 1]
     assert slowdown(measured, 5, 1, "send") == 4
+
+
+def test_what_was_measured_in_a_group_is_what_it_gets() -> None:
+    whole = level("switch", 8, group_bandwidth=((8, 0.5e9),))
+    call = Call(BACKENDS["nccl"], "all-gather", crossings(_cluster(whole), Group(((8, 1),))), 1e9)
+    crossing = call.crossings[0]
+    assert call.seconds(crossing, crossing.crowd("ring") * 0.5e9) == pytest.approx(1.0, rel=0.01)
+
+
+def test_a_large_cube_mesh_needs_the_bandwidth_of_every_group() -> None:
+    with pytest.raises(InputError, match="among 4, 8, 16"):
+        check(level("hybrid-cube-mesh", 16, group_bandwidth=((2, 0.25e9),)))
 
 
 @pytest.mark.parametrize(("board", "side", "percent"), [(2, 16, 26.6), (4, 8, 14.3)])

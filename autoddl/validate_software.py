@@ -1,0 +1,82 @@
+"""What the training program of a published run is known to do, from the words of its row.
+
+    software    fused kernels, fused attention, what it sends while it computes, what it recomputes by `selective`
+
+A program is known by the beginning of its name, the longest that is listed; an unknown one is taken to be modern.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from autoddl.validate_runs import Run
+
+__all__ = ["Software", "attention_slowdown", "recomputed", "software_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """What a training program does. `attention`: `products`, `flash-1`, `flash-2`, else the best kernels of the device;
+    `overlaps`: which of tp, dp, cp, ep it sends beside computation; `gradient`: bytes of a gradient on the wire;
+    `update`: bytes moved per parameter by clipping and optimizer; `host`: seconds of the host per operator of the
+    graph, with its part of autograd and of Python, which a faster device waits for (assumed, of the order that runs of
+    small microbatches show); `selective`: what recomputation by that name repeats, attention's core or operators."""
+
+    fuses: bool = True
+    attention: str = "best"
+    dropout: bool = False
+    overlaps: frozenset[str] = frozenset(("dp", "cp"))
+    gradient: int = 4
+    update: int = 40
+    host: float = 100e-6
+    selective: str = "core"
+
+
+FLASH_1 = 1.8
+"""FlashAttention 1 beside 2: about twice the seconds (Dao 2023, FlashAttention-2), here 1.8 as fitted to the long
+sequences of published runs on A100."""
+FLASH_2 = 1.75
+"""FlashAttention-2 beside kernels made for Hopper: 1.5 to 2 times the seconds (Shah et al. 2024, FlashAttention-3)."""
+
+SOFTWARE: Mapping[str, Software] = MappingProxyType({
+    # Megatron-LM up to 2022: fused bias-gelu, bias-dropout-add and scale-mask-softmax; attention by two products;
+    # DDP of its own that reduces half-precision gradients after the last backward; dropout 0.1 (its examples).
+    "Megatron-LM": Software(attention="products", dropout=True, overlaps=frozenset(), gradient=2),
+    "Megatron-DeepSpeed": Software(attention="products", dropout=True, overlaps=frozenset(), gradient=2),
+    # NeMo's recipes: sequence-parallel collectives pipelined with products (tp_comm_overlap), distributed optimizer
+    # with overlap_grad_reduce and overlap_param_gather; that gradients are reduced in half precision is assumed.
+    "NeMo": Software(overlaps=frozenset(("tp", "dp", "cp")), gradient=2),
+    # Megatron-Bridge's recipes: the same, and the exchange among experts beside another microbatch (moe_a2a_overlap of
+    # its Qwen3 for H100), for which a pipeline has to be interleaved.
+    "Megatron-Bridge": Software(overlaps=frozenset(("tp", "dp", "cp", "ep")), gradient=2),
+    "MaxText": Software(),
+    # FSDP in eager mode: prefetched gathers, reduction in float32 (llm-foundry's DEFAULT); that its tables
+    # are of FlashAttention 1 is inferred from their long sequences, the tables only say "flash".
+    "PyTorch FSDP": Software(fuses=False, attention="flash-1"),
+    "torchtitan": Software(fuses=False, attention="flash-2", selective="operators"),
+})
+"""Beginning of framework -> what it does; the longest beginning wins, else a modern one."""
+
+
+def software_of(run: Run) -> Software:
+    """What is known of the program; compiled where the notes say so."""
+    known = [name for name in SOFTWARE if run.framework.startswith(name)]
+    found = SOFTWARE[max(known, key=len)] if known else Software()
+    return replace(found, fuses=True) if "compile" in run.notes else found
+
+
+def attention_slowdown(run: Run, software: Software) -> float:
+    """How many times longer fused attention takes than with the best kernels of the device."""
+    hopper = FLASH_2 if run.device.startswith(("H100", "H200")) else 1.0
+    return {"flash-1": FLASH_1 * hopper, "flash-2": hopper}.get(software.attention, 1.0)
+
+
+def recomputed(run: Run) -> str:
+    """What is computed again for backward: none, full, core (attention's), or operators; empty where a row does not
+    tell."""
+    words = run.recompute
+    if not words.startswith("selective"):
+        return next((kind for kind in ("none", "full") if words.startswith(kind)), "")
+    if "core" in words or "op" in words:
+        return "core" if "core" in words else "operators"
+    return software_of(run).selective
