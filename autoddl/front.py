@@ -127,13 +127,16 @@ def resized(cluster: Cluster, size: int) -> Cluster:
 
 
 def _of_size(level: Level, size: int) -> Level:
-    """The level with `size` children. Those that one leaf can take are in one, and one child alone has no links to
-    arrange; which sides a torus of another size has, or which boards, does not follow."""
+    """The level with `size` children. Those that one leaf can take are in one, one child alone has no links to arrange,
+    and a fully connected port has a link to every other child; which sides a torus of another size has, or which
+    boards, does not follow."""
     if size == level.size:
         return level
     if size == 1:
         return replace(level, size=1, topology="switch", dims=(), board=1, leaf=None)
-    found = replace(level, size=size, leaf=None if level.leaf is None else min(level.leaf, size))
+    links = (size - 1) / (level.size - 1) if level.topology == "fully-connected" and level.size > 1 else 1.0
+    found = replace(level, size=size, bandwidth=level.bandwidth * links,
+                    leaf=None if level.leaf is None else min(level.leaf, size))
     try:
         check(found)
     except InputError as error:

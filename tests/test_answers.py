@@ -211,6 +211,11 @@ def test_a_leaf_takes_the_children_that_are_left() -> None:
         resized(place, 3)
 
 
+def test_a_fully_connected_port_has_a_link_to_every_other_child() -> None:
+    place = parse_cluster(TORUS % "topology: fully-connected", "x")
+    assert [resized(place, n).levels[0].bandwidth for n in (2, 4, 7)] == pytest.approx([10e9 / 3, 10e9, 20e9])
+
+
 def test_what_would_fit_is_found_and_priced() -> None:
     model, place = tiny.tiny(), cluster_of(MESH)
     with pytest.raises(Infeasible) as caught:
