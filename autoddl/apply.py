@@ -37,6 +37,7 @@ from autoddl.plan import VERSION, Plan
 from autoddl.redistribute import Recorder, begun, through
 from autoddl.sample import as_sample, from_spec, parted
 from autoddl.store import Store
+from autoddl.trace import check_held
 from autoddl.traffic import traffic
 from autoddl.world import agree, device_of, join
 
@@ -61,8 +62,9 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
         captured = capture(model, from_spec(plan.sample, "meta") if sample is None
                            else parted(as_sample(sample), plan.microbatches))
     _check_model(captured, plan)
+    check_held(captured.graph, captured.constants)
     graph = planned(captured.graph)
-    agree({"plan": (plan.fingerprint(), plan.source.get("cluster"), *traffic(plan, graph))})
+    agree({"plan": (plan.fingerprint(), plan.source.get("cluster"), *traffic(plan, graph)), "seed": [seed]})
     materialise(model, seed)
     agree({"value of the weights": map(_digest, model.parameters()),
            "value of the buffers": map(_digest, model.buffers()),
@@ -105,7 +107,8 @@ class ParallelModel:
         self._seed = torch.tensor(seed)
         _on(device, module)
         inputs = tuple(t for t in graph.tensors if t.kind is Kind.INPUT)
-        self._batches = Batches(module.forward, inputs, plan.inputs, groups, device, plan.microbatches)
+        self._batches = Batches(module.forward, inputs, captured.spec, plan.inputs, groups, device,
+                                plan.microbatches)
         self._held = hold(module, captured.graph, plan, groups, device)
         self._store = Store(plan, graph, self._held, groups, self.recorder)
         self._train = self._lower(training=True)

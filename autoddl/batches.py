@@ -3,6 +3,7 @@
     global batch --rows of dim 0, in order--> m microbatches --the plan's layouts--> this rank's pieces of each
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +15,18 @@ from autoddl import graph as graphs
 from autoddl.errors import CaptureError, MismatchError
 from autoddl.groups import Groups
 from autoddl.layout import Layout, extents
-from autoddl.sample import as_sample, named, rows_of
+from autoddl.sample import Sample, as_sample, from_spec, named, rows_of
 
 __all__ = ["Batches", "LocalBatch"]
+
+PLAIN = (bool, int, float, str, type(None))
+
+
+def _with_defaults(forward: Callable[..., Any], sample: Sample) -> dict[str, Any]:
+    """The leaves of a call by name, those that `forward` has by itself too."""
+    bound = inspect.signature(forward).bind(*sample.args, **sample.kwargs)
+    bound.apply_defaults()
+    return named(forward, Sample(bound.args, bound.kwargs))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,11 +37,14 @@ class LocalBatch:
 
 
 class Batches:
-    """Checks global batches against the plan's sample, and cuts them. `inputs` are those of one of `microbatches`."""
+    """Checks global batches against the plan's sample, and cuts them. `inputs` are those of one of `microbatches`, and
+    `spec` is the described sample, whose plain values are in the program."""
 
-    def __init__(self, forward: Callable[..., Any], inputs: tuple[graphs.Tensor, ...], layouts: Mapping[str, Layout],
-                 groups: Groups, device: torch.device, microbatches: int = 1) -> None:
+    def __init__(self, forward: Callable[..., Any], inputs: tuple[graphs.Tensor, ...], spec: Mapping[str, Any],
+                 layouts: Mapping[str, Layout], groups: Groups, device: torch.device, microbatches: int = 1) -> None:
         self._forward, self._inputs, self._device, self._parts = forward, inputs, device, microbatches
+        self._names = frozenset(t.fqn for t in inputs)
+        self._plain = _with_defaults(forward, from_spec(spec, "meta"))
         whole = Layout.broadcast(groups.mesh)
         pieces = {t: extents(t.shape, layouts.get(t.fqn, whole), groups.mesh, groups.coordinate) for t in inputs}
         self._cuts = {t.fqn: [(dim, offset, size) for dim, (offset, size) in enumerate(piece) if size != t.shape[dim]]
@@ -48,9 +61,22 @@ class Batches:
             found = named(self._forward, as_sample(batch))
         except CaptureError as error:
             raise MismatchError(f"{error}; give the batch in the form of the plan's sample") from None
+        for name, value in found.items():
+            if name not in self._names:
+                self._check_plain(name, value)
         whole = {t.fqn: self._checked(t, found.get(t.fqn)) for t in self._inputs}
         return LocalBatch(tuple({fqn: self._cut(fqn, value, part) for fqn, value in whole.items()}
                                 for part in range(self._parts)))
+
+    def _check_plain(self, name: str, value: object) -> None:
+        """What is no input is as in the sample, or where that has nothing, as forward has it by itself."""
+        if isinstance(value, Tensor):
+            raise MismatchError(f"the batch has a tensor {name}, which the plan does not read: it was made for a "
+                                "sample without it; leave it out, or plan for a sample with it")
+        made, plain = self._plain.get(name), isinstance(value, PLAIN)
+        if value is not made and not (plain and value == made):
+            raise MismatchError(f"{name} is {value if plain else type(value)!r}, the plan was made for {made!r}: what "
+                                "is no tensor is fixed by the plan; give it as there, or plan for a sample with this")
 
     def _checked(self, tensor: graphs.Tensor, value: object) -> Tensor:
         """`value` if it is the global batch of the input `tensor` of one microbatch."""

@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from autoddl.errors import InputError, MachineError, MismatchError
+from autoddl.groups import lost
 
 if TYPE_CHECKING:
     from autoddl.apply import ParallelModel
@@ -165,7 +166,7 @@ def save(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
     try:
         with _quietly():
             dcp.save(state, checkpoint_id=writing, no_dist=not _distributed())
-    except (CheckpointException, OSError) as error:
+    except (CheckpointException, OSError, RuntimeError) as error:
         raise MachineError(f"the checkpoint {path} was not written ({_reason(error)}); the one from before, if there "
                            "was one, is as it was") from error
     failure = _of_first(_renamed(writing, final) if _first() else "")
@@ -196,13 +197,23 @@ def _renamed(writing: Path, final: Path) -> str:
 
 def _put(writing: Path, final: Path) -> None:
     """Rename; what was there before goes along, and then away but for what no save wrote."""
-    if final.exists():
+    if _empty(final):
+        final.rmdir()
+    elif final.exists():
+        _given_back(final)
         os.rename(final, writing / REPLACED)
     os.rename(writing, final)
-    replaced = final / REPLACED
+    _given_back(final)
+
+
+def _given_back(folder: Path) -> None:
+    """Away with what the checkpoint replaced, but for what no save wrote; where there is one of that name by now, it
+    is called NAME.replaced."""
+    replaced = folder / REPLACED
     if replaced.exists():
         for entry in [entry for entry in replaced.iterdir() if not OURS.fullmatch(entry.name)]:
-            os.rename(entry, final / entry.name)
+            taken = os.path.lexists(folder / entry.name)
+            os.rename(entry, folder / f"{entry.name}{REPLACED * taken}")
         shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -210,7 +221,10 @@ def _of_first(word: str) -> str:
     """What the first rank says."""
     said = [word]
     if _distributed():
-        dist.broadcast_object_list(said, src=0)
+        try:
+            dist.broadcast_object_list(said, src=0)
+        except RuntimeError as error:
+            raise lost("what all ranks do with the checkpoint", error) from error
     return said[0]
 
 
@@ -225,7 +239,9 @@ def load(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
         with _quietly():
             unsaved = _unsaved(model, optimizer, state, found)
             dcp.load(state, checkpoint_id=found, no_dist=not _distributed())
-    except (CheckpointException, RuntimeError, ValueError) as error:
+    except RuntimeError as error:
+        raise lost(f"reading the checkpoint {path}", error) from error
+    except (CheckpointException, ValueError) as error:
         raise MismatchError(f"{path} does not fit this model and optimizer ({_reason(error)}); load it into the model "
                             "and the kind of optimizer that it was saved from") from error
     if optimizer is not None:
@@ -239,10 +255,10 @@ def load(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
 
 
 def _readable(path: str | Path) -> Path:
-    """The folder, or where it is not, what a save that was cut off had finished, here or as NAME.old."""
+    """The folder, or where that is none, what a save that was cut off had finished, here or as NAME.old."""
     final, writing = _places(path)
-    others = (writing, final.parent / f"{final.name}.old")
-    return final if final.exists() else next((folder for folder in others if _whole(folder)), final)
+    folders = (final, writing, final.parent / f"{final.name}.old")
+    return next((folder for folder in folders if _whole(folder)), final)
 
 
 def _unsaved(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, state: dict[str, Any], found: Path

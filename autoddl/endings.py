@@ -1,6 +1,7 @@
 """How processes end with each other: what is to be cleaned up is, and nothing outlives what started it.
 
-    signals_raise     SIGTERM and SIGHUP unwind the stack, as SIGINT does, so that `finally` and `with` do their part
+    signals_raise     SIGTERM and SIGHUP unwind the stack, as SIGINT does, so that `finally` and `with` do their part;
+                      one that is ignored, as under nohup, stays ignored
     die_with_parent   in a child: the kernel ends it when its parent is gone, whatever ended that (Linux)
 """
 
@@ -13,20 +14,25 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-__all__ = ["die_with_parent", "signals_default", "signals_raise"]
+__all__ = ["Ended", "die_with_parent", "signals_default", "signals_raise"]
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
+class Ended(SystemExit):
+    """A signal asked this process to end."""
+
+
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise SystemExit; only the main thread may say so, elsewhere nothing changes."""
+    """Let SIGTERM and SIGHUP raise Ended; only the main thread may say so, elsewhere nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, _leave) for number in _ENDING}
+    before = {number: signal.signal(number, _leave) for number in _ENDING
+              if signal.getsignal(number) != signal.SIG_IGN}
     try:
         yield
     finally:
@@ -35,9 +41,10 @@ def signals_raise() -> Iterator[None]:
 
 
 def signals_default() -> None:
-    """In a forked child: SIGTERM and SIGHUP end it at once."""
-    for number in _ENDING:
-        signal.signal(number, signal.SIG_DFL)
+    """In a forked child: SIGTERM ends it at once, and so does SIGHUP if it is not ignored."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def die_with_parent() -> None:
@@ -47,4 +54,4 @@ def die_with_parent() -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
+    raise Ended(128 + number)

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from autoddl.endings import Ended
 from autoddl.errors import AutoDDLError, InputError
 from autoddl.uncollected import uncollected
 
@@ -79,9 +80,9 @@ class Factory:
         self._check_arguments(function)
         try:
             made = function(**self.arguments)
-        except AutoDDLError:
+        except (AutoDDLError, Ended):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InputError(f"{self} failed: {type(error).__name__}: {error} ({_line(error, self.file)})") from error
         module, sample = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
         if not isinstance(module, nn.Module):
@@ -134,15 +135,15 @@ def _load(path: Path) -> ModuleType:
         sys.path.append(str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
-    except AutoDDLError:
+    except (AutoDDLError, Ended):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise InputError(f"{path} does not run: {type(error).__name__}: {error} ({_line(error, str(path))})") from error
     return module
 
 
-def _line(error: Exception, file: str) -> str:
+def _line(error: BaseException, file: str) -> str:
     """`file:12`, the innermost line of the user's file."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"

@@ -18,11 +18,18 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from autoddl.cost_models import Cluster, Group, parse_cluster
-from autoddl.errors import MismatchError
+from autoddl.errors import MachineError, MismatchError
 from autoddl.layout import Mesh
 from autoddl.transport import Transport
 
-__all__ = ["Groups", "members"]
+__all__ = ["Groups", "lost", "members"]
+
+
+def lost(what: str, error: Exception) -> MachineError:
+    """`what` all ranks do together, and one of them or a link did not."""
+    said = (str(error).splitlines() or [type(error).__name__])[0]
+    return MachineError(f"{what} failed: {said}; a peer died or hung, or a link is down: "
+                        "the other ranks' messages say which, restart from the last checkpoint")
 
 
 def members(mesh: Mesh, axes: tuple[int, ...], coordinate: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
@@ -82,7 +89,10 @@ class Groups:
             if self._timeout is not None:
                 c10d._set_pg_timeout(self._timeout, found[0])
             return found[0]
-        made = {tuple(ranks): dist.new_group(ranks, timeout=self._timeout, group_desc=text) for ranks in every}
+        try:
+            made = {tuple(ranks): dist.new_group(ranks, timeout=self._timeout, group_desc=text) for ranks in every}
+        except RuntimeError as error:
+            raise lost(f"connecting the ranks along {'+'.join(self.mesh.names[a] for a in axes)}", error) from error
         mine: dist.ProcessGroup = next(group for ranks, group in made.items() if self.rank in ranks)
         return mine
 

@@ -1,6 +1,7 @@
 """Kernels of neural network operators that do not run unchanged on pieces.
 
-    embedding, rows split    out = table[i - offset] where the row is here, else 0; the ranks' outputs add up
+    embedding, rows split    out = table[i - offset] where the row is here, else 0; the ranks' outputs add up; an i of
+                             no rank's is an error, as for the whole table
     attention, queries split the causal mask moves with the offset of the first query
     grouped convolution/norm as many groups as there are here
     mean losses              the local mean counts (elements here) / (all elements)
@@ -30,15 +31,28 @@ def _embedding(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
     values = bound(target, args, kwargs)
     offset, rows = site.input_extents(0)[0]
     padding = values.get("padding_idx", -1) - offset
+    table = site.inputs[0].shape[0]
     local_padding = padding if 0 <= padding < rows and values.get("padding_idx", -1) >= 0 else None
 
     def embedding_rows(weight: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        _check_rows(indices, table, site.op.module)
         local = indices - offset
         away = (local < 0) | (local >= rows)
         found = F.embedding(local.masked_fill(away, 0), weight, local_padding)
         return found.masked_fill(away.unsqueeze(-1), 0.0)
 
     return embedding_rows, (values["weight"], values["indices"]), {}
+
+
+def _check_rows(indices: torch.Tensor, rows: int, module: str) -> None:
+    """Every index is of a row: an error at once on the CPU, later on a GPU, which is not waited for."""
+    if indices.is_cuda:
+        torch._assert_async(((indices >= 0) & (indices < rows)).all(), f"an index of no row of {module}'s {rows}")
+    elif indices.numel():
+        low, high = (int(bound) for bound in indices.aminmax())
+        if low < 0 or high >= rows:
+            raise IndexError(f"index {low if low < 0 else high} is of no row of {module or 'an embedding'}, which has "
+                             f"{rows}: give indices from 0 to {rows - 1}, or the model a larger table")
 
 
 def _causal(queries: int, keys: int, offset: int, device: torch.device) -> torch.Tensor:

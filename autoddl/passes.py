@@ -1,6 +1,6 @@
 """Rewrites of the functional program, in place, each a small step towards one vocabulary of operators.
 
-    normalise    reshape, _to_copy, split under one name each; copies and checks dropped
+    normalise    reshape, _to_copy, split under one name each; copies and checks dropped; gradients of tables dense
     gradients    detach only where a gradient would pass
     randomness   dropout and attention with dropout -> ours, numbered
     losses       mean cross entropy -> token_loss / token_weight
@@ -30,7 +30,8 @@ OURS = RESHAPES | COPIES | CASTS | CHECKS | DROPOUTS | {"chunk.default"}
 
 
 def normalise(module: GraphModule) -> None:
-    """One name per meaning: reshape, _to_copy, split; what copies or checks without changing a value is dropped."""
+    """One name per meaning: reshape, _to_copy, split; what copies or checks without changing a value is dropped, and
+    the gradient of a table is dense, as collectives need it: the same numbers."""
     for node in operators(module):
         name = name_of(node.target)
         if name in CHECKS:
@@ -46,6 +47,8 @@ def normalise(module: GraphModule) -> None:
             _split(node)
         elif name == "broadcast_tensors.default":
             _expand(node)
+        elif name == "embedding.default" and arguments(node)["sparse"]:
+            node.args, node.kwargs = tuple({**arguments(node), "sparse": False}.values()), {}
     module.recompile()
 
 

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from autoddl.conversion import COLLECTIVES, Step
-from autoddl.errors import MachineError
-from autoddl.groups import Groups
+from autoddl.groups import Groups, lost
 from autoddl.layout import Layout
 from autoddl.pieces import Pieces, pieces
 from autoddl.recorder import Executed, Mark, Recorder
@@ -47,19 +46,13 @@ class Handle:
             try:
                 self._work.wait()
             except RuntimeError as error:
-                raise _failed(self._text, error) from error
+                raise lost(self._text, error) from error
             if self._mark is not None:
                 self._mark.resume()
             self._work = None
         found = self._finish()
         self._keep = None
         return found
-
-
-def _failed(text: str, error: Exception) -> MachineError:
-    said = (str(error).splitlines() or [type(error).__name__])[0]
-    return MachineError(f"{text} failed: {said}; a peer died or hung, or a link is down: "
-                        "the other ranks' messages say which, restart from the last checkpoint")
 
 
 class Move:
@@ -93,10 +86,7 @@ class Move:
             return Handle(None, lambda: self._local(tensors), None, self._text)
         truth = tensors[0].dtype == torch.bool
         given = [t.view(torch.uint8) for t in tensors] if truth else list(tensors)
-        try:
-            work, finish, keep = (self._reduce if self.kind == "all-reduce" else self._exchange)(given, asynchronous)
-        except RuntimeError as error:
-            raise _failed(self._text, error) from error
+        work, finish, keep = (self._reduce if self.kind == "all-reduce" else self._exchange)(given, asynchronous)
         mark = self._recorder.started(work) if self._recorder is not None else None
         if truth:
             return Handle(work, lambda: [t.view(torch.bool) for t in finish()], keep, self._text, mark)
@@ -119,6 +109,13 @@ class Move:
         if self._recorder is not None:
             self._recorder.note(*self.record, buffer.numel() * buffer.element_size(), self._label)
 
+    def _sent(self, got: Tensor, given: Tensor, asynchronous: bool) -> Any:
+        """The collective, started; an error before it is no peer's."""
+        try:
+            return self._start(got, given, asynchronous)
+        except RuntimeError as error:
+            raise lost(self._text, error) from error
+
     def _reduce(self, tensors: list[Tensor], asynchronous: bool) -> tuple[Any, Callable[[], list[Tensor]], object]:
         if len(tensors) > 1:
             buffer = torch.cat([t.reshape(-1) for t in tensors])
@@ -126,7 +123,7 @@ class Move:
             buffer = tensors[0].contiguous() if self.inplace else \
                 tensors[0].clone(memory_format=torch.contiguous_format)
         self._note(buffer)
-        work = self._start(buffer, buffer, asynchronous)
+        work = self._sent(buffer, buffer, asynchronous)
         if len(tensors) == 1:
             return work, lambda: [buffer], buffer
         parts = [t.shape for t in tensors]
@@ -139,7 +136,7 @@ class Move:
         n, total = self._n, sum(piece.numel for piece in self._pieces)
         got = send.new_empty((1 if self.kind == "reduce-scatter" else n) * total)
         self._note(got if self.kind == "all-gather" else send)
-        work = self._start(got, send, asynchronous)
+        work = self._sent(got, send, asynchronous)
         return work, lambda: self._joined(got.view(1 if self.kind == "reduce-scatter" else n, total)), (send, got)
 
     def _joined(self, rows: Tensor) -> list[Tensor]:

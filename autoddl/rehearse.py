@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,9 @@ class Rehearsal:
         return statistics.median(self.step_seconds[1:] or self.step_seconds)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"median_seconds": self.median_seconds}
+        """A loss that is no number is null: JSON has no word for it."""
+        losses = tuple(loss if isfinite(loss) else None for loss in self.losses)
+        return asdict(self) | {"losses": losses, "median_seconds": self.median_seconds}
 
 
 def rehearse(path: Path, plan: Plan, factory: Factory, *, steps: int = 10, lr: float = 1e-3,

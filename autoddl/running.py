@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ class Ran:
     record: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """A loss that is no number is null: JSON has no word for it."""
+        return asdict(self) | {"losses": tuple(loss if isfinite(loss) else None for loss in self.losses)}
 
 
 def run(path: Path, plan: Plan, factory: Factory, *, steps: int, lr: float, save: Path | None = None,

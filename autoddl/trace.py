@@ -11,25 +11,26 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from autoddl.errors import CaptureError
+from autoddl.errors import CaptureError, InputError
+from autoddl.graph import Graph
 from autoddl.masks import plain_masks
 from autoddl.prepare import inline_regions, needs_decomposition, whole_dropout
 from autoddl.sample import Sample, named
 from autoddl.source import failing_line
 
-__all__ = ["trace"]
+__all__ = ["check_held", "trace"]
 
 DYNAMIC = re.compile(r"data.dependent|unbacked|\bu\d+\b|\.item\(\)|DynamicOutputShape|_local_scalar_dense", re.I)
 OPERATOR = re.compile(r"(?:torch\.ops\.)?(aten[.:]+\w+(?:\.\w+)?)")
@@ -74,6 +75,14 @@ def _check_shaped(model: nn.Module) -> None:
         raise CaptureError(f"{type(model).__name__} has no shape yet for {waiting[0]}{more}: a lazy module learns it "
                            "from its first batch; call the model once before planning, or write the sizes, as "
                            "nn.Linear(16, 32) for nn.LazyLinear(32)")
+
+
+def check_held(graph: Graph, constants: Mapping[int, Tensor]) -> None:
+    """InputError where a constant has no value to run with: a plan can be made of it, nothing else."""
+    empty = [graph.tensors[t].fqn for t, value in constants.items() if isinstance(value, FakeTensor) or value.is_meta]
+    if empty:
+        raise InputError(f"the model holds a tensor on the meta device that is no buffer, {empty[0]}, and nothing says "
+                         "its values: register_buffer it, or build the model on the CPU")
 
 
 def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:

@@ -119,6 +119,7 @@ def _write_truth(plan: Plan, factory: Factory, folder: Path, ranks: int) -> None
 
     from autoddl.capture import capture
     from autoddl.sample import parted
+    from autoddl.trace import check_held
     from autoddl.values import materialised
     from autoddl.wide import cast, widened
     from autoddl.worker import built
@@ -128,6 +129,7 @@ def _write_truth(plan: Plan, factory: Factory, folder: Path, ranks: int) -> None
     if captured.graph.fingerprint() != plan.fingerprints.get("model"):
         raise MismatchError(f"the plan was made for another model than {factory} gives: it is for {plan.model}; make "
                             "the plan again, or set the arguments it was made with (--set)")
+    check_held(captured.graph, captured.constants)
     _check_memory(sum(p.numel() for p in model.parameters()), ranks)
     wide, model = widened(captured), materialised(model).double()
     loss = sum(_pass(wide, model, parted(cast(batch), plan.microbatches, part), part, plan.microbatches)

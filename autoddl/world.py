@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from autoddl.errors import InputError, MachineError, MismatchError
+from autoddl.groups import lost
 from autoddl.launch import joined
 from autoddl.layout import Mesh
 
@@ -69,7 +70,10 @@ def agree(what: dict[str, Iterable[object]]) -> None:
         return
     mine = {name: hashlib.sha256("\n".join(map(str, rows)).encode()).hexdigest() for name, rows in what.items()}
     every: list[dict[str, str] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, mine)
+    try:
+        dist.all_gather_object(every, mine)
+    except RuntimeError as error:
+        raise lost(f"comparing the {' and the '.join(what)} of the ranks", error) from error
     for name in what:
         prints = [(theirs or {}).get(name) for theirs in every]
         other = next((rank for rank, found in enumerate(prints) if found != prints[0]), None)

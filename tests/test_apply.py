@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from autoddl.apply import ParallelModel, _digest, parallelize
 from autoddl.errors import InputError, MachineError, MismatchError
+from autoddl.layout import Layout, Split
 from autoddl.plan import Plan
 from autoddl.traffic import traffic
 
@@ -347,6 +348,135 @@ def test_what_does_not_fit() -> None:
         parallel.step((sample[0],))
     with pytest.raises(MismatchError, match="the plan is for 2 processes"):
         parallelize(build("uneven")[0], random_plans(model, sample, "a=2", 1)[0])
+
+
+class Turning(nn.Module):
+    """A tensor that is neither parameter nor buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.angles = nn.Linear(4, 4), torch.arange(4.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = (self.linear(x) * self.angles.cos()).square().mean()
+        return loss
+
+
+class Looked(nn.Module):
+    """Rows of a table whose gradient is sparse outside a plan."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(6, 4, sparse=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        loss: Tensor = self.table(tokens).square().sum(-1).mean()
+        return loss
+
+
+def looked(plans: list[Plan]) -> list[Tensor]:
+    found = []
+    for plan in plans:
+        parallel = parallelize(Looked().double(), plan)
+        parallel.step((torch.tensor([0, 5, 2, 5]),))
+        found += [whole(p.grad) for p in parallel.parameters()]
+    return found
+
+
+def test_the_gradient_of_a_table_is_dense() -> None:
+    model, sample = Looked().double(), (torch.tensor([0, 5, 2, 5]),)
+    plans = [random_plans(model, sample, "a=2", 1, roles={"a": role})[0] for role in ("data", "zero")]
+    call(model, sample).backward()
+    expected = model.table.weight.grad
+    assert expected is not None and expected.is_sparse
+    for grads in on_ranks(2, looked, plans):
+        for found in grads:
+            torch.testing.assert_close(found, expected.to_dense(), rtol=1e-12, atol=1e-12)
+
+
+def test_what_is_on_the_meta_device_and_no_buffer_is_refused() -> None:
+    """A plan can be made of it."""
+    with torch.device("meta"):
+        model = Turning()
+    sample = (torch.ones(2, 4),)
+    (plan,) = random_plans(model, sample, "one=1", 1)
+    with pytest.raises(InputError, match=r"a tensor on the meta device that is no buffer, angles, .*: register_buffer"):
+        parallelize(model, plan)
+    assert parallelize(Turning(), plan).step(sample).isfinite()
+
+
+def outside(plan: Plan, index: int) -> str:
+    parallel = parallelize(Looked().double(), plan)
+    with pytest.raises(IndexError) as error:
+        parallel.step((torch.tensor([0, 5, index, 5]),))
+    return str(error.value)
+
+
+@pytest.mark.parametrize("index", [-1, 6])
+def test_an_index_of_no_row_is_an_error_where_the_rows_are_split(index: int) -> None:
+    model, sample = Looked().double(), (torch.tensor([0, 5, 2, 5]),)
+    with pytest.raises(IndexError):
+        model(torch.tensor([0, 5, index, 5]))
+    plan = next(plan for plan in random_plans(model, sample, "a=2", 20) if any(
+        d.target == "aten.embedding.default" and d.inputs[0] == Layout((Split(0),)) for d in plan.decisions))
+    for said in on_ranks(2, outside, plan, index):
+        assert f"index {index} is of no row of table, which has 6: give indices from 0 to 5" in said
+
+
+class Masked(nn.Module):
+    """A mask that may be there, one that nothing reads, and a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, beta: float = 1.0, mask: Tensor | None = None, idle: Tensor | None = None,
+                cache: bool | None = None, sizes: tuple[int, int] = (2, 2)) -> Tensor:
+        loss: Tensor = (beta * self.linear(x)).square().mean() if mask is None else (self.linear(x) * mask).mean()
+        return loss
+
+
+@pytest.mark.parametrize(("given", "pattern"), [
+    ({"mask": torch.ones(3)}, r"the batch has a tensor mask, which the plan does not read"),
+    ({"beta": 0.5}, r"beta is 0\.5, the plan was made for 0\.0: what is no tensor is fixed"),
+    ({"beta": torch.tensor(0.0)}, "the batch has a tensor beta"),
+    ({"sizes": (2, 3)}, r"sizes\.1 is 3, the plan was made for 2"),
+    ({"cache": True}, "cache is True, the plan was made for None"),
+    ({"cache": object()}, "cache is <class 'object'>, the plan was made for None"),
+])
+def test_what_a_plan_does_not_read_is_not_dropped(given: dict[str, Any], pattern: str) -> None:
+    sample: dict[str, Any] = {"x": torch.ones(2, 3), "beta": 0.0, "idle": torch.ones(2)}
+    model = Masked()
+    parallel = parallelize(model, random_plans(model, sample, "one=1", 1)[0])
+    for good in (sample, {**sample, "beta": 0, "cache": None, "mask": None, "sizes": (2, 2)},
+                 (sample["x"], 0.0, None, sample["idle"])):
+        assert parallel.step(good) == 0
+    for run in (parallel.step, parallel, parallel.local_batch):
+        with pytest.raises(MismatchError, match=pattern):
+            run({**sample, **given})
+
+
+def test_a_value_that_the_sample_leaves_out_is_that_of_forward() -> None:
+    model, x = Masked(), torch.ones(2, 3)
+    parallel = parallelize(model, random_plans(model, (x,), "one=1", 1)[0])
+    assert parallel((x, 1.0)) == parallel({"x": x}) == model(x)
+    with pytest.raises(MismatchError, match=r"beta is 2\.0, the plan was made for 1\.0"):
+        parallel.step((x, 2.0))
+
+
+def seeded(plan: Plan) -> str:
+    """Every rank drops other elements."""
+    import torch.distributed as dist
+
+    with pytest.raises(MismatchError) as error:
+        parallelize(build("uneven")[0], plan, seed=dist.get_rank())
+    return str(error.value)
+
+
+def test_seeds_that_differ_are_refused() -> None:
+    (plan,) = random_plans(*build("uneven"), "a=2", 1)
+    assert all("rank 1 has another seed than rank 0" in text for text in on_ranks(2, seeded, plan))
 
 
 def deserted(plan: Plan) -> str:

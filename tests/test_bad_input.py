@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import signal
 import sys
 import textwrap
 from dataclasses import replace
@@ -15,7 +16,9 @@ from shell import FACTORY, LAPTOP, ROOT, Said, shell
 from tiny import tiny
 
 import autoddl
+from autoddl.endings import signals_raise
 from autoddl.errors import Infeasible, InputError, MachineError, MismatchError
+from autoddl.factory import Factory
 from autoddl.launch import launch
 
 TINY = FACTORY.removesuffix(":tiny")
@@ -83,6 +86,23 @@ def test_a_model_without_a_sample(folder: Path) -> None:
 ])
 def test_a_factory_that_is_not_there(factory: str, pattern: str) -> None:
     refused(shell("plan", factory, LAPTOP), pattern)
+
+
+@pytest.mark.parametrize(("text", "pattern"), [
+    ("import sys\nsys.exit(0)\n", r"ends\.py does not run: SystemExit: 0 \(.*ends\.py:2\)"),
+    ("def model():\n    raise SystemExit\n", r"ends\.py:model failed: SystemExit: +\(.*ends\.py:2\)"),
+])
+def test_a_factory_that_exits_is_no_success(tmp_path: Path, text: str, pattern: str) -> None:
+    (tmp_path / "ends.py").write_text(text)
+    refused(shell("plan", f"{tmp_path / 'ends.py'}:model", LAPTOP), pattern)
+
+
+def test_a_signal_is_no_failure_of_the_factory(tmp_path: Path) -> None:
+    (tmp_path / "ended.py").write_text("import os, signal\n"
+                                       "def model():\n    os.kill(os.getpid(), signal.SIGTERM)\n")
+    with pytest.raises(SystemExit) as ended, signals_raise():
+        Factory.parse(f"{tmp_path / 'ended.py'}:model").build()
+    assert ended.value.code == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize(("text", "pattern"), [

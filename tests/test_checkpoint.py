@@ -333,6 +333,66 @@ def test_a_crash_at_a_rename_leaves_a_whole_checkpoint(trained: Trained, tmp_pat
     assert loaded(trained, path) == 4 and [folder.name for folder in tmp_path.iterdir()] == ["work"]
 
 
+def test_an_empty_folder_hides_no_checkpoint(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made by a script that starts again, in the place of one that a crash left unnamed."""
+    path = tmp_path / "work"
+    saved(trained, path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", crash(1))
+        with pytest.raises(KeyboardInterrupt):
+            saved(trained, path, 2)
+    path.mkdir()
+    assert loaded(trained, path) == 2
+    saved(trained, path, 3)
+    assert loaded(trained, path) == 3 and [folder.name for folder in tmp_path.iterdir()] == ["work"]
+
+
+def test_a_crash_after_the_renames_loses_nothing_of_the_users(trained: Trained, tmp_path: Path,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    original = os.rename
+
+    def rename(source: Any, target: Any) -> None:
+        if Path(source).name == "notes.txt":
+            raise KeyboardInterrupt
+        original(source, target)
+
+    path = tmp_path / "work"
+    saved(trained, path, 1)
+    notes = noted(path / "notes.txt")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", rename)
+        with pytest.raises(KeyboardInterrupt):
+            saved(trained, path, 2)
+    assert not notes.exists() and loaded(trained, path) == 2
+    notes.write_text("newer")
+    for steps in (3, 4):
+        saved(trained, path, steps)
+        assert notes.read_text() == "newer" and (path / "notes.txt.replaced").read_text() == "mine"
+        assert loaded(trained, path) == steps and not (path / ".replaced").exists()
+
+
+def test_a_rank_that_is_gone_is_a_machine_error(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                                ) -> None:
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+
+    def closed(*_: object, **__: object) -> None:
+        raise RuntimeError("Connection closed by peer [127.0.0.1]:29500")
+
+    path = tmp_path / "work"
+    saved(trained, path, 1)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    for action, module, name in ((checkpoint.save, dcp, "save"), (checkpoint.load, dcp, "load"),
+                                 (checkpoint.save, dist, "broadcast_object_list"),
+                                 (checkpoint.load, dist, "broadcast_object_list")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, closed)
+            patch.setattr(checkpoint, "_distributed", lambda shared=module is dist: shared)
+            with pytest.raises(MachineError, match="Connection closed by peer"):
+                action(*trained, path)
+    assert loaded(trained, path) == 1
+
+
 def test_what_was_finished_under_another_name_is_read(trained: Trained, tmp_path: Path) -> None:
     path = tmp_path / "work"
     saved(trained, path, 1)

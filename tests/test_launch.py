@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from autoddl.endings import signals_raise
 from autoddl.errors import MachineError, MismatchError
 from autoddl.launch import joined, launch
+from autoddl.workers import mapper
 
 
 def script(folder: Path, text: str) -> list[str]:
@@ -114,3 +116,22 @@ def test_a_slurm_step_is_a_rank_and_one_process_is_none(monkeypatch: pytest.Monk
     assert found == {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "nid003", "MASTER_PORT": "20031"}
     for name in found:
         monkeypatch.delenv(name)
+
+
+def handlers(_: object = None) -> list[object]:
+    return [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    """As under nohup, in this process and in its workers; SIGTERM still ends them."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals_raise():
+            term, hangup = handlers()
+            assert callable(term) and hangup == signal.SIG_IGN
+        with mapper(handlers, 2) as run:
+            assert list(run([1, 2])) == [[signal.SIG_DFL, signal.SIG_IGN]] * 2
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with mapper(handlers, 2) as run:
+        assert list(run([1, 2])) == [[signal.SIG_DFL, signal.SIG_DFL]] * 2 or before == signal.SIG_IGN

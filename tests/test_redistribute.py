@@ -179,3 +179,13 @@ def run_bools(mesh: Mesh) -> torch.Tensor:
 def test_bools_travel_as_bytes() -> None:
     for found in on_ranks(4, run_bools, Mesh.parse("a=4")):
         assert torch.equal(found, whole((7, 5)) > 0)
+
+
+def run_sparse(mesh: Mesh) -> str:
+    with pytest.raises(RuntimeError) as error:
+        run_step([torch.eye(4).to_sparse()], [(4, 4)], [Layout((P,))], Step((0,), P, B), Groups(mesh, subsets(mesh)))
+    return type(error.value).__name__
+
+
+def test_an_error_of_ones_own_is_not_a_peers() -> None:
+    assert "MachineError" not in on_ranks(2, run_sparse, Mesh.parse("a=2"))

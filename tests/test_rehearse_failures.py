@@ -1,5 +1,7 @@
 """A rehearsal whose rank dies or whose link is cut ends within its timeout, with a clear error; nothing of it stays."""
 
+import json
+import math
 import os
 import signal
 import subprocess
@@ -15,6 +17,7 @@ from autoddl.api import plan
 from autoddl.errors import MachineError
 from autoddl.factory import Factory
 from autoddl.rehearse import Rehearsal, rehearse
+from autoddl.running import Ran
 
 STEPS, TIMEOUT = 6, 5.0
 
@@ -81,3 +84,10 @@ def test_a_link_cut_for_a_moment_only_costs_time(tmp_path: Path) -> None:
     found = rehearsed(tmp_path, disturb)
     assert len(found.losses) == STEPS and found.collective_mismatches == 0
     assert max(found.step_seconds[1:]) > 1.5 and not owned_by(os.getpid())
+
+
+def test_losses_that_are_no_numbers_are_json() -> None:
+    losses = (1.0, math.nan, math.inf)
+    for found in (Ran(losses, 1.0, 1.0, 2), Rehearsal((1.0,), 1.0, losses, 0, (), 2)):
+        text = json.dumps(found.to_json(), allow_nan=False)
+        assert json.loads(text)["losses"] == [1.0, None, None]

@@ -72,6 +72,28 @@ def test_a_model_on_the_meta_device_is_verified() -> None:
     assert checked.passed
 
 
+def test_a_tensor_on_the_meta_device_that_is_no_buffer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "turning.py").write_text(textwrap.dedent("""
+        import torch
+        from torch import nn
+
+        class Turning(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear, self.angles = nn.Linear(4, 4), torch.arange(4.0)
+
+            def forward(self, x):
+                return (self.linear(x) * self.angles.cos()).square().mean()
+
+        def turning():
+            with torch.device("meta"):
+                return Turning(), torch.zeros(8, 4)
+    """))
+    factory = Factory.parse(f"{tmp_path / 'turning.py'}:turning")
+    with pytest.raises(InputError, match=r"^the model holds a tensor on the meta device that is no buffer, angles"):
+        verify(planned(factory, LAPTOP, mesh="machine=2,pair=2"), factory)
+
+
 @pytest.mark.parametrize(("mesh", "smaller"), [("net=16,node=8", "net=2,node=2"), ("net=9,node=4", "net=3,node=2"),
                                                ("net=2,node=4", "net=2,node=4")])
 def test_a_smaller_mesh_divides_the_plans(mesh: str, smaller: str) -> None:

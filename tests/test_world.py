@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 import zoo
 from planmaker import random_plans
 from shell import ROOT
@@ -11,9 +12,11 @@ from shell import ROOT
 from autoddl.apply import parallelize
 from autoddl.cost_models import load_cluster
 from autoddl.errors import InputError, MachineError
+from autoddl.groups import Groups
+from autoddl.layout import Mesh
 from autoddl.measure import Request
 from autoddl.measure_rank import _device
-from autoddl.world import device_of, take
+from autoddl.world import agree, device_of, take
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, gpus: int, local_rank: int) -> None:
@@ -68,3 +71,17 @@ def test_a_measurement_takes_the_device_that_a_plan_would(monkeypatch: pytest.Mo
         _device(cluster, request)
     core = replace(cluster.device, kind="cpu")
     assert _device(replace(cluster, device=core), request) == torch.device("cpu")
+
+
+def test_a_rank_that_is_gone_before_the_first_step_is_a_machine_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*_: object, **__: object) -> None:
+        raise RuntimeError("Connection closed by peer [127.0.0.1]:29500")
+
+    for name, value in (("is_initialized", True), ("get_world_size", 2), ("get_rank", 0)):
+        monkeypatch.setattr(dist, name, lambda value=value: value)
+    for name in ("all_gather_object", "new_group"):
+        monkeypatch.setattr(dist, name, closed)
+    with pytest.raises(MachineError, match="comparing the plan and the seed of the ranks failed: Connection closed by"):
+        agree({"plan": [1], "seed": [2]})
+    with pytest.raises(MachineError, match=r"connecting the ranks along a failed: Connection closed by peer.*restart"):
+        Groups(Mesh.parse("a=2"), [(0,)])

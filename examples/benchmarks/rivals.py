@@ -51,15 +51,28 @@ def played(model: str, cluster: Path, rounds: int, starts: int, tuning: int) -> 
         ours.save(path)
         for start in range(starts):
             found = contest(cluster, model, {OURS: path}, candidates, rounds, tuning if start == 0 else 0)
-            for one in found:
-                known = joined.get(one.name)
-                joined[one.name] = one if known is None else replace(known, seconds=known.seconds + one.seconds)
+            _check(model, found)
+            joined |= {one.name: _after(joined.get(one.name), one) for one in found}
             best = {one.name for one in found if one.seconds}
             candidates = [one for one in candidates if one.name in best]
-    disagree = [one.name for one in joined.values() if not one.failure and not _agree(one, joined[OURS])]
+    return list(joined.values())
+
+
+def _check(model: str, found: Sequence[Turns]) -> None:
+    """That ours ran in this start, and all that did have its losses."""
+    ours = next(one for one in found if one.name == OURS)
+    if ours.failure:
+        raise SystemExit(f"{model}: ours did not run: {ours.failure}")
+    disagree = [one.name for one in found if not one.failure and not _agree(one, ours)]
     if disagree:
         raise SystemExit(f"{model}: the losses of {', '.join(disagree)} are not ours to {AGREE:g}")
-    return list(joined.values())
+
+
+def _after(known: Turns | None, one: Turns) -> Turns:
+    """The turns of the starts before and of this one; who fails in one has none that count."""
+    if known is None:
+        return one
+    return replace(known, failure=one.failure, seconds=() if one.failure else known.seconds + one.seconds)
 
 
 def _agree(one: Turns, other: Turns) -> bool:

@@ -110,6 +110,9 @@ def left_behind(folder: str, namespaces: set[str]) -> list[str]:
 
 
 def main(steps: int = 500) -> int:
+    if steps < 2 * EVERY:
+        raise SystemExit(f"{steps} steps have no second checkpoint, whose memory the last is compared with: take "
+                         f"{2 * EVERY} or more")
     before = {path.name for path in Path("/run/netns").iterdir()} if Path("/run/netns").is_dir() else set()
     plan, cluster = autoddl.plan(model(), CLUSTER, batch(corpus(), 0), name="gpt"), load_cluster(CLUSTER)
     began = time.time()
@@ -120,7 +123,7 @@ def main(steps: int = 500) -> int:
         ranks = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(cluster.size)]
     took, single = time.time() - began, alone(steps)
     worst = max(abs(a - b) / abs(b) for a, b in zip(ranks[0]["losses"], single, strict=True))
-    growth = max(rank["resident"][-1] / rank["resident"][min(1, len(rank["resident"]) - 1)] - 1 for rank in ranks)
+    growth = max(rank["resident"][-1] / rank["resident"][1] - 1 for rank in ranks)
     left = left_behind(folder, before)
     print(f"{steps} steps on {cluster.name} in {took:.0f} s, mesh {plan.mesh}, loss to {single[-1]:.3f}\n"
           f"loss      differs by {worst:.1e} at most (allowed {LOSS:.0e})\n"
