@@ -57,7 +57,7 @@ class _TokenLoss(torch.autograd.Function):
             sums.append(x @ share)
         total = site.reduce(torch.stack(sums), "sum", site.option.inner)
         lse = total[0].log() + top
-        sure = (1 - smoothing) * weights[target.where(valid, 0)]
+        sure = (1 - smoothing) * weights[_classes(target.where(valid, 0))]
         loss = sure * (lse - total[1])
         if smoothing:
             loss = loss + smoothing / classes * (weights.sum() * lse - total[2])
@@ -75,6 +75,15 @@ class _TokenLoss(torch.autograd.Function):
             grad -= ctx.smooth * share
         grad = grad.mul_((valid * upstream).unsqueeze(1)).to(logits.dtype)
         return grad, None, None, None, None, None, None, None
+
+
+def _classes(target: Tensor) -> Tensor:
+    """The labels, none of which may count from the end: an error at once on the CPU, later on a GPU."""
+    if target.is_cuda:
+        torch._assert_async((target >= 0).all(), "a label below 0 that is not ignore_index")
+    elif target.numel() and (least := int(target.amin())) < 0:
+        raise IndexError(f"label {least} is below 0 and not ignore_index: give labels from 0 on, or name it")
+    return target
 
 
 def token_loss(site: Site, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:

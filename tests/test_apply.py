@@ -424,6 +424,30 @@ def test_an_index_of_no_row_is_an_error_where_the_rows_are_split(index: int) -> 
         assert f"index {index} is of no row of table, which has 6: give indices from 0 to 5" in said
 
 
+class Labelled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.linear(x), labels)
+
+
+def below(plan: Plan, x: Tensor) -> str:
+    parallel = parallelize(Labelled().double(), plan)
+    with pytest.raises(IndexError) as error:
+        parallel.step((x, torch.tensor([0, -1, 2, -100])))
+    return str(error.value)
+
+
+def test_a_label_below_0_is_an_error_where_the_classes_are_split() -> None:
+    x, labels = torch.ones(4, 3, dtype=torch.float64), torch.tensor([0, 3, 2, -100])
+    plan = next(plan for plan in random_plans(Labelled().double(), (x, labels), "a=2", 40) if any(
+        "token_loss" in d.target and d.inputs[0] == Layout((Split(1),)) for d in plan.decisions))
+    for said in on_ranks(2, below, plan, x):
+        assert "label -1 is below 0 and not ignore_index" in said
+
+
 class Masked(nn.Module):
     """A mask that may be there, one that nothing reads, and a number."""
 
