@@ -87,7 +87,10 @@ def proof_table(checked: Proved) -> RenderableType:
 
 
 def _on(meshes: tuple[str, ...]) -> str:
-    return f"mesh '{meshes[0]}'" if len(meshes) == 1 else f"any of {len(meshes)} meshes"
+    if len(meshes) == 1:
+        return f"mesh '{meshes[0]}'"
+    parts = any("microbatch" in mesh for mesh in meshes)
+    return f"any of {len(meshes)} meshes{' and numbers of microbatches' if parts else ''}"
 
 
 def pins_table(plan: Plan, rows: Sequence[PinPrice]) -> RenderableType:

@@ -9,6 +9,7 @@ What another choice costs is the cost of the best whole plan with that choice, o
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -20,8 +21,9 @@ from autoddl.graph import Op
 from autoddl.hubs import HUB
 from autoddl.outer import Progress
 from autoddl.plan import Plan
+from autoddl.problem import Problem
 from autoddl.proof import prove
-from autoddl.rebuild import Rebuilt, answered, posed, question_of, rebuild, tried
+from autoddl.rebuild import Rebuilt, answered, counted, posed, question_of, rebuild, tried
 from autoddl.space import Variable
 
 __all__ = ["Explained", "Named", "Other", "PinPrice", "Proved", "explain", "price_of_pins", "proved"]
@@ -67,7 +69,8 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class Proved:
-    """On `meshes` no plan takes less than `bound`; `claimed` is the bound that the plan itself carries."""
+    """On `meshes`, of which those with another number of microbatches than the plan's say it, no plan takes less than
+    `bound`; `claimed` is the bound that the plan itself carries."""
 
     meshes: tuple[str, ...]
     seconds: float
@@ -149,16 +152,28 @@ def _label(variable: Variable) -> str:
 
 
 def proved(plan: Plan, everywhere: bool = False) -> Proved:
-    """The certificate of the plan's mesh, made and checked; `everywhere`: of every mesh that it was chosen from."""
-    made, asked = rebuild(plan), question_of(plan)
+    """The certificate of the plan's mesh, made and checked; `everywhere`: of every mesh that it was chosen from, with
+    every number of microbatches."""
+    made = rebuild(plan)
     seconds = made.problem.cost(made.choice)
-    problems = {str(plan.mesh): made.problem}
-    if everywhere:
-        problems |= {str(mesh): posed(asked, mesh)[2] for mesh in tried(asked) if mesh != plan.mesh}
+    problems = {str(plan.mesh): made.problem} | (_others(plan) if everywhere else {})
     checked = [check(problem, prove(problem, seconds)) for problem in problems.values()]
     return Proved(tuple(problems), seconds, min(seconds, *(one.bound for one in checked)), plan.bound,
                   sum(one.inequalities for one in checked), sum(one.distinct for one in checked),
                   tuple(lam for one in checked for lam in one.multipliers))
+
+
+def _others(plan: Plan) -> dict[str, Problem]:
+    """What else the plan was chosen from. Where the pins leave no layout there was nothing to choose."""
+    asked, found = question_of(plan), dict[str, Problem]()
+    for one in counted(asked):
+        n = one.microbatches
+        parts = "" if n == plan.microbatches else f" x {n} microbatch{'es' * (n > 1)}"
+        for mesh in tried(asked):
+            if parts or mesh != plan.mesh:
+                with suppress(InputError):
+                    found[f"{mesh}{parts}"] = posed(one, mesh)[2]
+    return found
 
 
 def price_of_pins(plan: Plan, progress: Progress | None = None) -> tuple[PinPrice, ...]:

@@ -67,8 +67,10 @@ class Raced:
     problem: AutoDDLError | None = None
 
 
-def _finish(task: Task, found: Found, count: int, pins: Sequence[str], mesh: str | None, most: int) -> Plan:
-    """The plan of the best candidate."""
+def _finish(task: Task, found: Found, count: int, pins: Sequence[str], mesh: str | None, most: int,
+            counts: Sequence[int]) -> Plan:
+    """The plan of the best candidate. After an interrupt nothing more is captured for it to keep."""
+    counts = [n for n in counts if task.has(n)] if found.interrupted else counts
     solved = found.best
     one = task.confirmed(solved.pricing.microbatches)
     task = replace(task, graph=one.graph, original=one.original, spec=one.spec)
@@ -80,7 +82,7 @@ def _finish(task: Task, found: Found, count: int, pins: Sequence[str], mesh: str
     best = plan_of(made, solved.pricing, solved.solution, dict(task.about) | {
         "bound": min(found.bound, made.predicted.seconds), "budget": task.budget, "candidates": count,
         "sample": dict(task.spec), "fingerprints": prints, "timings": timings,
-        "source": source_of(task, solved, pins, mesh, most)})
+        "source": source_of(task, solved, pins, mesh, most, counts)})
     best = best_buckets(best, task.graph, task.cluster)
     return with_memory(best, task.graph, task.optimizer, task.cluster)
 
@@ -126,7 +128,7 @@ def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = Non
     asked = tuple(parse_pin(text) for text in pins)
     region = partial(pinned, asked)
     tried = [Candidate(m, region, n) for n in counts for m in _meshes(task, mesh, asked, max_axes)]
-    finish = partial(_finish, task, count=len(tried), pins=pins, mesh=mesh, most=max_axes)
+    finish = partial(_finish, task, count=len(tried), pins=pins, mesh=mesh, most=max_axes, counts=counts)
     best, found = _fitting(task, tried, progress, finish)
     if overlap and not found.interrupted:
         return overlapped(task, found, best, _spaces(task, tried, bool(pins)), finish)
@@ -237,7 +239,8 @@ def compare(model: "nn.Module", cluster: str | Path | Cluster, sample: object = 
             found.append(Comparison(title, None, "not begun: interrupted", interrupted=True))
             continue
         candidates = [replace(one, microbatches=n) for n in counts for one in whole]
-        finish = partial(_finish, task, count=len(candidates), pins=pins, mesh=mesh, most=max_axes)
+        finish = partial(_finish, task, count=len(candidates), pins=pins if title == "found" else (), mesh=mesh,
+                         most=max_axes, counts=counts)
         found.append(_compared(task, title, candidates, progress, finish))
         if found[0].plan is None and found[0].interrupted:
             raise KeyboardInterrupt
@@ -264,11 +267,12 @@ def compare_solvers(model: "nn.Module", cluster: str | Path | Cluster, sample: o
                     mesh: str | None = None, pins: Sequence[str] = (), budget: float | str | None = None,
                     optimizer: str = "adamw", tolerance: float = 1e-3, max_axes: int = 3,
                     time_limit: float | None = 60.0, solvers: Sequence[str] = tuple(SOLVERS), name: str = "",
-                    factory: Mapping[str, Any] | None = None,
-                    progress: Progress | None = None) -> tuple[Raced, ...]:
-    """Every solver on the same problem: that of the mesh, or of the best mesh. `time_limit` is seconds per solver."""
+                    factory: Mapping[str, Any] | None = None, progress: Progress | None = None,
+                    workers: int | None = None) -> tuple[Raced, ...]:
+    """Every solver on the same problem: that of the mesh, or of the best mesh, for which `workers` processes search.
+    `time_limit` is seconds per solver."""
     tell = progress or (lambda what, done, total: None)
-    task = task_of(model, cluster, sample, budget, optimizer, "exact", tolerance, None, name, factory)
+    task = task_of(model, cluster, sample, budget, optimizer, "exact", tolerance, None, name, factory, workers)
     asked = tuple(parse_pin(text) for text in pins)
     tried = [Candidate(m, partial(pinned, asked)) for m in _meshes(task, mesh, asked, max_axes)]
     best = tried[0].mesh if len(tried) == 1 else search(task, tried, progress).best.pricing.mesh

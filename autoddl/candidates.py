@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autoddl.cost_models import Cluster
-from autoddl.graph import Graph
+from autoddl.graph import Graph, Kind
 from autoddl.layout import Mesh
 from autoddl.price import Pricing
 from autoddl.problem import Problem, Solution
@@ -108,6 +108,8 @@ def taken(task: Task, candidate: Candidate, solution: Solution) -> Solved:
 
 def bounds(task: Task, one: Candidate, other: Candidate) -> bool:
     """Whether the seconds of `one` without a budget bound those of `other`. Measured kernels may be faster where they
-    are small."""
+    are small; and a microbatch of one row splits as none of more rows does: (1, S, C) -> (S, C) leaves S whole,
+    (2, S, C) -> (2S, C) does not."""
     return (not task.cluster.device.curves and other.mesh == one.mesh and other.region is one.region
-            and other.microbatches > one.microbatches and other.microbatches % one.microbatches == 0)
+            and other.microbatches > one.microbatches and other.microbatches % one.microbatches == 0
+            and all(t.shape[0] > other.microbatches for t in task.graph.tensors if t.kind is Kind.INPUT and t.shape))

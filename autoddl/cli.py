@@ -127,6 +127,9 @@ def _compare(factory: FactoryText, cluster: ClusterPath, set_: Set = None, budge
              solvers: Annotated[bool, typer.Option("--solvers", help="compare the solvers on the plan's mesh")] = False,
              compiled: Compiled = False, as_json: AsJson = False) -> None:
     """Set the plan beside data parallel, grids, ZeRO-3 ..."""
+    if solvers and (solver, microbatches) != ("exact", "1"):
+        raise InputError("--solvers sets all solvers beside each other, with the whole batch: drop --solver and "
+                         "--microbatches, or drop --solvers")
     made = Factory.parse(factory, settings(set_ or ()))
     with _progress() as progress:
         from autoddl.api import compare, compare_solvers
@@ -134,7 +137,8 @@ def _compare(factory: FactoryText, cluster: ClusterPath, set_: Set = None, budge
         model, sample = made.build()
         if solvers:
             raced = compare_solvers(model, place, sample, budget=budget, max_axes=max_axes,
-                                    time_limit=60.0 if time_limit is None else time_limit, progress=progress)
+                                    time_limit=60.0 if time_limit is None else time_limit, progress=progress,
+                                    workers=workers)
             table, data = report.raced_table(raced), report.raced_rows(raced)
             problem = raced[0].problem if all(row.problem for row in raced) else None
         else:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
+from autoddl.errors import InputError
 from autoddl.plan import load_plan
 
 __all__ = ["register"]
@@ -48,6 +49,9 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
                  as_json: AsJson = False) -> None:
         """Say why a plan is as it is, and what else there is."""
         from autoddl import answer_tables, answers
+        asked = [word for word, given in (("NAME", names), ("--proof", proof or everywhere), ("--pins", pins)) if given]
+        if len(asked) > 1:
+            raise InputError(f"explain answers one question at a time, not {' and '.join(asked)}: ask them one by one")
         read = load_plan(plan)
         with bar() as progress:
             table: RenderableType

@@ -1,6 +1,7 @@
 """Where a verb will write is looked at before its work: what was found should not be lost for want of a folder.
 
-    check_file(path)      a file that is written beside its place and then renamed: the folder is there, and takes files
+    check_file(path)      a file that is written beside its place and then renamed: the folder is there, and takes
+                          files; what is no file, like /dev/stdout, takes what is written
     check_opened(path)    a file that is written where it is: that one, where it is there, else as above
     check_folder(path)    a folder that is made, with those above it: the nearest that is there takes files
 """
@@ -20,7 +21,9 @@ def check_file(path: Path | None) -> None:
         return
     if path.is_dir():
         raise InputError(f"cannot write {path}: it is a folder; give the name of a file in it")
-    _try(path.parent, path)
+    if path.exists() and not path.is_file():
+        return check_opened(path)
+    _try(Path(os.path.realpath(path)).parent, path)
 
 
 def check_opened(path: Path | None) -> None:

@@ -13,6 +13,7 @@ parameters and operators are: plans keep the graph of one microbatch, in which t
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from autoddl.breakdown import block_of, folded
 from autoddl.cost_models import show_bytes
@@ -22,7 +23,7 @@ from autoddl.graph_json import graph_from_text
 from autoddl.hubs import HUB
 from autoddl.plan import Plan
 from autoddl.rebuild import Rebuilt, rebuild
-from autoddl.space import Choice
+from autoddl.space import Choice, Variable
 from autoddl.stretch import stretched
 
 __all__ = ["Difference", "Group", "difference"]
@@ -112,12 +113,29 @@ def _words(a: Plan, b: Plan) -> Iterator[str]:
                               ("optimizer", a.source.get("optimizer"), b.source.get("optimizer")), ("pins", *pins)):
         if mine != yours:
             yield f"{what}: A has {mine}, B has {yours}"
-    if a.budget != b.budget:
-        yield f"budget: A has {show_bytes(a.budget)} a rank, B has {show_bytes(b.budget)}"
+    if a.cluster == b.cluster:
+        yield from _clusters(a, b)
+    for what, size, other in (("budget", a.budget, b.budget), ("bytes in a bucket", a.bucket_bytes, b.bucket_bytes)):
+        if size != other:
+            yield f"{what}: A has {show_bytes(size)}{' a rank' * (what == 'budget')}, B has {show_bytes(other)}"
     steps = [sum(map(len, ((*c.forward, *c.backward) for c in plan.conversions))) for plan in (a, b)]
     if a.conversions != b.conversions:
         yield (f"conversions: A takes {steps[0]:,} steps on {len(a.conversions):,} edges, B {steps[1]:,} on "
                f"{len(b.conversions):,}")
+
+
+def _clusters(a: Plan, b: Plan) -> Iterator[str]:
+    """How clusters of one name differ, as far as the plans keep them."""
+    if "cluster" not in a.source or "cluster" not in b.source:
+        prints = [plan.fingerprints.get("cluster") for plan in (a, b)]
+        if all(prints) and prints[0] != prints[1]:
+            yield f"cluster: A and B were made for different ones, both of the name {a.cluster}"
+        return
+    mine, yours = (plan.source["cluster"].splitlines() for plan in (a, b))
+    lines = [(x.strip(" -"), y.strip(" -")) for x, y in zip_longest(mine, yours, fillvalue="nothing") if x != y]
+    if lines:
+        more = f"; {len(lines) - 1} more differ" if len(lines) > 1 else ""
+        yield f"cluster {a.cluster}: A has {lines[0][0]}, B has {lines[0][1]}{more}"
 
 
 def _totals(a: Plan, b: Plan) -> Iterator[tuple[str, float, float, str]]:
@@ -133,10 +151,10 @@ def _totals(a: Plan, b: Plan) -> Iterator[tuple[str, float, float, str]]:
 def _groups(a: Plan, b: Plan) -> tuple[Group, ...]:
     """The blocks in which the plans choose differently, the one that is worth most first."""
     mine, yours = rebuild(a), rebuild(b)
-    names = {v.name: i for i, v in enumerate(yours.variables)}
-    if set(names) != {v.name for v in mine.variables}:
+    chosen = {_key(v): v.choices[k] for v, k in zip(yours.variables, yours.choice, strict=True)}
+    if set(chosen) != set(map(_key, mine.variables)):
         raise InputError("the plans are of one model but name its ops differently: make both again with this AutoDDL")
-    theirs = [yours.variables[names[v.name]].choices[yours.choice[names[v.name]]] for v in mine.variables]
+    theirs = [chosen[_key(v)] for v in mine.variables]
     differing = [i for i, v in enumerate(mine.variables) if v.choices[mine.choice[i]] != theirs[i]]
     blocks: dict[str, list[int]] = {}
     for i in differing:
@@ -147,6 +165,11 @@ def _groups(a: Plan, b: Plan) -> tuple[Group, ...]:
         options = {i: _position(mine, i, theirs[i]) for i in changed}
         found.append(Group(name, _said(mine, changed, theirs), *_worth(mine, options)))
     return tuple(sorted(found, key=lambda g: (g.seconds is None, -abs(g.seconds or 0.0), g.block)))
+
+
+def _key(variable: Variable) -> tuple[bool, str]:
+    """A parameter may have the name of an op."""
+    return isinstance(variable.item, Tensor), variable.name
 
 
 def _position(made: Rebuilt, i: int, choice: Choice) -> int | None:

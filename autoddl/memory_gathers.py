@@ -26,7 +26,7 @@ class _Gather:
     notes: list[int]
     flight: Flight | None = None
     values: list[Value] | None = None
-    again: list[Value] = field(default_factory=list)
+    again: list[Value | None] = field(default_factory=list)
 
 
 class Gathers:
@@ -43,6 +43,18 @@ class Gathers:
     def begin(self, last: bool) -> None:
         self._next, self._back, self._last = 0, len(self._all), last
         self.origin: dict[int, tuple[int, int]] = {}
+        for one in self._all:
+            self._forget(one)
+
+    def _forget(self, one: _Gather) -> None:
+        """What was gathered for a backward that did not read it goes before the next microbatch."""
+        left = [x.storage for x in one.again if x is not None]
+        if one.flight is not None:
+            sent = [*one.flight.held, one.flight.got]
+            left += [x.storage for x in one.flight.done] if one.flight.got < 0 else sent
+        for storage in left:
+            self._heap.drop(storage)
+        one.flight, one.again, one.notes = None, [], [0] * len(one.notes)
 
     def _start(self, b: int) -> None:
         one = self._all[b]
@@ -98,11 +110,16 @@ class Gathers:
                 self._start(self._back)
         one = self._all[b]
         if one.flight is not None:
-            one.again = self._wait(one)
+            one.again = [*self._wait(one)]
 
     def done(self, b: int, k: int) -> None:
-        """What `note` wrote has been read; the last reader frees the member."""
+        """What `note` wrote has been read, if anything came: no gradient may have asked for it. The last reader frees
+        the member."""
         one = self._all[b]
+        if not one.again:
+            return
         one.notes[k] -= 1
-        if not one.notes[k]:
-            self._heap.drop(one.again[k].storage)
+        value = one.again[k]
+        if not one.notes[k] and value is not None:
+            self._heap.drop(value.storage)
+            one.again[k] = None

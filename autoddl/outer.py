@@ -9,9 +9,9 @@ of them is the price at which the others are bounded.
 
 With k * m microbatches a step takes at least as long as with m on the same mesh without a budget: launches and
 latencies come more often, and by the formulas nothing gets cheaper than in proportion to its size (curves of a measured
-device may). So numbers of microbatches are tried
-rising, on those meshes alone where the bound without a budget of a number that divides them leaves hope; with more axes
-first the number that was fastest with few.
+device may, and a microbatch of one row can be split as larger ones cannot: `candidates.bounds`). So numbers of
+microbatches are tried rising, on those meshes alone where the bound without a budget of a number that divides them
+leaves hope; with more axes first the number that was fastest with few.
 
 A mesh is not solved further once its bound is no better than the best plan by more than the tolerance. The bound of the
 whole is the least over all meshes of what was proved for each. An interrupt ends the search with the best plan so far,

@@ -168,19 +168,28 @@ _ADAPTER: TypeAdapter[Plan] = TypeAdapter(Plan)
 
 def write_atomically(path: Path, text: str) -> None:
     """Write to a temporary name beside `path`, then rename: whoever reads sees the old text or the new one. Who may
-    read it stays as it was, and is as for any new file where there was none."""
+    read it stays as it was, and is as for any new file where there was none. A link is followed; what is no file, like
+    /dev/stdout, is written to."""
     try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False,
-                                         encoding="utf-8") as file:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+        else:
+            _replace(Path(os.path.realpath(path)), text)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _replace(path: Path, text: str) -> None:
+    """Rename a new file with `text` to `path`; where that fails nothing is left of it."""
+    number, new = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with open(number, "w", encoding="utf-8") as file:
             file.write(text)
-        _as_before(file.name, path)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
-    try:
-        os.replace(file.name, path)
-    except OSError as error:
-        os.unlink(file.name)
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+        _as_before(new, path)
+        os.replace(new, path)
+    except BaseException:
+        os.unlink(new)
+        raise
 
 
 def _as_before(new: str, path: Path) -> None:

@@ -189,13 +189,15 @@ def end_seconds(pricing: Pricing, t: int, choice: Choice, port: int, flows: bool
 
 
 def cone_cost(pricing: Pricing) -> tuple[float, float]:
-    """Seconds and bytes of what every rank has alike: the cone's ops forward; buffers, constants, idle parameters."""
+    """Seconds and bytes of what every rank has alike: the cone's ops forward; buffers, constants, idle parameters, and
+    of the inputs the whole batch, of which `graph` has one microbatch."""
     graph = pricing.graph
     dependent, used = graph.dependent(), {t for op in graph.ops for t in op.inputs}
     whole = Layout.broadcast(pricing.mesh)
     cone = [(op, Choice((whole,) * len(op.inputs), (whole,) * len(op.outputs), (), ())) for op in graph.ops
             if not dependent.intersection(op.inputs)]
     seconds = sum(op_seconds(pricing, op, choice, frozenset()) for op, choice in cone)
-    held = sum(t.nbytes for t in graph.tensors if t.kind in (Kind.BUFFER, Kind.CONSTANT, Kind.INPUT))
+    held = sum(t.nbytes * (pricing.microbatches if t.kind is Kind.INPUT else 1) for t in graph.tensors
+               if t.kind in (Kind.BUFFER, Kind.CONSTANT, Kind.INPUT))
     idle = sum(t.nbytes for i, t in enumerate(graph.tensors) if t.kind is Kind.PARAMETER and i not in used)
     return seconds, float(held + idle)

@@ -1,22 +1,24 @@
 """Plan -> the very problem that it solves, without the model: what every later question about a plan starts from.
 
 `Plan.source` keeps what the problem was posed from: the captured graph, the cluster's text, the optimizer, the pins,
-the meshes. The space and the prices are functions of these, so they are made again; the plan's layouts pick the choice.
+the meshes, the numbers of microbatches with what their graphs are stretched from. The space and the prices are
+functions of these, so they are made again; the plan's layouts pick the choice.
 A plan whose predicted seconds do not come out again was made by another version of the prices.
 
     rebuild(plan)         its mesh's problem and its choice
     again(plan, ...)      the whole search with something changed: other pins, another cluster, another budget
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autoddl.candidates import Candidate, Task
 from autoddl.cost_models import Cluster, parse_cluster
-from autoddl.errors import InputError, MismatchError
+from autoddl.errors import AutoDDLError, InputError, MismatchError
 from autoddl.graph import Graph, Op
 from autoddl.graph_json import graph_from_text, graph_to_text
 from autoddl.hubs import HUB, planned
@@ -29,11 +31,13 @@ from autoddl.problem import Problem
 from autoddl.regions import mesh_allows, parse_pin, pinned
 from autoddl.space import Choice, Variable, variables
 from autoddl.tables import problem_of
+from autoddl.variants import Variant, Variants
 
 if TYPE_CHECKING:
     from autoddl.candidates import Solved
 
-__all__ = ["Question", "Rebuilt", "again", "answered", "posed", "question_of", "rebuild", "source_of", "tried"]
+__all__ = ["Question", "Rebuilt", "again", "answered", "counted", "posed", "question_of", "rebuild", "source_of",
+           "tried"]
 
 SAME = 1e-9
 """Seconds that differ by less are the same sum in another order."""
@@ -50,7 +54,8 @@ class Rebuilt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a plan is the answer to. `mesh` is the one that the user fixed."""
+    """What a plan is the answer to. `mesh` is the one that the user fixed. `graph` is that of one of `microbatches`;
+    where several numbers were tried, `counts` are these, and `parts` the graphs of some of them, as text."""
 
     graph: Graph
     cluster: Cluster
@@ -61,14 +66,33 @@ class Question:
     mesh: str | None
     max_axes: int
     microbatches: int = 1
+    counts: tuple[int, ...] = ()
+    parts: Mapping[str, str] = field(default_factory=dict)
 
 
-def source_of(task: Task, solved: "Solved", pins: Sequence[str], mesh: str | None, max_axes: int) -> dict[str, Any]:
+def source_of(task: Task, solved: "Solved", pins: Sequence[str], mesh: str | None, max_axes: int,
+              counts: Sequence[int] = ()) -> dict[str, Any]:
     """What `rebuild` needs, as JSON. `inner` tells choices with equal layouts apart."""
     chosen = zip(solved.variables, solved.solution.choice, strict=True)
     inner = {v.name: list(v.choices[k].inner) for v, k in chosen if v.choices[k].inner}
     return {"graph": graph_to_text(task.original), "cluster": task.cluster.to_yaml(), "optimizer": task.optimizer,
-            "tolerance": task.tolerance, "pins": list(pins), "mesh": mesh, "max_axes": max_axes, "inner": inner}
+            "tolerance": task.tolerance, "pins": list(pins), "mesh": mesh, "max_axes": max_axes, "inner": inner,
+            "counts": list(counts), "parts": _parts(task, solved.pricing.microbatches, counts)}
+
+
+def _parts(task: Task, own: int, counts: Sequence[int]) -> dict[str, str]:
+    """The graphs from which, beside the plan's `own`, those of all `counts` can be stretched. A number by which the
+    batch cannot be cut has none."""
+    kept = Variants(_absent, {own: task.variant(own)})
+    for n in counts:
+        if not kept.has(n):
+            with suppress(AutoDDLError):
+                kept.captured[n] = task.variant(n)
+    return {str(n): graph_to_text(one.original) for n, one in kept.captured.items() if n != own}
+
+
+def _absent(microbatches: int) -> Variant:
+    raise InputError(f"the plan does not keep the model with {microbatches} microbatches; make it again")
 
 
 def question_of(plan: Plan) -> Question:
@@ -78,7 +102,21 @@ def question_of(plan: Plan) -> Question:
         raise InputError("this plan does not say what it was made from: an earlier version made it; make it again")
     cluster = parse_cluster(source["cluster"], "the plan's cluster")
     return Question(graph_from_text(source["graph"]), cluster, plan.budget, source["optimizer"], source["tolerance"],
-                    tuple(source["pins"]), source["mesh"], source["max_axes"], plan.microbatches)
+                    tuple(source["pins"]), source["mesh"], source["max_axes"], plan.microbatches,
+                    tuple(source.get("counts", ())), source.get("parts", {}))
+
+
+def _variants(asked: Question) -> Variants:
+    graphs = {int(n): graph_from_text(text) for n, text in asked.parts.items()} | {asked.microbatches: asked.graph}
+    return Variants(_absent, {n: Variant(planned(graph), graph, {}) for n, graph in graphs.items()})
+
+
+def counted(asked: Question) -> Iterator[Question]:
+    """`asked` with each number of microbatches that was tried alone."""
+    variants = _variants(asked)
+    for n in asked.counts or (asked.microbatches,):
+        if variants.has(n):
+            yield replace(asked, graph=variants(n).original, microbatches=n, counts=())
 
 
 def posed(asked: Question, mesh: Mesh) -> tuple[Pricing, tuple[Variable, ...], Problem]:
@@ -144,11 +182,14 @@ def tried(asked: Question) -> tuple[Mesh, ...]:
 
 
 def answered(asked: Question, progress: Progress | None = None) -> Found:
-    """The whole search for `asked`: its mesh, or all that its pins allow. Raises Infeasible."""
-    pins = tuple(map(parse_pin, asked.pins))
-    task = Task(planned(asked.graph), asked.graph, {}, asked.cluster, asked.budget, asked.optimizer, "exact",
-                asked.tolerance, None, {}, 0.0, perf_counter())
-    return search(task, [Candidate(m, partial(pinned, pins), asked.microbatches) for m in tried(asked)], progress)
+    """The whole search for `asked`: its mesh, or all that its pins allow, and its numbers of microbatches. Raises
+    Infeasible."""
+    region, variants = partial(pinned, tuple(map(parse_pin, asked.pins))), _variants(asked)
+    first = variants(1) if variants.has(1) else variants(asked.microbatches)
+    task = Task(first.graph, first.original, {}, asked.cluster, asked.budget, asked.optimizer, "exact",
+                asked.tolerance, None, {}, 0.0, perf_counter(), variants=variants)
+    counts = [one.microbatches for one in counted(asked)]
+    return search(task, [Candidate(m, region, n) for n in counts for m in tried(asked)], progress)
 
 
 def again(plan: Plan, progress: Progress | None = None, **changes: Any) -> Found:

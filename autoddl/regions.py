@@ -14,7 +14,7 @@ from autoddl.errors import InputError
 from autoddl.graph import Graph, Kind, Op, Tensor
 from autoddl.hubs import HUB
 from autoddl.layout import B, Mesh, Split, State, state
-from autoddl.space import Choice, Region, everything
+from autoddl.space import Choice, Region, decided, everything
 
 __all__ = ["Pin", "mesh_allows", "parse_pin", "pinned"]
 
@@ -60,8 +60,8 @@ def _matches(pin: Pin, item: Op | Tensor) -> bool:
 
 
 def pinned(pins: tuple[Pin, ...], graph: Graph, mesh: Mesh) -> Region:
-    """The region that `pins` leave. A pin that matches nothing, and two that contradict each other, raise InputError.
-    Parameters come before ops: a pattern that matches a parameter pins only parameters."""
+    """The region that `pins` leave. A pin that matches nothing that a plan decides, and two that contradict each other,
+    raise InputError. Parameters come before ops: a pattern that matches a parameter pins only parameters."""
     layouts = tuple(pin for pin in pins if pin.pattern)
     if not layouts:
         return everything
@@ -71,13 +71,21 @@ def pinned(pins: tuple[Pin, ...], graph: Graph, mesh: Mesh) -> Region:
         if not of_parameters[pin] and not any(_matches(pin, op) for op in graph.ops):
             raise InputError(f"pin '{pin}' matches no parameter and no module; parameters are "
                              f"{', '.join(t.fqn for t in parameters[:4])}, ...")
+
+    def pins_of(item: Op | Tensor) -> list[Pin]:
+        return [pin for pin in layouts if of_parameters[pin] == isinstance(item, Tensor) and _matches(pin, item)]
+
     items: tuple[Op | Tensor, ...] = (*parameters, *graph.ops)
     for item in items:
-        _agree(item, [pin for pin in layouts if of_parameters[pin] == isinstance(item, Tensor) and _matches(pin, item)])
+        _agree(item, pins_of(item))
+    held = {pin for item in decided(graph) for pin in pins_of(item)}
+    for pin in layouts:
+        if pin not in held and pin.value != B:
+            raise InputError(f"pin '{pin}' matches only what every rank computes or holds alike: no parameter that is "
+                             "read, and no op that depends on one; drop the pin, or match one of those")
 
     def allowed(graph: Graph, item: Op | Tensor, choice: Choice) -> bool:
-        return all(choice.outputs[0][mesh.index(pin.axis)] == pin.value for pin in layouts
-                   if of_parameters[pin] == isinstance(item, Tensor) and _matches(pin, item))
+        return all(choice.outputs[0][mesh.index(pin.axis)] == pin.value for pin in pins_of(item))
 
     return allowed
 

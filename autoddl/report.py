@@ -3,6 +3,7 @@
 Rows that differ only in the number of a layer are one row: `layers.0-31.q_proj.weight  S(0) B`.
 """
 
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
@@ -12,6 +13,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from autoddl.cost_models.units import show_bytes, show_seconds
+from autoddl.graph import Kind
+from autoddl.graph_json import graph_from_text
 from autoddl.hubs import HUB
 from autoddl.plan import Conversion, Plan
 from autoddl.tabular import NUMBER, columns, grid, ranges
@@ -78,7 +81,8 @@ def raced_table(found: Sequence["Raced"]) -> RenderableType:
 
 def plan_table(plan: Plan) -> RenderableType:
     """The configuration and its proof, what each layer does, and what each parameter group does."""
-    return Group(_figures(plan), "", _parameters(plan), "", _operators(plan))
+    names = _tensor_names(plan)
+    return Group(_figures(plan), "", _parameters(plan, names), "", _operators(plan, names))
 
 
 def comparison_table(found: Sequence["Comparison"]) -> RenderableType:
@@ -170,12 +174,12 @@ def _descending(parts: Mapping[str, float]) -> list[tuple[str, float]]:
     return sorted(parts.items(), key=lambda part: -part[1])
 
 
-def _parameters(plan: Plan) -> Table:
+def _parameters(plan: Plan, names: Mapping[str, str]) -> Table:
     """Parameter groups: stored and used layouts, and what is sent for them."""
     used = {c.tensor: c for c in plan.conversions}
     rows = []
     for stored in plan.stored:
-        edge = used.get(_tensor_name(stored.fqn))
+        edge = used.get(names[stored.fqn])
         rows.append((stored.fqn, str(stored.layout), *_use(edge), "gathered again" if stored.regather else ""))
     table = columns("parameter", "stored", "used", "forward", "gradient", "")
     for row in _grouped(rows):
@@ -189,9 +193,9 @@ def _use(edge: Conversion | None) -> tuple[str, str, str]:
     return str(edge.target), ", ".join(edge.forward), ", ".join(edge.backward)
 
 
-def _operators(plan: Plan) -> Table:
+def _operators(plan: Plan, names: Mapping[str, str]) -> Table:
     """What each layer does (an operator that reads parameters bears its layer's name), and the others by kind."""
-    owners = {_tensor_name(s.fqn): s.fqn.rpartition(".")[0] or s.fqn for s in plan.stored}
+    owners = {name: fqn.rpartition(".")[0] or fqn for fqn, name in names.items()}
     owner = {c.op: owners[name] for c in plan.conversions if (name := c.tensor.removesuffix(".hub")) in owners}
     layers, others = list[Row](), dict[Row, int]()
     for decision in plan.decisions:
@@ -212,9 +216,13 @@ def _operators(plan: Plan) -> Table:
     return table
 
 
-def _tensor_name(fqn: str) -> str:
-    """The name that capture gives the parameter."""
-    return "p_" + fqn.replace(".", "_")
+def _tensor_names(plan: Plan) -> dict[str, str]:
+    """The names that capture gave the parameters; without the graph, as torch makes them where no two are alike."""
+    found = {s.fqn: "p_" + re.sub(r"[^a-zA-Z0-9]", "_", s.fqn).lower() for s in plan.stored}
+    if "graph" in plan.source:
+        tensors = graph_from_text(plan.source["graph"]).tensors
+        found |= {t.fqn: t.name for t in tensors if t.kind is Kind.PARAMETER}
+    return found
 
 
 def _short(target: str) -> str:

@@ -21,7 +21,7 @@ from autoddl.hubs import HUB
 from autoddl.layout import B, Layout, Mesh, P, Split, State, is_legal, layouts
 from autoddl.rules import Option, dual, options
 
-__all__ = ["Choice", "Region", "Variable", "everything", "variables"]
+__all__ = ["Choice", "Region", "Variable", "decided", "everything", "variables"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,23 +120,30 @@ class _Made:
         return Variable(item, self.narrowed.setdefault((id(choices), mask), kept))
 
 
+def decided(graph: Graph) -> tuple[Op | Tensor, ...]:
+    """What a plan decides about: the parameters that something reads, then the ops that depend on one, in order."""
+    dependent, used = graph.dependent(), {t for op in graph.ops for t in op.inputs}
+    parameters = (tensor for t, tensor in enumerate(graph.tensors) if tensor.kind is Kind.PARAMETER and t in used)
+    return (*parameters, *(op for op in graph.ops if dependent.intersection(op.inputs)))
+
+
 def variables(graph: Graph, mesh: Mesh, region: Region = everything) -> tuple[Variable, ...]:
     """Every decision on `mesh` within `region`: used parameters first, then ops in order. `graph` is the planned one.
 
     Raises InputError, naming the op or parameter, if the region leaves it no choice.
     """
-    dependent, differentiable = graph.dependent(), graph.differentiable()
-    used = {t for op in graph.ops for t in op.inputs}
-    tied = {op.inputs[0] for op in graph.ops if op.target == HUB}
+    differentiable = graph.differentiable()
+    tied = {graph.tensors[op.inputs[0]].name for op in graph.ops if op.target == HUB}
     made = _Made(graph, mesh, region, {}, {})
     found = []
-    for t, tensor in enumerate(graph.tensors):
-        if tensor.kind is Kind.PARAMETER and t in used:
-            found.append(made.variable(tensor, _of_parameter(tensor.shape, mesh, t in tied)))
-    for op in graph.ops:
-        if dependent.intersection(op.inputs):
-            source = graph.tensors[op.inputs[0]]
+    for item in decided(graph):
+        if isinstance(item, Tensor):
+            choices = _of_parameter(item.shape, mesh, item.name in tied)
+        elif item.target == HUB:
+            source = graph.tensors[item.inputs[0]]
             choices = _of_hub(source.shape, mesh, source.floating and source.kind is not Kind.PARAMETER,
-                              op.inputs[0] in differentiable) if op.target == HUB else made.of_op(op)
-            found.append(made.variable(op, choices))
+                              item.inputs[0] in differentiable)
+        else:
+            choices = made.of_op(item)
+        found.append(made.variable(item, choices))
     return tuple(found)

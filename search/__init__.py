@@ -10,7 +10,7 @@ scored again by the problem.
 import math
 from collections.abc import Callable
 
-from autoddl.errors import InputError
+from autoddl.errors import Infeasible, InputError
 from autoddl.problem import EXACT, Problem, Solution
 from autoddl.search.descent import descend, greedy, restarts
 from autoddl.search.exact import EFFORT, Outcome, Statistics, exact, feasible, relaxed, space_of, statistics
@@ -86,7 +86,12 @@ def _greedy(problem: Problem, limits: Limits) -> Outcome:
 
 
 def _satisfied(problem: Problem, limits: Limits) -> Outcome:
-    found = satisfy(problem, limits.clock, limits.seed)
+    """What CP-SAT proves not to fit is told with the least bytes."""
+    try:
+        found = satisfy(problem, limits.clock, limits.seed)
+    except Infeasible:
+        feasible(problem)
+        raise
     return Outcome(found.choice, found.bound, found.proof)
 
 

@@ -153,6 +153,14 @@ def test_the_bound_is_proved(free: Plan, tight: Plan, insisted: Plan) -> None:
     assert checked.gap < 0.2
 
 
+def test_a_mesh_where_the_pins_leave_no_layout_needs_no_proof() -> None:
+    """Rows of 6 tokens are not cut in 4."""
+    made = api.plan(tiny.tiny(1), cluster_of("node=12"), pins=("tokens: node.0=S(1)",), max_axes=2)
+    checked = proved(made, everywhere=True)
+    assert "node.1=3,node.0=4" not in checked.meshes and len(checked.meshes) > 1
+    assert checked.bound == pytest.approx(made.predicted.seconds)
+
+
 def test_pins_have_a_price(free: Plan, insisted: Plan) -> None:
     rows = price_of_pins(insisted)
     assert [row.pin for row in rows] == [*PINS, "all pins"]
@@ -266,6 +274,28 @@ def test_microbatches_are_offered_where_they_fit() -> None:
     assert row.nbytes <= 0.999 * needed
     more = relaxations(model, place, needed=needed, budget=1.0, microbatches=(1, 4))
     assert {row.what for row in more if "microbatches" in row.what} == {"8 microbatches", "16 microbatches"}
+
+
+def test_answers_search_every_number_of_microbatches_that_was_asked_for() -> None:
+    """Half the devices hold the batch in two parts alone."""
+    model, place = tiny.tiny(1, batch=16), cluster_of(MESH)
+    with pytest.raises(Infeasible) as caught:
+        api.plan(model, resized(place, 1), budget=1.0)
+    made, half = (api.plan(model, cluster, budget=0.999 * caught.value.needed, microbatches=(1, 2, 4))
+                  for cluster in (place, resized(place, 1)))
+    assert made.microbatches == 1 and half.microbatches > 1
+    assert front_of_devices(made)[0].seconds == pytest.approx(half.predicted.seconds, rel=2e-3)
+    assert again(half, cluster=place).best.solution.seconds == pytest.approx(made.predicted.seconds, rel=2e-3)
+    assert "net=2,node=2 x 4 microbatches" in proved(made, everywhere=True).meshes
+    old = replace(made, source={key: part for key, part in made.source.items() if key not in ("counts", "parts")})
+    assert front_of_devices(old)[0].detail == "no plan fits the budget"
+
+
+def test_a_strategy_beside_a_pinned_plan_has_no_pins() -> None:
+    found, *others = api.compare(tiny.tiny(1), cluster_of(MESH), mesh=MESH, pins=PINS)
+    assert found.plan is not None and found.plan.source["pins"] == list(PINS)
+    for one in others:
+        assert one.plan is not None and explain(one.plan).seconds == one.plan.predicted.seconds
 
 
 def test_the_blocks_of_microbatches_add_up(free: Plan) -> None:

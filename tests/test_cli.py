@@ -5,18 +5,21 @@ import json
 import os
 import subprocess
 import sys
+from collections import OrderedDict
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 from shell import FACTORY, LAPTOP, ROOT, shell
 from tiny import tiny
+from torch import nn
 
 import autoddl
-from autoddl import api
+from autoddl import api, report
 from autoddl.factory import Factory, settings
 from autoddl.outer import Found, search
 from autoddl.report import plan_table, summary
@@ -238,8 +241,34 @@ def test_the_table_of_a_plan_prints_at_any_width(path: Path) -> None:
     assert max(len(line) for line in text.get().splitlines()) <= 60
 
 
+def test_parameters_with_capital_letters_are_shown_with_their_use() -> None:
+    """With the graph that the plan keeps, and of its names alone."""
+    model = nn.Sequential(OrderedDict(Wi=nn.Linear(8, 8), wi=nn.Linear(8, 8), out=Summed()))
+    made = api.plan(model, LAPTOP, (torch.zeros(8, 8),), mesh="machine=2,pair=2", pins=("*.weight: pair=S(0)",))
+    lines = [" ".join(line.split()) for line in report.text(plan_table(made)).splitlines()]
+    for layer in ("Wi", "wi"):
+        assert f"{layer}.weight B S(0) B B pair: S(0)->B pair: B->S(0)" in lines
+        assert f"{layer} linear B B B B" in lines
+    assert "Wi.weight  B S(0)  B B" in report.text(plan_table(replace(made, source={})))
+
+
+class Summed(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.exp().sum()
+
+
 def test_compare_solvers() -> None:
     rows = json.loads(shell("compare", FACTORY, LAPTOP, "--set", "layers=1", "--solvers", "--time-limit", "5",
                             "--json").out)
     by_name = {row["name"]: row for row in rows}
     assert by_name["exact"]["bound_seconds"] == by_name["exact"]["seconds"] <= by_name["greedy"]["seconds"]
+
+
+@pytest.mark.parametrize(("words", "pattern"), [
+    (("compare", FACTORY, LAPTOP, "--solvers", "--microbatches", "1,2"), "drop --solver and --microbatches, or drop"),
+    (("compare", FACTORY, LAPTOP, "--solvers", "--solver", "greedy"), "drop --solver and --microbatches, or drop"),
+    (("explain", "a plan", "head.weight", "--proof"), "one question at a time, not NAME and --proof"),
+    (("explain", "a plan", "--every-mesh", "--pins"), "one question at a time, not --proof and --pins")])
+def test_words_that_would_be_ignored_are_refused(words: tuple[str, ...], pattern: str) -> None:
+    said = shell(*words)
+    assert said.code == 2 and pattern in said.err and said.out == "", said

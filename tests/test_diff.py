@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+import torch
 from planmaker import cluster_of
 from shell import shell
 from torch import nn
@@ -82,6 +83,43 @@ def test_what_tells_models_apart_is_said(plans: tuple[Plan, Plan, Plan]) -> None
     assert "p=0.1" in against(tiny.tiny(dropout=0.2))[0] and "p=0.2" in against(tiny.tiny(dropout=0.2))[0]
     old = replace(plans[0], source={}, fingerprints={"model": "another"})
     assert "the models differ in structure, shapes or names of parameters" in difference(plans[0], old).words
+
+
+def test_clusters_of_one_name_and_sizes_of_buckets_are_compared(plans: tuple[Plan, Plan, Plan]) -> None:
+    plan, place = plans[0], cluster_of(MESH)
+    near, far = place.levels
+    other = replace(place, levels=(near, replace(far, bandwidth=20e9)))
+    slower = api.plan(tiny.tiny(), other, mesh=MESH)
+    assert difference(plan, slower).words[0] == (
+        "cluster test: A has {name: net, size: 2, bandwidth: 25 GB/s, latency: 1 ns, topology: switch}, "
+        "B has {name: net, size: 2, bandwidth: 20 GB/s, latency: 1 ns, topology: switch}")
+    both = api.plan(tiny.tiny(), replace(other, device=replace(place.device, launch=6e-6)), mesh=MESH)
+    assert difference(plan, both).words[0] == "cluster test: A has launch: 5.0e-06, B has launch: 6 us; 1 more differ"
+    assert "cluster: A and B were made for different ones, both of the name test" in difference(
+        plan, replace(slower, source={})).words
+    assert difference(plan, replace(plan, bucket_bytes=1000)).words == ("bytes in a bucket: A has 26.2 MB, B has 1 kB",)
+
+
+class Namesake(nn.Module):
+    """A parameter with the name of the op that reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Parameter(torch.randn(16, 8))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = nn.functional.embedding(ids, self.embedding).exp().sum()
+        return loss
+
+
+def test_a_parameter_with_the_name_of_an_op_is_compared_with_itself() -> None:
+    sample = (torch.zeros(8, 4, dtype=torch.int64),)
+    a, b = (api.plan(Namesake(), cluster_of(MESH), sample, mesh=MESH, pins=pins)
+            for pins in (("embedding: node=B",), ("embedding: node=S(0)",)))
+    assert {c.name for c in a.decisions} > {"embedding"}
+    groups = difference(a, b).groups
+    assert any(text.startswith("embedding: A stored") for group in groups for text in group.words), groups
+    assert not difference(a, a).groups
 
 
 def test_the_verb_prints(plans: tuple[Plan, Plan, Plan], tmp_path: Path) -> None:

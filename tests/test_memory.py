@@ -6,14 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 import zoo
-from planmaker import cluster_of
+from planmaker import cluster_of, random_plans
+from torch import Tensor, nn
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from autoddl.api import plan
 from autoddl.apply import parallelize
+from autoddl.capture import capture
 from autoddl.compare_run import foreseen
 from autoddl.heap import contiguous, viewed
-from autoddl.memory_line import memory_line
+from autoddl.hubs import planned
+from autoddl.memory_line import foreseen_memory, memory_line
 from autoddl.plan import Plan, load_plan
 from autoddl.rebuild import rebuild
 
@@ -68,6 +71,27 @@ def test_a_plan_of_before_the_line_says_what_was_charged(tmp_path: Path) -> None
     old = replace(made, predicted=replace(made.predicted, charged_bytes=None))
     old.save(path)
     assert load_plan(path).predicted.charged == old.predicted.peak_bytes
+
+
+class Taught(nn.Module):
+    """The teacher's weights are trained for all that capture knows, and get no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(16, 16), nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        guess = self.student(x)
+        return nn.functional.mse_loss(guess, self.teacher(x).detach())
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_what_is_gathered_again_for_no_gradient_is_held_no_longer_than_its_microbatch(microbatches: int) -> None:
+    sample = (torch.zeros(8, 16),)
+    graph, place = planned(capture(Taught(), sample).graph), cluster_of("node=4")
+    for made in random_plans(Taught(), sample, "node=4", 20, regather=True, microbatches=microbatches):
+        heap, once = (foreseen_memory(made, graph, "adamw", place, most) for most in (microbatches, 1))
+        assert heap.held == once.held and heap.peak >= heap.held
 
 
 def test_views_share_memory_where_torch_says_so() -> None:

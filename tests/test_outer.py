@@ -13,6 +13,7 @@ from time import perf_counter
 
 import pytest
 import tiny
+import torch
 import zoo
 from planmaker import cluster_of
 from torch import nn
@@ -236,6 +237,31 @@ def test_a_number_of_microbatches_bounds_its_multiples_in_one_region() -> None:
     whole, *_ = candidates(PLACE)
     two, four, six = (replace(whole, microbatches=n) for n in (2, 4, 6))
     assert bounds(task, whole, two) and bounds(task, two, four) and not bounds(task, four, six)
+    assert not bounds(task, whole, replace(whole, microbatches=8))  # one row each
     assert not bounds(task, whole, replace(two, region=other))
     device = replace(PLACE.device, curves=text_of([COPY], "a test"))
     assert not bounds(replace(task, cluster=replace(PLACE, device=device)), whole, two)
+
+
+class Two(nn.Module):
+    """Long rows, only two of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.ids = tiny.tiny(1), torch.zeros(2, 64, dtype=torch.int64)
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.inner(ids, labels)
+        return loss
+
+    def example_inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.ids, self.ids
+
+
+def test_microbatches_of_one_row_are_searched_though_fewer_are_slower() -> None:
+    """A reshape leaves their second dim whole, which then can be split over all devices."""
+    near = cluster_of("node=4")
+    slow = replace(near, levels=tuple(replace(level, bandwidth=1e5) for level in near.levels))
+    whole, parts, found = (plan(Two(), slow, mesh="node=4", microbatches=counts) for counts in ((1,), (2,), (1, 2)))
+    assert found.microbatches == 2 and found.predicted.seconds == parts.predicted.seconds < whole.predicted.seconds
+    assert found.bound <= parts.predicted.seconds

@@ -3,6 +3,7 @@ anew with `python tests/test_plans.py` and say the predicted seconds before and 
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from planmaker import cluster_of
 from shell import FACTORY, shell
 
 from autoddl.api import compare, plan
+from autoddl.cli_outputs import check_file
+from autoddl.errors import InputError
 from autoddl.plan import Plan, load_plan, write_atomically
 
 HERE = Path(__file__).parent
@@ -68,6 +71,35 @@ def test_a_file_written_again_keeps_its_mode(tmp_path: Path) -> None:
     path.chmod(0o640)
     write_atomically(path, "two")
     assert path.read_text() == "two" and path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_link_is_followed_and_what_is_no_file_is_written_to(tmp_path: Path) -> None:
+    file, link, pipe = tmp_path / "file", tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(file)
+    for text in ("new", "again"):
+        check_file(link)
+        write_atomically(link, text)
+        assert link.is_symlink() and file.read_text() == text
+    os.mkfifo(pipe)
+    end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    check_file(pipe)
+    write_atomically(pipe, "sent")
+    assert os.read(end, 9) == b"sent" and pipe.is_fifo()
+    os.close(end)
+    assert set(tmp_path.iterdir()) == {file, link, pipe}
+
+
+def test_nothing_is_left_of_a_file_that_could_not_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    write_atomically(path, "one")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(InputError, match=f"cannot write {path}: File too large"):
+            write_atomically(path, "longer than that")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == [path] and path.read_text() == "one"
 
 
 if __name__ == "__main__":

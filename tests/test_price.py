@@ -93,6 +93,13 @@ def test_a_shared_tensor_passes_one_hub() -> None:
     assert all(len(uses[t]) <= 1 for t in graph.dependent() if t != hubs[0].outputs[0])
 
 
+def test_the_charge_holds_the_batch_of_all_microbatches() -> None:
+    pricing, space, one = _problem(Chain(), "all=4", 8)
+    four = problem_of(replace(pricing, microbatches=4), space, None)
+    (batch,) = (t.nbytes for t in pricing.graph.tensors if t.kind is Kind.INPUT)
+    assert one.fixed_bytes == batch == 8 * 64 * 4 and four.fixed_bytes == 4 * batch
+
+
 def test_dead_ops_and_unused_outputs_are_not_planned() -> None:
     class Wasteful(Fork):
         def forward(self, x: Tensor) -> Tensor:

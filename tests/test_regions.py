@@ -1,7 +1,11 @@
 """Pins and strategies: what they leave of the space, and what they say when they leave nothing."""
 
+import re
+
 import pytest
+import torch
 import zoo
+from torch import nn
 
 from autoddl.capture import capture
 from autoddl.errors import InputError
@@ -60,6 +64,27 @@ def test_a_pin_holds_ops_where_they_write(graph: Graph) -> None:
 def test_pins_that_leave_nothing_say_where(graph: Graph, pins: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
         variables(graph, MESH, pinned(tuple(map(parse_pin, pins)), graph, MESH))
+
+
+class Masked(nn.Module):
+    """A mask that depends on no parameter, and a parameter that nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.mask, self.idle = nn.Linear(8, 8), nn.Softplus(), nn.Parameter(torch.ones(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = (self.linear(x) * self.mask(x)).sum()
+        return loss
+
+
+@pytest.mark.parametrize("pin", ["mask: node=S(0)", "idle: node=S(0)"])
+def test_a_pin_of_what_every_rank_has_alike_is_refused(pin: str) -> None:
+    graph = planned(capture(Masked(), (torch.zeros(4, 8),)).graph)
+    with pytest.raises(InputError, match=f"pin '{re.escape(pin)}' matches only what every rank computes or holds"):
+        pinned((parse_pin(pin),), graph, MESH)
+    whole, pins = variables(graph, MESH), tuple(map(parse_pin, (pin.replace("S(0)", "B"), "linear.bias: node=B")))
+    assert [v.name for v in variables(graph, MESH, pinned(pins, graph, MESH))] == [v.name for v in whole]
 
 
 def _parameters(graph: Graph, roles: dict[str, str]) -> list[str]:

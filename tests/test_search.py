@@ -177,9 +177,10 @@ def test_cp_sat_agrees_with_exhaustive_search() -> None:
         problem = random_problem(seed)
         try:
             expected = solve(problem, "exhaustive")
-        except Infeasible:
-            with pytest.raises(Infeasible):
+        except Infeasible as error:
+            with pytest.raises(Infeasible) as caught:
                 solve(problem, "cp-sat")
+            assert caught.value.needed == pytest.approx(error.needed), seed
             continue
         found = solve(problem, "cp-sat")
         assert found.bound <= expected.seconds * (1 + 1e-9)
