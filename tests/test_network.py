@@ -164,7 +164,8 @@ def test_an_error_inside_leaves_nothing() -> None:
 
 
 OWNER = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
 from autoddl.cost_models import load_cluster
 from autoddl.network import network
 with network(load_cluster(sys.argv[1])) as built:
