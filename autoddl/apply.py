@@ -159,7 +159,8 @@ class ParallelModel:
         self._store.finish(last)
         loss, *buffers = (end() for end in ends)
         with torch.no_grad():
-            for (old, _), new in zip(self.graph.updates, buffers, strict=True):
+            new_values = [buffer.clone() for buffer in buffers]  # one may be what another buffer was
+            for (old, _), new in zip(self.graph.updates, new_values, strict=True):
                 self.module.get_buffer(self.graph.tensors[old].fqn).copy_(new)
         return loss
 

@@ -30,8 +30,9 @@ OURS = RESHAPES | COPIES | CASTS | CHECKS | DROPOUTS | {"chunk.default"}
 
 
 def normalise(module: GraphModule) -> None:
-    """One name per meaning: reshape, _to_copy, split; what copies or checks without changing a value is dropped, and
-    the gradient of a table is dense, as collectives need it: the same numbers."""
+    """One name per meaning: reshape, _to_copy, split; what copies or checks without changing a value is dropped, what
+    is written over another value takes its place, and the gradient of a table is dense, as collectives need it: the
+    same numbers."""
     for node in operators(module):
         name = name_of(node.target)
         if name in CHECKS:
@@ -47,6 +48,8 @@ def normalise(module: GraphModule) -> None:
             _split(node)
         elif name == "broadcast_tensors.default":
             _expand(node)
+        elif name == "copy.default":
+            _written(node)
         elif name == "embedding.default" and arguments(node)["sparse"]:
             node.args, node.kwargs = tuple({**arguments(node), "sparse": False}.values()), {}
     module.recompile()
@@ -75,6 +78,18 @@ def _expand(node: Node) -> None:
     node.graph.erase_node(node)
 
 
+def _written(node: Node) -> None:
+    """copy(x, y) -> y in the dtype and shape of x"""
+    new: Node = node.args[1]  # type: ignore[assignment]
+    value, given = node.meta["val"], new.meta["val"]
+    if given.dtype != value.dtype:
+        new = insert(node, aten._to_copy.default, (new,), given.to(value.dtype))
+        new.kwargs = {"dtype": value.dtype}
+    if given.shape != value.shape:
+        new = insert(node, aten.expand.default, (new, list(value.shape)), value)
+    replace(node, new)
+
+
 def _split(node: Node) -> None:
     """chunk(x, n, dim) -> split(x, ceil(size / n), dim)"""
     values = arguments(node)
@@ -101,11 +116,17 @@ def randomness(module: GraphModule) -> None:
             if values["dropout_p"]:
                 replace(node, insert(node, functions.attention, (*values.values(), key), node.meta["val"]))
                 key += 1
-        elif torch.Tag.nondeterministic_seeded in node.target.tags:  # type: ignore[union-attr]
+        elif torch.Tag.nondeterministic_seeded in node.target.tags and _draws(node):  # type: ignore[union-attr]
             line = line_of(node.meta.get("stack_trace"))
             raise CaptureError(f"aten.{name} at {line} draws random numbers, which would depend on the layout; "
                                "dropout is the only draw that does not")
     module.recompile()
+
+
+def _draws(node: Node) -> bool:
+    """Whether an operator that may draw does: a recurrent one drops only between layers, and if it is told to."""
+    values = arguments(node)
+    return values.get("dropout") != 0 and values.get("train") is not False
 
 
 def losses(module: GraphModule) -> None:

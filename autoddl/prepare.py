@@ -2,6 +2,7 @@
 
     whole_dropout        feature and in-place dropout in terms of dropout
     inline_regions       no_grad and disabled autocast written out; no_grad becomes detach
+    check_averages       running averages of instances, which no operator yields, are refused
     needs_decomposition  whether run_decompositions({}) has anything to do
 """
 
@@ -12,10 +13,10 @@ from torch.fx import GraphModule, Node
 
 from autoddl.errors import CaptureError
 from autoddl.passes import DROPOUTS, OURS
-from autoddl.rewrite import dtype_of, insert, name_of, operators, replace
+from autoddl.rewrite import arguments, dtype_of, insert, name_of, operators, replace
 from autoddl.source import line_of
 
-__all__ = ["inline_regions", "needs_decomposition", "whole_dropout"]
+__all__ = ["check_averages", "inline_regions", "needs_decomposition", "whole_dropout"]
 
 aten = torch.ops.aten
 STATEFUL = {"batch_norm.default", "instance_norm.default"}
@@ -32,6 +33,15 @@ def needs_decomposition(module: GraphModule) -> bool:
         if composite and name not in OURS and any(argument.alias_info for argument in schema.arguments):
             return True
     return False
+
+
+def check_averages(module: GraphModule) -> None:
+    """CaptureError where an instance norm in training keeps running averages: it writes them by itself."""
+    for node in operators(module):
+        values = arguments(node) if name_of(node.target) == "instance_norm.default" else {}
+        if values.get("running_mean") is not None and values["use_input_stats"]:
+            raise CaptureError(f"the instance norm at {line_of(node.meta.get('stack_trace'))} keeps running averages, "
+                               "which a graph does not show: write track_running_stats=False, or GroupNorm(c, c)")
 
 
 def whole_dropout(module: GraphModule) -> None:

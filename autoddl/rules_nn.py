@@ -76,7 +76,9 @@ def _normalised(op: Op, inputs: Tensors, outputs: Tensors) -> str:
 
 
 def _group_norm(op: Op, inputs: Tensors, outputs: Tensors) -> str:
-    channels = f"(g:{op.arg('num_groups')} c)"
+    """Whole groups of channels; of one group, none."""
+    groups, count = int(str(op.arg("num_groups"))), inputs[0].shape[1]
+    channels = f"(g:{groups} .:{count // groups})" if groups < count else "g"
     dims = ["b", channels] + ["."] * (len(inputs[0].shape) - 2)
     return text([dims, *([channels] for _ in inputs[1:])], [dims])
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from autoddl import functions
 from autoddl.errors import CaptureError
 from autoddl.graph import Graph, Kind, Op, Tensor, Value
 from autoddl.rewrite import arguments
@@ -96,7 +97,11 @@ def _target(node: Node) -> str:
     """`aten.linear.default`, or `autoddl.dropout`."""
     if isinstance(node.target, torch._ops.OpOverload):
         return str(node.target)
-    return f"autoddl.{node.target.__name__}" if callable(node.target) else str(node.target)
+    name = getattr(node.target, "__name__", str(node.target))
+    if getattr(node.target, "__module__", "") != functions.__name__:
+        raise CaptureError(f"{name} at {line_of(node.meta.get('stack_trace'))} is no operator of torch.ops, and none "
+                           "but these run as planned: write it with operators")
+    return f"autoddl.{name}"
 
 
 def _arguments(node: Node) -> dict[str, Any]:

@@ -26,9 +26,10 @@ from torch.utils import _pytree as pytree
 from autoddl.errors import CaptureError, InputError
 from autoddl.graph import Graph
 from autoddl.masks import plain_masks
-from autoddl.prepare import inline_regions, needs_decomposition, whole_dropout
+from autoddl.prepare import check_averages, inline_regions, needs_decomposition, whole_dropout
 from autoddl.sample import Sample, named
 from autoddl.source import failing_line
+from autoddl.unseen import Unseen, nothing_unseen
 
 __all__ = ["check_held", "trace"]
 
@@ -46,11 +47,15 @@ def trace(model: nn.Module, sample: Sample) -> tuple[ExportedProgram, dict[str, 
                                    (sample.args, dict(sample.kwargs)))
     program = _export(stand_in, args, kwargs)
     names = _names(program, stand_in, Sample(args, kwargs))
+    check_averages(program.graph_module)
     whole_dropout(program.graph_module)
     inline_regions(program.graph_module)
     if needs_decomposition(program.graph_module):
-        with _quiet():
-            program = program.run_decompositions({})
+        try:
+            with _quiet():
+                program = program.run_decompositions({})
+        except Exception as error:
+            raise _explain(type(model).__name__, error) from error
     return program, names
 
 
@@ -110,7 +115,7 @@ def _fake_module(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     try:
-        with _quiet(), plain_masks(model):
+        with _quiet(), plain_masks(model), nothing_unseen():
             return torch.export.export(model, args, kwargs, strict=False)
     except Exception as error:
         raise _explain(type(model).__name__, error) from error
@@ -120,6 +125,8 @@ def _explain(model: str, error: Exception) -> CaptureError:
     """What cannot be captured, the operator if it is known, and the line of the model."""
     text = str(error)
     line = failing_line(error.__traceback__) or "an unknown line"
+    if isinstance(error, Unseen):
+        return CaptureError(f"{model} cannot be captured: at {line} {text}")
     found = OPERATOR.search(text)
     operator = f" by {found[1]}" if found else ""
     if DYNAMIC.search(text) or DYNAMIC.search(type(error).__name__):

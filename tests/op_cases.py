@@ -110,6 +110,8 @@ NORMS = [
     case("aten.rms_norm.default", f(6, 7), [7], None, 1e-6),
     case("aten.group_norm.default", f(5, 6, 4), 3, f(6), f(6)),
     case("aten.group_norm.default", f(6, 12, 2, 3), 6),
+    case("aten.group_norm.default", f(4, 6, 5), 1, f(6), f(6)),
+    case("aten.group_norm.default", f(4, 6, 5), 6, f(6), f(6)),
     case(LEGIT, f(5, 6, 3, 3), f(6), f(6), f(6), positive(6), True, 0.1, 1e-5),
     case(LEGIT, f(6, 7, 4), f(7), None, f(7), positive(7), True, 0.3, 1e-5),
     case(LEGIT, f(7, 5) + 100, None, None, f(5), positive(5), True, 0.1, 1e-3),

@@ -39,6 +39,27 @@ class Uneven(nn.Module):
         return loss
 
 
+class Written(nn.Module):
+    """Values written into slices, one group of channels, and a buffer that takes what another one was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm, self.last = nn.Conv1d(4, 6, 3), nn.GroupNorm(1, 6), nn.Linear(6, 4)
+        self.now, self.before = nn.Buffer(torch.ones(4)), nn.Buffer(torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.conv(x)).mean(2)
+        z = y.new_zeros(8, 6)
+        z[:, :4] = self.last(y)
+        z[:, 4] += y[:, 0]
+        z[2:4] = y[0]
+        self.before.copy_(self.now)
+        self.now.copy_(z.detach()[:, :4].mean(0))
+        loss: Tensor = (z + z.roll(1, 1)).square().mean()
+        return loss
+
+
 class Bare(nn.Module):
     """A parameter that no reset_parameters() sets."""
 
@@ -53,6 +74,8 @@ class Bare(nn.Module):
 def build(name: str) -> tuple[nn.Module, Any]:
     if name == "uneven":
         return Uneven().double(), (torch.linspace(-1, 1, 77).double().view(7, 11), torch.ones(7, 7).double())
+    if name == "written":
+        return Written().double(), (torch.linspace(-1, 2, 256).double().view(8, 4, 8).sin(),)
     return zoo.gpt(dtype=torch.float64, dropout=0.1) if name == "dropout" else getattr(zoo, name)(dtype=torch.float64)
 
 
@@ -98,7 +121,7 @@ def run(name: str, plans: list[Plan], expected: tuple[Tensor, dict[str, Tensor],
         check_traffic(parallel)
         parallel.step(parallel.local_batch(sample))
         assert all(torch.allclose(g, 2 * grads[k], rtol=1e-6) for k, g in gradients(parallel.named_parameters()).items()
-                   ) or name in ("dropout", "vgg_bn", "resnet")
+                   ) or name in ("dropout", "vgg_bn", "resnet", "written")
         check_traffic(parallel)
 
 
@@ -110,8 +133,8 @@ def check_traffic(parallel: ParallelModel) -> None:
 
 
 @pytest.mark.parametrize(("name", "mesh", "count"), [
-    ("uneven", "a=4", 4), ("uneven", "a=2,b=2", 6), ("gpt", "a=2,b=2", 3), ("gpt", "a=3", 2), ("dropout", "a=2,b=2", 2),
-    ("vgg_bn", "a=2,b=2", 2), ("resnet", "a=4", 2)])
+    ("uneven", "a=4", 4), ("uneven", "a=2,b=2", 6), ("written", "a=2", 8), ("gpt", "a=2,b=2", 3), ("gpt", "a=3", 2),
+    ("dropout", "a=2,b=2", 2), ("vgg_bn", "a=2,b=2", 2), ("resnet", "a=4", 2)])
 def test_random_plans_compute_what_one_device_does(name: str, mesh: str, count: int) -> None:
     model, sample = build(name)
     plans = random_plans(model, sample, mesh, count, seed=1)
