@@ -22,15 +22,16 @@ __all__ = ["charges"]
 
 
 def charges(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, inner: bool, differentiable: frozenset[int],
-            shared: frozenset[int]) -> tuple[float, float]:
-    """(beside, moment) in bytes, on local pieces of shapes `inputs` and `outputs`. `shared` are the hubs' outputs."""
+            shared: frozenset[int], processor: bool = False) -> tuple[float, float]:
+    """(beside, moment) in bytes, on local pieces of shapes `inputs` and `outputs`. `shared` are the hubs' outputs;
+    `processor`: it runs on one."""
     tensors = graph.tensors
     reads = tuple([Value(-1, shape, contiguous(shape), tensors[t].itemsize)
                    for shape, t in zip(inputs, op.inputs, strict=True)])
     flows = any(t in differentiable for t in op.outputs)
     needs = tuple([k for k, t in enumerate(op.inputs) if t in differentiable]) if flows else ()
     wide = tuple([tensors[t].itemsize for t in op.outputs])
-    call = Call(op, reads, outputs, wide, needs, by_itself(op, graph, inputs, inner))
+    call = Call(op, reads, outputs, wide, needs, by_itself(op, graph, inputs, inner), processor)
     made = footprint_of(call) if base(op) not in VIEWS else Footprint()
     written = [float(prod(shape) * size) for shape, size in zip(outputs, wide, strict=True)]
     whole = sum(x.nbytes for x, t in zip(reads, op.inputs, strict=True) if tensors[t].kind is Kind.PARAMETER)

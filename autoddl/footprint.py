@@ -15,7 +15,7 @@ Shapes = tuple[Shape, ...]
 @dataclass(frozen=True, slots=True)
 class Call:
     """An op on local pieces: `outputs` are shapes, `wide` the itemsizes of the outputs, `needs` the inputs to which a
-    gradient flows, `inner` whether the kernel reduces over mesh axes by itself."""
+    gradient flows, `inner` whether the kernel reduces over mesh axes by itself, `processor` whether it runs on one."""
 
     op: Op
     inputs: tuple[Value, ...]
@@ -23,6 +23,7 @@ class Call:
     wide: tuple[int, ...]
     needs: tuple[int, ...]
     inner: bool = False
+    processor: bool = False
 
     @property
     def nbytes(self) -> float:

@@ -73,6 +73,24 @@ def _indexed(call: Call) -> Footprint:
     return Footprint(tuple(range(1, len(call.inputs))))
 
 
+def _gathered(call: Call) -> Footprint:
+    """The indices, and what is read, for its shape."""
+    return Footprint(tuple(range(len(call.inputs))))
+
+
+def _scattered(call: Call) -> Footprint:
+    """The indices; what is added at rows also, for its shape. The gradient goes on to what is added to."""
+    name = base(call.op)
+    source = name == "aten.index_add" and call.op.slot("source") in call.needs
+    saves = tuple(k for k, slot in enumerate(call.op.slots) if slot.startswith("ind") or (source and slot == "source"))
+    return Footprint(saves, passes=(0,) if name.endswith("_add") else ())
+
+
+def _lerp(call: Call) -> Footprint:
+    """Between two by a number: nothing."""
+    return Footprint(wide=True) if len(call.inputs) == 2 else _unknown(call)
+
+
 def _nothing(call: Call) -> Footprint:
     return Footprint()
 
@@ -97,6 +115,15 @@ def _topk(call: Call) -> Footprint:
     return Footprint(keeps=(1,) if len(call.outputs) > 1 else (), back=float(call.inputs[0].nbytes))
 
 
+def _extreme(call: Call) -> Footprint:
+    """Along a dim where it was; of two tensors both; of all elements these and the result, and where it was again."""
+    if len(call.outputs) > 1:
+        return _topk(call)
+    if len(call.inputs) > 1:
+        return _unknown(call)
+    return Footprint((0,), (0,), back=float(prod(call.inputs[0].shape)))
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(f"aten.{name}" for name in text.split())
 
@@ -105,20 +132,22 @@ _ROWS: tuple[tuple[tuple[str, ...], Callable[[Call], Footprint]], ...] = (
     (_names("add sub rsub neg"), _add), (_names("mul"), _mul), (_names("div"), _div),
     (_names("where masked_fill"), _where), (_names("sum"), _sum),
     (_names("_to_copy clone mean cumsum copy zeros_like ones_like full_like"), _nothing),
-    (_names("constant_pad_nd pad roll flip repeat arange full"), _nothing),
+    (_names("constant_pad_nd pad roll flip repeat arange full tril triu slice_scatter select_scatter"), _nothing),
     (_names("relu tanh sigmoid softmax _softmax log_softmax _log_softmax"), _pointwise("output", 0)),
     (_names("exp"), _pointwise("output", 0)), (_names("sqrt"), _pointwise("output", 1)),
     (_names("rsqrt"), _pointwise("output", 2)), (_names("gelu silu leaky_relu elu softplus hardswish mish "
      "hardtanh relu6 log_sigmoid threshold"), _pointwise("input", 0)),
     (_names("pow"), _pointwise("input", 2)), (_names("sin cos log abs"), _pointwise("input", 1)),
-    (_names("index gather index_select repeat_interleave take_along_dim"), _indexed),
+    (_names("index index_select repeat_interleave"), _indexed), (_names("gather take_along_dim"), _gathered),
+    (_names("index_put scatter scatter_add index_add"), _scattered), (_names("lerp"), _lerp),
     (_names("embedding"), footprints_nn.embedding), (_names("cat stack"), _concatenated),
     (_names("layer_norm native_layer_norm group_norm native_group_norm rms_norm"), footprints_nn.norm),
     (_names("_native_batch_norm_legit_functional native_batch_norm batch_norm"), footprints_nn.batch_norm),
     (_names("max_pool1d max_pool2d max_pool3d max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d "
-            "adaptive_avg_pool2d"), _pool), (_names("topk sort max min"), _topk),
+            "adaptive_avg_pool2d"), _pool), (_names("topk sort"), _topk), (_names("max min"), _extreme),
     (_names("linear"), footprints_nn.linear), (_names("mm bmm matmul addmm baddbmm mv dot"), footprints_nn.product),
-    (_names("conv1d conv2d conv3d convolution"), footprints_nn.convolution),
+    (_names("einsum"), footprints_nn.einsum), (_names("conv1d conv2d conv3d convolution conv_transpose1d "
+     "conv_transpose2d conv_transpose3d"), footprints_nn.convolution),
     (_names("scaled_dot_product_attention"), footprints_nn.flash),
     (("autoddl.attention",), footprints_nn.dropped_attention), (("autoddl.dropout",), footprints_nn.dropout),
     (("autoddl.token_loss",), footprints_nn.token_loss), (("autoddl.token_weight",), _nothing))

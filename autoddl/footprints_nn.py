@@ -5,10 +5,10 @@ from math import prod
 
 from autoddl.footprint import Call, Footprint
 from autoddl.heap import Value, viewed
-from autoddl.work import base
+from autoddl.work import base, letters
 
-__all__ = ["batch_norm", "convolution", "dropout", "dropped_attention", "embedding", "flash", "linear", "norm",
-           "product", "token_loss"]
+__all__ = ["batch_norm", "convolution", "dropout", "dropped_attention", "einsum", "embedding", "flash", "linear",
+           "norm", "product", "token_loss"]
 
 
 def embedding(call: Call) -> Footprint:
@@ -20,14 +20,16 @@ def embedding(call: Call) -> Footprint:
 
 
 def norm(call: Call) -> Footprint:
-    """Input and weight, the mean and the inverse deviation of every row (or group), in float32."""
+    """Input and weight, the mean and the inverse deviation of every row (or group), in float32; rms_norm is written out
+    on processors, where the input times the inverse deviation is kept for the weight."""
     x, out = call.inputs[0], call.outputs[0]
     if "group" in base(call.op):
         rows = float(out[0] * int(str(dict(call.op.args).get("num_groups", 1))))
     else:
         rows = prod(out) / max(1, prod(call.inputs[1].shape) if len(call.inputs) > 1 else out[-1])
     copy = () if viewed(x.shape, x.strides, (x.nbytes,)) is not None or x.strides[-1] == 1 else ((0, float(x.nbytes)),)
-    return Footprint(tuple(k for k in (0, 1) if k < len(call.inputs) and not (copy and k == 0)), extra=8.0 * rows,
+    return Footprint(tuple(k for k in (0, 1) if k < len(call.inputs) and not (copy and k == 0)),
+                     extra=8.0 * rows + x.nbytes * (call.processor and "rms" in base(call.op) and 1 in call.needs),
                      copies=copy)
 
 
@@ -72,6 +74,24 @@ def product(call: Call) -> Footprint:
             else:
                 copies.append((k, wide))
     return Footprint(tuple(saves), copies=tuple(copies))
+
+
+def einsum(call: Call) -> Footprint:
+    """Each factor for the others' gradients: of two as matrices, in a copy where it does not lie so."""
+    dims, out = letters(str(call.op.arg("equation")), [len(x.shape) for x in call.inputs])
+    saves = [k for k in range(len(call.inputs)) if any(n != k for n in call.needs)]
+    copied = [k for k in saves if len(dims) == 2 and not _lies(call.inputs[k], dims[k], dims[1 - k], out)]
+    return Footprint(tuple(k for k in saves if k not in copied),
+                     copies=tuple((k, float(call.inputs[k].nbytes)) for k in copied))
+
+
+def _lies(x: Value, mine: list[str], other: list[str], out: list[str]) -> bool:
+    """Whether a factor with these names is a batch of matrices in memory; one of a product that sums nothing stays."""
+    summed = sorted(set(mine).intersection(other).difference(out))
+    groups = [[a for a in out if a in mine and a in other], [a for a in out if a in mine and a not in other], summed]
+    order = [mine.index(a) for group in groups for a in group]
+    sizes = tuple(prod(x.shape[mine.index(a)] for a in group) for group in groups)
+    return not summed or viewed(tuple(x.shape[i] for i in order), tuple(x.strides[i] for i in order), sizes) is not None
 
 
 def convolution(call: Call) -> Footprint:

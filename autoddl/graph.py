@@ -24,6 +24,10 @@ Value = None | bool | int | float | str | tuple["Value", ...]
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
             "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16}
 
+_STOPS = frozenset(f"aten.{name}.default" for name in (
+    "detach", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"))
+"""Operators that hand no gradient on to the tensor that they read."""
+
 
 class Kind(StrEnum):
     INPUT = "input"
@@ -120,12 +124,17 @@ class Graph:
         return frozenset(found)
 
     def differentiable(self) -> frozenset[int]:
-        """Tensors through which a gradient flows: floating, and reached from a trained parameter through floats."""
+        """Tensors through which a gradient flows: floating, reached from a trained parameter through floats, and read
+        on the way to the loss, or written beside what is."""
         found = {t for t, tensor in enumerate(self.tensors) if tensor.trained}
         for op in self.ops:
-            if any(t in found for t in op.inputs) and not op.target.endswith("detach.default"):
+            if any(t in found for t in op.inputs) and op.target not in _STOPS:
                 found.update(t for t in op.outputs if self.tensors[t].floating)
-        return frozenset(found)
+        back = found.intersection(self.outputs[:1])
+        for op in reversed(self.ops):
+            if not back.isdisjoint(op.outputs):
+                back.update(found.intersection((*op.inputs, *op.outputs)))
+        return frozenset(back)
 
     def fingerprint(self) -> str:
         """A short hash of structure, shapes, dtypes and parameter names: equal for equal models."""

@@ -25,7 +25,7 @@ __all__ = ["KINDS_OF_MEMORY", "kind_of"]
 
 _OPS = {
     "add": "add sub rsub where lerp addcmul addcdiv masked_fill",
-    "multiply": "mul div maximum minimum fmod remainder",
+    "multiply": "mul div maximum minimum fmod remainder einsum",
     "exponential": "gelu silu tanh sigmoid exp exp2 expm1 log log2 log1p pow sqrt rsqrt sin cos erf softplus mish "
                    "elu selu hardswish logsigmoid",
     "reduce": "sum mean amax amin max min argmax argmin any all prod var std norm linalg_vector_norm cumsum topk sort",

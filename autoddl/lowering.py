@@ -101,6 +101,7 @@ class _Lowering:
         graph, nodes = self.graph, {node.name: node for node in self.captured.program.graph.nodes}
         self.conversions = {(c.op, c.slot): c for c in self.plan.conversions}
         self.decisions = {d.name: d for d in self.plan.decisions}
+        self.flows = graph.differentiable()
         self.keys = {t: key for key, t in self.captured.tensors.items() if isinstance(key, tuple)}
         wanted = {t for op in graph.ops for t in op.inputs} | {graph.outputs[0]} | {new for _, new in graph.updates}
         reads = tuple(t for t in sorted(wanted) if graph.tensors[t].kind is not Kind.RESULT
@@ -118,12 +119,16 @@ class _Lowering:
         return Lowered(fx.GraphModule(torch.nn.Module(), self.out), reads, routes)
 
     def value(self, op: Op, k: int) -> fx.Node:
-        """Input k of `op`, converted."""
+        """Input k of `op`, converted; without its history where no gradient comes back from the op."""
         t = op.inputs[k]
         tensor = self.graph.tensors[t]
         if tensor.kind is Kind.PARAMETER:
-            return self.parameter(t, tensor.fqn)
-        return self.convert(t, self.conversions.get((op.name, op.slots[k])))
+            node = self.parameter(t, tensor.fqn)
+        else:
+            node = self.convert(t, self.conversions.get((op.name, op.slots[k])))
+        if self.flows.isdisjoint(op.outputs) and (t in self.flows or tensor.trained):
+            return self.out.call_function(torch.Tensor.detach, (node,))
+        return node
 
     def parameter(self, t: int, fqn: str) -> fx.Node:
         if fqn in self.parameters.taken and t not in self.env:

@@ -62,7 +62,7 @@ def foreseen_memory(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster, 
                 else tensor.shape
             given[t] = Value(storage, shape, contiguous(shape), tensor.itemsize)
     few = replace(plan, microbatches=min(plan.microbatches, most))
-    step = Stepping(heap, Program(few, graph), stored, given, _deciding(plan, cluster))
+    step = Stepping(heap, Program(few, graph, cluster.device.kind == "cpu"), stored, given, _deciding(plan, cluster))
     for part in range(few.microbatches):
         step.run(part == few.microbatches - 1)
     heap.here = 2 * len(graph.ops)

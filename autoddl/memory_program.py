@@ -35,10 +35,11 @@ class Node(NamedTuple):
 
 class Program:
     """`calls` are the graph's ops but for the values that they read; `last` says which op reads a tensor last, `ends`
-    which tensors the program returns, through which slot; `place` is the tensor that a parameter is."""
+    which tensors the program returns, through which slot; `place` is the tensor that a parameter is, `processor` says
+    that the device is one."""
 
-    def __init__(self, plan: Plan, graph: Graph) -> None:
-        self.plan, self.graph, self.mesh = plan, graph, plan.mesh
+    def __init__(self, plan: Plan, graph: Graph, processor: bool = False) -> None:
+        self.plan, self.graph, self.mesh, self.processor = plan, graph, plan.mesh, processor
         self.edges: dict[str, ParameterEdge] = {edge.tensor.fqn: edge for edge in parameter_edges(plan, graph)}
         self.conversions = {(c.op, c.slot): self._edge(c) for c in plan.conversions}
         self.ends = [(graph.outputs[0], "loss"), *((new, graph.tensors[old].fqn) for old, new in graph.updates)]
@@ -63,7 +64,7 @@ class Program:
         needs = tuple([k for k, t in enumerate(op.inputs) if t in self._flows]) if flows else ()
         inner = op.target in REDUCING and bool(option_of(op, self.graph, self.mesh, decision).inner)
         return Call(op, (), writes, tuple([tensors[t].itemsize for t in op.outputs]), needs,
-                    by_itself(op, self.graph, reads, inner))
+                    by_itself(op, self.graph, reads, inner), self.processor)
 
     def edge(self, op: Op, k: int) -> Edge | None:
         """The conversion of input k."""

@@ -123,7 +123,8 @@ def _op_table(pricing: Pricing, ports: Ports, op: Op, choices: tuple[Choice, ...
         seconds[c] = op_seconds(pricing, op, choice, differentiable)
         seconds[c] += sum(inner_seconds(pricing, op, choice).values()) if choice.inner else 0.0
         retained[c], transient[c] = charges(op, graph, every[:len(op.inputs)], every[len(op.inputs):],
-                                            bool(choice.inner), differentiable, hubs)
+                                            bool(choice.inner), differentiable, hubs,
+                                            pricing.cluster.device.kind == "cpu")
     return Table(seconds * pricing.microbatches, retained, transient, (port.classes,))
 
 

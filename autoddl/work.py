@@ -1,8 +1,11 @@
 """What an op costs a device: its kernels, forward and backward, and what it keeps for backward.
 
     flops   matmul family   2 * batch * m * n * k                                       (multiply and add)
+            einsum          the same, by where a letter stands: batch in both factors and the output, m and n in one
+                            factor and the output, k in both factors alone; of more than two, all sizes multiplied
             attention       4 * batch * heads * queries * keys * head size              (both products)
             convolution     2 * elements of the output * input channels / groups * kernel elements
+            transposed      2 * elements of the input * output channels / groups * kernel elements
             others          none: they are bound by the bytes they move
     bytes   every tensor of the kernel once
     backward of C = A B  (m, k) (k, n): A' = C' B^T is (m, n, k), a product along n; B' = A^T C' is (k, m, n), along m;
@@ -13,14 +16,14 @@ A view moves nothing and launches nothing, but the gradient of what was cut is p
 from its derivative: a product keeps its factors, a sum nothing, relu and softmax their output.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from autoddl.graph import Graph, Kind, Op, Tensor
 from autoddl.kinds import kind_of
 
-__all__ = ["VIEWS", "Work", "base", "keeps_input", "keeps_output", "kept_beside", "read_back", "work"]
+__all__ = ["VIEWS", "Work", "base", "keeps_input", "keeps_output", "kept_beside", "letters", "read_back", "work"]
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -37,12 +40,16 @@ _PRODUCTS = {"aten.linear": ("input", "weight"), "aten.mm": ("self", "mat2"), "a
              "aten.matmul": ("self", "other"), "aten.addmm": ("mat1", "mat2"), "aten.baddbmm": ("batch1", "batch2"),
              "aten.mv": ("self", "vec"), "aten.dot": ("self", "tensor")}
 _ATTENTION = ("aten.scaled_dot_product_attention", "autoddl.attention")
-_CONVOLUTIONS = ("aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution")
+_CONVOLUTIONS = ("aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution", "aten.conv_transpose1d",
+                 "aten.conv_transpose2d", "aten.conv_transpose3d")
 
 _KEEP_NOTHING = frozenset(f"aten.{name}" for name in (
-    "add", "sub", "neg", "sum", "mean", "cat", "stack", "_to_copy", "embedding", "constant_pad_nd", "roll", "flip",
-    "repeat", "copy", "clone", "cumsum", "zeros_like", "ones_like", "full_like", "arange", "full", "index_select",
-    "gather", "index", "avg_pool2d", "adaptive_avg_pool2d", "masked_fill", "where")) | VIEWS
+    "add", "sub", "rsub", "neg", "sum", "mean", "cat", "stack", "_to_copy", "embedding", "constant_pad_nd", "roll",
+    "flip", "repeat", "copy", "clone", "cumsum", "zeros_like", "ones_like", "full_like", "arange", "full", "tril",
+    "triu", "index_select", "index", "avg_pool2d", "adaptive_avg_pool2d", "masked_fill", "where", "select_scatter",
+    "slice_scatter", "sort", "topk")) | VIEWS
+_KEEP_INDICES = frozenset(f"aten.{name}" for name in ("index_put", "repeat_interleave", "scatter", "scatter_add"))
+"""Of these backward reads no value, but where the values went."""
 _KEEP_OUTPUT = frozenset(f"aten.{name}" for name in (
     "relu", "tanh", "sigmoid", "exp", "sqrt", "rsqrt", "softmax", "_softmax", "log_softmax", "_log_softmax"))
 BLOCK = 2048
@@ -69,17 +76,29 @@ def base(op: Op) -> str:
     return ".".join(op.target.split(".")[:2])
 
 
+def _factors(op: Op) -> tuple[str, ...]:
+    """Slots of what is multiplied: of these backward reads the others."""
+    return op.slots if base(op) in ("aten.mul", "aten.einsum") else _PRODUCTS.get(base(op), ())
+
+
 def keeps_input(op: Op, k: int, graph: Graph, differentiable: frozenset[int]) -> bool:
     """Whether backward of `op` reads the value of input `k`."""
-    name = base(op)
-    if name in _KEEP_NOTHING or name in _KEEP_OUTPUT or name in _KEEP_MASK or op.slots[k] == "bias":
+    name, needs = base(op), {i for i, t in enumerate(op.inputs) if t in differentiable}
+    if not needs or differentiable.isdisjoint(op.outputs) or op.slots[k] == "bias":
         return False
-    if name in _PRODUCTS:
-        others = [op.inputs[i] for i, slot in enumerate(op.slots) if slot in _PRODUCTS[name] and i != k]
-        return op.slots[k] in _PRODUCTS[name] and any(t in differentiable for t in others)
-    if name in ("aten.mul", "aten.div"):
-        return len(op.inputs) > 1
-    return any(t in differentiable for t in op.inputs)
+    if name in _KEEP_NOTHING or name in _KEEP_OUTPUT or name in _KEEP_MASK or op.target == "aten.lerp.Scalar":
+        return False
+    if name in _KEEP_INDICES:
+        return not graph.tensors[op.inputs[k]].floating
+    if name in ("aten.max", "aten.min"):
+        return len(op.outputs) == 1  # where it was found is an output
+    if name == "aten.index_add":
+        return op.slots[k] != "self"
+    if name == "aten.div":
+        return len(op.inputs) > 1 and (k == 1 or 1 in needs)
+    if factors := _factors(op):
+        return op.slots[k] in factors and any(op.slots[i] in factors for i in needs - {k})
+    return True
 
 
 def read_back(t: int, graph: Graph, uses: Mapping[int, tuple[tuple[int, int], ...]], differentiable: frozenset[int]
@@ -107,11 +126,20 @@ def kept_beside(op: Op, outputs: Shapes, differentiable: frozenset[int]) -> floa
     return float(prod(outputs[0])) if base(op) in _KEEP_MASK and op.outputs[0] in differentiable else 0.0
 
 
-def _product(name: str, op: Op, inputs: Shapes, outputs: Shapes) -> tuple[int, int, int, int]:
-    """(batch, m, n, k) of a product or convolution; rows that meet one matrix are one m."""
+def _product(name: str, op: Op, inputs: Shapes, outputs: Shapes) -> tuple[int, ...]:
+    """(batch, m, n, k) of a product or convolution, empty of what is neither: an einsum that sums nothing multiplies
+    elementwise. Rows that meet one matrix are one m."""
     out = outputs[0]
+    if name == "aten.einsum":
+        dims = _einsum(str(op.arg("equation")), inputs)
+        return dims if len(inputs) > 1 and dims[3] > 1 else ()
     if name in _CONVOLUTIONS:
-        return 1, out[0] * prod(out[2:]), out[1], prod(inputs[1][1:])
+        x, weight = inputs[:2]
+        if "transpose" in name or dict(op.args).get("transposed"):
+            return 1, prod(x) // max(1, weight[0]), prod(weight[1:]), weight[0]
+        return 1, out[0] * prod(out[2:]), out[1], prod(weight[1:])
+    if name not in _PRODUCTS:
+        return ()
     first, second = (inputs[slot if (slot := op.slot(which)) is not None else i]
                      for i, which in enumerate(_PRODUCTS[name]))
     k = first[-1] if first else 1
@@ -121,6 +149,37 @@ def _product(name: str, op: Op, inputs: Shapes, outputs: Shapes) -> tuple[int, i
     n = out[-1]
     m = out[-2] if len(first) > 1 else 1
     return prod(out) // max(1, m * n), m, n, k
+
+
+def letters(equation: str, ranks: Sequence[int]) -> tuple[list[list[str]], list[str]]:
+    """What an einsum calls the dims of its factors, and of its output; those under `...` are numbers, from the last."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    dims = [_named(word, rank) for word, rank in zip(left.split(","), ranks, strict=True)]
+    if not arrow:
+        right = "..." + "".join(sorted(a for a in left if left.count(a) == 1 and a.isalpha()))
+    hidden = max(sum(a.isdigit() for a in names) for names in dims)
+    return dims, _named(right, len(right.replace("...", "")) + hidden)
+
+
+def _named(word: str, rank: int) -> list[str]:
+    before, dots, after = word.partition("...")
+    hidden = rank - len(before) - len(after) if dots else 0
+    return [*before, *(str(i) for i in reversed(range(hidden))), *after]
+
+
+def _einsum(equation: str, shapes: Shapes) -> tuple[int, int, int, int]:
+    """(batch, m, n, k) of the first factor and the others. Of two, what only one has and nobody writes is summed before
+    the product."""
+    dims, written = letters(equation, [len(shape) for shape in shapes])
+    size: dict[str, int] = {}
+    for names, shape in zip(dims, shapes, strict=True):
+        for name, s in zip(names, shape, strict=True):
+            size[name] = max(s, size.get(name, 1))
+    first, rest, out = set(dims[0]), set[str]().union(*dims[1:]), set(written)
+    summed = (first & rest if len(dims) == 2 else first | rest) - out
+    batch, m, n, k = (prod(size[a] for a in part) for part in (first & rest & out, (first & out) - rest,
+                                                               (rest & out) - first, summed))
+    return batch, m, n, k
 
 
 def _moved(tensors: tuple[Tensor, ...], shapes: Shapes) -> float:
@@ -154,9 +213,8 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
     moved = _moved(reads, inputs) + _moved(writes, outputs)
     needs = [k for k, t in enumerate(op.inputs) if t in differentiable]
     flows = bool(needs) and any(t in differentiable for t in op.outputs)
-    if name in _PRODUCTS or name in _CONVOLUTIONS:
-        dims = _product(name, op, inputs, outputs)
-        kind = "matmul" if name in _PRODUCTS else "convolution"
+    if dims := _product(name, op, inputs, outputs):
+        kind = "convolution" if name in _CONVOLUTIONS else "matmul"
         forward = Work(2.0 * prod(dims), moved, kind, dims, name=f"{kind} batched" if dims[0] > 1 else kind)
         return (forward,), _transposed(op, graph, inputs, outputs, forward, needs) if flows else ()
     if name in ("aten.embedding", "aten.index", "aten.gather", "aten.index_select"):
@@ -173,7 +231,7 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
     if not flows:
         return (forward,), ()
     kept = sum(_moved((reads[k],), (inputs[k],)) for k in range(len(reads))
-               if keeps_input(op, k, graph, differentiable))
+               if keeps_input(op, k, graph, differentiable) and name != "aten.gather")  # kept for its shape
     nbytes = _moved(writes, outputs) + kept + sum(_moved((reads[k],), (inputs[k],)) for k in needs)
     if name in _ATTENTION:
         return (forward,), (Work(2.5 * forward.flops, nbytes, "attention backward", forward.shape,
@@ -185,20 +243,19 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
 def _transposed(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, forward: Work, needs: list[int]
                 ) -> tuple[Work, ...]:
     """A' along n, B' along m; a bias or an addend sums the outputs' gradients."""
-    (batch, m, n, k), name = forward.shape, base(op)
+    batch, m, n, k = forward.shape
     size = _moved((graph.tensors[op.outputs[0]],), outputs[:1])
     bytes_of = [_moved((graph.tensors[t],), (shape,)) for t, shape in zip(op.inputs, inputs, strict=True)]
-    factors = [op.slot(which) if name in _PRODUCTS else i for i, which in enumerate(_PRODUCTS.get(name, ("", "")))]
+    factors = [op.slot(which) for which in _factors(op)] or [0, 1]
+    multiplied = sum(bytes_of[factor] for factor in factors if factor is not None)
     found = []
     for need in needs:
         if need not in factors:
             found.append(Work(0.0, size + bytes_of[need], weight=True, name="reduce"))
             continue
         first = need == factors[0]
-        other = factors[1] if first else factors[0]
-        moved = size + bytes_of[need] + (bytes_of[other] if other is not None else 0.0)
         weight = graph.tensors[op.inputs[need]].kind is Kind.PARAMETER or op.slots[need] == "weight"
         side = f"{forward.name} {'input' if first else 'weight'}"
-        found.append(Work(forward.flops, moved, forward.kind, (batch, m, k, n) if first else (batch, k, n, m), weight,
-                          side))
+        found.append(Work(forward.flops, size + multiplied, forward.kind,
+                          (batch, m, k, n) if first else (batch, k, n, m), weight, side))
     return tuple(found)

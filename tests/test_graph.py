@@ -40,6 +40,24 @@ def test_gradients_stop_at_detach_and_integers() -> None:
     assert graph().differentiable() == {0, 3, 5, 7}
 
 
+def test_no_gradient_comes_back_from_what_the_loss_does_not_read_as_a_number() -> None:
+    """A teacher behind a detach, a choice behind an argmin, a shape alone, a statistic for a buffer."""
+    tensors = (tensor("w", Kind.PARAMETER, trained=True), tensor("v", Kind.PARAMETER, trained=True), tensor("row"),
+               tensor("taught"), tensor("still"), tensor("far"), tensor("nearest", dtype="int64"), tensor("zeros"),
+               tensor("mean"), tensor("code"), tensor("sum"), tensor("loss"))
+    ops = (Op("row", "aten.relu.default", (0,), ("self",), (2,)),
+           Op("taught", "aten.mul.Tensor", (2, 1), ("self", "other"), (3,)),
+           Op("still", "aten.detach.default", (3,), ("self",), (4,)),
+           Op("far", "aten.sub.Tensor", (2, 1), ("self", "other"), (5,)),
+           Op("nearest", "aten.argmin.default", (5,), ("self",), (6,)),
+           Op("zeros", "aten.zeros_like.default", (5,), ("self",), (7,)),
+           Op("mean", "aten.mean.default", (2,), ("self",), (8,)),
+           Op("code", "aten.index_select.default", (4, 6), ("self", "index"), (9,)),
+           Op("sum", "aten.add.Tensor", (2, 7), ("self", "other"), (10,)),
+           Op("loss", "aten.add.Tensor", (10, 9), ("self", "other"), (11,)))
+    assert Graph(tensors, ops, (11,), ((0, 8),)).differentiable() == {0, 2, 10, 11}
+
+
 def test_arguments_and_slots() -> None:
     op = graph().ops[0]
     assert op.arg("padding_idx") == -1 and op.slot("indices") == 1 and op.slot("bias") is None

@@ -13,12 +13,16 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from autoddl.api import plan
 from autoddl.apply import parallelize
 from autoddl.capture import capture
+from autoddl.cases import Case, case, fill
 from autoddl.compare_run import foreseen
-from autoddl.heap import contiguous, viewed
+from autoddl.footprint import Call
+from autoddl.footprints import footprint_of
+from autoddl.heap import Value, contiguous, viewed
 from autoddl.hubs import planned
 from autoddl.memory_line import foreseen_memory, memory_line
 from autoddl.plan import Plan, load_plan
 from autoddl.rebuild import rebuild
+from autoddl.work import keeps_input
 
 ONE = replace(cluster_of("core=1"), device=replace(cluster_of("core=1").device, kind="cpu"))
 NEAR = 0.05
@@ -94,6 +98,38 @@ def test_what_is_gathered_again_for_no_gradient_is_held_no_longer_than_its_micro
         assert heap.held == once.held and heap.peak >= heap.held
 
 
+class Normed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.RMSNorm(256) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+class Student(torch.nn.Module):
+    """Taught by what no gradient reaches, without no_grad."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = torch.nn.Linear(64, 64)
+        self.teacher = torch.nn.Sequential(*(part for _ in range(6)
+                                             for part in (torch.nn.Linear(64, 64), torch.nn.GELU())))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.own(x) - self.teacher(x).detach()).square().mean()
+
+
+@pytest.mark.parametrize(("model", "sample"), [(Normed(), torch.randn(512, 256)), (Student(), torch.randn(2048, 64))],
+                         ids=["normed", "student"])
+def test_what_is_kept_for_no_one_is_not_and_what_is_written_out_is(model: torch.nn.Module, sample: Tensor) -> None:
+    """An RMSNorm on processors keeps its input twice; what a detached teacher computes is kept for nobody."""
+    made = plan(model, ONE, (sample,))
+    assert made.predicted.peak_bytes == pytest.approx(tracked(model, (sample,), made), rel=0.15)
+
+
 def test_views_share_memory_where_torch_says_so() -> None:
     for shape, order, new in [
             ((4, 6, 8), (0, 1, 2), (24, 8)), ((4, 6, 8), (1, 0, 2), (24, 8)), ((4, 1, 8), (1, 0, 2), (32,)),
@@ -106,3 +142,67 @@ def test_views_share_memory_where_torch_says_so() -> None:
         else:
             assert viewed(tuple(x.shape), x.stride(), new) == expected
     assert contiguous((2, 3, 4)) == torch.empty(2, 3, 4).stride()
+
+
+def wide() -> Tensor:
+    return torch.randn(256, 512)
+
+
+ROWS = torch.arange(256)
+READ = [
+    (case("aten.mul.Tensor", wide(), wide()), (0,)), (case("aten.mul.Tensor", wide(), wide()), (0, 1)),
+    (case("aten.div.Tensor", wide(), wide()), (0,)), (case("aten.div.Tensor", wide(), wide()), (1,)),
+    (case("aten.einsum.default", "ij,kj->ik", [wide(), wide()]), (1,)),
+    (case("aten.einsum.default", "ij,kj->ik", [wide(), wide()]), (0, 1)),
+    (case("aten.einsum.default", "...i,ij", [torch.randn(4, 5, 6), torch.randn(6, 7)]), (0, 1)),
+    (case("aten.einsum.default", "bij,bij->bij", [torch.randn(4, 5, 6), torch.randn(4, 5, 6)]), (0, 1)),
+    (case("aten.tril.default", wide()), (0,)),
+    (case("aten.triu.default", wide()), (0,)), (case("aten.rsub.Scalar", wide(), 1.0), (0,)),
+    (case("aten.lerp.Scalar", wide(), wide(), 0.3), (0, 1)), (case("aten.max.other", wide(), wide()), (0, 1)),
+    (case("aten.max.default", wide()), (0,)), (case("aten.max.dim", wide(), 1), (0,)),
+    (case("aten.gather.default", wide(), 1, torch.zeros(256, 8, dtype=torch.int64)), (0,)),
+    (case("aten.index_add.default", wide(), 0, ROWS, wide()), (0, 2)),
+    (case("aten.scatter_add.default", wide(), 1, torch.zeros(256, 512, dtype=torch.int64), wide()), (0, 2)),
+    (case("aten.index_put.default", wide(), [ROWS], wide()), (0, 2)),
+    (case("aten.select_scatter.default", wide(), torch.randn(512), 0, 3), (0, 1)),
+    (case("aten.slice_scatter.default", wide(), torch.randn(128, 512), 0, 0, 128), (0, 1)),
+    (case("aten.sort.default", wide()), (0,)), (case("aten.topk.default", wide(), 4), (0,)),
+    (case("aten.conv_transpose1d.default", torch.randn(4, 6, 9), torch.randn(6, 7, 3)), (0, 1))]
+
+
+@pytest.mark.parametrize(("one", "needs"), READ, ids=str)
+def test_what_backward_reads_is_what_autograd_saves(one: Case, needs: tuple[int, ...]) -> None:
+    """In bytes, and which of the inputs, each storage once."""
+    leaves, found = [x.clone().requires_grad_(k in needs) for k, x in enumerate(one.values)], dict[int, Tensor]()
+
+    def write(x: Tensor) -> Tensor:
+        return found.setdefault(x.untyped_storage().data_ptr(), x)
+
+    with torch.autograd.graph.saved_tensors_hooks(write, lambda x: x):
+        made = one.fn(*fill(one.args, leaves), **fill(one.kwargs, leaves))
+    reads = tuple(Value(k, t.shape, contiguous(t.shape), t.itemsize) for k, t in enumerate(one.inputs))
+    outputs = one.outputs
+    call = Call(one.op, reads, tuple(t.shape for t in outputs), tuple(t.itemsize for t in outputs), needs)
+    held = footprint_of(call)
+    nbytes = sum(reads[k].nbytes for k in held.saves) + sum(outputs[k].nbytes for k in held.keeps) + held.extra
+    assert nbytes + sum(size for _, size in held.copies) == sum(x.untyped_storage().nbytes() for x in found.values())
+    flows = frozenset(needs) | {t for t in one.op.outputs if one.graph.tensors[t].floating}
+    assert [keeps_input(one.op, k, one.graph, flows) for k in range(len(leaves))] == [
+        x.untyped_storage().data_ptr() in found for x in leaves]
+    del made
+
+
+def test_an_einsum_of_heads_side_by_side_saves_copies() -> None:
+    one, saved = case("aten.einsum.default", "bthd,bshd->bhts", [torch.randn(2, 8, 4, 6), torch.randn(2, 8, 4, 6)]), 0
+
+    def write(x: Tensor) -> Tensor:
+        nonlocal saved
+        saved += x.nbytes * all(x.data_ptr() != leaf.data_ptr() for leaf in leaves)
+        return x
+
+    leaves = [x.clone().requires_grad_() for x in one.values]
+    with torch.autograd.graph.saved_tensors_hooks(write, lambda x: x):
+        one.fn(*fill(one.args, leaves))
+    reads = tuple(Value(k, t.shape, contiguous(t.shape), t.itemsize) for k, t in enumerate(one.inputs))
+    made = footprint_of(Call(one.op, reads, (one.outputs[0].shape,), (4,), (0, 1)))
+    assert made.saves == () and sum(size for _, size in made.copies) == saved == 2 * reads[0].nbytes

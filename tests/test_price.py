@@ -1,16 +1,19 @@
 """Problems of real graphs: hubs count once, parts add up, and the exact search equals looking at every choice."""
 
 from dataclasses import replace
-from math import inf
+from math import inf, prod
 
 import pytest
 import torch
 import zoo
+from planmaker import random_plans
 from random_plans import LAPTOP, random_plan
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from autoddl.assemble import assemble
 from autoddl.capture import Captured, capture
+from autoddl.cases import case
 from autoddl.cost_models import load_cluster
 from autoddl.graph import Kind
 from autoddl.hubs import HUB, planned
@@ -21,6 +24,7 @@ from autoddl.search import solve
 from autoddl.space import Variable, variables
 from autoddl.tables import problem_of
 from autoddl.traffic import gather_buckets, gradient_buckets, parameter_edges, traffic
+from autoddl.work import Work, work
 
 
 class Chain(nn.Module):
@@ -153,3 +157,70 @@ def test_a_problem_whose_parts_disagree_is_refused(captured: Captured) -> None:
     solution = solve(problem)
     with pytest.raises(AssertionError, match="add up"):
         assemble(pricing, problem, replace(solution, seconds=solution.seconds * 1.01), space)
+
+
+class Codes(nn.Module):
+    """The nearest row of a table, and a teacher: nothing flows back to distances, nor through the teacher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher, self.near = (nn.Linear(16, 16, bias=False) for _ in range(3))
+        self.codes = nn.Parameter(torch.ones(16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.student(x)
+        code = self.codes[(self.near(y) @ self.codes.T).argmin(1)]
+        return F.mse_loss(y, code) + F.mse_loss(y, self.teacher(y).detach())
+
+
+def test_no_gradient_is_planned_where_the_loss_asks_for_none() -> None:
+    sample = (torch.zeros(8, 16),)
+    graph = planned(capture(Codes(), sample).graph)
+    for made in random_plans(Codes(), sample, "node=4", 20, regather=True, microbatches=2):
+        flows = {edge.tensor.fqn: edge.conversion.gradient is not None for edge in parameter_edges(made, graph)}
+        assert flows == {"student.weight": True, "codes": True, "near.weight": False, "teacher.weight": False}
+        reduced = {fqn for bucket in gradient_buckets(made, graph) for fqn in bucket.members}
+        again = {fqn for bucket in gather_buckets(made, graph) if bucket.regather for fqn in bucket.members}
+        assert not (reduced | again) & {"near.weight", "teacher.weight"}
+
+
+def kernels_of(target: str, *args: object) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
+    """Forward and backward of an op, all of whose inputs have gradients."""
+    one = case(target, *args)
+    inputs, outputs = (tuple(t.shape for t in tensors) for tensors in (one.inputs, one.outputs))
+    return work(one.op, one.graph, inputs, outputs, frozenset(range(len(one.graph.tensors))))
+
+
+def of(*shapes: tuple[int, ...]) -> list[Tensor]:
+    return [torch.zeros(shape) for shape in shapes]
+
+
+@pytest.mark.parametrize(("equation", "shapes", "dims"), [
+    ("ij,kj->ik", ((5, 6), (7, 6)), (1, 5, 7, 6)), ("bik,bkj->bij", ((3, 5, 6), (3, 6, 7)), (3, 5, 7, 6)),
+    ("...ij,jk", ((2, 5, 6), (6, 7)), (1, 10, 7, 6)), ("...hi, ...ih -> ...", ((4, 5, 6), (4, 6, 5)), (4, 1, 1, 30)),
+    ("ij,jk->k", ((5, 6), (6, 7)), (1, 1, 7, 6)), ("ij,jk,kl->il", ((4, 5), (5, 6), (6, 7)), (1, 4, 7, 30))])
+def test_an_einsum_is_a_product_of_its_letters(equation: str, shapes: tuple[tuple[int, ...], ...],
+                                               dims: tuple[int, ...]) -> None:
+    (forward,), backward = kernels_of("aten.einsum.default", equation, of(*shapes))
+    assert (forward.kind, forward.shape, forward.flops) == ("matmul", dims, 2 * prod(dims))
+    assert [one.flops for one in backward] == [forward.flops] * len(shapes)
+
+
+def test_an_einsum_costs_what_the_product_does_that_it_writes() -> None:
+    assert kernels_of("aten.einsum.default", "ij,jk->ik", of((5, 6), (6, 7))) == kernels_of(
+        "aten.mm.default", *of((5, 6), (6, 7)))
+    for equation, shapes in (("ij->ji", ((5, 6),)), ("ij,ij->ij", ((5, 6), (5, 6))), ("i,j->ij", ((5,), (6,)))):
+        assert all(one.kind == "memory" for ones in kernels_of("aten.einsum.default", equation, of(*shapes))
+                   for one in ones), equation
+
+
+@pytest.mark.parametrize(("target", "shapes", "groups", "flops"), [
+    ("aten.conv_transpose1d.default", ((5, 6, 9), (6, 7, 3)), 1, 2 * 5 * 6 * 9 * 7 * 3),
+    ("aten.conv_transpose2d.input", ((2, 6, 4, 4), (6, 3, 2, 2)), 6, 2 * 2 * 6 * 16 * 3 * 4),
+    ("aten.conv_transpose3d.input", ((6, 4, 4, 4), (6, 3, 2, 2, 2)), 1, 2 * 6 * 64 * 3 * 8)])
+def test_a_transposed_convolution_writes_a_kernel_for_every_element_that_it_reads(
+        target: str, shapes: tuple[tuple[int, ...], ...], groups: int, flops: int) -> None:
+    ones = (1,) * (len(shapes[1]) - 2)
+    (forward,), backward = kernels_of(target, *of(*shapes), None, ones, [0 for _ in ones], [0 for _ in ones], groups)
+    assert (forward.kind, forward.flops) == ("convolution", flops)
+    assert [one.flops for one in backward] == [flops, flops]
