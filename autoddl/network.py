@@ -11,7 +11,9 @@ Levels of size 1 further out are passed over. Latency stays what the machine giv
     packet = 16 KiB at most, as nodes send it   of the 64 KiB that are usual four would pass an idle link at once
     burst = max(2 packet, 0.25 ms of the rate)  what an idle link lets through for nothing; a packet above it would be
                                                 cut in software
-    limit = max(2 burst, 5 ms of the rate)      a longer queue holds small messages back behind bulk data
+    limit = max(2 burst, 5 ms of the rate)      a longer queue holds small messages back behind bulk data; of the
+                                                fastest rate behind it, where that is faster: what a full queue drops
+                                                is sent again
     mtu 9000, and reno in each namespace        headers are 0.7 %, and no other control fills short queues as evenly
 
 Namespaces are called `autoddl-PIDNS-PID-START-N-...` by their owner, a process of that id and start time. What a dead
@@ -162,14 +164,16 @@ def commands(planned: Network) -> Iterator[tuple[str, ...]]:
         yield "ip", "-n", switch, "link", "add", "bridge", "type", "bridge"
         yield "ip", "-n", switch, "link", "set", "bridge", "mtu", str(MTU), "up"
     for uplink in planned.uplinks:
-        yield from _cable(uplink)
+        behind = max((one.rate for one in planned.uplinks if one.parent == uplink.namespace), default=0.0)
+        yield from _cable(uplink, max(behind, uplink.rate))
     for node in planned.nodes:
         yield "ip", "-n", node.namespace, "link", "set", PORT, "gso_max_size", str(PACKET)
         yield "ip", "-n", node.namespace, "addr", "add", f"{node.address}/16", "dev", PORT
 
 
-def _cable(uplink: Uplink) -> Iterator[tuple[str, ...]]:
-    """One veth pair, made inside the namespaces, each end shaped and in its bridge (a node's end has none)."""
+def _cable(uplink: Uplink, fed: float) -> Iterator[tuple[str, ...]]:
+    """One veth pair, made inside the namespaces, each end shaped and in its bridge (a node's end has none). What is
+    behind it sends `fed` bytes per second at most from one child."""
     mtu = ("mtu", str(MTU))
     yield ("ip", "link", "add", uplink.interface, "netns", uplink.namespace, *mtu, "type", "veth",
            "peer", "name", uplink.port, "netns", uplink.parent, *mtu)
@@ -177,13 +181,13 @@ def _cable(uplink: Uplink) -> Iterator[tuple[str, ...]]:
         if interface != PORT:
             yield "ip", "-n", space, "link", "set", interface, "master", "bridge"
         yield "ip", "-n", space, "link", "set", interface, "up"
-        yield "tc", "-n", space, "qdisc", "replace", "dev", interface, "root", *_bucket(uplink.rate)
+        yield "tc", "-n", space, "qdisc", "replace", "dev", interface, "root", *_bucket(uplink.rate, fed)
 
 
-def _bucket(rate: float) -> tuple[str, ...]:
-    """The words of tbf for `rate` bytes per second."""
+def _bucket(rate: float, fed: float) -> tuple[str, ...]:
+    """The words of tbf for `rate` bytes per second, where up to `fed` come in."""
     burst = max(2 * PACKET, round(rate * 0.25e-3))
-    limit = max(2 * burst, round(rate * 5e-3))
+    limit = max(2 * burst, round(fed * 5e-3))
     return "tbf", "rate", f"{round(8 * rate)}bit", "burst", str(burst), "limit", str(limit)
 
 

@@ -106,7 +106,8 @@ class Normed(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = layer(x)
-        return x.square().mean()
+        loss: Tensor = x.square().mean()
+        return loss
 
 
 class Student(torch.nn.Module):
@@ -119,7 +120,8 @@ class Student(torch.nn.Module):
                                              for part in (torch.nn.Linear(64, 64), torch.nn.GELU())))
 
     def forward(self, x: Tensor) -> Tensor:
-        return (self.own(x) - self.teacher(x).detach()).square().mean()
+        loss: Tensor = (self.own(x) - self.teacher(x).detach()).square().mean()
+        return loss
 
 
 @pytest.mark.parametrize(("model", "sample"), [(Normed(), torch.randn(512, 256)), (Student(), torch.randn(2048, 64))],

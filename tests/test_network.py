@@ -17,7 +17,7 @@ from shell import FACTORY, shell
 from autoddl.cost_models import Cluster, load_cluster, parse_cluster
 from autoddl.errors import InputError, MachineError
 from autoddl.launch import Place, launch
-from autoddl.network import check_machine, layout_of, network, remove_stale
+from autoddl.network import check_machine, commands, layout_of, network, remove_stale
 from autoddl.uplinks import leaving
 
 CLUSTERS = Path(__file__).parent.parent / "examples" / "clusters"
@@ -146,6 +146,14 @@ def test_a_link_carries_its_rate() -> None:
     payload = (9000 - 52) / (9000 + 14)
     assert max(rates) / (12.5e6 * payload) == pytest.approx(1.0, abs=0.03)
     assert not owned_by(os.getpid())
+
+
+def test_a_thin_uplink_has_a_queue_for_what_comes_from_behind_it() -> None:
+    """What a full one drops is sent again, over the links before it."""
+    racks = layout_of(load_cluster(CLUSTERS / "rehearsal-2racks.yaml"), "x")
+    words = [line for line in commands(racks) if line[0] == "tc"]
+    assert {(line[line.index("rate") + 1], line[-1]) for line in words} == {
+        ("400000000bit", "250000"), ("100000000bit", "250000")}
 
 
 @shaping
