@@ -218,8 +218,6 @@ def test_a_gated_layer_sends_what_any_layer_sends(tmp_path: Path) -> None:
     plain = run(tmp_path, dp=1, tp=8, precision="bf16")
     gated = replace(plain, gated=True)
     assert parts_of(gated, 4)["layer"].sent_forward == pytest.approx(parts_of(plain, 4)["layer"].sent_forward, rel=0.01)
-    mixed = replace(gated, experts=8, top=2, ep=1)
-    assert parts_of(mixed, 4)["layer"].values == pytest.approx(8 * parts_of(gated, 4)["layer"].values, rel=0.5)
 
 
 def test_experts_are_cut_among_all_their_ranks(tmp_path: Path) -> None:
