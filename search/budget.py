@@ -58,7 +58,8 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A range of thresholds with what is known: a bound, a multiplier, and, once there, the dual and the windows."""
+    """A range of thresholds with what is known: a bound, a multiplier, and, once there, the dual, the windows, and where
+    between the lightest labels and the heaviest the cap is."""
 
     bound: float
     low: int
@@ -67,6 +68,7 @@ class _Node:
     probed: bool = True
     dual: Dual | None = None
     ladders: tuple[_Ladder, ...] = ()
+    share: float = 0.5
 
 
 def within_budget(space: Space, first: Point, bound: float, limits: Limits) -> Best:
@@ -126,14 +128,14 @@ def _widen(space: Space, node: _Node, best: Point, clock: Clock) -> tuple[list[_
     window = min(ladder.window, room)
     granted = clock.part(SHARE)
     try:
-        found = windowed(space, space.messages(node.lam, tau), tau, cap, window, ladder.keep, granted)
+        found = windowed(space, space.messages(node.lam, tau), tau, cap, window, ladder.keep, node.share, granted)
     except Exhausted:
-        found = Found(None, False)
+        found = Found(None, False, node.share)
         window = room
     clock.pairs -= granted.spent
     further = _Ladder(ladder.keep, window * GROWTH if found.complete or window < room else None,
                       (ladder.spent[1], max(ladder.spent[1], granted.spent)))
-    wider = replace(node, ladders=tuple(further if it is ladder else it for it in node.ladders))
+    wider = replace(node, ladders=tuple(further if it is ladder else it for it in node.ladders), share=found.share)
     if found.complete:
         wider = replace(wider, bound=max(node.bound, node.dual.bound + window))
     if found.choice is None:

@@ -10,6 +10,7 @@ the bound is the duality gap, which the labels close.
 import heapq
 import math
 from dataclasses import dataclass
+from operator import itemgetter
 
 from autoddl.search.space import Clock, Point, Space
 
@@ -32,15 +33,25 @@ class Dual:
 
 def dual(space: Space, tau: float, cap: float, hint: float, ceiling: float, close: float, clock: Clock) -> Dual:
     """bound, for cells up to the threshold `tau` and `cap` retained bytes; the first that reaches `ceiling` will do."""
-    first = space.point(hint, tau)
-    if first.value - hint * cap >= ceiling:
-        return Dual(hint, first.value - hint * cap, None)
-    heavy, light = _bracket(space, tau, cap, first)
+    heavy, light = _between(space, tau, cap)
+    if heavy is None or light is None:
+        first = space.point(hint, tau)
+        if first.value - hint * cap >= ceiling:
+            return Dual(hint, first.value - hint * cap, None)
+        heavy, light = _bracket(space, tau, cap, first)
     if heavy is None:
         return Dual(0.0, light.value, light)
     if light.retained > cap:
         return Dual(0.0, math.inf if light.value > cap else space.point(0.0, tau).value, None)
     return _secant(space, tau, cap, heavy, light, close, ceiling, clock)
+
+
+def _between(space: Space, tau: float, cap: float) -> tuple[Point | None, Point | None]:
+    """Of the points known, the one above the cap with the highest multiplier, and the one below it with the lowest."""
+    known = [p for _, p in sorted(((lam, p) for (lam, t), p in space.known.items() if t == tau), key=itemgetter(0))]
+    heavy = [p for p in known if p.retained > cap]
+    light = [p for p in known if p.retained <= cap]
+    return heavy[-1] if heavy else None, light[0] if light else None
 
 
 def _bracket(space: Space, tau: float, cap: float, first: Point) -> tuple[Point | None, Point]:

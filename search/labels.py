@@ -26,6 +26,10 @@ OVERHEAD = 100
 LARGEST = 1 << 22
 """Pairs that are looked at together."""
 
+NEAR = 0.005
+"""A part of the bytes between the lightest and the heaviest label: about this far from the share that is sought, labels
+are kept closest."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
@@ -93,12 +97,15 @@ def pareto(labels: Labels, scale: float) -> Labels:
     return rows[rows.seconds < best - NOISE * scale]
 
 
-def thin(labels: Labels, keep: int) -> Labels:
-    """At most about `keep` labels: in each of equal ranges of bytes the one with the least slack."""
+def thin(labels: Labels, keep: int, share: float) -> Labels:
+    """At most about `keep` labels: in each range of bytes the one with the least slack. The ranges are the finer the
+    nearer they are to `share` of the way from the least bytes to the most."""
     if len(labels) <= keep:
         return labels
     low, high = labels.retained[0], labels.retained[-1]
-    bucket = np.minimum(((labels.retained - low) / (high - low) * keep).astype(np.int64), keep - 1)
+    ends = np.arcsinh(np.array([-share, 1 - share]) / NEAR)
+    place = np.arcsinh(((labels.retained - low) / (high - low) - share) / NEAR)
+    bucket = np.minimum(((place - ends[0]) / (ends[1] - ends[0]) * keep).astype(np.int64), keep - 1)
     order = np.lexsort((labels.slack, bucket))
     first = np.concatenate([[True], np.diff(bucket[order]) > 0])
     return labels[np.sort(order[first])]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autoddl.problem import Array
 from autoddl.search.eliminate import Node, column, walked
 from autoddl.search.labels import Labels, combine, single, thin, union
 from autoddl.search.mapped import Mapped
@@ -27,10 +28,12 @@ Needs = list[dict[Cell, float]]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The best choice within the cap, if any, and whether every choice of the window was looked at."""
+    """The best choice within the cap, if any, whether every choice of the window was looked at, and where between the
+    lightest label and the heaviest the cap is."""
 
     choice: Ids | None
     complete: bool
+    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +46,34 @@ class _Pass:
     retained: list[Mapped]
     scale: float
     keep: int
+    share: float
     clock: Clock
 
 
 def windowed(
-    space: Space, values: list[Mapped], tau: float, cap: float, window: float, keep: int, clock: Clock
+    space: Space, values: list[Mapped], tau: float, cap: float, window: float, keep: int, share: float, clock: Clock
 ) -> Found:
-    """The best choice within `cap` and within `window` of the messages' minimum; at most `keep` labels a cell."""
+    """The best choice within `cap` and within `window` of the messages' minimum; at most `keep` labels a cell, those
+    nearest to `share` of its bytes the closest."""
     program, tables = space.program, space.problem.tables
     seconds = [mapped(t, 0.0, tau) for t in tables]
     scale = abs(sum(values[top.slot].core.item() for top in program.tops))
-    run = _Pass(program, values, seconds, [Mapped(t.core[1], t.classes) for t in tables], scale, keep, clock)
+    run = _Pass(program, values, seconds, [Mapped(t.core[1], t.classes) for t in tables], scale, keep, share, clock)
     needs = _needs(run, window + 1e-12 * scale)
     store, complete = _labels(run, needs)
     roots = [store[top.slot - program.base][()] for top in program.tops]
     whole = combine(single(0.0, 0.0, 0.0, 0), roots, window + 1e-12 * scale, scale, clock)
+    there = _share(whole.retained, cap, share)
     whole = whole[whole.retained <= cap]
     if not len(whole):
-        return Found(None, complete)
-    return Found(_trace(program, store, whole.back[int(whole.seconds.argmin())].tolist()), complete)
+        return Found(None, complete, there)
+    return Found(_trace(program, store, whole.back[int(whole.seconds.argmin())].tolist()), complete, there)
+
+
+def _share(retained: Array, cap: float, otherwise: float) -> float:
+    """How far from the least to the most bytes the cap is."""
+    low, high = retained[0], retained[-1]
+    return min(1.0, max(0.0, float((cap - low) / (high - low)))) if high > low else otherwise
 
 
 def _needs(run: _Pass, window: float) -> Needs:
@@ -88,7 +100,7 @@ def _labels(run: _Pass, needs: Needs) -> tuple[list[dict[Cell, Labels]], bool]:
         here = slot - run.program.base
         for cell, room in needs[here].items():
             full = _cell(run, recipe, cell, room, store)
-            store[here][cell] = thin(full, run.keep)
+            store[here][cell] = thin(full, run.keep, run.share)
             complete &= len(full) <= run.keep
     return store, complete
 
