@@ -86,9 +86,12 @@ def check(problem: Problem, certificate: Certificate) -> Checked:
 
 
 def _check_cover(problem: Problem, pieces: Sequence[Piece]) -> None:
-    """No cell's transient bytes lie below, between or above the pieces."""
-    levels = np.unique(np.concatenate([np.zeros(1), *(t.transient[np.isfinite(t.seconds)] for t in problem.tables)]))
-    covered = np.zeros(len(levels), bool)
+    """No choice's transient bytes lie below, between or above the pieces: they are those of some cell, and no less than
+    the least of any one factor."""
+    cells = [t.transient[np.isfinite(t.seconds)] for t in problem.tables]
+    least = max((float(cells[f.table].min()) for f in problem.factors if cells[f.table].size), default=0.0)
+    levels = np.unique(np.concatenate([np.array([least]), *cells]))
+    covered = levels < least
     for piece in pieces:
         covered |= (piece.low <= levels) & (levels <= piece.high)
     assert covered.all(), "the certificate leaves out choices by their transient bytes"

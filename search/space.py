@@ -117,9 +117,7 @@ class Space:
     @classmethod
     def of(cls, problem: Problem, program: Program, whole: Problem | None = None,
            restore: Callable[[Ids], Ids] = lambda choice: choice) -> "Space":
-        finite = [t.core[2][np.isfinite(t.core[0])] for t in problem.tables]
-        thresholds = tuple(np.unique(np.concatenate([np.zeros(1), *finite])).tolist())
-        return cls(problem, program, thresholds, problem if whole is None else whole, restore)
+        return cls(problem, program, _thresholds(problem), problem if whole is None else whole, restore)
 
     def messages(self, lam: float, tau: float) -> list[Mapped]:
         """S for every slot at one multiplier and one threshold; the latest are kept."""
@@ -155,6 +153,15 @@ class Space:
     def fits(self, point: Point) -> bool:
         budget = self.problem.budget
         return point.seconds < math.inf and (budget is None or self.nbytes(point) <= budget)
+
+
+def _thresholds(problem: Problem) -> tuple[float, ...]:
+    """The transients that a choice may come to: no less than any one factor has at least."""
+    finite = [t.core[2][np.isfinite(t.core[0])] for t in problem.tables]
+    laid = [finite[number] for number, _ in problem.laid.groups]
+    floor = max((float(cells.min()) for cells in laid if len(cells)), default=0.0)
+    every = np.unique(np.concatenate([np.array([floor]), *finite]))
+    return tuple(every[every >= floor].tolist())
 
 
 def priced(table: Table, lam: float, tau: float) -> Array:
