@@ -16,7 +16,7 @@ from autoddl.marginals import Beliefs, beliefs
 from autoddl.problem import Array, Factor, Problem, Table
 from autoddl.proof import ranges
 from autoddl.search import solve
-from autoddl.search.order import order
+from autoddl.search.order import answering
 from autoddl.search.space import Space
 
 __all__ = ["Alternative", "alternatives", "bounding", "bounds_of", "pinned_to"]
@@ -34,7 +34,7 @@ class Alternative:
 
 def bounding(problem: Problem, seconds: float) -> tuple[Beliefs, ...]:
     """Beliefs whose least marginal bounds what a pinned plan costs under the budget; `seconds` is the plan's cost."""
-    space = Space.of(problem, order(problem))
+    space = Space.of(problem, answering(problem))
     found = []
     for low, high, lam in ranges(space, seconds):
         cap = math.inf if problem.budget is None else problem.budget - problem.fixed_bytes - space.thresholds[low]

@@ -21,7 +21,7 @@ from autoddl.plan import Plan
 from autoddl.problem import Problem, Solution
 from autoddl.rebuild import Question, answered, question_of, rebuild
 from autoddl.search import solve
-from autoddl.search.order import order
+from autoddl.search.order import answering
 from autoddl.search.space import Point, Space
 
 __all__ = ["DevicePoint", "PointOfBytes", "front_of_bytes", "front_of_devices", "least_bytes", "resized"]
@@ -84,8 +84,9 @@ def _under(problem: Problem, budget: float, tolerance: float) -> Solution | None
 
 def _corners(problem: Problem) -> list[PointOfBytes]:
     """Plans that are best for some price of a retained byte: hull corners, found between their neighbours."""
-    space = Space.of(problem, order(problem))
-    if not space.program.exact:
+    try:
+        space = Space.of(problem, answering(problem))
+    except InputError:
         return []
     top = space.thresholds[-1]
     points = [space.point(0.0, top), space.point(float("inf"), top)]

@@ -11,7 +11,7 @@ from math import inf
 from autoddl.candidates import Candidate, Posed, Task, bounds, posed
 from autoddl.errors import Infeasible, InputError
 from autoddl.problem import Problem, Solution
-from autoddl.search import Above, Space, relax, solve, space_of
+from autoddl.search import Above, Space, is_large, relax, solve, space_of
 
 __all__ = ["Answer", "Job", "Jobs"]
 
@@ -43,9 +43,12 @@ class Jobs:
         self.kept: dict[int, tuple[Posed, Space | None]] = {}
 
     def ready(self, i: int) -> tuple[Posed, Space | None]:
-        """The problem, and for the exact solver what it makes of it first."""
+        """The problem, and for the exact solver what it makes of it first, unless the problem is large: then nothing
+        is kept."""
         if i not in self.kept:
             made = posed(self.task, self.candidates[i])
+            if self.task.solver == "exact" and is_large(made[2]):
+                return made, None
             self.kept[i] = made, space_of(made[2]) if self.task.solver == "exact" else None
             while len(self.kept) > 1 and sum(_cells(made[2]) for made, _ in self.kept.values()) > self.CELLS:
                 del self.kept[next(iter(self.kept))]
@@ -55,11 +58,12 @@ class Jobs:
         """A bound of candidate i, or its best plan; what costs more than the ceiling is not wanted."""
         i, ceiling, price = job
         try:
-            self.ready(i)
+            (_, _, problem), space = self.ready(i)
         except InputError as error:
             return Answer(None, problem=error, proved=True)
         try:
-            return self._bound(i, price) if ceiling is None else self._plan(i, ceiling, price)
+            return self._bound(i, problem, space, price) if ceiling is None \
+                else self._plan(problem, space, ceiling, price)
         except Above as above:
             return Answer(None, bound=above.bound)
         except Infeasible as error:
@@ -67,8 +71,9 @@ class Jobs:
         except InputError as error:  # of a solver that gave up
             return Answer(None, problem=error)
 
-    def _bound(self, i: int, price: float) -> Answer:
-        (_, _, problem), space = self.ready(i)
+    def _bound(self, i: int, problem: Problem, space: Space | None, price: float) -> Answer:
+        if space is None and self.task.solver == "exact":
+            return Answer(None)  # a large problem is bounded when it is solved
         if space is None:
             solution = solve(problem.within(None), self.task.solver, time_limit=self.task.time_limit)
             return Answer(solution, self._fits(solution), free=solution.bound)
@@ -86,8 +91,7 @@ class Jobs:
         """Whether no other candidate can use a bound of any budget."""
         return not any(bounds(self.task, self.candidates[i], other) for other in self.candidates)
 
-    def _plan(self, i: int, ceiling: float, price: float) -> Answer:
-        (_, _, problem), space = self.ready(i)
+    def _plan(self, problem: Problem, space: Space | None, ceiling: float, price: float) -> Answer:
         task = self.task
         if space is not None:
             space.forget(price)

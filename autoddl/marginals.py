@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autoddl.certificate import laid
-from autoddl.errors import InputError
 from autoddl.problem import Array, Problem
 from autoddl.search.eliminate import messages
-from autoddl.search.order import order
+from autoddl.search.order import answering
 from autoddl.search.program import Program, Step
 from autoddl.search.space import priced
 
@@ -100,9 +99,7 @@ class Beliefs:
 
 def beliefs(problem: Problem, lam: float = 0.0, tau: float = math.inf) -> Beliefs:
     """The elimination of seconds + lam * retained bytes on the cells up to transient `tau`."""
-    program = order(problem)
-    if not program.exact:
-        raise InputError("this problem is too large for exact alternatives; plan with fewer axes")
+    program = answering(problem)
     values = messages(program, [priced(table, lam, tau) for table in problem.tables])
     scopes = tuple(f.variables for f in problem.factors) + tuple(step.scope for step in program.steps)
     user = {i: step for step in program.steps for i in step.sources if i >= len(problem.factors)}

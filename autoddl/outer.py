@@ -5,7 +5,8 @@
     then, cheapest bound first, two at a time, the budgeted problem of every mesh whose bound is below the best plan
 
 Meshes of one or two axes come first, with a price of 0: they are quickly solved, and what a byte is worth in the best
-of them is the price at which the others are bounded.
+of them is the price at which those of three are bounded. Meshes of more axes come last and are bounded as they are
+solved: their problems are large (`search.large`), and there is a plan by then that they must beat.
 
 With k * m microbatches a step takes at least as long as with m on the same mesh without a budget: launches and
 latencies come more often, and by the formulas nothing gets cheaper than in proportion to its size (curves of a measured
@@ -36,8 +37,8 @@ __all__ = ["Found", "Progress", "cut_short", "search"]
 Progress = Callable[[str, int, int], None]
 """(what is being done, how many are done, of how many)."""
 
-FEW = 2
-"""Axes of the meshes that are searched first."""
+FEW, MANY = 2, 4
+"""Axes of the meshes that are searched first, and of those that are searched last."""
 
 TOGETHER = 2
 """Candidates that are solved without knowing of each other."""
@@ -115,14 +116,15 @@ def search(task: Task, candidates: Sequence[Candidate], progress: Progress | Non
     state = _State([floor_seconds(task.graph, task.cluster)] * len(candidates))
     jobs, workers, interrupted = Jobs(task, candidates), _workers(task, candidates), False
     try:
-        for few, microbatches in _rounds(state, candidates):
+        for turn, microbatches in _rounds(state, candidates):
             these = [i for i, c in enumerate(candidates) if c.microbatches == microbatches
-                     and (len(c.mesh.axes) <= FEW) is few and not _hopeless(state, task, i)]
+                     and _turn(c) == turn and not _hopeless(state, task, i)]
             if these and not task.has(microbatches):
                 tell(f"capturing one of {microbatches} microbatches: {state.text()}", state.done, 2 * len(candidates))
                 task.variant(microbatches)
             with mapper(jobs.answer, workers if len(these) > 1 else 1, _candidate) as run:
-                _bound(state, task, candidates, these, run, tell)
+                if turn < 2:
+                    _bound(state, task, candidates, these, run, tell)
                 _solve(state, task, candidates, these, run, tell)
     except KeyboardInterrupt:
         if state.best is None:
@@ -135,11 +137,18 @@ def search(task: Task, candidates: Sequence[Candidate], progress: Progress | Non
     return Found(best, state.bound, perf_counter() - start, interrupted)
 
 
-def _rounds(state: _State, candidates: Sequence[Candidate]) -> Iterator[tuple[bool, int]]:
-    """(few axes?, microbatches): few axes first, rising; then the number with which those were fastest, and so on."""
+def _turn(candidate: Candidate) -> int:
+    """0 with few axes, 2 with many."""
+    axes = len(candidate.mesh.axes)
+    return (axes > FEW) + (axes >= MANY)
+
+
+def _rounds(state: _State, candidates: Sequence[Candidate]) -> Iterator[tuple[int, int]]:
+    """(turn, microbatches): few axes first, rising; then the number with which those were fastest, and so on."""
     counts = sorted({c.microbatches for c in candidates})
-    yield from ((True, n) for n in counts)
-    yield from ((False, n) for n in sorted(counts, key=lambda n: (state.reached.get(n, inf), n)))
+    yield from ((0, n) for n in counts)
+    for turn in (1, 2):
+        yield from ((turn, n) for n in sorted(counts, key=lambda n: (state.reached.get(n, inf), n)))
 
 
 Run = Callable[[Sequence[Job]], Iterable[Answer]]

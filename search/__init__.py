@@ -15,10 +15,11 @@ from autoddl.problem import EXACT, Problem, Solution
 from autoddl.search.descent import descend, greedy, restarts
 from autoddl.search.exact import EFFORT, Outcome, Statistics, exact, feasible, relaxed, space_of, statistics
 from autoddl.search.exhaustive import exhaustive
+from autoddl.search.large import by_messages, is_large
 from autoddl.search.sat import satisfy
 from autoddl.search.space import Above, Clock, Limits, Progress, Space
 
-__all__ = ["SOLVERS", "Above", "Space", "Statistics", "relax", "solve", "space_of", "statistics"]
+__all__ = ["SOLVERS", "Above", "Space", "Statistics", "is_large", "relax", "solve", "space_of", "statistics"]
 
 
 def solve(
@@ -46,7 +47,7 @@ def solve(
         raise InputError(f"there is no solver {solver!r}; there are {', '.join(SOLVERS)}")
     tell = progress or (lambda seconds, bound: None)
     limits = Limits(tolerance, ceiling, Clock.start(time_limit, EFFORT), tell, seed, price)
-    if solver == "exact":
+    if solver == "exact" and (space is not None or not is_large(problem)):
         return _scored(problem, exact(problem, limits, space=space), solver)
     return _scored(problem, SOLVERS[solver](problem, limits), solver)
 
@@ -102,7 +103,7 @@ def _least(problem: Problem) -> float:
 
 
 SOLVERS: dict[str, Callable[[Problem, Limits], Outcome]] = {
-    "exact": exact,
+    "exact": by_messages,
     "exhaustive": _exhaustive,
     "coordinate-descent": _descent,
     "greedy": _greedy,

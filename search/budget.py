@@ -58,8 +58,8 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A range of thresholds with what is known: a bound, a multiplier, and, once there, the dual, the windows, and where
-    between the lightest labels and the heaviest the cap is."""
+    """A range of thresholds with what is known: a bound, a multiplier, and, once there, the dual, the windows, and how
+    far from the lightest labels to the heaviest the cap is."""
 
     bound: float
     low: int

@@ -18,14 +18,16 @@ from dataclasses import replace
 
 import numpy as np
 
+from autoddl.errors import InputError
 from autoddl.problem import Problem
 from autoddl.search.fold import Short
 from autoddl.search.power import raised
 from autoddl.search.program import Ids, Part, Program, Recipe, Step, Top
 
-__all__ = ["CAP", "Network", "order", "order_of"]
+__all__ = ["CAP", "Network", "answering", "order", "order_of"]
 
 CAP = 30_000_000
+WORK = 1e10
 NOTHING = np.zeros(0, dtype=np.intp)
 TIERS = (3, 9, 21, 53, 109, 257, 1025)
 """How often a recipe must occur to go before rarer ones; between the depths that models usually have."""
@@ -36,6 +38,16 @@ def order(problem: Problem, cap: int = CAP) -> Program:
     network = Network(problem, cap, range(len(problem.sizes)))
     network.finish(range(len(problem.sizes)))
     return network.result(len(problem.sizes))
+
+
+def answering(problem: Problem) -> Program:
+    """`order`, where computing its messages takes seconds. Raises InputError where it takes minutes."""
+    program = order(problem)
+    work = sum(math.prod(recipe.shape) for _, recipe in program.messages())
+    if not program.exact or work > WORK:
+        raise InputError(f"this problem is too large for exact answers and certificates: they would look at {work:.1g} "
+                         f"cells, and {WORK:.0g} are the most; plan on a mesh of fewer axes")
+    return program
 
 
 def order_of(short: Short, problem: Problem, cap: int = CAP) -> Program:

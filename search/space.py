@@ -18,7 +18,7 @@ from autoddl.search.eliminate import argmin, mapped_messages, value
 from autoddl.search.mapped import Mapped
 from autoddl.search.program import Ids, Program
 
-__all__ = ["Above", "Clock", "Exhausted", "Limits", "Point", "Space", "mapped", "priced"]
+__all__ = ["Above", "Clock", "Exhausted", "Limits", "Point", "Space", "floor_of", "mapped", "priced"]
 
 Progress = Callable[[float, float], None]
 
@@ -155,12 +155,17 @@ class Space:
         return point.seconds < math.inf and (budget is None or self.nbytes(point) <= budget)
 
 
+def floor_of(problem: Problem) -> float:
+    """The transient bytes that no choice can do without: no less than any one factor has at least."""
+    laid = [problem.tables[number].core for number, _ in problem.laid.groups]
+    return max((float(np.where(np.isfinite(core[0]), core[2], math.inf).min()) for core in laid
+                if np.isfinite(core[0]).any()), default=0.0)
+
+
 def _thresholds(problem: Problem) -> tuple[float, ...]:
-    """The transients that a choice may come to: no less than any one factor has at least."""
-    finite = [t.core[2][np.isfinite(t.core[0])] for t in problem.tables]
-    laid = [finite[number] for number, _ in problem.laid.groups]
-    floor = max((float(cells.min()) for cells in laid if len(cells)), default=0.0)
-    every = np.unique(np.concatenate([np.array([floor]), *finite]))
+    """The transients that a choice may come to."""
+    floor = floor_of(problem)
+    every = np.unique(np.concatenate([np.array([floor]), *(t.core[2][np.isfinite(t.core[0])] for t in problem.tables)]))
     return tuple(every[every >= floor].tolist())
 
 

@@ -1,0 +1,268 @@
+"""A lower bound of a large problem by messages along its edges.
+
+    theta_v(k)   = own costs of option k + messages into v                     an edge e = (u, v) has the table T_e
+    M_e->v(k)    = min over j of  g_u * theta_u(j) - M_e->u(j) + T_e(j, k)      g_u = 1 / max(edges on, edges back)
+
+Whatever the messages are, the sum of all costs is that of what is left of them, and at least the sum of its minima:
+
+    left_v(k)    = (1 - g_v * edges back) * theta_v(k)          left_e(j, k) = T_e - M_e->u - M_e->v + g_v * theta_v(k)
+
+Sweeps on and back along the variables raise it (sequential tree-reweighted messages; Kolmogorov, PAMI 2006). A sweep
+costs two passes over the tables, an elimination their products. The blocks of a run share their messages: the sweep
+goes over three of them, and what the middle one adds counts for all blocks that it stands for. Between two blocks the
+middle one sends, for the others too.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoddl.problem import Array, Classes
+from autoddl.search.fold import Short
+from autoddl.search.mapped import Mapped
+from autoddl.search.space import mapped
+
+__all__ = ["Diffused", "diffused"]
+
+INNER = 6
+"""Sweeps that leave out the first and the last block of every run, before each one over all."""
+
+LEAST = 0.02
+"""The part of what is missing to the target that an evaluation must have won for there to be another."""
+
+BLOCK = 1 << 15
+"""Cells that are worked on together."""
+
+Sent = dict[tuple[int, int], Array]
+"""The message to end 0 or 1 of an edge, over the edge's classes there."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Diffused:
+    """No choice costs less than `bound`. The lower `beliefs[v][k]`, the more the messages favour option k of v. `sent`
+    is where another call can go on."""
+
+    bound: float
+    beliefs: tuple[Array, ...]
+    sent: Sent
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Side:
+    """An edge at one of its variables: the options' classes, and the options by class; `times`: how many such edges
+    one copy of the variable has."""
+
+    variable: int
+    classes: Classes
+    order: Classes
+    starts: Classes
+    times: int
+
+    def least(self, costs: Array) -> Array:
+        """Per class."""
+        found: Array = np.minimum.reduceat(costs[self.order], self.starts)
+        return found
+
+
+Classed = tuple[Classes, Classes, Classes]
+"""The class of every option; options by class; where each class begins among them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pair:
+    """A table over classes that some option has, exact and rough, and the classes of its rows and columns."""
+
+    table: Array
+    rough: NDArray[np.float32]
+    first: Classed
+    second: Classed
+
+    @classmethod
+    def of(cls, cost: Mapped) -> "_Pair":
+        (rows, first), (columns, second) = (_classed(classes) for classes in cost.classes)
+        core = cost.core if cost.core.shape == (len(rows), len(columns)) else cost.core[np.ix_(rows, columns)]
+        return cls(core, core.astype(np.float32), first, second)
+
+    def turned(self) -> "_Pair":
+        return _Pair(np.ascontiguousarray(self.table.T), np.ascontiguousarray(self.rough.T), self.second, self.first)
+
+
+def _classed(classes: Classes) -> tuple[Classes, Classed]:
+    """The classes that some option has, and those of the options among them."""
+    used, of = np.unique(classes, return_inverse=True)
+    order = np.argsort(of, kind="stable")
+    return used, (of, order, np.searchsorted(of[order], np.arange(len(used))))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Edge:
+    """A table between an earlier variable and a later one, and a `rough` copy: messages may be rough, their bound is
+    not. `twin`: the same one a block further or before, or -1; `silent`: the end whose messages the twin sends, or -1.
+    """
+
+    table: Array
+    rough: NDArray[np.float32]
+    sides: tuple[_Side, _Side]
+    twin: int
+    silent: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Graph:
+    """Own costs and copies of every variable, edges, and those at a variable: (edge, which end)."""
+
+    own: tuple[Array, ...]
+    copies: tuple[int, ...]
+    edges: tuple[_Edge, ...]
+    at: tuple[tuple[tuple[int, int], ...], ...]
+
+    def belief(self, v: int, sent: Sent) -> Array:
+        """theta_v"""
+        theta = self.own[v].copy()
+        for e, end in self.at[v]:
+            side = self.edges[e].sides[end]
+            theta += side.times * sent[e, end][side.classes]
+        return theta
+
+    def counts(self, v: int) -> tuple[int, int]:
+        """Edges on and back."""
+        ends = [0, 0]
+        for e, end in self.at[v]:
+            ends[end] += self.edges[e].sides[end].times
+        return ends[0], ends[1]
+
+    def given(self, v: int, theta: Array, end: int, sent: Sent) -> Iterator[tuple[int, Array]]:
+        """g_v * theta_v - M_e->v of every edge of which v is this end."""
+        share = theta / max(*self.counts(v), 1)
+        for e, there in self.at[v]:
+            if there == end:
+                yield e, _less(self.edges[e].sides[end].least(share), sent[e, end])
+
+
+def diffused(short: Short, lam: float, target: float, rounds: int, sent: Sent | None = None) -> Diffused:
+    """The bound of seconds + lam * retained, once it reaches `target`, rises too little, or after so many `rounds` of
+    sweeps. Factors are over one or two variables. `sent`: messages to begin with."""
+    graph = _graph(short, lam)
+    sent = dict(sent) if sent else {(e, end): np.zeros(edge.table.shape[end]) for e, edge in enumerate(graph.edges)
+                                    for end in (0, 1)}
+    bound = _bound(graph, sent)
+    best = bound, dict(sent)
+    ends = {v for fold in short.folds for v in (*fold.blocks[0], *fold.blocks[2])}
+    inner, whole = [v for v in range(len(graph.own)) if v not in ends], range(len(graph.own))
+    for _ in range(rounds):
+        for order in (*[inner] * INNER, whole):
+            _sweep(graph, sent, order, 0)
+            _sweep(graph, sent, order[::-1], 1)
+        before, bound = bound, _bound(graph, sent)
+        best = max(best, (bound, dict(sent)), key=lambda found: found[0])
+        if bound >= target or bound - before < LEAST * (target - bound):
+            break
+    return Diffused(best[0], tuple([graph.belief(v, best[1]) for v in range(len(graph.own))]), best[1])
+
+
+def _less(costs: Array, sent: Array) -> Array:
+    """The difference; what is forbidden stays so."""
+    allowed = np.isfinite(costs)
+    return np.where(allowed, costs, math.inf) - np.where(allowed, sent, 0.0)
+
+
+def _graph(short: Short, lam: float) -> _Graph:
+    """What a short problem looks like to the messages."""
+    problem, twins, known = short.problem, _twins(short), dict[int, _Pair]()
+    block = {v: j for fold in short.folds for j, members in enumerate(fold.blocks) for v in members}
+    times = {v: fold.times for fold in short.folds for v in fold.blocks[1]}
+    own = [np.zeros(size) for size in problem.sizes]
+    edges, number = list[_Edge](), dict[int, int]()
+    for i, factor in enumerate(problem.factors):
+        if len(factor.variables) == 1:
+            cost = mapped(problem.tables[factor.table], lam, math.inf)
+            own[factor.variables[0]] = own[factor.variables[0]] + cost.core[cost.classes[0]]
+            continue
+        if factor.table not in known:
+            known[factor.table] = _Pair.of(mapped(problem.tables[factor.table], lam, math.inf))
+        u, v = factor.variables
+        pair = known[factor.table] if u < v else known[factor.table].turned()
+        u, v = min(u, v), max(u, v)
+        ends = (_Side(u, *pair.first, 1 if u in block else times.get(v, 1)),
+                _Side(v, *pair.second, 1 if v in block else times.get(u, 1)))
+        silent = -1 if i not in twins else int(block[u] != 0)
+        number[i] = len(edges)
+        edges.append(_Edge(pair.table, pair.rough, ends, twins.get(i, -1), silent))
+    edges = [replace(edge, twin=number.get(edge.twin, -1)) for edge in edges]
+    at: list[list[tuple[int, int]]] = [[] for _ in own]
+    for e, edge in enumerate(edges):
+        for end, side in enumerate(edge.sides):
+            at[side.variable].append((e, end))
+    return _Graph(tuple(own), tuple([times.get(v, 1) for v in range(len(own))]), tuple(edges), tuple(map(tuple, at)))
+
+
+def _twins(short: Short) -> dict[int, int]:
+    """Factors between blocks 0 and 1, and the same ones between 1 and the last: each other's, by number."""
+    found: dict[int, int] = {}
+    factors = short.problem.factors
+    for fold in short.folds:
+        first, middle, last = (frozenset(block) for block in fold.blocks)
+        moved = dict(zip((*fold.blocks[0], *fold.blocks[1]), (*fold.blocks[1], *fold.blocks[2]), strict=True))
+        later: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
+        for i, factor in enumerate(factors):
+            if not middle.isdisjoint(factor.variables) and not last.isdisjoint(factor.variables):
+                later[factor.table, factor.variables].append(i)
+        for i in sorted(fold.factors):
+            if not first.isdisjoint(factors[i].variables):
+                j = later[factors[i].table, tuple([moved.get(v, v) for v in factors[i].variables])].pop()
+                found |= {i: j, j: i}
+    return found
+
+
+def _sweep(graph: _Graph, sent: Sent, order: Sequence[int], end: int) -> None:
+    """Messages from these variables, in turn, to the later ones (end 0) or to the earlier ones (end 1)."""
+    for v in order:
+        for e, given in graph.given(v, _raised(graph.belief(v, sent)), end, sent):
+            edge = graph.edges[e]
+            if edge.silent != end:
+                rough = edge.rough if end == 0 else edge.rough.T
+                sent[e, 1 - end] = _raised(_through(rough, given.astype(np.float32)))
+                if edge.twin >= 0:
+                    sent[edge.twin, 1 - end] = sent[e, 1 - end]
+
+
+def _raised(costs: Array) -> Array:
+    """With the least at 0, unless all is forbidden."""
+    least = costs.min()
+    return costs - least if math.isfinite(least) else costs
+
+
+def _through(table: NDArray[Any], given: NDArray[Any]) -> Array:
+    """min over j of given(j) + T(j, k)"""
+    out = np.full(table.shape[1], math.inf, table.dtype)
+    step = max(1, BLOCK // (table.shape[1] if table.flags.c_contiguous else len(given)))
+    if table.flags.c_contiguous:
+        for i in range(0, len(given), step):
+            np.minimum(out, (table[i:i + step] + given[i:i + step, None]).min(axis=0), out=out)
+        return out.astype(np.float64)
+    for i in range(0, len(out), step):
+        out[i:i + step] = (table.T[i:i + step] + given).min(axis=1)
+    return out.astype(np.float64)
+
+
+def _bound(graph: _Graph, sent: Sent) -> float:
+    """The sum of the minima of all left_v and left_e, each as often as there are copies."""
+    parts = []
+    for v, copies in enumerate(graph.copies):
+        theta = graph.belief(v, sent)
+        on, back = graph.counts(v)
+        least = float(theta.min())
+        if math.isinf(least):
+            return math.inf
+        parts.append(copies * least * (1 - back / max(on, back, 1)))
+        for e, given in graph.given(v, theta, 1, sent):
+            edge = graph.edges[e]
+            dead = np.isinf(sent[e, 0])
+            rows = np.where(dead, math.inf, -np.where(dead, 0.0, sent[e, 0]))
+            parts.append(copies * edge.sides[1].times * float((rows + _through(edge.table.T, given)).min()))
+    return math.fsum(parts)

@@ -1,0 +1,121 @@
+"""Problems too large for elimination: a bound by messages along edges, and the best plan of the options they favour.
+
+    bound(lam)   = diffused(seconds + lam * retained) - lam * cap         cap: the budget without what is fixed and what
+                                                                          every choice needs for the moment
+    few          = the FAVOURED options of every variable with the least beliefs
+    plan         = the exact optimum among few, which says what a byte is worth: the next lam
+
+in turn, until the bound is within the tolerance of the plan or the turns are over. Without a budget lam is 0. Tables
+over three variables are not for here.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autoddl.errors import Infeasible
+from autoddl.problem import Problem
+from autoddl.search.diffuse import Diffused, diffused
+from autoddl.search.exact import Outcome, exact
+from autoddl.search.fold import Short, shortened
+from autoddl.search.order import order_of
+from autoddl.search.reduce import Kept, narrowed
+from autoddl.search.space import Above, Limits, floor_of
+
+__all__ = ["CELLS", "by_messages", "is_large"]
+
+CELLS = 12_000_000
+"""Cells of all tables from which on an elimination takes minutes."""
+
+FAVOURED = 48
+"""Options per variable among which a plan is looked for."""
+
+WORK = 5e8
+"""Cells that their elimination may look at."""
+
+ROUNDS = (1, 3, 6, 10, 16)
+"""Evaluations of the bound in each turn."""
+
+SHARE = 1 / 2
+"""The part of the effort that is left which looking for a plan may take."""
+
+SAME = 0.02
+"""Prices this close, relatively, are one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Best:
+    """The best plan so far, its seconds without the fixed ones, and the price of a byte there."""
+
+    outcome: Outcome | None
+    seconds: float
+    price: float
+
+
+def is_large(problem: Problem) -> bool:
+    """Whether the problem is better solved here."""
+    cells = sum(table.core[0].size for table in problem.tables)
+    return cells > CELLS and all(len(table.core[0].shape) <= 2 for table in problem.tables)
+
+
+def by_messages(problem: Problem, limits: Limits) -> Outcome:
+    """A plan and its bound. Raises Above if none is below the ceiling, Infeasible where none was found."""
+    short = shortened(problem, problem.tables, np.arange(len(problem.tables)))
+    limits = replace(limits, ceiling=limits.ceiling - problem.fixed_seconds)
+    cap = 0.0 if problem.budget is None else problem.budget - problem.fixed_bytes - floor_of(problem)
+    lam, planned = 0.0 if problem.budget is None else limits.price, math.nan
+    best, bound, sent = _Best(None, math.inf, lam), -math.inf, None
+    for rounds in ROUNDS:
+        found = diffused(short, lam, limits.target(best.seconds) + lam * cap, rounds, sent)
+        bound, sent = max(bound, found.bound - lam * cap), found.sent
+        if bound >= limits.target(best.seconds) or limits.clock.expired:
+            break
+        if lam != planned:
+            other, planned = _among(problem, short, found, limits, lam), lam
+            lam = other.price if abs(other.price - lam) > SAME * lam else lam
+            best = min(best, other, key=lambda one: one.seconds)
+        limits.tell(best.seconds, bound)
+    return _ended(problem, best, bound, limits)
+
+
+def _ended(problem: Problem, best: _Best, bound: float, limits: Limits) -> Outcome:
+    """What is told of it."""
+    if best.outcome is not None:
+        proof = "messages along edges, and elimination of the options they favour"
+        return replace(best.outcome, bound=min(bound, best.seconds) + problem.fixed_seconds, proof=proof)
+    if math.isfinite(limits.ceiling) or problem.budget is None:
+        raise Above(bound + problem.fixed_seconds)
+    raise Infeasible(0.0, problem.budget, "no plan was found, but it is not proved that there is none")
+
+
+def _among(problem: Problem, short: Short, found: Diffused, limits: Limits, price: float) -> _Best:
+    """The best plan of the options that the beliefs favour."""
+    kept = _favoured(short, found)
+    few = narrowed(problem, [kept[v] for v in short.of[np.argsort(short.variable)].tolist()])
+    granted = limits.clock.part(SHARE)
+    try:
+        outcome = exact(few.problem, replace(limits, price=price, ceiling=math.inf, clock=granted))
+    except Infeasible:
+        return _Best(None, math.inf, 2 * price)
+    limits.clock.pairs -= granted.spent
+    choice = few.restore(outcome.choice)
+    return _Best(replace(outcome, choice=choice), problem.cost(choice) - problem.fixed_seconds, outcome.price)
+
+
+def _favoured(short: Short, found: Diffused) -> list[Kept]:
+    """Per short variable; the blocks of a run have the same."""
+    many = FAVOURED
+    while True:
+        kept = [set(np.argsort(belief, kind="stable")[:many].tolist()) for belief in found.beliefs]
+        for fold in short.folds:
+            for alike in zip(*fold.blocks, strict=True):
+                whole = set().union(*(kept[v] for v in alike))
+                for v in alike:
+                    kept[v] = whole
+        rows = [tuple(sorted(k for k in options if math.isfinite(belief[k]))) or (int(belief.argmin()),)
+                for options, belief in zip(kept, found.beliefs, strict=True)]
+        program = order_of(short, narrowed(short.problem, rows).problem)
+        if many <= 1 or (program.exact and sum(math.prod(r.shape) for _, r in program.messages()) <= WORK):
+            return rows
+        many //= 2

@@ -1,0 +1,147 @@
+"""Problems too large for elimination: the bound of the messages is true, the plan is one, on seeded random problems."""
+
+import math
+from dataclasses import replace
+from functools import lru_cache, partial
+
+import numpy as np
+import pytest
+from planmaker import cluster_of
+from test_fold import stack
+from test_search import least_bytes, random_problem, table
+from zoo import gpt
+
+import autoddl
+from autoddl.alternatives import bounding
+from autoddl.errors import Infeasible, InputError
+from autoddl.marginals import beliefs
+from autoddl.problem import Factor, Problem
+from autoddl.proof import prove
+from autoddl.search import Above, large, order, solve, space_of
+from autoddl.search.diffuse import diffused
+from autoddl.search.fold import shortened
+from autoddl.search.space import Clock, Limits, floor_of
+
+CLOSE = 1e-9
+
+
+def paired(problem: Problem) -> bool:
+    return all(len(f.variables) < 3 for f in problem.factors)
+
+
+def limits(price: float = 0.0, ceiling: float = math.inf) -> Limits:
+    return Limits(1e-3, ceiling, Clock.start(None, 1e7), lambda seconds, bound: None, 0, price)
+
+
+@lru_cache
+def problems() -> list[Problem]:
+    """Random networks, and stacks of blocks that fold; with and without a budget."""
+    found = [random_problem(seed) for seed in range(40)]
+    for seed in range(40):
+        free = stack(seed, 6 + seed % 17)
+        found.append(free)
+        if paired(free):
+            least, random = least_bytes(free), np.random.default_rng(seed)
+            if math.isfinite(least):
+                most = solve(free).nbytes
+                found.append(replace(free, budget=least + float(random.random()) * max(0.0, most - least)))
+    return [problem for problem in found if paired(problem)]
+
+
+def test_messages_bound_the_optimum_at_every_price() -> None:
+    folds = close = count = 0
+    for problem in problems():
+        short = shortened(problem, problem.tables, np.arange(len(problem.tables)))
+        space = space_of(problem)
+        for lam in (0.0, 0.07):
+            least = space.point(lam, space.thresholds[-1]).value
+            found = diffused(short, lam, math.inf, 6)
+            again = diffused(short, lam, math.inf, 2, found.sent)
+            if math.isinf(least):
+                continue
+            assert max(found.bound, again.bound) <= least + CLOSE * (1 + abs(least))
+            folds, count = folds + bool(short.folds), count + 1
+            close += found.bound >= least - 0.02 * abs(least)
+    assert folds > 30
+    assert close > 0.7 * count
+
+
+def test_messages_along_a_chain_are_exact() -> None:
+    random = np.random.default_rng(0)
+    sizes = random.integers(2, 6, 12).tolist()
+    scopes = [(v,) for v in range(12)] + [(v, v + 1) if v % 2 else (v + 1, v) for v in range(11)]
+    tables = tuple([table(random, tuple(sizes[v] for v in scope)) for scope in scopes])
+    problem = Problem(tuple(map(str, range(12))), tuple(sizes), tables,
+                      tuple([Factor(scope, t) for t, scope in enumerate(scopes)]))
+    found = diffused(shortened(problem, tables, np.arange(len(tables))), 0.0, math.inf, 1)
+    assert found.bound == pytest.approx(solve(problem).seconds, rel=1e-6)
+
+
+def test_a_plan_and_a_true_bound() -> None:
+    proved = planned = 0
+    for problem in problems():
+        try:
+            best = solve(problem).seconds
+        except Infeasible:
+            with pytest.raises((Infeasible, Above)):
+                large.by_messages(problem, limits())
+            continue
+        try:
+            found = large.by_messages(problem, limits(0.05))
+        except Infeasible as error:
+            assert "not proved" in str(error)
+            continue
+        assert problem.feasible(found.choice)
+        cost = problem.cost(found.choice)
+        assert found.bound <= best + CLOSE * (1 + abs(best)) and best <= cost + CLOSE * (1 + abs(cost))
+        planned += 1
+        proved += cost - found.bound <= 1.1e-3 * abs(cost)
+    assert planned > 60
+    assert proved > 0.4 * planned
+
+
+def test_a_ceiling_that_no_plan_is_below_is_said_with_the_bound() -> None:
+    told = 0
+    for problem in problems():
+        try:
+            best = solve(problem).seconds
+            with pytest.raises(Above) as above:
+                large.by_messages(problem, limits(0.05, ceiling=0.3 * best))
+        except (Infeasible, pytest.fail.Exception):
+            continue
+        assert above.value.bound <= best + CLOSE * (1 + abs(best))
+        told += 1
+    assert told > 20
+
+
+def test_no_choice_needs_less_than_the_floor() -> None:
+    for problem in problems():
+        random = np.random.default_rng(1)
+        for _ in range(20):
+            choice = [int(random.integers(n)) for n in problem.sizes]
+            seconds, _, transient = problem.totals(choice)
+            assert math.isinf(seconds) or transient >= floor_of(problem)
+
+
+def test_large_problems_go_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of a real network on three axes, as if it were large."""
+    place = cluster_of("hall=2,rack=2,node=2")
+    model, sample = gpt(6)
+    exact = autoddl.plan(model, place, sample, mesh="hall=2,rack=2,node=2")
+    budget = 0.6 * exact.predicted.charged
+    tight = autoddl.plan(model, place, sample, mesh="hall=2,rack=2,node=2", budget=budget)
+    monkeypatch.setattr(large, "CELLS", 0)
+    for best, asked in ((exact, None), (tight, budget)):
+        found = autoddl.plan(model, place, sample, mesh="hall=2,rack=2,node=2", budget=asked)
+        assert found.proof.startswith("messages") and not best.proof.startswith("messages")
+        assert found.predicted.seconds <= best.predicted.seconds * 1.003
+        assert found.bound <= best.predicted.seconds * (1 + CLOSE)
+        assert found.gap < 5e-3
+
+
+def test_exact_answers_say_what_is_too_large_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = stack(0, 8)
+    monkeypatch.setattr(order, "WORK", 1.0)
+    for ask in (beliefs, partial(prove, seconds=1.0), partial(bounding, seconds=1.0)):
+        with pytest.raises(InputError, match="fewer axes"):
+            ask(problem)
