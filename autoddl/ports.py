@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoddl.problem import Classes
 from autoddl.routes import Routes
@@ -35,6 +36,7 @@ class Ports:
 
     def __init__(self) -> None:
         self.known: dict[tuple[Any, ...], tuple[tuple[Choice, ...], Port]] = {}
+        self.back: dict[int, tuple[Routes, NDArray[np.float64]]] = {}
         self.found: dict[tuple[int, int, int], tuple[Port, Routes, Classes]] = {}
 
     def __call__(self, choices: tuple[Choice, ...], key: Hashable, pick: Callable[[Choice], tuple[Any, ...]]) -> Port:
@@ -50,6 +52,12 @@ class Ports:
             found = np.array([table.index[value[k]] for value in port.values], dtype=np.intp)
             self.found[at] = port, table, found
         return self.found[at][2]
+
+    def turned(self, table: Routes) -> NDArray[np.float64]:
+        """`seconds[j, i]`: the way back."""
+        if id(table) not in self.back:
+            self.back[id(table)] = table, np.ascontiguousarray(table.seconds.T)
+        return self.back[id(table)][1]
 
     def writes(self, choices: tuple[Choice, ...], port: int) -> Port:
         return self(choices, ("write", port), lambda c: (c.outputs[port], c.wanted[port], c.regather))

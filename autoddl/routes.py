@@ -30,6 +30,15 @@ class _Move:
     seconds: npt.NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Outgoing:
+    """The moves out of one layout, by number, rising: where they lead and what they take."""
+
+    moves: npt.NDArray[np.int16]
+    after: npt.NDArray[np.intp]
+    seconds: npt.NDArray[np.float64]
+
+
 @dataclass(frozen=True, slots=True)
 class Routes:
     """All pairs of layouts of one tensor: `seconds[i, j]` from `layouts[i]` to `layouts[j]`, and the first steps;
@@ -168,22 +177,32 @@ def _single(count: int, moves: Sequence[_Move]) -> tuple[npt.NDArray[np.float64]
     return far, onward
 
 
-def _further(far: npt.NDArray[np.float64], onward: npt.NDArray[np.int16], moves: Sequence[_Move],
+def _outgoing(count: int, moves: Sequence[_Move]) -> list[_Outgoing]:
+    """The moves out of every layout."""
+    after = np.array([move.after for move in moves]).reshape(len(moves), count)
+    seconds = np.array([move.seconds for move in moves]).reshape(len(moves), count)
+    legal = [np.flatnonzero(after[:, i] >= 0) for i in range(count)]
+    return [_Outgoing(m.astype(np.int16), after[m, i].astype(np.intp), seconds[m, i]) for i, m in enumerate(legal)]
+
+
+def _further(far: npt.NDArray[np.float64], onward: npt.NDArray[np.int16], outgoing: Sequence[_Outgoing],
              near: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """One more move, where it leads to a layout that got `near`er before; and what got nearer now."""
-    before, limit, nearer = far.copy(), far * LESS, np.zeros(len(far), dtype=bool)
-    for m, move in enumerate(moves):
-        rows = np.flatnonzero((move.after >= 0) & near[move.after])
-        through = before[move.after[rows]]
-        through += move.seconds[rows, None]
-        better = through < limit[rows]
-        hit = better.any(axis=1)
-        if hit.any():
-            rows, through, better = rows[hit], through[hit], better[hit]
-            far[rows] = np.where(better, through, far[rows])
-            onward[rows] = np.where(better, np.int16(m), onward[rows])
-            limit[rows] = far[rows] * LESS
-            nearer[rows] = True
+    """One more move, where it leads to a layout that got `near`er before; and what got nearer now. Of moves that are
+    as good the first is taken."""
+    before, nearer = far.copy(), np.zeros(len(far), dtype=bool)
+    for i, out in enumerate(outgoing):
+        which = np.flatnonzero(near[out.after])
+        if not len(which):
+            continue
+        through = before[out.after[which]]
+        through += out.seconds[which, None]
+        least = through.min(axis=0)
+        hit = np.flatnonzero(least < before[i] * LESS)
+        if len(hit):
+            first = (through[:, hit] <= least[hit] / LESS).argmax(axis=0)
+            far[i, hit] = through[first, hit]
+            onward[i, hit] = out.moves[which[first]]
+            nearer[i] = True
     return nearer
 
 
@@ -194,9 +213,9 @@ def routes(shape: tuple[int, ...], itemsize: int, mesh: Mesh, seconds: Seconds, 
     moves = _moves(shape, itemsize, mesh, space, seconds)
     nbytes = space.sizes.prod(axis=1) * float(itemsize)
     far, onward = _single(len(every), moves)
-    near = np.ones(len(every), dtype=bool)
+    near, outgoing = np.ones(len(every), dtype=bool), _outgoing(len(every), moves)
     while near.any():
-        near = _further(far, onward, moves, near)
+        near = _further(far, onward, outgoing, near)
     far.setflags(write=False)
     onward.setflags(write=False)
     return Routes(every, {layout: i for i, layout in enumerate(every)}, far, nbytes, onward, moves)

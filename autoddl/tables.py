@@ -143,7 +143,7 @@ def _edge_table(pricing: Pricing, ports: Ports, edge: Edge, source: Variable, ta
     table = routes_of(pricing, tensor)
     writes, reads = ports.writes(source.choices, edge.port), ports.reads(target.choices, edge.slot)
     here, there = ports.positions(writes, 0, table), ports.positions(reads, 0, table)
-    seconds = table.seconds[np.ix_(here, there)]
+    seconds = table.seconds.take(there, axis=1)[here]
     converted = here[:, None] != there[None, :]
     before, after = table.nbytes[here][:, None], table.nbytes[there][None, :]
     parameter = isinstance(source.item, Tensor)
@@ -151,20 +151,32 @@ def _edge_table(pricing: Pricing, ports: Ports, edge: Edge, source: Variable, ta
     again = np.array([value[2] for value in writes.values])[:, None] & parameter
     many = pricing.microbatches > 1
     held = (keep[0] or many) if parameter else keep[0]
-    retained = after * (converted | (alone and not keep[1])) * held * ~again + before * keep[1]
+    copied = (~again if alone and not keep[1] else converted & ~again) & held
+    retained = np.where(copied, after, 0.0)
+    retained += before * keep[1]
     transient = (before + after) * converted
     forward, backward = pricing.times(parameter, again, back)
-    seconds = seconds * forward
+    seconds *= forward
     if flows:
         yields, wanted = ports.positions(reads, 1, table), ports.positions(writes, 1, table)
-        seconds = seconds + table.seconds[np.ix_(yields, wanted)].T * backward
-        transient = transient + table.nbytes[yields][None, :]
+        returned = ports.turned(table).take(yields, axis=1)[wanted]
+        returned *= backward
+        seconds += returned
+        transient += table.nbytes[yields][None, :]
         if parameter and many:
             sums = table.sends(yields, wanted).T & ~again
-            retained = retained + table.nbytes[yields][None, :] * sums
+            retained += table.nbytes[yields][None, :] * sums
     if parameter:
         seconds = _counted(seconds, pricing.hidden)
-    return Table(seconds, retained, np.broadcast_to(transient, seconds.shape), (writes.classes, reads.classes))
+    return Table(*_ours(seconds, retained, transient), (writes.classes, reads.classes))
+
+
+def _ours(*arrays: Array) -> tuple[Array, Array, Array]:
+    """Arrays that nobody else has, so that a table keeps them as they are."""
+    first, second, third = (np.ascontiguousarray(array) for array in arrays)
+    for array in (first, second, third):
+        array.flags.writeable = False
+    return first, second, third
 
 
 def _counted(seconds: Array, hidden: float) -> Array:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from autoddl.problem import Array, Classes
 from autoddl.search.fold import Short
 from autoddl.search.mapped import Mapped
-from autoddl.search.space import mapped
+from autoddl.search.space import Clock, mapped
 
 __all__ = ["Diffused", "diffused"]
 
@@ -144,9 +144,10 @@ class _Graph:
                 yield e, _less(self.edges[e].sides[end].least(share), sent[e, end])
 
 
-def diffused(short: Short, lam: float, target: float, rounds: int, sent: Sent | None = None) -> Diffused:
-    """The bound of seconds + lam * retained, once it reaches `target`, rises too little, or after so many `rounds` of
-    sweeps. Factors are over one or two variables. `sent`: messages to begin with."""
+def diffused(short: Short, lam: float, target: float, rounds: int, clock: Clock, sent: Sent | None = None
+             ) -> Diffused:
+    """The bound of seconds + lam * retained, once it reaches `target`, rises too little, the clock is out, or after so
+    many `rounds` of sweeps. Factors are over one or two variables. `sent`: messages to begin with."""
     graph = _graph(short, lam)
     sent = dict(sent) if sent else {(e, end): np.zeros(edge.table.shape[end]) for e, edge in enumerate(graph.edges)
                                     for end in (0, 1)}
@@ -160,7 +161,7 @@ def diffused(short: Short, lam: float, target: float, rounds: int, sent: Sent | 
             _sweep(graph, sent, order[::-1], 1)
         before, bound = bound, _bound(graph, sent)
         best = max(best, (bound, dict(sent)), key=lambda found: found[0])
-        if bound >= target or bound - before < LEAST * (target - bound):
+        if clock.expired or bound >= target or bound - before < LEAST * (target - bound):
             break
     return Diffused(best[0], tuple([graph.belief(v, best[1]) for v in range(len(graph.own))]), best[1])
 

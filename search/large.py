@@ -60,14 +60,14 @@ def is_large(problem: Problem) -> bool:
 
 
 def by_messages(problem: Problem, limits: Limits) -> Outcome:
-    """A plan and its bound. Raises Above if none is below the ceiling, Infeasible where none was found."""
+    """A plan and its bound. Where none was found: raises Above if there is a ceiling, else Infeasible."""
     short = shortened(problem, problem.tables, np.arange(len(problem.tables)))
     limits = replace(limits, ceiling=limits.ceiling - problem.fixed_seconds)
     cap = 0.0 if problem.budget is None else problem.budget - problem.fixed_bytes - floor_of(problem)
     lam, planned = 0.0 if problem.budget is None else limits.price, math.nan
     best, bound, sent = _Best(None, math.inf, lam), -math.inf, None
     for rounds in ROUNDS:
-        found = diffused(short, lam, limits.target(best.seconds) + lam * cap, rounds, sent)
+        found = diffused(short, lam, limits.target(best.seconds) + lam * cap, rounds, limits.clock, sent)
         bound, sent = max(bound, found.bound - lam * cap), found.sent
         if bound >= limits.target(best.seconds) or limits.clock.expired:
             break
@@ -84,20 +84,24 @@ def _ended(problem: Problem, best: _Best, bound: float, limits: Limits) -> Outco
     if best.outcome is not None:
         proof = "messages along edges, and elimination of the options they favour"
         return replace(best.outcome, bound=min(bound, best.seconds) + problem.fixed_seconds, proof=proof)
-    if math.isfinite(limits.ceiling) or problem.budget is None:
+    budget = math.inf if problem.budget is None else problem.budget
+    if math.isinf(bound):
+        raise Infeasible(math.inf, budget, "every choice meets a forbidden combination")
+    if math.isfinite(limits.ceiling):
         raise Above(bound + problem.fixed_seconds)
-    raise Infeasible(0.0, problem.budget, "no plan was found, but it is not proved that there is none")
+    raise Infeasible(0.0, budget, "no plan was found, but it is not proved that there is none")
 
 
 def _among(problem: Problem, short: Short, found: Diffused, limits: Limits, price: float) -> _Best:
-    """The best plan of the options that the beliefs favour."""
+    """The best plan of the options that the beliefs favour. Where there is none, bytes should cost more: at first as
+    much as makes all of the budget as dear as the time."""
     kept = _favoured(short, found)
     few = narrowed(problem, [kept[v] for v in short.of[np.argsort(short.variable)].tolist()])
     granted = limits.clock.part(SHARE)
     try:
         outcome = exact(few.problem, replace(limits, price=price, ceiling=math.inf, clock=granted))
     except Infeasible:
-        return _Best(None, math.inf, 2 * price)
+        return _Best(None, math.inf, 2 * price or max(0.0, found.bound) / (problem.budget or 1.0))
     limits.clock.pairs -= granted.spent
     choice = few.restore(outcome.choice)
     return _Best(replace(outcome, choice=choice), problem.cost(choice) - problem.fixed_seconds, outcome.price)

@@ -29,8 +29,12 @@ def paired(problem: Problem) -> bool:
     return all(len(f.variables) < 3 for f in problem.factors)
 
 
+def clock() -> Clock:
+    return Clock.start(None, 1e7)
+
+
 def limits(price: float = 0.0, ceiling: float = math.inf) -> Limits:
-    return Limits(1e-3, ceiling, Clock.start(None, 1e7), lambda seconds, bound: None, 0, price)
+    return Limits(1e-3, ceiling, clock(), lambda seconds, bound: None, 0, price)
 
 
 @lru_cache
@@ -55,8 +59,8 @@ def test_messages_bound_the_optimum_at_every_price() -> None:
         space = space_of(problem)
         for lam in (0.0, 0.07):
             least = space.point(lam, space.thresholds[-1]).value
-            found = diffused(short, lam, math.inf, 6)
-            again = diffused(short, lam, math.inf, 2, found.sent)
+            found = diffused(short, lam, math.inf, 6, clock())
+            again = diffused(short, lam, math.inf, 2, clock(), found.sent)
             if math.isinf(least):
                 continue
             assert max(found.bound, again.bound) <= least + CLOSE * (1 + abs(least))
@@ -73,21 +77,21 @@ def test_messages_along_a_chain_are_exact() -> None:
     tables = tuple([table(random, tuple(sizes[v] for v in scope)) for scope in scopes])
     problem = Problem(tuple(map(str, range(12))), tuple(sizes), tables,
                       tuple([Factor(scope, t) for t, scope in enumerate(scopes)]))
-    found = diffused(shortened(problem, tables, np.arange(len(tables))), 0.0, math.inf, 1)
+    found = diffused(shortened(problem, tables, np.arange(len(tables))), 0.0, math.inf, 1, clock())
     assert found.bound == pytest.approx(solve(problem).seconds, rel=1e-6)
 
 
 def test_a_plan_and_a_true_bound() -> None:
     proved = planned = 0
-    for problem in problems():
+    for n, problem in enumerate(problems()):
         try:
             best = solve(problem).seconds
         except Infeasible:
-            with pytest.raises((Infeasible, Above)):
+            with pytest.raises(Infeasible):
                 large.by_messages(problem, limits())
             continue
         try:
-            found = large.by_messages(problem, limits(0.05))
+            found = large.by_messages(problem, limits(0.05 * (n % 2)))
         except Infeasible as error:
             assert "not proved" in str(error)
             continue
