@@ -1,7 +1,8 @@
-"""How long planning takes, as tables: python examples/benchmarks/search_table.py [plans] [growth] [descent]
+"""How long planning takes, as tables: python examples/benchmarks/search_table.py [plans] [growth] [descent] [four]
 
     plans     whole commands, from process start: wall and CPU seconds, memory, what capture and search took, gap
     growth    CPU seconds of the solver alone by depth and by ranks, without and with a budget that binds
+    four      the largest two of `plans` with meshes of four axes too: minutes each, only where it is asked for
     descent   coordinate descent (20 restarts) against the exact solver: how often and by how much it loses
 """
 
@@ -11,7 +12,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
@@ -29,8 +30,9 @@ from autoddl.space import everything
 HERE = Path(__file__).parent.parent
 CLUSTERS = HERE / "clusters"
 Row = tuple[str, ...]
+Asked = tuple[str, str, str, list[str], dict[str, int]]
 
-PLANS = [
+PLANS: list[Asked] = [
     ("Llama-3-8B, batch 64, mesh 8 x 8", "llama.py:llama3_8b", "h100-8x8",
      ["--mesh", "net=8,node=8", "--budget", "1 TB"], {"batch": 64}),
     ("Llama-3-8B, batch 64, mesh 4 x 4 x 4", "llama.py:llama3_8b", "h100-4x4x4",
@@ -45,10 +47,16 @@ PLANS = [
 ]
 
 
-def plans() -> Iterator[Row]:
+def four() -> Iterator[Row]:
+    """The rows whose microbatches are free, on meshes of up to four axes."""
+    return plans([(f"{title}, up to 4 axes", factory, cluster, [*options, "--max-axes", "4"], settings)
+                  for title, factory, cluster, options, settings in PLANS if "--microbatches" in options])
+
+
+def plans(asked: Sequence[Asked] = PLANS) -> Iterator[Row]:
     """One process per row."""
     yield "problem", "wall s", "CPU s", "GB", "capture s", "search s", "plan", "gap"
-    for title, factory, cluster, options, settings in PLANS:
+    for title, factory, cluster, options, settings in asked:
         command = [sys.executable, "-m", "autoddl.cli", "plan", str(HERE / factory), str(CLUSTERS / f"{cluster}.yaml"),
                    *options, "--json", *(f"--set={name}={value}" for name, value in settings.items())]
         with tempfile.NamedTemporaryFile() as out:
@@ -161,8 +169,9 @@ def write(rows: Iterator[Row]) -> None:
 
 
 if __name__ == "__main__":
-    tables: dict[str, Callable[[], Iterator[Row]]] = {"plans": plans, "growth": growth, "descent": descent}
+    tables: dict[str, Callable[[], Iterator[Row]]] = {"plans": plans, "growth": growth, "descent": descent,
+                                                      "four": four}
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
           f"load {os.getloadavg()[0]:.1f}\n")
-    for word in sys.argv[1:] or tables:
+    for word in sys.argv[1:] or ("plans", "growth", "descent"):
         write(tables[word]())
