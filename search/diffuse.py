@@ -10,7 +10,7 @@ Whatever the messages are, the sum of all costs is that of what is left of them,
 Sweeps on and back along the variables raise it (sequential tree-reweighted messages; Kolmogorov, PAMI 2006). A sweep
 costs two passes over the tables, an elimination their products. The blocks of a run share their messages: the sweep
 goes over three of them, and what the middle one adds counts for all blocks that it stands for. Between two blocks the
-middle one sends, for the others too.
+middle one sends, for the others too; what it cannot do the first or the last may, so these messages are finite.
 """
 
 import math
@@ -229,13 +229,20 @@ def _sweep(graph: _Graph, sent: Sent, order: Sequence[int], end: int) -> None:
                 rough = edge.rough if end == 0 else edge.rough.T
                 sent[e, 1 - end] = _raised(_through(rough, given.astype(np.float32)))
                 if edge.twin >= 0:
-                    sent[edge.twin, 1 - end] = sent[e, 1 - end]
+                    sent[e, 1 - end] = sent[edge.twin, 1 - end] = _finite(sent[e, 1 - end])
 
 
 def _raised(costs: Array) -> Array:
     """With the least at 0, unless all is forbidden."""
     least = costs.min()
     return costs - least if math.isfinite(least) else costs
+
+
+def _finite(message: Array) -> Array:
+    """What no middle block can do another one may: between blocks nothing is forbidden by messages. Any number will do
+    for a message; this is the largest there is."""
+    allowed = np.isfinite(message)
+    return np.where(allowed, message, message[allowed].max(initial=0.0))
 
 
 def _through(table: NDArray[Any], given: NDArray[Any]) -> Array:

@@ -102,7 +102,8 @@ def _among(problem: Problem, short: Short, found: Diffused, limits: Limits, pric
         outcome = exact(few.problem, replace(limits, price=price, ceiling=math.inf, clock=granted))
     except Infeasible:
         return _Best(None, math.inf, 2 * price or max(0.0, found.bound) / (problem.budget or 1.0))
-    limits.clock.pairs -= granted.spent
+    finally:
+        limits.clock.pairs -= granted.spent
     choice = few.restore(outcome.choice)
     return _Best(replace(outcome, choice=choice), problem.cost(choice) - problem.fixed_seconds, outcome.price)
 

@@ -15,7 +15,7 @@ import autoddl
 from autoddl.alternatives import bounding
 from autoddl.errors import Infeasible, InputError
 from autoddl.marginals import beliefs
-from autoddl.problem import Factor, Problem
+from autoddl.problem import Factor, Problem, Table
 from autoddl.proof import prove
 from autoddl.search import Above, large, order, solve, space_of
 from autoddl.search.diffuse import diffused
@@ -79,6 +79,22 @@ def test_messages_along_a_chain_are_exact() -> None:
                       tuple([Factor(scope, t) for t, scope in enumerate(scopes)]))
     found = diffused(shortened(problem, tables, np.arange(len(tables))), 0.0, math.inf, 1, clock())
     assert found.bound == pytest.approx(solve(problem).seconds, rel=1e-6)
+
+
+def test_what_the_middle_block_cannot_do_the_first_may() -> None:
+    """A chain of states, each reached from the one before alone, and a last one from all: in the middle of a long run
+    there is the last state only, at its beginning all."""
+    for states in (3, 4, 5, 6):
+        own, step = np.append(np.zeros(states - 1), 5.0), np.full((states, states), math.inf)
+        step[range(states - 2), range(1, states - 1)] = 0.0
+        step[:, -1] = 1.0
+        tables = tuple([Table(cost, np.zeros(cost.shape), np.zeros(cost.shape)) for cost in (own, step)])
+        for blocks in (8, 12, 20):
+            factors = (*(Factor((v,), 0) for v in range(blocks)), *(Factor((v - 1, v), 1) for v in range(1, blocks)))
+            problem = Problem(tuple(map(str, range(blocks))), (states,) * blocks, tables, factors)
+            short = shortened(problem, tables, np.arange(2))
+            assert short.folds
+            assert diffused(short, 0.0, math.inf, 6, clock()).bound <= solve(problem).seconds * (1 + CLOSE)
 
 
 def test_a_plan_and_a_true_bound() -> None:
