@@ -189,7 +189,8 @@ def _phased(state: _State, shared: NDArray[np.bool_], start: int, period: int, l
     """The run in a stretch, cut where the fewest options cross."""
     middle = start + period * (length // period // 2)
     weight = np.zeros(2 * period + 1)
-    inside = state.scopes[((state.scopes >= middle) & (state.scopes < middle + period)).any(axis=1)]
+    within = [(column >= middle) & (column < middle + period) for column in state.scopes.T]
+    inside = state.scopes[np.logical_or.reduce(within)]
     plain = (inside >= 0) & ~shared[inside]
     low = np.where(plain, inside, len(state.sizes)).min(axis=1)
     high = np.where(plain, inside, -1).max(axis=1)
@@ -213,14 +214,20 @@ def _phased(state: _State, shared: NDArray[np.bool_], start: int, period: int, l
 
 def _placed(state: _State, shared: NDArray[np.bool_], start: int, period: int, blocks: int
             ) -> tuple[Rows, Rows, NDArray[np.bool_], NDArray[np.bool_]]:
-    """Per factor: its first and last block (blocks, -1: none), whether it meets what is before, and what is after."""
-    scopes, end = state.scopes, start + period * blocks
-    plain = (scopes >= 0) & ~shared[scopes]
-    inside = plain & (scopes >= start) & (scopes < end)
-    block = (scopes - start) // period
-    first = np.where(inside, block, blocks).min(axis=1)
-    last = np.where(inside, block, -1).max(axis=1)
-    return first, last, np.any(plain & (scopes < start), axis=1), np.any(plain & (scopes >= end), axis=1)
+    """Per factor: its first and last block (blocks, -1: none), whether it meets what is before, and what is after.
+    Rows have few columns: each is taken whole."""
+    end, count = start + period * blocks, len(state.scopes)
+    first, last = np.full(count, blocks), np.full(count, -1)
+    before, after = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
+    for column in state.scopes.T:
+        plain = (column >= 0) & ~shared[column]
+        early, late = plain & (column < start), plain & (column >= end)
+        inside, block = plain & ~early & ~late, (column - start) // period
+        np.minimum(first, block, out=first, where=inside)
+        np.maximum(last, block, out=last, where=inside)
+        before |= early
+        after |= late
+    return first, last, before, after
 
 
 def _repeats(state: _State, shared: NDArray[np.bool_], start: int, period: int, blocks: int) -> bool:
@@ -237,13 +244,16 @@ def _repeats(state: _State, shared: NDArray[np.bool_], start: int, period: int, 
     scopes, block = state.scopes[rows], last[rows]
     outside = shared[scopes] | (scopes < 0)  # named by numbers that no variable of a block gets
     moved = np.where(outside, scopes + 2 * len(state.sizes), scopes - (block * period)[:, None])
-    table = np.column_stack([block, state.tables[rows], moved])
-    table = table[np.lexsort(table.T[::-1])]
     counts = np.bincount(block, minlength=blocks)[1:]
     if not counts[0] or (counts != counts[0]).any():
         return False
-    each = table[:, 1:].reshape(blocks - 1, counts[0], -1)
-    return bool((each == each[0]).all())
+    columns = (*moved.T[::-1], state.tables[rows])
+
+    def alike(order: Rows) -> bool:
+        each = [column[order].reshape(blocks - 1, -1) for column in columns]
+        return all((of == of[0]).all() for of in each)
+
+    return alike(np.argsort(block, kind="stable")) or alike(np.lexsort((*columns, block)))  # mostly as they come
 
 
 def _cut(state: _State, start: int, period: int, blocks: int) -> tuple[_State, Rows]:
