@@ -7,7 +7,8 @@
 A node is a range. It is refined by its Lagrangian bound, then by wider and wider windows of labels: with few labels a
 cell, which finds good plans soon, and with many, which proves, the cheaper one first. A choice that meets the relaxed
 cap but not the budget uses a threshold above `low`: the range is split there, and charged rightly. The least bound of
-all open nodes bounds the problem.
+all open nodes bounds the problem. Once it is within the tolerance, a little more effort goes into a better plan: often
+the next window has it.
 """
 
 import heapq
@@ -27,6 +28,8 @@ GROWTH = 3.0
 COARSE = 1e-3
 SHARE = 1 / 3
 """The part of the effort that is left which one window may take."""
+POLISH = 2e6
+"""Label pairs that may be looked at once the gap is within the tolerance: a tenth of a second."""
 KEEP = (64, 512, 4096, 1 << 15)
 """Labels kept per cell: few, to find a good plan at once, and as many as a proof needs."""
 
@@ -89,7 +92,24 @@ def within_budget(space: Space, first: Point, bound: float, limits: Limits) -> B
         for child in children:
             heapq.heappush(heap, (child.bound, next(count), child))
         limits.tell(best.seconds, min([best.seconds, *spent, *(b for b, _, _ in heap)]))
+    best = _polished(space, heap, count, best, limits)
     return Best(best, min([best.seconds, *spent, *(b for b, _, _ in heap)]), price)
+
+
+def _polished(space: Space, heap: list[tuple[float, int, _Node]], count: Iterator[int], best: Point, limits: Limits
+              ) -> Point:
+    """A plan that is perhaps better, from wider windows of the node with the least bound, which changes in the heap."""
+    clock = Clock(limits.clock.deadline, POLISH)
+    while heap and heap[0][0] < min(best.seconds, limits.ceiling) and heap[0][2].dual is not None and not clock.expired:
+        try:
+            children, found = _widen(space, heap[0][2], best, clock)
+        except Exhausted:
+            break
+        heapq.heappop(heap)
+        for child in children:
+            heapq.heappush(heap, (child.bound, next(count), child))
+        best = min([best, *filter(space.fits, found)], key=lambda p: p.seconds)
+    return best
 
 
 def _refine(space: Space, node: _Node, best: Point, limits: Limits) -> tuple[list[_Node], list[Point]]:
