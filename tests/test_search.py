@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -275,6 +276,25 @@ def test_time_and_tolerance_give_a_plan_with_a_true_bound() -> None:
     assert told and told[-1][1] == pytest.approx(hurried.bound)
     rough = solve(problem, tolerance=0.05)
     assert rough.bound <= best.seconds <= rough.seconds <= 1.06 * rough.bound
+
+
+def test_effort_past_the_tolerance_only_betters_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    better = 0
+    for seed in range(12):
+        problem = blocks(6, 1, 4, seed=seed)
+        problem = replace(problem, budget=0.7 * solve(problem).nbytes)
+        try:
+            polished = solve(problem, tolerance=0.05)
+        except Infeasible:
+            continue
+        optimum = solve(problem, tolerance=0.0).seconds
+        with monkeypatch.context() as without:
+            without.setattr(sys.modules["autoddl.search.budget"], "POLISH", 0.0)
+            plain = solve(problem, tolerance=0.05)
+        assert polished.bound <= optimum * (1 + 1e-12) and optimum <= polished.seconds * (1 + 1e-12)
+        assert polished.seconds <= plain.seconds and polished.bound >= plain.bound and polished.gap <= 0.05
+        better += polished.seconds < plain.seconds
+    assert better
 
 
 def test_the_same_plan_whatever_the_hash_seed() -> None:
