@@ -10,7 +10,8 @@ no cell above `high`, and must have r(x) <= cap = budget - fixed_bytes - low, so
 
     seconds(x) >= seconds(x) + lam * (r(x) - cap) >= bound of (seconds + lam * r on the cells up to high) - lam * cap
 
-A *piece* says this for one range of t(x); pieces that cover all transients prove the least of their bounds. The check
+A *piece* says this for one range of t(x); pieces that cover all transients prove the least of their bounds. Where an
+elimination is too large a piece is `reparametrised`: factors give to their variables. The check
 shares no code with what makes the messages, and trusts no arithmetic but its own: what an inequality misses by rounding
 is taken off the bound.
 """
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autoddl.problem import Array, Problem, Table
+from autoddl.reparametrised import Reparametrised, check_reparametrised
 
 __all__ = ["Certificate", "Checked", "Message", "Piece", "check", "laid"]
 
@@ -57,7 +59,7 @@ class Piece:
 class Certificate:
     """Pieces, by rising range."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Piece | Reparametrised, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +82,13 @@ def laid(table: Array, scope: Scope, over: Scope) -> Array:
 def check(problem: Problem, certificate: Certificate) -> Checked:
     """The bound that `certificate` proves. One that proves nothing is our own mistake and raises AssertionError."""
     _check_cover(problem, certificate.pieces)
-    found = [_check_piece(problem, piece) for piece in certificate.pieces]
+    found = [_check_piece(problem, piece) if isinstance(piece, Piece) else check_reparametrised(problem, piece)
+             for piece in certificate.pieces]
     return Checked(min(bound for bound, _, _ in found), sum(n for _, n, _ in found), sum(n for _, _, n in found),
                    tuple(piece.lam for piece in certificate.pieces))
 
 
-def _check_cover(problem: Problem, pieces: Sequence[Piece]) -> None:
+def _check_cover(problem: Problem, pieces: Sequence[Piece | Reparametrised]) -> None:
     """No choice's transient bytes lie below, between or above the pieces: they are those of some cell, and no less than
     the least of any one factor."""
     cells = [t.transient[np.isfinite(t.seconds)] for t in problem.tables]

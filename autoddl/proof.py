@@ -3,6 +3,7 @@
     no budget, or one that does not bind    one piece with lam = 0: its bound is the optimum
     a budget that binds                     for a range of transients the best multiplier, V(lam) - lam * cap; the range
                                             with the least bound is split where its choice meets the transients
+    too large for elimination               what factors give to their variables, at the best multiplier found
 
 What is left between the bound and a plan is the duality gap: it is never more than what the pieces leave open.
 """
@@ -11,12 +12,15 @@ import heapq
 import math
 
 from autoddl.certificate import Certificate, Message, Piece
-from autoddl.problem import Problem
+from autoddl.problem import Array, Problem
+from autoddl.reparametrised import Reparametrised
+from autoddl.search import is_large
 from autoddl.search.dual import FINE, dual
 from autoddl.search.eliminate import messages
+from autoddl.search.large import given
 from autoddl.search.order import answering
 from autoddl.search.program import Program
-from autoddl.search.space import Clock, Space, priced
+from autoddl.search.space import Clock, Space, floor_of, priced
 
 __all__ = ["messages_of", "prove", "ranges"]
 
@@ -25,6 +29,8 @@ Range = tuple[int, int, float]
 
 PIECES = 12
 CLOSE = 1e-9
+NEAR = 5e-4
+"""A large problem's proof is sought until it is this near."""
 
 
 def messages_of(program: Program) -> tuple[Message, ...]:
@@ -35,6 +41,8 @@ def messages_of(program: Program) -> tuple[Message, ...]:
 
 def prove(problem: Problem, seconds: float) -> Certificate:
     """A certificate whose bound is as near to `seconds`, the cost of the plan at hand, as multipliers bring it."""
+    if is_large(problem):
+        return Certificate((_reparametrised(problem, seconds),))
     space = Space.of(problem, answering(problem))
     program, written = space.program, messages_of(space.program)
 
@@ -44,6 +52,18 @@ def prove(problem: Problem, seconds: float) -> Certificate:
 
     taus = space.thresholds
     return Certificate(tuple(piece(taus[low], taus[high], lam) for low, high, lam in ranges(space, seconds)))
+
+
+def _reparametrised(problem: Problem, seconds: float) -> Reparametrised:
+    """One piece for all transients; factors that give the same name one table."""
+    lam, made = given(problem, seconds, NEAR)
+    tables, number = list[Array](), dict[int, int]()
+    for gift in (gift for both in made.values() for gift in both):
+        if id(gift) not in number:
+            number[id(gift)] = len(tables)
+            tables.append(gift)
+    every = tuple((i, tuple([number[id(gift)] for gift in both])) for i, both in made.items())
+    return Reparametrised(floor_of(problem), math.inf, lam, every, tuple(tables))
 
 
 def ranges(space: Space, seconds: float) -> list[Range]:

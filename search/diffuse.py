@@ -27,7 +27,7 @@ from autoddl.search.fold import Short
 from autoddl.search.mapped import Mapped
 from autoddl.search.space import Clock, mapped
 
-__all__ = ["Diffused", "diffused"]
+__all__ = ["Diffused", "Sent", "diffused", "gifts"]
 
 INNER = 6
 """Sweeps that leave out the first and the last block of every run, before each one over all."""
@@ -164,6 +164,21 @@ def diffused(short: Short, lam: float, target: float, rounds: int, clock: Clock,
         if clock.expired or bound >= target or bound - before < LEAST * (target - bound):
             break
     return Diffused(best[0], tuple([graph.belief(v, best[1]) for v in range(len(graph.own))]), best[1])
+
+
+def gifts(short: Short, lam: float, sent: Sent) -> dict[int, tuple[Array, Array]]:
+    """What each factor of two variables, by number, gives to either of them: then left_v and left_e are what is left.
+    What is forbidden gets nothing."""
+    graph, found = _graph(short, lam), dict[int, tuple[Array, Array]]()
+    theta = [graph.belief(v, sent) for v in range(len(graph.own))]
+    pairs = [i for i, factor in enumerate(short.problem.factors) if len(factor.variables) == 2]
+    for e, (i, edge) in enumerate(zip(pairs, graph.edges, strict=True)):
+        first, second = (sent[e, end][side.classes] for end, side in enumerate(edge.sides))
+        v = edge.sides[1].variable
+        second = -_less(theta[v] / max(*graph.counts(v), 1), second)
+        first, second = (np.where(np.isfinite(gift), gift, 0.0) for gift in (first, second))
+        found[i] = (first, second) if short.problem.factors[i].variables[1] == v else (second, first)
+    return found
 
 
 def _less(costs: Array, sent: Array) -> Array:

@@ -15,15 +15,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autoddl.errors import Infeasible
-from autoddl.problem import Problem
-from autoddl.search.diffuse import Diffused, diffused
-from autoddl.search.exact import Outcome, exact
+from autoddl.problem import Array, Problem
+from autoddl.search.diffuse import Diffused, Sent, diffused, gifts
+from autoddl.search.exact import EFFORT, Outcome, exact
 from autoddl.search.fold import Short, shortened
 from autoddl.search.order import order_of
 from autoddl.search.reduce import Kept, narrowed
-from autoddl.search.space import Above, Limits, floor_of
+from autoddl.search.space import Above, Clock, Limits, floor_of
+from autoddl.search.unfolded import stand_ins
 
-__all__ = ["CELLS", "by_messages", "is_large"]
+__all__ = ["CELLS", "bounded", "by_messages", "given", "is_large"]
 
 CELLS = 12_000_000
 """Cells of all tables from which on an elimination takes minutes."""
@@ -59,24 +60,60 @@ def is_large(problem: Problem) -> bool:
     return cells > CELLS and all(len(table.core[0].shape) <= 2 for table in problem.tables)
 
 
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """The best bound so far, of all seconds, with the price of a byte and the messages that prove it."""
+
+    seconds: float
+    price: float
+    sent: Sent
+
+
 def by_messages(problem: Problem, limits: Limits) -> Outcome:
     """A plan and its bound. Where none was found: raises Above if there is a ceiling, else Infeasible."""
-    short = shortened(problem, problem.tables, np.arange(len(problem.tables)))
+    best, bound = bounded(problem, _short(problem), limits)
+    return _ended(problem, best, bound.seconds, limits)
+
+
+def given(problem: Problem, seconds: float, tolerance: float) -> tuple[float, dict[int, tuple[Array, Array]]]:
+    """The price of a byte, and what every factor of two variables gives to either of them: a proof that all plans take
+    `seconds`, or nearly so."""
+    short = _short(problem)
+    limits = Limits(tolerance, seconds, Clock.start(None, EFFORT), lambda best, bound: None)
+    bound = bounded(problem, short, limits)[1]
+    made, stand = gifts(short, bound.price, bound.sent), stand_ins(problem, short)
+    return bound.price, {i: made[s] for i, s in enumerate(stand) if s in made}
+
+
+def _short(problem: Problem) -> Short:
+    return shortened(problem, problem.tables, np.arange(len(problem.tables)))
+
+
+def bounded(problem: Problem, short: Short, limits: Limits) -> tuple[_Best, _Bound]:
+    """Bounds and plans in turn."""
     limits = replace(limits, ceiling=limits.ceiling - problem.fixed_seconds)
     cap = 0.0 if problem.budget is None else problem.budget - problem.fixed_bytes - floor_of(problem)
     lam, planned = 0.0 if problem.budget is None else limits.price, math.nan
-    best, bound, sent = _Best(None, math.inf, lam), -math.inf, None
+    best, bound, sent = _Best(None, math.inf, lam), _Bound(-math.inf, lam, {}), None
     for rounds in ROUNDS:
         found = diffused(short, lam, limits.target(best.seconds) + lam * cap, rounds, limits.clock, sent)
-        bound, sent = max(bound, found.bound - lam * cap), found.sent
-        if bound >= limits.target(best.seconds) or limits.clock.expired:
+        sent = found.sent
+        bound = max(bound, _Bound(found.bound - lam * cap, lam, sent), key=lambda one: one.seconds)
+        if bound.seconds >= limits.target(best.seconds) or limits.clock.expired:
             break
         if lam != planned:
             other, planned = _among(problem, short, found, limits, lam), lam
-            lam = other.price if abs(other.price - lam) > SAME * lam else lam
+            lam = _between(bound.price, other.price)
             best = min(best, other, key=lambda one: one.seconds)
-        limits.tell(best.seconds, bound)
-    return _ended(problem, best, bound, limits)
+        limits.tell(best.seconds, bound.seconds)
+    return best, bound
+
+
+def _between(best: float, price: float) -> float:
+    """The next price of a byte to try. Favoured options know little of other prices and lead too far."""
+    if not best or abs(price - best) <= SAME * best:
+        return best or price
+    return math.sqrt(best * price)
 
 
 def _ended(problem: Problem, best: _Best, bound: float, limits: Limits) -> Outcome:

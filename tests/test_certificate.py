@@ -10,7 +10,7 @@ import pytest
 from test_search import blocks, least_bytes, random_problem
 
 import autoddl
-from autoddl.certificate import Certificate, Message, check
+from autoddl.certificate import Certificate, Message, Piece, check
 from autoddl.errors import Infeasible
 from autoddl.proof import prove
 from autoddl.search import solve
@@ -25,7 +25,7 @@ def test_the_checker_knows_nothing_of_the_solver() -> None:
         imports = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
         todo += [m.removeprefix("autoddl.") for m in imports if m.startswith("autoddl.") and
                  m.removeprefix("autoddl.") not in seen]
-    assert seen == {"certificate", "problem", "table", "errors"}
+    assert seen == {"certificate", "reparametrised", "problem", "table", "errors"}
 
 
 @pytest.mark.parametrize("start", range(0, 300, 50))
@@ -82,6 +82,7 @@ def test_a_wrong_certificate_proves_less_not_more() -> None:
 def test_what_cannot_be_a_proof_is_refused() -> None:
     problem = blocks(2, 3, 3)
     (piece,) = prove(problem, 0.0).pieces
+    assert isinstance(piece, Piece)
     twice = replace(piece, messages=(*piece.messages, Message((0,), (), len(piece.tables) - 1)))
     with pytest.raises(AssertionError, match="twice"):
         check(problem, Certificate((twice,)))

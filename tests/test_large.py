@@ -13,10 +13,12 @@ from zoo import gpt
 
 import autoddl
 from autoddl.alternatives import bounding
+from autoddl.certificate import Certificate, check
 from autoddl.errors import Infeasible, InputError
 from autoddl.marginals import beliefs
 from autoddl.problem import Factor, Problem, Table
-from autoddl.proof import prove
+from autoddl.proof import NEAR, prove
+from autoddl.reparametrised import Reparametrised
 from autoddl.search import Above, large, order, solve, space_of
 from autoddl.search.diffuse import diffused
 from autoddl.search.fold import shortened
@@ -157,6 +159,31 @@ def test_large_problems_go_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found.predicted.seconds <= best.predicted.seconds * 1.003
         assert found.bound <= best.predicted.seconds * (1 + CLOSE)
         assert found.gap < 5e-3
+
+
+def test_what_proves_a_large_problem_is_checked_without_the_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound of the whole problem is that of the messages over the short one; whatever else factors would give, the
+    bound stays true."""
+    monkeypatch.setattr(large, "CELLS", 0)
+    proved = folds = 0
+    for n, problem in enumerate(problems()[::3]):
+        try:
+            best = solve(problem).seconds
+        except Infeasible:
+            continue
+        (piece,) = (certificate := prove(problem, best)).pieces
+        assert isinstance(piece, Reparametrised)
+        bound = check(problem, certificate).bound
+        short = shortened(problem, problem.tables, np.arange(len(problem.tables)))
+        told = large.bounded(problem, short, replace(limits(ceiling=best), tolerance=NEAR))[1]
+        assert bound <= best + CLOSE * (1 + abs(best))
+        assert math.isclose(bound, told.seconds + problem.fixed_seconds, rel_tol=1e-7)
+        random = np.random.default_rng(n)
+        wrong = replace(piece, tables=tuple([table + random.random(table.shape) for table in piece.tables]))
+        assert check(problem, Certificate((wrong,))).bound <= best + CLOSE * (1 + abs(best))
+        proved, folds = proved + (bound >= 0.98 * best), folds + bool(short.folds)
+    assert proved > 15
+    assert folds > 8
 
 
 def test_exact_answers_say_what_is_too_large_for_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,156 @@
+"""A lower bound of a problem too large for elimination: what factors give to their variables, in a form to check.
+
+    sum of all factors at x  =  sum over v of  own_v(x_v) + what v is given at x_v
+                              + sum over factors f of  f(x) - what f gives at x           whatever is given
+                            >=  the least of every term, added up
+
+It says this of seconds + lam * retained on the cells up to `high`, as a `Piece` does (`certificate`). What no cell of a
+factor allows is not looked at (arc consistency). Rounding is taken off: every term is a sum of a few numbers.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoddl.problem import Array, Problem, Table
+
+__all__ = ["Reparametrised", "check_reparametrised"]
+
+Bools = NDArray[np.bool_]
+
+ROWS = 1 << 18
+"""Cells that are looked at together."""
+
+ROUNDING = 16 * 2.0**-53
+"""Of the sum of the largest numbers of all terms, this much may be lost."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reparametrised:
+    """What is proved for choices whose transient bytes lie in `low`..`high`: `given` are (factor, for each of its axes
+    the table, by number, of what it gives to that variable)."""
+
+    low: float
+    high: float
+    lam: float
+    given: tuple[tuple[int, tuple[int, ...]], ...]
+    tables: tuple[Array, ...]
+
+
+def check_reparametrised(problem: Problem, piece: Reparametrised) -> tuple[float, int, int]:
+    """(bound, cells, distinct cells) of one piece."""
+    cap = math.inf if problem.budget is None else problem.budget - problem.fixed_bytes - piece.low
+    if cap < 0:
+        return math.inf, 0, 0
+    assert piece.lam >= 0, "a multiplier is not negative"
+    assert all(np.isfinite(table).all() for table in piece.tables), "what is given is finite"
+    given = dict(piece.given)
+    assert len(given) == len(piece.given), "a factor gives once"
+    cores = [_priced(table, piece) for table in problem.tables]
+    alive = _alive(problem, cores)
+    own = _owned(problem, piece, cores, alive)
+    terms, known = [_Term(float(total.min()), _largest(total), 0) for total in own], dict[object, _Term]()
+    for i, factor in enumerate(problem.factors):
+        if len(factor.variables) > 1 or i in given:
+            able, gifts = [alive[v] for v in factor.variables], given.get(i, ())
+            key = (factor.table, gifts, tuple([left.tobytes() for left in able]))
+            if key not in known:
+                vectors = [piece.tables[k] for k in gifts] or [np.zeros(len(left)) for left in able]
+                known[key] = _left(cores[factor.table], problem.tables[factor.table].classes, vectors, able)
+            terms.append(known[key])
+    bound = problem.fixed_seconds + math.fsum(t.least for t in terms) - (piece.lam * cap if piece.lam else 0.0)
+    return (bound - ROUNDING * math.fsum(t.largest for t in terms), sum(t.cells for t in terms),
+            sum(t.cells for t in known.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """The least of what is left of a factor or of a variable, the largest number in it, and the cells looked at."""
+
+    least: float
+    largest: float
+    cells: int
+
+
+def _owned(problem: Problem, piece: Reparametrised, cores: Sequence[Array], alive: Sequence[Bools]) -> list[Array]:
+    """Of every variable what it costs alone, and what it is given."""
+    sums, given = [np.where(able, 0.0, math.inf) for able in alive], dict(piece.given)
+    for i, factor in enumerate(problem.factors):
+        gifts = given.get(i, ())
+        assert len(gifts) in (0, len(factor.variables)), "a factor gives to all of its variables, or to none"
+        for v, table in zip(factor.variables, gifts, strict=False):
+            sums[v] += piece.tables[table]
+        if len(factor.variables) == 1 and not gifts:
+            sums[factor.variables[0]] += cores[factor.table][problem.tables[factor.table].classes[0]]
+    return sums
+
+
+def _priced(table: Table, piece: Reparametrised) -> Array:
+    """seconds + lam * retained on the cells up to `high`, over classes; elsewhere no choice of the piece can be."""
+    seconds, retained, transient = table.core
+    allowed = np.isfinite(seconds) & (transient <= piece.high)
+    return np.where(allowed, seconds + piece.lam * retained, math.inf)
+
+
+def _largest(values: Array) -> float:
+    return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
+
+
+def _alive(problem: Problem, cores: Sequence[Array]) -> list[Bools]:
+    """The options that every factor allows together with some options that are left of its other variables."""
+    alive = [np.ones(size, dtype=bool) for size in problem.sizes]
+    allowed = [np.isfinite(core) for core in cores]
+    if all(cells.all() for cells in allowed):
+        return alive
+    at: defaultdict[int, list[int]] = defaultdict(list)
+    for i, factor in enumerate(problem.factors):
+        for v in factor.variables:
+            at[v].append(i)
+    known: dict[object, list[Bools]] = {}
+    waiting = dict.fromkeys(range(len(problem.factors)))
+    while waiting:
+        i = next(iter(waiting))
+        del waiting[i]
+        variables, table = problem.factors[i].variables, problem.factors[i].table
+        key = (table, tuple([alive[v].tobytes() for v in variables]))
+        if key not in known:
+            known[key] = _supported(allowed[table], problem.tables[table].classes, [alive[v] for v in variables])
+        for v, left in zip(variables, known[key], strict=True):
+            if (left != alive[v]).any():
+                alive[v] = left
+                waiting.update(dict.fromkeys(at[v]))
+    return alive
+
+
+def _supported(allowed: Bools, classes: Sequence[NDArray[np.intp]], alive: Sequence[Bools]) -> list[Bools]:
+    """The options that are left of every variable of one factor."""
+    used = allowed
+    for axis, (of, able) in enumerate(zip(classes, alive, strict=True)):
+        there = np.zeros(allowed.shape[axis], dtype=bool)
+        there[of[able]] = True
+        used = used & there.reshape([-1 if a == axis else 1 for a in range(allowed.ndim)])
+    found = []
+    for axis, (of, able) in enumerate(zip(classes, alive, strict=True)):
+        there = np.flatnonzero(np.moveaxis(used, axis, 0).reshape(used.shape[axis], -1).sum(axis=1))
+        found.append(able & np.isin(of, there))
+    return found
+
+
+def _left(core: Array, classes: Sequence[NDArray[np.intp]], gifts: Sequence[Array], alive: Sequence[Bools]) -> _Term:
+    """A factor without its gifts, over options that are left: of a class the option that gets most leaves least."""
+    most = []
+    for axis, (of, gift, able) in enumerate(zip(classes, gifts, alive, strict=True)):
+        best = np.full(core.shape[axis], -math.inf)
+        np.maximum.at(best, of[able], gift[able])
+        most.append(best.reshape([-1 if a == axis else 1 for a in range(core.ndim)]))
+    least, rows = math.inf, max(1, ROWS // max(1, core[0].size))
+    for start in range(0, len(core), rows):
+        left = core[start:start + rows] - most[0][start:start + rows]
+        for other in most[1:]:
+            left = left - other
+        least = min(least, float(left.min()))
+    return _Term(least, _largest(core) + sum(_largest(gift) for gift in gifts), core.size)
