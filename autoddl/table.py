@@ -46,10 +46,10 @@ class Table:
         if len(self.classes) != seconds.ndim or any(
                 c.min() < 0 or c.max() >= n for c, n in zip(self.classes, seconds.shape, strict=True)):
             raise InputError(f"classes are rows of the arrays, one list for each of their {seconds.ndim} axes")
-        if np.isnan(seconds).any() or (seconds == -math.inf).any():
+        if not seconds.min() > -math.inf:  # nor where the least is nan
             raise InputError("seconds are numbers, or inf where a combination is forbidden; found nan or -inf")
         for name, nbytes in (("retained", retained), ("transient", transient)):
-            if not (np.isfinite(nbytes).all() and (nbytes >= 0).all()):
+            if not (nbytes.min() >= 0 and nbytes.max() < math.inf):
                 raise InputError(f"{name} bytes are finite and not negative; forbid a combination by seconds = inf")
 
     @property
