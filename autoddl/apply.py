@@ -162,7 +162,7 @@ class ParallelModel:
             new_values = [buffer.clone() for buffer in buffers]  # one may be what another buffer was
             for (old, _), new in zip(self.graph.updates, new_values, strict=True):
                 self.module.get_buffer(self.graph.tensors[old].fqn).copy_(new)
-        return loss
+            return loss.clone()  # it may lie where the losses of all elements were
 
     def __call__(self, batch: object) -> Tensor:
         """The loss of one batch, by the training program with nothing dropped; gradients and buffers stay as is."""

@@ -40,19 +40,20 @@ def charges(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, inner: bool, 
     kept = keeps_output(op, differentiable)
     forward = read + whole + max(made.before, made.during + sum(written) - written[0] * kept)
     beside = _beside(op, call, made, differentiable)
+    beside += made.slack
     if not needs:
         return beside, forward
     yields = sum(max(reads[k].nbytes, written[0] if made.wide else 0.0) + reads[k].nbytes * (op.inputs[k] in shared)
                  for k in needs)
     given = sum(n for n, t in zip(written, op.outputs, strict=True) if t in differentiable)
-    return beside, max(forward, given + yields + whole + made.back)
+    return beside, max(forward, given + yields + whole + max(made.back, made.late))
 
 
 def _beside(op: Op, call: Call, made: Footprint, differentiable: frozenset[int]) -> float:
     """What is kept beside; the loss keeps logarithms in the place of the logits, which their edge charges."""
     if not call.needs:
         return 0.0
-    extra = made.extra + sum(size for _, size in made.copies)
+    extra = made.beside
     if base(op) == "autoddl.token_loss" and 0 not in made.saves:
         extra -= call.inputs[0].nbytes
     outputs = sum(prod(call.outputs[k]) * call.wide[k] for k in made.keeps if k)

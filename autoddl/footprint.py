@@ -10,6 +10,10 @@ from autoddl.work import base
 __all__ = ["Call", "Footprint", "Shapes", "by_itself"]
 
 Shapes = tuple[Shape, ...]
+DISTANCES = tuple(f"aten.{name}" for name in (
+    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+    "kl_div"))
+"""Losses whose mean over a piece is multiplied by the piece's share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +43,9 @@ class Call:
 class Footprint:
     """`saves` are inputs that are kept, `keeps` outputs, `extra` bytes kept beside, `copies` bytes of copies of inputs
     that are kept in their place. `before` and `during` are bytes of temporaries without and with the outputs, `back`
-    those with all gradients; `passes` are inputs whose gradient is the output's, `wide` says that the others' are of
-    its shape first."""
+    those with all gradients, `late` those when neither the output's gradient nor what is kept beside is there any more.
+    `slack` is memory that the first output has beyond itself; `passes` are inputs whose gradient is the output's,
+    `wide` says that the others' are of its shape first."""
 
     saves: tuple[int, ...] = ()
     keeps: tuple[int, ...] = ()
@@ -49,16 +54,25 @@ class Footprint:
     before: float = 0.0
     during: float = 0.0
     back: float = 0.0
+    late: float = 0.0
+    slack: float = 0.0
     passes: tuple[int, ...] = ()
     wide: bool = False
 
+    @property
+    def beside(self) -> float:
+        """Bytes that are kept and are neither an input nor an output."""
+        return self.extra + sum(size for _, size in self.copies)
+
 
 def by_itself(op: Op, graph: Graph, inputs: Shapes, inner: bool) -> bool:
-    """Whether the kernel is written out for pieces: it reduces (`inner`), its table is split by rows, or its causal
-    mask begins at another query."""
+    """Whether the kernel is written out for pieces: it reduces (`inner`), its table is split by rows, its causal mask
+    begins at another query, or its mean is over a share of the elements."""
     name, shape = base(op), graph.tensors[op.inputs[0]].shape if op.inputs else ()
     if name == "aten.embedding":
         return inputs[0][0] < shape[0]
     if "attention" in name:
         return bool(dict(op.args).get("is_causal")) and inputs[0][-2] < shape[-2]
+    if name in DISTANCES:
+        return inputs[0] != shape
     return inner

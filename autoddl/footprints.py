@@ -12,8 +12,11 @@ Sizes are of the local pieces. Of our own functions the temporaries are counted 
 from collections.abc import Callable, Mapping
 from math import prod
 
-from autoddl import footprints_nn
+from autoddl import footprints_attention, footprints_nn
 from autoddl.footprint import Call, Footprint
+from autoddl.footprints_einsum import einsum
+from autoddl.footprints_elementwise import ELEMENTWISE
+from autoddl.footprints_loss import LOSSES
 from autoddl.work import base
 
 __all__ = ["footprint_of"]
@@ -24,15 +27,7 @@ def footprint_of(call: Call) -> Footprint:
     found = _KIND.get(base(call.op), _unknown)(call)
     if call.needs:
         return found
-    return Footprint(before=found.before, during=found.during)
-
-
-def _pointwise(kept: str, buffers: float) -> Callable[[Call], Footprint]:
-    """`kept`: input, output or none; `buffers` of the size of the output beside the gradient in backward."""
-    def kind(call: Call) -> Footprint:
-        return Footprint(tuple(range(len(call.inputs))) if kept == "input" else (), (0,) if kept == "output" else (),
-                         back=buffers * call.nbytes, wide=True)
-    return kind
+    return Footprint(before=found.before, during=found.during, slack=found.slack)
 
 
 def _unknown(call: Call) -> Footprint:
@@ -41,41 +36,19 @@ def _unknown(call: Call) -> Footprint:
     return Footprint(tuple(range(len(call.inputs))), back=call.nbytes, wide=wide)
 
 
-def _add(call: Call) -> Footprint:
-    """Hands the gradient on; that of what is subtracted is negated."""
-    minus = base(call.op) in ("aten.sub", "aten.rsub", "aten.neg")
-    first = () if base(call.op) != "aten.sub" else (0,)
-    return Footprint(passes=first if minus else tuple(range(len(call.inputs))), wide=True)
-
-
-def _mul(call: Call) -> Footprint:
-    """Each factor is kept for the other's gradient; a number for none."""
-    saves = tuple(k for k in range(len(call.inputs)) if any(n != k for n in call.needs))
-    return Footprint(saves, wide=True)
-
-
-def _div(call: Call) -> Footprint:
-    """a / b: b for a; both for b, whose gradient takes two buffers more: -g ((a / b) / b)."""
-    if len(call.inputs) == 1:
-        return Footprint(wide=True)
-    below = 1 in call.needs
-    return Footprint((0, 1) if below else (1,), back=2 * call.nbytes * below, wide=True)
-
-
-def _where(call: Call) -> Footprint:
-    mask = call.op.slot("condition")
-    mask = call.op.slot("mask") if mask is None else mask
-    return Footprint(() if mask is None else (mask,), wide=True)
-
-
 def _indexed(call: Call) -> Footprint:
-    """The indices; the gradient is scattered into zeros."""
+    """The indices; the gradient is scattered from zeros into a second buffer."""
+    return Footprint(tuple(range(1, len(call.inputs))), back=float(call.inputs[0].nbytes))
+
+
+def _repeated(call: Call) -> Footprint:
+    """The counts, if they are a tensor; the gradient is summed."""
     return Footprint(tuple(range(1, len(call.inputs))))
 
 
 def _gathered(call: Call) -> Footprint:
-    """The indices, and what is read, for its shape."""
-    return Footprint(tuple(range(len(call.inputs))))
+    """The indices, and what is read, for its shape; the gradient as above."""
+    return Footprint(tuple(range(len(call.inputs))), back=float(call.inputs[0].nbytes))
 
 
 def _scattered(call: Call) -> Footprint:
@@ -86,13 +59,17 @@ def _scattered(call: Call) -> Footprint:
     return Footprint(saves, passes=(0,) if name.endswith("_add") else ())
 
 
-def _lerp(call: Call) -> Footprint:
-    """Between two by a number: nothing."""
-    return Footprint(wide=True) if len(call.inputs) == 2 else _unknown(call)
+def _summed_up(call: Call) -> Footprint:
+    """A running sum; the gradient is turned round, summed up, and turned back."""
+    return Footprint(back=2.0 * call.inputs[0].nbytes)
 
 
 def _nothing(call: Call) -> Footprint:
     return Footprint()
+
+
+def _itself(call: Call) -> Footprint:
+    return Footprint((0,))
 
 
 def _sum(call: Call) -> Footprint:
@@ -105,7 +82,10 @@ def _concatenated(call: Call) -> Footprint:
 
 
 def _pool(call: Call) -> Footprint:
-    """The input; a maximum also where it was, int64."""
+    """The input, for its shape; a maximum also where it was, int64. To one value a channel it is a mean, which keeps
+    nothing."""
+    if base(call.op).startswith("aten.adaptive_avg_pool2d") and prod(call.outputs[0][2:]) == 1:
+        return Footprint()
     return Footprint((0,), extra=8.0 * prod(call.outputs[0]) if "max" in base(call.op) and len(call.outputs) == 1
                      else 0.0, keeps=(1,) if len(call.outputs) > 1 else ())
 
@@ -116,12 +96,22 @@ def _topk(call: Call) -> Footprint:
 
 
 def _extreme(call: Call) -> Footprint:
-    """Along a dim where it was; of two tensors both; of all elements these and the result, and where it was again."""
+    """Along a dim where it was; of two tensors both; of all elements these and the result, and three masks: where it
+    is, and where both are no number."""
     if len(call.outputs) > 1:
         return _topk(call)
     if len(call.inputs) > 1:
-        return _unknown(call)
-    return Footprint((0,), (0,), back=float(prod(call.inputs[0].shape)))
+        return ELEMENTWISE["aten.maximum"](call)
+    return Footprint((0,), (0,), back=3.0 * prod(call.inputs[0].shape))
+
+
+def _spread(kept: bool, buffers: int, masks: int = 0) -> Callable[[Call], Footprint]:
+    """A reduction whose gradient is spread over the input, with `buffers` of its size and `masks` beside; `kept`: the
+    result too."""
+    def kind(call: Call) -> Footprint:
+        x = call.inputs[0]
+        return Footprint((0,), (0,) if kept else (), back=float(buffers * x.nbytes + masks * prod(x.shape)))
+    return kind
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -129,26 +119,28 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 _ROWS: tuple[tuple[tuple[str, ...], Callable[[Call], Footprint]], ...] = (
-    (_names("add sub rsub neg"), _add), (_names("mul"), _mul), (_names("div"), _div),
-    (_names("where masked_fill"), _where), (_names("sum"), _sum),
-    (_names("_to_copy clone mean cumsum copy zeros_like ones_like full_like"), _nothing),
-    (_names("constant_pad_nd pad roll flip repeat arange full tril triu slice_scatter select_scatter"), _nothing),
-    (_names("relu tanh sigmoid softmax _softmax log_softmax _log_softmax"), _pointwise("output", 0)),
-    (_names("exp"), _pointwise("output", 0)), (_names("sqrt"), _pointwise("output", 1)),
-    (_names("rsqrt"), _pointwise("output", 2)), (_names("gelu silu leaky_relu elu softplus hardswish mish "
-     "hardtanh relu6 log_sigmoid threshold"), _pointwise("input", 0)),
-    (_names("pow"), _pointwise("input", 2)), (_names("sin cos log abs"), _pointwise("input", 1)),
-    (_names("index index_select repeat_interleave"), _indexed), (_names("gather take_along_dim"), _gathered),
-    (_names("index_put scatter scatter_add index_add"), _scattered), (_names("lerp"), _lerp),
+    (_names("sum clone positive"), _sum), (_names("_to_copy mean copy zeros_like ones_like full_like"), _nothing),
+    (_names("constant_pad_nd pad roll flip repeat arange full tril triu slice_scatter select_scatter pixel_shuffle "
+            "pixel_unshuffle channel_shuffle upsample_nearest1d upsample_nearest2d upsample_nearest3d "
+            "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d"), _nothing),
+    (_names("reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d "
+            "glu"), _itself), (_names("cumsum"), _summed_up), (_names("var std var_mean std_mean"), _spread(False, 1)),
+    (_names("amax amin"), _spread(True, 0, 1)), (_names("logsumexp"), _spread(True, 2)),
+    (_names("norm linalg_vector_norm"), _spread(True, 1)), (_names("prod"), _spread(True, 5)),
+    (_names("index index_select"), _indexed), (_names("repeat_interleave"), _repeated),
+    (_names("gather take_along_dim"), _gathered),
+    (_names("index_put scatter scatter_add index_add"), _scattered),
     (_names("embedding"), footprints_nn.embedding), (_names("cat stack"), _concatenated),
-    (_names("layer_norm native_layer_norm group_norm native_group_norm rms_norm"), footprints_nn.norm),
+    (_names("layer_norm native_layer_norm group_norm native_group_norm instance_norm rms_norm"),
+     footprints_nn.norm),
     (_names("_native_batch_norm_legit_functional native_batch_norm batch_norm"), footprints_nn.batch_norm),
     (_names("max_pool1d max_pool2d max_pool3d max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d "
             "adaptive_avg_pool2d"), _pool), (_names("topk sort"), _topk), (_names("max min"), _extreme),
     (_names("linear"), footprints_nn.linear), (_names("mm bmm matmul addmm baddbmm mv dot"), footprints_nn.product),
-    (_names("einsum"), footprints_nn.einsum), (_names("conv1d conv2d conv3d convolution conv_transpose1d "
+    (_names("einsum"), einsum), (_names("conv1d conv2d conv3d convolution conv_transpose1d "
      "conv_transpose2d conv_transpose3d"), footprints_nn.convolution),
-    (_names("scaled_dot_product_attention"), footprints_nn.flash),
-    (("autoddl.attention",), footprints_nn.dropped_attention), (("autoddl.dropout",), footprints_nn.dropout),
+    (_names("scaled_dot_product_attention"), footprints_attention.flash),
+    (("autoddl.attention",), footprints_attention.dropped_attention), (("autoddl.dropout",), footprints_nn.dropout),
     (("autoddl.token_loss",), footprints_nn.token_loss), (("autoddl.token_weight",), _nothing))
-_KIND: Mapping[str, Callable[[Call], Footprint]] = {name: kind for names, kind in _ROWS for name in names}
+_KIND: Mapping[str, Callable[[Call], Footprint]] = {
+    **ELEMENTWISE, **LOSSES, **{name: kind for names, kind in _ROWS for name in names}}

@@ -1,14 +1,13 @@
-"""What products, normalisations, attention and our own functions hold. A product saves its factors, those that are no
+"""What products, normalisations and our own functions hold. A product saves its factors, those that are no
 matrix in memory as a copy; of our own functions the temporaries are counted in `functions` and `kernels_reduced`."""
 
 from math import prod
 
 from autoddl.footprint import Call, Footprint
 from autoddl.heap import Value, viewed
-from autoddl.work import base, letters
+from autoddl.work import base
 
-__all__ = ["batch_norm", "convolution", "dropout", "dropped_attention", "einsum", "embedding", "flash", "linear",
-           "norm", "product", "token_loss"]
+__all__ = ["batch_norm", "convolution", "dropout", "embedding", "flat", "linear", "norm", "product", "token_loss"]
 
 
 def embedding(call: Call) -> Footprint:
@@ -20,17 +19,30 @@ def embedding(call: Call) -> Footprint:
 
 
 def norm(call: Call) -> Footprint:
-    """Input and weight, the mean and the inverse deviation of every row (or group), in float32; rms_norm is written out
-    on processors, where the input times the inverse deviation is kept for the weight."""
+    """Input and weight, the mean and the inverse deviation of every row (or group), in float32."""
     x, out = call.inputs[0], call.outputs[0]
+    if call.processor and "rms" in base(call.op):
+        return _root(call)
     if "group" in base(call.op):
         rows = float(out[0] * int(str(dict(call.op.args).get("num_groups", 1))))
+    elif "instance" in base(call.op):
+        return Footprint((0,), extra=8.0 * prod(out[:2]) * (1 + 0.5 * (len(call.inputs) > 1)))
     else:
         rows = prod(out) / max(1, prod(call.inputs[1].shape) if len(call.inputs) > 1 else out[-1])
     copy = () if viewed(x.shape, x.strides, (x.nbytes,)) is not None or x.strides[-1] == 1 else ((0, float(x.nbytes)),)
-    return Footprint(tuple(k for k in (0, 1) if k < len(call.inputs) and not (copy and k == 0)),
-                     extra=8.0 * rows + x.nbytes * (call.processor and "rms" in base(call.op) and 1 in call.needs),
+    return Footprint(tuple(k for k in (0, 1) if k < len(call.inputs) and not (copy and k == 0)), extra=8.0 * rows,
                      copies=copy)
+
+
+def _root(call: Call) -> Footprint:
+    """rms_norm is written out on processors, y = (x r) w with r = (mean(x x) + eps)^(-1/2): x r is kept for w; backward
+    the gradient through x r stands beside that of x x, which takes the three buffers of a square."""
+    x, weight = call.inputs[0], len(call.inputs) > 1
+    size, rows = float(x.nbytes), x.nbytes / max(1, prod(call.inputs[1].shape) if weight else x.shape[-1])
+    unit = size * (1 in call.needs)
+    if 0 not in call.needs:
+        return Footprint((1,), extra=unit, back=size)
+    return Footprint(tuple(range(len(call.inputs))), extra=rows + unit, during=size * weight - unit, late=4 * size)
 
 
 def batch_norm(call: Call) -> Footprint:
@@ -61,10 +73,13 @@ def linear(call: Call) -> Footprint:
 
 
 def product(call: Call) -> Footprint:
+    """Factors, those that are no matrices as a copy. What is added to, of the output's shape, gets its gradient."""
     names = {"aten.addmm": ("mat1", "mat2"), "aten.baddbmm": ("batch1", "batch2")}.get(base(call.op))
     factors = [call.op.slots.index(n) for n in names] if names else [0, 1][:len(call.inputs)]
     saves, copies = list[int](), list[tuple[int, float]]()
     lead = call.outputs[0][:-2]
+    if len(call.inputs[factors[0]].shape) == 2 < len(call.inputs[factors[1]].shape) and factors[0] in call.needs:
+        return _folded(call)
     for k, other in zip(factors, reversed(factors), strict=True):
         x = call.inputs[k]
         if other in call.needs:
@@ -73,69 +88,28 @@ def product(call: Call) -> Footprint:
                 saves.append(k)
             else:
                 copies.append((k, wide))
-    return Footprint(tuple(saves), copies=tuple(copies))
+    alone = bool(names) and call.inputs[0].shape == call.outputs[0] and dict(call.op.args).get("beta", 1) == 1
+    return Footprint(tuple(saves), copies=tuple(copies), passes=(0,) * alone)
 
 
-def einsum(call: Call) -> Footprint:
-    """Each factor for the others' gradients: of two as matrices, in a copy where it does not lie so."""
-    dims, out = letters(str(call.op.arg("equation")), [len(x.shape) for x in call.inputs])
-    saves = [k for k in range(len(call.inputs)) if any(n != k for n in call.needs)]
-    copied = [k for k in saves if len(dims) == 2 and not _lies(call.inputs[k], dims[k], dims[1 - k], out)]
-    return Footprint(tuple(k for k in saves if k not in copied),
-                     copies=tuple((k, float(call.inputs[k].nbytes)) for k in copied))
-
-
-def _lies(x: Value, mine: list[str], other: list[str], out: list[str]) -> bool:
-    """Whether a factor with these names is a batch of matrices in memory; one of a product that sums nothing stays."""
-    summed = sorted(set(mine).intersection(other).difference(out))
-    groups = [[a for a in out if a in mine and a in other], [a for a in out if a in mine and a not in other], summed]
-    order = [mine.index(a) for group in groups for a in group]
-    sizes = tuple(prod(x.shape[mine.index(a)] for a in group) for group in groups)
-    return not summed or viewed(tuple(x.shape[i] for i in order), tuple(x.strides[i] for i in order), sizes) is not None
+def _folded(call: Call) -> Footprint:
+    """A trained matrix times a batch of them is one product of the transposed: the batch is copied, and so are the
+    product and its gradient (LinearAlgebra.cpp, should_fold)."""
+    size, grads = float(call.inputs[1].nbytes), sum(call.inputs[k].nbytes for k in call.needs)
+    return Footprint((0,) * (1 in call.needs), copies=((1, size),), during=call.nbytes,
+                     back=max(0.0, call.nbytes - grads), late=size + call.nbytes)
 
 
 def convolution(call: Call) -> Footprint:
-    weight = call.op.slot("weight") or 1
-    return Footprint(tuple(k for k, other in ((0, weight), (weight, 0)) if other in call.needs))
-
-
-def flash(call: Call) -> Footprint:
-    """Queries, keys, values, the output, and the logarithm of each query's sum in float32 (Dao 2022). A mask of
-    truths is kept as numbers, and so is a causal one that begins elsewhere, which is made first."""
-    q, k = call.inputs[0], call.inputs[1]
-    rows = prod(q.shape[:-1])
-    if call.op.slot("attn_mask") in call.needs:
-        return plain_attention(call)
-    mask, given = q.shape[-2] * k.shape[-2] * float(call.inner), call.slot("attn_mask")
-    numbers = mask
-    if given is not None and given.itemsize == 1:
-        numbers += prod(size for size, stride in zip(given.shape, given.strides, strict=True) if stride)
-    return Footprint(tuple(range(len(call.inputs))), (0,), extra=4.0 * rows + q.itemsize * numbers, during=mask)
-
-
-def plain_attention(call: Call) -> Footprint:
-    """A mask with a gradient is for the products written out (sdp_utils_cpp.cpp): scaled queries and keys, values and
-    probabilities are kept; backward the gradients of these and of the scores stand side by side."""
-    q, k, v = call.inputs[:3]
-    scores = float(prod(q.shape[:-1]) * k.shape[-2] * q.itemsize)
-    return Footprint((2,) * flat(v), extra=q.nbytes + k.nbytes + v.nbytes * (not flat(v)) + scores,
-                     before=float(scores), back=max(0.0, 2 * scores - q.nbytes - k.nbytes))
-
-
-def dropped_attention(call: Call) -> Footprint:
-    """Written out: scaled queries, probabilities, the mask of dropout and of causality, dropped probabilities are kept;
-    drawing the mask takes two int64 an element."""
-    q, k = call.inputs[0], call.inputs[1]
-    scores = prod(q.shape[:-1]) * k.shape[-2]
-    size, hidden = float(scores * q.itemsize), float(q.shape[-2] * k.shape[-2])
-    return Footprint(tuple(range(1, len(call.inputs))), extra=q.nbytes + 2 * size + scores + hidden,
-                     before=max(0.0, 16.0 * scores - size), during=0.0, back=2 * size)
+    """Input and weight, whichever has a gradient."""
+    return Footprint((0, call.op.slot("weight") or 1))
 
 
 def dropout(call: Call) -> Footprint:
-    """The mask, a byte an element; drawing it takes two int64 an element, applying it one buffer each way."""
+    """The mask, a byte an element; drawing it takes two int64 an element, applying it one buffer each way: backward
+    when the output's gradient is done with."""
     count = prod(call.outputs[0])
-    return Footprint(extra=float(count), before=15.0 * count, during=call.nbytes, back=call.nbytes, wide=True)
+    return Footprint(extra=float(count), before=16.0 * count, during=call.nbytes, late=call.nbytes, wide=True)
 
 
 def token_loss(call: Call) -> Footprint:

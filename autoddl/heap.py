@@ -101,6 +101,12 @@ class Heap:
         self.parts[kind] += nbytes
         return len(self.sizes) - 1
 
+    def grow(self, storage: int, nbytes: float) -> None:
+        """The storage has `nbytes` more."""
+        self.sizes[storage] += nbytes
+        self.held += nbytes
+        self.parts[self.kinds[storage]] += nbytes
+
     def keep(self, storage: int) -> int:
         self.users[storage] += 1
         return storage

@@ -17,7 +17,7 @@ from autoddl.memory_gathers import Gathers
 from autoddl.memory_moves import Moves
 from autoddl.memory_program import Edge, Node, Program
 from autoddl.memory_reductions import Reductions
-from autoddl.views import back_through, laid, laid_like
+from autoddl.views import back_through, laid_back, laid_like
 from autoddl.work import VIEWS, base
 
 __all__ = ["Backward"]
@@ -58,7 +58,10 @@ class Backward:
         """Gradients by position of the input, each with one user."""
         heap = self.heap
         found = {k: self._of_input(k, call, node, given) for k in call.needs}
-        heap.moment(node.made.back)
+        made, alone = node.made, heap.users[given.storage] == 1
+        heap.moment(made.back)
+        if made.late:
+            heap.moment(made.late - made.beside - given.nbytes * alone)
         for k, value in found.items():
             x = node.inputs[k]
             if value.shape != x.shape:
@@ -78,7 +81,7 @@ class Backward:
             strides = given.strides if len(given.shape) == len(x.shape) else (0,) * len(x.shape)
             return Value(heap.keep(given.storage), x.shape, strides, x.itemsize)
         shape = call.outputs[0] if made.wide else x.shape
-        strides = laid_like(shape, (given,)) if made.wide else laid(call, shape)
+        strides = laid_like(shape, (given,)) if made.wide else laid_back(call, k, shape)
         return heap.value(shape, x.itemsize, "transient")._replace(strides=strides)
 
     def _hand_on(self, i: int, op: Op, found: Mapping[int, Value]) -> None:

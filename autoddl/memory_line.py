@@ -77,13 +77,15 @@ def _deciding(plan: Plan, cluster: Cluster) -> Cluster | None:
 
 
 def _stored(heap: Heap, plan: Plan, graph: Graph, optimizer: str) -> tuple[dict[str, Value], int]:
-    """What is there before the step: the pieces of parameters by name, and how many copies the optimizer has."""
+    """What is there before the step: the pieces of parameters by name, and how many copies the optimizer has: of those
+    that get a gradient."""
     layouts, copies, found = {s.fqn: s.layout for s in plan.stored}, OPTIMIZERS[optimizer], {}
-    for tensor in graph.tensors:
+    flows = graph.differentiable()
+    for t, tensor in enumerate(graph.tensors):
         if tensor.kind is Kind.PARAMETER:
             shape = local_shape(tensor.shape, layouts[tensor.fqn], plan.mesh)
             found[tensor.fqn] = heap.value(shape, tensor.itemsize, "parameters")
-            if tensor.trained:
+            if t in flows:
                 heap.new(float(prod(shape) * tensor.itemsize * copies), "optimizer")
     return found, copies
 

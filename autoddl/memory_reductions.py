@@ -82,8 +82,9 @@ class Reductions:
             self._heap.name(x.storage, "gradients")
 
     def _collect(self, b: int, k: int, gradient: Value) -> None:
-        """One more gradient of a bucket; what is kept to be added to later is copied."""
-        one = self._all[b]
+        """One more gradient of a bucket, held by autograd until its reduction has started; what is kept to be added to
+        later is copied."""
+        one, given = self._all[b], self._heap.keep(gradient.storage)
         if one.values[k] is None:
             one.own = not (self._last or one.bucket.each)
             kept = self._own(gradient) if one.own else gradient
@@ -94,6 +95,7 @@ class Reductions:
         one.left -= 1
         while self._next < len(self._due) and self._due[self._next].left <= 0:
             self._start()
+        self._heap.drop(given)
 
     def _start(self) -> None:
         earlier, new = self._due[:self._next], self._due[self._next]

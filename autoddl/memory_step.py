@@ -34,6 +34,7 @@ class Stepping:
         plan, graph, edges = program.plan, program.graph, program.edges
         self.heap, self.program, self.stored, self.given = heap, program, stored, given
         self.moves, rows = Moves(heap, plan.mesh, plan.backend == "gloo", cluster), tuple(edges.values())
+        self.locals: dict[str, Value] = {}
         self.gathers = Gathers(self.moves, edges, stored, gather_buckets(plan, graph, rows))
         self.reductions = Reductions(self.moves, edges, gradient_buckets(plan, graph, rows))
 
@@ -41,7 +42,7 @@ class Stepping:
         """Forward and backward of a microbatch, the `last` or not."""
         self.gathers.begin(last)
         self.reductions.begin(last)
-        self.env = {t: self._used(x) for t, x in self.given.items()}
+        self.last, self.env = last, {t: self._used(x) for t, x in self.given.items()}
         self.first: dict[int, list[str]] = {}
         nodes = [self._forward(i, op) for i, op in enumerate(self.program.graph.ops)]
         ends = [self._converted(t, self.program.conversions.get(("output", slot))) for t, slot in self.program.ends]
@@ -73,10 +74,19 @@ class Stepping:
             for member, x in zip(self.gathers.members(b), self.gathers.take(b), strict=True):
                 self.env[self.program.place[member]] = x
         elif t not in self.env:
-            x, edge = self._used(self.stored[fqn]), self.program.edges.get(fqn)
-            self.env[t] = x if edge is None else self.moves.through(
-                edge.forward, x, edge.tensor.shape, edge.conversion.source, "gathered parameters")
+            self.env[t] = self._local(fqn)
         return self._used(self.env[t])
+
+    def _local(self, fqn: str) -> Value:
+        """A parameter after its local steps: done in each microbatch, or in the first and held until the last."""
+        edge, x = self.program.edges.get(fqn), self.locals.pop(fqn, None)
+        if x is None:
+            x = self._used(self.stored[fqn])
+            x = x if edge is None else self.moves.through(edge.forward, x, edge.tensor.shape, edge.conversion.source,
+                                                          "gathered parameters")
+        if edge is not None and not edge.each and not self.last:
+            self.locals[fqn] = self._used(x)
+        return x
 
     def _forward(self, i: int, op: Op) -> Node:
         heap, inputs = self.heap, list[Value]()
@@ -84,14 +94,20 @@ class Stepping:
         for k, t in enumerate(op.inputs):
             fqn = self.program.parameter(t)
             inputs.append(self._converted(t, self.program.edge(op, k)) if fqn is None else self._parameter(i, t, fqn))
+            if t not in op.inputs[k + 1:]:
+                self._read(i, t)
         call = replace(self.program.calls[i], inputs=tuple(inputs))
         node = self._viewed(call) if base(op) in VIEWS else self._computed(call)
         for x in inputs:
             heap.drop(x.storage)
-        for t in {*op.inputs, *op.outputs}:
-            if self.program.last.get(t, -1) <= i and t in self.env:
-                heap.drop(self.env.pop(t).storage)
+        for t in set(op.outputs):
+            self._read(i, t)
         return node
+
+    def _read(self, i: int, t: int) -> None:
+        """Tensor t goes if nobody reads it after op i: what was converted goes before the op runs."""
+        if self.program.last.get(t, -1) <= i and t in self.env:
+            self.heap.drop(self.env.pop(t).storage)
 
     def _viewed(self, call: Call) -> Node:
         x = call.inputs[0]
@@ -109,9 +125,11 @@ class Stepping:
         shape = call.outputs[0]
         strides = laid_like(shape, call.inputs) if made.wide else laid(call, shape)
         outputs[0] = outputs[0]._replace(strides=strides)
+        if made.slack:
+            heap.grow(outputs[0].storage, made.slack)
         saved, notes = list[int](), list[tuple[int, int]]()
-        if extra := made.extra + sum(size for _, size in made.copies):
-            saved.append(heap.new(extra, "activations"))
+        if made.beside:
+            saved.append(heap.new(made.beside, "activations"))
         heap.moment(made.during)
         for storage in [call.inputs[k].storage for k in made.saves] + [outputs[k].storage for k in made.keeps]:
             if storage in self.gathers.origin:

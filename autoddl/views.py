@@ -5,11 +5,12 @@
 """
 
 from autoddl.footprint import Call
+from autoddl.footprints_attention import written_out
 from autoddl.graph import Op
 from autoddl.heap import Heap, Shape, Value, beside, contiguous, is_contiguous, viewed
 from autoddl.work import base
 
-__all__ = ["back_through", "laid", "laid_like", "reshaped", "view"]
+__all__ = ["back_through", "laid", "laid_back", "laid_like", "reshaped", "view"]
 
 _CUT = ("slice", "narrow", "split", "split_with_sizes", "chunk", "diagonal", "unfold")
 _DROPPING = ("select", "unbind")
@@ -75,8 +76,21 @@ def back_through(heap: Heap, op: Op, gradient: Value, shape: Shape) -> Value:
 
 
 def laid(call: Call, shape: Shape) -> Shape:
-    """Strides of what an op writes: attention writes the heads of one query side by side."""
-    return beside(shape) if "attention" in call.op.target and len(shape) == 4 else contiguous(shape)
+    """Strides of what an op writes: attention in one kernel lays out its output as the queries."""
+    if "attention" in call.op.target and not written_out(call):
+        return laid_like(shape, call.inputs[:1])
+    return contiguous(shape)
+
+
+def laid_back(call: Call, k: int, shape: Shape) -> Shape:
+    """Strides of the gradient of input k: attention in one kernel writes the heads of one query side by side, in
+    products the gradient of the keys is that of their transposed."""
+    if "attention" not in call.op.target or len(shape) != 4:
+        return contiguous(shape)
+    if not written_out(call):
+        return beside(shape)
+    turned = contiguous((*shape[:2], shape[3], shape[2]))
+    return (*turned[:2], turned[3], turned[2]) if call.op.slots[k] == "key" else contiguous(shape)
 
 
 def laid_like(shape: Shape, operands: tuple[Value, ...]) -> Shape:

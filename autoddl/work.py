@@ -46,12 +46,15 @@ _CONVOLUTIONS = ("aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution"
 _KEEP_NOTHING = frozenset(f"aten.{name}" for name in (
     "add", "sub", "rsub", "neg", "sum", "mean", "cat", "stack", "_to_copy", "embedding", "constant_pad_nd", "roll",
     "flip", "repeat", "copy", "clone", "cumsum", "zeros_like", "ones_like", "full_like", "arange", "full", "tril",
-    "triu", "index_select", "index", "avg_pool2d", "adaptive_avg_pool2d", "masked_fill", "where", "select_scatter",
+    "triu", "index_select", "index", "masked_fill", "where", "select_scatter",
     "slice_scatter", "sort", "topk")) | VIEWS
 _KEEP_INDICES = frozenset(f"aten.{name}" for name in ("index_put", "repeat_interleave", "scatter", "scatter_add"))
 """Of these backward reads no value, but where the values went."""
 _KEEP_OUTPUT = frozenset(f"aten.{name}" for name in (
-    "relu", "tanh", "sigmoid", "exp", "sqrt", "rsqrt", "softmax", "_softmax", "log_softmax", "_log_softmax"))
+    "relu", "tanh", "sigmoid", "exp", "exp2", "expm1", "sqrt", "rsqrt", "reciprocal", "tan", "softmax", "_softmax",
+    "log_softmax", "_log_softmax"))
+_KEEP_SHAPE = frozenset(f"aten.{name}" for name in ("gather", "avg_pool2d", "adaptive_avg_pool2d"))
+"""Of these backward keeps the input for its shape, and reads no value of it."""
 BLOCK = 2048
 """Elements in a row that are copied as a block, where rows are looked up: as a factor half way between the rows of 256
 and of 16384 that `measure` times."""
@@ -88,6 +91,8 @@ def keeps_input(op: Op, k: int, graph: Graph, differentiable: frozenset[int]) ->
         return False
     if name in _KEEP_NOTHING or name in _KEEP_OUTPUT or name in _KEEP_MASK or op.target == "aten.lerp.Scalar":
         return False
+    if name == "aten.adaptive_avg_pool2d" and prod(graph.tensors[op.outputs[0]].shape[-2:]) == 1:
+        return False  # a mean
     if name in _KEEP_INDICES:
         return not graph.tensors[op.inputs[k]].floating
     if name in ("aten.max", "aten.min"):
@@ -231,7 +236,7 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
     if not flows:
         return (forward,), ()
     kept = sum(_moved((reads[k],), (inputs[k],)) for k in range(len(reads))
-               if keeps_input(op, k, graph, differentiable) and name != "aten.gather")  # kept for its shape
+               if keeps_input(op, k, graph, differentiable) and name not in _KEEP_SHAPE)
     nbytes = _moved(writes, outputs) + kept + sum(_moved((reads[k],), (inputs[k],)) for k in needs)
     if name in _ATTENTION:
         return (forward,), (Work(2.5 * forward.flops, nbytes, "attention backward", forward.shape,

@@ -1,0 +1,160 @@
+"""What an operator holds while it runs, forward and backward, against what is allocated: at the peak and between."""
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from autoddl.cases import Case, case, fill, listed
+from autoddl.footprint import Call
+from autoddl.footprints import footprint_of
+from autoddl.heap import Value, contiguous
+
+NEAR = 0.03
+"""Of the largest tensor."""
+
+
+class Counted(TorchDispatchMode):
+    """Bytes of the storages that operators made and that are there."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.held, self.now, self.peak = dict[int, Any](), 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for x in (x for x in tree_leaves(found) if isinstance(x, Tensor)):
+            self.count(x.untyped_storage())
+        self.peak = max(self.peak, self.now)
+        return found
+
+    def count(self, storage: torch.UntypedStorage, own: bool = True) -> None:
+        key, nbytes = storage._cdata, storage.nbytes() * own
+        if key not in self.held:
+            self.now += nbytes
+
+            def gone(_: object) -> None:
+                self.now -= nbytes
+                del self.held[key]
+
+            self.held[key] = weakref.ref(storage, gone)
+
+
+class Taken(torch.autograd.Function):
+    """Hands the input on, and its gradient to `box`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, box: list[Tensor]) -> Tensor:
+        ctx.box = box
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None]:
+        ctx.box.append(grads[0])
+        return None, None
+
+
+class Given(torch.autograd.Function):
+    """A number whose gradient makes one of the shape of x that only autograd holds."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.shape, ctx.dtype = x.shape, x.dtype
+        return x.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return torch.ones(ctx.shape, dtype=ctx.dtype)
+
+
+def measured(one: Case, needs: tuple[int, ...]) -> tuple[int, int, int]:
+    """(peak of forward, kept between, peak of backward) beside the inputs."""
+    values, box, mode = [x.clone() for x in one.values], list[Tensor](), Counted()
+    for x in values:
+        mode.count(x.untyped_storage(), own=False)
+    inputs = [Taken.apply(x.requires_grad_(), box) if k in needs else x  # type: ignore[no-untyped-call]
+              for k, x in enumerate(values)]
+    with mode:
+        made = one.fn(*fill(one.args, inputs), **fill(one.kwargs, inputs))
+        forward, end = mode.peak, Given.apply(listed(made)[0])  # type: ignore[no-untyped-call]
+        del made, inputs
+        mode.peak = kept = mode.now
+        end.backward(torch.ones(()))
+    return forward, kept, mode.peak
+
+
+def foreseen(one: Case, needs: tuple[int, ...]) -> tuple[float, float, float]:
+    """The same of the footprint."""
+    reads = tuple(Value(k, t.shape, contiguous(t.shape), t.itemsize) for k, t in enumerate(one.inputs))
+    out, sizes = one.outputs[0].shape, [t.nbytes for t in one.outputs]
+    held = footprint_of(Call(one.op, reads, tuple(t.shape for t in one.outputs), tuple(t.itemsize for t in one.outputs),
+                             needs, processor=True))
+    forward = max(held.before, sum(sizes) + held.beside + held.during + held.slack)
+    kept = held.beside + sum(sizes[k] for k in held.keeps)
+    made = [sizes[0] if held.wide else reads[k].nbytes for k in needs if k not in held.passes]
+    most = kept + sizes[0] + sum(made)
+    late = sum(made) + held.late if held.late else 0.0
+    smaller = [reads[k].nbytes for k in needs if held.wide and reads[k].shape != out]
+    return forward, kept, max(most + held.back, late, most + max(smaller, default=0))
+
+
+def wide(*shape: int) -> Tensor:
+    return torch.rand(shape or (128, 256)) * 0.8 + 0.1
+
+
+def _elementwise() -> list[Case]:
+    names = """abs acos acosh asin asinh atan atanh ceil celu cos cosh deg2rad elu erf erfc erfinv exp exp2 expm1 floor
+        gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu lgamma log log10 log1p log2 log_sigmoid logit mish neg
+        reciprocal relu relu6 round rsqrt selu sigmoid sign silu sin sinc sinh softplus softshrink sqrt square tan
+        tanh trunc"""
+    two = "add.Tensor sub.Tensor rsub.Tensor mul.Tensor div.Tensor maximum.default max.other logaddexp.default"
+    return [*(case(f"aten.{name}.default", wide()) for name in names.split()),
+            *(case(f"aten.{name}", wide(), other) for name in two.split() for other in (wide(), wide(256))),
+            case("aten.clamp.default", wide(), 0.2, 0.5), case("aten.clamp.default", wide(), 0.2),
+            case("aten.clamp_min.default", wide(), 0.2), case("aten.addcmul.default", wide(), wide(), wide()),
+            case("aten.pow.Tensor_Scalar", wide(), 3.0), case("aten.pow.Scalar", 2.0, wide()),
+            case("aten.pow.Tensor_Tensor", wide(), wide()), case("aten.prelu.default", wide(), wide(256)),
+            case("aten.nan_to_num.default", wide()), case("aten.glu.default", wide(), 1)]
+
+
+def _reduced() -> list[Case]:
+    losses = "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits"
+    rows = torch.arange(128)
+    return [*(case(f"aten.{name}.default", wide(), wide(), reduction=how) for name in losses.split() for how in (1, 2)),
+            case("aten.poisson_nll_loss.default", wide(), wide(), True, False, 1e-8, 1),
+            case("aten.cosine_similarity.default", wide(), wide(), 1),
+            case("aten.cross_entropy_loss.default", wide(), wide().softmax(-1)),
+            case("aten.var.correction", wide(), [1]), case("aten.amax.default", wide(), [1]),
+            case("aten.logsumexp.default", wide(), [1]), case("aten.linalg_vector_norm.default", wide(), 2.0, [1]),
+            case("aten.max.default", wide()), case("aten.cumsum.default", wide(), 0),
+            case("aten.index_select.default", wide(), 0, rows), case("aten.index.Tensor", wide(), [rows]),
+            case("aten.gather.default", wide(), 1, torch.randint(256, (128, 256))),
+            case("aten.rms_norm.default", wide(), [256], wide(256)), case("aten.rms_norm.default", wide(), [256]),
+            case("aten.layer_norm.default", wide(), [256], wide(256), wide(256)),
+            case("aten.upsample_nearest2d.vec", wide(4, 8, 16, 16), None, [2.0, 2.0]),
+            case("aten.adaptive_avg_pool2d.default", wide(4, 8, 16, 16), [1, 1])]
+
+
+def _products() -> list[Case]:
+    def head(*shape: int) -> Tensor:
+        return wide(*(shape or (2, 4, 64, 32)))
+
+    return [case("aten.matmul.default", wide(64, 64), wide(4, 64, 64)),
+            case("aten.baddbmm.default", wide(4, 64, 64), wide(4, 64, 64), wide(4, 64, 64)),
+            case("aten.einsum.default", "bi,ijk,bj->bk", [wide(64, 32), wide(32, 32, 32), wide(64, 32)]),
+            case("aten.einsum.default", "nd,edf->enf", [wide(128, 64), wide(4, 64, 64)]),
+            case("aten.einsum.default", "bhts,bshd->bthd", [wide(2, 4, 32, 32), wide(2, 32, 4, 32)]),
+            case("aten.scaled_dot_product_attention.default", head(), head(), head(), None, 0.0, True),
+            case("aten.scaled_dot_product_attention.default", head(), head(), head(), wide(4, 64, 64)),
+            case("autoddl.dropout", wide(), 0.1, 0), case("autoddl.attention", head(), head(), head(), None, 0.1, True)]
+
+
+@pytest.mark.parametrize("one", [*_elementwise(), *_reduced(), *_products()], ids=str)
+def test_what_an_operator_holds_is_what_it_allocates(one: Case) -> None:
+    needs = tuple(k for k in range(len(one.values)) if one.differentiable(k))
+    size = max(t.nbytes for t in (*one.inputs, *one.outputs))
+    assert foreseen(one, needs) == pytest.approx(measured(one, needs), abs=NEAR * size)
