@@ -9,8 +9,9 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
-from autoddl.cost_models import Cluster
+from autoddl.cost_models import Cluster, elementwise_seconds
 from autoddl.graph import Graph, Op, Tensor
 from autoddl.layout import Mesh
 from autoddl.price import Pricing, routes_of
@@ -82,9 +83,21 @@ def part(asked: Asked, cluster: Cluster) -> Part:
             total["expert_values"] += local if item.fqn in ("mlp.up", "mlp.down") else 0.0
         elif not _idle(graph, item):
             add_op(total, asked, pricing, item, choice, differentiable)
+    if asked.shape.experts:
+        _add_sorting(total, asked.shape, mesh, cluster)
     _add_edges(total, pricing, space, chosen, differentiable, asked.shape.experts > 0)
     add_saved(total, asked.fuses, pricing, space, chosen, differentiable)
     return Part(**total)
+
+
+def _add_sorting(total: dict[str, float], shape: Shape, mesh: Mesh, cluster: Cluster) -> None:
+    """Copies of tokens are put in the order of experts before they are sent and again by local expert, and back, which
+    in the graph are views (Megatron-Core, moe/token_dispatcher.py: permute, sort_chunks_by_idxs, unpermute): per copy 1
+    written of 1/top read, 2, 2; the mixing at the end is in the graph, but with its weights as a kernel of their own,
+    which Megatron-Core multiplies in the activation: 2 forward and 3 backward less."""
+    copies = 2.0 * shape.batch * shape.length * shape.top * shape.width / prod(mesh.sizes)
+    total["forward"] += elementwise_seconds(cluster.device, copies * (3 + 1 / shape.top))
+    total["backward"] += elementwise_seconds(cluster.device, copies * (2 + 1 / shape.top))
 
 
 def _add_edges(total: dict[str, float], pricing: Pricing, space: tuple[Variable, ...], chosen: tuple[Choice, ...],

@@ -75,7 +75,7 @@ def parts_of(run: Run, microbatch: int) -> dict[str, Part]:
     low = "float8_e4m3fn" if run.precision.startswith(("fp8", "float8")) else ""
     inner, mesh = _mesh(run, 1), _mesh(run, outer_experts(run))
     layer = Asked("layer", shape, mesh, run.sequence, low, software.fuses, attention_slowdown(run, software),
-                  inner_experts(run))
+                  inner_experts(run), software.unpads)
     return {"layer": part(layer, cluster),
             "embedding": part(Asked("embedding", plain, inner, run.sequence, "", software.fuses), cluster),
             "head": part(Asked("head", plain, inner, run.sequence, "", software.fuses), cluster)}

@@ -1,7 +1,8 @@
 """What replicas of a published run exchange, and what they do to their parameters.
 
     replicas    gradients reduced (and parameters gathered) once, beside the last backward where the program does that
-    ZeRO-3      two gathers and a reduce-scatter of every layer and microbatch beside its computation
+    ZeRO-3      two gathers and a reduce-scatter of every layer and microbatch beside its computation, and what the
+                program copies on the device for them
     update      bytes that clipping and the optimizer move; those that adding up microbatches' gradients moves
     overlap     max(a, b) + (SLOWDOWN - 1) min(a, b): what runs at once slows both (Miao et al. 2022, Galvatron, 3.4)
 """
@@ -41,6 +42,9 @@ def gathered(run: Run, software: Software, cluster: Cluster, parts: dict[str, Pa
         scatter = collective(cluster, "reduce-scatter", group, software.gradient * values).seconds
         if run.recompute.startswith("full") and not backward:
             gather = 0.0
+        there, back = software.unpacked * values, (software.unpacked + software.packed) * values
+        forward += elementwise_seconds(cluster.device, there) if there else 0.0
+        backward += elementwise_seconds(cluster.device, back) if back else 0.0
         return (overlapped(forward, gather), overlapped(backward + weight, gather + scatter) - weight, weight)
 
     found = [with_(times, parts[name].values) for name, times in zip(("embedding", "head"), ends, strict=True)]

@@ -20,7 +20,10 @@ class Software:
     `overlaps`: which of tp, dp, cp, ep it sends beside computation; `gradient`: bytes of a gradient on the wire;
     `update`: bytes moved per parameter by clipping and optimizer; `host`: seconds of the host per operator of the
     graph, with its part of autograd and of Python, which a faster device waits for (assumed, of the order that runs of
-    small microbatches show); `selective`: what recomputation by that name repeats, attention's core or operators."""
+    small microbatches show); `selective`: what recomputation by that name repeats, attention's core or operators;
+    `unpads`: it copies queries, keys and values into one row without padding before fused attention, and back;
+    `unpacked`, `packed`: bytes per parameter that ZeRO-3 moves on a device per gather and per reduction of a layer,
+    besides what goes over links."""
 
     fuses: bool = True
     attention: str = "best"
@@ -30,6 +33,9 @@ class Software:
     update: int = 40
     host: float = 100e-6
     selective: str = "core"
+    unpads: bool = False
+    unpacked: float = 0.0
+    packed: float = 0.0
 
 
 FLASH_1 = 1.8
@@ -51,9 +57,15 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType({
     "Megatron-Bridge": Software(overlaps=frozenset(("tp", "dp", "cp", "ep")), gradient=2),
     "MaxText": Software(),
     # FSDP in eager mode: prefetched gathers, reduction in float32 (llm-foundry's DEFAULT); that its tables
-    # are of FlashAttention 1 is inferred from their long sequences, the tables only say "flash".
-    "PyTorch FSDP": Software(fuses=False, attention="flash-1"),
-    "torchtitan": Software(fuses=False, attention="flash-2", selective="operators"),
+    # are of FlashAttention 1 is inferred from their long sequences, the tables only say "flash". Before a layer's
+    # gradients are reduced they are put together in one (4 bytes a value), cast to float32 (6) and divided (8; PyTorch,
+    # fsdp/_runtime_utils.py: _post_backward_hook, _reduce_grad; _flat_param.py: the views are made by split).
+    # Padding is taken out around attention whether there is any or not (llm-foundry, attention.py, flash_attn_fn:
+    # unpad_input and pad_input of flash-attn 1.0.3). Composer's DecoupledAdamW is a loop of nine elementwise kernels
+    # (88 bytes a value), clipping two passes (12).
+    "PyTorch FSDP": Software(fuses=False, attention="flash-1", unpads=True, packed=18, update=100),
+    # FSDP2 copies what was gathered into the parameters (4), and gradients, cast, into one (6; _fsdp_collectives.py).
+    "torchtitan": Software(fuses=False, attention="flash-2", selective="operators", unpacked=4, packed=6),
 })
 """Beginning of framework -> what it does; the longest beginning wins, else a modern one."""
 
@@ -65,10 +77,22 @@ def software_of(run: Run) -> Software:
     return replace(found, fuses=True) if "compile" in run.notes else found
 
 
+WINDOWS: Mapping[str, int] = MappingProxyType({"GPT-OSS": 128})
+"""Beginning of a model's name -> keys that a query sees in every other layer (config.json: sliding_window)."""
+BLOCK = 128
+"""Queries and keys of a block of fused attention, as in `kernel`."""
+
+
+def _seen(run: Run) -> float:
+    """Keys seen beside those of causal attention, on the mean of layers, in whole blocks."""
+    window = next((WINDOWS[name] for name in WINDOWS if run.model.startswith(name)), 0)
+    return (1 + min(1.0, 2 * (window + BLOCK) / (run.seq + BLOCK))) / 2 if window else 1.0
+
+
 def attention_slowdown(run: Run, software: Software) -> float:
-    """How many times longer fused attention takes than with the best kernels of the device."""
+    """How many times longer fused attention takes than with the best kernels of the device and all keys."""
     hopper = FLASH_2 if run.device.startswith(("H100", "H200")) else 1.0
-    return {"flash-1": FLASH_1 * hopper, "flash-2": hopper}.get(software.attention, 1.0)
+    return _seen(run) * {"flash-1": FLASH_1 * hopper, "flash-2": hopper}.get(software.attention, 1.0)
 
 
 def recomputed(run: Run) -> str:

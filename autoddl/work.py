@@ -218,6 +218,7 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
     moved = _moved(reads, inputs) + _moved(writes, outputs)
     needs = [k for k, t in enumerate(op.inputs) if t in differentiable]
     flows = bool(needs) and any(t in differentiable for t in op.outputs)
+    beside = kept_beside(op, outputs, differentiable)
     if dims := _product(name, op, inputs, outputs):
         kind = "convolution" if name in _CONVOLUTIONS else "matmul"
         forward = Work(2.0 * prod(dims), moved, kind, dims, name=f"{kind} batched" if dims[0] > 1 else kind)
@@ -232,11 +233,13 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
         shape, flops = _attention(inputs, bool(dict(op.args).get("is_causal")))
         forward = Work(flops, moved, "attention", shape, name="attention causal" if shape[-1] else "attention full")
     else:
-        forward = Work(0.0, moved, name=kind_of(name))
+        forward = Work(0.0, moved + beside, name=kind_of(name))
     if not flows:
         return (forward,), ()
     kept = sum(_moved((reads[k],), (inputs[k],)) for k in range(len(reads))
-               if keeps_input(op, k, graph, differentiable) and name not in _KEEP_SHAPE)
+               if keeps_input(op, k, graph, differentiable) and name not in _KEEP_SHAPE) + beside
+    if keeps_output(op, differentiable) and name not in _ATTENTION:
+        kept += _moved(writes, outputs)
     nbytes = _moved(writes, outputs) + kept + sum(_moved((reads[k],), (inputs[k],)) for k in needs)
     if name in _ATTENTION:
         return (forward,), (Work(2.5 * forward.flops, nbytes, "attention backward", forward.shape,

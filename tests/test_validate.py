@@ -179,7 +179,7 @@ def test_recomputation_by_operators_and_norms_in_eager_mode(tmp_path: Path) -> N
     assert 0 < part.repeated < part.forward
     ordered = [step(replace(plain, recompute=how), 4).seconds for how in ("none", "selective (op)", "full")]
     assert ordered == sorted(set(ordered))
-    assert parts_of(replace(plain, notes="torch.compile"), 4)["layer"].forward < 0.9 * part.forward
+    assert parts_of(replace(plain, notes="torch.compile"), 4)["layer"].forward < 0.92 * part.forward
 
 
 @pytest.mark.parametrize(("changed", "reason"), [
