@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from autoddl.branching import ranges
 from autoddl.errors import Infeasible
 from autoddl.marginals import Beliefs, beliefs
 from autoddl.problem import Array, Factor, Problem, Table
-from autoddl.proof import ranges
 from autoddl.search import solve
 from autoddl.search.order import answering
 from autoddl.search.space import Space

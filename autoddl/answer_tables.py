@@ -79,10 +79,10 @@ def proof_table(checked: Proved) -> RenderableType:
     table.add_row("gap", f"{checked.gap:.4%}; the plan's own bound, over all its meshes, is "
                          f"{show_seconds(checked.claimed)}")
     table.add_row("checked", f"{checked.inequalities:,} inequalities, {checked.distinct:,} of them distinct")
-    priced = [lam for lam in checked.multipliers if lam]
+    priced = sorted({f"{lam:.3g}" for lam in checked.multipliers if lam}, key=float)
     if priced:
-        table.add_row("memory", f"{len(checked.multipliers)} ranges of transients, a byte at "
-                                f"{', '.join(f'{lam:.3g} s' for lam in priced)}")
+        table.add_row("memory", f"{len(checked.multipliers)} pieces, a byte at "
+                                f"{' to '.join(dict.fromkeys((priced[0], priced[-1])))} s")
     return table
 
 

@@ -10,7 +10,8 @@ no cell above `high`, and must have r(x) <= cap = budget - fixed_bytes - low, so
 
     seconds(x) >= seconds(x) + lam * (r(x) - cap) >= bound of (seconds + lam * r on the cells up to high) - lam * cap
 
-A *piece* says this for one range of t(x); pieces that cover all transients prove the least of their bounds. Where an
+A *piece* says this for one range of t(x), and perhaps for some options of some variables only; pieces that cover all
+choices prove the least of their bounds. Where an
 elimination is too large a piece is `reparametrised`: factors give to their variables. The check
 shares no code with what makes the messages, and trusts no arithmetic but its own: what an inequality misses by rounding
 is taken off the bound.
@@ -18,14 +19,15 @@ is taken off the bound.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autoddl.problem import Array, Problem, Table
+from autoddl.problem import Factor as ProblemFactor
 from autoddl.reparametrised import Reparametrised, check_reparametrised
 
-__all__ = ["Certificate", "Checked", "Message", "Piece", "check", "laid"]
+__all__ = ["Allowed", "Certificate", "Checked", "Message", "Piece", "check", "laid", "narrowed"]
 
 CELLS = 1 << 22
 """Cells that are compared at a time."""
@@ -33,6 +35,10 @@ CELLS = 1 << 22
 Scope = tuple[int, ...]
 Factor = tuple[Scope, int]
 """A table, by number, over variables."""
+
+
+Allowed = tuple[tuple[int, tuple[int, ...]], ...]
+"""(variable, options), each variable once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +52,15 @@ class Message:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """What is proved for choices whose transient bytes lie in `low`..`high`; `tables` are those of the messages."""
+    """What is proved for choices whose transient bytes lie in `low`..`high`; `tables` are those of the messages.
+    `allowed`: of the variables named, it is for these options alone, and the problem is `narrowed` to them."""
 
     low: float
     high: float
     lam: float
     messages: tuple[Message, ...]
     tables: tuple[Array, ...]
+    allowed: Allowed = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +87,17 @@ def laid(table: Array, scope: Scope, over: Scope) -> Array:
     return table.transpose(order).reshape([sizes.get(v, 1) for v in over])
 
 
+def narrowed(problem: Problem, allowed: Allowed) -> Problem:
+    """The problem with one more factor for each variable of `allowed`, which forbids its other options."""
+    tables, factors = list(problem.tables), list(problem.factors)
+    for v, options in allowed:
+        nothing, seconds = np.zeros(problem.sizes[v]), np.full(problem.sizes[v], math.inf)
+        seconds[list(options)] = 0.0
+        factors.append(ProblemFactor((v,), len(tables)))
+        tables.append(Table(seconds, nothing, nothing))
+    return replace(problem, tables=tuple(tables), factors=tuple(factors))
+
+
 def check(problem: Problem, certificate: Certificate) -> Checked:
     """The bound that `certificate` proves. One that proves nothing is our own mistake and raises AssertionError."""
     _check_cover(problem, certificate.pieces)
@@ -94,15 +113,35 @@ def _check_cover(problem: Problem, pieces: Sequence[Piece | Reparametrised]) -> 
     cells = [t.transient[np.isfinite(t.seconds)] for t in problem.tables]
     least = max((float(cells[f.table].min()) for f in problem.factors if cells[f.table].size), default=0.0)
     levels = np.unique(np.concatenate([np.array([least]), *cells]))
-    covered = levels < least
-    for piece in pieces:
-        covered |= (piece.low <= levels) & (levels <= piece.high)
-    assert covered.all(), "the certificate leaves out choices by their transient bytes"
+    _check_branches(levels[levels >= least], pieces, problem.sizes)
     assert problem.budget is not None or all(piece.lam == 0 for piece in pieces), "a multiplier without a budget"
+
+
+def _check_branches(levels: Array, pieces: Sequence[Piece | Reparametrised], sizes: Sequence[int]) -> None:
+    """Option by option of every variable that some piece is narrowed to: those that the same pieces allow are one."""
+    narrow = [dict(piece.allowed) if isinstance(piece, Piece) else {} for piece in pieces]
+    named = next((v for allowed in narrow for v in allowed), None)
+    if named is None:
+        covered = np.zeros(len(levels), dtype=bool)
+        for piece in pieces:
+            covered |= (piece.low <= levels) & (levels <= piece.high)
+        assert covered.all(), "the certificate leaves out choices by their transient bytes"
+        return
+    groups = {tuple(named not in allowed or k in allowed[named] for allowed in narrow) for k in range(sizes[named])}
+    for group in groups:
+        those = [_without(piece, named) for piece, has in zip(pieces, group, strict=True) if has]
+        _check_branches(levels, those, sizes)
+
+
+def _without(piece: Piece | Reparametrised, v: int) -> Piece | Reparametrised:
+    if isinstance(piece, Reparametrised):
+        return piece
+    return replace(piece, allowed=tuple([(u, options) for u, options in piece.allowed if u != v]))
 
 
 def _check_piece(problem: Problem, piece: Piece) -> tuple[float, int, int]:
     """(bound, inequalities, distinct inequalities) of one piece."""
+    problem = narrowed(problem, piece.allowed)
     cap = math.inf if problem.budget is None else problem.budget - problem.fixed_bytes - piece.low
     if cap < 0:
         return math.inf, 0, 0

@@ -29,7 +29,9 @@ COARSE = 1e-3
 SHARE = 1 / 3
 """The part of the effort that is left which one window may take."""
 POLISH = 2e6
-"""Label pairs that may be looked at once the gap is within the tolerance: a tenth of a second."""
+"""Label pairs that the window after the gap is within the tolerance may look at."""
+NEARLY = 0.1
+"""Within this part of the tolerance the plan is good enough without."""
 KEEP = (64, 512, 4096, 1 << 15)
 """Labels kept per cell: few, to find a good plan at once, and as many as a proof needs."""
 
@@ -98,18 +100,19 @@ def within_budget(space: Space, first: Point, bound: float, limits: Limits) -> B
 
 def _polished(space: Space, heap: list[tuple[float, int, _Node]], count: Iterator[int], best: Point, limits: Limits
               ) -> Point:
-    """A plan that is perhaps better, from wider windows of the node with the least bound, which changes in the heap."""
-    clock = Clock(limits.clock.deadline, POLISH)
-    while heap and heap[0][0] < min(best.seconds, limits.ceiling) and heap[0][2].dual is not None and not clock.expired:
-        try:
-            children, found = _widen(space, heap[0][2], best, clock)
-        except Exhausted:
-            break
-        heapq.heappop(heap)
-        for child in children:
-            heapq.heappush(heap, (child.bound, next(count), child))
-        best = min([best, *filter(space.fits, found)], key=lambda p: p.seconds)
-    return best
+    """A plan that is perhaps better, from the next window of the node with the least bound, which changes in the
+    heap."""
+    near = replace(limits, tolerance=limits.tolerance * NEARLY)
+    if not heap or heap[0][0] >= near.target(best.seconds) or heap[0][2].dual is None:
+        return best
+    try:
+        children, found = _widen(space, heap[0][2], best, Clock(limits.clock.deadline, POLISH))
+    except Exhausted:
+        return best
+    heapq.heappop(heap)
+    for child in children:
+        heapq.heappush(heap, (child.bound, next(count), child))
+    return min([best, *filter(space.fits, found)], key=lambda p: p.seconds)
 
 
 def _refine(space: Space, node: _Node, best: Point, limits: Limits) -> tuple[list[_Node], list[Point]]:

@@ -14,7 +14,7 @@ from operator import itemgetter
 
 from autoddl.search.space import Clock, Point, Space
 
-__all__ = ["FINE", "Dual", "dual", "least_bytes"]
+__all__ = ["FINE", "Dual", "between", "dual", "least_bytes"]
 
 ROUNDS = 40
 FINE = 1e-9
@@ -33,7 +33,7 @@ class Dual:
 
 def dual(space: Space, tau: float, cap: float, hint: float, ceiling: float, close: float, clock: Clock) -> Dual:
     """bound, for cells up to the threshold `tau` and `cap` retained bytes; the first that reaches `ceiling` will do."""
-    heavy, light = _between(space, tau, cap)
+    heavy, light = between(space, tau, cap)
     if heavy is None or light is None:
         first = space.point(hint, tau)
         if first.value - hint * cap >= ceiling:
@@ -46,7 +46,7 @@ def dual(space: Space, tau: float, cap: float, hint: float, ceiling: float, clos
     return _secant(space, tau, cap, heavy, light, close, ceiling, clock)
 
 
-def _between(space: Space, tau: float, cap: float) -> tuple[Point | None, Point | None]:
+def between(space: Space, tau: float, cap: float) -> tuple[Point | None, Point | None]:
     """Of the points known, the one above the cap with the highest multiplier, and the one below it with the lowest."""
     known = [p for _, p in sorted(((lam, p) for (lam, t), p in space.known.items() if t == tau), key=itemgetter(0))]
     heavy = [p for p in known if p.retained > cap]

@@ -58,6 +58,26 @@ def test_a_budget_costs_a_small_gap_only() -> None:
         assert max(checked.multipliers) > 0
 
 
+def test_branches_close_the_gap_of_a_budget() -> None:
+    """Small problems under budgets that bind are proved to the last digit; whoever drops a branch proves nothing."""
+    branched = 0
+    for seed in range(120):
+        problem = random_problem(seed)
+        try:
+            best = solve(problem, "exhaustive").seconds
+        except Infeasible:
+            continue
+        certificate = prove(problem, best)
+        assert check(problem, certificate).bound == pytest.approx(best, rel=1e-8), seed
+        narrow = [piece for piece in certificate.pieces if isinstance(piece, Piece) and piece.allowed]
+        if narrow and problem.budget is not None and min(piece.low for piece in narrow) < problem.budget:
+            branched += 1
+            others = tuple(piece for piece in certificate.pieces if piece is not narrow[0])
+            with pytest.raises(AssertionError, match="leaves out"):
+                check(problem, Certificate(others))
+    assert branched > 5
+
+
 def test_equal_blocks_are_checked_once() -> None:
     few, many = (check(p, prove(p, 0.0)) for p in (blocks(16, 8, 6), blocks(256, 8, 6)))
     assert many.inequalities > 15 * few.inequalities

@@ -1,0 +1,142 @@
+"""What a budget is proved by: ranges of transients, and of what is left open branches of some options.
+
+    range     the best multiplier, V(lam) - lam * cap; the range with the least bound is split where its choice meets
+              the transients
+    branch    one option of a variable that the choices above and below the cap decide differently, and all its others
+
+The branch with the least bound is divided until it reaches the plan or no effort is left.
+"""
+
+import heapq
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoddl.certificate import Allowed, narrowed
+from autoddl.problem import Problem
+from autoddl.search.dual import FINE, between, dual
+from autoddl.search.order import answering
+from autoddl.search.space import Clock, Point, Space
+
+__all__ = ["Branch", "branched", "ranges"]
+
+Range = tuple[int, int, float]
+"""The first and the last threshold of transient bytes, and the multiplier that bounds what lies between."""
+
+PIECES = 12
+CLOSE = 1e-9
+DIFFERENT = 40
+"""Variables of which one is looked for to branch on."""
+BRANCHES, MOST = 1e7, 24
+"""Cells of messages that branches may come to together, and branches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A range of transients for some options of some variables, with the multiplier that bounds it best."""
+
+    space: Space
+    low: int
+    high: int
+    lam: float
+    allowed: Allowed
+
+    @property
+    def bound(self) -> float:
+        """Of the seconds that are not fixed."""
+        cap = _cap(self.space, self.low)
+        return math.inf if cap < 0 else self.space.point(self.lam, self.tau).value - (self.lam * cap if self.lam else 0)
+
+    @property
+    def tau(self) -> float:
+        return self.space.thresholds[self.high]
+
+
+def branched(problem: Problem, roots: list[Branch], seconds: float) -> list[Branch]:
+    """Branches that cover `roots`: the one with the least bound is divided, as long as effort is left."""
+    enough, count, closed = (seconds - problem.fixed_seconds) * (1 - CLOSE), itertools.count(), list[Branch]()
+    heap = [(root.bound, next(count), root) for root in roots]
+    heapq.heapify(heap)
+    work = sum(math.prod(recipe.shape) for _, recipe in roots[0].space.program.messages())
+    effort = len(roots) + min(MOST, BRANCHES / max(1, work))
+    while heap and heap[0][0] < enough and len(heap) + len(closed) < effort:
+        _, _, branch = heapq.heappop(heap)
+        halves = _halves(problem, branch, enough)
+        if not halves:
+            closed.append(branch)
+            break
+        for half in halves:
+            heapq.heappush(heap, (half.bound, next(count), half))
+    return [*closed, *(branch for _, _, branch in heap)]
+
+
+def _halves(problem: Problem, branch: Branch, enough: float) -> list[Branch]:
+    """The transients below and above those of its choice; else one option of one variable, and all others; none where
+    there is nothing to tell apart."""
+    space, low, high = branch.space, branch.low, branch.high
+    met = space.point(branch.lam, branch.tau).transient
+    if met > space.thresholds[low] and met in space.thresholds:
+        middle = space.thresholds.index(met)
+        return [_branch(space, *part, branch, branch.allowed, enough) for part in ((low, middle - 1), (middle, high))]
+    heavy, light = between(space, branch.tau, _cap(space, low))
+    v = None if heavy is None or light is None else _telling(space, heavy, light)
+    if v is None or heavy is None:
+        return []
+    allowed, chosen = dict(branch.allowed), int(heavy.choice[v])
+    others = tuple([k for k in allowed.get(v, range(problem.sizes[v])) if k != chosen])
+    found = []
+    for some in ((chosen,), others):
+        within = tuple((allowed | {v: some}).items())
+        less = narrowed(problem, within)
+        found.append(_branch(Space.of(less, answering(less)), low, high, branch, within, enough))
+    return found
+
+
+def _branch(space: Space, low: int, high: int, above: Branch, allowed: Allowed, enough: float) -> Branch:
+    return Branch(space, low, high, _bounded(space, low, high, above.lam, enough)[1], allowed)
+
+
+def _telling(space: Space, heavy: Point, light: Point) -> int | None:
+    """Of the variables that the two choices decide differently the one whose option alone changes most bytes."""
+    found = []
+    for v in np.flatnonzero(heavy.choice != light.choice)[:DIFFERENT].tolist():
+        other = heavy.choice.copy()
+        other[v] = light.choice[v]
+        found.append((abs(space.problem.totals(other)[1] - heavy.retained), -v))
+    return -max(found)[1] if found else None
+
+
+def ranges(space: Space, seconds: float) -> list[Range]:
+    """Ranges that cover all transients: the one with the least bound is split, as long as that helps."""
+    top, enough = len(space.thresholds) - 1, seconds - space.problem.fixed_seconds
+    if space.problem.budget is None or space.point(0.0, space.thresholds[top]).value >= enough - CLOSE * seconds:
+        return [(0, top, 0.0)]
+    heap, closed = [(*_bounded(space, 0, top, 0.0, enough), 0, top)], list[Range]()
+    while len(heap) < PIECES and heap[0][0] < enough * (1 - CLOSE):
+        _, lam, low, high = heapq.heappop(heap)
+        met = space.thresholds.index(space.point(lam, space.thresholds[high]).transient)
+        if met <= low:
+            closed.append((low, high, lam))
+            break
+        for first, last in ((low, met - 1), (met, high)):
+            heapq.heappush(heap, (*_bounded(space, first, last, lam, enough), first, last))
+    return sorted(closed + [(low, high, lam) for _, lam, low, high in heap])
+
+
+def _bounded(space: Space, low: int, high: int, hint: float, enough: float) -> tuple[float, float]:
+    """(bound, multiplier) of a range. Where no choice fits, least - cap > 0 bytes too many cost lam * (least - cap)."""
+    budget, tau = space.problem.budget, space.thresholds[high]
+    assert budget is not None
+    cap = budget - space.problem.fixed_bytes - space.thresholds[low]
+    least = space.point(math.inf, tau).value if cap >= 0 else math.inf
+    if least > cap:
+        return math.inf, 0.0 if math.isinf(least) else 2.0 * max(enough, 0.0) / (least - cap)
+    found = dual(space, tau, cap, hint, math.inf, FINE, Clock.start(None, math.inf))
+    return found.bound, found.lam
+
+
+def _cap(space: Space, low: int) -> float:
+    budget = space.problem.budget
+    return math.inf if budget is None else budget - space.problem.fixed_bytes - space.thresholds[low]
