@@ -103,10 +103,10 @@ def _polished(space: Space, heap: list[tuple[float, int, _Node]], count: Iterato
     """A plan that is perhaps better, from the next window of the node with the least bound, which changes in the
     heap."""
     near = replace(limits, tolerance=limits.tolerance * NEARLY)
-    if not heap or heap[0][0] >= near.target(best.seconds) or heap[0][2].dual is None:
+    if not heap or heap[0][0] >= near.target(best.seconds) or heap[0][2].dual is None or limits.clock.expired:
         return best
     try:
-        children, found = _widen(space, heap[0][2], best, Clock(limits.clock.deadline, POLISH))
+        children, found = _widen(space, heap[0][2], best, Clock(None, POLISH))
     except Exhausted:
         return best
     heapq.heappop(heap)
