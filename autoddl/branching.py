@@ -55,7 +55,10 @@ class Branch:
 
 
 def branched(problem: Problem, roots: list[Branch], seconds: float) -> list[Branch]:
-    """Branches that cover `roots`: the one with the least bound is divided, as long as effort is left."""
+    """Branches that cover `roots`: the one with the least bound is divided, as long as effort is left. Without a budget
+    there is no gap."""
+    if problem.budget is None:
+        return roots
     enough, count, closed = (seconds - problem.fixed_seconds) * (1 - CLOSE), itertools.count(), list[Branch]()
     heap = [(root.bound, next(count), root) for root in roots]
     heapq.heapify(heap)
@@ -127,9 +130,7 @@ def ranges(space: Space, seconds: float) -> list[Range]:
 
 def _bounded(space: Space, low: int, high: int, hint: float, enough: float) -> tuple[float, float]:
     """(bound, multiplier) of a range. Where no choice fits, least - cap > 0 bytes too many cost lam * (least - cap)."""
-    budget, tau = space.problem.budget, space.thresholds[high]
-    assert budget is not None
-    cap = budget - space.problem.fixed_bytes - space.thresholds[low]
+    tau, cap = space.thresholds[high], _cap(space, low)
     least = space.point(math.inf, tau).value if cap >= 0 else math.inf
     if least > cap:
         return math.inf, 0.0 if math.isinf(least) else 2.0 * max(enough, 0.0) / (least - cap)

@@ -11,10 +11,9 @@ no cell above `high`, and must have r(x) <= cap = budget - fixed_bytes - low, so
     seconds(x) >= seconds(x) + lam * (r(x) - cap) >= bound of (seconds + lam * r on the cells up to high) - lam * cap
 
 A *piece* says this for one range of t(x), and perhaps for some options of some variables only; pieces that cover all
-choices prove the least of their bounds. Where an
-elimination is too large a piece is `reparametrised`: factors give to their variables. The check
-shares no code with what makes the messages, and trusts no arithmetic but its own: what an inequality misses by rounding
-is taken off the bound.
+choices prove the least of their bounds. Where an elimination is too large a piece is `reparametrised`: factors give to
+their variables. The check shares no code with what makes the messages, and trusts no arithmetic but its own: what an
+inequality misses by rounding is taken off the bound.
 """
 
 import math

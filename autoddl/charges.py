@@ -39,8 +39,7 @@ def charges(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, inner: bool, 
                and not (flows and keeps_input(op, k, graph, differentiable)))
     kept = keeps_output(op, differentiable)
     forward = read + whole + max(made.before, made.during + sum(written) - written[0] * kept)
-    beside = _beside(op, call, made, differentiable)
-    beside += made.slack
+    beside = _beside(op, call, made, differentiable) + made.slack
     if not needs:
         return beside, forward
     yields = sum(max(reads[k].nbytes, written[0] if made.wide else 0.0) + reads[k].nbytes * (op.inputs[k] in shared)

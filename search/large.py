@@ -103,7 +103,7 @@ def bounded(problem: Problem, short: Short, limits: Limits) -> tuple[_Best, _Bou
             break
         if lam != planned:
             other, planned = _among(problem, short, found, limits, lam), lam
-            lam = _between(bound.price, other.price)
+            lam = 0.0 if problem.budget is None else _between(bound.price, other.price)
             best = min(best, other, key=lambda one: one.seconds)
         limits.tell(best.seconds, bound.seconds)
     return best, bound
@@ -130,8 +130,8 @@ def _ended(problem: Problem, best: _Best, bound: float, limits: Limits) -> Outco
 
 
 def _among(problem: Problem, short: Short, found: Diffused, limits: Limits, price: float) -> _Best:
-    """The best plan of the options that the beliefs favour. Where there is none, bytes should cost more: at first as
-    much as makes all of the budget as dear as the time."""
+    """The best plan of the options that the beliefs favour. Where there is none, bytes should cost more, if there is a
+    budget: at first as much as makes all of it as dear as the time."""
     kept = _favoured(short, found)
     few = narrowed(problem, [kept[v] for v in short.of[np.argsort(short.variable)].tolist()])
     granted = limits.clock.part(SHARE)

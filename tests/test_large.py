@@ -136,6 +136,18 @@ def test_a_ceiling_that_no_plan_is_below_is_said_with_the_bound() -> None:
     assert told > 20
 
 
+def test_without_a_budget_bytes_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where the options that are favoured forbid each other."""
+    monkeypatch.setattr(large, "FAVOURED", 1)
+    alone = Table(np.ones(2), np.ones(2), np.zeros(2))
+    other = Table(np.array([[math.inf, 0.0], [0.0, math.inf]]), np.zeros((2, 2)), np.zeros((2, 2)))
+    problem = Problem(("a", "b"), (2, 2), (alone, other), (Factor((0,), 0), Factor((1,), 0), Factor((0, 1), 1)))
+    best = solve(problem).seconds
+    with pytest.raises(Above) as above:
+        large.by_messages(problem, limits(ceiling=5.0))
+    assert above.value.bound <= best
+
+
 def test_no_choice_needs_less_than_the_floor() -> None:
     for problem in problems():
         random = np.random.default_rng(1)

@@ -174,12 +174,13 @@ def test_a_layer_is_cut_as_megatron_cuts_it_whatever_the_microbatch(tmp_path: Pa
 
 
 def test_recomputation_by_operators_and_norms_in_eager_mode(tmp_path: Path) -> None:
-    plain = run(tmp_path, framework="torchtitan", gated_ffn=1, recompute="selective (op)", dp=8, tp=1, zero_stage=3)
+    plain = run(tmp_path, framework="torchtitan", gated_ffn=1, recompute="selective (op)", dp=8, tp=1, zero_stage=3,
+                gpu_type="H100-SXM5-80GB", intra_link="NVLink4")
     part = parts_of(plain, 4)["layer"]
     assert 0 < part.repeated < part.forward
     ordered = [step(replace(plain, recompute=how), 4).seconds for how in ("none", "selective (op)", "full")]
     assert ordered == sorted(set(ordered))
-    assert parts_of(replace(plain, notes="torch.compile"), 4)["layer"].forward < 0.92 * part.forward
+    assert parts_of(replace(plain, notes="torch.compile"), 4)["layer"].forward < 0.9 * part.forward
 
 
 @pytest.mark.parametrize(("changed", "reason"), [
