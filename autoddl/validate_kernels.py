@@ -40,7 +40,8 @@ _REPEATED = {"memory": 1.0, "matmul": 0.5, "convolution": 0.5, "attention": 0.0}
 class Asked:
     """A part of a model on a mesh, as text like `ep=8,cp=2,tp=4`; `precision` is the dtype of linear layers;
     `slower` is how many times longer fused attention takes than with the best kernels of the device;
-    `experts` names those of cp and tp that cut experts apart, too; `unpads` as in `Software`."""
+    `experts` names those of cp and tp that cut experts apart, too; `unpads` as in `Software`; `biased`: experts have
+    biases and clamp their gates by kernels of their own."""
 
     what: str
     shape: Shape
@@ -51,6 +52,7 @@ class Asked:
     slower: float = 1.0
     experts: str = ""
     unpads: bool = False
+    biased: bool = False
 
 
 def add_op(total: dict[str, float], asked: Asked, pricing: Pricing, op: Op, choice: Choice,

@@ -18,6 +18,7 @@ from autoddl.price import Pricing, routes_of
 from autoddl.search import solve
 from autoddl.space import Choice, Variable, variables
 from autoddl.tables import edges_of, problem_of
+from autoddl.validate_biased import add_biased, add_repeated
 from autoddl.validate_graph import graph_of
 from autoddl.validate_kernels import Asked, add_op
 from autoddl.validate_model import Shape
@@ -32,9 +33,12 @@ __all__ = ["Asked", "Part", "part"]
 class Part:
     """Seconds of one microbatch on one rank. `core` is the share of forward that selective recomputation repeats, by
     operators that of `repeated`: every other product and all that is bound by memory, but not fused attention;
-    `saved` are bytes kept for backward, `core_saved` those of the core; `values` are parameters held by a rank, of
-    which `expert_values` are cut among experts' ranks; `calls` are operators that the host starts; `dispatch` is what
-    brings tokens to their experts and back."""
+    `saved` are bytes kept for backward, `core_saved` those of the core; `modules` are seconds that recomputation of the
+    second norm and of the experts' activation takes, `modules_saved` the bytes that it saves; `values` are parameters
+    held by a rank, of which `expert_values` are cut among experts' ranks; `calls` are operators that the host starts,
+    `begun` its seconds for kernels besides; `awaited` are seconds of the device at whose end the host waits, beyond its
+    own for the kernels besides, `awaited_calls` the operators; `dispatch` is what brings tokens to their experts and
+    back."""
 
     forward: float
     backward: float
@@ -52,6 +56,12 @@ class Part:
     expert_values: float
     calls: float
     backward_calls: float
+    begun: float
+    backward_begun: float
+    awaited: float
+    awaited_calls: float
+    modules: float
+    modules_saved: float
 
 
 @lru_cache(maxsize=2_000)
@@ -85,7 +95,11 @@ def part(asked: Asked, cluster: Cluster) -> Part:
             add_op(total, asked, pricing, item, choice, differentiable)
     if asked.shape.experts:
         _add_sorting(total, asked.shape, mesh, cluster)
+        add_repeated(total, asked.shape, mesh, asked.biased, cluster.device)
     _add_edges(total, pricing, space, chosen, differentiable, asked.shape.experts > 0)
+    if asked.biased:
+        add_biased(total, asked.shape, mesh, asked.experts, cluster.device)
+        _add_awaited(total, asked, pricing, space, chosen, differentiable)
     add_saved(total, asked.fuses, pricing, space, chosen, differentiable)
     return Part(**total)
 
@@ -98,6 +112,19 @@ def _add_sorting(total: dict[str, float], shape: Shape, mesh: Mesh, cluster: Clu
     copies = 2.0 * shape.batch * shape.length * shape.top * shape.width / prod(mesh.sizes)
     total["forward"] += elementwise_seconds(cluster.device, copies * (3 + 1 / shape.top))
     total["backward"] += elementwise_seconds(cluster.device, copies * (2 + 1 / shape.top))
+
+
+def _add_awaited(total: dict[str, float], asked: Asked, pricing: Pricing, space: tuple[Variable, ...],
+                 chosen: tuple[Choice, ...], differentiable: frozenset[int]) -> None:
+    """Operators and the exchange from the order of tokens to the experts' first product, for which the host waits."""
+    found, mine = dict.fromkeys(total, 0.0), [(v.item, choice) for v, choice in zip(space, chosen, strict=True)
+                                              if isinstance(v.item, Op) and v.item.module == "mlp"]
+    for op, choice in mine:
+        add_op(found, asked, pricing, op, choice, differentiable)
+        if base(op) == "aten.matmul":
+            break
+    total["awaited"] += found["forward"] + total["dispatch_forward"] / 2
+    total["awaited_calls"] += found["calls"]
 
 
 def _add_edges(total: dict[str, float], pricing: Pricing, space: tuple[Variable, ...], chosen: tuple[Choice, ...],

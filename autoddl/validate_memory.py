@@ -42,6 +42,8 @@ def peak_bytes(run: Run, microbatch: int) -> float:
         kept, again = kept - one.core_saved, one.core_saved
     elif how == "operators":
         kept, again = kept / 2, one.saved / 2
+    elif how == "modules":
+        kept, again = kept - one.modules_saved, one.modules_saved
     logits = microbatch * run.seq * run.vocab / (run.tp * run.cp) * (2 + 4 + 4)
     name, _ = schedule_of(run)
     layers = stage_layers(run)

@@ -11,7 +11,7 @@ from autoddl.validate_layer import Asked, Part, part
 from autoddl.validate_model import Shape
 from autoddl.validate_places import cluster_of
 from autoddl.validate_runs import Run
-from autoddl.validate_software import Software, attention_slowdown, software_of
+from autoddl.validate_software import Software, attention_slowdown, biased, software_of
 
 __all__ = ["Unpriced", "expert_replicas", "held_values", "parts_of", "schedule_of", "stage_layers"]
 
@@ -75,7 +75,7 @@ def parts_of(run: Run, microbatch: int) -> dict[str, Part]:
     low = "float8_e4m3fn" if run.precision.startswith(("fp8", "float8")) else ""
     inner, mesh = _mesh(run, 1), _mesh(run, outer_experts(run))
     layer = Asked("layer", shape, mesh, run.sequence, low, software.fuses, attention_slowdown(run, software),
-                  inner_experts(run), software.unpads)
+                  inner_experts(run), software.unpads, biased(run, software))
     return {"layer": part(layer, cluster),
             "embedding": part(Asked("embedding", plain, inner, run.sequence, "", software.fuses), cluster),
             "head": part(Asked("head", plain, inner, run.sequence, "", software.fuses), cluster)}

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from autoddl.validate_runs import Run
 
-__all__ = ["Software", "attention_slowdown", "recomputed", "software_of"]
+__all__ = ["Software", "attention_slowdown", "biased", "recomputed", "software_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class Software:
     small microbatches show); `selective`: what recomputation by that name repeats, attention's core or operators;
     `unpads`: it copies queries, keys and values into one row without padding before fused attention, and back;
     `unpacked`, `packed`: bytes per parameter that ZeRO-3 moves on a device per gather and per reduction of a layer,
-    besides what goes over links."""
+    besides what goes over links; `apart`: biases of experts and clamps of their gates are kernels of their own
+    (`validate_biased`)."""
 
     fuses: bool = True
     attention: str = "best"
@@ -36,6 +37,7 @@ class Software:
     unpads: bool = False
     unpacked: float = 0.0
     packed: float = 0.0
+    apart: bool = False
 
 
 FLASH_1 = 1.8
@@ -51,10 +53,10 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType({
     "Megatron-DeepSpeed": Software(attention="products", dropout=True, overlaps=frozenset(), gradient=2),
     # NeMo's recipes: sequence-parallel collectives pipelined with products (tp_comm_overlap), distributed optimizer
     # with overlap_grad_reduce and overlap_param_gather; that gradients are reduced in half precision is assumed.
-    "NeMo": Software(overlaps=frozenset(("tp", "dp", "cp")), gradient=2),
+    "NeMo": Software(overlaps=frozenset(("tp", "dp", "cp")), gradient=2, apart=True),
     # Megatron-Bridge's recipes: the same, and the exchange among experts beside another microbatch (moe_a2a_overlap of
     # its Qwen3 for H100), for which a pipeline has to be interleaved.
-    "Megatron-Bridge": Software(overlaps=frozenset(("tp", "dp", "cp", "ep")), gradient=2),
+    "Megatron-Bridge": Software(overlaps=frozenset(("tp", "dp", "cp", "ep")), gradient=2, apart=True),
     "MaxText": Software(),
     # FSDP in eager mode: prefetched gathers, reduction in float32 (llm-foundry's DEFAULT); that its tables
     # are of FlashAttention 1 is inferred from their long sequences, the tables only say "flash". Before a layer's
@@ -95,10 +97,35 @@ def attention_slowdown(run: Run, software: Software) -> float:
     return _seen(run) * {"flash-1": FLASH_1 * hopper, "flash-2": hopper}.get(software.attention, 1.0)
 
 
+BIASED = ("GPT-OSS",)
+"""Beginnings of models whose experts have biases and clamp their gates (config.json: swiglu_limit; Megatron-Bridge,
+models/gpt_oss/gpt_oss_provider.py: add_bias_linear, activation_func_clamp_value)."""
+
+
+def biased(run: Run, software: Software) -> bool:
+    """Whether experts have biases and clamped gates that the program computes by kernels of their own."""
+    return software.apart and run.experts > 0 and run.model.startswith(BIASED)
+
+
+RECIPES: Mapping[tuple[str, str, str], str] = MappingProxyType({
+    # Megatron-Bridge, scripts/performance/configs/gpt_oss: recompute_modules=["layernorm", "moe_act"] on H100
+    ("Megatron-Bridge", "GPT-OSS-120B", "H100"): "modules",
+})
+"""Beginnings of program, model and device -> what a recipe recomputes where a row refers to it."""
+
+
+def _by_recipe(run: Run) -> str:
+    """What the recipe recomputes; empty where that was not looked up."""
+    words = (run.framework, run.model, run.device)
+    return next((how for names, how in RECIPES.items() if all(map(str.startswith, words, names))), "")
+
+
 def recomputed(run: Run) -> str:
-    """What is computed again for backward: none, full, core (attention's), or operators; empty where a row does not
-    tell."""
+    """What is computed again for backward: none, full, core (attention's), operators, or modules (the second norm and
+    the experts' activation); empty where a row does not tell."""
     words = run.recompute
+    if words.startswith("recipe"):
+        return _by_recipe(run)
     if not words.startswith("selective"):
         return next((kind for kind in ("none", "full") if words.startswith(kind)), "")
     if "core" in words or "op" in words:

@@ -1,7 +1,10 @@
 """Seconds of a published run's step, from the prices of its parts.
 
-    stage      F = layers max(forward + sent, host * operators),  B, W likewise; full recomputation adds F to B,
-               selective the attention core or, by operators, every other product
+    stage      F = layers max(forward + sent, host * operators + begun),  B, W likewise; full recomputation adds F to B,
+               selective the attention core or, by operators, every other product, or by modules the second norm and
+               the experts' activation
+    waits      where the host waits for the experts' activation it is ahead of the device only since the last wait: what
+               the device has to do between the tokens' order and that comes behind what the host did before
     context    keys and values go round beside attention where the program does that: what lasts longer is exposed
     experts    what brings tokens to them and back runs beside computation where the program does that, which needs
                another microbatch or chunk of layers at hand
@@ -37,6 +40,12 @@ class Step:
     update: float
 
 
+def _behind_host(software: Software, one: Part, there: float) -> float:
+    """Forward of device and host: the longer, or what the device does before a wait behind the rest of the host's."""
+    started = software.host * one.calls + one.begun
+    return max(there, started, started - software.host * one.awaited_calls + one.awaited)
+
+
 def _layer(run: Run, software: Software, one: Part) -> tuple[float, float, float]:
     """F, B and W of one layer with what it sends."""
     def beside(compute: float, sent: float) -> float:
@@ -53,8 +62,8 @@ def _layer(run: Run, software: Software, one: Part) -> tuple[float, float, float
     back = among_experts(beside(one.backward + one.weight, one.sent_backward), one.dispatch_backward)
     there += around(one.core, one.context / 3)
     back += around(BACKWARD_CORE * one.core, one.context * 2 / 3)
-    forward = max(software.host * one.calls, there)
-    backward = max(software.host * one.backward_calls, back) - one.weight
+    forward = _behind_host(software, one, there)
+    backward = max(software.host * one.backward_calls + one.backward_begun, back) - one.weight
     how = recomputed(run)
     if how == "full":
         backward += run.again * forward
@@ -62,6 +71,8 @@ def _layer(run: Run, software: Software, one: Part) -> tuple[float, float, float
         backward += one.core
     elif how == "operators":
         backward += one.repeated + one.sent_forward / 2
+    elif how == "modules":
+        backward += one.modules
     return forward, backward, one.weight
 
 
