@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from autoddl.layout import B, Layout, Mesh, P, Split, State, is_legal
 
-__all__ = ["BROADCAST", "PARTIAL", "code", "layouts_of", "legal_numbers", "numbers"]
+__all__ = ["BROADCAST", "PARTIAL", "code", "layouts_of", "legal_layouts", "legal_numbers", "numbers"]
 
 Codes = npt.NDArray[np.int64]
 
@@ -46,9 +46,22 @@ def layouts_of(states: Codes) -> list[Layout]:
 
 @lru_cache(maxsize=10_000)
 def legal_numbers(shape: tuple[int, ...], mesh: Mesh) -> npt.NDArray[np.bool_]:
-    """Whether a tensor of `shape` may have the layout of each number."""
+    """Whether a tensor of `shape` may have the layout of each number: each dim may be cut by the axes that cut it, and
+    an axis of one rank is B."""
     axes = len(mesh.axes)
     states = np.array(list(product(range(2 + len(shape)), repeat=axes)), dtype=np.int64)
+    fine = ((states == BROADCAST) | (np.array(mesh.sizes) > 1)).all(axis=1)
+    for dim in range(len(shape)):
+        cut = [is_legal(shape, Layout(tuple(Split(dim) if c else B for c in cuts)), mesh)
+               for cuts in product((False, True), repeat=axes)]
+        fine &= np.array(cut)[(states == 2 + dim) @ 2 ** np.arange(axes)[::-1]]
     legal = np.zeros(BASE ** axes, dtype=bool)
-    legal[numbers(states)] = [is_legal(shape, layout, mesh) for layout in layouts_of(states)]
+    legal[numbers(states)] = fine
     return legal
+
+
+def legal_layouts(shape: tuple[int, ...], mesh: Mesh, partial: bool = True) -> tuple[Layout, ...]:
+    """What `layout.layouts` finds, in its order."""
+    states = [*(2 + d for d in range(len(shape)) if shape[d] > 1), BROADCAST, *([PARTIAL] if partial else [])]
+    every = np.array(list(product(states, repeat=len(mesh.axes))), dtype=np.int64)
+    return tuple(layouts_of(every[legal_numbers(shape, mesh)[numbers(every)]]))

@@ -44,20 +44,17 @@ RULES: dict[str, RuleOf] = {
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One signature per mesh axis, and the layouts that follow."""
+    """One signature per mesh axis, and the layouts that follow. `inner`: mesh axes over which the local kernel itself
+    reduces."""
 
     signatures: tuple[Signature, ...]
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
     gradients: tuple[Layout, ...]
+    inner: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
-
-    @property
-    def inner(self) -> tuple[int, ...]:
-        """Mesh axes over which the local kernel itself reduces."""
-        return tuple(a for a, signature in enumerate(self.signatures) if signature.inner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +138,11 @@ def _options(question: _Question, mesh: Mesh) -> tuple[Option, ...]:
     columns = [column[legal][first] for column in states]
     count, made = len(question.inputs), [layouts_of(column) for column in columns]
     returned = list(zip(*map(layouts_of, _backward(columns)[:count]), strict=True)) if count else [()] * len(first)
-    return tuple(Option(tuple(every[i] for i in row), layouts[:count], layouts[count:], gradients)
-                 for row, layouts, gradients in zip(rows[legal][first].tolist(), zip(*made, strict=True), returned,
-                                                    strict=True))
+    reduces = [tuple(a for a, found in enumerate(row) if found) for row in inner[legal][first].tolist()] \
+        if inner.any() else [()] * len(first)
+    return tuple(Option(tuple([every[i] for i in row]), layouts[:count], layouts[count:], gradients, axes)
+                 for row, layouts, gradients, axes in zip(
+                     rows[legal][first].tolist(), zip(*made, strict=True), returned, reduces, strict=True))
 
 
 def _fits(shapes: Shapes, signature: Signature, mesh: Mesh, axis: int) -> bool:

@@ -15,10 +15,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
+import numpy as np
+
 from autoddl.errors import InputError
 from autoddl.graph import Graph, Kind, Op, Tensor
 from autoddl.hubs import HUB
-from autoddl.layout import B, Layout, Mesh, P, Split, State, is_legal, layouts
+from autoddl.layout import B, Layout, Mesh, P, Split, State
+from autoddl.numbers import code, layouts_of, legal_layouts, legal_numbers, numbers
 from autoddl.rules import Option, dual, options
 
 __all__ = ["Choice", "Region", "Variable", "decided", "everything", "variables"]
@@ -68,12 +71,11 @@ def _of_hub(shape: tuple[int, ...], mesh: Mesh, partial: bool, gradients: bool) 
     states: list[tuple[State, State]] = [(Split(d), Split(d)) for d in range(len(shape)) if shape[d] > 1]
     states += [(P, B)] if partial else []
     states += [(B, B), (B, P)] if gradients else [(B, B)]
-    found = []
-    for chosen in product(states, repeat=len(mesh.axes)):
-        layout, back = Layout(tuple(s for s, _ in chosen)), Layout(tuple(g for _, g in chosen))
-        if is_legal(shape, layout, mesh) and is_legal(shape, back, mesh):
-            found.append(Choice((layout,), (layout,), (back,), (back,)))
-    return tuple(found)
+    every = np.array(list(product([(code(s), code(g)) for s, g in states], repeat=len(mesh.axes))), dtype=np.int64)
+    legal = legal_numbers(shape, mesh)
+    fine = legal[numbers(every[:, :, 0])] & legal[numbers(every[:, :, 1])]
+    pairs = zip(layouts_of(every[fine, :, 0]), layouts_of(every[fine, :, 1]), strict=True)
+    return tuple([Choice((layout,), (layout,), (back,), (back,)) for layout, back in pairs])
 
 
 @lru_cache(maxsize=10_000)
@@ -81,7 +83,7 @@ def _of_parameter(shape: tuple[int, ...], mesh: Mesh, tied: bool) -> tuple[Choic
     """Stored layouts; those that split something also in the form that is gathered again for backward. What a tied
     parameter's hub gathered is kept."""
     found = []
-    for layout in layouts(shape, mesh, partial=False):
+    for layout in legal_layouts(shape, mesh, partial=False):
         forms = (False, True) if any(state != B for state in layout) and not tied else (False,)
         found += [Choice((), (layout,), (), (layout,), regather=again) for again in forms]
     return tuple(found)

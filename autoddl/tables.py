@@ -13,18 +13,18 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from autoddl.charges import charges
+from autoddl.edge_tables import Use, counted, edge_table
 from autoddl.fusion import Chained
 from autoddl.graph import Graph, Kind, Op, Tensor
 from autoddl.hubs import HUB
 from autoddl.layout import Layout, Mesh, local_shape
 from autoddl.ports import Ports
-from autoddl.price import OPTIMIZERS, Pricing, cone_cost, end_seconds, inner_seconds, op_seconds, routes_of
+from autoddl.price import OPTIMIZERS, Pricing, cone_cost, end_seconds, inner_seconds, op_seconds
 from autoddl.problem import Factor, Problem, Table
 from autoddl.space import Choice, Variable
 from autoddl.work import keeps_input, keeps_output, read_back
@@ -106,23 +106,14 @@ def _op_table(pricing: Pricing, ports: Ports, op: Op, choices: tuple[Choice, ...
     if op.target == HUB:
         own = _local(graph.tensors[op.outputs[0]], [c.outputs[0] for c in choices], mesh)
         return Table(nothing, own * shared, nothing)
-    tensors, local = [graph.tensors[t] for t in (*op.inputs, *op.outputs)], dict[tuple[int, Layout], tuple[int, ...]]()
-
-    def shapes(choice: Choice) -> tuple[Any, ...]:
-        for at in enumerate((*choice.inputs, *choice.outputs)):
-            if at not in local:
-                local[at] = local_shape(tensors[at[0]].shape, at[1], mesh)
-        every = tuple([local[at] for at in enumerate((*choice.inputs, *choice.outputs))])
-        return (every, choice.inputs[0], choice.inner) if choice.inner else (every, None, ())
-
-    port = ports(choices, ("shapes", tuple(t.shape for t in tensors)), shapes)
+    port = ports.shapes(choices, tuple(graph.tensors[t].shape for t in (*op.inputs, *op.outputs)), mesh)
     first = {c: i for i, c in reversed(list(enumerate(port.classes.tolist())))}
     seconds, retained, transient = (np.zeros(len(port.values)) for _ in range(3))
-    for c, (every, _, _) in enumerate(port.values):
+    for c, (*every, _, _) in enumerate(port.values):
         choice = choices[first[c]]
         seconds[c] = op_seconds(pricing, op, choice, differentiable)
         seconds[c] += sum(inner_seconds(pricing, op, choice).values()) if choice.inner else 0.0
-        retained[c], transient[c] = charges(op, graph, every[:len(op.inputs)], every[len(op.inputs):],
+        retained[c], transient[c] = charges(op, graph, tuple(every[:len(op.inputs)]), tuple(every[len(op.inputs):]),
                                             bool(choice.inner), differentiable, hubs,
                                             pricing.cluster.device.kind == "cpu")
     return Table(seconds * pricing.microbatches, retained, transient, (port.classes,))
@@ -133,56 +124,6 @@ def _parameter_table(pricing: Pricing, tensor: Tensor, choices: tuple[Choice, ..
     own = _local(tensor, [c.outputs[0] for c in choices], pricing.mesh)
     copies = 2 + OPTIMIZERS[pricing.optimizer] if tensor.trained else 1
     return Table(np.zeros(len(choices)), own * copies, np.zeros(len(choices)))
-
-
-def _edge_table(pricing: Pricing, ports: Ports, edge: Edge, source: Variable, target: Variable,
-                keep: tuple[bool, bool], flows: bool, back: bool) -> Table:
-    """Pairwise costs: `keep` says whether the reader's backward needs the value, and the writer's its own output;
-    `back` whether a parameter is needed in backward."""
-    tensor = pricing.graph.tensors[edge.tensor]
-    table = routes_of(pricing, tensor)
-    writes, reads = ports.writes(source.choices, edge.port), ports.reads(target.choices, edge.slot)
-    here, there = ports.positions(writes, 0, table), ports.positions(reads, 0, table)
-    seconds = table.seconds.take(there, axis=1)[here]
-    converted = here[:, None] != there[None, :]
-    before, after = table.nbytes[here][:, None], table.nbytes[there][None, :]
-    parameter = isinstance(source.item, Tensor)
-    alone = not (parameter or (isinstance(source.item, Op) and source.item.target == HUB))
-    again = np.array([value[2] for value in writes.values])[:, None] & parameter
-    many = pricing.microbatches > 1
-    held = (keep[0] or many) if parameter else keep[0]
-    copied = (~again if alone and not keep[1] else converted & ~again) & held
-    retained = np.where(copied, after, 0.0)
-    retained += before * keep[1]
-    transient = (before + after) * converted
-    forward, backward = pricing.times(parameter, again, back)
-    seconds *= forward
-    if flows:
-        yields, wanted = ports.positions(reads, 1, table), ports.positions(writes, 1, table)
-        returned = ports.turned(table).take(yields, axis=1)[wanted]
-        returned *= backward
-        seconds += returned
-        transient += table.nbytes[yields][None, :]
-        if parameter and many:
-            sums = table.sends(yields, wanted).T & ~again
-            retained += table.nbytes[yields][None, :] * sums
-    if parameter:
-        seconds = _counted(seconds, pricing.hidden)
-    return Table(*_ours(seconds, retained, transient), (writes.classes, reads.classes))
-
-
-def _ours(*arrays: Array) -> tuple[Array, Array, Array]:
-    """Arrays that nobody else has, so that a table keeps them as they are."""
-    first, second, third = (np.ascontiguousarray(array) for array in arrays)
-    for array in (first, second, third):
-        array.flags.writeable = False
-    return first, second, third
-
-
-def _counted(seconds: Array, hidden: float) -> Array:
-    """The part of seconds that is not hidden; what is not possible stays so."""
-    return np.where(np.isfinite(seconds), seconds, 0.0) * (1 - hidden) + np.where(np.isfinite(seconds), 0.0, np.inf) \
-        if hidden else seconds
 
 
 class _Tables:
@@ -225,7 +166,7 @@ def _end_factors(pricing: Pricing, tables: _Tables, v: int, variable: Variable, 
     for port, t in enumerate(variable.item.outputs):
         if t in ends:
             costs = np.array([end_seconds(pricing, t, c, port, ends[t]) for c in variable.choices])
-            costs = _counted(costs * pricing.microbatches, pricing.hidden)
+            costs = counted(costs * pricing.microbatches, pricing.hidden)
             table = Table(costs, np.zeros_like(costs), np.zeros_like(costs))
             found.append(Factor((v,), tables.number(("end", alike, port, ends[t]), partial(_itself, table))))
     return found
@@ -261,7 +202,8 @@ def problem_of(pricing: Pricing, variables: tuple[Variable, ...], budget: float 
         keep, flows = kept(graph, edge, source, target, differentiable, saved), carries(edge, target, differentiable)
         back = edge.tensor in read
         key = ("edge", alike[edge.source], edge.port, alike[edge.target], edge.slot, keep, flows, back)
-        make = partial(_edge_table, pricing, ports, edge, source, target, keep, flows, back)
+        use = Use(graph.tensors[edge.tensor], edge.port, edge.slot, keep, flows, back)
+        make = partial(edge_table, pricing, ports, source, target, use)
         factors.append(Factor((edge.source, edge.target), tables.number(key, make)))
     seconds, nbytes = cone_cost(pricing)
     seconds *= pricing.microbatches
