@@ -29,8 +29,9 @@ class Answer:
     free: float = 0.0
 
 
-Job = tuple[int, float | None, float]
-"""(candidate, ceiling of its seconds or None for a bound alone, a guess of the price of a byte)."""
+Job = tuple[int, float | None, float, float]
+"""(candidate, ceiling of its seconds or None for a bound alone, a guess of the price of a byte, the gap that will do).
+"""
 
 
 class Jobs:
@@ -56,14 +57,14 @@ class Jobs:
 
     def answer(self, job: Job) -> Answer:
         """A bound of candidate i, or its best plan; what costs more than the ceiling is not wanted."""
-        i, ceiling, price = job
+        i, ceiling, price, tolerance = job
         try:
             (_, _, problem), space = self.ready(i)
         except InputError as error:
             return Answer(None, problem=error, proved=True)
         try:
             return self._bound(i, problem, space, price) if ceiling is None \
-                else self._plan(problem, space, ceiling, price)
+                else self._plan(problem, space, ceiling, price, tolerance)
         except Above as above:
             return Answer(None, bound=above.bound)
         except Infeasible as error:
@@ -91,11 +92,11 @@ class Jobs:
         """Whether no other candidate can use a bound of any budget."""
         return not any(bounds(self.task, self.candidates[i], other) for other in self.candidates)
 
-    def _plan(self, problem: Problem, space: Space | None, ceiling: float, price: float) -> Answer:
+    def _plan(self, problem: Problem, space: Space | None, ceiling: float, price: float, tolerance: float) -> Answer:
         task = self.task
         if space is not None:
             space.forget(price)
-        return Answer(solve(problem, task.solver, time_limit=task.time_limit, tolerance=task.tolerance,
+        return Answer(solve(problem, task.solver, time_limit=task.time_limit, tolerance=tolerance,
                              ceiling=ceiling, price=price, space=space), True)
 
 

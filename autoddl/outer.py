@@ -5,8 +5,9 @@
     then, cheapest bound first, two at a time, the budgeted problem of every mesh whose bound is below the best plan
 
 Meshes of one or two axes come first, with a price of 0: they are quickly solved, and what a byte is worth in the best
-of them is the price at which those of three are bounded. Meshes of more axes come last and are bounded as they are
-solved: their problems are large (`search.large`), and there is a plan by then that they must beat.
+of them is the price at which those of three are bounded. Meshes of more axes come last, with every number of
+microbatches, and are bounded as they are solved: their problems are large (`search.large`), and there is a plan by then
+that they must beat. All are solved roughly before any is solved to the end, so that what takes long is done to few.
 
 With k * m microbatches a step takes at least as long as with m on the same mesh without a budget: launches and
 latencies come more often, and by the formulas nothing gets cheaper than in proportion to its size (curves of a measured
@@ -42,6 +43,9 @@ FEW, MANY = 2, 4
 
 TOGETHER = 2
 """Candidates that are solved without knowing of each other."""
+
+ROUGH = 0.02
+"""The gap to which meshes of many axes are solved at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +120,15 @@ def search(task: Task, candidates: Sequence[Candidate], progress: Progress | Non
     state = _State([floor_seconds(task.graph, task.cluster)] * len(candidates))
     jobs, workers, interrupted = Jobs(task, candidates), _workers(task, candidates), False
     try:
-        for turn, microbatches in _rounds(state, candidates):
-            these = [i for i, c in enumerate(candidates) if c.microbatches == microbatches
-                     and _turn(c) == turn and not _hopeless(state, task, i)]
-            if these and not task.has(microbatches):
-                tell(f"capturing one of {microbatches} microbatches: {state.text()}", state.done, 2 * len(candidates))
-                task.variant(microbatches)
+        for turn, counts in _rounds(state, candidates):
+            these = [i for n in counts for i, c in enumerate(candidates)
+                     if c.microbatches == n and _turn(c) == turn and not _hopeless(state, task, i)]
+            _capture(state, task, candidates, these, tell)
             with mapper(jobs.answer, workers if len(these) > 1 else 1, _candidate) as run:
                 if turn < 2:
                     _bound(state, task, candidates, these, run, tell)
+                else:
+                    _solve(state, task, candidates, these, run, tell, ROUGH)
                 _solve(state, task, candidates, these, run, tell)
     except KeyboardInterrupt:
         if state.best is None:
@@ -143,12 +147,25 @@ def _turn(candidate: Candidate) -> int:
     return (axes > FEW) + (axes >= MANY)
 
 
-def _rounds(state: _State, candidates: Sequence[Candidate]) -> Iterator[tuple[int, int]]:
-    """(turn, microbatches): few axes first, rising; then the number with which those were fastest, and so on."""
+def _rounds(state: _State, candidates: Sequence[Candidate]) -> Iterator[tuple[int, Sequence[int]]]:
+    """(turn, numbers of microbatches): few axes first, rising; then the number with which those were fastest, and so
+    on; with many axes all numbers in one round."""
     counts = sorted({c.microbatches for c in candidates})
-    yield from ((0, n) for n in counts)
-    for turn in (1, 2):
-        yield from ((turn, n) for n in sorted(counts, key=lambda n: (state.reached.get(n, inf), n)))
+
+    def fastest() -> list[int]:
+        return sorted(counts, key=lambda n: (state.reached.get(n, inf), n))
+
+    yield from ((0, [n]) for n in counts)
+    yield from ((1, [n]) for n in fastest())
+    yield 2, fastest()
+
+
+def _capture(state: _State, task: Task, candidates: Sequence[Candidate], which: Sequence[int], tell: Progress) -> None:
+    """The model in as many parts as the candidates of `which` have microbatches: workers know what was captured."""
+    for n in sorted({candidates[i].microbatches for i in which}):
+        if not task.has(n):
+            tell(f"capturing one of {n} microbatches: {state.text()}", state.done, 2 * len(candidates))
+            task.variant(n)
 
 
 Run = Callable[[Sequence[Job]], Iterable[Answer]]
@@ -162,7 +179,7 @@ def _bound(state: _State, task: Task, candidates: Sequence[Candidate], which: Se
            ) -> None:
     """The bound of every candidate of `which`, and of more microbatches on the same meshes."""
     price = state.price
-    for i, answer in zip(which, run([(i, None, price) for i in which]), strict=True):
+    for i, answer in zip(which, run([(i, None, price, task.tolerance) for i in which]), strict=True):
         state.take(i, candidates[i].microbatches, answer)
         here = candidates[i]
         for j, other in enumerate(candidates):
@@ -176,13 +193,15 @@ def _hopeless(state: _State, task: Task, i: int) -> bool:
     return state.bounds[i] >= state.seconds * (1 - task.tolerance)
 
 
-def _solve(state: _State, task: Task, candidates: Sequence[Candidate], which: Sequence[int], run: Run, tell: Progress
-           ) -> None:
-    """Every candidate of `which` whose bound is below the best plan, cheapest bound first."""
-    order = sorted(which, key=lambda i: (state.bounds[i], i))
+def _solve(state: _State, task: Task, candidates: Sequence[Candidate], which: Sequence[int], run: Run, tell: Progress,
+           rough: float = 0.0) -> None:
+    """Every candidate of `which` whose bound is below the best plan, cheapest bound first; `rough`: to that gap, if it
+    is wider than the tolerance."""
+    order, tolerance = sorted(which, key=lambda i: state.bounds[i]), max(rough, task.tolerance)
     for done in range(0, len(order), TOGETHER):
         left = [i for i in order[done:done + TOGETHER] if not _hopeless(state, task, i)]
-        for i, answer in zip(left, run([(i, state.seconds, state.price) for i in left]), strict=True):
+        jobs = [(i, state.seconds, state.price, tolerance) for i in left]
+        for i, answer in zip(left, run(jobs), strict=True):
             state.take(i, candidates[i].microbatches, answer)
             tell(f"solved {candidates[i]}: {state.text()}", state.done, 2 * len(candidates))
         state.done += len(order[done:done + TOGETHER])

@@ -5,8 +5,10 @@ order of the arguments whatever the number of processes; an interrupt reaches th
 Nor do they outlive it when it is killed.
 """
 
+import ctypes
 import multiprocessing
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +22,10 @@ from autoddl.endings import die_with_parent, signals_default, signals_raise
 from autoddl.errors import MachineError
 
 __all__ = ["beside", "forks", "mapper"]
+
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+"""Parameters of mallopt(3)."""
 
 Map = Callable[[Sequence[Any]], Iterator[Any]]
 Key = Callable[[Any], Any]
@@ -47,11 +53,19 @@ class _Worker:
         self.pipe.close()
 
 
+def _keep_freed() -> None:
+    """glibc keeps what a job frees, for the next one: new pages for large tables take as long as filling them."""
+    if _LIBC is not None and hasattr(_LIBC, "mallopt"):
+        _LIBC.mallopt(_MMAP_MAX, 0)
+        _LIBC.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+
+
 def _serve(function: Callable[[Any], Any], pipe: Connection) -> None:
     """(number, argument) in, (number, result, exception) out, until None comes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signals_default()
     die_with_parent()
+    _keep_freed()
     while (job := pipe.recv()) is not None:
         try:
             pipe.send((job[0], function(job[1]), None))

@@ -35,7 +35,7 @@ INNER = 6
 LEAST = 0.02
 """The part of what is missing to the target that an evaluation must have won for there to be another."""
 
-BLOCK = 1 << 15
+BLOCK = 1 << 16
 """Cells that are worked on together."""
 
 Sent = dict[tuple[int, int], Array]

@@ -106,6 +106,8 @@ def bounded(problem: Problem, short: Short, limits: Limits) -> tuple[_Best, _Bou
             lam = 0.0 if problem.budget is None else _between(bound.price, other.price)
             best = min(best, other, key=lambda one: one.seconds)
         limits.tell(best.seconds, bound.seconds)
+        if bound.seconds >= limits.target(best.seconds):
+            break
     return best, bound
 
 

@@ -177,6 +177,10 @@ def priced(table: Table, lam: float, tau: float) -> Array:
 def mapped(table: Table, lam: float, tau: float) -> Mapped:
     """seconds + lam * retained, or retained alone; infinite where forbidden or above the threshold."""
     seconds, retained, transient = table.core
+    if tau == math.inf and lam < math.inf:
+        price = lam * retained
+        price += seconds
+        return Mapped(price, table.classes)
     allowed = np.isfinite(seconds) & (transient <= tau)
     price = retained if math.isinf(lam) else seconds + lam * retained
     return Mapped(np.where(allowed, price, math.inf), table.classes)

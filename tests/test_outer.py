@@ -26,12 +26,13 @@ from autoddl.cost_models.curves import text_of
 from autoddl.errors import Infeasible, InputError, MachineError
 from autoddl.graph import Graph
 from autoddl.hubs import planned
+from autoddl.jobs import Answer, Job, Jobs
 from autoddl.layout import Mesh
 from autoddl.meshes import meshes
-from autoddl.outer import Found, search
+from autoddl.outer import ROUGH, Found, search
 from autoddl.price import floor_seconds
 from autoddl.rebuild import rebuild
-from autoddl.search import Above, solve
+from autoddl.search import Above, large, solve
 from autoddl.space import Region, everything
 from autoddl.workers import beside, mapper
 
@@ -85,6 +86,27 @@ def test_one_and_two_workers_find_the_same() -> None:
     budget = tight("deep", PLACE)
     found = [search(task_of("deep", PLACE, budget, workers=workers), candidates(PLACE)) for workers in (1, 2, 1)]
     assert len({(f.best.pricing.mesh, f.best.solution, f.bound) for f in found}) == 1
+
+
+def test_meshes_of_many_axes_are_solved_roughly_before_any_is_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rough job comes before the others, of which there are fewer; what is found is as good."""
+    place = cluster_of("hall=2,rack=4,node=4")
+    task = task_of("tiny", place, workers=1, tolerance=0.0)
+    tried = [c for c in candidates(place, 4) if len(c.mesh.axes) == 4][:3]
+    alone = min(solve(posed(task, c)[2]).seconds for c in tried)
+    gaps: list[float] = []
+    whole = Jobs.answer
+
+    def answer(self: Jobs, job: Job) -> Answer:
+        gaps.append(job[3])
+        return whole(self, job)
+
+    monkeypatch.setattr(Jobs, "answer", answer)
+    monkeypatch.setattr(large, "CELLS", 0)
+    found = search(task, tried)
+    assert gaps == sorted(gaps, reverse=True) and gaps.count(ROUGH) == len(tried) > gaps.count(0.0) > 0
+    assert found.bound <= alone * (1 + 1e-9)
+    assert alone <= found.best.solution.seconds * (1 + 1e-9) <= alone * 1.001
 
 
 class Stop:
