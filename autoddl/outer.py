@@ -7,7 +7,8 @@
 Meshes of one or two axes come first, with a price of 0: they are quickly solved, and what a byte is worth in the best
 of them is the price at which those of three are bounded. Meshes of more axes come last, with every number of
 microbatches, and are bounded as they are solved: their problems are large (`search.large`), and there is a plan by then
-that they must beat. All are solved roughly before any is solved to the end, so that what takes long is done to few.
+that they must beat. Without a time limit all are solved roughly before any is solved to the end, so that what takes
+long is done to few.
 
 With k * m microbatches a step takes at least as long as with m on the same mesh without a budget: launches and
 latencies come more often, and by the formulas nothing gets cheaper than in proportion to its size (curves of a measured
@@ -127,7 +128,7 @@ def search(task: Task, candidates: Sequence[Candidate], progress: Progress | Non
             with mapper(jobs.answer, workers if len(these) > 1 else 1, _candidate) as run:
                 if turn < 2:
                     _bound(state, task, candidates, these, run, tell)
-                else:
+                elif task.time_limit is None:
                     _solve(state, task, candidates, these, run, tell, ROUGH)
                 _solve(state, task, candidates, these, run, tell)
     except KeyboardInterrupt:
