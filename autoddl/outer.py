@@ -128,7 +128,7 @@ def search(task: Task, candidates: Sequence[Candidate], progress: Progress | Non
             with mapper(jobs.answer, workers if len(these) > 1 else 1, _candidate) as run:
                 if turn < 2:
                     _bound(state, task, candidates, these, run, tell)
-                elif task.time_limit is None:
+                elif _gains_by_roughness(task):
                     _solve(state, task, candidates, these, run, tell, ROUGH)
                 _solve(state, task, candidates, these, run, tell)
     except KeyboardInterrupt:
@@ -146,6 +146,11 @@ def _turn(candidate: Candidate) -> int:
     """0 with few axes, 2 with many."""
     axes = len(candidate.mesh.axes)
     return (axes > FEW) + (axes >= MANY)
+
+
+def _gains_by_roughness(task: Task) -> bool:
+    """Whether a wide gap is reached sooner than the asked one: other solvers know none, and time is granted once."""
+    return task.solver == "exact" and task.time_limit is None and task.tolerance < ROUGH
 
 
 def _rounds(state: _State, candidates: Sequence[Candidate]) -> Iterator[tuple[int, Sequence[int]]]:
@@ -196,9 +201,8 @@ def _hopeless(state: _State, task: Task, i: int) -> bool:
 
 def _solve(state: _State, task: Task, candidates: Sequence[Candidate], which: Sequence[int], run: Run, tell: Progress,
            rough: float = 0.0) -> None:
-    """Every candidate of `which` whose bound is below the best plan, cheapest bound first; `rough`: to that gap, if it
-    is wider than the tolerance."""
-    order, tolerance = sorted(which, key=lambda i: state.bounds[i]), max(rough, task.tolerance)
+    """Every candidate of `which` whose bound is below the best plan, cheapest bound first; `rough`: to that gap."""
+    order, tolerance = sorted(which, key=lambda i: state.bounds[i]), rough or task.tolerance
     for done in range(0, len(order), TOGETHER):
         left = [i for i in order[done:done + TOGETHER] if not _hopeless(state, task, i)]
         jobs = [(i, state.seconds, state.price, tolerance) for i in left]

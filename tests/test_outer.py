@@ -29,7 +29,7 @@ from autoddl.hubs import planned
 from autoddl.jobs import Answer, Job, Jobs
 from autoddl.layout import Mesh
 from autoddl.meshes import meshes
-from autoddl.outer import ROUGH, Found, search
+from autoddl.outer import ROUGH, Found, _gains_by_roughness, search
 from autoddl.price import floor_seconds
 from autoddl.rebuild import rebuild
 from autoddl.search import Above, large, solve
@@ -104,6 +104,8 @@ def test_meshes_of_many_axes_are_solved_roughly_before_any_is_to_the_end(monkeyp
     monkeypatch.setattr(Jobs, "answer", answer)
     monkeypatch.setattr(large, "CELLS", 0)
     found = search(task, tried)
+    other = replace(task, solver="greedy"), replace(task, time_limit=60.0), replace(task, tolerance=ROUGH)
+    assert not any(map(_gains_by_roughness, other)) and _gains_by_roughness(task)
     assert gaps == sorted(gaps, reverse=True) and gaps.count(ROUGH) == len(tried) > gaps.count(0.0) > 0
     assert found.bound <= alone * (1 + 1e-9)
     assert alone <= found.best.solution.seconds * (1 + 1e-9) <= alone * 1.001
