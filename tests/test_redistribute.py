@@ -155,17 +155,24 @@ def run_coalesced(mesh: Mesh, step: Step, layout: Layout, dtype: torch.dtype) ->
     return [t.double() for t in after]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64])
-def test_one_collective_for_several_tensors(dtype: torch.dtype) -> None:
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64)
+
+
+def run_every_dtype(mesh: Mesh, step: Step, layout: Layout) -> list[list[torch.Tensor]]:
+    return [run_coalesced(mesh, step, layout, dtype) for dtype in DTYPES]
+
+
+def test_one_collective_for_several_tensors() -> None:
     mesh = Mesh.parse("a=2,b=2")
     for layout in layouts((9, 9), mesh):
         for step in (Step((0, 1), P, Split(0)), Step((0, 1), Split(0), B), Step((0, 1), P, B), Step((1,), Split(0), B),
                      Step((0,), P, Split(0)), Step((1,), Split(0), P), Step((1,), B, Split(0))):
             if step.is_legal(layout) and not any(s == Split(1) for s in layout):
-                results = on_ranks(4, run_coalesced, mesh, step, layout, dtype)
-                for i, shape in enumerate(SHAPES):
-                    text = f"{layout} {step.text(mesh)}"
-                    check([r[i] for r in results], whole(shape), step.after(layout), mesh, text)
+                results = on_ranks(4, run_every_dtype, mesh, step, layout)
+                for d, dtype in enumerate(DTYPES):
+                    for i, shape in enumerate(SHAPES):
+                        text = f"{dtype} {layout} {step.text(mesh)}"
+                        check([r[d][i] for r in results], whole(shape), step.after(layout), mesh, text)
 
 
 def run_bools(mesh: Mesh) -> torch.Tensor:
