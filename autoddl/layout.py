@@ -15,7 +15,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import product
 
 from autoddl.errors import InputError
 
@@ -31,7 +30,6 @@ __all__ = [
     "State",
     "extents",
     "is_legal",
-    "layouts",
     "local_shape",
     "state",
 ]
@@ -241,10 +239,3 @@ def is_legal(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> bool:
         if isinstance(part, Split):
             cuts.setdefault(part.dim, []).append(axis.size)
     return all(dim < len(shape) and _divides(shape[dim], tuple(parts)) for dim, parts in cuts.items())
-
-
-def layouts(shape: tuple[int, ...], mesh: Mesh, partial: bool = True) -> tuple[Layout, ...]:
-    """Every legal layout of a tensor, in a fixed order; without partial sums if not `partial`."""
-    states: tuple[State, ...] = (*(Split(d) for d in range(len(shape)) if shape[d] > 1), B, *((P,) if partial else ()))
-    every = (Layout(choice) for choice in product(states, repeat=len(mesh.axes)))
-    return tuple(layout for layout in every if is_legal(shape, layout, mesh))

@@ -10,6 +10,7 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
+from autoddl.errors import InputError
 from autoddl.layout import B, Layout, Mesh, P, Split, State, is_legal
 
 __all__ = ["BROADCAST", "PARTIAL", "code", "layouts_of", "legal_layouts", "legal_numbers", "numbers"]
@@ -47,8 +48,11 @@ def layouts_of(states: Codes) -> list[Layout]:
 @lru_cache(maxsize=10_000)
 def legal_numbers(shape: tuple[int, ...], mesh: Mesh) -> npt.NDArray[np.bool_]:
     """Whether a tensor of `shape` may have the layout of each number: each dim may be cut by the axes that cut it, and
-    an axis of one rank is B."""
+    an axis of one rank is B. Raises InputError where a dim has no number."""
     axes = len(mesh.axes)
+    if len(shape) > BASE - 2:
+        raise InputError(f"a tensor of {len(shape)} dims, {list(shape)}, has no plan: at most {BASE - 2} can be told "
+                         "apart; give the model one with fewer, larger dims")
     states = np.array(list(product(range(2 + len(shape)), repeat=axes)), dtype=np.int64)
     fine = ((states == BROADCAST) | (np.array(mesh.sizes) > 1)).all(axis=1)
     for dim in range(len(shape)):
@@ -61,7 +65,7 @@ def legal_numbers(shape: tuple[int, ...], mesh: Mesh) -> npt.NDArray[np.bool_]:
 
 
 def legal_layouts(shape: tuple[int, ...], mesh: Mesh, partial: bool = True) -> tuple[Layout, ...]:
-    """What `layout.layouts` finds, in its order."""
+    """Every legal layout of a tensor, in a fixed order; without partial sums if not `partial`."""
     states = [*(2 + d for d in range(len(shape)) if shape[d] > 1), BROADCAST, *([PARTIAL] if partial else [])]
     every = np.array(list(product(states, repeat=len(mesh.axes))), dtype=np.int64)
     return tuple(layouts_of(every[legal_numbers(shape, mesh)[numbers(every)]]))

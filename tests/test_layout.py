@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from autoddl.errors import InputError
-from autoddl.layout import B, Layout, Mesh, P, Split, extents, is_legal, layouts, local_shape, state
+from autoddl.layout import B, Layout, Mesh, P, Split, State, extents, is_legal, local_shape, state
+from autoddl.numbers import legal_layouts
 
 MESHES = ("a=2", "a=3", "a=2,b=2", "a=3,b=2", "a=2,b=2,c=3")
 SHAPES = ((4, 6), (7, 5), (12,), (3, 8, 5))
@@ -47,7 +48,7 @@ def test_ranks_count_with_the_last_axis_fastest() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_pieces_make_up_the_tensor_once(mesh: str, shape: tuple[int, ...]) -> None:
     ranks = Mesh.parse(mesh)
-    for layout in layouts(shape, ranks, partial=False):
+    for layout in legal_layouts(shape, ranks, partial=False):
         copies = 1
         for axis, part in zip(ranks.axes, layout, strict=True):
             copies *= axis.size if part == B else 1
@@ -77,7 +78,23 @@ def test_legal_is_who_holds_something(shape: tuple[int, ...], mesh: str, text: s
 
 def test_layouts_are_listed_once_and_partial_sums_on_request() -> None:
     mesh = Mesh.parse("a=2,b=2")
-    every = layouts((4, 4), mesh)
+    every = legal_layouts((4, 4), mesh)
     assert len(every) == len(set(every)) == 16
-    assert len(layouts((4, 4), mesh, partial=False)) == 9
+    assert len(legal_layouts((4, 4), mesh, partial=False)) == 9
     assert Layout((P, Split(1))) in every
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (6, 5), (4, 1, 12), (16, 3, 8, 2)])
+@pytest.mark.parametrize("mesh", ["a=4", "a=2,b=3", "a=2,b=1,c=2", "a=2,b=2,c=3,d=2"])
+@pytest.mark.parametrize("partial", [True, False])
+def test_layouts_listed_are_those_that_are_legal_one_by_one(shape: tuple[int, ...], mesh: str, partial: bool) -> None:
+    ranks = Mesh.parse(mesh)
+    states: list[State] = [*(Split(d) for d in range(len(shape)) if shape[d] > 1), B, *([P] if partial else [])]
+    every = (Layout(chosen) for chosen in product(states, repeat=len(ranks.axes)))
+    assert legal_layouts(shape, ranks, partial) == tuple(one for one in every if is_legal(shape, one, ranks))
+
+
+def test_a_tensor_of_more_dims_than_have_numbers_is_one_error() -> None:
+    assert len(legal_layouts((2,) * 14, Mesh.parse("a=2"))) == 16
+    with pytest.raises(InputError, match="15 dims"):
+        legal_layouts((2,) * 15, Mesh.parse("a=2"))

@@ -5,9 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from autoddl.layout import Mesh, layouts
 from autoddl.nearest import nearest
-from autoddl.numbers import legal_layouts
 
 Move = tuple[int, int, int, float]
 """(number, from, to, seconds)"""
@@ -80,10 +78,3 @@ def test_what_is_less_by_rounding_alone_is_as_near() -> None:
     assert nearest(4, *columns)[1][0, 3] == 4
     far, onward = nearest(4, *(column[:4] for column in columns))
     assert onward[0, 3] == 0 and far[0, 3] == 0.1 + 0.2
-
-
-@pytest.mark.parametrize("shape", [(), (1,), (6, 5), (4, 1, 12), (16, 3, 8, 2)])
-@pytest.mark.parametrize("mesh", ["a=4", "a=2,b=3", "a=2,b=1,c=2", "a=2,b=2,c=3,d=2"])
-@pytest.mark.parametrize("partial", [True, False])
-def test_legal_layouts_are_those_that_are_checked_one_by_one(shape: tuple[int, ...], mesh: str, partial: bool) -> None:
-    assert legal_layouts(shape, Mesh.parse(mesh), partial) == layouts(shape, Mesh.parse(mesh), partial)

@@ -9,7 +9,8 @@ from ranks import on_ranks
 
 from autoddl.conversion import COLLECTIVES, Step, group_size, payload
 from autoddl.groups import Groups
-from autoddl.layout import B, Layout, Mesh, P, Split, extents, layouts
+from autoddl.layout import B, Layout, Mesh, P, Split, extents
+from autoddl.numbers import legal_layouts
 from autoddl.redistribute import Executed, Recorder, convert, run_step, start_step
 from autoddl.routes import Routes, routes
 
@@ -53,7 +54,7 @@ def subsets(mesh: Mesh) -> list[tuple[int, ...]]:
     return [tuple(a for a in range(n) if bits >> a & 1) for bits in range(1, 2**n)]
 
 
-def gradient_layouts(mesh: Mesh, source: Layout, target: Layout, seed: int) -> tuple[Layout, Layout]:
+def gradient_legal_layouts(mesh: Mesh, source: Layout, target: Layout, seed: int) -> tuple[Layout, Layout]:
     """Layouts of a gradient that has the local shapes of target and source: B may be B or P where it arrives."""
     arrives = Layout(tuple(s if isinstance(s, Split) else B if s == P or mesh.sizes[a] == 1 or (seed >> a) % 2 else P
                            for a, s in enumerate(target)))
@@ -92,7 +93,7 @@ def cases_of(shape: Shape, mesh: Mesh, stride: int) -> list[Case]:
     found: list[Case] = []
     for number, (source, target) in enumerate(product(table.layouts, repeat=2)):
         if number % stride == 0:
-            arrives, wanted = gradient_layouts(mesh, source, target, number)
+            arrives, wanted = gradient_legal_layouts(mesh, source, target, number)
             found.append((source, table.steps(source, target), target, arrives, table.steps(arrives, wanted)))
     return found
 
@@ -100,7 +101,7 @@ def cases_of(shape: Shape, mesh: Mesh, stride: int) -> list[Case]:
 @pytest.mark.parametrize(("mesh", "shape", "stride"), [
     ("a=4", (8, 4), 1), ("a=4", (7, 4, 10), 1), ("a=3", (7, 5), 1), ("a=2,b=2", (8, 4), 1), ("a=2,b=2", (7, 11), 1),
     ("a=2,b=2", (5, 2, 7), 3), ("a=2,b=2,c=1", (6, 7), 29), ("a=1,b=2,c=2", (9, 4), 31)])
-def test_every_pair_of_layouts(mesh: str, shape: Shape, stride: int) -> None:
+def test_every_pair_of_legal_layouts(mesh: str, shape: Shape, stride: int) -> None:
     _check(Mesh.parse(mesh), shape, stride)
 
 
@@ -132,7 +133,7 @@ def _check(mesh: Mesh, shape: Shape, stride: int, cluster: str | None = None) ->
     for number, (source, forward, target, arrives, backward) in enumerate(cases):
         text = f"{source} => {target} by {[s.text(mesh) for s in forward]}"
         check([r[number][0] for r in results], whole(shape), target, mesh, text)
-        _, wanted = gradient_layouts(mesh, source, target, 0)
+        _, wanted = gradient_legal_layouts(mesh, source, target, 0)
         check([r[number][1] for r in results], whole(shape, 3), wanted, mesh, f"gradient of {text}")
         for rank, result in enumerate(results):
             at = mesh.coordinate(rank)
@@ -164,7 +165,7 @@ def run_every_dtype(mesh: Mesh, step: Step, layout: Layout) -> list[list[torch.T
 
 def test_one_collective_for_several_tensors() -> None:
     mesh = Mesh.parse("a=2,b=2")
-    for layout in layouts((9, 9), mesh):
+    for layout in legal_layouts((9, 9), mesh):
         for step in (Step((0, 1), P, Split(0)), Step((0, 1), Split(0), B), Step((0, 1), P, B), Step((1,), Split(0), B),
                      Step((0,), P, Split(0)), Step((1,), Split(0), P), Step((1,), B, Split(0))):
             if step.is_legal(layout) and not any(s == Split(1) for s in layout):
