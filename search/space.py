@@ -177,7 +177,7 @@ def priced(table: Table, lam: float, tau: float) -> Array:
 def mapped(table: Table, lam: float, tau: float) -> Mapped:
     """seconds + lam * retained, or retained alone; infinite where forbidden or above the threshold."""
     seconds, retained, transient = table.core
-    if tau == math.inf and lam < math.inf:
+    if tau == math.inf and lam < math.inf:  # nothing to leave out: infinite seconds stay so in the sum
         price = lam * retained
         price += seconds
         return Mapped(price, table.classes)
