@@ -5,8 +5,9 @@ of these the one whose first move has the lowest number.
     tight[m, j]   seconds(m) + least[k, j] is as little as least[i, j]           a row of bits per move m: i -> k
     reach_r[i]    = reach_{r-1}[i] or any of (tight[m] and reach_{r-1}[k])       the nodes j that are r moves away
 
-A pair that is new in round r takes the first move that reaches it, and the seconds of that move and of what follows,
-added in this order. Words of 64 bits make a round cheap; a move that is longer than the way around it is dropped.
+A pair that is new in round r takes the first move that reaches it. Words of 64 bits make a round cheap; a move that is
+longer than the way around it is dropped. The seconds are all that a search asks of most pairs: first moves are for who
+wants to go.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["nearest"]
+__all__ = ["Nearest", "first_moves", "nearest"]
 
 LESS = 1 - 1e-12
 """What is nearer by less than this is as near."""
@@ -33,6 +34,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.uint64]
+Moves = npt.NDArray[np.int16]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,15 +80,25 @@ class _Into:
                    np.searchsorted(there, np.arange(len(edges.begin))))
 
 
-def nearest(count: int, moves: Ints, here: Ints, there: Ints, seconds: Floats
-            ) -> tuple[Floats, npt.NDArray[np.int16]]:
-    """`far[i, j]`, infinite where no path leads, and the number of the first move from i to j, -1 where there is none.
-    Row e of what is given is move number `moves[e]` out of `here[e]`; the numbers rise."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Nearest:
+    """`far[i, j]`, infinite where no path leads, and the moves on shortest paths."""
+
+    far: Floats
+    edges: _Edges
+
+
+def nearest(count: int, moves: Ints, here: Ints, there: Ints, seconds: Floats) -> Nearest:
+    """Row e of what is given is move number `moves[e]` out of `here[e]`; the numbers rise."""
     order = np.argsort(here, kind="stable")
     order = order[np.isfinite(seconds[order])]
     edges = _Edges.of(moves[order], here[order], there[order], seconds[order], count)
-    far, edges = _least(edges, count)
-    return _first(edges, _tight(edges, far))
+    return Nearest(*_least(edges, count))
+
+
+def first_moves(paths: Nearest) -> Moves:
+    """The number of the first move from i to j, -1 where there is none."""
+    return _first(paths.edges, _tight(paths.edges, paths.far))
 
 
 def _least(edges: _Edges, count: int) -> tuple[Floats, _Edges]:
@@ -144,12 +156,11 @@ def _tight(edges: _Edges, far: Floats) -> Words:
     return found.view(np.uint64)
 
 
-def _first(edges: _Edges, tight: Words) -> tuple[Floats, npt.NDArray[np.int16]]:
-    """Seconds and first moves, by rounds of one more move: the pairs that are new in a round take the first that leads
-    to what was reached before."""
+def _first(edges: _Edges, tight: Words) -> Moves:
+    """First moves, by rounds of one more move: the pairs that are new in a round take the first that leads to what was
+    reached before."""
     count = len(edges.begin) - 1
-    far, onward = np.full((count, count), np.inf), np.full((count, count), -1, dtype=np.int16)
-    np.fill_diagonal(far, 0.0)
+    onward = np.full((count, count), -1, dtype=np.int16)
     whole = np.zeros((count, tight.shape[1] * 64), dtype=np.uint8)
     np.fill_diagonal(whole, 1)
     left = ~np.packbits(whole, axis=1, bitorder="little").view(np.uint64)
@@ -162,14 +173,14 @@ def _first(edges: _Edges, tight: Words) -> tuple[Floats, npt.NDArray[np.int16]]:
             taken[slot] &= left[rows]
             left[rows] ^= taken[slot]
         if not taken.any():
-            return far, onward
-        _settle(far, onward, edges, taken)
+            return onward
+        _settle(onward, edges, taken)
 
 
-def _settle(far: Floats, onward: npt.NDArray[np.int16], edges: _Edges, taken: Words) -> None:
-    """Seconds and first moves of the pairs that are `taken`, bits of rows of words by move."""
-    count, words = len(far), taken.shape[1]
-    flat, first, bits = far.reshape(-1), onward.reshape(-1), taken.reshape(-1)
+def _settle(onward: Moves, edges: _Edges, taken: Words) -> None:
+    """First moves of the pairs that are `taken`, bits of rows of words by move."""
+    count, words = len(onward), taken.shape[1]
+    first, bits = onward.reshape(-1), taken.reshape(-1)
     every = np.flatnonzero(bits != 0)
     for begin in range(0, len(every), BLOCK):
         which = every[begin:begin + BLOCK]
@@ -178,8 +189,4 @@ def _settle(far: Floats, onward: npt.NDArray[np.int16], edges: _Edges, taken: Wo
         bit = np.flatnonzero(np.unpackbits(bits[which].view(np.uint8), bitorder="little").view(np.bool_))
         word = bit >> 6
         bit &= 63
-        seconds = edges.seconds[move].take(word)
-        seconds += flat.take((edges.there[move] * count + column).take(word) + bit)
-        pair = (edges.here[move] * count + column).take(word) + bit
-        flat[pair] = seconds
-        first[pair] = edges.moves[move].astype(np.int16).take(word)
+        first[(edges.here[move] * count + column).take(word) + bit] = edges.moves[move].astype(np.int16).take(word)

@@ -9,6 +9,7 @@ running both read the steps from here, so what is priced is what runs.
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations, product
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from autoddl.conversion import COLLECTIVES, Step, group_size
 from autoddl.layout import B, Layout, Mesh, P, Split, State
-from autoddl.nearest import nearest
+from autoddl.nearest import Moves, Nearest, first_moves, nearest
 from autoddl.numbers import legal_layouts
 
 __all__ = ["Routes", "Seconds", "routes"]
@@ -39,18 +40,33 @@ class _Move:
     seconds: npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Routes:
-    """All pairs of layouts of one tensor: `seconds[i, j]` from `layouts[i]` to `layouts[j]`, and the first steps;
-    `nbytes[i]` is what rank 0 holds."""
+    """All pairs of layouts of one tensor: `seconds[i, j]` from `layouts[i]` to `layouts[j]`, and the steps between
+    them; `nbytes[i]` is what rank 0 holds."""
 
     layouts: tuple[Layout, ...]
     index: dict[Layout, int]
-    seconds: npt.NDArray[np.float64]
     nbytes: npt.NDArray[np.float64]
-    _next: npt.NDArray[np.int16]
-    _steps: tuple[Step, ...]
-    _after: npt.NDArray[np.int16]
+    _paths: Nearest
+    _moves: tuple[_Move, ...]
+
+    @property
+    def seconds(self) -> npt.NDArray[np.float64]:
+        return self._paths.far
+
+    @cached_property
+    def _next(self) -> Moves:
+        """The first move of every pair."""
+        return first_moves(self._paths)
+
+    @cached_property
+    def _after(self) -> npt.NDArray[np.int16]:
+        """Where each move leads from each layout."""
+        after = np.full((max(1, len(self._moves)), len(self.layouts)), -1, dtype=np.int16)
+        for m, move in enumerate(self._moves):
+            after[m, move.here] = move.there
+        return after
 
     def steps(self, source: Layout, target: Layout) -> tuple[Step, ...]:
         """The cheapest steps from `source` to `target`; none if they are equal."""
@@ -58,7 +74,7 @@ class Routes:
         found: list[Step] = []
         while here != there:
             move = int(self._next[here, there])
-            found.append(self._steps[move])
+            found.append(self._moves[move].step)
             here = int(self._after[move, here])
         return tuple(found)
 
@@ -67,7 +83,7 @@ class Routes:
         (rows, row), (columns, column) = (np.unique(given, return_inverse=True) for given in (rows, columns))
         here, there = np.broadcast_arrays(rows[:, None], columns[None, :])
         found = np.zeros(here.shape, dtype=bool)
-        sending = np.array([step.kind in COLLECTIVES for step in self._steps] or [False])
+        sending = np.array([move.step.kind in COLLECTIVES for move in self._moves] or [False])
         while (under := here != there).any():
             move = np.where(under, self._next[here, there], 0)
             found |= under & sending[move]
@@ -166,15 +182,10 @@ def routes(shape: tuple[int, ...], itemsize: int, mesh: Mesh, seconds: Seconds, 
     every = legal_layouts(shape, mesh, partial)
     space = _space(shape, itemsize, mesh, every)
     moves = _moves(shape, space, seconds)
-    after = np.full((max(1, len(moves)), len(every)), -1, dtype=np.int16)
-    for m, move in enumerate(moves):
-        after[m, move.here] = move.there
     numbers = np.repeat(np.arange(len(moves)), np.array([len(move.here) for move in moves], dtype=np.intp))
     none: list[npt.NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)]
     here, there = (np.concatenate(none + [getattr(move, name) for move in moves]) for name in ("here", "there"))
     price = np.concatenate([np.zeros(0)] + [move.seconds for move in moves])
-    far, onward = nearest(len(every), numbers, here, there, price)
-    far.setflags(write=False)
-    onward.setflags(write=False)
-    return Routes(every, {layout: i for i, layout in enumerate(every)}, far, space.nbytes.astype(np.float64), onward,
-                  tuple(move.step for move in moves), after)
+    paths = nearest(len(every), numbers, here, there, price)
+    paths.far.setflags(write=False)
+    return Routes(every, {layout: i for i, layout in enumerate(every)}, space.nbytes.astype(np.float64), paths, moves)

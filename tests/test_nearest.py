@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from autoddl.nearest import nearest
+from autoddl.nearest import first_moves, nearest
 
 Move = tuple[int, int, int, float]
 """(number, from, to, seconds)"""
@@ -23,6 +23,11 @@ def _moves(rng: np.random.Generator, count: int, number: int, most: int) -> list
             if there != i:
                 found.append((m, i, there, math.inf if rng.random() < 0.1 else float(rng.integers(1, most))))
     return found
+
+
+def _found(count: int, *moves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    paths = nearest(count, *moves)
+    return paths.far, first_moves(paths)
 
 
 def _plain(count: int, moves: list[Move]) -> tuple[np.ndarray, np.ndarray]:
@@ -50,7 +55,7 @@ def test_paths_and_first_moves_are_those_of_plain_rounds(count: int, number: int
     for seed in range(3):
         moves = _moves(np.random.default_rng(seed), count, number, most)
         numbers, here, there, seconds = (np.array(column) for column in zip(*moves, strict=True))
-        far, onward = nearest(count, numbers, here, there, seconds)
+        far, onward = _found(count, numbers, here, there, seconds)
         expected, first = _plain(count, moves)
         assert np.array_equal(far, expected)
         assert np.array_equal(onward, first)
@@ -59,14 +64,14 @@ def test_paths_and_first_moves_are_those_of_plain_rounds(count: int, number: int
 def test_long_chains_against_the_order_of_the_rows() -> None:
     """Every path leads to lower numbers first: the rows are swept the other way round."""
     moves = [(0, i, i - 1, 1.0) for i in range(1, 80)] + [(1, i, i + 1, 2.0) for i in range(79)]
-    far, onward = nearest(80, *(np.array(column) for column in zip(*moves, strict=True)))
+    far, onward = _found(80, *(np.array(column) for column in zip(*moves, strict=True)))
     expected, first = _plain(80, moves)
     assert np.array_equal(far, expected) and np.array_equal(onward, first)
 
 
 def test_without_moves_everything_is_out_of_reach() -> None:
     none = np.zeros(0, dtype=np.int64)
-    far, onward = nearest(3, none, none, none, np.zeros(0))
+    far, onward = _found(3, none, none, none, np.zeros(0))
     assert np.array_equal(far, np.where(np.eye(3, dtype=bool), 0.0, np.inf))
     assert (onward == -1).all()
 
@@ -75,6 +80,6 @@ def test_what_is_less_by_rounding_alone_is_as_near() -> None:
     """0.1 + 0.2 is more than 0.3 and as near: the path of one move stays, and of two of two the first."""
     moves = [(0, 0, 1, 0.1), (1, 0, 2, 0.2), (2, 1, 3, 0.2), (3, 2, 3, 0.1), (4, 0, 3, 0.3 * (1 + 1e-14))]
     columns = [np.array(column) for column in zip(*moves, strict=True)]
-    assert nearest(4, *columns)[1][0, 3] == 4
-    far, onward = nearest(4, *(column[:4] for column in columns))
+    assert _found(4, *columns)[1][0, 3] == 4
+    far, onward = _found(4, *(column[:4] for column in columns))
     assert onward[0, 3] == 0 and far[0, 3] == 0.1 + 0.2
