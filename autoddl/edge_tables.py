@@ -5,10 +5,12 @@
     transient  (both ends' bytes, where they differ) + the gradient's
 
 Bytes are sums of one number of the row and one of the column, but for the few cells where the layouts are the same and
-nothing is converted. Tables that say the same share their arrays: readers of one tensor are often alike.
+nothing is converted. Tables that say the same share their cells: readers of one tensor are often alike. Cells are made
+when they are asked for, some rows at a time: of a large table a search never wants all three numbers of all of them.
 """
 
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -17,17 +19,14 @@ from autoddl.graph import Op, Tensor
 from autoddl.hubs import HUB
 from autoddl.ports import Port, Ports
 from autoddl.price import Pricing, routes_of
-from autoddl.problem import Classes, Table
 from autoddl.routes import Routes
 from autoddl.space import Variable
+from autoddl.table import Classes, Rows, Table
 
 __all__ = ["Use", "counted", "edge_table"]
 
 Array = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
-
-CELLS = 1 << 15
-"""Cells that are added up at a time, so that they stay near."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Use:
     back: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class _Ends:
     """An edge's classes as positions in the routes: `here` writes and `there` reads the value, `yields` and `wanted`
     the gradient. `again` are the rows of a parameter that is gathered again."""
@@ -67,6 +66,24 @@ class _Ends:
         return (id(self.routes), id(self.here), id(self.there), id(self.yields), id(self.wanted),
                 self.again.tobytes(), self.parameter)
 
+    @cached_property
+    def order(self) -> Classes:
+        """Columns by their layout."""
+        return np.argsort(self.there, kind="stable")
+
+    @cached_property
+    def sent(self) -> Bools:
+        """Whether a gradient that is not gathered again is sent by a collective."""
+        found: Bools = self.routes.sends(self.yields, self.wanted).T & ~self.again[:, None]
+        return found
+
+    def same(self, rows: Rows) -> tuple[Classes, Classes]:
+        """The cells of these rows (numbered from 0) where the writer's layout is the reader's."""
+        here, there = self.here[rows], self.there
+        first, last = (np.searchsorted(there, here, side, sorter=self.order) for side in ("left", "right"))
+        row = np.repeat(np.arange(len(here)), last - first)
+        return row, self.order[np.arange(len(row)) - (np.cumsum(last - first) - last)[row]]
+
 
 def edge_table(pricing: Pricing, ports: Ports, source: Variable, target: Variable, use: Use) -> Table:
     """Pairwise costs."""
@@ -76,12 +93,13 @@ def edge_table(pricing: Pricing, ports: Ports, source: Variable, target: Variabl
     alone = not (parameter or (isinstance(source.item, Op) and source.item.target == HUB)) and not use.keep[1]
     held = use.keep[0] or (parameter and pricing.microbatches > 1)
     sums = parameter and use.flows and pricing.microbatches > 1
-    seconds = ports.array(("seconds", *ends.key, use.flows, use.back),
-                          lambda: _seconds(pricing, ports, ends, use.flows, use.back))
-    retained = ports.array(("retained", *ends.key, held, alone, use.keep[1], sums),
-                           lambda: _retained(ends, held, alone, use.keep[1], sums))
-    transient = ports.array(("transient", *ends.key, use.flows), lambda: _transient(ends, use.flows))
-    return Table(seconds, retained, transient, (writes.classes, reads.classes))
+    seconds = ports.cells(("seconds", *ends.key, use.flows, use.back), ends.shape,
+                          partial(_seconds, pricing, ports, ends, use.flows, use.back))
+    retained = ports.cells(("retained", *ends.key, held, alone, use.keep[1], sums), ends.shape,
+                           partial(_retained, ends, held, alone, use.keep[1], sums))
+    transient = ports.cells(("transient", *ends.key, use.flows), ends.shape, partial(_transient, ends, use.flows),
+                            float(ends.routes.nbytes[ends.yields].min()) * use.flows)
+    return Table.over(seconds, retained, transient, (writes.classes, reads.classes))
 
 
 def _ends(ports: Ports, table: Routes, writes: Port, reads: Port, parameter: bool) -> _Ends:
@@ -91,63 +109,47 @@ def _ends(ports: Ports, table: Routes, writes: Port, reads: Port, parameter: boo
     return _Ends(table, here, there, yields, wanted, again, parameter)
 
 
-def _seconds(pricing: Pricing, ports: Ports, ends: _Ends, flows: bool, back: bool) -> Array:
-    """Conversions there, and of the gradient back, a block of rows at a time."""
-    forward, backward = pricing.times(ends.parameter, ends.again, back)
-    found = np.empty(ends.shape)
-    step = max(1, CELLS // ends.shape[1])
-    returned = np.empty((step, ends.shape[1]))
-    for begin in range(0, len(found), step):
-        rows = slice(begin, begin + step)
-        part = found[rows]
-        _gather(ends.routes.seconds, ends.here[rows], ends.there, forward[rows], part)
-        if flows:
-            more = returned[:len(part)]
-            _gather(ports.turned(ends.routes), ends.wanted[rows], ends.yields, backward[rows], more)
-            part += more
+def _seconds(pricing: Pricing, ports: Ports, ends: _Ends, flows: bool, back: bool, rows: Rows) -> Array:
+    """Conversions there, and of the gradient back."""
+    forward, backward = pricing.times(ends.parameter, ends.again[rows], back)
+    found = _gathered(ends.routes.seconds, ends.here[rows], ends.there, forward)
+    if flows:
+        found += _gathered(ports.turned(ends.routes), ends.wanted[rows], ends.yields, backward)
     return counted(found, pricing.hidden) if ends.parameter else found
 
 
-def _gather(seconds: Array, rows: Classes, columns: Classes, times: npt.NDArray[np.int64], out: Array) -> None:
+def _gathered(seconds: Array, rows: Classes, columns: Classes, times: npt.NDArray[np.int64]) -> Array:
     """`seconds` at rows and columns, `times` so often a row."""
-    seconds[rows].take(columns, axis=1, out=out, mode="clip")
+    found: Array = seconds[rows].take(columns, axis=1, mode="clip")
     if (times == times[0]).all():
         if times[0] != 1:
-            out *= float(times[0])
+            found *= float(times[0])
     else:
-        out *= times[:, None].astype(np.float64)
+        found *= times[:, None].astype(np.float64)
+    return found
 
 
-def _retained(ends: _Ends, held: bool, alone: bool, own: bool, sums: bool) -> Array:
+def _retained(ends: _Ends, held: bool, alone: bool, own: bool, sums: bool, rows: Rows) -> Array:
     """The copy that is `held`, made even of an equal layout where the writer does not keep its own output and stands
     `alone`; the writer's `own`; and, with `sums`, gradients that add up over microbatches before they are sent."""
-    before, after = ends.routes.nbytes[ends.here] * own, ends.routes.nbytes[ends.there] * held
-    found = np.add(before[:, None], after)
+    before, after = ends.routes.nbytes[ends.here[rows]] * own, ends.routes.nbytes[ends.there] * held
+    again, found = ends.again[rows], np.add(before[:, None], after)
     if not alone:
-        rows, columns = _same(ends.here, ends.there)
-        found[rows, columns] = before[rows]
-    found[ends.again] = before[ends.again, None]
+        row, column = ends.same(rows)
+        found[row, column] = before[row]
+    found[again] = before[again, None]
     if sums:
-        sent = ends.routes.sends(ends.yields, ends.wanted).T & ~ends.again[:, None]
-        found += ends.routes.nbytes[ends.yields] * sent
+        found += ends.routes.nbytes[ends.yields] * ends.sent[rows]
     return found
 
 
-def _transient(ends: _Ends, flows: bool) -> Array:
+def _transient(ends: _Ends, flows: bool, rows: Rows) -> Array:
     """What is converted, before and after, and the gradient that the reader yields."""
     yields = ends.routes.nbytes[ends.yields] * flows
-    found = np.add(ends.routes.nbytes[ends.here][:, None], ends.routes.nbytes[ends.there] + yields)
-    rows, columns = _same(ends.here, ends.there)
-    found[rows, columns] = yields[columns]
+    found = np.add(ends.routes.nbytes[ends.here[rows]][:, None], ends.routes.nbytes[ends.there] + yields)
+    row, column = ends.same(rows)
+    found[row, column] = yields[column]
     return found
-
-
-def _same(here: Classes, there: Classes) -> tuple[Classes, Classes]:
-    """The cells (i, j) with here[i] == there[j]."""
-    order = np.argsort(there, kind="stable")
-    first, last = (np.searchsorted(there, here, side, sorter=order) for side in ("left", "right"))
-    rows = np.repeat(np.arange(len(here)), last - first)
-    return rows, order[np.arange(len(rows)) - (np.cumsum(last - first) - last)[rows]]
 
 
 def counted(seconds: Array, hidden: float) -> Array:

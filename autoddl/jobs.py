@@ -6,7 +6,7 @@ that of seconds alone comes with it. Nothing that a job asked before changes wha
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, prod
 
 from autoddl.candidates import Candidate, Posed, Task, bounds, posed
 from autoddl.errors import Infeasible, InputError
@@ -101,4 +101,4 @@ class Jobs:
 
 
 def _cells(problem: Problem) -> int:
-    return sum(table.core[0].size for table in problem.tables)
+    return sum(prod(table.lengths) for table in problem.tables)

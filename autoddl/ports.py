@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from autoddl.layout import Layout, Mesh, local_shape
-from autoddl.problem import Array, Classes
 from autoddl.routes import Routes
 from autoddl.space import Choice
+from autoddl.table import Array, Cells, Classes, Rows
 
 __all__ = ["Port", "Ports"]
 
@@ -45,7 +45,7 @@ class Ports:
         self.back: dict[int, tuple[Routes, Array]] = {}
         self.found: dict[tuple[int, int, int], tuple[Port, Routes, Classes]] = {}
         self.equal: dict[tuple[int, bytes], Classes] = {}
-        self.arrays: dict[tuple[object, ...], Array] = {}
+        self.same: dict[tuple[object, ...], Cells] = {}
         self.local: dict[tuple[Shape, Mesh], tuple[dict[Shape, Shape], dict[Layout, Shape]]] = {}
 
     def __call__(self, choices: tuple[Choice, ...], key: Hashable, columns: Callable[[], Sequence[Sequence[Any]]]
@@ -66,12 +66,10 @@ class Ports:
             self.found[at] = port, table, self.equal.setdefault((id(table), found.tobytes()), found)
         return self.found[at][2]
 
-    def array(self, key: tuple[object, ...], make: Callable[[], Array]) -> Array:
-        """A read-only array, made once per key: tables that say the same share it."""
-        if key not in self.arrays:
-            self.arrays[key] = make()
-            self.arrays[key].flags.writeable = False
-        return self.arrays[key]
+    def cells(self, key: tuple[object, ...], shape: tuple[int, int], make: Callable[[Rows], Array],
+              least: float | None = None) -> Cells:
+        """The cells that `make` makes, one object per key: tables that say the same share them."""
+        return self.same.setdefault(key, Cells(shape, make, least))
 
     def turned(self, table: Routes) -> Array:
         """`seconds[j, i]`: the way back."""

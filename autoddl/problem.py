@@ -124,8 +124,8 @@ class Problem:
         options, found = np.asarray(choice, dtype=np.intp), []
         for number, scopes in self.laid.groups:
             table = self.tables[number]
-            cells = tuple([c[options[scopes[:, axis]]] for axis, c in enumerate(table.classes)])
-            found.append(np.stack([values[cells] for values in table.core]))
+            cells = [c[options[scopes[:, axis]]] for axis, c in enumerate(table.classes)]
+            found.append(np.stack(table.picked(cells)))
         seconds, retained, transient = np.concatenate(found, axis=1) if found else np.zeros((3, 0))
         return (self.fixed_seconds + float(seconds.sum()), float(retained.sum()),
                 float(transient.max(initial=0.0)))

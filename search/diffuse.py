@@ -11,6 +11,9 @@ Sweeps on and back along the variables raise it (sequential tree-reweighted mess
 costs two passes over the tables, an elimination their products. The blocks of a run share their messages: the sweep
 goes over three of them, and what the middle one adds counts for all blocks that it stands for. Between two blocks the
 middle one sends, for the others too; what it cannot do the first or the last may, so these messages are finite.
+
+Tables over two variables are made in single precision and rounded down, so that a bound of theirs is one of the
+problem's: a sweep takes as long as reading them does.
 """
 
 import math
@@ -22,10 +25,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autoddl.problem import Array, Classes
 from autoddl.search.fold import Short
-from autoddl.search.mapped import Mapped
 from autoddl.search.space import Clock, mapped
+from autoddl.table import Array, Classes, Table, blocks
 
 __all__ = ["Diffused", "Sent", "diffused", "gifts"]
 
@@ -37,6 +39,11 @@ LEAST = 0.02
 
 BLOCK = 1 << 16
 """Cells that are worked on together."""
+
+LESS, MOST = 1 - 2.0**-22, 3e38
+"""What a number is rounded down by, more than single precision loses of it; and the most that it can be there."""
+
+Rough = NDArray[np.float32]
 
 Sent = dict[tuple[int, int], Array]
 """The message to end 0 or 1 of an edge, over the edge's classes there."""
@@ -75,21 +82,34 @@ Classed = tuple[Classes, Classes, Classes]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pair:
-    """A table over classes that some option has, exact and rough, and the classes of its rows and columns."""
+    """A table over classes that some option has, rounded down, and the classes of its rows and columns."""
 
-    table: Array
-    rough: NDArray[np.float32]
+    table: Rough
     first: Classed
     second: Classed
 
     @classmethod
-    def of(cls, cost: Mapped) -> "_Pair":
-        (rows, first), (columns, second) = (_classed(classes) for classes in cost.classes)
-        core = cost.core if cost.core.shape == (len(rows), len(columns)) else cost.core[np.ix_(rows, columns)]
-        return cls(core, core.astype(np.float32), first, second)
+    def of(cls, table: Table, lam: float) -> "_Pair":
+        (rows, first), (columns, second) = (_classed(classes) for classes in table.classes)
+        rough = _rough(table, lam)
+        return cls(rough if rough.shape == (len(rows), len(columns)) else rough[np.ix_(rows, columns)], first, second)
 
     def turned(self) -> "_Pair":
-        return _Pair(np.ascontiguousarray(self.table.T), np.ascontiguousarray(self.rough.T), self.second, self.first)
+        return _Pair(np.ascontiguousarray(self.table.T), self.second, self.first)
+
+
+def _rough(table: Table, lam: float) -> Rough:
+    """seconds + lam * retained, or a little less."""
+    seconds, retained, _ = table.cells
+    found = np.empty(table.lengths, dtype=np.float32)
+    for rows in blocks(table.lengths):
+        price = seconds.rows(rows) * LESS
+        if lam:
+            price += retained.rows(rows) * (lam * LESS)
+        if price.max() > MOST:
+            np.minimum(price, MOST, out=price, where=np.isfinite(price))
+        found[rows] = price
+    return found
 
 
 def _classed(classes: Classes) -> tuple[Classes, Classed]:
@@ -101,12 +121,10 @@ def _classed(classes: Classes) -> tuple[Classes, Classed]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Edge:
-    """A table between an earlier variable and a later one, and a `rough` copy: messages may be rough, their bound is
-    not. `twin`: the same one a block further or before, or -1; `silent`: the end whose messages the twin sends, or -1.
-    """
+    """A table between an earlier variable and a later one. `twin`: the same one a block further or before, or -1;
+    `silent`: the end whose messages the twin sends, or -1."""
 
-    table: Array
-    rough: NDArray[np.float32]
+    table: Rough
     sides: tuple[_Side, _Side]
     twin: int
     silent: int
@@ -144,14 +162,14 @@ class _Graph:
                 yield e, _less(self.edges[e].sides[end].least(share), sent[e, end])
 
 
-def diffused(short: Short, lam: float, target: float, rounds: int, clock: Clock, sent: Sent | None = None
+def diffused(short: Short, lam: float, target: float, rounds: int, clock: Clock, known: Sent | None = None
              ) -> Diffused:
     """The bound of seconds + lam * retained, once it reaches `target`, rises too little, the clock is out, or after so
-    many `rounds` of sweeps. Factors are over one or two variables. `sent`: messages to begin with."""
+    many `rounds` of sweeps. Factors are over one or two variables. `known`: messages to begin with."""
     graph = _graph(short, lam)
-    sent = dict(sent) if sent else {(e, end): np.zeros(edge.table.shape[end]) for e, edge in enumerate(graph.edges)
+    sent = dict(known) if known else {(e, end): np.zeros(edge.table.shape[end]) for e, edge in enumerate(graph.edges)
                                     for end in (0, 1)}
-    bound = _bound(graph, sent)
+    bound = _bound(graph, sent) if known else -math.inf
     best = bound, dict(sent)
     ends = {v for fold in short.folds for v in (*fold.blocks[0], *fold.blocks[2])}
     inner, whole = [v for v in range(len(graph.own)) if v not in ends], range(len(graph.own))
@@ -200,7 +218,7 @@ def _graph(short: Short, lam: float) -> _Graph:
             own[factor.variables[0]] = own[factor.variables[0]] + cost.core[cost.classes[0]]
             continue
         if factor.table not in known:
-            known[factor.table] = _Pair.of(mapped(problem.tables[factor.table], lam, math.inf))
+            known[factor.table] = _Pair.of(problem.tables[factor.table], lam)
         u, v = factor.variables
         pair = known[factor.table] if u < v else known[factor.table].turned()
         u, v = min(u, v), max(u, v)
@@ -208,7 +226,7 @@ def _graph(short: Short, lam: float) -> _Graph:
                 _Side(v, *pair.second, 1 if v in block else times.get(u, 1)))
         silent = -1 if i not in twins else int(block[u] != 0)
         number[i] = len(edges)
-        edges.append(_Edge(pair.table, pair.rough, ends, twins.get(i, -1), silent))
+        edges.append(_Edge(pair.table, ends, twins.get(i, -1), silent))
     edges = [replace(edge, twin=number.get(edge.twin, -1)) for edge in edges]
     at: list[list[tuple[int, int]]] = [[] for _ in own]
     for e, edge in enumerate(edges):
@@ -241,8 +259,8 @@ def _sweep(graph: _Graph, sent: Sent, order: Sequence[int], end: int) -> None:
         for e, given in graph.given(v, _raised(graph.belief(v, sent)), end, sent):
             edge = graph.edges[e]
             if edge.silent != end:
-                rough = edge.rough if end == 0 else edge.rough.T
-                sent[e, 1 - end] = _raised(_through(rough, given.astype(np.float32)))
+                table = edge.table if end == 0 else edge.table.T
+                sent[e, 1 - end] = _raised(_through(table, given.astype(np.float32)))
                 if edge.twin >= 0:
                     sent[e, 1 - end] = sent[edge.twin, 1 - end] = _finite(sent[e, 1 - end])
 

@@ -21,10 +21,10 @@ from autoddl.search.exact import EFFORT, Outcome, exact
 from autoddl.search.fold import Short, shortened
 from autoddl.search.order import order_of
 from autoddl.search.reduce import Kept, narrowed
-from autoddl.search.space import Above, Clock, Limits, floor_of
+from autoddl.search.space import Above, Clock, Limits
 from autoddl.search.unfolded import stand_ins
 
-__all__ = ["CELLS", "bounded", "by_messages", "given", "is_large"]
+__all__ = ["CELLS", "bounded", "by_messages", "given", "is_large", "momentary"]
 
 CELLS = 12_000_000
 """Cells of all tables from which on an elimination takes minutes."""
@@ -56,8 +56,8 @@ class _Best:
 
 def is_large(problem: Problem) -> bool:
     """Whether the problem is better solved here."""
-    cells = sum(table.core[0].size for table in problem.tables)
-    return cells > CELLS and all(len(table.core[0].shape) <= 2 for table in problem.tables)
+    cells = sum(math.prod(table.lengths) for table in problem.tables)
+    return cells > CELLS and all(len(table.lengths) <= 2 for table in problem.tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def _short(problem: Problem) -> Short:
 def bounded(problem: Problem, short: Short, limits: Limits) -> tuple[_Best, _Bound]:
     """Bounds and plans in turn."""
     limits = replace(limits, ceiling=limits.ceiling - problem.fixed_seconds)
-    cap = 0.0 if problem.budget is None else problem.budget - problem.fixed_bytes - floor_of(problem)
+    cap = 0.0 if problem.budget is None else problem.budget - problem.fixed_bytes - momentary(problem)
     lam, planned = 0.0 if problem.budget is None else limits.price, math.nan
     best, bound, sent = _Best(None, math.inf, lam), _Bound(-math.inf, lam, {}), None
     for rounds in ROUNDS:
@@ -109,6 +109,12 @@ def bounded(problem: Problem, short: Short, limits: Limits) -> tuple[_Best, _Bou
         if bound.seconds >= limits.target(best.seconds):
             break
     return best, bound
+
+
+def momentary(problem: Problem) -> float:
+    """Transient bytes that no choice can do without."""
+    least = [problem.tables[number].momentary for number, _ in problem.laid.groups]
+    return max((nbytes for nbytes in least if math.isfinite(nbytes)), default=0.0)
 
 
 def _between(best: float, price: float) -> float:

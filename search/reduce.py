@@ -187,6 +187,5 @@ def _slice(table: Table, kept: tuple[Kept, ...]) -> Table:
         if len(options) > 1:
             classes.append(inverse)
     shape = tuple(len(rows) for rows, options in zip(used, kept, strict=True) if len(options) > 1) or (1,)
-    index = np.ix_(*used)
-    seconds, retained, transient = (a[index].reshape(shape) for a in table.core)
+    seconds, retained, transient = (values.reshape(shape) for values in table.part(used))
     return Table(seconds, retained, transient, classes or [np.zeros(1, dtype=np.intp)])

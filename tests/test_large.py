@@ -25,6 +25,7 @@ from autoddl.search.fold import shortened
 from autoddl.search.space import Clock, Limits, floor_of
 
 CLOSE = 1e-9
+ROUGH = 1e-5
 
 
 def paired(problem: Problem) -> bool:
@@ -176,9 +177,9 @@ def test_large_problems_go_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_proves_a_large_problem_is_checked_without_the_solver(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound of the whole problem is that of the messages over the short one; whatever else factors would give, the
     bound stays true."""
+    some, proved, folds = problems()[::3], 0, 0  # made as small problems
     monkeypatch.setattr(large, "CELLS", 0)
-    proved = folds = 0
-    for n, problem in enumerate(problems()[::3]):
+    for n, problem in enumerate(some):
         try:
             best = solve(problem).seconds
         except Infeasible:
@@ -189,7 +190,9 @@ def test_what_proves_a_large_problem_is_checked_without_the_solver(monkeypatch: 
         short = shortened(problem, problem.tables, np.arange(len(problem.tables)))
         told = large.bounded(problem, short, replace(limits(ceiling=best), tolerance=NEAR))[1]
         assert bound <= best + CLOSE * (1 + abs(best))
-        assert math.isclose(bound, told.seconds + problem.fixed_seconds, rel_tol=1e-7)
+        least = told.seconds + problem.fixed_seconds  # of tables rounded down, with fewer bytes of the moment
+        more = piece.lam * (piece.low - large.momentary(problem))
+        assert least - CLOSE * (1 + abs(least)) <= bound <= least + more + ROUGH * (1 + abs(least))
         random = np.random.default_rng(n)
         wrong = replace(piece, tables=tuple([table + random.random(table.shape) for table in piece.tables]))
         assert check(problem, Certificate((wrong,))).bound <= best + CLOSE * (1 + abs(best))
