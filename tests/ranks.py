@@ -4,8 +4,9 @@
 
 Everything is pickled by value, tensors too: nothing is shared between processes.
 
-Starting processes costs seconds, so a pool of each size is kept until the test run ends. `function` is named at the top
-of a module. An error on any rank is raised here with the rank's traceback, and the pool is started anew.
+Importing torch costs seconds, so ranks are forked from one server that has imported what they need and that has done
+nothing else; a pool of each size is kept until the test run ends. `function` is named at the top of a module. An error
+on any rank is raised here with the rank's traceback, and the pool is started anew.
 """
 
 import atexit
@@ -48,9 +49,15 @@ def _serve(rank: int, world: int, store: str, pipe: Connection) -> None:
     os._exit(0)
 
 
+IMPORTED = ["pytest", "torch._dynamo", "torch.export._trace", "torch.fx.experimental.validator",
+            "transformers.models.t5.modeling_t5", "autoddl.assemble", "autoddl.checkpoint", "autoddl.worker"]
+"""What most ranks need; a module that is not there is left out."""
+
+
 class _Pool:
     def __init__(self, world: int) -> None:
-        context = mp.get_context("spawn")
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(IMPORTED)
         self._folder = tempfile.TemporaryDirectory()
         pairs = [context.Pipe() for _ in range(world)]
         self.pipes = [here for here, _ in pairs]

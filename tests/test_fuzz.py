@@ -1,6 +1,6 @@
 """Random valid plans on four ranks do what one process does: loss, gradients, three AdamW steps, and what is sent.
 
-    make fuzz        all 240 plans in float64 and 30 in float32; `make test` runs a seeded few of each model
+    make fuzz        all 240 plans in float64 and 30 in float32; `make test` runs one of each model, on all meshes
 """
 
 from collections import Counter
@@ -104,14 +104,13 @@ def _check(name: str, seed: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_random_plans(name: str) -> None:
-    for seed in range(2):
-        _check(name, seed, torch.float64)
+    _check(name, MODELS.index(name), torch.float64)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_many_random_plans(name: str) -> None:
-    for seed in range(2, 24):
+    for seed in sorted({*range(24)} - {MODELS.index(name)}):
         _check(name, seed, torch.float64)
 
 
