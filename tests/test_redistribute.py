@@ -144,36 +144,39 @@ def _check(mesh: Mesh, shape: Shape, stride: int, cluster: str | None = None) ->
 SHAPES = ((7, 4), (5, 9), (4, 1, 6))
 
 
-def run_coalesced(mesh: Mesh, step: Step, layout: Layout, dtype: torch.dtype) -> list[Any]:
-    groups, recorder = Groups(mesh, subsets(mesh)), Recorder()
+def run_coalesced(groups: Groups, step: Step, layout: Layout, dtype: torch.dtype) -> list[Any]:
+    mesh, recorder, text = groups.mesh, Recorder(), f"{dtype} {layout} {step.text(groups.mesh)}"
     tensors = [piece(whole(shape), layout, mesh, groups.coordinate).to(dtype) for shape in SHAPES]
     after = run_step(tensors, SHAPES, [layout] * 3, step, groups, recorder)
     later = start_step(tensors, SHAPES, [layout] * 3, step, groups).wait()
-    assert all(torch.equal(a, b) for a, b in zip(after, later, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(after, later, strict=True)), text
     itemsize = tensors[0].element_size()
     total = sum(payload(step, shape, itemsize, layout, mesh, groups.coordinate) for shape in SHAPES)
-    assert [e.nbytes for e in recorder.executed] == ([total] if step.kind in COLLECTIVES else [])
+    assert [e.nbytes for e in recorder.executed] == ([total] if step.kind in COLLECTIVES else []), text
     return [t.double() for t in after]
 
 
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64)
+Coalesced = tuple[Layout, Step, torch.dtype]
 
 
-def run_every_dtype(mesh: Mesh, step: Step, layout: Layout) -> list[list[torch.Tensor]]:
-    return [run_coalesced(mesh, step, layout, dtype) for dtype in DTYPES]
+def run_all_coalesced(mesh: Mesh, cases: list[Coalesced]) -> list[list[torch.Tensor]]:
+    groups = Groups(mesh, subsets(mesh))
+    return [run_coalesced(groups, step, layout, dtype) for layout, step, dtype in cases]
 
 
 def test_one_collective_for_several_tensors() -> None:
     mesh = Mesh.parse("a=2,b=2")
-    for layout in legal_layouts((9, 9), mesh):
-        for step in (Step((0, 1), P, Split(0)), Step((0, 1), Split(0), B), Step((0, 1), P, B), Step((1,), Split(0), B),
-                     Step((0,), P, Split(0)), Step((1,), Split(0), P), Step((1,), B, Split(0))):
-            if step.is_legal(layout) and not any(s == Split(1) for s in layout):
-                results = on_ranks(4, run_every_dtype, mesh, step, layout)
-                for d, dtype in enumerate(DTYPES):
-                    for i, shape in enumerate(SHAPES):
-                        text = f"{dtype} {layout} {step.text(mesh)}"
-                        check([r[d][i] for r in results], whole(shape), step.after(layout), mesh, text)
+    steps = (Step((0, 1), P, Split(0)), Step((0, 1), Split(0), B), Step((0, 1), P, B), Step((1,), Split(0), B),
+             Step((0,), P, Split(0)), Step((1,), Split(0), P), Step((1,), B, Split(0)))
+    cases: list[Coalesced] = [
+        (layout, step, dtype) for layout in legal_layouts((9, 9), mesh) for step in steps
+        if step.is_legal(layout) and not any(s == Split(1) for s in layout)
+        for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64)]
+    results = on_ranks(4, run_all_coalesced, mesh, cases)
+    for number, (layout, step, dtype) in enumerate(cases):
+        for i, shape in enumerate(SHAPES):
+            text = f"{dtype} {layout} {step.text(mesh)}"
+            check([r[number][i] for r in results], whole(shape), step.after(layout), mesh, text)
 
 
 def run_bools(mesh: Mesh) -> torch.Tensor:
