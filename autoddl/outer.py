@@ -7,8 +7,8 @@
 Meshes of one or two axes come first, with a price of 0: they are quickly solved, and what a byte is worth in the best
 of them is the price at which those of three are bounded. Meshes of more axes come last, with every number of
 microbatches, and are bounded as they are solved: their problems are large (`search.large`), and there is a plan by then
-that they must beat. Without a time limit all are solved roughly before any is solved to the end, so that what takes
-long is done to few.
+that they must beat. Where there are such and there is no time limit, all candidates are solved roughly before any is
+solved to the end, so that what takes long is done to few.
 
 With k * m microbatches a step takes at least as long as with m on the same mesh without a budget: launches and
 latencies come more often, and by the formulas nothing gets cheaper than in proportion to its size (curves of a measured
@@ -120,6 +120,7 @@ def search(task: Task, candidates: Sequence[Candidate], progress: Progress | Non
     start, tell = perf_counter(), progress or (lambda what, done, total: None)
     state = _State([floor_seconds(task.graph, task.cluster)] * len(candidates))
     jobs, workers, interrupted = Jobs(task, candidates), _workers(task, candidates), False
+    rough = ROUGH if _gains_by_roughness(task, candidates) else task.tolerance
     try:
         for turn, counts in _rounds(state, candidates):
             these = [i for n in counts for i, c in enumerate(candidates)
@@ -128,9 +129,11 @@ def search(task: Task, candidates: Sequence[Candidate], progress: Progress | Non
             with mapper(jobs.answer, workers if len(these) > 1 else 1, _candidate) as run:
                 if turn < 2:
                     _bound(state, task, candidates, these, run, tell)
-                elif _gains_by_roughness(task):
-                    _solve(state, task, candidates, these, run, tell, ROUGH)
-                _solve(state, task, candidates, these, run, tell)
+                _solve(state, task, candidates, these, run, tell, rough)
+        left = [i for i in range(len(candidates)) if rough > task.tolerance and not _hopeless(state, task, i)]
+        state.done -= len(left)
+        with mapper(jobs.answer, workers if len(left) > 1 else 1, _candidate) as run:
+            _solve(state, task, candidates, left, run, tell, task.tolerance)
     except KeyboardInterrupt:
         if state.best is None:
             raise
@@ -148,9 +151,11 @@ def _turn(candidate: Candidate) -> int:
     return (axes > FEW) + (axes >= MANY)
 
 
-def _gains_by_roughness(task: Task) -> bool:
-    """Whether a wide gap is reached sooner than the asked one: other solvers know none, and time is granted once."""
-    return task.solver == "exact" and task.time_limit is None and task.tolerance < ROUGH
+def _gains_by_roughness(task: Task, candidates: Sequence[Candidate]) -> bool:
+    """Whether meshes of many axes are to come, and a wide gap is reached sooner than the asked one: other solvers know
+    none, and time is granted once."""
+    many = any(_turn(candidate) == 2 for candidate in candidates)
+    return many and task.solver == "exact" and task.time_limit is None and task.tolerance < ROUGH
 
 
 def _rounds(state: _State, candidates: Sequence[Candidate]) -> Iterator[tuple[int, Sequence[int]]]:
@@ -200,9 +205,9 @@ def _hopeless(state: _State, task: Task, i: int) -> bool:
 
 
 def _solve(state: _State, task: Task, candidates: Sequence[Candidate], which: Sequence[int], run: Run, tell: Progress,
-           rough: float = 0.0) -> None:
-    """Every candidate of `which` whose bound is below the best plan, cheapest bound first; `rough`: to that gap."""
-    order, tolerance = sorted(which, key=lambda i: state.bounds[i]), rough or task.tolerance
+           tolerance: float) -> None:
+    """Every candidate of `which` whose bound is below the best plan, to this gap, cheapest bound first."""
+    order = sorted(which, key=lambda i: state.bounds[i])
     for done in range(0, len(order), TOGETHER):
         left = [i for i in order[done:done + TOGETHER] if not _hopeless(state, task, i)]
         jobs = [(i, state.seconds, state.price, tolerance) for i in left]

@@ -31,7 +31,7 @@ from autoddl.table import Array, Classes, Table, blocks
 
 __all__ = ["Diffused", "Sent", "diffused", "gifts"]
 
-INNER = 6
+INNER = 4
 """Sweeps that leave out the first and the last block of every run, before each one over all."""
 
 LEAST = 0.02
