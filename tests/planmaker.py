@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from autoddl.assemble import assemble, plan_of
-from autoddl.capture import capture
+from autoddl.capture import Captured, capture
 from autoddl.cost_models import Cluster, load_cluster
 from autoddl.graph import Tensor
 from autoddl.hubs import planned
@@ -45,10 +45,10 @@ def cluster_of(text: str) -> Cluster:
 
 def random_plans(model: nn.Module, sample: object, mesh: str, count: int, seed: int = 0,
                  roles: Mapping[str, str] | None = None, regather: bool | None = None,
-                 microbatches: int = 1) -> list[Plan]:
+                 microbatches: int = 1, captured: Captured | None = None) -> list[Plan]:
     """Plans of random choices among all layouts, or among those of a strategy: a role for every axis. `sample` is one
-    of the `microbatches`."""
-    captured = capture(model, sample)
+    of the `microbatches`; `captured`, the model captured with it, spares capturing it again."""
+    captured = capture(model, sample) if captured is None else captured
     graph, draw = planned(captured.graph), random.Random(seed)
     pricing = Pricing(graph, Mesh.parse(mesh), cluster_of(mesh), microbatches=microbatches)
     region = everything if roles is None else strategy(graph, pricing.mesh, roles)

@@ -3,6 +3,7 @@ checkpoints is ever replaced."""
 
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,21 @@ from tiny import tiny
 import autoddl
 from autoddl import checkpoint, worker
 from autoddl.apply import ParallelModel, parallelize
+from autoddl.capture import Captured, capture
 from autoddl.errors import InputError, MachineError, MismatchError
 from autoddl.plan import Plan
 
-STEPS = 3
+STEPS = 2
+
+
+@cache
+def captured() -> Captured:
+    return capture(*zoo.gpt(dtype=torch.float64, dropout=0.1))
 
 
 def started(plan: Plan, weight: float = 0.1) -> tuple[ParallelModel, torch.optim.Optimizer]:
     model, _ = zoo.gpt(dtype=torch.float64, dropout=0.1)
-    parallel = parallelize(model, plan)
+    parallel = parallelize(model, plan, captured=captured())
     return parallel, torch.optim.AdamW(parallel.parameters(), lr=1e-2, weight_decay=weight)
 
 
@@ -74,7 +81,7 @@ def read(plan: Plan, path: str) -> tuple[dict[str, torch.Tensor], list[float]]:
 
 def plans(mesh: str, count: int) -> list[Plan]:
     model, sample = zoo.gpt(dtype=torch.float64, dropout=0.1)
-    return random_plans(model, sample, mesh, count, seed=5)
+    return random_plans(model, sample, mesh, count, seed=5, captured=captured())
 
 
 def test_saved_under_one_plan_and_loaded_under_others(tmp_path: Path) -> None:
