@@ -4,6 +4,7 @@ import gc
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from autoddl.apply import ParallelModel, _digest, parallelize
+from autoddl.capture import Captured, capture
 from autoddl.errors import InputError, MachineError, MismatchError
 from autoddl.layout import Layout, Split
 from autoddl.plan import Plan
@@ -76,7 +78,18 @@ def build(name: str) -> tuple[nn.Module, Any]:
         return Uneven().double(), (torch.linspace(-1, 1, 77).double().view(7, 11), torch.ones(7, 7).double())
     if name == "written":
         return Written().double(), (torch.linspace(-1, 2, 256).double().view(8, 4, 8).sin(),)
+    if name == "single":
+        return zoo.gpt()
     return zoo.gpt(dtype=torch.float64, dropout=0.1) if name == "dropout" else getattr(zoo, name)(dtype=torch.float64)
+
+
+@cache
+def captured(name: str) -> Captured:
+    return capture(*build(name))
+
+
+def drawn(name: str, mesh: str, count: int, seed: int) -> list[Plan]:
+    return random_plans(*build(name), mesh, count, seed=seed, captured=captured(name))
 
 
 def whole(value: Any) -> Tensor:
@@ -109,7 +122,7 @@ def run(name: str, plans: list[Plan], expected: tuple[Tensor, dict[str, Tensor],
     loss, grads, buffers = expected
     for number, plan in enumerate(plans):
         model, sample = build(name)
-        parallel = parallelize(model, plan)
+        parallel = parallelize(model, plan, captured=captured(name))
         torch.testing.assert_close(parallel.step(sample), loss, rtol=1e-12, atol=1e-12)
         found = gradients(parallel.named_parameters())
         assert found.keys() == grads.keys()
@@ -136,8 +149,7 @@ def check_traffic(parallel: ParallelModel) -> None:
     ("uneven", "a=4", 4), ("uneven", "a=2,b=2", 6), ("written", "a=2", 8), ("gpt", "a=2,b=2", 3), ("gpt", "a=3", 2),
     ("dropout", "a=2,b=2", 2), ("vgg_bn", "a=2,b=2", 2), ("resnet", "a=4", 2)])
 def test_random_plans_compute_what_one_device_does(name: str, mesh: str, count: int) -> None:
-    model, sample = build(name)
-    plans = random_plans(model, sample, mesh, count, seed=1)
+    plans = drawn(name, mesh, count, seed=1)
     on_ranks(plans[0].mesh.size, run, name, plans, on_one_device(name))
 
 
@@ -145,24 +157,23 @@ def test_random_plans_compute_what_one_device_does(name: str, mesh: str, count: 
 @pytest.mark.parametrize("name", ["gpt", "bert", "vit", "vgg_bn", "resnet", "uneven", "dropout"])
 @pytest.mark.parametrize("mesh", ["a=4", "a=2,b=2", "a=3"])
 def test_many_random_plans(name: str, mesh: str) -> None:
-    model, sample = build(name)
-    plans = random_plans(model, sample, mesh, 20, seed=2)
+    plans = drawn(name, mesh, 20, seed=2)
     on_ranks(plans[0].mesh.size, run, name, plans, on_one_device(name), seconds=1200)
 
 
 @pytest.mark.parametrize("roles", [{"a": "data"}, {"a": "zero"}, {"a": "tensor"}])
 def test_named_strategies(roles: dict[str, str]) -> None:
-    model, sample = build("gpt")
-    plans = [random_plans(model, sample, "a=2", 1, roles=roles, regather=again)[0] for again in (False, True)]
+    plans = [random_plans(*build("gpt"), "a=2", 1, roles=roles, regather=again, captured=captured("gpt"))[0]
+             for again in (False, True)]
     on_ranks(2, run, "gpt", plans, on_one_device("gpt"))
 
 
-def train(plan: Plan, steps: int) -> tuple[list[float], float]:
-    model, sample = zoo.gpt()
-    parallel = parallelize(model, plan)
+def train(plan: Plan) -> tuple[list[float], float]:
+    model, sample = build("single")
+    parallel = parallelize(model, plan, captured=captured("single"))
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-2)
     losses = []
-    for _ in range(steps):
+    for _ in range(4):
         optimizer.zero_grad()
         losses.append(parallel.step(sample).item())
         nn.utils.clip_grad_norm_(parallel.parameters(), 1.0)
@@ -171,11 +182,10 @@ def train(plan: Plan, steps: int) -> tuple[list[float], float]:
 
 
 def test_training_with_an_optimizer() -> None:
-    model, sample = zoo.gpt()
-    expected, last = train(random_plans(model, sample, "one=1", 1)[0], 5)
+    expected, last = train(drawn("single", "one=1", 1, seed=0)[0])
     assert expected[-1] < expected[0]
-    for plan in random_plans(model, sample, "a=2,b=2", 2, seed=3):
-        for losses, evaluated in on_ranks(4, train, plan, 5):
+    for plan in drawn("single", "a=2,b=2", 2, seed=3):
+        for losses, evaluated in on_ranks(4, train, plan):
             assert losses == pytest.approx(expected, abs=1e-5) and evaluated == pytest.approx(last, abs=1e-5)
 
 

@@ -42,7 +42,8 @@ def captured(microbatches: int) -> Captured:
 def plan_of(mesh: str, roles: dict[str, str], microbatches: int) -> Plan:
     """A bucket for each parameter."""
     module, sample = built()
-    (plan,) = random_plans(module, parted(sample, microbatches), mesh, 1, roles=roles, microbatches=microbatches)
+    (plan,) = random_plans(module, parted(sample, microbatches), mesh, 1, roles=roles, microbatches=microbatches,
+                           captured=captured(microbatches))
     return replace(plan, bucket_bytes=1)
 
 

@@ -5,7 +5,7 @@ Float64, models whose loss is a mean over rows that all count, plans of every st
 
 from collections import Counter
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import pytest
@@ -53,7 +53,7 @@ def plans_of(name: str, microbatches: int, strategy: str, mesh: str = MESH) -> P
     first, second, regather = STRATEGIES[strategy]
     roles = {"a": first, "b": second} if "b" in mesh else {"a": first}
     return random_plans(module, parted(sample, microbatches), mesh, 1, roles=roles, regather=regather,
-                        microbatches=microbatches)[0]
+                        microbatches=microbatches, captured=captured(name, microbatches))[0]
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ def test_what_is_gathered_again_for_a_view_is_priced_so() -> None:
 def accumulated(plan: Plan) -> tuple[float, list[float]]:
     """Two steps before zero_grad: the error of the gradients against twice one step's; what evaluation says."""
     module, sample = built("gpt")
-    parallel = parallelize(module, plan)
+    parallel = parallelize(module, plan, captured=captured("gpt", plan.microbatches))
     batch = sample.args
     evaluated = [float(parallel(batch)), float(parallel(parallel.local_batch(batch)))]
     parallel.step(batch)
@@ -206,16 +206,22 @@ def test_steps_add_up_until_gradients_are_zeroed(strategy: str) -> None:
         assert evaluated == pytest.approx([truth("gpt")[0][0]] * 2, abs=1e-12)
 
 
+@cache
+def dropping() -> Captured:
+    return capture(*zoo.gpt(B=4, dropout=0.2, dtype=torch.float64))
+
+
 def dropped(plan: Plan, seed: int) -> list[float]:
     module, sample = zoo.gpt(B=ROWS, dropout=0.2, dtype=torch.float64)
-    parallel = parallelize(module, plan, seed=seed)
+    parallel = parallelize(module, plan, seed=seed, captured=dropping())
     return [float(parallel.step(sample)) for _ in range(2)]
 
 
 def test_every_microbatch_drops_otherwise_and_always_the_same() -> None:
     """Two microbatches with the same rows would have the same loss if they had the same masks."""
     module, sample = zoo.gpt(B=4, dropout=0.2, dtype=torch.float64)
-    one, four = (random_plans(module, sample, mesh, 1, microbatches=2)[0] for mesh in ("one=1", MESH))
+    one, four = (random_plans(module, sample, mesh, 1, microbatches=2, captured=dropping())[0]
+                 for mesh in ("one=1", MESH))
     expected = dropped(one, 3)
     assert dropped(one, 3) == expected != dropped(one, 4) and expected[0] != expected[1]
     assert all(losses == pytest.approx(expected, abs=1e-12) for losses in on_ranks(4, dropped, four, 3))

@@ -106,12 +106,14 @@ def captured() -> Captured:
     return capture(model(), model().example_inputs())
 
 
+@cache
 def plans() -> list[Plan]:
     """Of random choices, gathered once and gathered again, of one microbatch and of two."""
     module = model()
     sample = module.example_inputs()
     return [replace(plan, microbatches=parts) for again, parts in ((None, 1), (True, 1), (None, 2))
-            for mesh in ("a=4", "a=2,b=2") for plan in random_plans(module, sample, mesh, 1, seed=7, regather=again)]
+            for mesh in ("a=4", "a=2,b=2")
+            for plan in random_plans(module, sample, mesh, 1, seed=7, regather=again, captured=captured())]
 
 
 def test_the_time_line_sends_what_the_plan_sends() -> None:
