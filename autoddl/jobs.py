@@ -11,7 +11,7 @@ from math import inf, prod
 from autoddl.candidates import Candidate, Posed, Task, bounds, posed
 from autoddl.errors import Infeasible, InputError
 from autoddl.problem import Problem, Solution
-from autoddl.search import Above, Space, is_large, relax, solve, space_of
+from autoddl.search import Above, Space, is_large, lower_bound, relax, solve, space_of
 
 __all__ = ["Answer", "Job", "Jobs"]
 
@@ -74,7 +74,7 @@ class Jobs:
 
     def _bound(self, i: int, problem: Problem, space: Space | None, price: float) -> Answer:
         if space is None and self.task.solver == "exact":
-            return Answer(None)  # a large problem is bounded when it is solved
+            return Answer(None, bound=lower_bound(problem, price))
         if space is None:
             solution = solve(problem.within(None), self.task.solver, time_limit=self.task.time_limit)
             return Answer(solution, self._fits(solution), free=solution.bound)

@@ -5,10 +5,9 @@
     then, cheapest bound first, two at a time, the budgeted problem of every mesh whose bound is below the best plan
 
 Meshes of one or two axes come first, with a price of 0: they are quickly solved, and what a byte is worth in the best
-of them is the price at which those of three are bounded. Meshes of more axes come last, with every number of
-microbatches, and are bounded as they are solved: their problems are large (`search.large`), and there is a plan by then
-that they must beat. Where there are such and there is no time limit, all candidates are solved roughly before any is
-solved to the end, so that what takes long is done to few.
+of them is the price at which those of three are bounded. Meshes of more axes come last: their problems are large
+(`search.large`), and there is a plan by then that they must beat. Where there are such and there is no time limit, all
+candidates are solved roughly before any is solved to the end, so that what takes long is done to few.
 
 With k * m microbatches a step takes at least as long as with m on the same mesh without a budget: launches and
 latencies come more often, and by the formulas nothing gets cheaper than in proportion to its size (curves of a measured
@@ -122,18 +121,19 @@ def search(task: Task, candidates: Sequence[Candidate], progress: Progress | Non
     jobs, workers, interrupted = Jobs(task, candidates), _workers(task, candidates), False
     rough = ROUGH if _gains_by_roughness(task, candidates) else task.tolerance
     try:
-        for turn, counts in _rounds(state, candidates):
-            these = [i for n in counts for i, c in enumerate(candidates)
-                     if c.microbatches == n and _turn(c) == turn and not _hopeless(state, task, i)]
+        for turn, count in _rounds(state, candidates):
+            these = [i for i, c in enumerate(candidates) if c.microbatches == count and _turn(c) == turn]
+            these = [i for i in these if not _hopeless(state, i, task.tolerance)]
             _capture(state, task, candidates, these, tell)
             with mapper(jobs.answer, workers if len(these) > 1 else 1, _candidate) as run:
-                if turn < 2:
+                if turn < 2 or rough > task.tolerance:
                     _bound(state, task, candidates, these, run, tell)
-                _solve(state, task, candidates, these, run, tell, rough)
-        left = [i for i in range(len(candidates)) if rough > task.tolerance and not _hopeless(state, task, i)]
-        state.done -= len(left)
-        with mapper(jobs.answer, workers if len(left) > 1 else 1, _candidate) as run:
-            _solve(state, task, candidates, left, run, tell, task.tolerance)
+                _solve(state, candidates, these, run, tell, rough)
+        if rough > task.tolerance:
+            left = [i for i in range(len(candidates)) if not _hopeless(state, i, task.tolerance)]
+            state.done -= len(left)
+            with mapper(jobs.answer, workers if len(left) > 1 else 1, _candidate) as run:
+                _solve(state, candidates, left, run, tell, task.tolerance)
     except KeyboardInterrupt:
         if state.best is None:
             raise
@@ -158,17 +158,13 @@ def _gains_by_roughness(task: Task, candidates: Sequence[Candidate]) -> bool:
     return many and task.solver == "exact" and task.time_limit is None and task.tolerance < ROUGH
 
 
-def _rounds(state: _State, candidates: Sequence[Candidate]) -> Iterator[tuple[int, Sequence[int]]]:
-    """(turn, numbers of microbatches): few axes first, rising; then the number with which those were fastest, and so
-    on; with many axes all numbers in one round."""
+def _rounds(state: _State, candidates: Sequence[Candidate]) -> Iterator[tuple[int, int]]:
+    """(turn, number of microbatches): few axes first, rising; then the number with which those were fastest, and so
+    on."""
     counts = sorted({c.microbatches for c in candidates})
-
-    def fastest() -> list[int]:
-        return sorted(counts, key=lambda n: (state.reached.get(n, inf), n))
-
-    yield from ((0, [n]) for n in counts)
-    yield from ((1, [n]) for n in fastest())
-    yield 2, fastest()
+    yield from ((0, n) for n in counts)
+    for turn in (1, 2):
+        yield from ((turn, n) for n in sorted(counts, key=lambda n: (state.reached.get(n, inf), n)))
 
 
 def _capture(state: _State, task: Task, candidates: Sequence[Candidate], which: Sequence[int], tell: Progress) -> None:
@@ -200,16 +196,16 @@ def _bound(state: _State, task: Task, candidates: Sequence[Candidate], which: Se
         tell(f"bounded {candidates[i]}: {state.text()}", state.done, 2 * len(candidates))
 
 
-def _hopeless(state: _State, task: Task, i: int) -> bool:
-    return state.bounds[i] >= state.seconds * (1 - task.tolerance)
+def _hopeless(state: _State, i: int, tolerance: float) -> bool:
+    return state.bounds[i] >= state.seconds * (1 - tolerance)
 
 
-def _solve(state: _State, task: Task, candidates: Sequence[Candidate], which: Sequence[int], run: Run, tell: Progress,
+def _solve(state: _State, candidates: Sequence[Candidate], which: Sequence[int], run: Run, tell: Progress,
            tolerance: float) -> None:
     """Every candidate of `which` whose bound is below the best plan, to this gap, cheapest bound first."""
     order = sorted(which, key=lambda i: state.bounds[i])
     for done in range(0, len(order), TOGETHER):
-        left = [i for i in order[done:done + TOGETHER] if not _hopeless(state, task, i)]
+        left = [i for i in order[done:done + TOGETHER] if not _hopeless(state, i, tolerance)]
         jobs = [(i, state.seconds, state.price, tolerance) for i in left]
         for i, answer in zip(left, run(jobs), strict=True):
             state.take(i, candidates[i].microbatches, answer)

@@ -15,11 +15,12 @@ from autoddl.problem import EXACT, Problem, Solution
 from autoddl.search.descent import descend, greedy, restarts
 from autoddl.search.exact import EFFORT, Outcome, Statistics, exact, feasible, relaxed, space_of, statistics
 from autoddl.search.exhaustive import exhaustive
-from autoddl.search.large import by_messages, is_large
+from autoddl.search.large import by_messages, is_large, lower_bound
 from autoddl.search.sat import satisfy
 from autoddl.search.space import Above, Clock, Limits, Progress, Space
 
-__all__ = ["SOLVERS", "Above", "Space", "Statistics", "is_large", "relax", "solve", "space_of", "statistics"]
+__all__ = ["SOLVERS", "Above", "Space", "Statistics", "is_large", "lower_bound", "relax", "solve", "space_of",
+           "statistics"]
 
 
 def solve(

@@ -24,7 +24,7 @@ from autoddl.search.reduce import Kept, narrowed
 from autoddl.search.space import Above, Clock, Limits
 from autoddl.search.unfolded import stand_ins
 
-__all__ = ["CELLS", "bounded", "by_messages", "given", "is_large", "momentary"]
+__all__ = ["CELLS", "bounded", "by_messages", "given", "is_large", "lower_bound", "momentary"]
 
 CELLS = 12_000_000
 """Cells of all tables from which on an elimination takes minutes."""
@@ -75,6 +75,13 @@ def by_messages(problem: Problem, limits: Limits) -> Outcome:
     return _ended(problem, best, bound.seconds, limits)
 
 
+def lower_bound(problem: Problem, price: float) -> float:
+    """Seconds that no plan is below, by one round of sweeps at one price of a byte."""
+    price = 0.0 if problem.budget is None else price
+    found = diffused(_short(problem), price, math.inf, 1, Clock.start(None, EFFORT))
+    return found.bound - price * _room(problem) + problem.fixed_seconds
+
+
 def given(problem: Problem, seconds: float, tolerance: float) -> tuple[float, dict[int, tuple[Array, Array]]]:
     """The price of a byte, and what every factor of two variables gives to either of them: a proof that all plans take
     `seconds`, or nearly so."""
@@ -92,7 +99,7 @@ def _short(problem: Problem) -> Short:
 def bounded(problem: Problem, short: Short, limits: Limits) -> tuple[_Best, _Bound]:
     """Bounds and plans in turn."""
     limits = replace(limits, ceiling=limits.ceiling - problem.fixed_seconds)
-    cap = 0.0 if problem.budget is None else problem.budget - problem.fixed_bytes - momentary(problem)
+    cap = _room(problem)
     lam, planned = 0.0 if problem.budget is None else limits.price, math.nan
     best, bound, sent = _Best(None, math.inf, lam), _Bound(-math.inf, lam, {}), None
     for rounds in ROUNDS:
@@ -109,6 +116,11 @@ def bounded(problem: Problem, short: Short, limits: Limits) -> tuple[_Best, _Bou
         if bound.seconds >= limits.target(best.seconds):
             break
     return best, bound
+
+
+def _room(problem: Problem) -> float:
+    """The bytes that retained ones may take."""
+    return 0.0 if problem.budget is None else problem.budget - problem.fixed_bytes - momentary(problem)
 
 
 def momentary(problem: Problem) -> float:
