@@ -55,8 +55,9 @@ def test_the_optimum_is_proved_without_the_solver(name: str, mesh: str) -> None:
         assert cost == pytest.approx(max(bounds), rel=1e-6)
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
-@pytest.mark.parametrize(("model", "cluster"), [("gpt", "laptop"), ("llama", "a100-4x8"), ("vgg_bn", "frontier")])
+@pytest.mark.parametrize(("model", "cluster", "microbatches"), [
+    ("gpt", "laptop", 2), ("llama", "a100-4x8", 1), ("vgg_bn", "frontier", 1), ("vgg_bn", "frontier", 2),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (("gpt", "laptop", 1), ("llama", "a100-4x8", 2)))])
 def test_plans_under_a_budget_are_proved(model: str, cluster: str, microbatches: int) -> None:
     """What the certificate proves lies between the optimum without a budget and the plan; on models this small the
     bound by one price of a byte leaves some of the gap open."""
