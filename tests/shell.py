@@ -10,10 +10,17 @@ from pathlib import Path
 
 from autoddl.cli import main
 
-__all__ = ["FACTORY", "LAPTOP", "Said", "shell"]
+__all__ = ["FACTORY", "LAPTOP", "PAIR", "Said", "shell"]
 
 ROOT = Path(__file__).parent.parent
 LAPTOP = str(ROOT / "examples" / "clusters" / "laptop.yaml")
+PAIR = """
+name: pair
+device: {name: slow, kind: cpu, memory: 1 GB, bandwidth: 1 GB/s, peak: {float32: 10 MFLOP/s}}
+levels:
+  - {name: net, size: 2, bandwidth: 100 MB/s, latency: 100 us}
+"""
+"""Two devices so slow that a tiny model is split over them: where two ranks tell what four would."""
 FACTORY = f"{Path(__file__).parent / 'tiny.py'}:tiny"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from shell import FACTORY, LAPTOP, ROOT, shell
+from shell import FACTORY, LAPTOP, PAIR, ROOT, shell
 from tiny import tiny
 from torch import nn
 
@@ -160,12 +160,13 @@ def loud():
 
 def test_what_the_users_code_prints_is_not_in_the_answer(tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text(LOUD)
-    factory, made = f"{tmp_path / 'loud.py'}:loud", str(tmp_path / "plan.json")
-    said = shell("plan", factory, LAPTOP, "--microbatches", "1,2", "--json", "-o", made)
+    factory, made, two = f"{tmp_path / 'loud.py'}:loud", str(tmp_path / "plan.json"), str(tmp_path / "two.yaml")
+    Path(two).write_text(PAIR)
+    said = shell("plan", factory, two, "--microbatches", "1,2", "--json", "-o", made)
     assert json.loads(said.out)["microbatches"] == 1
     for word in ("loaded", "made", "called with", "asked for a batch"):
         assert word in said.err
-    assert len(json.loads(shell("compare", factory, LAPTOP, "--solvers", "--json").out)) == 5
+    assert len(json.loads(shell("compare", factory, two, "--solvers", "--json").out)) == 5
     said = shell("verify", made, factory, "--json")
     assert json.loads(said.out)["collective_mismatches"] == 0, said
 
@@ -202,9 +203,12 @@ def test_run_trains_and_saves(path: Path, tmp_path: Path) -> None:
     assert (tmp_path / "saved" / ".metadata").exists()
 
 
-def test_run_joins_torchrun(path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "-m", "autoddl.cli", "run",
-               str(path), FACTORY, "--steps", "2", "--json"]
+def test_run_joins_torchrun(tmp_path: Path) -> None:
+    two, made = tmp_path / "two.yaml", str(tmp_path / "plan.json")
+    two.write_text(PAIR)
+    assert shell("plan", FACTORY, str(two), "-o", made).code == 0 and "net=2" in shell("show", made).out
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "autoddl.cli", "run",
+               made, FACTORY, "--steps", "2", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["losses"]) == 2

@@ -16,7 +16,7 @@ import pytest
 import torch
 from planmaker import cluster_of, random_plans
 from ranks import on_ranks
-from shell import FACTORY, Said, shell
+from shell import FACTORY, PAIR, Said, shell
 from tiny import Tiny
 
 from autoddl import gather, issue_parameters
@@ -37,12 +37,6 @@ from autoddl.record_writer import step_of
 from autoddl.timeline_of import _tasks, timeline_of
 from autoddl.traffic import Sent, traffic
 
-PAIR = """
-name: pair
-device: {name: slow, kind: cpu, memory: 1 GB, bandwidth: 1 GB/s, peak: {float32: 10 MFLOP/s}}
-levels:
-  - {name: net, size: 2, bandwidth: 100 MB/s, latency: 100 us}
-"""
 HEADER = Header("abc", "tiny", "net=2", "pair", "gloo", 2, {"torch": "2.13"})
 
 

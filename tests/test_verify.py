@@ -12,7 +12,7 @@ import pytest
 import torch
 import zoo
 from planmaker import random_plans
-from shell import FACTORY, LAPTOP, ROOT, shell
+from shell import FACTORY, LAPTOP, PAIR, ROOT, shell
 
 import autoddl
 from autoddl.errors import InputError
@@ -37,9 +37,11 @@ def test_a_plan_computes_what_one_process_does() -> None:
 
 
 @pytest.mark.parametrize("drop", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
-def test_a_plan_of_microbatches_computes_what_one_process_does(drop: float) -> None:
+def test_a_plan_of_microbatches_computes_what_one_process_does(tmp_path: Path, drop: float) -> None:
     factory = Factory.parse(FACTORY, {"dropout": drop})
-    plan = planned(factory, LAPTOP, mesh="machine=2,pair=2", pins=PINS, microbatches=(4,))
+    (tmp_path / "two.yaml").write_text(PAIR)
+    pins = ["blocks.*.up.weight: net=S(0)", "blocks.*.down.weight: net=S(1)"]
+    plan = planned(factory, str(tmp_path / "two.yaml"), pins=pins, microbatches=(4,))
     checked = verify(plan, factory)
     assert plan.microbatches == 4 and checked.passed and checked.collective_mismatches == 0, checked
 
@@ -47,8 +49,9 @@ def test_a_plan_of_microbatches_computes_what_one_process_does(drop: float) -> N
 def test_a_wrong_plan_does_not_pass(tmp_path: Path) -> None:
     """Without the reduction of one gradient."""
     factory = Factory.parse(FACTORY, {"dropout": 0.0, "batch": 64, "width": 64})
-    plan = planned(factory, LAPTOP, mesh="machine=4", pins=["blocks.0.up*: machine=S(0)"])
-    edge = next(c for c in plan.conversions if c.backward == ("machine: P->B",) and c.tensor.startswith("p_"))
+    (tmp_path / "two.yaml").write_text(PAIR)
+    plan = planned(factory, str(tmp_path / "two.yaml"), mesh="net=2", pins=["blocks.0.up*: net=S(0)"])
+    edge = next(c for c in plan.conversions if c.backward == ("net: P->B",) and c.tensor.startswith("p_"))
     wrong = tuple(replace(c, backward=()) if c is edge else c for c in plan.conversions)
     replace(plan, conversions=wrong).save(tmp_path / "wrong.json")
     said = shell("verify", str(tmp_path / "wrong.json"), FACTORY, "--json")
