@@ -226,14 +226,14 @@ def test_what_a_killed_owner_left_is_removed_and_nothing_else() -> None:
 @shaping
 def test_a_rehearsal_sends_what_its_plan_says(tmp_path: Path) -> None:
     machine, plan = tmp_path / "slow.yaml", str(tmp_path / "plan.json")
-    machine.write_text(cluster(1, 4, "25 MB/s").to_yaml())
+    machine.write_text(cluster(1, 2, "25 MB/s").to_yaml())
     sizes = ("--set", "width=256", "--set", "batch=64")
-    assert shell("plan", FACTORY, str(machine), *sizes, "--mesh", "net=4", "-o", plan).code == 0
+    assert shell("plan", FACTORY, str(machine), *sizes, "--mesh", "net=2", "-o", plan).code == 0
     said = shell("rehearse", plan, FACTORY, "--steps", "3", "--json")
     assert said.code == 0, said.err
     found = json.loads(said.out)
     assert found["collective_mismatches"] == 0 and len(found["step_seconds"]) == len(found["losses"]) == 3
-    assert len(found["uplinks"]) == 4 and not owned_by(os.getpid())
+    assert len(found["uplinks"]) == 2 and not owned_by(os.getpid())
     for row in found["uplinks"]:
         assert row["planned"] > 1e6
         assert row["left"] / row["planned"] == pytest.approx(1.02, abs=0.03)
