@@ -169,7 +169,7 @@ def diffused(short: Short, lam: float, target: float, rounds: int, clock: Clock,
     graph = _graph(short, lam)
     sent = dict(known) if known else {(e, end): np.zeros(edge.table.shape[end]) for e, edge in enumerate(graph.edges)
                                     for end in (0, 1)}
-    bound = _bound(graph, sent) if known else -math.inf
+    bound = -math.inf
     best = bound, dict(sent)
     ends = {v for fold in short.folds for v in (*fold.blocks[0], *fold.blocks[2])}
     inner, whole = [v for v in range(len(graph.own)) if v not in ends], range(len(graph.own))

@@ -101,10 +101,12 @@ def bounded(problem: Problem, short: Short, limits: Limits) -> tuple[_Best, _Bou
     limits = replace(limits, ceiling=limits.ceiling - problem.fixed_seconds)
     cap = _room(problem)
     lam, planned = 0.0 if problem.budget is None else limits.price, math.nan
-    best, bound, sent = _Best(None, math.inf, lam), _Bound(-math.inf, lam, {}), None
+    best, bound, sent, before = _Best(None, math.inf, lam), _Bound(-math.inf, lam, {}), None, -math.inf
     for rounds in ROUNDS:
         found = diffused(short, lam, limits.target(best.seconds) + lam * cap, rounds, limits.clock, sent)
-        sent = found.sent
+        if lam == planned and found.bound <= before:
+            break  # at this price nothing is to be had any more
+        sent, before = found.sent, found.bound
         bound = max(bound, _Bound(found.bound - lam * cap, lam, sent), key=lambda one: one.seconds)
         if bound.seconds >= limits.target(best.seconds) or limits.clock.expired:
             break
