@@ -4,8 +4,10 @@
     layout   sum over axes of state * BASE ** axis
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import product
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +15,8 @@ import numpy.typing as npt
 from autoddl.errors import InputError
 from autoddl.layout import B, Layout, Mesh, P, Split, State, is_legal
 
-__all__ = ["BROADCAST", "PARTIAL", "code", "layouts_of", "legal_layouts", "legal_numbers", "numbers"]
+__all__ = ["BASE", "BROADCAST", "PARTIAL", "Codes", "code", "distinct", "duals", "layout_of", "layouts_of",
+           "legal_layouts", "legal_numbers", "legal_states", "number_of", "numbers", "pieces", "states_of"]
 
 Codes = npt.NDArray[np.int64]
 
@@ -36,13 +39,31 @@ def numbers(states: Codes) -> Codes:
 
 
 @lru_cache(maxsize=100_000)
-def _layout(states: tuple[int, ...]) -> Layout:
-    return Layout(tuple(map(_state, states)))
+def number_of(layout: Layout) -> int:
+    return sum(code(state) * BASE ** axis for axis, state in enumerate(layout))
 
 
-def layouts_of(states: Codes) -> list[Layout]:
-    """One layout per row; equal ones are one object."""
-    return [_layout(row) for row in map(tuple, states.tolist())]
+@lru_cache(maxsize=100_000)
+def layout_of(number: int, axes: int) -> Layout:
+    """The layout on so many axes; equal ones are one object."""
+    return Layout(tuple(_state(number // BASE ** axis % BASE) for axis in range(axes)))
+
+
+def layouts_of(given: Codes, axes: int) -> list[Layout]:
+    """The layout of each number."""
+    return [layout_of(number, axes) for number in given.tolist()]
+
+
+def states_of(given: Codes, axes: int) -> Codes:
+    """States by axis of the layout of each number."""
+    found: Codes = given[:, None] // BASE ** np.arange(axes) % BASE
+    return found
+
+
+def duals(given: Codes, axes: int) -> Codes:
+    """`rules.dual` of each number: B in place of P."""
+    states = states_of(given, axes)
+    return numbers(np.where(states == PARTIAL, BROADCAST, states))
 
 
 @lru_cache(maxsize=10_000)
@@ -64,8 +85,39 @@ def legal_numbers(shape: tuple[int, ...], mesh: Mesh) -> npt.NDArray[np.bool_]:
     return legal
 
 
-def legal_layouts(shape: tuple[int, ...], mesh: Mesh, partial: bool = True) -> tuple[Layout, ...]:
-    """Every legal layout of a tensor, in a fixed order; without partial sums if not `partial`."""
+def legal_states(shape: tuple[int, ...], mesh: Mesh, partial: bool = True) -> Codes:
+    """The states by axis of every legal layout of a tensor, in a fixed order; without partial sums if not `partial`."""
     states = [*(2 + d for d in range(len(shape)) if shape[d] > 1), BROADCAST, *([PARTIAL] if partial else [])]
     every = np.array(list(product(states, repeat=len(mesh.axes))), dtype=np.int64)
-    return tuple(layouts_of(every[legal_numbers(shape, mesh)[numbers(every)]]))
+    found: Codes = every[legal_numbers(shape, mesh)[numbers(every)]]
+    return found
+
+
+def legal_layouts(shape: tuple[int, ...], mesh: Mesh, partial: bool = True) -> tuple[Layout, ...]:
+    """Every legal layout of a tensor, in that order."""
+    return tuple(layouts_of(numbers(legal_states(shape, mesh, partial)), len(mesh.axes)))
+
+
+def pieces(shape: tuple[int, ...], states: Codes, mesh: Mesh) -> Codes:
+    """`local_shape` of rank 0 in every layout, one row each."""
+    found = np.tile(np.array(shape, dtype=np.int64), (len(states), 1))
+    for a, axis in enumerate(mesh.axes):
+        for d in range(len(shape)):
+            np.copyto(found[:, d], -(-found[:, d] // axis.size), where=states[:, a] == 2 + d)
+    return found
+
+
+def distinct(columns: Sequence[npt.NDArray[Any]]) -> tuple[Codes, Codes]:
+    """Of rows of whole numbers, given by columns: the first row of each kind, in order, and every row's kind."""
+    key, span = np.zeros(len(columns[0]), dtype=np.int64), 1
+    for column in columns:
+        low, high = int(column.min()), int(column.max())
+        if span * (high - low + 1) >= 1 << 63:
+            key = np.unique(key, return_inverse=True)[1]
+            span = int(key.max()) + 1
+        key, span = key * (high - low + 1) + (column - low), span * (high - low + 1)
+    _, first, kinds = np.unique(key, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return first[order], place[kinds]

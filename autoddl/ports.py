@@ -3,68 +3,91 @@
 Thousands of choices show few distinct values, so costs are computed per value and a choice names its value's class.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from autoddl.layout import Layout, Mesh, local_shape
+from autoddl.choices import Choice, Choices, numbered
+from autoddl.layout import Mesh
+from autoddl.numbers import BASE, distinct, number_of, pieces, states_of
 from autoddl.routes import Routes
-from autoddl.space import Choice
 from autoddl.table import Array, Cells, Classes, Rows
 
-__all__ = ["Port", "Ports"]
+__all__ = ["Pieces", "Port", "Ports", "pieces_of"]
 
-
+Column = npt.NDArray[Any]
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Port:
-    """The distinct values of something that choices have, and which of them each choice has."""
+    """The distinct values of something that choices have, a column for each part of a value, and which of them each
+    choice has. Layouts are numbers."""
 
-    values: tuple[tuple[Any, ...], ...]
+    columns: tuple[Column, ...]
     classes: Classes
 
+    @property
+    def values(self) -> tuple[tuple[Any, ...], ...]:
+        return tuple(zip(*(column.tolist() for column in self.columns), strict=True))
 
-def _port(columns: Sequence[Sequence[Any]]) -> Port:
-    """Of rows with these columns. Most rows hold the same objects as others: only those that differ are compared."""
-    keys = list(zip(*(map(id, column) for column in columns), strict=True))
-    found: dict[tuple[Any, ...], int] = {}
-    number = {key: found.setdefault(row, len(found))
-              for key, row in dict(zip(keys, zip(*columns, strict=True), strict=True)).items()}
-    return Port(tuple(found), np.array([number[key] for key in keys], dtype=np.intp))
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """The distinct pieces that choices give an op: the local shapes of its tensors, a row for each class, and the first
+    choice of it."""
+
+    shapes: tuple[tuple[Shape, ...], ...]
+    first: Classes
+    classes: Classes
 
 
 class Ports:
     """Ports of the choices at hand, each found once: variables that are alike share their choices."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple[Any, ...], tuple[tuple[Choice, ...], Port]] = {}
+        self.known: dict[tuple[int, str, int], tuple[Sequence[Choice], Port]] = {}
         self.back: dict[int, tuple[Routes, Array]] = {}
+        self.places: dict[int, tuple[Routes, Classes]] = {}
         self.found: dict[tuple[int, int, int], tuple[Port, Routes, Classes]] = {}
         self.equal: dict[tuple[int, bytes], Classes] = {}
         self.same: dict[tuple[object, ...], Cells] = {}
-        self.local: dict[tuple[Shape, Mesh], tuple[dict[Shape, Shape], dict[Layout, Shape]]] = {}
 
-    def __call__(self, choices: tuple[Choice, ...], key: Hashable, columns: Callable[[], Sequence[Sequence[Any]]]
-                 ) -> Port:
-        """What the choices have in `columns`, one for each part of a value."""
-        at = (id(choices), key)
+    def writes(self, choices: Sequence[Choice], port: int) -> Port:
+        return self._port(choices, "write", port, lambda c: (c.outputs[port], c.wanted[port], c.regather))
+
+    def reads(self, choices: Sequence[Choice], slot: int) -> Port:
+        return self._port(choices, "read", slot, lambda c: (c.inputs[slot], c.gradients[slot]))
+
+    def _port(self, choices: Sequence[Choice], way: str, k: int, columns: Callable[[Choices], tuple[Column, ...]]
+              ) -> Port:
+        """What the choices have in `columns`."""
+        at = (id(choices), way, k)
         if at not in self.known:
-            self.known[at] = choices, _port(columns())
+            parts = columns(numbered(choices))
+            first, classes = distinct(parts)
+            self.known[at] = choices, Port(tuple(part[first] for part in parts), classes)
         return self.known[at][1]
 
     def positions(self, port: Port, k: int, table: Routes) -> Classes:
         """Where the routes have the k-th layout of every value. Those that are equal are one array."""
         at = (id(port), k, id(table))
         if at not in self.found:
-            row = [value[k] for value in port.values]
-            where = {key: table.index[layout] for key, layout in dict(zip(map(id, row), row, strict=True)).items()}
-            found = np.array([where[key] for key in map(id, row)], dtype=np.intp)
+            found = self._place(table)[port.columns[k]]
+            assert found.min() >= 0, "a layout that no conversion reaches"
             self.found[at] = port, table, self.equal.setdefault((id(table), found.tobytes()), found)
         return self.found[at][2]
+
+    def _place(self, table: Routes) -> Classes:
+        """The position of the layout of each number, -1 where there is none."""
+        if id(table) not in self.places:
+            place = np.full(BASE ** len(table.layouts[0]), -1, dtype=np.intp)
+            place[[number_of(layout) for layout in table.layouts]] = np.arange(len(table.layouts))
+            self.places[id(table)] = table, place
+        return self.places[id(table)][1]
 
     def cells(self, key: tuple[object, ...], shape: tuple[int, int], make: Callable[[Rows], Array],
               least: float | None = None) -> Cells:
@@ -77,33 +100,14 @@ class Ports:
             self.back[id(table)] = table, np.ascontiguousarray(table.seconds.T)
         return self.back[id(table)][1]
 
-    def writes(self, choices: tuple[Choice, ...], port: int) -> Port:
-        return self(choices, ("write", port), lambda: (
-            [c.outputs[port] for c in choices], [c.wanted[port] for c in choices], [c.regather for c in choices]))
 
-    def reads(self, choices: tuple[Choice, ...], slot: int) -> Port:
-        return self(choices, ("read", slot), lambda: (
-            [c.inputs[slot] for c in choices], [c.gradients[slot] for c in choices]))
-
-    def shapes(self, choices: tuple[Choice, ...], shapes: tuple[Shape, ...], mesh: Mesh) -> Port:
-        """Local shapes of tensors of `shapes`, inputs then outputs, and where the kernel reduces by itself (`inner`)
-        the first layout too and over which axes."""
-
-        def columns() -> list[list[Any]]:
-            inner = [c.inner for c in choices]
-            rows = zip(*[(*c.inputs, *c.outputs) for c in choices], strict=True)
-            local = [self.pieces(shape, row, mesh) for shape, row in zip(shapes, rows, strict=True)]
-            return [*local, [c.inputs[0] if c.inner else None for c in choices], inner]
-
-        return self(choices, ("shapes", shapes), columns)
-
-    def pieces(self, shape: Shape, row: Sequence[Layout], mesh: Mesh) -> list[Shape]:
-        """Rank 0's piece of a tensor in each layout; what is equal is one object."""
-        same, known = self.local.setdefault((shape, mesh), ({}, {}))
-        distinct = dict(zip(map(id, row), row, strict=True))
-        for layout in distinct.values():
-            if layout not in known:
-                piece = local_shape(shape, layout, mesh)
-                known[layout] = same.setdefault(piece, piece)
-        made = {key: known[layout] for key, layout in distinct.items()}
-        return [made[key] for key in map(id, row)]
+def pieces_of(choices: Sequence[Choice], shapes: Sequence[Shape], mesh: Mesh) -> Pieces:
+    """What an op with tensors of `shapes`, inputs then outputs, has of them on rank 0. Where its kernel reduces by
+    itself choices differ too by the layout of the first input and by the axes."""
+    given = numbered(choices)
+    sizes = np.concatenate([pieces(shape, states_of(column, given.axes), mesh) for shape, column in
+                            zip(shapes, (*given.inputs, *given.outputs), strict=True)], axis=1)
+    first, classes = distinct([*sizes.T, given.inner, given.inputs[0] * (given.inner > 0)])
+    ends = np.cumsum([len(shape) for shape in shapes])[:-1]
+    rows = zip(*(map(tuple, part.tolist()) for part in np.split(sizes[first], ends, axis=1)), strict=True)
+    return Pieces(tuple(rows), first, classes)

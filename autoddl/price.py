@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from autoddl.choices import Choice
 from autoddl.conversion import COLLECTIVES, Step
 from autoddl.cost_models import Cluster, Device, Group, Kernel, collective, copy_seconds, kernel_seconds, least_seconds
 from autoddl.fusion import ALONE, Chained, chains
@@ -35,17 +36,18 @@ from autoddl.layout import Layout, Mesh, local_shape
 from autoddl.plan import BUCKET_BYTES
 from autoddl.routes import Routes, routes
 from autoddl.rules_nn import inner_collectives
-from autoddl.space import Choice
 from autoddl.work import Work, work
 
-__all__ = ["OPTIMIZERS", "Pricing", "cone_cost", "end_seconds", "floor_seconds", "inner_seconds", "kernel_of",
-           "op_seconds", "pass_seconds", "routes_of"]
+__all__ = ["OPTIMIZERS", "Kernels", "Pricing", "cone_cost", "end_seconds", "floor_seconds", "inner_seconds",
+           "kernel_of", "op_seconds", "pass_seconds", "routes_of"]
 
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "adafactor": 0}
 """Optimizer -> state tensors per parameter, in the parameter's dtype."""
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
+Shapes = tuple[tuple[int, ...], ...]
+Passes = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Pricing:
         return np.where(again, m * (2 if saved else 1), 1), np.where(again, m, 1)
 
     def group(self, axes: tuple[int, ...]) -> Group:
-        return Group(tuple((self.mesh.sizes[a], self.mesh.strides[a]) for a in axes))
+        return _group(self.mesh, axes)
 
     def step_seconds(self, step: Step, full: int, touched: int) -> float:
         """One step: the collective on a full buffer of `full` bytes; a local step copies (fill) or looks (slice)."""
@@ -87,6 +89,11 @@ class Pricing:
         if step.kind in COLLECTIVES and full < BUCKET_BYTES:
             return self.step_seconds(step, BUCKET_BYTES, touched) * full / BUCKET_BYTES
         return self.step_seconds(step, full, touched)
+
+
+@lru_cache(maxsize=10_000)
+def _group(mesh: Mesh, axes: tuple[int, ...]) -> Group:
+    return Group(tuple((mesh.sizes[a], mesh.strides[a]) for a in axes))
 
 
 @lru_cache(maxsize=256)
@@ -119,40 +126,54 @@ def op_seconds(pricing: Pricing, op: Op, choice: Choice, differentiable: frozens
     return sum((*forward, *backward))
 
 
-def pass_seconds(pricing: Pricing, op: Op, choice: Choice, differentiable: frozenset[int]
-                 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def pass_seconds(pricing: Pricing, op: Op, choice: Choice, differentiable: frozenset[int]) -> Passes:
     """Of each forward and each backward kernel of the local op; a hub and a view are free."""
     graph, mesh = pricing.graph, pricing.mesh
     inputs, outputs = (tuple(local_shape(graph.tensors[t].shape, c, mesh) for t, c in zip(ts, cs, strict=True))
                        for ts, cs in ((op.inputs, choice.inputs), (op.outputs, choice.outputs)))
-    tensors = tuple((t.dtype, t.itemsize, t.kind is Kind.PARAMETER, i in differentiable) for i, t in
-                    ((i, graph.tensors[i]) for i in (*op.inputs, *op.outputs)))
-    return _alike(_Call(pricing.cluster.device, op.target, op.slots, op.args, tensors, inputs, outputs,
-                        pricing.chained.get(op.name, ALONE), op, graph, differentiable))
+    return Kernels.of(pricing, op, differentiable).seconds(inputs, outputs)
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
-    """An op on local pieces; calls that are equal are priced once. `tensors`: what is asked of inputs and outputs."""
+class Kernels:
+    """An op's kernels: those of ops that are equal are priced once for pieces of equal shapes. `tensors`: what is asked
+    of inputs and outputs. The hash is kept: it is asked for with all the shapes."""
 
     device: Device
     target: str
     slots: tuple[str, ...]
     args: tuple[tuple[str, Any], ...]
     tensors: tuple[tuple[str, int, bool, bool], ...]
-    inputs: tuple[tuple[int, ...], ...]
-    outputs: tuple[tuple[int, ...], ...]
     chained: Chained
     op: Op = field(compare=False)
     graph: Graph = field(compare=False)
     differentiable: frozenset[int] = field(compare=False)
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.device, self.target, self.slots, self.args, self.tensors,
+                                                self.chained)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @classmethod
+    def of(cls, pricing: Pricing, op: Op, differentiable: frozenset[int]) -> "Kernels":
+        tensors = tuple((t.dtype, t.itemsize, t.kind is Kind.PARAMETER, i in differentiable) for i, t in
+                        ((i, pricing.graph.tensors[i]) for i in (*op.inputs, *op.outputs)))
+        return cls(pricing.cluster.device, op.target, op.slots, op.args, tensors, pricing.chained.get(op.name, ALONE),
+                   op, pricing.graph, differentiable)
+
+    def seconds(self, inputs: Shapes, outputs: Shapes) -> Passes:
+        """Of each forward and each backward kernel, on pieces of these shapes."""
+        return _on_pieces(self, inputs, outputs)
 
 
 @lru_cache(maxsize=1 << 16)
-def _alike(call: _Call) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    dtype = call.graph.tensors[call.op.outputs[0]].dtype
-    forward, backward = (tuple(_seconds(call.device, w, dtype, call.chained) for w in kernels) for kernels in
-                         work(call.op, call.graph, call.inputs, call.outputs, call.differentiable))
+def _on_pieces(kernels: Kernels, inputs: Shapes, outputs: Shapes) -> Passes:
+    dtype = kernels.graph.tensors[kernels.op.outputs[0]].dtype
+    forward, backward = (tuple(_seconds(kernels.device, w, dtype, kernels.chained) for w in way) for way in
+                         work(kernels.op, kernels.graph, inputs, outputs, kernels.differentiable))
     return forward, backward
 
 

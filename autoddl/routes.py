@@ -7,10 +7,10 @@ over axes of state * base ** axis, to which a move adds the same wherever it is.
 running both read the steps from here, so what is priced is what runs.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from autoddl.conversion import COLLECTIVES, Step, group_size
 from autoddl.layout import B, Layout, Mesh, P, Split, State
 from autoddl.nearest import Moves, Nearest, first_moves, nearest
-from autoddl.numbers import legal_layouts
+from autoddl.numbers import BASE, BROADCAST, PARTIAL, code, distinct, layouts_of, legal_states, numbers, pieces
 
 __all__ = ["Routes", "Seconds", "routes"]
 
@@ -93,7 +93,7 @@ class Routes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Space:
-    """All legal layouts of a tensor: `has[state, axis]` (dims, then B, then P) says in which an axis has a state, and
+    """All legal layouts of a tensor: `has[state, axis]` (states by their code) says in which an axis has a state, and
     `sizes[i, dim]` and `nbytes[i]` what rank 0 holds. `number[i]` is layout i as a number, from which `place` leads
     back, -1 where there is none."""
 
@@ -106,86 +106,75 @@ class _Space:
     place: Ints
 
 
-def _space(shape: tuple[int, ...], itemsize: int, mesh: Mesh, every: tuple[Layout, ...]) -> _Space:
-    rank, axes = len(shape), len(mesh.axes)
-    codes: dict[State, int] = {**{Split(d): d for d in range(rank)}, B: rank, P: rank + 1}
-    states = np.array([[codes[s] for s in layout.states] for layout in every])
-    sizes = np.tile(np.array(shape, dtype=np.int64), (len(every), 1))
-    for a, axis in enumerate(mesh.axes):
-        for d in range(rank):
-            sizes[:, d] = np.where(states[:, a] == d, -(-sizes[:, d] // axis.size), sizes[:, d])
-    number = states @ (rank + 2) ** np.arange(axes)
-    place = np.full((rank + 2) ** axes, -1, dtype=np.int64)
+def _space(shape: tuple[int, ...], itemsize: int, mesh: Mesh, every: Ints) -> _Space:
+    """Of layouts given by their states."""
+    sizes, number = pieces(shape, every, mesh), numbers(every)
+    place = np.full(BASE ** len(mesh.axes), -1, dtype=np.int64)
     place[number] = np.arange(len(every))
-    has = np.array([[states[:, a] == code for a in range(axes)] for code in range(rank + 2)])
+    has = np.arange(BASE)[:, None, None] == every.T
     return _Space(mesh, itemsize, has, sizes, sizes.prod(axis=1) * itemsize, number, place)
 
 
-def _move(step: Step, space: _Space, seconds: Seconds, known: dict[Hashable, float]) -> _Move | None:
-    """`Step.is_legal`, `Step.after`, `payload` and the price, for all layouts at once."""
-    rank, axes = space.sizes.shape[1], len(space.mesh.axes)
-    source, target = (s.dim if isinstance(s, Split) else rank + (s == P) for s in (step.source, step.target))
-    legal = space.has[source, step.axes[0]]
-    for axis in range(step.axes[0] + 1, axes):
-        if axis in step.axes:
-            legal = legal & space.has[source, axis]
-        else:
-            for code in (source, target):
-                legal = legal & ~space.has[code, axis] if code < rank else legal
-    here = np.flatnonzero(legal)
-    there = space.place[space.number[here] + (target - source) * sum((rank + 2) ** a for a in step.axes)]
-    here, there = here[there >= 0], there[there >= 0]
-    if not len(here):
-        return None
-    return _Move(step, here, there, _prices(step, _payloads(step, space, here, there), seconds, known))
+def _move(steps: list[Step], space: _Space) -> tuple[Ints, Ints, Ints]:
+    """`Step.is_legal` and `Step.after` of steps on the same axes, for all layouts at once: rows (number of the step,
+    from where, to where), step by step."""
+    axes = steps[0].axes
+    inner = [a for a in range(axes[0] + 1, len(space.mesh.axes)) if a not in axes]
+    source, target = (np.array(codes) for codes in zip(*((code(s.source), code(s.target)) for s in steps), strict=True))
+    free: Bools = np.logical_not(space.has[:, inner].any(axis=1))
+    free[[BROADCAST, PARTIAL]] = True
+    leaves: Bools = space.has[:, axes].all(axis=1) & free
+    number, here = np.nonzero(leaves[source] & free[target])
+    there = space.place[space.number[here] + (target - source)[number] * sum(BASE ** a for a in axes)]
+    return number[there >= 0], here[there >= 0], there[there >= 0]
 
 
-def _payloads(step: Step, space: _Space, here: Ints, there: Ints) -> Ints:
-    """`payload` of a collective, or the bytes that a local step touches."""
-    if step.kind not in COLLECTIVES or step.kind == "all-reduce":
-        return space.nbytes[here]
-    small = np.minimum(space.sizes[here], space.sizes[there])
-    found: Ints = small.prod(axis=1) * (group_size(step, space.mesh) * space.itemsize)
-    return found
-
-
-def _prices(step: Step, payloads: Ints, seconds: Seconds, known: dict[Hashable, float]) -> npt.NDArray[np.float64]:
-    """`seconds` of every payload, asked once for what is equal: a collective's kind, axes and size; a local step's kind
-    and size."""
-    kind, found = step.kind, []
-    sends = kind in COLLECTIVES
-    axes = step.axes if sends else ()
-    for size in payloads.tolist():
-        key = kind, axes, size
-        price = known.get(key)
-        if price is None:
-            known[key] = price = seconds(step, size if sends else 0, 0 if sends else size)
-        found.append(price)
-    return np.array(found)
-
-
-def _moves(shape: tuple[int, ...], space: _Space, seconds: Seconds) -> tuple[_Move, ...]:
-    """Every step, several axes at once included, that is legal in some layout."""
+def _moves(shape: tuple[int, ...], space: _Space) -> tuple[list[Step], Ints, Ints, Ints]:
+    """Every step, several axes at once included, that is legal in some layout; and the rows of them all."""
     states: list[State] = [*(Split(d) for d in range(len(shape)) if shape[d] > 1), B, P]
-    found, known = [], dict[Hashable, float]()
+    steps, rows = list[Step](), list[tuple[Ints, Ints, Ints]]()
     for count in range(1, len(space.mesh.axes) + 1):
         for axes in combinations(range(len(space.mesh.axes)), count):
-            for source, target in product(states, states):
-                local = target == P or (source == B and target != B)
-                if source != target and not (local and count > 1):
-                    found.append(_move(Step(axes, source, target), space, seconds, known))
-    return tuple(move for move in found if move is not None)
+            on = [Step(axes, source, target) for source, target in product(states, states)
+                  if source != target and not (count > 1 and (target == P or source == B))]
+            number, here, there = _move(on, space)
+            rows.append((number + len(steps), here, there))
+            steps += on
+    number, here, there = (np.concatenate(column) for column in zip(*rows, strict=True))
+    legal = np.bincount(number, minlength=len(steps)) > 0
+    return [steps[k] for k in np.flatnonzero(legal).tolist()], (np.cumsum(legal) - 1)[number], here, there
+
+
+def _payloads(steps: list[Step], space: _Space, number: Ints, here: Ints, there: Ints) -> Ints:
+    """`payload` of a collective, or the bytes that a local step touches, of every row."""
+    cut = [kind in COLLECTIVES and kind != "all-reduce" for kind in (step.kind for step in steps)]
+    ranks = np.array([group_size(step, space.mesh) if c else 0 for step, c in zip(steps, cut, strict=True)])[number]
+    small = np.minimum(space.sizes[here], space.sizes[there]).prod(axis=1) * space.itemsize
+    return np.where(ranks > 0, small * ranks, space.nbytes[here])
+
+
+def _prices(steps: list[Step], number: Ints, payloads: Ints, seconds: Seconds) -> npt.NDArray[np.float64]:
+    """`seconds` of every row, asked once for what is equal: a collective's kind, axes and size; a local step's kind and
+    size."""
+    asked: dict[tuple[str, tuple[int, ...]], int] = {}
+    sends = [kind in COLLECTIVES for kind in (step.kind for step in steps)]
+    alike = np.array([asked.setdefault((step.kind, step.axes if away else ()), len(asked))
+                      for step, away in zip(steps, sends, strict=True)])
+    first, which = distinct([alike[number], payloads])
+    found = [seconds(steps[k], size, 0) if sends[k] else seconds(steps[k], 0, size)
+             for k, size in zip(number[first].tolist(), payloads[first].tolist(), strict=True)]
+    return np.array(found)[which]
 
 
 def routes(shape: tuple[int, ...], itemsize: int, mesh: Mesh, seconds: Seconds, partial: bool = True) -> Routes:
     """Shortest conversions between all legal layouts of a tensor."""
-    every = legal_layouts(shape, mesh, partial)
-    space = _space(shape, itemsize, mesh, every)
-    moves = _moves(shape, space, seconds)
-    numbers = np.repeat(np.arange(len(moves)), np.array([len(move.here) for move in moves], dtype=np.intp))
-    none: list[npt.NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)]
-    here, there = (np.concatenate(none + [getattr(move, name) for move in moves]) for name in ("here", "there"))
-    price = np.concatenate([np.zeros(0)] + [move.seconds for move in moves])
-    paths = nearest(len(every), numbers, here, there, price)
+    every = legal_states(shape, mesh, partial)
+    layouts, space = tuple(layouts_of(numbers(every), len(mesh.axes))), _space(shape, itemsize, mesh, every)
+    steps, number, here, there = _moves(shape, space)
+    price = _prices(steps, number, _payloads(steps, space, number, here, there), seconds) if steps else np.zeros(0)
+    paths = nearest(len(every), number, here, there, price)
     paths.far.setflags(write=False)
-    return Routes(every, {layout: i for i, layout in enumerate(every)}, space.nbytes.astype(np.float64), paths, moves)
+    ends = np.searchsorted(number, np.arange(len(steps) + 1)).tolist()
+    moves = [_Move(step, here[a:b], there[a:b], price[a:b]) for step, (a, b) in zip(steps, pairwise(ends), strict=True)]
+    return Routes(layouts, {layout: i for i, layout in enumerate(layouts)}, space.nbytes.astype(np.float64), paths,
+                  tuple(moves))

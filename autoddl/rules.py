@@ -2,7 +2,8 @@
 
     RULES[target](op, inputs, outputs) -> "b k, n k -> b n | 0*1"          the rule of one call (see `dims`)
     signatures_of(op, graph)           -> its signatures for one mesh axis  (no rule: everything B)
-    options(op, graph, mesh)           -> one signature per axis, where every rank gets a piece of everything
+    rows(op, graph, mesh)              -> one signature per axis, where every rank gets a piece of everything: numbers
+    options(op, graph, mesh)           -> the same in words
 
 The gradient of an option follows from its layouts alone, axis by axis:
 
@@ -28,14 +29,18 @@ from autoddl import (
     rules_shape,
 )
 from autoddl.dims import Rule, Signature, signatures
-from autoddl.graph import Graph, Op
+from autoddl.graph import Graph, Kind, Op, Tensor, Value
 from autoddl.layout import B, Layout, Mesh, P, is_legal
-from autoddl.numbers import BROADCAST, PARTIAL, code, layouts_of, legal_numbers, numbers
+from autoddl.numbers import BROADCAST, PARTIAL, code, distinct, layouts_of, legal_numbers, numbers
 from autoddl.rules_text import RuleOf
 
-__all__ = ["RULES", "Option", "Rule", "backward", "dual", "gradient", "has_rule", "options", "signatures_of"]
+__all__ = ["RULES", "Option", "Rows", "Rule", "backward", "dual", "gradient", "has_rule", "options", "rows",
+           "signatures_of"]
 
+Codes = npt.NDArray[np.int64]
 Shapes = tuple[tuple[int, ...], ...]
+Typed = tuple[tuple[tuple[int, ...], str], ...]
+"""Shapes with dtypes."""
 
 RULES: dict[str, RuleOf] = {
     **rules_shape.RULES, **rules_cut.RULES, **rules_create.RULES, **rules_index.RULES, **rules_reduce.RULES,
@@ -57,6 +62,19 @@ class Option:
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Options as numbers, a row each: by axis, which of `signatures` it is; the layout of every input, output and
+    gradient of an input. Bit a of `inner` says that the local kernel reduces over axis a."""
+
+    signatures: tuple[Signature, ...]
+    picked: Codes
+    inner: Codes
+    inputs: tuple[Codes, ...]
+    outputs: tuple[Codes, ...]
+    gradients: tuple[Codes, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class _Question:
     """All that the answer depends on; `truths` are the positions of bool tensors, which are never partial sums."""
@@ -76,9 +94,15 @@ def signatures_of(op: Op, graph: Graph) -> tuple[Signature, ...]:
     return _signatures(_question(op, graph))
 
 
+def rows(op: Op, graph: Graph, mesh: Mesh) -> Rows:
+    """Every choice of one signature per axis in which each rank has a non-empty piece of every tensor; one object for
+    ops that are alike."""
+    return _rows(_question(op, graph), mesh)
+
+
 def options(op: Op, graph: Graph, mesh: Mesh) -> tuple[Option, ...]:
-    """Every choice of one signature per axis in which each rank has a non-empty piece of every tensor."""
-    return _options(_question(op, graph), mesh)
+    """The same, with layouts."""
+    return _options(rows(op, graph, mesh))
 
 
 def gradient(option: Option, k: int) -> Layout:
@@ -89,10 +113,10 @@ def gradient(option: Option, k: int) -> Layout:
 def backward(inputs: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> tuple[Layout, ...]:
     """Layouts of the gradients of all inputs."""
     states = [np.array([[code(state) for state in layout]]) for layout in (*inputs, *outputs)]
-    return tuple(layouts_of(column)[0] for column in _backward(states)[:len(inputs)])
+    return tuple(layouts_of(numbers(column), column.shape[1])[0] for column in _backward(states)[:len(inputs)])
 
 
-def _backward(states: list[npt.NDArray[np.int64]]) -> list[npt.NDArray[np.int64]]:
+def _backward(states: list[Codes]) -> list[Codes]:
     """The gradient's state for every tensor and option: S from S, B from P, P or B from B."""
     cut = np.any([column != BROADCAST for column in states], axis=0)
     return [np.where(c == PARTIAL, BROADCAST, np.where((c == BROADCAST) & cut, PARTIAL, c)) for c in states]
@@ -105,9 +129,19 @@ def dual(layout: Layout) -> Layout:
 
 
 def _question(op: Op, graph: Graph) -> _Question:
-    inputs = tuple(graph.tensors[t] for t in op.inputs)
-    outputs = tuple(graph.tensors[t] for t in op.outputs)
-    rule = RULES[op.target](op, inputs, outputs) if op.target in RULES else None
+    inputs, outputs = (tuple([(graph.tensors[t].shape, graph.tensors[t].dtype) for t in ts])
+                       for ts in (op.inputs, op.outputs))
+    return _nameless(op.target, op.slots, op.args, inputs, outputs)
+
+
+@lru_cache(maxsize=100_000)
+def _nameless(target: str, slots: tuple[str, ...], args: tuple[tuple[str, Value], ...], reads: Typed, writes: Typed
+              ) -> _Question:
+    """Of all ops that are called alike: a rule sees no names."""
+    inputs, outputs = (tuple(Tensor("", shape, dtype, Kind.RESULT) for shape, dtype in typed)
+                       for typed in (reads, writes))
+    op = Op("", target, tuple(range(len(inputs))), slots, tuple(range(len(inputs), len(inputs) + len(outputs))), args)
+    rule = RULES[target](op, inputs, outputs) if target in RULES else None
     return _Question(Rule(rule) if isinstance(rule, str) else rule, tuple(t.shape for t in inputs),
                      tuple(t.shape for t in outputs),
                      tuple(i for i, t in enumerate((*inputs, *outputs)) if t.dtype == "bool"))
@@ -122,27 +156,34 @@ def _signatures(question: _Question) -> tuple[Signature, ...]:
 
 
 @lru_cache(maxsize=100_000)
-def _options(question: _Question, mesh: Mesh) -> tuple[Option, ...]:
-    """Every combination of signatures as a row of numbers; the first of those with equal layouts stays."""
+def _rows(question: _Question, mesh: Mesh) -> Rows:
+    """Every combination of signatures; the first of those with equal layouts stays."""
     shapes, every = (*question.inputs, *question.outputs), _signatures(question)
     per_axis = [[i for i, s in enumerate(every) if _fits(shapes, s, mesh, a)] for a in range(len(mesh.axes))]
-    rows = np.stack(np.meshgrid(*per_axis, indexing="ij"), axis=-1).reshape(-1, len(mesh.axes))
-    rows = rows[_divides(every, rows, mesh)]
-    states = [np.array([code((*s.inputs, *s.outputs)[i]) for s in every])[rows] for i in range(len(shapes))]
-    legal = np.ones(len(rows), dtype=bool)
-    for shape, column in zip(shapes, states, strict=True):
-        legal &= legal_numbers(shape, mesh)[numbers(column)]
-    inner = np.array([s.inner for s in every])[rows]
-    keys = np.stack([*(numbers(column) for column in states), numbers(inner.astype(np.int64))], axis=1)[legal]
-    first = np.sort(np.unique(keys, axis=0, return_index=True)[1])
-    columns = [column[legal][first] for column in states]
-    count, made = len(question.inputs), [layouts_of(column) for column in columns]
-    returned = list(zip(*map(layouts_of, _backward(columns)[:count]), strict=True)) if count else [()] * len(first)
-    reduces = [tuple(a for a, found in enumerate(row) if found) for row in inner[legal][first].tolist()] \
-        if inner.any() else [()] * len(first)
-    return tuple(Option(tuple([every[i] for i in row]), layouts[:count], layouts[count:], gradients, axes)
-                 for row, layouts, gradients, axes in zip(
-                     rows[legal][first].tolist(), zip(*made, strict=True), returned, reduces, strict=True))
+    picked = np.stack(np.meshgrid(*per_axis, indexing="ij"), axis=-1).reshape(-1, len(mesh.axes))
+    picked = picked[_divides(every, picked, mesh)]
+    codes = [np.array([code((*s.inputs, *s.outputs)[i]) for s in every]) for i in range(len(shapes))]
+    legal = np.ones(len(picked), dtype=bool)
+    for shape, column in zip(shapes, codes, strict=True):
+        legal &= legal_numbers(shape, mesh)[numbers(column[picked])]
+    picked = picked[legal]
+    inner = np.array([s.inner for s in every])[picked] @ (1 << np.arange(len(mesh.axes)))
+    layouts, count = [numbers(column[picked]) for column in codes], len(question.inputs)
+    first = distinct([*layouts, inner])[0]
+    layouts = [column[first] for column in layouts]
+    back = [numbers(states) for states in _backward([column[picked[first]] for column in codes])[:count]]
+    return Rows(every, picked[first], inner[first], tuple(layouts[:count]), tuple(layouts[count:]), tuple(back))
+
+
+@lru_cache(maxsize=10_000)
+def _options(found: Rows) -> tuple[Option, ...]:
+    count, axes = found.picked.shape
+    inputs, outputs, gradients = (
+        zip(*(layouts_of(column, axes) for column in columns), strict=True) if columns else [()] * count
+        for columns in (found.inputs, found.outputs, found.gradients))
+    inner = (tuple(a for a in range(axes) if bits >> a & 1) for bits in found.inner.tolist())
+    return tuple(Option(tuple(found.signatures[i] for i in row), *layouts) for row, *layouts in zip(
+        found.picked.tolist(), inputs, outputs, gradients, inner, strict=True))
 
 
 def _fits(shapes: Shapes, signature: Signature, mesh: Mesh, axis: int) -> bool:
@@ -152,10 +193,10 @@ def _fits(shapes: Shapes, signature: Signature, mesh: Mesh, axis: int) -> bool:
                for shape, state in zip(shapes, (*signature.inputs, *signature.outputs), strict=True))
 
 
-def _divides(every: tuple[Signature, ...], rows: npt.NDArray[np.int64], mesh: Mesh) -> npt.NDArray[np.bool_]:
+def _divides(every: tuple[Signature, ...], picked: Codes, mesh: Mesh) -> npt.NDArray[np.bool_]:
     """Whether the axes that split what may only be split evenly divide it together."""
-    fine = np.ones(len(rows), dtype=bool)
+    fine = np.ones(len(picked), dtype=bool)
     for split, size in dict.fromkeys((s.split, size) for s in every for size in s.divides):
-        cuts = np.array([s.split == split and size in s.divides for s in every])[rows]
+        cuts = np.array([s.split == split and size in s.divides for s in every])[picked]
         fine &= size % np.where(cuts, np.array(mesh.sizes), 1).prod(axis=1) == 0
     return fine

@@ -10,40 +10,22 @@ A *region* narrows the space: pins of a user, or a named strategy. It is a funct
 choice) to bool, never a code path.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
 import numpy as np
 
+from autoddl.choices import Choice, Choices
 from autoddl.errors import InputError
 from autoddl.graph import Graph, Kind, Op, Tensor
 from autoddl.hubs import HUB
-from autoddl.layout import B, Layout, Mesh, P, Split, State
-from autoddl.numbers import code, layouts_of, legal_layouts, legal_numbers, numbers
-from autoddl.rules import Option, dual, options
+from autoddl.layout import B, Mesh, P, Split, State
+from autoddl.numbers import BROADCAST, code, duals, legal_numbers, legal_states, numbers
+from autoddl.rules import Rows, rows
 
 __all__ = ["Choice", "Region", "Variable", "decided", "everything", "variables"]
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Layouts at the ports of a variable: read, written, of the gradients that its backward yields (per input) and
-    needs (per output). `inner`: axes over which the op's own kernel reduces."""
-
-    inputs: tuple[Layout, ...]
-    outputs: tuple[Layout, ...]
-    gradients: tuple[Layout, ...]
-    wanted: tuple[Layout, ...]
-    inner: tuple[int, ...] = ()
-    regather: bool = False
-
-    def __str__(self) -> str:
-        reads = ", ".join(map(str, self.inputs))
-        writes = ", ".join(map(str, self.outputs)) + (" regathered" if self.regather else "")
-        return f"{reads} -> {writes}" if reads else f"stored {writes}"
-
 
 Region = Callable[[Graph, Op | Tensor, Choice], bool]
 
@@ -53,7 +35,7 @@ class Variable:
     """`item` is the op (hubs included) or the parameter."""
 
     item: Op | Tensor
-    choices: tuple[Choice, ...]
+    choices: Sequence[Choice]
 
     @property
     def name(self) -> str:
@@ -66,60 +48,56 @@ def everything(graph: Graph, item: Op | Tensor, choice: Choice) -> bool:
 
 
 @lru_cache(maxsize=10_000)
-def _of_hub(shape: tuple[int, ...], mesh: Mesh, partial: bool, gradients: bool) -> tuple[Choice, ...]:
+def _of_op(found: Rows, axes: int) -> Choices:
+    """Options of ops that are alike, with the gradients that follow."""
+    wanted = tuple(duals(column, axes) for column in found.outputs)
+    return Choices(axes, found.inputs, found.outputs, found.gradients, wanted, found.inner, found.inner < 0)
+
+
+@lru_cache(maxsize=10_000)
+def _of_hub(shape: tuple[int, ...], mesh: Mesh, partial: bool, gradients: bool) -> Choices:
     """States as (layout, gradient) per axis; without gradients the second is idle."""
     states: list[tuple[State, State]] = [(Split(d), Split(d)) for d in range(len(shape)) if shape[d] > 1]
     states += [(P, B)] if partial else []
     states += [(B, B), (B, P)] if gradients else [(B, B)]
     every = np.array(list(product([(code(s), code(g)) for s, g in states], repeat=len(mesh.axes))), dtype=np.int64)
-    legal = legal_numbers(shape, mesh)
-    fine = legal[numbers(every[:, :, 0])] & legal[numbers(every[:, :, 1])]
-    pairs = zip(layouts_of(every[fine, :, 0]), layouts_of(every[fine, :, 1]), strict=True)
-    return tuple([Choice((layout,), (layout,), (back,), (back,)) for layout, back in pairs])
+    legal, layouts, back = legal_numbers(shape, mesh), numbers(every[:, :, 0]), numbers(every[:, :, 1])
+    fine = legal[layouts] & legal[back]
+    layouts, back = layouts[fine], back[fine]
+    inner = np.zeros_like(layouts)
+    return Choices(len(mesh.axes), (layouts,), (layouts,), (back,), (back,), inner, inner < 0)
 
 
 @lru_cache(maxsize=10_000)
-def _of_parameter(shape: tuple[int, ...], mesh: Mesh, tied: bool) -> tuple[Choice, ...]:
+def _of_parameter(shape: tuple[int, ...], mesh: Mesh, tied: bool) -> Choices:
     """Stored layouts; those that split something also in the form that is gathered again for backward. What a tied
     parameter's hub gathered is kept."""
-    found = []
-    for layout in legal_layouts(shape, mesh, partial=False):
-        forms = (False, True) if any(state != B for state in layout) and not tied else (False,)
-        found += [Choice((), (layout,), (), (layout,), regather=again) for again in forms]
-    return tuple(found)
+    states = legal_states(shape, mesh, partial=False)
+    which = np.repeat(np.arange(len(states)), np.where((states != BROADCAST).any(axis=1) & (not tied), 2, 1))
+    layouts = numbers(states)[which]
+    again = np.diff(which, prepend=-1) == 0
+    return Choices(len(mesh.axes), (), (layouts,), (), (layouts,), np.zeros_like(layouts), again)
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """Choices made so far, so that ops that are alike share one tuple (and their tables, by its identity)."""
+    """Choices made so far, so that ops that are alike share one object (and their tables, by its identity)."""
 
     graph: Graph
-    mesh: Mesh
     region: Region
-    of_options: dict[int, tuple[tuple[Option, ...], tuple[Choice, ...]]]
-    narrowed: dict[tuple[int, tuple[bool, ...]], tuple[Choice, ...]]
+    narrowed: dict[tuple[int, bytes], Choices]
 
-    def of_op(self, op: Op) -> tuple[Choice, ...]:
-        """Options of an op with the gradients that follow; `options` hands out one tuple per kind of call."""
-        every = options(op, self.graph, self.mesh)
-        if id(every) not in self.of_options:
-            choices = tuple(Choice(o.inputs, o.outputs, o.gradients, tuple(map(dual, o.outputs)), o.inner)
-                            for o in every)
-            self.of_options[id(every)] = every, choices
-        return self.of_options[id(every)][1]
-
-    def variable(self, item: Op | Tensor, choices: tuple[Choice, ...]) -> Variable:
+    def variable(self, item: Op | Tensor, choices: Choices) -> Variable:
         """The variable with what the region leaves of its choices."""
         if self.region is everything:
             return Variable(item, choices)
-        mask = tuple(self.region(self.graph, item, choice) for choice in choices)
-        if not any(mask):
+        mask = np.array([self.region(self.graph, item, choice) for choice in choices])
+        if not mask.any():
             name = item.fqn if isinstance(item, Tensor) else (
                 f"{item.name} ({item.target}, {item.module or item.source})")
             raise InputError(f"the pins leave no layout for {name}; without them it has {len(choices)} choices, like "
                              f"'{choices[0]}'")
-        kept = tuple(choice for choice, allowed in zip(choices, mask, strict=True) if allowed)
-        return Variable(item, self.narrowed.setdefault((id(choices), mask), kept))
+        return Variable(item, self.narrowed.setdefault((id(choices), mask.tobytes()), choices.only(mask)))
 
 
 def decided(graph: Graph) -> tuple[Op | Tensor, ...]:
@@ -136,7 +114,7 @@ def variables(graph: Graph, mesh: Mesh, region: Region = everything) -> tuple[Va
     """
     differentiable = graph.differentiable()
     tied = {graph.tensors[op.inputs[0]].name for op in graph.ops if op.target == HUB}
-    made = _Made(graph, mesh, region, {}, {})
+    made, axes = _Made(graph, region, {}), len(mesh.axes)
     found = []
     for item in decided(graph):
         if isinstance(item, Tensor):
@@ -146,6 +124,6 @@ def variables(graph: Graph, mesh: Mesh, region: Region = everything) -> tuple[Va
             choices = _of_hub(source.shape, mesh, source.floating and source.kind is not Kind.PARAMETER,
                               item.inputs[0] in differentiable)
         else:
-            choices = made.of_op(item)
+            choices = _of_op(rows(item, graph, mesh), axes)
         found.append(made.variable(item, choices))
     return tuple(found)

@@ -12,21 +12,22 @@ tables, and the search solves it once.
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
-from autoddl.charges import charges
+from autoddl.charges import Charges
+from autoddl.choices import Choice, numbered
 from autoddl.edge_tables import Use, counted, edge_table
 from autoddl.fusion import Chained
 from autoddl.graph import Graph, Kind, Op, Tensor
 from autoddl.hubs import HUB
-from autoddl.layout import Layout, Mesh, local_shape
-from autoddl.ports import Ports
-from autoddl.price import OPTIMIZERS, Pricing, cone_cost, end_seconds, inner_seconds, op_seconds
+from autoddl.layout import Mesh
+from autoddl.numbers import Codes, pieces, states_of
+from autoddl.ports import Ports, pieces_of
+from autoddl.price import OPTIMIZERS, Kernels, Pricing, cone_cost, end_seconds, inner_seconds
 from autoddl.problem import Factor, Problem, Table
-from autoddl.space import Choice, Variable
+from autoddl.space import Variable
 from autoddl.work import keeps_input, keeps_output, read_back
 
 __all__ = ["Edge", "carries", "edges_of", "gathered_back", "problem_of", "saved_tensors"]
@@ -89,39 +90,37 @@ def saved_tensors(graph: Graph, differentiable: frozenset[int]) -> frozenset[int
                      if keeps_input(op, k, graph, differentiable))
 
 
-def _local(tensor: Tensor, layouts: Sequence[Layout], mesh: Mesh) -> Array:
-    """Bytes of rank 0's piece in each layout."""
-    sizes: dict[Layout, float] = {}
-    for layout in layouts:
-        if layout not in sizes:
-            sizes[layout] = float(prod(local_shape(tensor.shape, layout, mesh)) * tensor.itemsize)
-    return np.array([sizes[layout] for layout in layouts])
+def _local(tensor: Tensor, layouts: Codes, mesh: Mesh) -> Array:
+    """Bytes of rank 0's piece in the layout of each number."""
+    elements: Codes = pieces(tensor.shape, states_of(layouts, len(mesh.axes)), mesh).prod(axis=1)
+    return (elements * tensor.itemsize).astype(np.float64)
 
 
-def _op_table(pricing: Pricing, ports: Ports, op: Op, choices: tuple[Choice, ...], differentiable: frozenset[int],
+def _op_table(pricing: Pricing, ports: Ports, op: Op, choices: Sequence[Choice], differentiable: frozenset[int],
               shared: bool, hubs: frozenset[int]) -> Table:
     """Unary costs of an op. `shared`: it is a hub of an activation that some consumer's backward reads; `hubs` are the
     tensors that hubs write."""
     graph, mesh, nothing = pricing.graph, pricing.mesh, np.zeros(len(choices))
     if op.target == HUB:
-        own = _local(graph.tensors[op.outputs[0]], [c.outputs[0] for c in choices], mesh)
+        own = _local(graph.tensors[op.outputs[0]], numbered(choices).outputs[0], mesh)
         return Table(nothing, own * shared, nothing)
-    port = ports.shapes(choices, tuple(graph.tensors[t].shape for t in (*op.inputs, *op.outputs)), mesh)
-    first = {c: i for i, c in reversed(list(enumerate(port.classes.tolist())))}
-    seconds, retained, transient = (np.zeros(len(port.values)) for _ in range(3))
-    for c, (*every, _, _) in enumerate(port.values):
-        choice = choices[first[c]]
-        seconds[c] = op_seconds(pricing, op, choice, differentiable)
-        seconds[c] += sum(inner_seconds(pricing, op, choice).values()) if choice.inner else 0.0
-        retained[c], transient[c] = charges(op, graph, tuple(every[:len(op.inputs)]), tuple(every[len(op.inputs):]),
-                                            bool(choice.inner), differentiable, hubs,
-                                            pricing.cluster.device.kind == "cpu")
-    return Table(seconds * pricing.microbatches, retained, transient, (port.classes,))
+    found, count = pieces_of(choices, [graph.tensors[t].shape for t in (*op.inputs, *op.outputs)], mesh), len(op.inputs)
+    seconds, retained, transient = (np.zeros(len(found.shapes)) for _ in range(3))
+    kernels = Kernels.of(pricing, op, differentiable)
+    charges = Charges.of(op, graph, differentiable, hubs, pricing.cluster.device.kind == "cpu")
+    inner = numbered(choices).inner[found.first].astype(bool).tolist()
+    for c, (shapes, reduces) in enumerate(zip(found.shapes, inner, strict=True)):
+        forward, backward = kernels.seconds(shapes[:count], shapes[count:])
+        seconds[c] = sum((*forward, *backward))
+        if reduces:
+            seconds[c] += sum(inner_seconds(pricing, op, choices[found.first.item(c)]).values())
+        retained[c], transient[c] = charges.of_pieces(shapes[:count], shapes[count:], reduces)
+    return Table(seconds * pricing.microbatches, retained, transient, (found.classes,))
 
 
-def _parameter_table(pricing: Pricing, tensor: Tensor, choices: tuple[Choice, ...]) -> Table:
+def _parameter_table(pricing: Pricing, tensor: Tensor, choices: Sequence[Choice]) -> Table:
     """Value, gradient and optimizer state of what is stored."""
-    own = _local(tensor, [c.outputs[0] for c in choices], pricing.mesh)
+    own = _local(tensor, numbered(choices).outputs[0], pricing.mesh)
     copies = 2 + OPTIMIZERS[pricing.optimizer] if tensor.trained else 1
     return Table(np.zeros(len(choices)), own * copies, np.zeros(len(choices)))
 

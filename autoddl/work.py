@@ -18,9 +18,10 @@ from its derivative: a product keeps its factors, a sum nothing, relu and softma
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
-from autoddl.graph import Graph, Kind, Op, Tensor
+from autoddl.graph import Graph, Kind, Op
 from autoddl.kinds import kind_of
 
 __all__ = ["VIEWS", "Work", "base", "keeps_input", "keeps_output", "kept_beside", "letters", "read_back", "work"]
@@ -76,7 +77,12 @@ class Work:
 
 def base(op: Op) -> str:
     """`aten.add.Tensor` -> `aten.add`."""
-    return ".".join(op.target.split(".")[:2])
+    return _base(op.target)
+
+
+@lru_cache(maxsize=10_000)
+def _base(target: str) -> str:
+    return ".".join(target.split(".")[:2])
 
 
 def _factors(op: Op) -> tuple[str, ...]:
@@ -187,8 +193,9 @@ def _einsum(equation: str, shapes: Shapes) -> tuple[int, int, int, int]:
     return batch, m, n, k
 
 
-def _moved(tensors: tuple[Tensor, ...], shapes: Shapes) -> float:
-    return float(sum(prod(shape) * tensor.itemsize for tensor, shape in zip(tensors, shapes, strict=True)))
+def _nbytes(graph: Graph, tensors: tuple[int, ...], shapes: Shapes) -> list[float]:
+    """Bytes of the pieces of each tensor."""
+    return [float(prod(shape) * graph.tensors[t].itemsize) for t, shape in zip(tensors, shapes, strict=True)]
 
 
 def _attention(inputs: Shapes, causal: bool) -> tuple[tuple[int, ...], float]:
@@ -209,26 +216,26 @@ def _together(op: Op, name: str, shape: tuple[int, ...]) -> int:
 def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: frozenset[int]
          ) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
     """Kernels of `op`, forward and backward, on local pieces of shapes `inputs` and `outputs`."""
-    name = base(op)
-    reads, writes = tuple(graph.tensors[t] for t in op.inputs), tuple(graph.tensors[t] for t in op.outputs)
+    name, read = base(op), _nbytes(graph, op.inputs, inputs)
+    first, *others = _nbytes(graph, op.outputs, outputs)
+    written = first + sum(others)
     if name in VIEWS:
         cut = name in _CUTS and op.inputs[0] in differentiable and any(t in differentiable for t in op.outputs)
-        whole = _moved(reads[:1], inputs[:1]) + _moved(writes, outputs)
-        return (), (Work(0.0, whole, name="copy backward"),) if cut else ()
-    moved = _moved(reads, inputs) + _moved(writes, outputs)
+        return (), (Work(0.0, read[0] + written, name="copy backward"),) if cut else ()
+    moved = sum(read) + written
     needs = [k for k, t in enumerate(op.inputs) if t in differentiable]
     flows = bool(needs) and any(t in differentiable for t in op.outputs)
     beside = kept_beside(op, outputs, differentiable)
     if dims := _product(name, op, inputs, outputs):
         kind = "convolution" if name in _CONVOLUTIONS else "matmul"
         forward = Work(2.0 * prod(dims), moved, kind, dims, name=f"{kind} batched" if dims[0] > 1 else kind)
-        return (forward,), _transposed(op, graph, inputs, outputs, forward, needs) if flows else ()
+        return (forward,), _transposed(op, graph, read, first, forward, needs) if flows else ()
     if name in ("aten.embedding", "aten.index", "aten.gather", "aten.index_select"):
         blocks = " blocks" if _together(op, name, inputs[0]) >= BLOCK else ""
-        forward = Work(0.0, 2 * _moved(writes, outputs), name=f"{kind_of(name)}{blocks}")
+        forward = Work(0.0, 2 * written, name=f"{kind_of(name)}{blocks}")
     elif name == "autoddl.token_loss":
         # the logarithms of the probabilities are written
-        forward = Work(0.0, moved + _moved(reads[:1], inputs[:1]), name=kind_of(name))
+        forward = Work(0.0, moved + read[0], name=kind_of(name))
     elif name in _ATTENTION:
         shape, flops = _attention(inputs, bool(dict(op.args).get("is_causal")))
         forward = Work(flops, moved, "attention", shape, name="attention causal" if shape[-1] else "attention full")
@@ -236,11 +243,11 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
         forward = Work(0.0, moved + beside, name=kind_of(name))
     if not flows:
         return (forward,), ()
-    kept = sum(_moved((reads[k],), (inputs[k],)) for k in range(len(reads))
-               if keeps_input(op, k, graph, differentiable) and name not in _KEEP_SHAPE) + beside
+    kept = sum(nbytes for k, nbytes in enumerate(read)
+               if name not in _KEEP_SHAPE and keeps_input(op, k, graph, differentiable)) + beside
     if keeps_output(op, differentiable) and name not in _ATTENTION:
-        kept += _moved(writes, outputs)
-    nbytes = _moved(writes, outputs) + kept + sum(_moved((reads[k],), (inputs[k],)) for k in needs)
+        kept += written
+    nbytes = written + kept + sum(read[k] for k in needs)
     if name in _ATTENTION:
         return (forward,), (Work(2.5 * forward.flops, nbytes, "attention backward", forward.shape,
                                  name=f"{forward.name} backward"),)
@@ -248,18 +255,17 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
     return (forward,), (Work(0.0, nbytes, name=after),)
 
 
-def _transposed(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, forward: Work, needs: list[int]
+def _transposed(op: Op, graph: Graph, read: list[float], size: float, forward: Work, needs: list[int]
                 ) -> tuple[Work, ...]:
-    """A' along n, B' along m; a bias or an addend sums the outputs' gradients."""
+    """A' along n, B' along m; a bias or an addend sums the outputs' gradients. `read` are the inputs' bytes, `size` the
+    output's."""
     batch, m, n, k = forward.shape
-    size = _moved((graph.tensors[op.outputs[0]],), outputs[:1])
-    bytes_of = [_moved((graph.tensors[t],), (shape,)) for t, shape in zip(op.inputs, inputs, strict=True)]
     factors = [op.slot(which) for which in _factors(op)] or [0, 1]
-    multiplied = sum(bytes_of[factor] for factor in factors if factor is not None)
+    multiplied = sum(read[factor] for factor in factors if factor is not None)
     found = []
     for need in needs:
         if need not in factors:
-            found.append(Work(0.0, size + bytes_of[need], weight=True, name="reduce"))
+            found.append(Work(0.0, size + read[need], weight=True, name="reduce"))
             continue
         first = need == factors[0]
         weight = graph.tensors[op.inputs[need]].kind is Kind.PARAMETER or op.slots[need] == "weight"

@@ -1,0 +1,99 @@
+"""What a variable may choose: one choice in words, and thousands of them as columns of numbers.
+
+A mesh of four axes gives an op thousands of choices, of which a plan takes one: `Choices` is the sequence of them that
+makes a `Choice` when it is asked for one, and what prices them all reads its columns.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+from autoddl.layout import Layout
+from autoddl.numbers import Codes, layout_of, number_of
+
+__all__ = ["Choice", "Choices", "numbered"]
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Layouts at the ports of a variable: read, written, of the gradients that its backward yields (per input) and
+    needs (per output). `inner`: axes over which the op's own kernel reduces."""
+
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+    gradients: tuple[Layout, ...]
+    wanted: tuple[Layout, ...]
+    inner: tuple[int, ...] = ()
+    regather: bool = False
+
+    def __str__(self) -> str:
+        reads = ", ".join(map(str, self.inputs))
+        writes = ", ".join(map(str, self.outputs)) + (" regathered" if self.regather else "")
+        return f"{reads} -> {writes}" if reads else f"stored {writes}"
+
+
+@dataclass(frozen=True, eq=False)
+class Choices(Sequence[Choice]):
+    """Choices on a mesh of so many axes: per port a column with the number of every choice's layout (`numbers`). Bit a
+    of `inner` says that the kernel reduces over axis a."""
+
+    axes: int
+    inputs: tuple[Codes, ...]
+    outputs: tuple[Codes, ...]
+    gradients: tuple[Codes, ...]
+    wanted: tuple[Codes, ...]
+    inner: Codes
+    regather: Bools
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    @overload
+    def __getitem__(self, k: int) -> Choice: ...
+
+    @overload
+    def __getitem__(self, k: slice) -> tuple[Choice, ...]: ...
+
+    def __getitem__(self, k: int | slice) -> Choice | tuple[Choice, ...]:
+        return self._every[k] if isinstance(k, slice) else self._at(range(len(self))[k])
+
+    def __iter__(self) -> Iterator[Choice]:
+        return iter(self._every)
+
+    @cached_property
+    def _every(self) -> tuple[Choice, ...]:
+        return tuple(map(self._at, range(len(self))))
+
+    def _at(self, k: int) -> Choice:
+        inputs, outputs, gradients, wanted = (
+            tuple([layout_of(column.item(k), self.axes) for column in columns])
+            for columns in (self.inputs, self.outputs, self.gradients, self.wanted))
+        inner = self.inner.item(k)
+        return Choice(inputs, outputs, gradients, wanted, tuple(a for a in range(self.axes) if inner >> a & 1),
+                      self.regather.item(k))
+
+    def only(self, allowed: Bools) -> "Choices":
+        """Those that are allowed."""
+        inputs, outputs, gradients, wanted = (
+            tuple(column[allowed] for column in columns)
+            for columns in (self.inputs, self.outputs, self.gradients, self.wanted))
+        return Choices(self.axes, inputs, outputs, gradients, wanted, self.inner[allowed], self.regather[allowed])
+
+
+def numbered(choices: Sequence[Choice]) -> Choices:
+    """Their columns."""
+    if isinstance(choices, Choices):
+        return choices
+    inputs, outputs, gradients, wanted = (
+        tuple(np.array([number_of(layout) for layout in column]) for column in zip(*rows, strict=True))
+        for rows in ([c.inputs for c in choices], [c.outputs for c in choices], [c.gradients for c in choices],
+                     [c.wanted for c in choices]))
+    inner = np.array([sum(1 << a for a in c.inner) for c in choices])
+    return Choices(len(choices[0].outputs[0]), inputs, outputs, gradients, wanted, inner,
+                   np.array([c.regather for c in choices]))
