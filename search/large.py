@@ -41,6 +41,9 @@ ROUNDS = (1, 3, 6, 10, 16)
 SHARE = 1 / 2
 """The part of the effort that is left which looking for a plan may take."""
 
+NEAR = 0.005
+"""The gap to which that is solved: what a byte is worth in a rough plan says little."""
+
 SAME = 0.02
 """Prices this close, relatively, are one."""
 
@@ -158,7 +161,8 @@ def _among(problem: Problem, short: Short, found: Diffused, limits: Limits, pric
     few = narrowed(problem, [kept[v] for v in short.of[np.argsort(short.variable)].tolist()])
     granted = limits.clock.part(SHARE)
     try:
-        outcome = exact(few.problem, replace(limits, price=price, ceiling=math.inf, clock=granted))
+        closer = replace(limits, tolerance=min(limits.tolerance, NEAR), price=price, ceiling=math.inf, clock=granted)
+        outcome = exact(few.problem, closer)
     except Infeasible:
         return _Best(None, math.inf, 2 * price or max(0.0, found.bound) / (problem.budget or 1.0))
     finally:
