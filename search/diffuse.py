@@ -103,9 +103,9 @@ def _rough(table: Table, lam: float) -> Rough:
     seconds, retained, _ = table.cells
     found = np.empty(table.lengths, dtype=np.float32)
     for rows in blocks(table.lengths):
-        price = seconds.rows(rows) * LESS
-        if lam:
-            price += retained.rows(rows) * (lam * LESS)
+        price = retained.rows(rows) * lam
+        price += seconds.rows(rows)
+        price *= LESS if price.min() >= 0 else np.where(price < 0, 2 - LESS, LESS)
         if price.max() > MOST:
             np.minimum(price, MOST, out=price, where=np.isfinite(price))
         found[rows] = price

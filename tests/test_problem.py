@@ -8,6 +8,7 @@ import pytest
 
 from autoddl.errors import InputError
 from autoddl.problem import Factor, Problem, Solution, Table
+from autoddl.table import Cells, Rows
 
 
 def small() -> Problem:
@@ -100,3 +101,28 @@ def test_a_solution_knows_whether_it_is_optimal() -> None:
     assert not rough.optimal and rough.gap == 0.25
     assert str(best) == "2 s, 3 GB, optimal (exact: elimination)"
     assert str(rough) == "2 s, 3 GB, at most 25.000% above the optimum (exact: labels)"
+
+
+def test_cells_that_are_made_when_asked_for_are_those_of_a_table() -> None:
+    random, asked = np.random.default_rng(0), list[int]()
+    whole = [random.random((300, 200)) for _ in range(3)]
+    classes = random.integers(0, 300, 500), random.integers(0, 200, 40)
+    eager = Table(whole[0], whole[1], whole[2], classes)
+
+    def made(values: np.ndarray, least: float | None = None) -> Cells:
+        def rows(which: Rows) -> np.ndarray:
+            asked.append(len(values[which]))
+            return values[which].copy()
+        return Cells(values.shape, rows, least)
+
+    lazy = Table.over(made(whole[0]), made(whole[1]), made(whole[2], 0.25), classes)
+    assert lazy.shape == eager.shape == (500, 40) and lazy.lengths == eager.lengths == (300, 200)
+    used = np.array([7, 3, 250]), np.array([0, 199])
+    for mine, given in ((lazy.part(used), eager.part(used)), (lazy.picked((used[0][:2], used[1])), [
+            values[[7, 3], [0, 199]] for values in whole])):
+        assert all(np.array_equal(a, b) for a, b in zip(mine, given, strict=True))
+    assert max(asked) <= 3
+    assert lazy.momentary == 0.25 and eager.momentary == whole[2].min()
+    assert all(np.array_equal(a, b) for a, b in zip(lazy.core, eager.core, strict=True))
+    assert max(asked) < 300 and not lazy.core[0].flags.writeable
+    assert lazy.at((4, 5)) == eager.at((4, 5))
