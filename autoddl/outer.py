@@ -152,10 +152,10 @@ def _turn(candidate: Candidate) -> int:
 
 
 def _gains_by_roughness(task: Task, candidates: Sequence[Candidate]) -> bool:
-    """Whether meshes of many axes are to come, and a wide gap is reached sooner than the asked one: other solvers know
-    none, and time is granted once."""
-    many = any(_turn(candidate) == 2 for candidate in candidates)
-    return many and task.solver == "exact" and task.time_limit is None and task.tolerance < ROUGH
+    """Whether several meshes of many axes are to come, and a wide gap is reached sooner than the asked one: other
+    solvers know none, and time is granted once."""
+    many = sum(_turn(candidate) == 2 for candidate in candidates)
+    return many > 1 and task.solver == "exact" and task.time_limit is None and task.tolerance < ROUGH
 
 
 def _rounds(state: _State, candidates: Sequence[Candidate]) -> Iterator[tuple[int, int]]:

@@ -79,9 +79,11 @@ def by_messages(problem: Problem, limits: Limits) -> Outcome:
 
 
 def lower_bound(problem: Problem, price: float) -> float:
-    """Seconds that no plan is below, by one round of sweeps at one price of a byte."""
+    """Seconds that no plan is below, by one round of sweeps at one price of a byte. Infeasible if none is allowed."""
     price = 0.0 if problem.budget is None else price
     found = diffused(_short(problem), price, math.inf, 1, Clock.start(None, EFFORT))
+    if found.bound == math.inf:
+        raise _forbidden(problem)
     return found.bound - price * _room(problem) + problem.fixed_seconds
 
 
@@ -146,12 +148,19 @@ def _ended(problem: Problem, best: _Best, bound: float, limits: Limits) -> Outco
     if best.outcome is not None:
         proof = "messages along edges, and elimination of the options they favour"
         return replace(best.outcome, bound=min(bound, best.seconds) + problem.fixed_seconds, proof=proof)
-    budget = math.inf if problem.budget is None else problem.budget
-    if math.isinf(bound):
-        raise Infeasible(math.inf, budget, "every choice meets a forbidden combination")
+    if bound == math.inf:
+        raise _forbidden(problem)
     if math.isfinite(limits.ceiling):
         raise Above(bound + problem.fixed_seconds)
-    raise Infeasible(0.0, budget, "no plan was found, but it is not proved that there is none")
+    raise Infeasible(0.0, _budget(problem), "no plan was found, but it is not proved that there is none")
+
+
+def _forbidden(problem: Problem) -> Infeasible:
+    return Infeasible(math.inf, _budget(problem), "every choice meets a forbidden combination")
+
+
+def _budget(problem: Problem) -> float:
+    return math.inf if problem.budget is None else problem.budget
 
 
 def _among(problem: Problem, short: Short, found: Diffused, limits: Limits, price: float) -> _Best:

@@ -162,6 +162,13 @@ def test_without_a_budget_bytes_cost_nothing(monkeypatch: pytest.MonkeyPatch) ->
     assert above.value.bound <= best
 
 
+def test_where_nothing_is_allowed_there_is_no_bound() -> None:
+    never = Table(np.full((2, 2), math.inf), np.zeros((2, 2)), np.zeros((2, 2)))
+    problem = Problem(("a", "b"), (2, 2), (never,), (Factor((0, 1), 0),))
+    with pytest.raises(Infeasible, match="forbidden"):
+        large.lower_bound(problem, 0.0)
+
+
 def test_no_choice_needs_less_than_the_floor() -> None:
     for problem in problems():
         random = np.random.default_rng(1)

@@ -112,6 +112,8 @@ def test_meshes_of_many_axes_are_solved_roughly_before_any_is_to_the_end(monkeyp
     assert not _gains_by_roughness(task, [c for c in candidates(place) if len(c.mesh.axes) < 4])
     assert gaps == sorted(gaps, reverse=True) and {*gaps} == {ROUGH, 0.0}
     assert max(gaps.count(ROUGH), gaps.count(0.0)) < len(tried)
+    again = search(replace(task, workers=2), tried)
+    assert (again.best.solution, again.bound) == (found.best.solution, found.bound)
     assert found.bound <= alone * (1 + 1e-9)
     assert alone <= found.best.solution.seconds * (1 + 1e-9) <= alone * 1.001
 
