@@ -105,7 +105,7 @@ def edge_table(pricing: Pricing, ports: Ports, source: Variable, target: Variabl
 def _ends(ports: Ports, table: Routes, writes: Port, reads: Port, parameter: bool) -> _Ends:
     here, wanted = (ports.positions(writes, k, table) for k in (0, 1))
     there, yields = (ports.positions(reads, k, table) for k in (0, 1))
-    again = np.array([value[2] for value in writes.values]) & parameter
+    again = writes.columns[2] & parameter
     return _Ends(table, here, there, yields, wanted, again, parameter)
 
 

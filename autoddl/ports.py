@@ -30,10 +30,6 @@ class Port:
     columns: tuple[Column, ...]
     classes: Classes
 
-    @property
-    def values(self) -> tuple[tuple[Any, ...], ...]:
-        return tuple(zip(*(column.tolist() for column in self.columns), strict=True))
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from autoddl.conversion import COLLECTIVES, Step, group_size
 from autoddl.layout import B, Layout, Mesh, P, Split, State
 from autoddl.nearest import Moves, Nearest, first_moves, nearest
-from autoddl.numbers import BASE, BROADCAST, PARTIAL, code, distinct, layouts_of, legal_states, numbers, pieces
+from autoddl.numbers import BASE, BROADCAST, PARTIAL, code, distinct, legal_layouts, legal_states, numbers, pieces
 
 __all__ = ["Routes", "Seconds", "routes"]
 
@@ -32,12 +32,11 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Move:
-    """One step from every layout where it is legal: `here`, by number, to `there`, at `seconds`."""
+    """One step from every layout where it is legal: `here`, by its place, to `there`."""
 
     step: Step
     here: Ints
     there: Ints
-    seconds: npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,13 +167,13 @@ def _prices(steps: list[Step], number: Ints, payloads: Ints, seconds: Seconds) -
 
 def routes(shape: tuple[int, ...], itemsize: int, mesh: Mesh, seconds: Seconds, partial: bool = True) -> Routes:
     """Shortest conversions between all legal layouts of a tensor."""
-    every = legal_states(shape, mesh, partial)
-    layouts, space = tuple(layouts_of(numbers(every), len(mesh.axes))), _space(shape, itemsize, mesh, every)
+    every, layouts = legal_states(shape, mesh, partial), legal_layouts(shape, mesh, partial)
+    space = _space(shape, itemsize, mesh, every)
     steps, number, here, there = _moves(shape, space)
     price = _prices(steps, number, _payloads(steps, space, number, here, there), seconds) if steps else np.zeros(0)
     paths = nearest(len(every), number, here, there, price)
     paths.far.setflags(write=False)
     ends = np.searchsorted(number, np.arange(len(steps) + 1)).tolist()
-    moves = [_Move(step, here[a:b], there[a:b], price[a:b]) for step, (a, b) in zip(steps, pairwise(ends), strict=True)]
-    return Routes(layouts, {layout: i for i, layout in enumerate(layouts)}, space.nbytes.astype(np.float64), paths,
-                  tuple(moves))
+    moves = tuple(_Move(step, here[a:b], there[a:b]) for step, (a, b) in zip(steps, pairwise(ends), strict=True))
+    index = {layout: i for i, layout in enumerate(layouts)}
+    return Routes(layouts, index, space.nbytes.astype(np.float64), paths, moves)

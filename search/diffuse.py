@@ -167,8 +167,8 @@ def diffused(short: Short, lam: float, target: float, rounds: int, clock: Clock,
     """The bound of seconds + lam * retained, once it reaches `target`, rises too little, the clock is out, or after so
     many `rounds` of sweeps. Factors are over one or two variables. `known`: messages to begin with."""
     graph = _graph(short, lam)
-    sent = dict(known) if known else {(e, end): np.zeros(edge.table.shape[end]) for e, edge in enumerate(graph.edges)
-                                    for end in (0, 1)}
+    sent = dict(known) if known else {(e, end): np.zeros(edge.table.shape[end])
+                                      for e, edge in enumerate(graph.edges) for end in (0, 1)}
     bound = -math.inf
     best = bound, dict(sent)
     ends = {v for fold in short.folds for v in (*fold.blocks[0], *fold.blocks[2])}
@@ -280,7 +280,7 @@ def _finite(message: Array) -> Array:
 
 def _through(table: NDArray[Any], given: NDArray[Any]) -> Array:
     """min over j of given(j) + T(j, k)"""
-    out = np.full(table.shape[1], math.inf, table.dtype)
+    out = np.full(table.shape[1], math.inf, np.result_type(table, given))
     step = max(1, BLOCK // (table.shape[1] if table.flags.c_contiguous else len(given)))
     if table.flags.c_contiguous:
         for i in range(0, len(given), step):

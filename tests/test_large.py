@@ -86,6 +86,18 @@ def test_numbers_below_zero_are_rounded_down_too() -> None:
         assert best - 0.1 * abs(best) <= found <= best
 
 
+def test_what_a_variable_costs_alone_is_not_rounded() -> None:
+    """Tables that cost nothing leave no room for rounding: a bound is then the sum of what is least."""
+    random = np.random.default_rng(0)
+    for _ in range(10):
+        own = tuple([Table(1 / 3 + 1e4 * random.random(4), np.zeros(4), np.zeros(4)) for _ in range(12)])
+        nothing = Table(np.zeros((4, 4)), np.zeros((4, 4)), np.zeros((4, 4)))
+        factors = *(Factor((v,), v) for v in range(12)), *(Factor((v, v + 1), 12) for v in range(11))
+        problem = Problem(tuple(map(str, range(12))), (4,) * 12, (*own, nothing), factors)
+        best = math.fsum(table.core[0].min() for table in own)
+        assert math.isclose(large.lower_bound(problem, 0.0), best, rel_tol=1e-12)
+
+
 def test_messages_along_a_chain_are_exact() -> None:
     random = np.random.default_rng(0)
     sizes = random.integers(2, 6, 12).tolist()

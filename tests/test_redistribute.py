@@ -54,7 +54,7 @@ def subsets(mesh: Mesh) -> list[tuple[int, ...]]:
     return [tuple(a for a in range(n) if bits >> a & 1) for bits in range(1, 2**n)]
 
 
-def gradient_legal_layouts(mesh: Mesh, source: Layout, target: Layout, seed: int) -> tuple[Layout, Layout]:
+def gradient_layouts(mesh: Mesh, source: Layout, target: Layout, seed: int) -> tuple[Layout, Layout]:
     """Layouts of a gradient that has the local shapes of target and source: B may be B or P where it arrives."""
     arrives = Layout(tuple(s if isinstance(s, Split) else B if s == P or mesh.sizes[a] == 1 or (seed >> a) % 2 else P
                            for a, s in enumerate(target)))
@@ -93,7 +93,7 @@ def cases_of(shape: Shape, mesh: Mesh, stride: int) -> list[Case]:
     found: list[Case] = []
     for number, (source, target) in enumerate(product(table.layouts, repeat=2)):
         if number % stride == 0:
-            arrives, wanted = gradient_legal_layouts(mesh, source, target, number)
+            arrives, wanted = gradient_layouts(mesh, source, target, number)
             found.append((source, table.steps(source, target), target, arrives, table.steps(arrives, wanted)))
     return found
 
@@ -101,7 +101,7 @@ def cases_of(shape: Shape, mesh: Mesh, stride: int) -> list[Case]:
 @pytest.mark.parametrize(("mesh", "shape", "stride"), [
     ("a=4", (8, 4), 1), ("a=4", (7, 4, 10), 1), ("a=3", (7, 5), 1), ("a=2,b=2", (8, 4), 1), ("a=2,b=2", (7, 11), 1),
     ("a=2,b=2", (5, 2, 7), 3), ("a=2,b=2,c=1", (6, 7), 29), ("a=1,b=2,c=2", (9, 4), 31)])
-def test_every_pair_of_legal_layouts(mesh: str, shape: Shape, stride: int) -> None:
+def test_every_pair_of_layouts(mesh: str, shape: Shape, stride: int) -> None:
     _check(Mesh.parse(mesh), shape, stride)
 
 
@@ -133,7 +133,7 @@ def _check(mesh: Mesh, shape: Shape, stride: int, cluster: str | None = None) ->
     for number, (source, forward, target, arrives, backward) in enumerate(cases):
         text = f"{source} => {target} by {[s.text(mesh) for s in forward]}"
         check([r[number][0] for r in results], whole(shape), target, mesh, text)
-        _, wanted = gradient_legal_layouts(mesh, source, target, 0)
+        _, wanted = gradient_layouts(mesh, source, target, 0)
         check([r[number][1] for r in results], whole(shape, 3), wanted, mesh, f"gradient of {text}")
         for rank, result in enumerate(results):
             at = mesh.coordinate(rank)
