@@ -10,14 +10,12 @@ Names resolve on first use, so that reading a plan does not wait for torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from autoddl.errors import AutoDDLError, CaptureError, Infeasible, InputError, MachineError, MismatchError
-from autoddl.plan import Plan, load_plan
+from autoddl.core.errors import AutoDDLError, CaptureError, Infeasible, InputError, MachineError, MismatchError
+from autoddl.core.plan import Plan, load_plan
 
 if TYPE_CHECKING:
     from autoddl.api import compare, plan
     from autoddl.apply import ParallelModel, parallelize
-else:
-    del plan  # importing the module `autoddl.plan` bound its name here; the name means the function
 
 __all__ = ["AutoDDLError", "CaptureError", "Infeasible", "InputError", "MachineError", "MismatchError", "ParallelModel",
            "Plan", "compare", "load_plan", "parallelize", "plan"]

@@ -11,10 +11,10 @@ messages of the runtime, not by a collective of the library. `wire`: seconds for
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autoddl.conversion import COLLECTIVES, Step, sizes
+from autoddl.core.conversion import COLLECTIVES, Step, sizes
+from autoddl.core.graph import Tensor
+from autoddl.core.layout import Layout
 from autoddl.cost_models import collective, wire_seconds
-from autoddl.graph import Tensor
-from autoddl.layout import Layout
 from autoddl.messages import OURS
 from autoddl.price import Pricing
 from autoddl.traffic import Sent

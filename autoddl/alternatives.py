@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autoddl.branching import ranges
-from autoddl.errors import Infeasible
+from autoddl.core.errors import Infeasible
+from autoddl.core.problem import Array, Factor, Problem, Table
 from autoddl.marginals import Beliefs, beliefs
-from autoddl.problem import Array, Factor, Problem, Table
 from autoddl.search import solve
 from autoddl.search.order import answering
 from autoddl.search.space import Space

@@ -7,11 +7,11 @@ from rich.console import Group as Lines
 from rich.console import RenderableType
 
 from autoddl.answers import Explained, Named, Other, PinPrice, Proved
-from autoddl.breakdown import folded
+from autoddl.core.names import folded
+from autoddl.core.plan import Plan
 from autoddl.cost_models.units import show_bytes, show_seconds
 from autoddl.difference import Difference, Group
 from autoddl.front import DevicePoint, PointOfBytes
-from autoddl.plan import Plan
 from autoddl.relax import Relaxation
 from autoddl.tabular import columns, grid
 

@@ -16,12 +16,12 @@ from fnmatch import fnmatchcase
 from autoddl.alternatives import alternatives, bounding, bounds_of
 from autoddl.breakdown import Share, peak_at, shares
 from autoddl.certificate import check
-from autoddl.errors import InputError
-from autoddl.graph import Op
-from autoddl.hubs import HUB
+from autoddl.core.errors import InputError
+from autoddl.core.graph import Op
+from autoddl.core.hubs import HUB
+from autoddl.core.plan import Plan
+from autoddl.core.problem import Problem
 from autoddl.outer import Progress
-from autoddl.plan import Plan
-from autoddl.problem import Problem
 from autoddl.proof import prove
 from autoddl.rebuild import Rebuilt, answered, counted, posed, question_of, rebuild, tried
 from autoddl.space import Variable

@@ -16,16 +16,16 @@ from autoddl.asked import task_of
 from autoddl.assemble import assemble, plan_of
 from autoddl.buckets import best_buckets
 from autoddl.candidates import Candidate, Task, posed
+from autoddl.core.errors import AutoDDLError, Infeasible, InputError
+from autoddl.core.graph import Graph
+from autoddl.core.layout import Mesh
+from autoddl.core.plan import VERSION, Plan
+from autoddl.core.problem import Problem
 from autoddl.cost_models import Cluster, show_bytes
-from autoddl.errors import AutoDDLError, Infeasible, InputError
-from autoddl.graph import Graph
-from autoddl.layout import Mesh
 from autoddl.memory_line import with_memory
 from autoddl.meshes import check_mesh, meshes
 from autoddl.outer import Found, Progress, cut_short, search
 from autoddl.overlapped import Finish, overlapped
-from autoddl.plan import VERSION, Plan
-from autoddl.problem import Problem
 from autoddl.rebuild import source_of
 from autoddl.regions import Pin, mesh_allows, parse_pin, pinned
 from autoddl.search import SOLVERS, solve

@@ -27,13 +27,13 @@ from torch.distributed.tensor import DTensor
 
 from autoddl.batches import Batches, LocalBatch
 from autoddl.capture import Captured, capture
-from autoddl.errors import InputError, MismatchError
-from autoddl.graph import Graph, Kind
+from autoddl.core.errors import InputError, MismatchError
+from autoddl.core.graph import Graph, Kind
+from autoddl.core.hubs import planned
+from autoddl.core.plan import VERSION, Plan
 from autoddl.groups import Groups
 from autoddl.held import hold, materialise
-from autoddl.hubs import planned
 from autoddl.lowering import Lowered, axes_of, lower
-from autoddl.plan import VERSION, Plan
 from autoddl.redistribute import Recorder, begun, through
 from autoddl.sample import as_sample, from_spec, parted
 from autoddl.store import Store

@@ -13,9 +13,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from autoddl.candidates import Task
+from autoddl.core.errors import AutoDDLError, InputError
+from autoddl.core.hubs import planned
 from autoddl.cost_models import Cluster, load_cluster, parse
-from autoddl.errors import AutoDDLError, InputError
-from autoddl.hubs import planned
 from autoddl.price import OPTIMIZERS
 from autoddl.search import SOLVERS
 from autoddl.variants import Variant, Variants

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from autoddl.conversion import COLLECTIVES, Step, group_size, payload, sent, slices
+from autoddl.core.conversion import COLLECTIVES, Step, group_size, payload, sent, slices
+from autoddl.core.graph import Kind, Op, Tensor
+from autoddl.core.hubs import HUB
+from autoddl.core.layout import Layout, local_shape
+from autoddl.core.plan import BUCKET_BYTES, Conversion, Decision, Plan, Prediction, Stored
+from autoddl.core.problem import Problem, Solution
 from autoddl.cost_models import link_of
-from autoddl.graph import Kind, Op, Tensor
-from autoddl.hubs import HUB
-from autoddl.layout import Layout, local_shape
-from autoddl.plan import BUCKET_BYTES, Conversion, Decision, Plan, Prediction, Stored
 from autoddl.price import OPTIMIZERS, Pricing, cone_cost, inner_seconds, op_seconds, routes_of
-from autoddl.problem import Problem, Solution
 from autoddl.rules import has_rule
 from autoddl.space import Choice, Variable
 from autoddl.tables import carries, edges_of, gathered_back

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autoddl import graph as graphs
-from autoddl.errors import CaptureError, MismatchError
+from autoddl.core import graph as graphs
+from autoddl.core.errors import CaptureError, MismatchError
+from autoddl.core.layout import Layout, extents
 from autoddl.groups import Groups
-from autoddl.layout import Layout, extents
 from autoddl.sample import Sample, as_sample, from_spec, named, rows_of
 
 __all__ = ["Batches", "LocalBatch"]

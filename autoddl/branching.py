@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autoddl.certificate import Allowed, narrowed
-from autoddl.problem import Problem
+from autoddl.core.problem import Problem
 from autoddl.search.dual import FINE, between, dual
 from autoddl.search.order import answering
 from autoddl.search.space import Clock, Point, Space

@@ -9,16 +9,15 @@ up to one part behind its first number, with the numbers folded: `layers.0-31.at
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autoddl.graph import Op, Tensor
-from autoddl.hubs import HUB
+from autoddl.core.graph import Op, Tensor
+from autoddl.core.hubs import HUB
+from autoddl.core.names import folded
 from autoddl.price import op_seconds
 from autoddl.rebuild import Rebuilt
-from autoddl.tabular import NUMBER, ranges
 
-__all__ = ["COMMON", "Share", "block_of", "folded", "peak_at", "shares"]
+__all__ = ["COMMON", "Share", "block_of", "peak_at", "shares"]
 
 COMMON = "(common)"
 
@@ -44,16 +43,6 @@ def block_of(item: Op | Tensor) -> str:
     number = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts))
     return ".".join(parts[:number + 2])
 
-
-def folded(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Names that differ in their first number only, under one name with the numbers as ranges."""
-    groups: dict[str, dict[str, int | None]] = {}
-    for name in names:
-        match = NUMBER.search(name)
-        pattern = f"{name[:match.start()]}\0{name[match.end():]}" if match else name
-        groups.setdefault(pattern, {})[name] = int(match[0]) if match else None
-    return {pattern.replace("\0", ranges([n for n in members.values() if n is not None])): tuple(members)
-            for pattern, members in groups.items()}
 
 
 def shares(made: Rebuilt) -> tuple[Share, ...]:

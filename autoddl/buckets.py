@@ -7,11 +7,11 @@ Sizes that give the same buckets are the same; of equals the plan's own stays, t
 from collections.abc import Sequence
 from dataclasses import replace
 
+from autoddl.core.graph import Graph
+from autoddl.core.hubs import planned
+from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster
-from autoddl.graph import Graph
-from autoddl.hubs import planned
 from autoddl.issue import Known
-from autoddl.plan import Plan
 from autoddl.rebuild import question_of
 from autoddl.timeline_of import timeline_of
 from autoddl.traffic import gather_buckets, gradient_buckets, parameter_edges

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from autoddl.core.graph import Graph, Kind
+from autoddl.core.layout import Mesh
+from autoddl.core.problem import Problem, Solution
 from autoddl.cost_models import Cluster
-from autoddl.graph import Graph, Kind
-from autoddl.layout import Mesh
 from autoddl.price import Pricing
-from autoddl.problem import Problem, Solution
 from autoddl.space import Choice, Region, Variable, variables
 from autoddl.tables import problem_of
 from autoddl.variants import Variant, Variants

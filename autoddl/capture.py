@@ -22,9 +22,9 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from autoddl.errors import CaptureError
+from autoddl.core.errors import CaptureError
+from autoddl.core.graph import Graph, Kind
 from autoddl.frugal import own_frames, unwritten
-from autoddl.graph import Graph, Kind
 from autoddl.passes import gradients, losses, normalise, randomness
 from autoddl.sample import Sample, as_sample, describe, sample_for
 from autoddl.tabulate import Key, Leaf, tabulate

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from autoddl import functions
 from autoddl.calls import bound, defaults, parameters
-from autoddl.graph import Graph, Kind, Op
-from autoddl.graph import Tensor as Entry
+from autoddl.core.graph import Graph, Kind, Op
+from autoddl.core.graph import Tensor as Entry
 
 __all__ = ["Case", "Hole", "case", "fill", "listed"]
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoddl.problem import Array, Problem, Table
-from autoddl.problem import Factor as ProblemFactor
+from autoddl.core.problem import Array, Problem, Table
+from autoddl.core.problem import Factor as ProblemFactor
 from autoddl.reparametrised import Reparametrised, check_reparametrised
 
 __all__ = ["Allowed", "Certificate", "Checked", "Message", "Piece", "check", "laid", "narrowed"]

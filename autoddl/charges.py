@@ -13,9 +13,9 @@ for gradients of activations that wait for others.
 from dataclasses import dataclass
 from math import prod
 
+from autoddl.core.graph import Graph, Kind, Op
 from autoddl.footprint import Call, Footprint, Shapes, by_itself
 from autoddl.footprints import footprint_of
-from autoddl.graph import Graph, Kind, Op
 from autoddl.heap import Value, contiguous
 from autoddl.work import VIEWS, base, keeps_input, keeps_output
 

@@ -27,7 +27,7 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
-from autoddl.errors import InputError, MachineError, MismatchError
+from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.groups import lost
 
 if TYPE_CHECKING:

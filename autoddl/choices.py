@@ -12,8 +12,8 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from autoddl.layout import Layout
-from autoddl.numbers import Codes, layout_of, number_of
+from autoddl.core.layout import Layout
+from autoddl.core.layout_codes import Codes, layout_of, number_of
 
 __all__ = ["Choice", "Choices", "numbered"]
 

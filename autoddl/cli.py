@@ -27,15 +27,15 @@ from autoddl.cli_answers import register
 from autoddl.cli_draw import register as register_draw
 from autoddl.cli_measure import register as register_measure
 from autoddl.cli_network import register as register_network
-from autoddl.cli_outputs import check_file, check_folder
 from autoddl.cli_record import NoRecord, RecordPath, record_path
 from autoddl.cli_record import register as register_record
 from autoddl.cli_rehearse import register as register_rehearse
 from autoddl.cli_validate import register as register_validate
-from autoddl.errors import AutoDDLError, Infeasible, InputError, MachineError
+from autoddl.core.errors import AutoDDLError, Infeasible, InputError, MachineError
+from autoddl.core.files import check_file, check_folder
+from autoddl.core.plan import load_plan
 from autoddl.factory import Factory, settings
 from autoddl.launch import leave
-from autoddl.plan import load_plan
 
 if TYPE_CHECKING:
     from autoddl.cost_models import Cluster

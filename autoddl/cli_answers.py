@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from autoddl.errors import InputError
-from autoddl.plan import load_plan
+from autoddl.core.errors import InputError
+from autoddl.core.plan import load_plan
 
 __all__ = ["register"]
 

@@ -17,8 +17,8 @@ def register(app: typer.Typer) -> None:
     @app.command("draw")
     def _draw(plan: PlanPath, output: Out) -> None:
         """Draw a plan: time line, memory, seconds by kind."""
-        from autoddl.cli_outputs import check_opened
+        from autoddl.core.files import check_opened
+        from autoddl.core.plan import load_plan
         from autoddl.picture import draw
-        from autoddl.plan import load_plan
         check_opened(output)
         draw(load_plan(plan), output)

@@ -11,7 +11,7 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from autoddl.cli_outputs import check_file
+from autoddl.core.files import check_file
 from autoddl.cost_models import show_bytes, show_rate, show_seconds
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
     def _measure(cluster: ClusterPath, output: Output = None, ranks: Ranks = 1, threads: Threads = 1,
                  seconds: Seconds = 140.0, shaped: Shaped = False, as_json: AsJson = False) -> None:
         """Time the device and links, and write it into the cluster file."""
-        from autoddl.launch import joined, leave
+        from autoddl.core.processes import joined
+        from autoddl.launch import leave
         from autoddl.measure import measure
         if not joined() or os.environ["RANK"] == "0":  # which writes
             check_file(output or (cluster if cluster.exists() else None))

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Group, RenderableType
 
-from autoddl.cli_outputs import check_file, check_opened
+from autoddl.core.errors import InputError
+from autoddl.core.files import check_file, check_opened, write_atomically
+from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import show_bytes, show_seconds
-from autoddl.errors import InputError
-from autoddl.plan import Plan, load_plan, write_atomically
 from autoddl.tabular import columns, grid
 
 if TYPE_CHECKING:
     from autoddl.compare_run import Compared
+    from autoddl.core.record import Record
     from autoddl.figures import Miss, Pair, Row
-    from autoddl.record import Record
 
 __all__ = ["NoRecord", "RecordPath", "record_path", "register"]
 
@@ -55,7 +55,7 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
                      as_json: AsJson = False) -> None:
         """Set a plan beside the record of its run."""
         from autoddl.compare_run import compare_run
-        from autoddl.record_file import read_record
+        from autoddl.core.record import read_record
         check_file(trace)
         read, recorded = load_plan(plan), read_record(record)
         found = compare_run(read, recorded)

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autoddl.errors import MismatchError
+from autoddl.core.errors import MismatchError
+from autoddl.core.graph import Graph
+from autoddl.core.hubs import planned
+from autoddl.core.plan import Plan
+from autoddl.core.record import Event, Record, Step
 from autoddl.figures import Miss, Pair, Row, late, later, misses, rows, typical
-from autoddl.graph import Graph
-from autoddl.hubs import planned
-from autoddl.plan import Plan
 from autoddl.rebuild import question_of
-from autoddl.record import Event, Record, Step
 from autoddl.timeline_of import Foreseen, timeline_of
 from autoddl.traffic import Sent, traffic
 

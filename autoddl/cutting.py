@@ -5,7 +5,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from autoddl.layout import Layout, Mesh, PartialSum, extents
+from autoddl.core.layout import Layout, Mesh, PartialSum, extents
 
 __all__ = ["Coordinate", "Pieces", "coordinates", "cut", "error_of"]
 

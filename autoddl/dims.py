@@ -26,8 +26,8 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 
-from autoddl.errors import InputError
-from autoddl.layout import B, P, Split, State
+from autoddl.core.errors import InputError
+from autoddl.core.layout import B, P, Split, State
 
 __all__ = ["Dim", "Rule", "Signature", "Spec", "parse", "signatures"]
 

@@ -6,11 +6,10 @@
 A task begins at its column with its name and goes on in dashes; one shorter than its name shows what fits.
 """
 
+from autoddl.core.errors import InputError
+from autoddl.core.pipeline import Schedule, validate
 from autoddl.cost_models.pipelines import pipeline
 from autoddl.cost_models.timeline import COMPUTE, Timeline
-from autoddl.errors import InputError
-from autoddl.schedule import Schedule
-from autoddl.schedule_check import validate
 
 __all__ = ["draw", "grid"]
 

@@ -15,13 +15,13 @@ from functools import cached_property, partial
 import numpy as np
 import numpy.typing as npt
 
-from autoddl.graph import Op, Tensor
-from autoddl.hubs import HUB
+from autoddl.core.cost_table import Classes, Rows, Table
+from autoddl.core.graph import Op, Tensor
+from autoddl.core.hubs import HUB
 from autoddl.ports import Port, Ports
 from autoddl.price import Pricing, routes_of
 from autoddl.routes import Routes
 from autoddl.space import Variable
-from autoddl.table import Classes, Rows, Table
 
 __all__ = ["Use", "counted", "edge_table"]
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from autoddl.endings import Ended
-from autoddl.errors import AutoDDLError, InputError
+from autoddl.core.errors import AutoDDLError, InputError
+from autoddl.core.processes import Ended
 from autoddl.uncollected import uncollected
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from autoddl.record import Event, Record, Step, hidden_seconds, own_seconds
+from autoddl.core.record import Event, Record, Step, hidden_seconds, own_seconds
 
 __all__ = ["Miss", "Pair", "Row", "late", "later", "misses", "rows", "typical"]
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import prod
 
-from autoddl.graph import Graph, Op
+from autoddl.core.graph import Graph, Op
 from autoddl.heap import Shape, Value
 from autoddl.work import base
 

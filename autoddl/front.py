@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from autoddl.core.errors import AutoDDLError, Infeasible, InputError
+from autoddl.core.plan import Plan
+from autoddl.core.problem import Problem, Solution
 from autoddl.cost_models import Cluster, Level
 from autoddl.cost_models.topologies import check
-from autoddl.errors import AutoDDLError, Infeasible, InputError
 from autoddl.outer import Progress
-from autoddl.plan import Plan
-from autoddl.problem import Problem, Solution
 from autoddl.rebuild import Question, answered, question_of, rebuild
 from autoddl.search import solve
 from autoddl.search.order import answering

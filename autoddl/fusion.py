@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from autoddl.core.graph import Graph, Op
 from autoddl.cost_models import Cluster
-from autoddl.graph import Graph, Op
 from autoddl.work import base
 
 __all__ = ["ALONE", "Chained", "as_compiled", "chains", "inside"]

@@ -7,7 +7,6 @@ one rank is None: nothing is sent there, so a mesh of one rank needs no processe
 
 from collections.abc import Iterable
 from datetime import timedelta
-from itertools import product
 from math import prod
 from typing import Any
 
@@ -17,12 +16,12 @@ import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from autoddl.core.errors import MachineError, MismatchError
+from autoddl.core.layout import Mesh, members
 from autoddl.cost_models import Cluster, Group, parse_cluster
-from autoddl.errors import MachineError, MismatchError
-from autoddl.layout import Mesh
 from autoddl.transport import Transport
 
-__all__ = ["Groups", "lost", "members"]
+__all__ = ["Groups", "lost"]
 
 
 def lost(what: str, error: Exception) -> MachineError:
@@ -31,14 +30,6 @@ def lost(what: str, error: Exception) -> MachineError:
     return MachineError(f"{what} failed: {said}; a peer died or hung, or a link is down: "
                         "the other ranks' messages say which, restart from the last checkpoint")
 
-
-def members(mesh: Mesh, axes: tuple[int, ...], coordinate: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Coordinates of the group's members over `axes`, row-major, for the rank at `coordinate`."""
-    found = []
-    for index in product(*(range(mesh.sizes[a]) for a in sorted(axes))):
-        place = dict(zip(sorted(axes), index, strict=True))
-        found.append(tuple(place.get(a, c) for a, c in enumerate(coordinate)))
-    return tuple(found)
 
 
 def _rank(mesh: Mesh, coordinate: tuple[int, ...]) -> int:

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from autoddl import graph as graphs
-from autoddl.errors import InputError
-from autoddl.graph import Graph, Kind
+from autoddl.core import graph as graphs
+from autoddl.core.errors import InputError
+from autoddl.core.graph import Graph, Kind
+from autoddl.core.layout import B, Layout, Split, extents
+from autoddl.core.plan import Plan
 from autoddl.groups import Groups
-from autoddl.layout import B, Layout, Split, extents
-from autoddl.plan import Plan
 
 __all__ = ["Held", "give", "hold", "materialise", "placements"]
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autoddl.actions import Action, Actions, Compute, Leg, Pass
-from autoddl.conversion import Step
+from autoddl.core.conversion import Step
+from autoddl.core.graph import Graph, Kind, Op
+from autoddl.core.hubs import HUB
+from autoddl.core.plan import Conversion, Decision, Plan
 from autoddl.cost_models import Cluster
-from autoddl.graph import Graph, Kind, Op
-from autoddl.hubs import HUB
 from autoddl.issue_parameters import Gathers, Reductions
-from autoddl.plan import Conversion, Decision, Plan
 from autoddl.price import Pricing, pass_seconds
 from autoddl.rules_nn import REDUCING, inner_collectives
 from autoddl.space import Choice

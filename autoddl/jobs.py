@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import inf, prod
 
 from autoddl.candidates import Candidate, Posed, Task, bounds, posed
-from autoddl.errors import Infeasible, InputError
-from autoddl.problem import Problem, Solution
+from autoddl.core.errors import Infeasible, InputError
+from autoddl.core.problem import Problem, Solution
 from autoddl.search import Above, Space, is_large, lower_bound, relax, solve, space_of
 
 __all__ = ["Answer", "Job", "Jobs"]

@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from autoddl import errors
-from autoddl.endings import die_with_parent, signals_raise
-from autoddl.errors import AutoDDLError, MachineError
-from autoddl.plan import write_atomically
+from autoddl.core import errors
+from autoddl.core.errors import AutoDDLError, MachineError
+from autoddl.core.files import write_atomically
+from autoddl.core.processes import die_with_parent, signals_raise
 
-__all__ = ["Place", "joined", "launch", "leave", "report_failure"]
+__all__ = ["Place", "launch", "leave", "report_failure"]
 
 FAILURES = "AUTODDL_FAILURES"
 GRACE_SECONDS = 1.0
@@ -178,26 +178,3 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def joined() -> bool:
-    """Whether this process is a rank already; SLURM's names are turned into torchrun's."""
-    environment = os.environ
-    if "RANK" in environment and "WORLD_SIZE" in environment:
-        return True
-    if "SLURM_PROCID" not in environment or int(environment.get("SLURM_STEP_NUM_TASKS", "1")) < 2:
-        return False  # a batch script has SLURM_PROCID too, but is no step
-    environment.update(RANK=environment["SLURM_PROCID"], WORLD_SIZE=environment["SLURM_STEP_NUM_TASKS"],
-                       LOCAL_RANK=environment.get("SLURM_LOCALID", "0"))
-    environment.setdefault("MASTER_ADDR", _first_host())
-    environment.setdefault("MASTER_PORT", str(20000 + int(environment.get("SLURM_JOB_ID", "0")) % 20000))
-    return True
-
-
-def _first_host() -> str:
-    """The first host of the SLURM job."""
-    names = os.environ.get("SLURM_STEP_NODELIST", os.environ.get("SLURM_JOB_NODELIST", "127.0.0.1"))
-    try:
-        listed = subprocess.run(["scontrol", "show", "hostnames", names], capture_output=True, text=True, check=True)
-        return listed.stdout.split()[0]
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        head, bracket, rest = names.partition("[")
-        return head + rest.split(",")[0].split("-")[0].rstrip("]") if bracket else names.split(",")[0]

@@ -21,13 +21,13 @@ from torch import Tensor, fx
 from autoddl import functions, kernels
 from autoddl.calls import bound, parameters
 from autoddl.capture import Captured
-from autoddl.conversion import Step
-from autoddl.errors import MachineError
-from autoddl.graph import Graph, Kind, Op
+from autoddl.core.conversion import Step
+from autoddl.core.errors import MachineError
+from autoddl.core.graph import Graph, Kind, Op
+from autoddl.core.hubs import HUB
+from autoddl.core.layout import Layout
+from autoddl.core.plan import Conversion, Plan
 from autoddl.groups import Groups
-from autoddl.hubs import HUB
-from autoddl.layout import Layout
-from autoddl.plan import Conversion, Plan
 from autoddl.recorder import Recorder
 from autoddl.redistribute import Route, moves
 from autoddl.rules_nn import REDUCING

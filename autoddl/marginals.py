@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autoddl.certificate import laid
-from autoddl.problem import Array, Problem
+from autoddl.core.problem import Array, Problem
 from autoddl.search.eliminate import messages
 from autoddl.search.order import answering
 from autoddl.search.program import Program, Step

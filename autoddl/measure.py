@@ -24,11 +24,12 @@ from typing import Any
 
 import yaml
 
+from autoddl.core.errors import InputError
+from autoddl.core.files import write_atomically
+from autoddl.core.processes import joined
 from autoddl.cost_models import Cluster, parse_cluster
-from autoddl.errors import InputError
-from autoddl.launch import joined, launch
+from autoddl.launch import launch
 from autoddl.places import check_ranks, placed
-from autoddl.plan import write_atomically
 
 __all__ = ["SECONDS", "Measured", "Request", "measure", "stated", "with_measured"]
 

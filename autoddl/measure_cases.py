@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from autoddl import functions
 from autoddl import measure_operators as operators
 from autoddl.capture import capture
+from autoddl.core.graph import Graph
 from autoddl.cost_models import Kernel
-from autoddl.graph import Graph
 from autoddl.price import kernel_of
 from autoddl.sample import Sample
 from autoddl.work import base, work

@@ -22,11 +22,11 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from autoddl.conversion import Step
+from autoddl.core.conversion import Step
+from autoddl.core.layout import B, Layout, P
 from autoddl.cost_models import sent_bytes, steps
 from autoddl.cost_models.machine import Host
 from autoddl.groups import Groups
-from autoddl.layout import B, Layout, P
 from autoddl.redistribute import moves
 
 __all__ = ["busyness", "dragging", "issuing", "lateness", "turning"]

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autoddl.core.layout import Mesh
 from autoddl.cost_models import Cluster, Group, collective
 from autoddl.cost_models.machine import Host
 from autoddl.groups import Groups
-from autoddl.layout import Mesh
 from autoddl.measure_device import FEWEST, low, spread
 from autoddl.measure_fits import FEW, Point, fitted, host_of
 from autoddl.measure_late import busyness, dragging, issuing, lateness, turning

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models import Cluster, parse_cluster
-from autoddl.errors import InputError
 from autoddl.measure import Request, origin
 from autoddl.measure_cases import SMALL, USUAL
 from autoddl.measure_device import clock_of, measure_kernels, rows_of

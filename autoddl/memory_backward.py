@@ -9,10 +9,10 @@ handed on where it was first read.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from autoddl.core.graph import Op
+from autoddl.core.hubs import HUB
 from autoddl.footprint import Call
-from autoddl.graph import Op
 from autoddl.heap import Value
-from autoddl.hubs import HUB
 from autoddl.memory_gathers import Gathers
 from autoddl.memory_moves import Moves
 from autoddl.memory_program import Edge, Node, Program

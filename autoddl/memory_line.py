@@ -18,14 +18,14 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from math import prod
 
+from autoddl.core.graph import Graph, Kind
+from autoddl.core.hubs import planned
+from autoddl.core.layout import B, local_shape
+from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster
-from autoddl.graph import Graph, Kind
 from autoddl.heap import Heap, Value, contiguous
-from autoddl.hubs import planned
-from autoddl.layout import B, local_shape
 from autoddl.memory_program import Program
 from autoddl.memory_step import Stepping
-from autoddl.plan import Plan
 from autoddl.price import OPTIMIZERS
 from autoddl.rebuild import question_of
 from autoddl.timeline_of import Foreseen, Span

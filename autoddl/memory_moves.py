@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from autoddl.conversion import COLLECTIVES, Step, group_size
+from autoddl.core.conversion import COLLECTIVES, Step, group_size
+from autoddl.core.layout import Layout, Mesh, Split, local_shape
 from autoddl.cost_models import Cluster, Group, collective
 from autoddl.heap import Heap, Shape, Value, contiguous, is_contiguous
-from autoddl.layout import Layout, Mesh, Split, local_shape
 
 __all__ = ["Flight", "Moves"]
 

@@ -2,12 +2,12 @@
 
 from typing import NamedTuple
 
-from autoddl.conversion import Step
+from autoddl.core.conversion import Step
+from autoddl.core.graph import Graph, Kind, Op
+from autoddl.core.layout import Layout, local_shape
+from autoddl.core.plan import Conversion, Decision, Plan
 from autoddl.footprint import Call, Footprint, by_itself
-from autoddl.graph import Graph, Kind, Op
 from autoddl.heap import Value
-from autoddl.layout import Layout, local_shape
-from autoddl.plan import Conversion, Decision, Plan
 from autoddl.rules_nn import REDUCING
 from autoddl.traffic import ParameterEdge, option_of, parameter_edges
 

@@ -8,10 +8,10 @@ last are added up in a copy of the first.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autoddl.conversion import COLLECTIVES
+from autoddl.core.conversion import COLLECTIVES
+from autoddl.core.layout import Layout, local_shape
 from autoddl.heap import Value, contiguous
 from autoddl.in_flight import frees, overdue
-from autoddl.layout import Layout, local_shape
 from autoddl.memory_moves import Flight, Moves
 from autoddl.traffic import Bucket, ParameterEdge
 

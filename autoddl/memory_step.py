@@ -7,12 +7,12 @@ reader. Parameters come as the store hands them out: as they are, after local st
 from collections.abc import Mapping
 from dataclasses import replace
 
+from autoddl.core.graph import Op
+from autoddl.core.hubs import HUB
 from autoddl.cost_models import Cluster
 from autoddl.footprint import Call, Footprint
 from autoddl.footprints import footprint_of
-from autoddl.graph import Op
 from autoddl.heap import Heap, Value
-from autoddl.hubs import HUB
 from autoddl.memory_backward import Backward
 from autoddl.memory_gathers import Gathers
 from autoddl.memory_moves import Moves

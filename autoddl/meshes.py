@@ -12,9 +12,9 @@ passed over; a cluster of one device has the mesh `one=1`.
 from itertools import pairwise
 from math import prod
 
+from autoddl.core.errors import InputError
+from autoddl.core.layout import Axis, Mesh
 from autoddl.cost_models import Cluster
-from autoddl.errors import InputError
-from autoddl.layout import Axis, Mesh
 
 __all__ = ["check_mesh", "meshes"]
 

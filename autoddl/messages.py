@@ -22,9 +22,9 @@ from functools import lru_cache
 from itertools import count, product
 from math import prod
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models import Cluster, Group, collective
 from autoddl.cost_models.groups import crossings
-from autoddl.errors import InputError
 
 __all__ = ["OURS", "Program", "Receive", "Send", "chosen", "leaving", "program"]
 

@@ -32,9 +32,9 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from autoddl.core.errors import InputError, MachineError
+from autoddl.core.processes import signals_raise
 from autoddl.cost_models import Cluster, show_rate
-from autoddl.endings import signals_raise
-from autoddl.errors import InputError, MachineError
 
 __all__ = ["Network", "Node", "Uplink", "check_machine", "layout_of", "network", "remove_stale", "sent_over"]
 

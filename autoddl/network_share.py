@@ -12,12 +12,12 @@ for, the others of the cluster do the same.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from autoddl.core.errors import InputError
+from autoddl.core.plan import BUCKET_BYTES
 from autoddl.cost_models import Cluster, Group, Level, collective, parse
 from autoddl.cost_models.links import expanded, protocol_of
 from autoddl.cost_models.timeline import Task, simulate
-from autoddl.errors import InputError
 from autoddl.network_work import HOST, Traced, Work, work_of
-from autoddl.plan import BUCKET_BYTES
 
 __all__ = ["Network", "Share", "over", "shares"]
 

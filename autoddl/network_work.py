@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from autoddl.capture import capture
+from autoddl.core.errors import InputError
+from autoddl.core.graph import Graph, Kind
+from autoddl.core.hubs import HUB, planned
+from autoddl.core.layout import Layout, Mesh
 from autoddl.cost_models import Cluster, elementwise_seconds
-from autoddl.errors import InputError
-from autoddl.graph import Graph, Kind
-from autoddl.hubs import HUB, planned
-from autoddl.layout import Layout, Mesh
 from autoddl.price import Pricing, pass_seconds
 from autoddl.sample import Sample, as_sample, sample_for
 from autoddl.space import Choice

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from autoddl.cases import Case, case, fill, listed
+from autoddl.core.layout import Layout, Mesh
 from autoddl.cutting import Coordinate, coordinates, cut, error_of
 from autoddl.dims import Signature
 from autoddl.kernels import lower
-from autoddl.layout import Layout, Mesh
 from autoddl.rules import Option, backward, dual, gradient
 from autoddl.site import Reduce, Site
 

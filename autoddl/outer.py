@@ -27,10 +27,10 @@ from os import cpu_count
 from time import perf_counter
 
 from autoddl.candidates import Candidate, Solved, Task, bounds, taken
-from autoddl.errors import Infeasible, InputError
+from autoddl.core.errors import Infeasible, InputError
+from autoddl.core.problem import Solution
 from autoddl.jobs import Answer, Job, Jobs
 from autoddl.price import floor_seconds
-from autoddl.problem import Solution
 from autoddl.workers import mapper
 
 __all__ = ["Found", "Progress", "cut_short", "search"]

@@ -18,9 +18,9 @@ from dataclasses import replace
 from itertools import product
 
 from autoddl.candidates import Candidate, Solved, Task
-from autoddl.errors import Infeasible, InputError
+from autoddl.core.errors import Infeasible, InputError
+from autoddl.core.plan import Plan
 from autoddl.outer import Found, cut_short, search
-from autoddl.plan import Plan
 from autoddl.price import floor_seconds
 from autoddl.tables import problem_of
 from autoddl.timeline_of import timeline_of

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from autoddl.record import Event, Step, own_seconds
+from autoddl.core.record import Event, Step, own_seconds
 from autoddl.timeline_of import Foreseen, Span
 
 __all__ = ["trace_text"]

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from autoddl.compare_run import foreseen
-from autoddl.errors import InputError
+from autoddl.core.errors import InputError
+from autoddl.core.files import write_atomically
+from autoddl.core.plan import Plan
+from autoddl.core.record import own_seconds
 from autoddl.memory_line import MemoryLine, memory_line
-from autoddl.plan import Plan, write_atomically
-from autoddl.record import own_seconds
 from autoddl.timeline_of import Foreseen
 
 __all__ = ["KINDS", "draw"]

@@ -14,9 +14,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from autoddl.conversion import Step
-from autoddl.groups import members
-from autoddl.layout import Layout, Mesh, Split, extents
+from autoddl.core.conversion import Step
+from autoddl.core.layout import Layout, Mesh, Split, extents, members
 
 __all__ = ["Pieces", "pieces"]
 

@@ -4,8 +4,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models import Cluster
-from autoddl.errors import InputError
 from autoddl.launch import Place
 from autoddl.network import PORT, Network, Uplink, network
 

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from autoddl.choices import Choice, Choices, numbered
-from autoddl.layout import Mesh
-from autoddl.numbers import BASE, distinct, number_of, pieces, states_of
+from autoddl.core.cost_table import Array, Cells, Classes, Rows
+from autoddl.core.layout import Mesh
+from autoddl.core.layout_codes import BASE, distinct, number_of, pieces, states_of
 from autoddl.routes import Routes
-from autoddl.table import Array, Cells, Classes, Rows
 
 __all__ = ["Pieces", "Port", "Ports", "pieces_of"]
 

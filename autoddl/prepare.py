@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from autoddl.errors import CaptureError
+from autoddl.core.errors import CaptureError
 from autoddl.passes import DROPOUTS, OURS
 from autoddl.rewrite import arguments, dtype_of, insert, name_of, operators, replace
 from autoddl.source import line_of

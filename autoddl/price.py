@@ -28,12 +28,12 @@ import numpy as np
 import numpy.typing as npt
 
 from autoddl.choices import Choice
-from autoddl.conversion import COLLECTIVES, Step
+from autoddl.core.conversion import COLLECTIVES, Step
+from autoddl.core.graph import Graph, Kind, Op, Tensor
+from autoddl.core.layout import Layout, Mesh, local_shape
+from autoddl.core.plan import BUCKET_BYTES
 from autoddl.cost_models import Cluster, Device, Group, Kernel, collective, copy_seconds, kernel_seconds, least_seconds
 from autoddl.fusion import ALONE, Chained, chains
-from autoddl.graph import Graph, Kind, Op, Tensor
-from autoddl.layout import Layout, Mesh, local_shape
-from autoddl.plan import BUCKET_BYTES
 from autoddl.routes import Routes, routes
 from autoddl.rules_nn import inner_collectives
 from autoddl.work import Work, work

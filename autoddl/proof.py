@@ -11,7 +11,7 @@ import math
 
 from autoddl.branching import Branch, branched, ranges
 from autoddl.certificate import Certificate, Message, Piece
-from autoddl.problem import Array, Problem
+from autoddl.core.problem import Array, Problem
 from autoddl.reparametrised import Reparametrised
 from autoddl.search import is_large
 from autoddl.search.eliminate import messages

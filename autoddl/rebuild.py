@@ -17,17 +17,16 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autoddl.candidates import Candidate, Task
+from autoddl.core.errors import AutoDDLError, InputError, MismatchError
+from autoddl.core.graph import Graph, Op, graph_from_text, graph_to_text
+from autoddl.core.hubs import HUB, planned
+from autoddl.core.layout import Layout, Mesh
+from autoddl.core.plan import Plan
+from autoddl.core.problem import Problem
 from autoddl.cost_models import Cluster, parse_cluster
-from autoddl.errors import AutoDDLError, InputError, MismatchError
-from autoddl.graph import Graph, Op
-from autoddl.graph_json import graph_from_text, graph_to_text
-from autoddl.hubs import HUB, planned
-from autoddl.layout import Layout, Mesh
 from autoddl.meshes import meshes
 from autoddl.outer import Found, Progress, search
-from autoddl.plan import Plan
 from autoddl.price import Pricing
-from autoddl.problem import Problem
 from autoddl.regions import mesh_allows, parse_pin, pinned
 from autoddl.space import Choice, Variable, variables
 from autoddl.tables import problem_of

@@ -10,13 +10,12 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from autoddl.errors import InputError, MachineError
-from autoddl.plan import Plan
-from autoddl.record import Event, Header, Step
-from autoddl.record_file import header_text, step_text
+from autoddl.core.errors import InputError, MachineError
+from autoddl.core.plan import Plan, level_of
+from autoddl.core.record import Event, Header, Step, header_text, step_text
 from autoddl.recorder import Mark, Recorder
 
-__all__ = ["RecordWriter", "header_of", "level_of", "step_of"]
+__all__ = ["RecordWriter", "header_of", "step_of"]
 
 
 def header_of(plan: Plan) -> Header:
@@ -30,10 +29,6 @@ def _version(package: str) -> str:
     except PackageNotFoundError:
         return "unknown"
 
-
-def level_of(plan: Plan, axes: str) -> str:
-    """The level of the cluster over which a collective over `axes` goes: that of the outermost."""
-    return next((level for name in axes.split("+") if (level := plan.levels.get(name))), "")
 
 
 def step_of(plan: Plan, recorder: Recorder, number: int, rank: int, start: int, end: int) -> Step:

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autoddl.conversion import COLLECTIVES, Step
+from autoddl.core.conversion import COLLECTIVES, Step
+from autoddl.core.layout import Layout
 from autoddl.groups import Groups, lost
-from autoddl.layout import Layout
 from autoddl.pieces import Pieces, pieces
 from autoddl.recorder import Executed, Mark, Recorder
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from autoddl.core.layout import local_shape
 from autoddl.groups import Groups
 from autoddl.held import Held
 from autoddl.in_flight import frees, overdue
-from autoddl.layout import local_shape
 from autoddl.redistribute import Handle, Move, Recorder, moves, through
 from autoddl.traffic import Bucket, ParameterEdge
 

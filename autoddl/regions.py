@@ -10,10 +10,10 @@ pins the mesh to those that have such an axis.
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from autoddl.errors import InputError
-from autoddl.graph import Graph, Kind, Op, Tensor
-from autoddl.hubs import HUB
-from autoddl.layout import B, Mesh, Split, State, state
+from autoddl.core.errors import InputError
+from autoddl.core.graph import Graph, Kind, Op, Tensor
+from autoddl.core.hubs import HUB
+from autoddl.core.layout import B, Mesh, Split, State, state
 from autoddl.space import Choice, Region, decided, everything
 
 __all__ = ["Pin", "mesh_allows", "parse_pin", "pinned"]

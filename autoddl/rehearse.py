@@ -20,15 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from autoddl.compare_run import foreseen
+from autoddl.core.errors import InputError, MismatchError
+from autoddl.core.plan import Plan
+from autoddl.core.processes import joined
+from autoddl.core.record import read_record
 from autoddl.cost_models import Cluster, load_cluster, parse_cluster
-from autoddl.errors import InputError, MismatchError
 from autoddl.factory import Factory
 from autoddl.figures import later, typical
 from autoddl.free_memory import free_bytes
-from autoddl.launch import joined, launch
+from autoddl.launch import launch
 from autoddl.places import check_ranks, placed
-from autoddl.plan import Plan
-from autoddl.record_file import read_record
 
 __all__ = ["Crossed", "Rehearsal", "rehearse"]
 

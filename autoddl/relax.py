@@ -16,9 +16,9 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autoddl.core.errors import AutoDDLError, Infeasible, InputError
 from autoddl.cost_models import Cluster, load_cluster, parse, show_bytes
 from autoddl.cost_models.units import bytes_above
-from autoddl.errors import AutoDDLError, Infeasible, InputError
 from autoddl.front import resized
 from autoddl.outer import Progress
 from autoddl.rebuild import Question, answered

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autoddl.problem import Array, Problem, Table
+from autoddl.core.problem import Array, Problem, Table
 
 __all__ = ["Reparametrised", "check_reparametrised"]
 

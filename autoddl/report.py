@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
+from autoddl.core.graph import Kind, graph_from_text
+from autoddl.core.hubs import HUB
+from autoddl.core.names import NUMBER, ranges
+from autoddl.core.plan import Conversion, Plan
 from autoddl.cost_models.units import show_bytes, show_seconds
-from autoddl.graph import Kind
-from autoddl.graph_json import graph_from_text
-from autoddl.hubs import HUB
-from autoddl.plan import Conversion, Plan
-from autoddl.tabular import NUMBER, columns, grid, ranges
+from autoddl.tabular import columns, grid
 
 if TYPE_CHECKING:
     from autoddl.api import Comparison, Raced

@@ -15,10 +15,20 @@ from itertools import combinations, pairwise, product
 import numpy as np
 import numpy.typing as npt
 
-from autoddl.conversion import COLLECTIVES, Step, group_size
-from autoddl.layout import B, Layout, Mesh, P, Split, State
+from autoddl.core.conversion import COLLECTIVES, Step, group_size
+from autoddl.core.layout import B, Layout, Mesh, P, Split, State
+from autoddl.core.layout_codes import (
+    BASE,
+    BROADCAST,
+    PARTIAL,
+    code,
+    distinct,
+    legal_layouts,
+    legal_states,
+    numbers,
+    pieces,
+)
 from autoddl.nearest import Moves, Nearest, first_moves, nearest
-from autoddl.numbers import BASE, BROADCAST, PARTIAL, code, distinct, legal_layouts, legal_states, numbers, pieces
 
 __all__ = ["Routes", "Seconds", "routes"]
 

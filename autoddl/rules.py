@@ -28,10 +28,10 @@ from autoddl import (
     rules_reduce,
     rules_shape,
 )
+from autoddl.core.graph import Graph, Kind, Op, Tensor, Value
+from autoddl.core.layout import B, Layout, Mesh, P, is_legal
+from autoddl.core.layout_codes import BROADCAST, PARTIAL, code, distinct, layouts_of, legal_numbers, numbers
 from autoddl.dims import Rule, Signature, signatures
-from autoddl.graph import Graph, Kind, Op, Tensor, Value
-from autoddl.layout import B, Layout, Mesh, P, is_legal
-from autoddl.numbers import BROADCAST, PARTIAL, code, distinct, layouts_of, legal_numbers, numbers
 from autoddl.rules_text import RuleOf
 
 __all__ = ["RULES", "Option", "Rows", "Rule", "backward", "dual", "gradient", "has_rule", "options", "rows",

@@ -5,7 +5,7 @@
     arange         "-> a"             y[i] = start + i * step: a piece begins at its own offset (kernels)
 """
 
-from autoddl.graph import Op
+from autoddl.core.graph import Op
 from autoddl.rules_text import RuleOf, Tensors, fixed, names, text
 
 __all__ = ["RULES"]

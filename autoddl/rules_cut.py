@@ -6,7 +6,7 @@
     tril, triu, diagonal
 """
 
-from autoddl.graph import Op
+from autoddl.core.graph import Op
 from autoddl.rules_reduce import along, along_dims
 from autoddl.rules_text import RuleOf, Tensors, dims_of, fixed, form, get, ints, names, text, wrap
 

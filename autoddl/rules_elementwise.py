@@ -10,8 +10,8 @@ Every dim splits; an input of size 1 along a dim is whole there. What is linear 
 
 from collections.abc import Callable
 
+from autoddl.core.graph import Op
 from autoddl.dims import Rule
-from autoddl.graph import Op
 from autoddl.rules_text import RuleOf, Tensors, aligned, fixed, form, get, names, text
 
 __all__ = ["RULES", "pointwise"]

@@ -9,9 +9,9 @@ of the positions split freely, and reading is linear in what is read.
 
 from typing import TypeVar
 
+from autoddl.core.graph import Op
+from autoddl.core.layout import P, Split
 from autoddl.dims import Rule, Signature
-from autoddl.graph import Op
-from autoddl.layout import P, Split
 from autoddl.rules_text import RuleOf, Tensors, aligned, dims_of, fixed, form, get, names, text
 
 __all__ = ["RULES"]

@@ -5,9 +5,9 @@
     squared error    "a b, a b -> / | sum"   a mean is a sum whose local part is scaled (kernels)
 """
 
+from autoddl.core.graph import Op
+from autoddl.core.layout import B, Split
 from autoddl.dims import Rule, Signature
-from autoddl.graph import Op
-from autoddl.layout import B, Split
 from autoddl.rules_text import RuleOf, Tensors, aligned, fixed, get, names, text
 
 __all__ = ["RULES"]

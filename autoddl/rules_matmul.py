@@ -8,7 +8,7 @@ A bias adds the product "+ 2": B or S(n) beside the first three, P where the out
 batch dim inside the channels: "b (g c) x, (g o) c k -> b (g o) x".
 """
 
-from autoddl.graph import Op
+from autoddl.core.graph import Op
 from autoddl.rules_text import RuleOf, Tensors, aligned, fixed, names, text
 
 __all__ = ["RULES"]

@@ -12,9 +12,9 @@ Two kernels reduce by themselves over the mesh axis (`Signature.inner`), which n
 
 from math import prod
 
+from autoddl.core.graph import Graph, Op
+from autoddl.core.layout import B, Layout, Mesh, Split, State, local_shape
 from autoddl.dims import Rule, Signature
-from autoddl.graph import Graph, Op
-from autoddl.layout import B, Layout, Mesh, Split, State, local_shape
 from autoddl.rules_text import RuleOf, Tensors, aligned, fixed, get, names, text
 
 __all__ = ["REDUCING", "RULES", "Inner", "inner_collectives"]

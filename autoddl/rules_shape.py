@@ -8,7 +8,7 @@
 
 from math import gcd, prod
 
-from autoddl.graph import Op
+from autoddl.core.graph import Op
 from autoddl.rules_text import RuleOf, Tensors, form, get, ints, names, text, wrap
 
 __all__ = ["RESHAPES", "RULES", "regroup"]

@@ -6,8 +6,8 @@
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from autoddl.core.graph import Op, Tensor, Value
 from autoddl.dims import Rule
-from autoddl.graph import Op, Tensor, Value
 
 __all__ = ["RuleOf", "Tensors", "aligned", "dims_of", "fixed", "form", "get", "ints", "names", "text", "wrap"]
 

@@ -10,11 +10,12 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from autoddl.core.errors import InputError, MismatchError
+from autoddl.core.plan import Plan
+from autoddl.core.processes import joined
 from autoddl.cost_models import load_cluster
-from autoddl.errors import InputError, MismatchError
 from autoddl.factory import Factory
-from autoddl.launch import joined, launch
-from autoddl.plan import Plan
+from autoddl.launch import launch
 
 __all__ = ["Ran", "run"]
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from autoddl.errors import CaptureError, InputError
+from autoddl.core.errors import CaptureError, InputError
 
 __all__ = ["Sample", "as_sample", "describe", "from_spec", "named", "parted", "rows_of", "sample_for"]
 

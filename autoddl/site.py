@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from autoddl.graph import Op, Tensor
-from autoddl.layout import Extent, Layout, Mesh, Split, extents
+from autoddl.core.graph import Op, Tensor
+from autoddl.core.layout import Extent, Layout, Mesh, Split, extents
 from autoddl.rules import Option
 
 if TYPE_CHECKING:

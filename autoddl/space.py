@@ -18,11 +18,11 @@ from itertools import product
 import numpy as np
 
 from autoddl.choices import Choice, Choices
-from autoddl.errors import InputError
-from autoddl.graph import Graph, Kind, Op, Tensor
-from autoddl.hubs import HUB
-from autoddl.layout import B, Mesh, P, Split, State
-from autoddl.numbers import BROADCAST, code, duals, legal_numbers, legal_states, numbers
+from autoddl.core.errors import InputError
+from autoddl.core.graph import Graph, Kind, Op, Tensor
+from autoddl.core.hubs import HUB
+from autoddl.core.layout import B, Mesh, P, Split, State
+from autoddl.core.layout_codes import BROADCAST, code, duals, legal_numbers, legal_states, numbers
 from autoddl.rules import Rows, rows
 
 __all__ = ["Choice", "Region", "Variable", "decided", "everything", "variables"]

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from autoddl.core.graph import Graph
+from autoddl.core.plan import Plan
 from autoddl.gather import Gathers, Sink, used
-from autoddl.graph import Graph
 from autoddl.groups import Groups
 from autoddl.held import Held
 from autoddl.lowering import Parameters
-from autoddl.plan import Plan
 from autoddl.redistribute import Move, Recorder, moves, through
 from autoddl.reducer import Reducer
 from autoddl.traffic import ParameterEdge, gather_buckets, gradient_buckets, parameter_edges

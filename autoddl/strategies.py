@@ -15,9 +15,9 @@ Data parallel is `data` everywhere, ZeRO-3 `zero` everywhere, tensor parallel `t
 
 from collections.abc import Callable, Mapping, Sequence
 
-from autoddl.graph import Graph, Kind, Op, Tensor
-from autoddl.hubs import HUB
-from autoddl.layout import B, Layout, Mesh, Split, is_legal
+from autoddl.core.graph import Graph, Kind, Op, Tensor
+from autoddl.core.hubs import HUB
+from autoddl.core.layout import B, Layout, Mesh, Split, is_legal
 from autoddl.rules import options
 from autoddl.space import Choice, Region
 

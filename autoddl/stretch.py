@@ -9,7 +9,7 @@ What is stretched is a guess: who uses it captures the model again and compares.
 from dataclasses import replace
 from typing import Any
 
-from autoddl.graph import Graph
+from autoddl.core.graph import Graph
 
 __all__ = ["stretched"]
 

@@ -18,15 +18,15 @@ import numpy.typing as npt
 
 from autoddl.charges import Charges
 from autoddl.choices import Choice, numbered
+from autoddl.core.graph import Graph, Kind, Op, Tensor
+from autoddl.core.hubs import HUB
+from autoddl.core.layout import Mesh
+from autoddl.core.layout_codes import Codes, pieces, states_of
+from autoddl.core.problem import Factor, Problem, Table
 from autoddl.edge_tables import Use, counted, edge_table
 from autoddl.fusion import Chained
-from autoddl.graph import Graph, Kind, Op, Tensor
-from autoddl.hubs import HUB
-from autoddl.layout import Mesh
-from autoddl.numbers import Codes, pieces, states_of
 from autoddl.ports import Ports, pieces_of
 from autoddl.price import OPTIMIZERS, Kernels, Pricing, cone_cost, end_seconds, inner_seconds
-from autoddl.problem import Factor, Problem, Table
 from autoddl.space import Variable
 from autoddl.work import keeps_input, keeps_output, read_back
 

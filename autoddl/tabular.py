@@ -1,25 +1,12 @@
 """What the tables for people share: their look, and layers folded into ranges (`layers.0-31.q_proj`)."""
 
-import re
-from collections.abc import Sequence
 
 from rich.table import Table
 
-__all__ = ["NUMBER", "columns", "grid", "ranges"]
-
-NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-"""A part of a dotted name that is a number."""
+__all__ = ["columns", "grid"]
 
 
-def ranges(numbers: Sequence[int]) -> str:
-    """[0, 1, 2, 5] -> `0-2,5`."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
 
 
 def grid() -> Table:

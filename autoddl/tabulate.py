@@ -10,8 +10,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from autoddl import functions
-from autoddl.errors import CaptureError
-from autoddl.graph import Graph, Kind, Op, Tensor, Value
+from autoddl.core.errors import CaptureError
+from autoddl.core.graph import Graph, Kind, Op, Tensor, Value
 from autoddl.rewrite import arguments
 from autoddl.source import line_of
 

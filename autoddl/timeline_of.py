@@ -24,14 +24,13 @@ from math import prod, sqrt
 from statistics import NormalDist
 
 from autoddl.actions import Action, Compute, Pass, Start, Wait
+from autoddl.core.graph import Graph
+from autoddl.core.plan import Plan, level_of
+from autoddl.core.record import Event, Step
 from autoddl.cost_models import Cluster
 from autoddl.cost_models.machine import Host
 from autoddl.cost_models.timeline import COMPUTE, Task, simulate
-from autoddl.graph import Graph
 from autoddl.issue import Known, issued
-from autoddl.plan import Plan
-from autoddl.record import Event, Step
-from autoddl.record_writer import level_of
 
 __all__ = ["Foreseen", "Span", "timeline_of"]
 

@@ -23,8 +23,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from autoddl.errors import CaptureError, InputError
-from autoddl.graph import Graph
+from autoddl.core.errors import CaptureError, InputError
+from autoddl.core.graph import Graph
 from autoddl.masks import plain_masks
 from autoddl.prepare import check_averages, inline_regions, needs_decomposition, whole_dropout
 from autoddl.sample import Sample, named

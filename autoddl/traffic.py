@@ -18,11 +18,11 @@ comparison across ranks and `verify` all read.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from autoddl.conversion import COLLECTIVES, Step, sizes
-from autoddl.errors import InputError
-from autoddl.graph import Graph, Kind, Op, Tensor
-from autoddl.layout import Layout, Mesh
-from autoddl.plan import Conversion, Decision, Plan
+from autoddl.core.conversion import COLLECTIVES, Step, sizes
+from autoddl.core.errors import InputError
+from autoddl.core.graph import Graph, Kind, Op, Tensor
+from autoddl.core.layout import Layout, Mesh
+from autoddl.core.plan import Conversion, Decision, Plan
 from autoddl.rules import Option, options
 from autoddl.rules_nn import REDUCING, inner_collectives
 from autoddl.work import read_back

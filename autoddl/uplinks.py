@@ -13,11 +13,10 @@ all-reduce does.
 from collections.abc import Sequence
 
 from autoddl import messages
+from autoddl.core.graph import Graph
+from autoddl.core.layout import Mesh, members
+from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, Group, parse_cluster, sent_bytes
-from autoddl.graph import Graph
-from autoddl.groups import members
-from autoddl.layout import Mesh
-from autoddl.plan import Plan
 from autoddl.traffic import Sent, traffic
 
 __all__ = ["leaving", "planned_bytes"]

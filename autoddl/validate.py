@@ -16,8 +16,8 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models import show_seconds
-from autoddl.errors import InputError
 from autoddl.tabular import columns
 from autoddl.validate_memory import peak_bytes
 from autoddl.validate_places import cluster_of

@@ -40,9 +40,9 @@ formula that costs next to nothing.
 from collections.abc import Iterable
 from math import prod
 
+from autoddl.core.layout import Mesh
 from autoddl.cost_models import elementwise_seconds
 from autoddl.cost_models.machine import Device
-from autoddl.layout import Mesh
 from autoddl.validate_model import Shape
 
 __all__ = ["add_biased", "add_repeated"]

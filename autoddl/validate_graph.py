@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from autoddl.capture import capture
-from autoddl.graph import Graph, Op, Value
-from autoddl.hubs import planned
+from autoddl.core.graph import Graph, Op, Value
+from autoddl.core.hubs import planned
 from autoddl.validate_model import Embedding, Head, Layer, Shape
 
 __all__ = ["captured", "graph_of"]

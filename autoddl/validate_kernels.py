@@ -14,11 +14,11 @@ F is forward, B backward to the inputs, W to the weights.
 
 from dataclasses import dataclass, replace
 
+from autoddl.core.graph import Graph, Kind, Op
+from autoddl.core.hubs import HUB
+from autoddl.core.layout import local_shape
 from autoddl.cost_models import elementwise_seconds, kernel_seconds
 from autoddl.fusion import inside
-from autoddl.graph import Graph, Kind, Op
-from autoddl.hubs import HUB
-from autoddl.layout import local_shape
 from autoddl.price import Pricing, inner_seconds, kernel_of
 from autoddl.space import Choice
 from autoddl.validate_model import Shape

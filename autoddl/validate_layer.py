@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+from autoddl.core.graph import Graph, Op, Tensor
+from autoddl.core.layout import Mesh
 from autoddl.cost_models import Cluster, elementwise_seconds
-from autoddl.graph import Graph, Op, Tensor
-from autoddl.layout import Mesh
 from autoddl.price import Pricing, routes_of
 from autoddl.search import solve
 from autoddl.space import Choice, Variable, variables

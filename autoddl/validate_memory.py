@@ -9,9 +9,9 @@
     Published peaks are those of PyTorch's allocator: what CUDA and NCCL take beside is not in them.
 """
 
-from autoddl.errors import InputError
-from autoddl.schedule import peaks
-from autoddl.schedules import generate
+from autoddl.core.errors import InputError
+from autoddl.core.pipeline import peaks
+from autoddl.core.pipeline_schedules import generate
 from autoddl.validate_layer import Part
 from autoddl.validate_parts import Unpriced, expert_replicas, held_values, parts_of, schedule_of, stage_layers
 from autoddl.validate_runs import Run

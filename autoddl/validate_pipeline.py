@@ -6,10 +6,10 @@ as the longest rank's own.
 
 from functools import lru_cache
 
+from autoddl.core.errors import InputError
+from autoddl.core.pipeline_schedules import generate
 from autoddl.cost_models import Cluster, Group, collective
 from autoddl.cost_models.pipelines import pipeline
-from autoddl.errors import InputError
-from autoddl.schedules import generate
 from autoddl.validate_parts import Unpriced, schedule_of
 from autoddl.validate_runs import Run
 

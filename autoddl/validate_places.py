@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models import Cluster, load_device
 from autoddl.cost_models.links import expanded
 from autoddl.cost_models.machine import Level
 from autoddl.cost_models.units import parse
-from autoddl.errors import InputError
 from autoddl.validate_runs import Run
 
 __all__ = ["cluster_of"]

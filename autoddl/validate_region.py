@@ -9,9 +9,9 @@
 
 from collections.abc import Mapping
 
-from autoddl.graph import Graph, Kind, Op, Tensor
-from autoddl.hubs import HUB
-from autoddl.layout import B, Layout, Mesh, Split, State
+from autoddl.core.graph import Graph, Kind, Op, Tensor
+from autoddl.core.hubs import HUB
+from autoddl.core.layout import B, Layout, Mesh, Split, State
 from autoddl.space import Choice, Region
 from autoddl.work import VIEWS, base
 

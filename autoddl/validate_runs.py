@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from autoddl.errors import InputError
+from autoddl.core.errors import InputError
 
 __all__ = ["COLUMNS", "NEEDED", "Run", "read_runs"]
 

@@ -6,8 +6,8 @@ its dropout, which selective recomputation drops.
 
 from math import prod
 
-from autoddl.graph import Op, Tensor
-from autoddl.layout import Layout, Mesh, local_shape
+from autoddl.core.graph import Op, Tensor
+from autoddl.core.layout import Layout, Mesh, local_shape
 from autoddl.price import Pricing
 from autoddl.space import Choice, Variable
 from autoddl.tables import saved_tensors

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from autoddl.capture import Captured, capture
-from autoddl.graph import Graph, Kind, Op
+from autoddl.core.graph import Graph, Kind, Op
 from autoddl.held import give
 from autoddl.sample import Sample, named
 

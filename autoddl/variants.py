@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autoddl.errors import InputError
-from autoddl.graph import Graph
-from autoddl.hubs import planned
+from autoddl.core.errors import InputError
+from autoddl.core.graph import Graph
+from autoddl.core.hubs import planned
 from autoddl.stretch import stretched
 
 __all__ = ["Variant", "Variants"]

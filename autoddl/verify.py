@@ -24,12 +24,12 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autoddl.errors import InputError, MismatchError
+from autoddl.core.errors import InputError, MismatchError
+from autoddl.core.layout import Axis, Mesh
+from autoddl.core.plan import Plan
 from autoddl.factory import Factory
 from autoddl.free_memory import free_bytes
 from autoddl.launch import launch
-from autoddl.layout import Axis, Mesh
-from autoddl.plan import Plan
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

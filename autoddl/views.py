@@ -4,9 +4,9 @@
     reshaped                      looks at it where strides allow      put into zeros of the input's size
 """
 
+from autoddl.core.graph import Op
 from autoddl.footprint import Call
 from autoddl.footprints_attention import written_out
-from autoddl.graph import Op
 from autoddl.heap import Heap, Shape, Value, beside, contiguous, is_contiguous, viewed
 from autoddl.work import base
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from autoddl import functions
 from autoddl.capture import Captured
-from autoddl.graph import Op, Value
+from autoddl.core.graph import Op, Value
 from autoddl.sample import Sample
 
 __all__ = ["cast", "seeded", "widened"]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from autoddl.graph import Graph, Kind, Op
+from autoddl.core.graph import Graph, Kind, Op
 from autoddl.kinds import kind_of
 
 __all__ = ["VIEWS", "Work", "base", "keeps_input", "keeps_output", "kept_beside", "letters", "read_back", "work"]

@@ -22,12 +22,13 @@ from torch import Tensor, nn
 from autoddl import checkpoint
 from autoddl.apply import ParallelModel, parallelize
 from autoddl.capture import capture
-from autoddl.errors import AutoDDLError
+from autoddl.core.errors import AutoDDLError
+from autoddl.core.files import write_atomically
+from autoddl.core.hubs import planned
+from autoddl.core.layout import Layout, Mesh, extents
+from autoddl.core.plan import Plan, load_plan
 from autoddl.factory import Factory
-from autoddl.hubs import planned
 from autoddl.launch import leave, report_failure
-from autoddl.layout import Layout, Mesh, extents
-from autoddl.plan import Plan, load_plan, write_atomically
 from autoddl.record_writer import RecordWriter
 from autoddl.sample import Sample, as_sample, parted, sample_for
 from autoddl.traffic import traffic

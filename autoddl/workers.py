@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any
 
-from autoddl.endings import die_with_parent, signals_default, signals_raise
-from autoddl.errors import MachineError
+from autoddl.core.errors import MachineError
+from autoddl.core.processes import die_with_parent, signals_default, signals_raise
 
 __all__ = ["beside", "forks", "mapper"]
 

@@ -12,10 +12,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from autoddl.errors import InputError, MachineError, MismatchError
+from autoddl.core.errors import InputError, MachineError, MismatchError
+from autoddl.core.layout import Mesh
+from autoddl.core.processes import joined
 from autoddl.groups import lost
-from autoddl.launch import joined
-from autoddl.layout import Mesh
 
 __all__ = ["agree", "device_of", "join", "take"]
 

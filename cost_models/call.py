@@ -9,10 +9,10 @@ library's wire protocol fills.
 from dataclasses import dataclass
 from math import isfinite, prod, sqrt
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models.backends import KINDS, PLAIN, Backend, Wire
 from autoddl.cost_models.groups import Crossing
 from autoddl.cost_models.links import protocol_of
-from autoddl.errors import InputError
 
 __all__ = ["Call", "sent_bytes"]
 

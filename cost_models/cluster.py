@@ -17,13 +17,13 @@ from typing import Any
 
 import yaml
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models.links import LINKS_FILE
 from autoddl.cost_models.machine import Cluster, Device, Level
 from autoddl.cost_models.measured import calibrated
 from autoddl.cost_models.parts import weakest
 from autoddl.cost_models.schema import WrittenCluster, WrittenDevice, WrittenLevel, validated
 from autoddl.cost_models.topologies import check
-from autoddl.errors import InputError
 
 __all__ = ["Cluster", "Device", "Level", "device_names", "load_cluster", "load_device", "parse_cluster"]
 

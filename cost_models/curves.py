@@ -22,7 +22,7 @@ from math import exp, log, prod
 from types import MappingProxyType
 from typing import Any
 
-from autoddl.errors import InputError
+from autoddl.core.errors import InputError
 
 __all__ = ["Curve", "Kernel", "curve_of", "least", "seconds_of", "table", "text_of"]
 

@@ -10,8 +10,8 @@ only moves bytes comes nearer to the bandwidth than what reduces rows or compute
 
 from math import isfinite
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models.machine import Device
-from autoddl.errors import InputError
 
 __all__ = ["compute_seconds", "copy_seconds", "elementwise_seconds"]
 

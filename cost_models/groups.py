@@ -17,10 +17,10 @@ from functools import lru_cache
 from itertools import pairwise
 from math import prod
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models.links import latency_of, protocol_of
 from autoddl.cost_models.machine import Cluster, Level
 from autoddl.cost_models.topologies import PATTERNS, check, slowdown
-from autoddl.errors import InputError
 
 __all__ = ["Crossing", "Group", "crossings"]
 

@@ -17,11 +17,11 @@ roofline of `device`. `least_seconds` is below the seconds of every way to cut a
 from functools import lru_cache
 from math import ceil
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models import curves
 from autoddl.cost_models.curves import Kernel
 from autoddl.cost_models.device import compute_seconds, elementwise_seconds
 from autoddl.cost_models.machine import ITEMSIZE_OF_PEAK, Device
-from autoddl.errors import InputError
 
 __all__ = ["KINDS", "Kernel", "kernel_seconds", "least_seconds"]
 

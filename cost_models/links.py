@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models.machine import Level
-from autoddl.errors import InputError
 
 __all__ = ["LINKS_FILE", "PROTOCOLS", "Protocol", "expanded", "latency_of", "link_names", "protocol_of"]
 

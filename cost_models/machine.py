@@ -22,8 +22,8 @@ from typing import Any
 
 import yaml
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models.units import write
-from autoddl.errors import InputError
 
 __all__ = ["BACKEND_NAMES", "DTYPES", "ITEMSIZE_OF_PEAK", "KERNELS", "TOPOLOGIES", "Cluster", "Device", "Host",
            "Level"]

@@ -18,11 +18,11 @@ from typing import Any
 
 from pydantic import Field, StrictInt
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models.curves import text_of
 from autoddl.cost_models.links import PROTOCOLS
 from autoddl.cost_models.machine import Cluster, Device, Host, Level
 from autoddl.cost_models.schema import PeakName, Written, validated
-from autoddl.errors import InputError
 
 __all__ = ["calibrated", "paced"]
 

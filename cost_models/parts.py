@@ -9,8 +9,8 @@ An even split waits for the slowest rank and must fit the smallest, so this devi
 
 from collections.abc import Sequence
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models.machine import Device
-from autoddl.errors import InputError
 
 __all__ = ["weakest"]
 

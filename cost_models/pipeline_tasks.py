@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
+from autoddl.core.pipeline import Action, Schedule, needs
 from autoddl.cost_models.events import Edges
 from autoddl.cost_models.timeline import Task, edges_of
-from autoddl.schedule import Action, Schedule, needs
 
 __all__ = ["PipelineTasks", "pipeline_tasks"]
 

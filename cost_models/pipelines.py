@@ -10,10 +10,10 @@ sum F + (N-1) max F + sum B + (N-1) max B. What moves and what is reduced when i
 
 from collections.abc import Sequence
 
+from autoddl.core.errors import InputError
+from autoddl.core.pipeline import Schedule
 from autoddl.cost_models.pipeline_tasks import pipeline_tasks
 from autoddl.cost_models.timeline import Task, Timeline, run
-from autoddl.errors import InputError
-from autoddl.schedule import Schedule
 
 __all__ = ["pipeline", "with_ends"]
 

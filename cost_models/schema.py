@@ -19,10 +19,10 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, ValidationError
 from pydantic import model_validator as validator
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models.links import PROTOCOLS, expanded
 from autoddl.cost_models.machine import BACKEND_NAMES, DTYPES, KERNELS, TOPOLOGIES
 from autoddl.cost_models.units import parse
-from autoddl.errors import InputError
 
 __all__ = ["WrittenCluster", "WrittenDevice", "WrittenLevel", "validated"]
 

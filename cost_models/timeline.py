@@ -22,8 +22,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models.events import Edges, Where, overlapping, sequential
-from autoddl.errors import InputError
 
 __all__ = ["COMPUTE", "Task", "Timeline", "edges_of", "run", "simulate"]
 

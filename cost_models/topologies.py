@@ -20,9 +20,9 @@ from collections.abc import Callable, Mapping
 from math import prod
 from types import MappingProxyType
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models.grids import distance, hamming_mesh, torus
 from autoddl.cost_models.machine import Level
-from autoddl.errors import InputError
 
 __all__ = ["CUBE_MESH_RINGS", "PATTERNS", "check", "hops", "slowdown"]
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
 
-from autoddl.errors import InputError
+from autoddl.core.errors import InputError
 
 __all__ = ["UNITS", "bytes_above", "parse", "show_bytes", "show_rate", "show_seconds", "write"]
 

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 import autoddl
 from autoddl import report
+from autoddl.core.errors import MachineError
 from autoddl.cost_models import load_cluster
-from autoddl.errors import MachineError
 from autoddl.launch import Place, launch, leave
 from autoddl.network import check_machine, network
 from autoddl.places import places_of

@@ -10,8 +10,8 @@ scored again by the problem.
 import math
 from collections.abc import Callable
 
-from autoddl.errors import Infeasible, InputError
-from autoddl.problem import EXACT, Problem, Solution
+from autoddl.core.errors import Infeasible, InputError
+from autoddl.core.problem import EXACT, Problem, Solution
 from autoddl.search.descent import descend, greedy, restarts
 from autoddl.search.exact import EFFORT, Outcome, Statistics, exact, feasible, relaxed, space_of, statistics
 from autoddl.search.exhaustive import exhaustive

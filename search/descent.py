@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autoddl.problem import Array, Problem
+from autoddl.core.problem import Array, Problem
 from autoddl.search.space import Clock
 
 __all__ = ["descend", "greedy", "restarts"]

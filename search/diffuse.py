@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autoddl.core.cost_table import Array, Classes, Table, blocks
 from autoddl.search.fold import Short
 from autoddl.search.space import Clock, mapped
-from autoddl.table import Array, Classes, Table, blocks
 
 __all__ = ["Diffused", "Sent", "diffused", "gifts"]
 

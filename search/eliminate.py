@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from autoddl.problem import Array
+from autoddl.core.problem import Array
 from autoddl.search.mapped import Joint, Mapped, joined, whole
 from autoddl.search.program import Ids, Part, Program, Recipe
 

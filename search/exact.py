@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoddl.errors import Infeasible
-from autoddl.problem import Problem
+from autoddl.core.errors import Infeasible
+from autoddl.core.problem import Problem
 from autoddl.search.budget import within_budget
 from autoddl.search.descent import descend, restarts
 from autoddl.search.dual import FINE, dual, least_bytes

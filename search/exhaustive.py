@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from autoddl.errors import Infeasible, InputError
-from autoddl.problem import Array, Problem
+from autoddl.core.errors import Infeasible, InputError
+from autoddl.core.problem import Array, Problem
 
 __all__ = ["LIMIT", "exhaustive"]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autoddl.problem import MAX_NDIM, Factor, Laid, Problem, Table
+from autoddl.core.problem import MAX_NDIM, Factor, Laid, Problem, Table
 
 __all__ = ["Fold", "Short", "shortened"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autoddl.problem import Array
+from autoddl.core.problem import Array
 from autoddl.search.space import Clock
 
 __all__ = ["Labels", "combine", "pareto", "single", "thin", "union"]

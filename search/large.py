@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoddl.errors import Infeasible
-from autoddl.problem import Array, Problem
+from autoddl.core.errors import Infeasible
+from autoddl.core.problem import Array, Problem
 from autoddl.search.diffuse import Diffused, Sent, diffused, gifts
 from autoddl.search.exact import EFFORT, Outcome, exact
 from autoddl.search.fold import Short, shortened

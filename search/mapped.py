@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoddl.problem import Array, Classes
+from autoddl.core.problem import Array, Classes
 
 __all__ = ["Joint", "Mapped", "joined", "whole"]
 

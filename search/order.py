@@ -18,8 +18,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from autoddl.errors import InputError
-from autoddl.problem import Problem
+from autoddl.core.errors import InputError
+from autoddl.core.problem import Problem
 from autoddl.search.fold import Short
 from autoddl.search.power import raised
 from autoddl.search.program import Ids, Part, Program, Recipe, Step, Top

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from autoddl.problem import Array, Classes, Factor, Problem, Table
+from autoddl.core.problem import Array, Classes, Factor, Problem, Table
 from autoddl.search.fold import Short, shortened
 
 __all__ = ["Reduced", "folded", "narrowed", "reduce"]

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from autoddl.errors import Infeasible, InputError
-from autoddl.problem import Array, Problem, Table
+from autoddl.core.errors import Infeasible, InputError
+from autoddl.core.problem import Array, Problem, Table
 from autoddl.search.space import Clock
 
 __all__ = ["LIMIT", "Found", "satisfy"]

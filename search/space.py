@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from autoddl.problem import Array, Problem, Table
+from autoddl.core.problem import Array, Problem, Table
 from autoddl.search.eliminate import argmin, mapped_messages, value
 from autoddl.search.mapped import Mapped
 from autoddl.search.program import Ids, Program

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from autoddl.problem import Problem
+from autoddl.core.problem import Problem
 from autoddl.search.fold import Fold, Short
 
 __all__ = ["stand_ins"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoddl.problem import Array
+from autoddl.core.problem import Array
 from autoddl.search.eliminate import Node, column, walked
 from autoddl.search.labels import Labels, combine, single, thin, union
 from autoddl.search.mapped import Mapped

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.linear_solver.python import model_builder
 
-from autoddl.problem import Factor, Problem
+from autoddl.core.problem import Factor, Problem
 
 __all__ = ["linear_bound"]
 

@@ -10,13 +10,13 @@ from torch import nn
 
 from autoddl.assemble import assemble, plan_of
 from autoddl.capture import Captured, capture
+from autoddl.core.graph import Tensor
+from autoddl.core.hubs import planned
+from autoddl.core.layout import Mesh
+from autoddl.core.plan import VERSION, Plan
+from autoddl.core.problem import Solution
 from autoddl.cost_models import Cluster, load_cluster
-from autoddl.graph import Tensor
-from autoddl.hubs import planned
-from autoddl.layout import Mesh
-from autoddl.plan import VERSION, Plan
 from autoddl.price import Pricing
-from autoddl.problem import Solution
 from autoddl.space import everything, variables
 from autoddl.strategies import strategy
 from autoddl.tables import problem_of

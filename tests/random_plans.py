@@ -5,12 +5,12 @@ from pathlib import Path
 
 from autoddl.assemble import assemble, plan_of
 from autoddl.capture import Captured
+from autoddl.core.hubs import planned
+from autoddl.core.layout import Mesh
+from autoddl.core.plan import VERSION, Plan
+from autoddl.core.problem import Problem, Solution
 from autoddl.cost_models import Cluster, load_cluster
-from autoddl.hubs import planned
-from autoddl.layout import Mesh
-from autoddl.plan import VERSION, Plan
 from autoddl.price import Pricing
-from autoddl.problem import Problem, Solution
 from autoddl.space import Variable, variables
 from autoddl.tables import problem_of
 

@@ -21,13 +21,13 @@ from autoddl.alternatives import alternatives, bounding, pinned_to
 from autoddl.answers import explain, price_of_pins, proved
 from autoddl.breakdown import shares
 from autoddl.capture import capture
+from autoddl.core.errors import Infeasible, InputError, MismatchError
+from autoddl.core.graph import graph_from_text, graph_to_text
+from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import parse, parse_cluster
 from autoddl.difference import difference
-from autoddl.errors import Infeasible, InputError, MismatchError
 from autoddl.front import front_of_bytes, front_of_devices, least_bytes, resized
-from autoddl.graph_json import graph_from_text, graph_to_text
 from autoddl.marginals import beliefs
-from autoddl.plan import Plan, load_plan
 from autoddl.rebuild import again, rebuild
 from autoddl.relax import relaxations
 from autoddl.search import solve

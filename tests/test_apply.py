@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 from autoddl.apply import ParallelModel, _digest, parallelize
 from autoddl.capture import Captured, capture
-from autoddl.errors import InputError, MachineError, MismatchError
-from autoddl.layout import Layout, Split
-from autoddl.plan import Plan
+from autoddl.core.errors import InputError, MachineError, MismatchError
+from autoddl.core.layout import Layout, Split
+from autoddl.core.plan import Plan
 from autoddl.traffic import traffic
 
 

@@ -16,8 +16,8 @@ from shell import FACTORY, LAPTOP, ROOT, Said, shell
 from tiny import tiny
 
 import autoddl
-from autoddl.endings import signals_raise
-from autoddl.errors import Infeasible, InputError, MachineError, MismatchError
+from autoddl.core.errors import Infeasible, InputError, MachineError, MismatchError
+from autoddl.core.processes import signals_raise
 from autoddl.factory import Factory
 from autoddl.launch import launch
 

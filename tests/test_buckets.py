@@ -9,8 +9,8 @@ from random_plans import random_plan
 from tiny import tiny
 
 from autoddl.capture import capture
+from autoddl.core.hubs import planned
 from autoddl.cost_models import load_cluster
-from autoddl.hubs import planned
 from autoddl.traffic import SPAN, gather_buckets, gradient_buckets, parameter_edges
 
 FLAT = Path(__file__).parent.parent / "examples" / "clusters" / "rehearsal-4x1-200.yaml"

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from torch.utils._traceback import CapturedTraceback
 
 from autoddl.capture import Captured, capture
-from autoddl.errors import CaptureError, InputError
+from autoddl.core.errors import CaptureError, InputError
+from autoddl.core.graph import Kind
 from autoddl.frugal import own_frames
-from autoddl.graph import Kind
 from autoddl.sample import Sample, as_sample, describe, from_spec, named, sample_for
 from autoddl.source import line_of
 

@@ -11,7 +11,7 @@ from test_search import blocks, least_bytes, random_problem
 
 import autoddl
 from autoddl.certificate import Certificate, Message, Piece, check
-from autoddl.errors import Infeasible
+from autoddl.core.errors import Infeasible
 from autoddl.proof import prove
 from autoddl.search import solve
 

@@ -19,8 +19,8 @@ import autoddl
 from autoddl import checkpoint, worker
 from autoddl.apply import ParallelModel, parallelize
 from autoddl.capture import Captured, capture
-from autoddl.errors import InputError, MachineError, MismatchError
-from autoddl.plan import Plan
+from autoddl.core.errors import InputError, MachineError, MismatchError
+from autoddl.core.plan import Plan
 
 STEPS = 2
 

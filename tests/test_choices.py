@@ -8,9 +8,9 @@ import zoo
 
 from autoddl.capture import capture
 from autoddl.choices import Choices, numbered
-from autoddl.hubs import planned
-from autoddl.layout import Mesh, local_shape
-from autoddl.numbers import distinct, layouts_of, legal_layouts, legal_states, number_of, numbers, pieces
+from autoddl.core.hubs import planned
+from autoddl.core.layout import Mesh, local_shape
+from autoddl.core.layout_codes import distinct, layouts_of, legal_layouts, legal_states, number_of, numbers, pieces
 from autoddl.space import variables
 
 MESH = Mesh.parse("a=2,b=3,c=2")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models import (
     Cluster,
     Group,
@@ -24,7 +25,6 @@ from autoddl.cost_models.call import Call
 from autoddl.cost_models.groups import crossings
 from autoddl.cost_models.hierarchy import FORMULAS
 from autoddl.cost_models.machine import Host
-from autoddl.errors import InputError
 
 CLUSTERS = sorted((Path(__file__).parent.parent / "examples" / "clusters").glob("*.yaml"))
 IDEAL = Backend(algorithms={}, efficiency=dict.fromkeys(KINDS, 1.0), startup=0.0, rails=True)

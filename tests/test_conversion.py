@@ -4,9 +4,9 @@ from itertools import product
 
 import pytest
 
-from autoddl.conversion import COLLECTIVES, Step, group_size, is_conversion, payload, sent, slices
-from autoddl.errors import InputError
-from autoddl.layout import B, Layout, Mesh, P, Split
+from autoddl.core.conversion import COLLECTIVES, Step, group_size, is_conversion, payload, sent, slices
+from autoddl.core.errors import InputError
+from autoddl.core.layout import B, Layout, Mesh, P, Split
 from autoddl.routes import Routes, Seconds, routes
 
 GRID = Mesh.parse("a=2,b=2")

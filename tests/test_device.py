@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models import (
     Device,
     Kernel,
@@ -14,7 +15,6 @@ from autoddl.cost_models import (
     least_seconds,
     load_device,
 )
-from autoddl.errors import InputError
 
 DEVICE = Device("toy", "gpu", memory=1e9, bandwidth=1e9, peaks=(("bfloat16", 4e12), ("float32", 1e12)), launch=1e-6,
                 efficiency=0.5, memory_efficiency=0.8)

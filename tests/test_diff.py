@@ -12,8 +12,8 @@ from shell import shell
 from torch import nn
 
 from autoddl import api
+from autoddl.core.plan import Plan
 from autoddl.difference import difference
-from autoddl.plan import Plan
 from autoddl.rebuild import rebuild
 
 MESH = "net=2,node=2"

@@ -2,8 +2,8 @@
 
 import pytest
 
+from autoddl.core.errors import InputError
 from autoddl.dims import parse, signatures
-from autoddl.errors import InputError
 
 
 def texts(rule: str, *shapes: tuple[int, ...]) -> set[str]:

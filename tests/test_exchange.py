@@ -12,11 +12,11 @@ from ranks import forget, on_ranks
 from test_network import shaping
 from torch import Tensor
 
+from autoddl.core.layout import Mesh
 from autoddl.cost_models import algorithms, parse_cluster
 from autoddl.exchange import exchange
 from autoddl.groups import Groups
 from autoddl.launch import Place, launch
-from autoddl.layout import Mesh
 from autoddl.network import PORT, network
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
@@ -165,7 +165,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from autoddl.groups import Groups
-from autoddl.layout import Mesh
+from autoddl.core.layout import Mesh
 torch.set_num_threads(1)
 dist.init_process_group("gloo", timeout=timedelta(seconds=60))
 groups = [Groups(Mesh.parse("a=2,b=2"), [(0, 1)], cluster=text) for text in (open(sys.argv[1]).read(), None)]

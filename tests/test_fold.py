@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from test_search import least_bytes, table
 
-from autoddl.errors import Infeasible
-from autoddl.problem import Factor, Problem
+from autoddl.core.errors import Infeasible
+from autoddl.core.problem import Factor, Problem
 from autoddl.search import solve
 from autoddl.search.exact import space_of
 from autoddl.search.order import order

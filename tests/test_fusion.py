@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from autoddl.api import plan
 from autoddl.capture import capture
+from autoddl.core.hubs import planned
+from autoddl.core.layout import Layout, Mesh
+from autoddl.core.plan import load_plan
 from autoddl.cost_models import elementwise_seconds, load_cluster, parse_cluster
 from autoddl.fusion import ALONE, Chained, as_compiled, chains
-from autoddl.hubs import planned
-from autoddl.layout import Layout, Mesh
-from autoddl.plan import load_plan
 from autoddl.price import Pricing, floor_seconds, pass_seconds
 from autoddl.rebuild import posed, question_of, rebuild
 from autoddl.space import Choice

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from autoddl.apply import parallelize
 from autoddl.capture import capture
-from autoddl.plan import Plan
+from autoddl.core.plan import Plan
 from autoddl.sample import Sample
 from autoddl.traffic import traffic
 

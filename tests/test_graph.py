@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from autoddl.errors import InputError
-from autoddl.graph import Graph, Kind, Op, Tensor
+from autoddl.core.errors import InputError
+from autoddl.core.graph import Graph, Kind, Op, Tensor
 
 
 def tensor(name: str, kind: Kind = Kind.RESULT, dtype: str = "float32", trained: bool = False) -> Tensor:

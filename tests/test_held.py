@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from autoddl.errors import InputError
+from autoddl.core.errors import InputError
 from autoddl.held import materialise
 
 

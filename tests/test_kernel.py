@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models import Device, Kernel, compute_seconds, kernel_seconds, least_seconds, load_device
 from autoddl.cost_models.kernel import PROLOGUE
-from autoddl.errors import InputError
 
 TOY = Device("toy", "gpu", memory=1e9, bandwidth=1e15, peaks=(("bfloat16", 1e12),), launch=1e-6, efficiency=0.5,
              units=10, kernels=(("attention", 0.25),))

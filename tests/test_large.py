@@ -14,9 +14,9 @@ from zoo import gpt
 import autoddl
 from autoddl.alternatives import bounding
 from autoddl.certificate import Certificate, check
-from autoddl.errors import Infeasible, InputError
+from autoddl.core.errors import Infeasible, InputError
+from autoddl.core.problem import Factor, Problem, Table
 from autoddl.marginals import beliefs
-from autoddl.problem import Factor, Problem, Table
 from autoddl.proof import NEAR, prove
 from autoddl.reparametrised import Reparametrised
 from autoddl.search import Above, large, order, solve, space_of

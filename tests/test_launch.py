@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from autoddl.endings import signals_raise
-from autoddl.errors import MachineError, MismatchError
-from autoddl.launch import joined, launch
+from autoddl.core.errors import MachineError, MismatchError
+from autoddl.core.processes import joined, signals_raise
+from autoddl.launch import launch
 from autoddl.workers import mapper
 
 
@@ -48,7 +48,7 @@ def test_every_rank_gets_the_environment_of_torchrun(tmp_path: Path) -> None:
 
 def test_a_ranks_own_error_becomes_the_launchers_and_ends_all(tmp_path: Path) -> None:
     command = script(tmp_path, """
-        from autoddl.errors import MachineError, MismatchError
+        from autoddl.core.errors import MachineError, MismatchError
         from autoddl.launch import report_failure
         if rank == 2:
             report_failure(MachineError("rank 1 is gone"))

@@ -5,9 +5,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from autoddl.errors import InputError
-from autoddl.layout import B, Layout, Mesh, P, Split, State, extents, is_legal, local_shape, state
-from autoddl.numbers import legal_layouts
+from autoddl.core.errors import InputError
+from autoddl.core.layout import B, Layout, Mesh, P, Split, State, extents, is_legal, local_shape, state
+from autoddl.core.layout_codes import legal_layouts
 
 MESHES = ("a=2", "a=3", "a=2,b=2", "a=3,b=2", "a=2,b=2,c=3")
 SHAPES = ((4, 6), (7, 5), (12,), (3, 8, 5))

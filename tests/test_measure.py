@@ -10,11 +10,11 @@ import torch
 from shell import shell
 from torch.nn import functional as F
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models import Cluster, Device, Kernel, collective, kernel_seconds, least_seconds, load_cluster
 from autoddl.cost_models import parse_cluster as parse
 from autoddl.cost_models.collectives import Group
 from autoddl.cost_models.curves import curve_of, text_of
-from autoddl.errors import InputError
 from autoddl.launch import launch
 from autoddl.measure import measure, stated
 from autoddl.measure_cases import SMALL, Case, cases, kernels

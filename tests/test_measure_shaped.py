@@ -8,11 +8,11 @@ import pytest
 from test_measure import LAPTOP, device, moved, written
 from test_network import shaping
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models import kernel_seconds, load_cluster
 from autoddl.cost_models import parse_cluster as parse
 from autoddl.cost_models.machine import Host
 from autoddl.cost_models.measured import paced
-from autoddl.errors import InputError
 from autoddl.measure import measure
 from autoddl.pulse import pulse, steadied
 

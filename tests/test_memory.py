@@ -17,12 +17,12 @@ from autoddl.apply import parallelize
 from autoddl.capture import capture
 from autoddl.cases import Case, case, fill
 from autoddl.compare_run import foreseen
+from autoddl.core.hubs import planned
+from autoddl.core.plan import Plan, load_plan
 from autoddl.footprint import Call
 from autoddl.footprints import footprint_of
 from autoddl.heap import Value, contiguous, viewed
-from autoddl.hubs import planned
 from autoddl.memory_line import foreseen_memory, memory_line
-from autoddl.plan import Plan, load_plan
 from autoddl.rebuild import rebuild
 from autoddl.sample import as_sample, parted
 from autoddl.work import keeps_input

@@ -4,9 +4,9 @@ from math import prod
 
 import pytest
 
+from autoddl.core.errors import InputError
+from autoddl.core.layout import Mesh
 from autoddl.cost_models import Cluster, parse_cluster
-from autoddl.errors import InputError
-from autoddl.layout import Mesh
 from autoddl.meshes import check_mesh, meshes
 
 HEAD = "name: test\ndevice: H100-80GB\nlevels:\n"

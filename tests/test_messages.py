@@ -5,8 +5,8 @@ from math import prod
 
 import pytest
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models import Group, collective, parse_cluster
-from autoddl.errors import InputError
 from autoddl.messages import chosen, leaving, program
 
 WAYS = [(2,), (3,), (4,), (2, 2), (3, 2), (2, 4), (4, 2), (2, 2, 2), (2, 3, 2)]

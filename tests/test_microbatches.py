@@ -20,9 +20,9 @@ from torch.distributed.tensor import DTensor
 
 from autoddl.apply import ParallelModel, parallelize
 from autoddl.capture import Captured, capture
-from autoddl.errors import InputError, MismatchError
-from autoddl.hubs import planned
-from autoddl.plan import Plan
+from autoddl.core.errors import InputError, MismatchError
+from autoddl.core.hubs import planned
+from autoddl.core.plan import Plan
 from autoddl.sample import Sample, parted
 from autoddl.traffic import traffic
 from autoddl.worker import mismatches

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from shell import FACTORY, shell
 
+from autoddl.core.errors import InputError, MachineError
 from autoddl.cost_models import Cluster, load_cluster, parse_cluster
-from autoddl.errors import InputError, MachineError
 from autoddl.launch import Place, launch
 from autoddl.network import check_machine, commands, layout_of, network, remove_stale
 from autoddl.uplinks import leaving

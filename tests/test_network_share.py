@@ -11,9 +11,9 @@ from shell import shell
 from torch import Tensor, nn
 
 from autoddl.capture import capture
+from autoddl.core.errors import InputError
+from autoddl.core.hubs import planned
 from autoddl.cost_models import Group, collective, load_cluster
-from autoddl.errors import InputError
-from autoddl.hubs import planned
 from autoddl.network_models import MODELS
 from autoddl.network_share import Network, over, shares
 from autoddl.network_work import Work, traced, work_of

@@ -21,13 +21,13 @@ from torch import nn
 from autoddl.api import compare_solvers, plan
 from autoddl.candidates import Candidate, Task, bounds, posed
 from autoddl.capture import capture
+from autoddl.core.errors import Infeasible, InputError, MachineError
+from autoddl.core.graph import Graph
+from autoddl.core.hubs import planned
+from autoddl.core.layout import Mesh
 from autoddl.cost_models import Cluster
 from autoddl.cost_models.curves import text_of
-from autoddl.errors import Infeasible, InputError, MachineError
-from autoddl.graph import Graph
-from autoddl.hubs import planned
 from autoddl.jobs import Answer, Job, Jobs
-from autoddl.layout import Mesh
 from autoddl.meshes import meshes
 from autoddl.outer import ROUGH, Found, _gains_by_roughness, search
 from autoddl.price import floor_seconds

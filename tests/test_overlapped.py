@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 import autoddl
 from autoddl.capture import capture
+from autoddl.core.errors import InputError
+from autoddl.core.hubs import planned
+from autoddl.core.layout import Mesh
+from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import Cluster, load_cluster
-from autoddl.errors import InputError
-from autoddl.hubs import planned
-from autoddl.layout import Mesh
 from autoddl.outer import Found, search
-from autoddl.plan import Plan, load_plan
 from autoddl.price import Pricing
 from autoddl.rebuild import rebuild
 from autoddl.space import variables

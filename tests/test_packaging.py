@@ -12,17 +12,22 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-FOLDERS = {"autoddl": "autoddl", "autoddl.search": "search", "autoddl.cost_models": "cost_models"}
+LINKED = {"autoddl.search": "search", "autoddl.cost_models": "cost_models"}
+HOME = {**LINKED, "autoddl": "autoddl"}
+FOLDERS = {".".join((name, *path.parent.relative_to(ROOT / folder).parts)): str(path.parent.relative_to(ROOT))
+           for name, folder in HOME.items() for path in sorted((ROOT / folder).rglob("__init__.py"))
+           if not any(part.is_symlink() for part in path.parents)}
+"""package -> the folder it lies in, as found on disk."""
 
 
 def test_packages_are_those_on_disk() -> None:
     setuptools = PROJECT["tool"]["setuptools"]
-    assert setuptools["packages"] == list(FOLDERS)
-    assert setuptools["package-dir"] == {name: folder for name, folder in FOLDERS.items() if name != folder}
-    for folder in FOLDERS.values():
-        assert (ROOT / folder / "__init__.py").is_file()
-        inside = [p.parent.name for p in (ROOT / folder).glob("*/*.py") if not p.parent.is_symlink()]
-        assert not inside, f"{folder} is flat; {inside} would be missing from the wheel"
+    assert sorted(setuptools["packages"]) == sorted(FOLDERS)
+    assert setuptools["package-dir"] == {name: folder for name, folder in FOLDERS.items() if name.split(".")[1:2]
+                                         and f"{name.replace('.', '/')}" != folder}
+    modules = {path.parent for folder in HOME.values() for path in (ROOT / folder).rglob("*.py")
+               if not any(part.is_symlink() for part in path.parents)}
+    assert {str(folder.relative_to(ROOT)) for folder in modules} == set(FOLDERS.values()), "a folder without __init__"
 
 
 def test_the_engines_are_relative_links() -> None:
@@ -42,7 +47,7 @@ def test_no_global_module_of_the_engines(name: str, tmp_path: Path) -> None:
 
 
 def test_importing_and_naming_do_not_wait_for_torch() -> None:
-    code = ("import sys, autoddl, autoddl.plan; from autoddl.plan import Plan\n"
+    code = ("import sys, autoddl, autoddl.core.plan; from autoddl.core.plan import Plan\n"
             "assert 'torch' not in sys.modules and callable(autoddl.plan) and autoddl.Plan is Plan\n"
             "assert autoddl.plan.__name__ == 'plan' and 'torch' not in sys.modules\n"
             "assert set(autoddl.__all__) <= set(dir(autoddl))\n"

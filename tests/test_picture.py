@@ -7,8 +7,8 @@ import pytest
 from shell import FACTORY, LAPTOP, shell
 
 from autoddl.compare_run import foreseen
+from autoddl.core.plan import load_plan
 from autoddl.memory_line import memory_line
-from autoddl.plan import load_plan
 from autoddl.rebuild import rebuild
 
 

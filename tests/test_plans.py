@@ -14,9 +14,9 @@ from planmaker import cluster_of
 from shell import FACTORY, shell
 
 from autoddl.api import compare, plan
-from autoddl.cli_outputs import check_file
-from autoddl.errors import InputError
-from autoddl.plan import Plan, load_plan, write_atomically
+from autoddl.core.errors import InputError
+from autoddl.core.files import check_file, write_atomically
+from autoddl.core.plan import Plan, load_plan
 
 HERE = Path(__file__).parent
 CLUSTERS = HERE.parent / "examples" / "clusters"

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from autoddl.assemble import assemble
 from autoddl.capture import Captured, capture
 from autoddl.cases import case
+from autoddl.core.graph import Kind
+from autoddl.core.hubs import HUB, planned
+from autoddl.core.layout import Mesh
+from autoddl.core.problem import Problem
 from autoddl.cost_models import load_cluster
-from autoddl.graph import Kind
-from autoddl.hubs import HUB, planned
-from autoddl.layout import Mesh
 from autoddl.price import Pricing
-from autoddl.problem import Problem
 from autoddl.search import solve
 from autoddl.space import Variable, variables
 from autoddl.tables import problem_of
@@ -79,7 +79,7 @@ def test_exact_equals_exhaustive_on_real_graphs(model: type[nn.Module], mesh: st
 
 
 def _outcome(problem: Problem, solver: str) -> float:
-    from autoddl.errors import Infeasible
+    from autoddl.core.errors import Infeasible
 
     try:
         return solve(problem, solver).seconds

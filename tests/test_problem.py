@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autoddl.errors import InputError
-from autoddl.problem import Factor, Problem, Solution, Table
-from autoddl.table import Cells, Rows
+from autoddl.core.cost_table import Cells, Rows
+from autoddl.core.errors import InputError
+from autoddl.core.problem import Factor, Problem, Solution, Table
 
 
 def small() -> Problem:

@@ -14,9 +14,9 @@ from test_search import random_problem
 from autoddl.answers import proved
 from autoddl.api import plan
 from autoddl.candidates import Candidate, posed
-from autoddl.errors import Infeasible
-from autoddl.layout import Mesh
-from autoddl.problem import Problem
+from autoddl.core.errors import Infeasible
+from autoddl.core.layout import Mesh
+from autoddl.core.problem import Problem
 from autoddl.search import solve
 from autoddl.space import everything
 

@@ -25,14 +25,24 @@ from autoddl.apply import parallelize
 from autoddl.buckets import SIZES, in_best_buckets
 from autoddl.capture import Captured, capture
 from autoddl.compare_run import foreseen
+from autoddl.core.errors import InputError
+from autoddl.core.hubs import planned
+from autoddl.core.plan import Plan, load_plan
+from autoddl.core.record import (
+    Event,
+    Header,
+    Record,
+    Step,
+    header_text,
+    hidden_seconds,
+    own_seconds,
+    parse_record,
+    read_record,
+    step_text,
+)
 from autoddl.cost_models.timeline import simulate
-from autoddl.errors import InputError
 from autoddl.figures import Pair, late, later, misses, typical
-from autoddl.hubs import planned
 from autoddl.issue import issued
-from autoddl.plan import Plan, load_plan
-from autoddl.record import Event, Header, Record, Step, hidden_seconds, own_seconds
-from autoddl.record_file import header_text, parse_record, read_record, step_text
 from autoddl.record_writer import step_of
 from autoddl.timeline_of import _tasks, timeline_of
 from autoddl.traffic import Sent, traffic

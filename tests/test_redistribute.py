@@ -7,10 +7,10 @@ import pytest
 import torch
 from ranks import on_ranks
 
-from autoddl.conversion import COLLECTIVES, Step, group_size, payload
+from autoddl.core.conversion import COLLECTIVES, Step, group_size, payload
+from autoddl.core.layout import B, Layout, Mesh, P, Split, extents
+from autoddl.core.layout_codes import legal_layouts
 from autoddl.groups import Groups
-from autoddl.layout import B, Layout, Mesh, P, Split, extents
-from autoddl.numbers import legal_layouts
 from autoddl.redistribute import Executed, Recorder, convert, run_step, start_step
 from autoddl.routes import Routes, routes
 

@@ -8,10 +8,10 @@ import zoo
 from torch import nn
 
 from autoddl.capture import capture
-from autoddl.errors import InputError
-from autoddl.graph import Graph, Op, Tensor
-from autoddl.hubs import planned
-from autoddl.layout import B, Mesh, Split
+from autoddl.core.errors import InputError
+from autoddl.core.graph import Graph, Op, Tensor
+from autoddl.core.hubs import planned
+from autoddl.core.layout import B, Mesh, Split
 from autoddl.regions import Pin, mesh_allows, parse_pin, pinned
 from autoddl.space import variables
 from autoddl.strategies import strategy

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from autoddl.errors import AutoDDLError, Infeasible, InputError
-from autoddl.problem import Array, Factor, Problem, Table
+from autoddl.core.errors import AutoDDLError, Infeasible, InputError
+from autoddl.core.problem import Array, Factor, Problem, Table
 from autoddl.search import SOLVERS, solve, statistics
 from autoddl.search.exact import exact
 from autoddl.search.space import Clock, Limits

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from autoddl.cases import Case, case
+from autoddl.core.graph import Op
+from autoddl.core.layout import B, Layout, Mesh, P, Split, State
 from autoddl.dims import Rule, Signature, signatures
-from autoddl.graph import Op
-from autoddl.layout import B, Layout, Mesh, P, Split, State
 from autoddl.oracle import _Threads, check, option
 from autoddl.rules import RULES, Option, dual, gradient, options, signatures_of
 from autoddl.rules_nn import inner_collectives

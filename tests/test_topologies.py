@@ -5,13 +5,13 @@ from statistics import fmean
 
 import pytest
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models import Cluster, Group, Level, collective, load_device, parse_cluster
 from autoddl.cost_models.backends import BACKENDS
 from autoddl.cost_models.call import Call
 from autoddl.cost_models.groups import crossings
 from autoddl.cost_models.machine import TOPOLOGIES
 from autoddl.cost_models.topologies import CUBE_MESH_RINGS, PATTERNS, check, hops, slowdown
-from autoddl.errors import InputError
 
 Links = dict[frozenset[int], int]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from autoddl.capture import capture
-from autoddl.errors import CaptureError
+from autoddl.core.errors import CaptureError
 
 
 class Reversed(torch.autograd.Function):

@@ -9,8 +9,8 @@ from time import perf_counter
 import pytest
 from shell import shell
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models import Group, collective
-from autoddl.errors import InputError
 from autoddl.validate import _recomputing, priced, validate
 from autoddl.validate_graph import captured, graph_of
 from autoddl.validate_memory import peak_bytes

@@ -15,9 +15,9 @@ from planmaker import random_plans
 from shell import FACTORY, LAPTOP, PAIR, ROOT, shell
 
 import autoddl
-from autoddl.errors import InputError
+from autoddl.core.errors import InputError
+from autoddl.core.layout import Mesh
 from autoddl.factory import Factory
-from autoddl.layout import Mesh
 from autoddl.verify import Verification, _check_memory, _seated, shrunk, verify
 from autoddl.worker import _gradient_error
 

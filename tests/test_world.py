@@ -10,10 +10,10 @@ from planmaker import random_plans
 from shell import ROOT
 
 from autoddl.apply import parallelize
+from autoddl.core.errors import InputError, MachineError
+from autoddl.core.layout import Mesh
 from autoddl.cost_models import load_cluster
-from autoddl.errors import InputError, MachineError
 from autoddl.groups import Groups
-from autoddl.layout import Mesh
 from autoddl.measure import Request
 from autoddl.measure_rank import _device
 from autoddl.world import agree, device_of, take

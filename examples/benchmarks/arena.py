@@ -33,12 +33,12 @@ from torch import Tensor
 from torch_rivals import RATE, Rival, stepper
 
 from autoddl.apply import parallelize
+from autoddl.core.plan import load_plan
 from autoddl.cost_models import load_cluster
 from autoddl.launch import launch
 from autoddl.measure_device import clock_of
 from autoddl.network import network
 from autoddl.places import places_of
-from autoddl.plan import load_plan
 from autoddl.pulse import pulse, settled
 
 __all__ = ["CLUSTERS", "Turns", "contest"]

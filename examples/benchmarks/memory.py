@@ -23,9 +23,9 @@ from torch.distributed._tools.mem_tracker import MemTracker
 import autoddl
 from autoddl.api import compare
 from autoddl.apply import parallelize
+from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import Cluster, load_cluster
 from autoddl.launch import launch, leave
-from autoddl.plan import Plan, load_plan
 from autoddl.sample import Sample
 
 CLUSTER = """name: memory

@@ -31,11 +31,11 @@ from gpt import gpt
 from autoddl.apply import parallelize
 from autoddl.assemble import assemble, plan_of
 from autoddl.capture import capture
+from autoddl.core.graph import Graph, Op, Tensor
+from autoddl.core.hubs import planned
+from autoddl.core.layout import Mesh
+from autoddl.core.plan import VERSION, Plan
 from autoddl.cost_models import parse_cluster
-from autoddl.graph import Graph, Op, Tensor
-from autoddl.hubs import planned
-from autoddl.layout import Mesh
-from autoddl.plan import VERSION, Plan
 from autoddl.price import Pricing
 from autoddl.search import solve
 from autoddl.space import Choice, variables

@@ -40,12 +40,12 @@ from small_models import made
 from autoddl.api import compare, plan
 from autoddl.buckets import best_buckets
 from autoddl.capture import capture
+from autoddl.core.graph import Graph
+from autoddl.core.hubs import planned
+from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import Cluster, load_cluster
 from autoddl.cost_models.measured import paced
-from autoddl.graph import Graph
-from autoddl.hubs import planned
 from autoddl.meshes import meshes
-from autoddl.plan import Plan, load_plan
 from autoddl.timeline_of import timeline_of
 
 DEFAULTS = {"models": "gpt-8k,llama,vgg,vit,mixture", "clusters": "4x1-200,2x2-200,8x1-200,2racks", "rounds": "5",

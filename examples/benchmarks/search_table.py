@@ -18,12 +18,12 @@ from pathlib import Path
 from statistics import mean, median
 
 from autoddl.candidates import Candidate, Task, posed
+from autoddl.core.errors import Infeasible
+from autoddl.core.graph import Graph
+from autoddl.core.layout import Mesh
+from autoddl.core.problem import Problem
 from autoddl.cost_models import Cluster, load_cluster, parse_cluster
-from autoddl.errors import Infeasible
-from autoddl.graph import Graph
-from autoddl.layout import Mesh
 from autoddl.meshes import meshes
-from autoddl.problem import Problem
 from autoddl.search import solve
 from autoddl.space import everything
 
@@ -84,7 +84,7 @@ def llama(layers: int, batch: int) -> Graph:
 
 
 def problem_of(graph: Graph, place: Cluster, mesh: Mesh) -> Problem:
-    from autoddl.hubs import planned
+    from autoddl.core.hubs import planned
     task = Task(planned(graph), graph, {}, place, 1e15, "adamw", "exact", 1e-3, None, {}, 0.0, 0.0)
     return replace(posed(task, Candidate(mesh, lambda g, on: everything))[2], budget=None)
 

@@ -20,17 +20,17 @@ from search_table import Row, write
 
 from autoddl.assemble import assemble
 from autoddl.capture import capture
-from autoddl.conversion import Step, group_size, payload, sent
+from autoddl.core.conversion import Step, group_size, payload, sent
+from autoddl.core.errors import InputError
+from autoddl.core.graph import Graph, Op
+from autoddl.core.graph import Tensor as Value
+from autoddl.core.hubs import planned
+from autoddl.core.layout import B, Layout, Mesh, Split
+from autoddl.core.plan import Conversion
+from autoddl.core.problem import Problem, Solution
 from autoddl.cost_models import Cluster, parse_cluster
-from autoddl.errors import InputError
-from autoddl.graph import Graph, Op
-from autoddl.graph import Tensor as Value
-from autoddl.hubs import planned
-from autoddl.layout import B, Layout, Mesh, Split
 from autoddl.meshes import meshes
-from autoddl.plan import Conversion
 from autoddl.price import Pricing
-from autoddl.problem import Problem, Solution
 from autoddl.search import solve
 from autoddl.space import Choice, Region, Variable, variables
 from autoddl.tables import problem_of

@@ -6,7 +6,9 @@
 """
 
 import ctypes
+import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-__all__ = ["Ended", "die_with_parent", "signals_default", "signals_raise"]
+__all__ = ["Ended", "die_with_parent", "joined", "signals_default", "signals_raise"]
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -55,3 +57,28 @@ def die_with_parent() -> None:
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
     raise Ended(128 + number)
+
+
+def joined() -> bool:
+    """Whether this process is a rank already; SLURM's names are turned into torchrun's."""
+    environment = os.environ
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        return True
+    if "SLURM_PROCID" not in environment or int(environment.get("SLURM_STEP_NUM_TASKS", "1")) < 2:
+        return False  # a batch script has SLURM_PROCID too, but is no step
+    environment.update(RANK=environment["SLURM_PROCID"], WORLD_SIZE=environment["SLURM_STEP_NUM_TASKS"],
+                       LOCAL_RANK=environment.get("SLURM_LOCALID", "0"))
+    environment.setdefault("MASTER_ADDR", _first_host())
+    environment.setdefault("MASTER_PORT", str(20000 + int(environment.get("SLURM_JOB_ID", "0")) % 20000))
+    return True
+
+
+def _first_host() -> str:
+    """The first host of the SLURM job."""
+    names = os.environ.get("SLURM_STEP_NODELIST", os.environ.get("SLURM_JOB_NODELIST", "127.0.0.1"))
+    try:
+        listed = subprocess.run(["scontrol", "show", "hostnames", names], capture_output=True, text=True, check=True)
+        return listed.stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        head, bracket, rest = names.partition("[")
+        return head + rest.split(",")[0].split("-")[0].rstrip("]") if bracket else names.split(",")[0]

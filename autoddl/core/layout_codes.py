@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from autoddl.errors import InputError
-from autoddl.layout import B, Layout, Mesh, P, Split, State, is_legal
+from autoddl.core.errors import InputError
+from autoddl.core.layout import B, Layout, Mesh, P, Split, State, is_legal
 
 __all__ = ["BASE", "BROADCAST", "PARTIAL", "Codes", "code", "distinct", "duals", "layout_of", "layouts_of",
            "legal_layouts", "legal_numbers", "legal_states", "number_of", "numbers", "pieces", "states_of"]

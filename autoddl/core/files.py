@@ -7,12 +7,13 @@
 """
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
-from autoddl.errors import InputError
+from autoddl.core.errors import InputError
 
-__all__ = ["check_file", "check_folder", "check_opened"]
+__all__ = ["check_file", "check_folder", "check_opened", "write_atomically"]
 
 
 def check_file(path: Path | None) -> None:
@@ -50,3 +51,42 @@ def _try(folder: Path, path: Path) -> None:
     except OSError as error:
         way_out = "give another place" if folder.exists() else f"make the folder {folder}, or give another place"
         raise InputError(f"cannot write {path}: {error.strerror or error}; {way_out}") from None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write to a temporary name beside `path`, then rename: whoever reads sees the old text or the new one. Who may
+    read it stays as it was, and is as for any new file where there was none. A link is followed; what is no file, like
+    /dev/stdout, is written to."""
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+        else:
+            _replace(Path(os.path.realpath(path)), text)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _replace(path: Path, text: str) -> None:
+    """Rename a new file with `text` to `path`; where that fails nothing is left of it."""
+    number, new = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with open(number, "w", encoding="utf-8") as file:
+            file.write(text)
+        _as_before(new, path)
+        os.replace(new, path)
+    except BaseException:
+        os.unlink(new)
+        raise
+
+
+def _as_before(new: str, path: Path) -> None:
+    """Give the file `new` the mode of `path`, and its owner if this process may."""
+    if path.exists():
+        before = path.stat()
+        os.chmod(new, stat.S_IMODE(before.st_mode))
+        if os.geteuid() == 0:
+            os.chown(new, before.st_uid, before.st_gid)
+    else:
+        mask = os.umask(0o022)
+        os.umask(mask)
+        os.chmod(new, 0o666 & ~mask)

@@ -11,7 +11,7 @@ shared conversion saves is part of the problem and not of a later pass. On one m
 
 from dataclasses import replace
 
-from autoddl.graph import Graph, Kind, Op, Tensor
+from autoddl.core.graph import Graph, Kind, Op, Tensor
 
 __all__ = ["HUB", "planned"]
 

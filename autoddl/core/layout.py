@@ -15,24 +15,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import product
 
-from autoddl.errors import InputError
+from autoddl.core.errors import InputError
 
-__all__ = [
-    "Axis",
-    "B",
-    "Broadcast",
-    "Layout",
-    "Mesh",
-    "P",
-    "PartialSum",
-    "Split",
-    "State",
-    "extents",
-    "is_legal",
-    "local_shape",
-    "state",
-]
+__all__ = ["Axis", "B", "Broadcast", "Layout", "Mesh", "P", "PartialSum", "Split", "State", "extents", "is_legal",
+           "local_shape", "members", "state"]
 
 Extent = tuple[int, int]
 """(offset, size) of a rank's piece along one dim."""
@@ -239,3 +227,12 @@ def is_legal(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> bool:
         if isinstance(part, Split):
             cuts.setdefault(part.dim, []).append(axis.size)
     return all(dim < len(shape) and _divides(shape[dim], tuple(parts)) for dim, parts in cuts.items())
+
+
+def members(mesh: Mesh, axes: tuple[int, ...], coordinate: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Coordinates of the group's members over `axes`, row-major, for the rank at `coordinate`."""
+    found = []
+    for index in product(*(range(mesh.sizes[a]) for a in sorted(axes))):
+        place = dict(zip(sorted(axes), index, strict=True))
+        found.append(tuple(place.get(a, c) for a, c in enumerate(coordinate)))
+    return tuple(found)

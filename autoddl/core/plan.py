@@ -10,9 +10,6 @@ A plan is data: reading one runs no code that it names.
 
 import hashlib
 import json
-import os
-import stat
-import tempfile
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,11 +17,11 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
-from autoddl.errors import InputError
-from autoddl.layout import Layout, Mesh
+from autoddl.core.errors import InputError
+from autoddl.core.files import write_atomically
+from autoddl.core.layout import Layout, Mesh
 
-__all__ = ["BUCKET_BYTES", "VERSION", "Conversion", "Decision", "Plan", "Prediction", "Stored", "load_plan",
-           "write_atomically"]
+__all__ = ["BUCKET_BYTES", "VERSION", "Conversion", "Decision", "Plan", "Prediction", "Stored", "level_of", "load_plan"]
 
 VERSION = 1
 BUCKET_BYTES = 25 * 2**20
@@ -166,43 +163,7 @@ class Plan:
 _ADAPTER: TypeAdapter[Plan] = TypeAdapter(Plan)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write to a temporary name beside `path`, then rename: whoever reads sees the old text or the new one. Who may
-    read it stays as it was, and is as for any new file where there was none. A link is followed; what is no file, like
-    /dev/stdout, is written to."""
-    try:
-        if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
-        else:
-            _replace(Path(os.path.realpath(path)), text)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
 
-
-def _replace(path: Path, text: str) -> None:
-    """Rename a new file with `text` to `path`; where that fails nothing is left of it."""
-    number, new = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with open(number, "w", encoding="utf-8") as file:
-            file.write(text)
-        _as_before(new, path)
-        os.replace(new, path)
-    except BaseException:
-        os.unlink(new)
-        raise
-
-
-def _as_before(new: str, path: Path) -> None:
-    """Give the file `new` the mode of `path`, and its owner if this process may."""
-    if path.exists():
-        before = path.stat()
-        os.chmod(new, stat.S_IMODE(before.st_mode))
-        if os.geteuid() == 0:
-            os.chown(new, before.st_uid, before.st_gid)
-    else:
-        mask = os.umask(0o022)
-        os.umask(mask)
-        os.chmod(new, 0o666 & ~mask)
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -224,3 +185,7 @@ def load_plan(path: str | Path) -> Plan:
         where = ".".join(str(part) for part in first["loc"])
         raise InputError(f"{path} is no plan: at {where or 'the top'}: {first['msg']}") from None
 
+
+def level_of(plan: Plan, axes: str) -> str:
+    """The level of the cluster over which a collective over `axes` goes: that of the outermost."""
+    return next((level for name in axes.split("+") if (level := plan.levels.get(name))), "")

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from autoddl.errors import InputError
-from autoddl.table import MAX_NDIM, Array, Classes, Table
+from autoddl.core.cost_table import MAX_NDIM, Array, Classes, Table
+from autoddl.core.errors import InputError
 
 __all__ = ["MAX_NDIM", "Array", "Classes", "Factor", "Laid", "Problem", "Solution", "Table"]
 

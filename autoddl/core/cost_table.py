@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from autoddl.errors import InputError
+from autoddl.core.errors import InputError
 
 __all__ = ["MAX_NDIM", "Array", "Cells", "Classes", "Rows", "Table", "blocks"]
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from autoddl.errors import InputError
-from autoddl.layout import B, Layout, Mesh, P, Split, State, extents, local_shape, state
+from autoddl.core.errors import InputError
+from autoddl.core.layout import B, Layout, Mesh, P, Split, State, extents, local_shape, state
 
 __all__ = ["COLLECTIVES", "Step", "group_size", "is_conversion", "payload", "sent", "sizes", "slices"]
 

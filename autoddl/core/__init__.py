@@ -1,0 +1,1 @@
+"""The values that every stage hands on, and their text forms."""

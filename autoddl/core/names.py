@@ -1,0 +1,31 @@
+"""Dotted names that differ in a number, folded into one: `layers.0-31.q_proj`."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+__all__ = ["NUMBER", "folded", "ranges"]
+
+NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+"""A part of a dotted name that is a number."""
+
+
+def folded(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Names that differ in their first number only, under one name with the numbers as ranges."""
+    groups: dict[str, dict[str, int | None]] = {}
+    for name in names:
+        match = NUMBER.search(name)
+        pattern = f"{name[:match.start()]}\0{name[match.end():]}" if match else name
+        groups.setdefault(pattern, {})[name] = int(match[0]) if match else None
+    return {pattern.replace("\0", ranges([n for n in members.values() if n is not None])): tuple(members)
+            for pattern, members in groups.items()}
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """[0, 1, 2, 5] -> `0-2,5`."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
