@@ -18,8 +18,8 @@ from autoddl.core.layout import Layout, local_shape
 from autoddl.core.plan import BUCKET_BYTES, Conversion, Decision, Plan, Prediction, Stored
 from autoddl.core.problem import Problem, Solution
 from autoddl.cost_models import link_of
+from autoddl.operators.rules.table import has_rule
 from autoddl.price import OPTIMIZERS, Pricing, cone_cost, inner_seconds, op_seconds, routes_of
-from autoddl.rules import has_rule
 from autoddl.space import Choice, Variable
 from autoddl.tables import carries, edges_of, gathered_back
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autoddl import functions
-from autoddl.calls import bound, defaults, parameters
 from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.graph import Tensor as Entry
+from autoddl.operators.kernels import custom_ops
+from autoddl.operators.kernels.arguments import bound, defaults, parameters
 
 __all__ = ["Case", "Hole", "case", "fill", "listed"]
 
@@ -77,7 +77,7 @@ def case(target: str, *args: Any, **kwargs: Any) -> Case:
 
 def _function(target: str) -> Any:
     namespace, *path = target.split(".")
-    found: Any = functions if namespace == "autoddl" else getattr(torch.ops, namespace)
+    found: Any = custom_ops if namespace == "autoddl" else getattr(torch.ops, namespace)
     for part in path:
         found = getattr(found, part)
     return found

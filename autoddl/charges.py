@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from math import prod
 
 from autoddl.core.graph import Graph, Kind, Op
-from autoddl.footprint import Call, Footprint, Shapes, by_itself
-from autoddl.footprints import footprint_of
-from autoddl.heap import Value, contiguous
-from autoddl.work import VIEWS, base, keeps_input, keeps_output
+from autoddl.operators.footprints.footprint import Call, Footprint, Shapes, by_itself
+from autoddl.operators.footprints.storages import Value, contiguous
+from autoddl.operators.footprints.table import footprint_of
+from autoddl.operators.work import VIEWS, base, keeps_input, keeps_output
 
 __all__ = ["Charges"]
 

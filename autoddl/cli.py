@@ -100,7 +100,7 @@ def _plan(factory: FactoryText, cluster: ClusterPath, set_: Set = None, mesh: Me
 def _place(path: Path, compiled: bool) -> "Cluster":
     """The machine, whose programs are perhaps compiled."""
     from autoddl.cost_models import load_cluster
-    from autoddl.fusion import as_compiled
+    from autoddl.operators.fusion import as_compiled
 
     return as_compiled(load_cluster(path)) if compiled else load_cluster(path)
 

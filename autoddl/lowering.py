@@ -18,8 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from autoddl import functions, kernels
-from autoddl.calls import bound, parameters
 from autoddl.capture import Captured
 from autoddl.core.conversion import Step
 from autoddl.core.errors import MachineError
@@ -28,10 +26,13 @@ from autoddl.core.hubs import HUB
 from autoddl.core.layout import Layout
 from autoddl.core.plan import Conversion, Plan
 from autoddl.groups import Groups
+from autoddl.operators.kernels import custom_ops
+from autoddl.operators.kernels.arguments import bound, parameters
+from autoddl.operators.kernels.site import Site
+from autoddl.operators.kernels.table import lower as local_call
+from autoddl.operators.rules.nn import REDUCING
 from autoddl.recorder import Recorder
 from autoddl.redistribute import Route, moves
-from autoddl.rules_nn import REDUCING
-from autoddl.site import Site
 from autoddl.traffic import option_of
 
 __all__ = ["Lowered", "Parameters", "axes_of", "lower"]
@@ -177,12 +178,12 @@ class _Lowering:
         args, kwargs = self.arguments(node, inputs)
         target = node.target
         assert callable(target)
-        if not self.training and target is functions.dropout:
+        if not self.training and target is custom_ops.dropout:
             self.env[op.outputs[0]] = inputs["x"]
             return
-        if not self.training and target is functions.attention:
+        if not self.training and target is custom_ops.attention:
             args, kwargs = (), bound(target, args, kwargs) | {"dropout_p": 0.0}
-        fn, args, kwargs = kernels.lower(self.site(op), target, args, kwargs)
+        fn, args, kwargs = local_call(self.site(op), target, args, kwargs)
         call = self.out.call_function(_DIRECT.get(fn, fn), args, kwargs)
         call.meta = {k: v for k, v in node.meta.items() if k in ("stack_trace", "nn_module_stack")}
         for t in op.outputs:

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from autoddl import functions
 from autoddl import measure_operators as operators
 from autoddl.capture import capture
 from autoddl.core.graph import Graph
 from autoddl.cost_models import Kernel
+from autoddl.operators.kernels import custom_ops
+from autoddl.operators.work import base, work
 from autoddl.price import kernel_of
 from autoddl.sample import Sample
-from autoddl.work import base, work
 
 __all__ = ["SMALL", "USUAL", "Case", "Known", "Scale", "cases", "kernels"]
 
@@ -135,4 +135,4 @@ def _memory(rows: int) -> Iterator[Case]:
             yield Case("aten.embedding", operators.gather, ((table, row),), (found,), table)
             yield Case("aten.index", operators.index, ((table, row),), (found,), table)
     yield Case("aten.max_pool2d", operators.pool, (image,))
-    yield Case("autoddl.token_loss", functions.token_loss, wide, (rows,), ROW)
+    yield Case("autoddl.token_loss", custom_ops.token_loss, wide, (rows,), ROW)

@@ -23,9 +23,9 @@ from autoddl.core.hubs import planned
 from autoddl.core.layout import B, local_shape
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster
-from autoddl.heap import Heap, Value, contiguous
 from autoddl.memory_program import Program
 from autoddl.memory_step import Stepping
+from autoddl.operators.footprints.storages import Heap, Value, contiguous
 from autoddl.price import OPTIMIZERS
 from autoddl.rebuild import question_of
 from autoddl.timeline_of import Foreseen, Span

@@ -18,7 +18,7 @@ from math import prod
 from autoddl.core.conversion import COLLECTIVES, Step, group_size
 from autoddl.core.layout import Layout, Mesh, Split, local_shape
 from autoddl.cost_models import Cluster, Group, collective
-from autoddl.heap import Heap, Shape, Value, contiguous, is_contiguous
+from autoddl.operators.footprints.storages import Heap, Shape, Value, contiguous, is_contiguous
 
 __all__ = ["Flight", "Moves"]
 

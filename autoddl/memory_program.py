@@ -6,9 +6,9 @@ from autoddl.core.conversion import Step
 from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.layout import Layout, local_shape
 from autoddl.core.plan import Conversion, Decision, Plan
-from autoddl.footprint import Call, Footprint, by_itself
-from autoddl.heap import Value
-from autoddl.rules_nn import REDUCING
+from autoddl.operators.footprints.footprint import Call, Footprint, by_itself
+from autoddl.operators.footprints.storages import Value
+from autoddl.operators.rules.nn import REDUCING
 from autoddl.traffic import ParameterEdge, option_of, parameter_edges
 
 __all__ = ["Edge", "Node", "Program"]

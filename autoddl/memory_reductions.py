@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from autoddl.core.conversion import COLLECTIVES
 from autoddl.core.layout import Layout, local_shape
-from autoddl.heap import Value, contiguous
 from autoddl.in_flight import frees, overdue
 from autoddl.memory_moves import Flight, Moves
+from autoddl.operators.footprints.storages import Value, contiguous
 from autoddl.traffic import Bucket, ParameterEdge
 
 __all__ = ["Reductions"]

@@ -21,10 +21,10 @@ from torch import Tensor
 from autoddl.cases import Case, case, fill, listed
 from autoddl.core.layout import Layout, Mesh
 from autoddl.cutting import Coordinate, coordinates, cut, error_of
-from autoddl.dims import Signature
-from autoddl.kernels import lower
-from autoddl.rules import Option, backward, dual, gradient
-from autoddl.site import Reduce, Site
+from autoddl.operators.kernels.site import Reduce, Site
+from autoddl.operators.kernels.table import lower
+from autoddl.operators.rules.dimension_strings import Signature
+from autoddl.operators.rules.table import Option, backward, dual, gradient
 
 __all__ = ["Case", "case", "check", "option"]
 

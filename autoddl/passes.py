@@ -10,8 +10,8 @@
 import torch
 from torch.fx import GraphModule, Node
 
-from autoddl import functions
 from autoddl.core.errors import CaptureError
+from autoddl.operators.kernels import custom_ops
 from autoddl.rewrite import arguments, dtype_of, insert, name_of, operators, replace
 from autoddl.source import line_of
 
@@ -106,7 +106,7 @@ def randomness(module: GraphModule) -> None:
         if name in DROPOUTS:
             x, p, train = node.args
             drops = train is not False and p
-            new = insert(node, functions.dropout, (x, p, key), x.meta["val"]) if drops else x  # type: ignore[union-attr]
+            new = insert(node, custom_ops.dropout, (x, p, key), x.meta["val"]) if drops else x  # type: ignore[union-attr]
             key += bool(drops)
             for user in list(node.users) if name.startswith("native") else ():
                 replace(user, new)
@@ -114,7 +114,7 @@ def randomness(module: GraphModule) -> None:
         elif name == "scaled_dot_product_attention.default":
             values = arguments(node)
             if values["dropout_p"]:
-                replace(node, insert(node, functions.attention, (*values.values(), key), node.meta["val"]))
+                replace(node, insert(node, custom_ops.attention, (*values.values(), key), node.meta["val"]))
                 key += 1
         elif torch.Tag.nondeterministic_seeded in node.target.tags and _draws(node):  # type: ignore[union-attr]
             line = line_of(node.meta.get("stack_trace"))
@@ -140,9 +140,9 @@ def losses(module: GraphModule) -> None:
             continue
         dtype = torch.float32 if dtype_of(node) in (torch.float16, torch.bfloat16) else dtype_of(node)
         value = node.meta["val"].to(dtype)
-        new = insert(node, functions.token_loss, (logits, target, weight, skip, values["label_smoothing"]), value)
+        new = insert(node, custom_ops.token_loss, (logits, target, weight, skip, values["label_smoothing"]), value)
         if values["reduction"] == 1:
-            count = insert(node, functions.token_weight, (target, weight, skip, dtype), value)
+            count = insert(node, custom_ops.token_weight, (target, weight, skip, dtype), value)
             new = insert(node, aten.div.Tensor, (new, count), value)
         if dtype != dtype_of(node):
             new = insert(node, aten._to_copy.default, (new,), node.meta["val"])

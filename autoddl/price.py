@@ -33,10 +33,10 @@ from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.layout import Layout, Mesh, local_shape
 from autoddl.core.plan import BUCKET_BYTES
 from autoddl.cost_models import Cluster, Device, Group, Kernel, collective, copy_seconds, kernel_seconds, least_seconds
-from autoddl.fusion import ALONE, Chained, chains
+from autoddl.operators.fusion import ALONE, Chained, chains
+from autoddl.operators.rules.nn import inner_collectives
+from autoddl.operators.work import Work, work
 from autoddl.routes import Routes, routes
-from autoddl.rules_nn import inner_collectives
-from autoddl.work import Work, work
 
 __all__ = ["OPTIMIZERS", "Kernels", "Pricing", "cone_cost", "end_seconds", "floor_seconds", "inner_seconds",
            "kernel_of", "op_seconds", "pass_seconds", "routes_of"]

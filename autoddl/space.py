@@ -23,7 +23,7 @@ from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import B, Mesh, P, Split, State
 from autoddl.core.layout_codes import BROADCAST, code, duals, legal_numbers, legal_states, numbers
-from autoddl.rules import Rows, rows
+from autoddl.operators.rules.table import Rows, rows
 
 __all__ = ["Choice", "Region", "Variable", "decided", "everything", "variables"]
 

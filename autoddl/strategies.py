@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import B, Layout, Mesh, Split, is_legal
-from autoddl.rules import options
+from autoddl.operators.rules.table import options
 from autoddl.space import Choice, Region
 
 __all__ = ["strategy"]

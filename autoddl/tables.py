@@ -24,11 +24,11 @@ from autoddl.core.layout import Mesh
 from autoddl.core.layout_codes import Codes, pieces, states_of
 from autoddl.core.problem import Factor, Problem, Table
 from autoddl.edge_tables import Use, counted, edge_table
-from autoddl.fusion import Chained
+from autoddl.operators.fusion import Chained
+from autoddl.operators.work import keeps_input, keeps_output, read_back
 from autoddl.ports import Ports, pieces_of
 from autoddl.price import OPTIMIZERS, Kernels, Pricing, cone_cost, end_seconds, inner_seconds
 from autoddl.space import Variable
-from autoddl.work import keeps_input, keeps_output, read_back
 
 __all__ = ["Edge", "carries", "edges_of", "gathered_back", "problem_of", "saved_tensors"]
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from autoddl import functions
 from autoddl.core.errors import CaptureError
 from autoddl.core.graph import Graph, Kind, Op, Tensor, Value
+from autoddl.operators.kernels import custom_ops
 from autoddl.rewrite import arguments
 from autoddl.source import line_of
 
@@ -98,7 +98,7 @@ def _target(node: Node) -> str:
     if isinstance(node.target, torch._ops.OpOverload):
         return str(node.target)
     name = getattr(node.target, "__name__", str(node.target))
-    if getattr(node.target, "__module__", "") != functions.__name__:
+    if getattr(node.target, "__module__", "") != custom_ops.__name__:
         raise CaptureError(f"{name} at {line_of(node.meta.get('stack_trace'))} is no operator of torch.ops, and none "
                            "but these run as planned: write it with operators")
     return f"autoddl.{name}"

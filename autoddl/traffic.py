@@ -23,9 +23,9 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.layout import Layout, Mesh
 from autoddl.core.plan import Conversion, Decision, Plan
-from autoddl.rules import Option, options
-from autoddl.rules_nn import REDUCING, inner_collectives
-from autoddl.work import read_back
+from autoddl.operators.rules.nn import REDUCING, inner_collectives
+from autoddl.operators.rules.table import Option, options
+from autoddl.operators.work import read_back
 
 __all__ = ["Bucket", "Sent", "gather_buckets", "gradient_buckets", "option_of", "parameter_edges", "traffic"]
 

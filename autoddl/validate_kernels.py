@@ -18,12 +18,12 @@ from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import local_shape
 from autoddl.cost_models import elementwise_seconds, kernel_seconds
-from autoddl.fusion import inside
+from autoddl.operators.fusion import inside
+from autoddl.operators.work import Work, base, work
 from autoddl.price import Pricing, inner_seconds, kernel_of
 from autoddl.space import Choice
 from autoddl.validate_model import Shape
 from autoddl.validate_saved import is_core, local_numel
-from autoddl.work import Work, base, work
 
 __all__ = ["Asked", "add_op", "passes_on"]
 

@@ -14,6 +14,7 @@ from math import prod
 from autoddl.core.graph import Graph, Op, Tensor
 from autoddl.core.layout import Mesh
 from autoddl.cost_models import Cluster, elementwise_seconds
+from autoddl.operators.work import base
 from autoddl.price import Pricing, routes_of
 from autoddl.search import solve
 from autoddl.space import Choice, Variable, variables
@@ -24,7 +25,6 @@ from autoddl.validate_kernels import Asked, add_op
 from autoddl.validate_model import Shape
 from autoddl.validate_region import megatron
 from autoddl.validate_saved import add_saved, local_numel
-from autoddl.work import base
 
 __all__ = ["Asked", "Part", "part"]
 

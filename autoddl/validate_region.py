@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import B, Layout, Mesh, Split, State
+from autoddl.operators.work import VIEWS, base
 from autoddl.space import Choice, Region
-from autoddl.work import VIEWS, base
 
 __all__ = ["megatron"]
 

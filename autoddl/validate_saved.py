@@ -8,10 +8,10 @@ from math import prod
 
 from autoddl.core.graph import Op, Tensor
 from autoddl.core.layout import Layout, Mesh, local_shape
+from autoddl.operators.work import VIEWS, base, keeps_output, kept_beside
 from autoddl.price import Pricing
 from autoddl.space import Choice, Variable
 from autoddl.tables import saved_tensors
-from autoddl.work import VIEWS, base, keeps_output, kept_beside
 
 __all__ = ["add_saved", "is_core", "local_numel"]
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from autoddl import functions
 from autoddl.capture import Captured
 from autoddl.core.graph import Op, Value
+from autoddl.operators.kernels import custom_ops
 from autoddl.sample import Sample
 
 __all__ = ["cast", "seeded", "widened"]
@@ -53,7 +53,7 @@ def seeded(program: fx.GraphModule, seed: int) -> fx.GraphModule:
         return program
     program = copy.deepcopy(program)
     for node in program.graph.nodes:
-        if node.target in (functions.dropout, functions.attention):
+        if node.target in (custom_ops.dropout, custom_ops.attention):
             node.kwargs = {**node.kwargs, "seed": seed}
     program.recompile()
     return program

@@ -3,7 +3,7 @@
 import pytest
 
 from autoddl.core.errors import InputError
-from autoddl.dims import parse, signatures
+from autoddl.operators.rules.dimension_strings import parse, signatures
 
 
 def texts(rule: str, *shapes: tuple[int, ...]) -> set[str]:

@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from autoddl.cases import Case, case, fill, listed
-from autoddl.footprint import Call
-from autoddl.footprints import footprint_of
-from autoddl.heap import Value, contiguous
+from autoddl.operators.footprints.footprint import Call
+from autoddl.operators.footprints.storages import Value, contiguous
+from autoddl.operators.footprints.table import footprint_of
 
 NEAR = 0.03
 """Of the largest tensor."""

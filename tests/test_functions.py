@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional as F
 
-from autoddl.functions import attention, dropout, keep_mask, token_loss, token_weight
+from autoddl.operators.kernels.custom_ops import attention, dropout, keep_mask, token_loss, token_weight
 
 
 def test_pieces_draw_their_part_of_one_mask() -> None:

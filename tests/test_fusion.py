@@ -15,7 +15,7 @@ from autoddl.core.hubs import planned
 from autoddl.core.layout import Layout, Mesh
 from autoddl.core.plan import load_plan
 from autoddl.cost_models import elementwise_seconds, load_cluster, parse_cluster
-from autoddl.fusion import ALONE, Chained, as_compiled, chains
+from autoddl.operators.fusion import ALONE, Chained, as_compiled, chains
 from autoddl.price import Pricing, floor_seconds, pass_seconds
 from autoddl.rebuild import posed, question_of, rebuild
 from autoddl.space import Choice

@@ -19,12 +19,12 @@ from autoddl.core.hubs import HUB, planned
 from autoddl.core.layout import Mesh
 from autoddl.core.problem import Problem
 from autoddl.cost_models import load_cluster
+from autoddl.operators.work import Work, work
 from autoddl.price import Pricing
 from autoddl.search import solve
 from autoddl.space import Variable, variables
 from autoddl.tables import problem_of
 from autoddl.traffic import gather_buckets, gradient_buckets, parameter_edges, traffic
-from autoddl.work import Work, work
 
 
 class Chain(nn.Module):

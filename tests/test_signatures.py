@@ -15,11 +15,11 @@ import torch
 from autoddl.cases import Case, case
 from autoddl.core.graph import Op
 from autoddl.core.layout import B, Layout, Mesh, P, Split, State
-from autoddl.dims import Rule, Signature, signatures
+from autoddl.operators.kernels.site import Reduce
+from autoddl.operators.rules.dimension_strings import Rule, Signature, signatures
+from autoddl.operators.rules.nn import inner_collectives
+from autoddl.operators.rules.table import RULES, Option, dual, gradient, options, signatures_of
 from autoddl.oracle import _Threads, check, option
-from autoddl.rules import RULES, Option, dual, gradient, options, signatures_of
-from autoddl.rules_nn import inner_collectives
-from autoddl.site import Reduce
 
 CASES: list[Case] = [*op_cases.CASES, *(case(t, *args, **kwargs) for t, args, kwargs in op_cases_shape.CASES)]
 OF_TARGET: dict[str, list[Case]] = {}

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from autoddl import validate_layer, validate_software
 from autoddl.capture import capture
 from autoddl.cost_models import elementwise_seconds
+from autoddl.operators.work import base, work
 from autoddl.sample import Sample
 from autoddl.validate import _recomputing
 from autoddl.validate_kernels import Asked, passes_on
@@ -25,7 +26,6 @@ from autoddl.validate_parts import parts_of
 from autoddl.validate_places import cluster_of
 from autoddl.validate_software import SOFTWARE, attention_slowdown, recomputed, software_of
 from autoddl.validate_step import _layer, step
-from autoddl.work import base, work
 
 SHARDED = {"framework": "PyTorch FSDP", "dp": 8, "tp": 1, "zero_stage": 3, "vocab": 50368}
 

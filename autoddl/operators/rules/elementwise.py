@@ -11,8 +11,8 @@ Every dim splits; an input of size 1 along a dim is whole there. What is linear 
 from collections.abc import Callable
 
 from autoddl.core.graph import Op
-from autoddl.dims import Rule
-from autoddl.rules_text import RuleOf, Tensors, aligned, fixed, form, get, names, text
+from autoddl.operators.rules.dimension_strings import Rule
+from autoddl.operators.rules.writing import RuleOf, Tensors, aligned, fixed, form, get, names, text
 
 __all__ = ["RULES", "pointwise"]
 

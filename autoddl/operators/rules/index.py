@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from autoddl.core.graph import Op
 from autoddl.core.layout import P, Split
-from autoddl.dims import Rule, Signature
-from autoddl.rules_text import RuleOf, Tensors, aligned, dims_of, fixed, form, get, names, text
+from autoddl.operators.rules.dimension_strings import Rule, Signature
+from autoddl.operators.rules.writing import RuleOf, Tensors, aligned, dims_of, fixed, form, get, names, text
 
 __all__ = ["RULES"]
 

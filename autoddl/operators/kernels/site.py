@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoddl.core.graph import Op, Tensor
 from autoddl.core.layout import Extent, Layout, Mesh, Split, extents
-from autoddl.rules import Option
+from autoddl.operators.rules.table import Option
 
 if TYPE_CHECKING:
     import torch

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autoddl.calls import bound, defaults
-from autoddl.site import Call, Site
+from autoddl.operators.kernels.arguments import bound, defaults
+from autoddl.operators.kernels.site import Call, Site
 
 __all__ = ["batch_norm", "token_loss"]
 

@@ -9,7 +9,7 @@ mean(x) = sum(x) / n: a rank's mean of m elements counts m/n (kernels).
 """
 
 from autoddl.core.graph import Op
-from autoddl.rules_text import RuleOf, Tensors, dims_of, fixed, form, get, names, text
+from autoddl.operators.rules.writing import RuleOf, Tensors, dims_of, fixed, form, get, names, text
 
 __all__ = ["RULES", "along", "along_dims"]
 

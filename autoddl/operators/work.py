@@ -22,7 +22,7 @@ from functools import lru_cache
 from math import prod
 
 from autoddl.core.graph import Graph, Kind, Op
-from autoddl.kinds import kind_of
+from autoddl.operators.kernel_kinds import kind_of
 
 __all__ = ["VIEWS", "Work", "base", "keeps_input", "keeps_output", "kept_beside", "letters", "read_back", "work"]
 

@@ -8,9 +8,9 @@
 from dataclasses import dataclass, replace
 from math import prod
 
-from autoddl.footprint import Call, Footprint
-from autoddl.heap import Value, contiguous, viewed
-from autoddl.work import letters
+from autoddl.operators.footprints.footprint import Call, Footprint
+from autoddl.operators.footprints.storages import Value, contiguous, viewed
+from autoddl.operators.work import letters
 
 __all__ = ["einsum"]
 

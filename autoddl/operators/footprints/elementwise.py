@@ -11,8 +11,8 @@ The table says input or output kept, buffers of the output's size, masks.
 from collections.abc import Callable, Mapping
 from math import prod
 
-from autoddl.footprint import Call, Footprint
-from autoddl.work import base
+from autoddl.operators.footprints.footprint import Call, Footprint
+from autoddl.operators.work import base
 
 __all__ = ["ELEMENTWISE"]
 

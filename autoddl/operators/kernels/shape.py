@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from autoddl.rules_shape import RESHAPES
-from autoddl.site import Call, Kernel, Site
+from autoddl.operators.kernels.site import Call, Kernel, Site
+from autoddl.operators.rules.shape import RESHAPES
 
 __all__ = ["KERNELS", "arange_piece", "mean_part", "one_hot_piece"]
 

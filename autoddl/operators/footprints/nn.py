@@ -3,9 +3,9 @@ matrix in memory as a copy; of our own functions the temporaries are counted in 
 
 from math import prod
 
-from autoddl.footprint import Call, Footprint
-from autoddl.heap import Value, viewed
-from autoddl.work import base
+from autoddl.operators.footprints.footprint import Call, Footprint
+from autoddl.operators.footprints.storages import Value, viewed
+from autoddl.operators.work import base
 
 __all__ = ["batch_norm", "convolution", "dropout", "embedding", "flat", "linear", "norm", "product", "token_loss"]
 

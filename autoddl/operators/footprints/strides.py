@@ -5,10 +5,10 @@
 """
 
 from autoddl.core.graph import Op
-from autoddl.footprint import Call
-from autoddl.footprints_attention import written_out
-from autoddl.heap import Heap, Shape, Value, beside, contiguous, is_contiguous, viewed
-from autoddl.work import base
+from autoddl.operators.footprints.attention import written_out
+from autoddl.operators.footprints.footprint import Call
+from autoddl.operators.footprints.storages import Heap, Shape, Value, beside, contiguous, is_contiguous, viewed
+from autoddl.operators.work import base
 
 __all__ = ["back_through", "laid", "laid_back", "laid_like", "reshaped", "view"]
 

@@ -7,8 +7,8 @@
 
 from autoddl.core.graph import Op
 from autoddl.core.layout import B, Split
-from autoddl.dims import Rule, Signature
-from autoddl.rules_text import RuleOf, Tensors, aligned, fixed, get, names, text
+from autoddl.operators.rules.dimension_strings import Rule, Signature
+from autoddl.operators.rules.writing import RuleOf, Tensors, aligned, fixed, get, names, text
 
 __all__ = ["RULES"]
 

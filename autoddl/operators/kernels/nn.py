@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from autoddl.calls import bound
-from autoddl.kernels_reduced import batch_norm, token_loss
-from autoddl.site import Call, Kernel, Site
+from autoddl.operators.kernels.arguments import bound
+from autoddl.operators.kernels.reducing import batch_norm, token_loss
+from autoddl.operators.kernels.site import Call, Kernel, Site
 
 __all__ = ["KERNELS"]
 

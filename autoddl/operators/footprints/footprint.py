@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from math import prod
 
 from autoddl.core.graph import Graph, Op
-from autoddl.heap import Shape, Value
-from autoddl.work import base
+from autoddl.operators.footprints.storages import Shape, Value
+from autoddl.operators.work import base
 
 __all__ = ["Call", "Footprint", "Shapes", "by_itself"]
 

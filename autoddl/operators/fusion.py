@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from autoddl.core.graph import Graph, Op
 from autoddl.cost_models import Cluster
-from autoddl.work import base
+from autoddl.operators.work import base
 
 __all__ = ["ALONE", "Chained", "as_compiled", "chains", "inside"]
 

@@ -4,12 +4,18 @@
     reshape     the shapes are cut into the smallest groups of dims with equal products; in a group (i1 ..) -> (o1 ..)
                 the outermost factor g = gcd(i1, o1) splits evenly: "(g .:i1/g) . -> (g .:o1/g) . | 0"
     expand      a dim that is repeated is free: "a . -> a b | 0" (its rule is among the elementwise ones)
+
+Rules of operators that make a tensor from nothing: every rank makes its piece.
+
+full, zeros    "-> a b"           the sizes become local
+new_zeros(x)   "., . -> a b"      of x only dtype and device matter
+arange         "-> a"             y[i] = start + i * step: a piece begins at its own offset (kernels)
 """
 
 from math import gcd, prod
 
 from autoddl.core.graph import Op
-from autoddl.rules_text import RuleOf, Tensors, form, get, ints, names, text, wrap
+from autoddl.operators.rules.writing import RuleOf, Tensors, fixed, form, get, ints, names, text, wrap
 
 __all__ = ["RESHAPES", "RULES", "regroup"]
 
@@ -77,6 +83,14 @@ def _order(op: Op, rank: int) -> list[int]:
     return order
 
 
+def _create(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    return text([["."] * len(t.shape) for t in inputs], [names(len(outputs[0].shape))])
+
+
+def _whole(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    return fixed(inputs, outputs)
+
+
 RESHAPES = """reshape.default view.default _unsafe_view.default flatten.using_ints unflatten.int squeeze.default
     squeeze.dim squeeze.dims unsqueeze.default view_as.default reshape_as.default ravel.default"""
 PERMUTES = """permute.default transpose.int swapaxes.default swapdims.default t.default numpy_T.default mT.default
@@ -85,4 +99,13 @@ PERMUTES = """permute.default transpose.int swapaxes.default swapdims.default t.
 RULES: dict[str, RuleOf] = {
     **{f"aten.{target}": _reshape for target in RESHAPES.split()},
     **{f"aten.{target}": _permute for target in PERMUTES.split()},
+    **{f"aten.{base}.default": _create for base in (
+        "full", "zeros", "ones", "new_full", "new_zeros", "new_ones", "arange", "scalar_tensor")},
+    "aten.arange.start": _create,
+    "aten.arange.start_step": _create,
+    "aten.eye.default": _whole,
+    "aten.eye.m": _whole,
+    "aten.linspace.default": _whole,
+    "aten.tril_indices.default": _whole,
+    "aten.triu_indices.default": _whole,
 }

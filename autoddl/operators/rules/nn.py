@@ -14,8 +14,8 @@ from math import prod
 
 from autoddl.core.graph import Graph, Op
 from autoddl.core.layout import B, Layout, Mesh, Split, State, local_shape
-from autoddl.dims import Rule, Signature
-from autoddl.rules_text import RuleOf, Tensors, aligned, fixed, get, names, text
+from autoddl.operators.rules.dimension_strings import Rule, Signature
+from autoddl.operators.rules.writing import RuleOf, Tensors, aligned, fixed, get, names, text
 
 __all__ = ["REDUCING", "RULES", "Inner", "inner_collectives"]
 

@@ -17,22 +17,13 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from autoddl import (
-    rules_create,
-    rules_cut,
-    rules_elementwise,
-    rules_index,
-    rules_loss,
-    rules_matmul,
-    rules_nn,
-    rules_reduce,
-    rules_shape,
-)
 from autoddl.core.graph import Graph, Kind, Op, Tensor, Value
 from autoddl.core.layout import B, Layout, Mesh, P, is_legal
 from autoddl.core.layout_codes import BROADCAST, PARTIAL, code, distinct, layouts_of, legal_numbers, numbers
-from autoddl.dims import Rule, Signature, signatures
-from autoddl.rules_text import RuleOf
+from autoddl.operators.rules import cut, elementwise, index, loss, matmul, nn, reduce
+from autoddl.operators.rules import shape as shape_rules
+from autoddl.operators.rules.dimension_strings import Rule, Signature, signatures
+from autoddl.operators.rules.writing import RuleOf
 
 __all__ = ["RULES", "Option", "Rows", "Rule", "backward", "dual", "gradient", "has_rule", "options", "rows",
            "signatures_of"]
@@ -43,8 +34,8 @@ Typed = tuple[tuple[tuple[int, ...], str], ...]
 """Shapes with dtypes."""
 
 RULES: dict[str, RuleOf] = {
-    **rules_shape.RULES, **rules_cut.RULES, **rules_create.RULES, **rules_index.RULES, **rules_reduce.RULES,
-    **rules_elementwise.RULES, **rules_matmul.RULES, **rules_nn.RULES, **rules_loss.RULES}
+    **shape_rules.RULES, **cut.RULES, **index.RULES, **reduce.RULES,
+    **elementwise.RULES, **matmul.RULES, **nn.RULES, **loss.RULES}
 
 
 @dataclass(frozen=True, slots=True)

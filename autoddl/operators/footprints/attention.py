@@ -2,9 +2,9 @@
 
 from math import prod
 
-from autoddl.footprint import Call, Footprint
-from autoddl.footprints_nn import flat
-from autoddl.work import base
+from autoddl.operators.footprints.footprint import Call, Footprint
+from autoddl.operators.footprints.nn import flat
+from autoddl.operators.work import base
 
 __all__ = ["dropped_attention", "flash", "plain_attention", "written_out"]
 

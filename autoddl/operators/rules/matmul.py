@@ -9,7 +9,7 @@ batch dim inside the channels: "b (g c) x, (g o) c k -> b (g o) x".
 """
 
 from autoddl.core.graph import Op
-from autoddl.rules_text import RuleOf, Tensors, aligned, fixed, names, text
+from autoddl.operators.rules.writing import RuleOf, Tensors, aligned, fixed, names, text
 
 __all__ = ["RULES"]
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from autoddl.core.graph import Op, Tensor, Value
-from autoddl.dims import Rule
+from autoddl.operators.rules.dimension_strings import Rule
 
 __all__ = ["RuleOf", "Tensors", "aligned", "dims_of", "fixed", "form", "get", "ints", "names", "text", "wrap"]
 

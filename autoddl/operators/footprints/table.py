@@ -12,12 +12,12 @@ Sizes are of the local pieces. Of our own functions the temporaries are counted 
 from collections.abc import Callable, Mapping
 from math import prod
 
-from autoddl import footprints_attention, footprints_nn
-from autoddl.footprint import Call, Footprint
-from autoddl.footprints_einsum import einsum
-from autoddl.footprints_elementwise import ELEMENTWISE
-from autoddl.footprints_loss import LOSSES
-from autoddl.work import base
+from autoddl.operators.footprints import attention, nn
+from autoddl.operators.footprints.einsum import einsum
+from autoddl.operators.footprints.elementwise import ELEMENTWISE
+from autoddl.operators.footprints.footprint import Call, Footprint
+from autoddl.operators.footprints.loss import LOSSES
+from autoddl.operators.work import base
 
 __all__ = ["footprint_of"]
 
@@ -130,17 +130,17 @@ _ROWS: tuple[tuple[tuple[str, ...], Callable[[Call], Footprint]], ...] = (
     (_names("index index_select"), _indexed), (_names("repeat_interleave"), _repeated),
     (_names("gather take_along_dim"), _gathered),
     (_names("index_put scatter scatter_add index_add"), _scattered),
-    (_names("embedding"), footprints_nn.embedding), (_names("cat stack"), _concatenated),
+    (_names("embedding"), nn.embedding), (_names("cat stack"), _concatenated),
     (_names("layer_norm native_layer_norm group_norm native_group_norm instance_norm rms_norm"),
-     footprints_nn.norm),
-    (_names("_native_batch_norm_legit_functional native_batch_norm batch_norm"), footprints_nn.batch_norm),
+     nn.norm),
+    (_names("_native_batch_norm_legit_functional native_batch_norm batch_norm"), nn.batch_norm),
     (_names("max_pool1d max_pool2d max_pool3d max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d "
             "adaptive_avg_pool2d"), _pool), (_names("topk sort"), _topk), (_names("max min"), _extreme),
-    (_names("linear"), footprints_nn.linear), (_names("mm bmm matmul addmm baddbmm mv dot"), footprints_nn.product),
+    (_names("linear"), nn.linear), (_names("mm bmm matmul addmm baddbmm mv dot"), nn.product),
     (_names("einsum"), einsum), (_names("conv1d conv2d conv3d convolution conv_transpose1d "
-     "conv_transpose2d conv_transpose3d"), footprints_nn.convolution),
-    (_names("scaled_dot_product_attention"), footprints_attention.flash),
-    (("autoddl.attention",), footprints_attention.dropped_attention), (("autoddl.dropout",), footprints_nn.dropout),
-    (("autoddl.token_loss",), footprints_nn.token_loss), (("autoddl.token_weight",), _nothing))
+     "conv_transpose2d conv_transpose3d"), nn.convolution),
+    (_names("scaled_dot_product_attention"), attention.flash),
+    (("autoddl.attention",), attention.dropped_attention), (("autoddl.dropout",), nn.dropout),
+    (("autoddl.token_loss",), nn.token_loss), (("autoddl.token_weight",), _nothing))
 _KIND: Mapping[str, Callable[[Call], Footprint]] = {
     **ELEMENTWISE, **LOSSES, **{name: kind for names, kind in _ROWS for name in names}}

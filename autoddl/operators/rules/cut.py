@@ -7,8 +7,8 @@
 """
 
 from autoddl.core.graph import Op
-from autoddl.rules_reduce import along, along_dims
-from autoddl.rules_text import RuleOf, Tensors, dims_of, fixed, form, get, ints, names, text, wrap
+from autoddl.operators.rules.reduce import along, along_dims
+from autoddl.operators.rules.writing import RuleOf, Tensors, dims_of, fixed, form, get, ints, names, text, wrap
 
 __all__ = ["RULES"]
 

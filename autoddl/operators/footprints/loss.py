@@ -14,8 +14,8 @@ A mean spreads the gradient of its number over a buffer of n bytes, a sum over n
 
 from collections.abc import Callable, Mapping
 
-from autoddl.footprint import Call, Footprint
-from autoddl.work import base
+from autoddl.operators.footprints.footprint import Call, Footprint
+from autoddl.operators.work import base
 
 __all__ = ["LOSSES"]
 

@@ -1,0 +1,1 @@
+"""All that is known per operator: layouts, bytes and kernels."""

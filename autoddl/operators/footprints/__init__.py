@@ -1,0 +1,1 @@
+"""What memory an operator needs and keeps."""

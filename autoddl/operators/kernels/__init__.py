@@ -1,0 +1,1 @@
+"""What an operator runs on the pieces of one rank."""

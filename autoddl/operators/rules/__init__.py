@@ -1,0 +1,1 @@
+"""Which layouts an operator may have."""
