@@ -13,17 +13,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from autoddl.alternatives import alternatives, bounding, bounds_of
 from autoddl.breakdown import Share, peak_at, shares
-from autoddl.certificate import check
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Op
 from autoddl.core.hubs import HUB
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Problem
 from autoddl.outer import Progress
-from autoddl.proof import prove
 from autoddl.rebuild import Rebuilt, answered, counted, posed, question_of, rebuild, tried
+from autoddl.search.certify.alternatives import alternatives, bounding, bounds_of
+from autoddl.search.certify.certificate import check
+from autoddl.search.certify.prove import prove
 from autoddl.space import Variable
 
 __all__ = ["Explained", "Named", "Other", "PinPrice", "Proved", "explain", "price_of_pins", "proved"]

@@ -44,7 +44,6 @@ def block_of(item: Op | Tensor) -> str:
     return ".".join(parts[:number + 2])
 
 
-
 def shares(made: Rebuilt) -> tuple[Share, ...]:
     """All blocks, the most expensive first; they add up to the plan's seconds and retained bytes."""
     graph, problem = made.pricing.graph, made.problem

@@ -14,6 +14,7 @@ __all__ = ["register"]
 Print = Callable[[RenderableType, Any, bool], None]
 Bar = Callable[[], AbstractContextManager[Any]]
 
+
 class Rows(StrEnum):
     """What a row of the table is."""
 

@@ -21,8 +21,8 @@ from autoddl.cost_models.topologies import check
 from autoddl.outer import Progress
 from autoddl.rebuild import Question, answered, question_of, rebuild
 from autoddl.search import solve
-from autoddl.search.order import answering
-from autoddl.search.space import Point, Space
+from autoddl.search.elimination_order import answering
+from autoddl.search.relaxations import Point, Space
 
 __all__ = ["DevicePoint", "PointOfBytes", "front_of_bytes", "front_of_devices", "least_bytes", "resized"]
 

@@ -31,7 +31,6 @@ def lost(what: str, error: Exception) -> MachineError:
                         "the other ranks' messages say which, restart from the last checkpoint")
 
 
-
 def _rank(mesh: Mesh, coordinate: tuple[int, ...]) -> int:
     return sum(c * stride for c, stride in zip(coordinate, mesh.strides, strict=True))
 

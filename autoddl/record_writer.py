@@ -30,7 +30,6 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-
 def step_of(plan: Plan, recorder: Recorder, number: int, rank: int, start: int, end: int) -> Step:
     """What `recorder` marked between `start` and `end`, in nanoseconds of perf_counter_ns."""
     began = time.time() - (time.perf_counter_ns() - start) / 1e9

@@ -6,9 +6,6 @@ from rich.table import Table
 __all__ = ["columns", "grid"]
 
 
-
-
-
 def grid() -> Table:
     """Two columns without a head: what, and its value."""
     made = Table.grid(padding=(0, 2))

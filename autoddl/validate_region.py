@@ -32,6 +32,7 @@ def _stream(mesh: Mesh, sequence: bool) -> Layout:
 
 def _stored(name: str, mesh: Mesh, experts: str) -> Layout:
     expert = name in ("mlp.up", "mlp.down")
+
     def state(axis: str) -> State:
         if expert and axis in ("ep", *experts.split()):
             return Split(0)

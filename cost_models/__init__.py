@@ -8,8 +8,14 @@ torch.
 
 from autoddl.cost_models.cluster import Cluster, Device, Level, load_cluster, load_device, parse_cluster
 from autoddl.cost_models.collectives import Group, Price, collective, link_of, sent_bytes, steps, wire_seconds
-from autoddl.cost_models.device import compute_seconds, copy_seconds, elementwise_seconds
-from autoddl.cost_models.kernel import Kernel, kernel_seconds, least_seconds
+from autoddl.cost_models.kernel import (
+           Kernel,
+           compute_seconds,
+           copy_seconds,
+           elementwise_seconds,
+           kernel_seconds,
+           least_seconds,
+)
 from autoddl.cost_models.units import parse, show_bytes, show_rate, show_seconds
 
 __all__ = ["Cluster", "Device", "Group", "Kernel", "Level", "Price", "collective", "compute_seconds", "copy_seconds",

@@ -12,12 +12,13 @@ from collections.abc import Callable
 
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.problem import EXACT, Problem, Solution
-from autoddl.search.descent import descend, greedy, restarts
+from autoddl.search.coordinate_descent import descend, greedy, restarts
+from autoddl.search.cp_sat import satisfy
 from autoddl.search.exact import EFFORT, Outcome, Statistics, exact, feasible, relaxed, space_of, statistics
 from autoddl.search.exhaustive import exhaustive
 from autoddl.search.large import by_messages, is_large, lower_bound
-from autoddl.search.sat import satisfy
-from autoddl.search.space import Above, Clock, Limits, Progress, Space
+from autoddl.search.limits import Above, Clock, Limits, Progress
+from autoddl.search.relaxations import Space
 
 __all__ = ["SOLVERS", "Above", "Space", "Statistics", "is_large", "lower_bound", "relax", "solve", "space_of",
            "statistics"]

@@ -17,8 +17,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from autoddl.search.dual import FINE, Dual, dual
-from autoddl.search.space import Clock, Exhausted, Limits, Point, Space
+from autoddl.search.lagrangian import FINE, Dual, dual
+from autoddl.search.limits import Clock, Exhausted, Limits
+from autoddl.search.relaxations import Point, Space
 from autoddl.search.window import Found, windowed
 
 __all__ = ["Best", "within_budget"]

@@ -15,11 +15,12 @@ import numpy as np
 from autoddl.core.errors import Infeasible
 from autoddl.core.problem import Problem
 from autoddl.search.budget import within_budget
-from autoddl.search.descent import descend, restarts
-from autoddl.search.dual import FINE, dual, least_bytes
-from autoddl.search.order import CAP, order_of
-from autoddl.search.reduce import folded
-from autoddl.search.space import Above, Limits, Point, Space
+from autoddl.search.coordinate_descent import descend, restarts
+from autoddl.search.elimination_order import CAP, order_of
+from autoddl.search.lagrangian import FINE, dual, least_bytes
+from autoddl.search.limits import Above, Limits
+from autoddl.search.presolve import folded
+from autoddl.search.relaxations import Point, Space
 
 __all__ = ["EFFORT", "Outcome", "Statistics", "exact", "feasible", "relaxed", "space_of", "statistics"]
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoddl.core.problem import Array
-from autoddl.search.space import Clock
+from autoddl.search.limits import Clock
 
 __all__ = ["Labels", "combine", "pareto", "single", "thin", "union"]
 

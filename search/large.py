@@ -16,13 +16,13 @@ import numpy as np
 
 from autoddl.core.errors import Infeasible
 from autoddl.core.problem import Array, Problem
-from autoddl.search.diffuse import Diffused, Sent, diffused, gifts
+from autoddl.search.block_factors import stand_ins
+from autoddl.search.elimination_order import order_of
 from autoddl.search.exact import EFFORT, Outcome, exact
-from autoddl.search.fold import Short, shortened
-from autoddl.search.order import order_of
-from autoddl.search.reduce import Kept, narrowed
-from autoddl.search.space import Above, Clock, Limits
-from autoddl.search.unfolded import stand_ins
+from autoddl.search.limits import Above, Clock, Limits
+from autoddl.search.presolve import Kept, narrowed
+from autoddl.search.repeated_blocks import Short, shortened
+from autoddl.search.tree_reweighted import Diffused, Sent, diffused, gifts
 
 __all__ = ["CELLS", "bounded", "by_messages", "given", "is_large", "lower_bound", "momentary"]
 

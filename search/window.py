@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from autoddl.core.problem import Array
-from autoddl.search.eliminate import Node, column, walked
+from autoddl.search.class_tables import Mapped
+from autoddl.search.elimination import Node, column, walked
+from autoddl.search.elimination_program import Ids, Program, Recipe
 from autoddl.search.labels import Labels, combine, single, thin, union
-from autoddl.search.mapped import Mapped
-from autoddl.search.program import Ids, Program, Recipe
-from autoddl.search.space import Clock, Space, mapped
+from autoddl.search.limits import Clock
+from autoddl.search.relaxations import Space, mapped
 
 __all__ = ["Found", "windowed"]
 

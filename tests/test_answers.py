@@ -17,7 +17,6 @@ from shell import LAPTOP, shell
 from test_search import random_problem
 
 from autoddl import api
-from autoddl.alternatives import alternatives, bounding, pinned_to
 from autoddl.answers import explain, price_of_pins, proved
 from autoddl.breakdown import shares
 from autoddl.capture import capture
@@ -27,10 +26,11 @@ from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import parse, parse_cluster
 from autoddl.difference import difference
 from autoddl.front import front_of_bytes, front_of_devices, least_bytes, resized
-from autoddl.marginals import beliefs
 from autoddl.rebuild import again, rebuild
 from autoddl.relax import relaxations
 from autoddl.search import solve
+from autoddl.search.certify.alternatives import alternatives, bounding, pinned_to
+from autoddl.search.certify.min_marginals import beliefs
 
 MESH = "net=2,node=2"
 PINS = ("blocks.*.up.weight: node=S(0)", "head.weight: net=S(1)")

@@ -10,10 +10,10 @@ import pytest
 from test_search import blocks, least_bytes, random_problem
 
 import autoddl
-from autoddl.certificate import Certificate, Message, Piece, check
 from autoddl.core.errors import Infeasible
-from autoddl.proof import prove
 from autoddl.search import solve
+from autoddl.search.certify.certificate import Certificate, Message, Piece, check
+from autoddl.search.certify.prove import prove
 
 
 def test_the_checker_knows_nothing_of_the_solver() -> None:

@@ -10,10 +10,10 @@ from test_search import least_bytes, table
 from autoddl.core.errors import Infeasible
 from autoddl.core.problem import Factor, Problem
 from autoddl.search import solve
+from autoddl.search.elimination_order import order
 from autoddl.search.exact import space_of
-from autoddl.search.order import order
-from autoddl.search.reduce import folded, reduce
-from autoddl.search.space import Space
+from autoddl.search.presolve import folded, reduce
+from autoddl.search.relaxations import Space
 
 
 def stack(seed: int, blocks: int) -> Problem:

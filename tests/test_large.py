@@ -12,17 +12,18 @@ from test_search import least_bytes, random_problem, table
 from zoo import gpt
 
 import autoddl
-from autoddl.alternatives import bounding
-from autoddl.certificate import Certificate, check
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.problem import Factor, Problem, Table
-from autoddl.marginals import beliefs
-from autoddl.proof import NEAR, prove
-from autoddl.reparametrised import Reparametrised
-from autoddl.search import Above, large, order, solve, space_of
-from autoddl.search.diffuse import diffused
-from autoddl.search.fold import shortened
-from autoddl.search.space import Clock, Limits, floor_of
+from autoddl.search import Above, elimination_order, large, solve, space_of
+from autoddl.search.certify.alternatives import bounding
+from autoddl.search.certify.certificate import Certificate, check
+from autoddl.search.certify.min_marginals import beliefs
+from autoddl.search.certify.prove import NEAR, prove
+from autoddl.search.certify.reparametrization import Reparametrised
+from autoddl.search.limits import Clock, Limits
+from autoddl.search.relaxations import floor_of
+from autoddl.search.repeated_blocks import shortened
+from autoddl.search.tree_reweighted import diffused
 
 CLOSE = 1e-9
 ROUGH = 1e-5
@@ -235,7 +236,7 @@ def test_what_proves_a_large_problem_is_checked_without_the_solver(monkeypatch: 
 
 def test_exact_answers_say_what_is_too_large_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = stack(0, 8)
-    monkeypatch.setattr(order, "WORK", 1.0)
+    monkeypatch.setattr(elimination_order, "WORK", 1.0)
     for ask in (beliefs, partial(prove, seconds=1.0), partial(bounding, seconds=1.0)):
         with pytest.raises(InputError, match="fewer axes"):
             ask(problem)

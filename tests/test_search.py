@@ -17,7 +17,7 @@ from autoddl.core.errors import AutoDDLError, Infeasible, InputError
 from autoddl.core.problem import Array, Factor, Problem, Table
 from autoddl.search import SOLVERS, solve, statistics
 from autoddl.search.exact import exact
-from autoddl.search.space import Clock, Limits
+from autoddl.search.limits import Clock, Limits
 
 
 def table(random: np.random.Generator, shape: tuple[int, ...], forbidden: float = 0.1, tied: bool = False) -> Table:

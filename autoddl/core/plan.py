@@ -163,9 +163,6 @@ class Plan:
 _ADAPTER: TypeAdapter[Plan] = TypeAdapter(Plan)
 
 
-
-
-
 def load_plan(path: str | Path) -> Plan:
     """Read a plan; what is wrong with the file is one InputError that names it."""
     try:

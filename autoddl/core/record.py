@@ -122,6 +122,7 @@ def own_seconds(events: Sequence[Event]) -> tuple[float, ...]:
         free[event.axes] = event.end
     return tuple(found)
 
+
 FORMAT = 1
 
 

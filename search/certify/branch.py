@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoddl.certificate import Allowed, narrowed
 from autoddl.core.problem import Problem
-from autoddl.search.dual import FINE, between, dual
-from autoddl.search.order import answering
-from autoddl.search.space import Clock, Point, Space
+from autoddl.search.certify.certificate import Allowed, narrowed
+from autoddl.search.elimination_order import answering
+from autoddl.search.lagrangian import FINE, between, dual
+from autoddl.search.limits import Clock
+from autoddl.search.relaxations import Point, Space
 
 __all__ = ["Branch", "branched", "ranges"]
 

@@ -20,9 +20,9 @@ import numpy as np
 
 from autoddl.core.errors import InputError
 from autoddl.core.problem import Problem
-from autoddl.search.fold import Short
-from autoddl.search.power import raised
-from autoddl.search.program import Ids, Part, Program, Recipe, Step, Top
+from autoddl.search.block_powers import raised
+from autoddl.search.elimination_program import Ids, Part, Program, Recipe, Step, Top
+from autoddl.search.repeated_blocks import Short
 
 __all__ = ["CAP", "Network", "answering", "order", "order_of"]
 

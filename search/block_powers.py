@@ -11,11 +11,11 @@ The variables behind T^n are those behind T^m moved by m periods.
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from autoddl.search.fold import Fold
-from autoddl.search.program import Ids
+from autoddl.search.elimination_program import Ids
+from autoddl.search.repeated_blocks import Fold
 
 if TYPE_CHECKING:
-    from autoddl.search.order import Network
+    from autoddl.search.elimination_order import Network
 
 __all__ = ["raised"]
 

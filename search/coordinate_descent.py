@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoddl.core.problem import Array, Problem
-from autoddl.search.space import Clock
+from autoddl.search.limits import Clock
 
 __all__ = ["descend", "greedy", "restarts"]
 

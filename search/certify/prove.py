@@ -9,16 +9,16 @@ What is left between the bound and a plan is the duality gap of branches for whi
 
 import math
 
-from autoddl.branching import Branch, branched, ranges
-from autoddl.certificate import Certificate, Message, Piece
 from autoddl.core.problem import Array, Problem
-from autoddl.reparametrised import Reparametrised
 from autoddl.search import is_large
-from autoddl.search.eliminate import messages
+from autoddl.search.certify.branch import Branch, branched, ranges
+from autoddl.search.certify.certificate import Certificate, Message, Piece
+from autoddl.search.certify.reparametrization import Reparametrised
+from autoddl.search.elimination import messages
+from autoddl.search.elimination_order import answering
+from autoddl.search.elimination_program import Program
 from autoddl.search.large import given
-from autoddl.search.order import answering
-from autoddl.search.program import Program
-from autoddl.search.space import Space, floor_of, priced
+from autoddl.search.relaxations import Space, floor_of, priced
 
 __all__ = ["NEAR", "messages_of", "prove"]
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoddl.core.problem import Array, Classes, Factor, Problem, Table
-from autoddl.search.fold import Short, shortened
+from autoddl.search.repeated_blocks import Short, shortened
 
 __all__ = ["Reduced", "folded", "narrowed", "reduce"]
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from autoddl.core.problem import Array
-from autoddl.search.mapped import Joint, Mapped, joined, whole
-from autoddl.search.program import Ids, Part, Program, Recipe
+from autoddl.search.class_tables import Joint, Mapped, joined, whole
+from autoddl.search.elimination_program import Ids, Part, Program, Recipe
 
 __all__ = ["Node", "argmin", "column", "mapped_messages", "messages", "value", "walked"]
 

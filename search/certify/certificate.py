@@ -24,7 +24,7 @@ import numpy as np
 
 from autoddl.core.problem import Array, Problem, Table
 from autoddl.core.problem import Factor as ProblemFactor
-from autoddl.reparametrised import Reparametrised, check_reparametrised
+from autoddl.search.certify.reparametrization import Reparametrised, check_reparametrised
 
 __all__ = ["Allowed", "Certificate", "Checked", "Message", "Piece", "check", "laid", "narrowed"]
 

@@ -12,7 +12,8 @@ import math
 from dataclasses import dataclass
 from operator import itemgetter
 
-from autoddl.search.space import Clock, Point, Space
+from autoddl.search.limits import Clock
+from autoddl.search.relaxations import Point, Space
 
 __all__ = ["FINE", "Dual", "between", "dual", "least_bytes"]
 

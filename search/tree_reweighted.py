@@ -26,8 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoddl.core.cost_table import Array, Classes, Table, blocks
-from autoddl.search.fold import Short
-from autoddl.search.space import Clock, mapped
+from autoddl.search.limits import Clock
+from autoddl.search.relaxations import mapped
+from autoddl.search.repeated_blocks import Short
 
 __all__ = ["Diffused", "Sent", "diffused", "gifts"]
 

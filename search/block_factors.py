@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from autoddl.core.problem import Problem
-from autoddl.search.fold import Fold, Short
+from autoddl.search.repeated_blocks import Fold, Short
 
 __all__ = ["stand_ins"]
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoddl.branching import ranges
 from autoddl.core.errors import Infeasible
 from autoddl.core.problem import Array, Factor, Problem, Table
-from autoddl.marginals import Beliefs, beliefs
 from autoddl.search import solve
-from autoddl.search.order import answering
-from autoddl.search.space import Space
+from autoddl.search.certify.branch import ranges
+from autoddl.search.certify.min_marginals import Beliefs, beliefs
+from autoddl.search.elimination_order import answering
+from autoddl.search.relaxations import Space
 
 __all__ = ["Alternative", "alternatives", "bounding", "bounds_of", "pinned_to"]
 

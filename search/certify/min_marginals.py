@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from autoddl.certificate import laid
 from autoddl.core.problem import Array, Problem
-from autoddl.search.eliminate import messages
-from autoddl.search.order import answering
-from autoddl.search.program import Program, Step
-from autoddl.search.space import priced
+from autoddl.search.certify.certificate import laid
+from autoddl.search.elimination import messages
+from autoddl.search.elimination_order import answering
+from autoddl.search.elimination_program import Program, Step
+from autoddl.search.relaxations import priced
 
 __all__ = ["Beliefs", "beliefs", "minimised"]
 

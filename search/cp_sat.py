@@ -19,7 +19,7 @@ import numpy as np
 
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.problem import Array, Problem, Table
-from autoddl.search.space import Clock
+from autoddl.search.limits import Clock
 
 __all__ = ["LIMIT", "Found", "satisfy"]
 

@@ -1,0 +1,1 @@
+"""Proves bounds without the solver."""
