@@ -16,7 +16,7 @@ from autoddl.core.graph import Tensor
 from autoddl.core.layout import Layout
 from autoddl.cost_models import collective, wire_seconds
 from autoddl.messages import OURS
-from autoddl.price import Pricing
+from autoddl.pricing.price import Pricing
 from autoddl.traffic import Sent
 
 __all__ = ["Action", "Actions", "Compute", "Leg", "Pass", "Start", "Wait"]

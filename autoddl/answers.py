@@ -20,11 +20,11 @@ from autoddl.core.hubs import HUB
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Problem
 from autoddl.outer import Progress
+from autoddl.pricing.space import Variable
 from autoddl.rebuild import Rebuilt, answered, counted, posed, question_of, rebuild, tried
 from autoddl.search.certify.alternatives import alternatives, bounding, bounds_of
 from autoddl.search.certify.certificate import check
 from autoddl.search.certify.prove import prove
-from autoddl.space import Variable
 
 __all__ = ["Explained", "Named", "Other", "PinPrice", "Proved", "explain", "price_of_pins", "proved"]
 

@@ -16,6 +16,7 @@ from autoddl.asked import task_of
 from autoddl.assemble import assemble, plan_of
 from autoddl.buckets import best_buckets
 from autoddl.candidates import Candidate, Task, posed
+from autoddl.capture.gc_pause import uncollected
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
 from autoddl.core.graph import Graph
 from autoddl.core.layout import Mesh
@@ -26,12 +27,11 @@ from autoddl.memory_line import with_memory
 from autoddl.meshes import check_mesh, meshes
 from autoddl.outer import Found, Progress, cut_short, search
 from autoddl.overlapped import Finish, overlapped
+from autoddl.pricing.space import Region
 from autoddl.rebuild import source_of
 from autoddl.regions import Pin, mesh_allows, parse_pin, pinned
 from autoddl.search import SOLVERS, solve
-from autoddl.space import Region
 from autoddl.strategies import strategy
-from autoddl.uncollected import uncollected
 
 if TYPE_CHECKING:
     from torch import nn

@@ -26,18 +26,19 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.tensor import DTensor
 
 from autoddl.batches import Batches, LocalBatch
-from autoddl.capture import Captured, capture
+from autoddl.capture.capture import Captured, capture
+from autoddl.capture.materialize import materialise
+from autoddl.capture.sample import as_sample, from_spec, parted
+from autoddl.capture.trace import check_held
 from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.hubs import planned
 from autoddl.core.plan import VERSION, Plan
 from autoddl.groups import Groups
-from autoddl.held import hold, materialise
+from autoddl.held import hold
 from autoddl.lowering import Lowered, axes_of, lower
 from autoddl.redistribute import Recorder, begun, through
-from autoddl.sample import as_sample, from_spec, parted
 from autoddl.store import Store
-from autoddl.trace import check_held
 from autoddl.traffic import traffic
 from autoddl.world import agree, device_of, join
 

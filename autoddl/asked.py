@@ -16,7 +16,7 @@ from autoddl.candidates import Task
 from autoddl.core.errors import AutoDDLError, InputError
 from autoddl.core.hubs import planned
 from autoddl.cost_models import Cluster, load_cluster, parse
-from autoddl.price import OPTIMIZERS
+from autoddl.pricing.price import OPTIMIZERS
 from autoddl.search import SOLVERS
 from autoddl.variants import Variant, Variants
 from autoddl.workers import beside, forks
@@ -59,8 +59,8 @@ def task_of(model: "nn.Module", cluster: str | Path | Cluster, sample: object, b
 
 def _part(model: "nn.Module", sample: object, microbatches: int) -> Variant:
     """The model with one of so many microbatches."""
-    from autoddl.capture import capture
-    from autoddl.sample import as_sample, parted, sample_for
+    from autoddl.capture.capture import capture
+    from autoddl.capture.sample import as_sample, parted, sample_for
 
     if microbatches > 1:
         sample = parted(sample_for(model) if sample is None else as_sample(sample), microbatches)

@@ -19,9 +19,9 @@ from autoddl.core.plan import BUCKET_BYTES, Conversion, Decision, Plan, Predicti
 from autoddl.core.problem import Problem, Solution
 from autoddl.cost_models import link_of
 from autoddl.operators.rules.table import has_rule
-from autoddl.price import OPTIMIZERS, Pricing, cone_cost, inner_seconds, op_seconds, routes_of
-from autoddl.space import Choice, Variable
-from autoddl.tables import carries, edges_of, gathered_back
+from autoddl.pricing.build_problem import carries, edges_of, gathered_back
+from autoddl.pricing.price import OPTIMIZERS, Pricing, cone_cost, inner_seconds, op_seconds, routes_of
+from autoddl.pricing.space import Choice, Variable
 
 __all__ = ["Assembled", "assemble", "plan_of"]
 

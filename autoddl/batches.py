@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autoddl.capture.sample import Sample, as_sample, from_spec, named, rows_of
 from autoddl.core import graph as graphs
 from autoddl.core.errors import CaptureError, MismatchError
 from autoddl.core.layout import Layout, extents
 from autoddl.groups import Groups
-from autoddl.sample import Sample, as_sample, from_spec, named, rows_of
 
 __all__ = ["Batches", "LocalBatch"]
 

@@ -12,9 +12,9 @@ from autoddl.core.graph import Graph, Kind
 from autoddl.core.layout import Mesh
 from autoddl.core.problem import Problem, Solution
 from autoddl.cost_models import Cluster
-from autoddl.price import Pricing
-from autoddl.space import Choice, Region, Variable, variables
-from autoddl.tables import problem_of
+from autoddl.pricing.build_problem import problem_of
+from autoddl.pricing.price import Pricing
+from autoddl.pricing.space import Choice, Region, Variable, variables
 from autoddl.variants import Variant, Variants
 
 __all__ = ["Candidate", "Posed", "Solved", "Task", "bounds", "posed", "taken"]

@@ -23,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from autoddl import report
 from autoddl.answer_tables import relaxation_table
+from autoddl.capture.factory import Factory, settings
 from autoddl.cli_answers import register
 from autoddl.cli_draw import register as register_draw
 from autoddl.cli_measure import register as register_measure
@@ -34,7 +35,6 @@ from autoddl.cli_validate import register as register_validate
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError, MachineError
 from autoddl.core.files import check_file, check_folder
 from autoddl.core.plan import load_plan
-from autoddl.factory import Factory, settings
 from autoddl.launch import leave
 
 if TYPE_CHECKING:

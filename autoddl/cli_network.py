@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
+from autoddl.capture.factory import Factory, settings
 from autoddl.core.errors import InputError
 from autoddl.cost_models import Cluster, load_cluster, parse, show_seconds
 from autoddl.cost_models.links import PROTOCOLS
-from autoddl.factory import Factory, settings
 from autoddl.tabular import columns
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
+from autoddl.capture.factory import Factory, settings
 from autoddl.cli_record import NoRecord, RecordPath, record_path
 from autoddl.core.plan import load_plan
 from autoddl.cost_models import show_bytes, show_seconds
-from autoddl.factory import Factory, settings
 
 if TYPE_CHECKING:
     from autoddl.rehearse import Rehearsal

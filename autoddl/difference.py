@@ -22,8 +22,8 @@ from autoddl.core.hubs import HUB
 from autoddl.core.names import folded
 from autoddl.core.plan import Plan
 from autoddl.cost_models import show_bytes
+from autoddl.pricing.space import Choice, Variable
 from autoddl.rebuild import Rebuilt, rebuild
-from autoddl.space import Choice, Variable
 from autoddl.stretch import stretched
 
 __all__ = ["Difference", "Group", "difference"]

@@ -5,7 +5,7 @@ optimizers, `clip_grad_norm_` and distributed checkpoints work as they are. If e
 rank, data parallel), they stay plain tensors. Either way the program reads a *leaf*: the local tensor, sharing memory.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -16,13 +16,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from autoddl.core import graph as graphs
-from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.layout import B, Layout, Split, extents
 from autoddl.core.plan import Plan
 from autoddl.groups import Groups
 
-__all__ = ["Held", "give", "hold", "materialise", "placements"]
+__all__ = ["Held", "hold", "placements"]
 
 
 @dataclass(slots=True, eq=False)
@@ -60,46 +59,6 @@ def _slots(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 yield module, name, parameter
-
-
-def materialise(model: nn.Module, seed: int) -> None:
-    """Give what is on the meta device memory and the initial values of its module, equal on every rank. Ties stay, and
-    so does what has values."""
-    resets = [module for name, module in model.named_modules() if _unmade(name, module)]
-    give(model, lambda tensor: torch.empty_like(tensor, device="cpu"))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        for module in resets:
-            module.reset_parameters()
-
-
-def _unmade(name: str, module: nn.Module) -> bool:
-    """Whether `module` is to draw initial values: all that it has, or all below it, is on the meta device."""
-    own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-    below = own or [*module.parameters(), *module.buffers()]
-    reset, without = callable(getattr(module, "reset_parameters", None)), any(t.is_meta for t in own)
-    kind = f"{name or 'the model'} ({type(module).__name__})"
-    if without and not reset:
-        raise InputError(f"{kind} is on the meta device and has no reset_parameters(): build the model on the CPU, or "
-                         "load its weights before parallelize")
-    if without and not all(t.is_meta for t in own):
-        raise InputError(f"{kind} has values for a part of its own tensors and none for the others, which are on the "
-                         "meta device: load all of them before parallelize, or none")
-    return reset and bool(below) and all(t.is_meta for t in below)
-
-
-def give(model: nn.Module, value: Callable[[Tensor], Tensor]) -> None:
-    """Put `value` of it in the place of everything on the meta device; ties stay."""
-    made: dict[int, Tensor] = {}
-    for module in model.modules():
-        for table in (module._parameters, module._buffers):
-            for name, tensor in table.items():
-                if tensor is not None and tensor.is_meta:
-                    if id(tensor) not in made:
-                        new = value(tensor)
-                        made[id(tensor)] = nn.Parameter(new, tensor.requires_grad) \
-                            if isinstance(tensor, nn.Parameter) else new
-                    table[name] = made[id(tensor)]  # type: ignore[assignment]
 
 
 def hold(model: nn.Module, graph: Graph, plan: Plan, groups: Groups, device: torch.device) -> dict[str, Held]:

@@ -18,8 +18,8 @@ from autoddl.core.plan import Conversion, Decision, Plan
 from autoddl.cost_models import Cluster
 from autoddl.issue_parameters import Gathers, Reductions
 from autoddl.operators.rules.nn import REDUCING, inner_collectives
-from autoddl.price import Pricing, pass_seconds
-from autoddl.space import Choice
+from autoddl.pricing.price import Pricing, pass_seconds
+from autoddl.pricing.space import Choice
 from autoddl.traffic import ParameterEdge, gather_buckets, gradient_buckets, option_of, parameter_edges
 
 __all__ = ["Known", "issued"]

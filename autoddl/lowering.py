@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from autoddl.capture import Captured
+from autoddl.capture.capture import Captured
 from autoddl.core.conversion import Step
 from autoddl.core.errors import MachineError
 from autoddl.core.graph import Graph, Kind, Op

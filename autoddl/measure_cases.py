@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from autoddl import measure_operators as operators
-from autoddl.capture import capture
+from autoddl.capture.capture import capture
+from autoddl.capture.sample import Sample
 from autoddl.core.graph import Graph
 from autoddl.cost_models import Kernel
 from autoddl.operators.kernels import custom_ops
 from autoddl.operators.work import base, work
-from autoddl.price import kernel_of
-from autoddl.sample import Sample
+from autoddl.pricing.price import kernel_of
 
 __all__ = ["SMALL", "USUAL", "Case", "Known", "Scale", "cases", "kernels"]
 

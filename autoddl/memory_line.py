@@ -26,7 +26,7 @@ from autoddl.cost_models import Cluster
 from autoddl.memory_program import Program
 from autoddl.memory_step import Stepping
 from autoddl.operators.footprints.storages import Heap, Value, contiguous
-from autoddl.price import OPTIMIZERS
+from autoddl.pricing.price import OPTIMIZERS
 from autoddl.rebuild import question_of
 from autoddl.timeline_of import Foreseen, Span
 

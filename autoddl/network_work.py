@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from autoddl.capture import capture
+from autoddl.capture.capture import capture
+from autoddl.capture.sample import Sample, as_sample, sample_for
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.hubs import HUB, planned
 from autoddl.core.layout import Layout, Mesh
 from autoddl.cost_models import Cluster, elementwise_seconds
-from autoddl.price import Pricing, pass_seconds
-from autoddl.sample import Sample, as_sample, sample_for
-from autoddl.space import Choice
+from autoddl.pricing.price import Pricing, pass_seconds
+from autoddl.pricing.space import Choice
 from autoddl.validate_software import Software
 
 __all__ = ["HOST", "UPDATE", "Traced", "Work", "traced", "work_of"]

@@ -30,7 +30,7 @@ from autoddl.candidates import Candidate, Solved, Task, bounds, taken
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.problem import Solution
 from autoddl.jobs import Answer, Job, Jobs
-from autoddl.price import floor_seconds
+from autoddl.pricing.price import floor_seconds
 from autoddl.workers import mapper
 
 __all__ = ["Found", "Progress", "cut_short", "search"]

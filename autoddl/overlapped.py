@@ -21,8 +21,8 @@ from autoddl.candidates import Candidate, Solved, Task
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.plan import Plan
 from autoddl.outer import Found, cut_short, search
-from autoddl.price import floor_seconds
-from autoddl.tables import problem_of
+from autoddl.pricing.build_problem import problem_of
+from autoddl.pricing.price import floor_seconds
 from autoddl.timeline_of import timeline_of
 
 __all__ = ["HIDDEN", "overlapped"]

@@ -26,10 +26,10 @@ from autoddl.core.problem import Problem
 from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.meshes import meshes
 from autoddl.outer import Found, Progress, search
-from autoddl.price import Pricing
+from autoddl.pricing.build_problem import problem_of
+from autoddl.pricing.price import Pricing
+from autoddl.pricing.space import Choice, Variable, variables
 from autoddl.regions import mesh_allows, parse_pin, pinned
-from autoddl.space import Choice, Variable, variables
-from autoddl.tables import problem_of
 from autoddl.variants import Variant, Variants
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import B, Mesh, Split, State, state
-from autoddl.space import Choice, Region, decided, everything
+from autoddl.pricing.space import Choice, Region, decided, everything
 
 __all__ = ["Pin", "mesh_allows", "parse_pin", "pinned"]
 

@@ -19,13 +19,13 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from autoddl.capture.factory import Factory
 from autoddl.compare_run import foreseen
 from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.plan import Plan
 from autoddl.core.processes import joined
 from autoddl.core.record import read_record
 from autoddl.cost_models import Cluster, load_cluster, parse_cluster
-from autoddl.factory import Factory
 from autoddl.figures import later, typical
 from autoddl.free_memory import free_bytes
 from autoddl.launch import launch

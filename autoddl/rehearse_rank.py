@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from autoddl.apply import ParallelModel, parallelize
+from autoddl.capture.factory import Factory
 from autoddl.core.plan import load_plan
-from autoddl.factory import Factory
 from autoddl.network import Uplink, sent_over
 from autoddl.uplinks import planned_bytes
 from autoddl.worker import built, mismatches, one_step, recorded, serve

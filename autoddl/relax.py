@@ -26,7 +26,7 @@ from autoddl.rebuild import Question, answered
 if TYPE_CHECKING:
     from torch import nn
 
-    from autoddl.sample import Sample
+    from autoddl.capture.sample import Sample
 
 __all__ = ["Relaxation", "relaxations"]
 
@@ -49,8 +49,8 @@ def relaxations(model: "nn.Module", cluster: str | Path | Cluster, sample: objec
                 pins: Sequence[str] = (), mesh: str | None = None, max_axes: int = 3, progress: Progress | None = None,
                 microbatches: Sequence[int] = (1,)) -> tuple[Relaxation, ...]:
     """What would fit, the fastest first; `needed` is what Infeasible carries, the rest what `plan` was called with."""
-    from autoddl.capture import capture
-    from autoddl.sample import as_sample, parted, sample_for
+    from autoddl.capture.capture import capture
+    from autoddl.capture.sample import as_sample, parted, sample_for
 
     place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     limit = place.device.memory if budget is None else float(parse(budget, "bytes"))

@@ -10,11 +10,11 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from autoddl.capture.factory import Factory
 from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.plan import Plan
 from autoddl.core.processes import joined
 from autoddl.cost_models import load_cluster
-from autoddl.factory import Factory
 from autoddl.launch import launch
 
 __all__ = ["Ran", "run"]

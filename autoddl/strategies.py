@@ -19,7 +19,7 @@ from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import B, Layout, Mesh, Split, is_legal
 from autoddl.operators.rules.table import options
-from autoddl.space import Choice, Region
+from autoddl.pricing.space import Choice, Region
 
 __all__ = ["strategy"]
 

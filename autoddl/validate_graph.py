@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import nn
 
-from autoddl.capture import capture
+from autoddl.capture.capture import capture
 from autoddl.core.graph import Graph, Op, Value
 from autoddl.core.hubs import planned
 from autoddl.validate_model import Embedding, Head, Layer, Shape

@@ -20,8 +20,8 @@ from autoddl.core.layout import local_shape
 from autoddl.cost_models import elementwise_seconds, kernel_seconds
 from autoddl.operators.fusion import inside
 from autoddl.operators.work import Work, base, work
-from autoddl.price import Pricing, inner_seconds, kernel_of
-from autoddl.space import Choice
+from autoddl.pricing.price import Pricing, inner_seconds, kernel_of
+from autoddl.pricing.space import Choice
 from autoddl.validate_model import Shape
 from autoddl.validate_saved import is_core, local_numel
 

@@ -15,10 +15,10 @@ from autoddl.core.graph import Graph, Op, Tensor
 from autoddl.core.layout import Mesh
 from autoddl.cost_models import Cluster, elementwise_seconds
 from autoddl.operators.work import base
-from autoddl.price import Pricing, routes_of
+from autoddl.pricing.build_problem import edges_of, problem_of
+from autoddl.pricing.price import Pricing, routes_of
+from autoddl.pricing.space import Choice, Variable, variables
 from autoddl.search import solve
-from autoddl.space import Choice, Variable, variables
-from autoddl.tables import edges_of, problem_of
 from autoddl.validate_biased import add_biased, add_repeated
 from autoddl.validate_graph import graph_of
 from autoddl.validate_kernels import Asked, add_op

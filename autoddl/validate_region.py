@@ -13,7 +13,7 @@ from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import B, Layout, Mesh, Split, State
 from autoddl.operators.work import VIEWS, base
-from autoddl.space import Choice, Region
+from autoddl.pricing.space import Choice, Region
 
 __all__ = ["megatron"]
 

@@ -9,9 +9,9 @@ from math import prod
 from autoddl.core.graph import Op, Tensor
 from autoddl.core.layout import Layout, Mesh, local_shape
 from autoddl.operators.work import VIEWS, base, keeps_output, kept_beside
-from autoddl.price import Pricing
-from autoddl.space import Choice, Variable
-from autoddl.tables import saved_tensors
+from autoddl.pricing.build_problem import saved_tensors
+from autoddl.pricing.price import Pricing
+from autoddl.pricing.space import Choice, Variable
 
 __all__ = ["add_saved", "is_core", "local_numel"]
 

@@ -24,18 +24,18 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autoddl.capture.factory import Factory
 from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.layout import Axis, Mesh
 from autoddl.core.plan import Plan
-from autoddl.factory import Factory
 from autoddl.free_memory import free_bytes
 from autoddl.launch import launch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from autoddl.capture import Captured
-    from autoddl.sample import Sample
+    from autoddl.capture.capture import Captured
+    from autoddl.capture.sample import Sample
 
 __all__ = ["Verification", "shrunk", "verify"]
 
@@ -117,11 +117,11 @@ def _write_truth(plan: Plan, factory: Factory, folder: Path, ranks: int) -> None
     """Loss and gradients of one process, as truth.pt."""
     import torch
 
-    from autoddl.capture import capture
-    from autoddl.sample import parted
-    from autoddl.trace import check_held
-    from autoddl.values import materialised
-    from autoddl.wide import cast, widened
+    from autoddl.capture.capture import capture
+    from autoddl.capture.float64 import cast, widened
+    from autoddl.capture.materialize import materialised
+    from autoddl.capture.sample import parted
+    from autoddl.capture.trace import check_held
     from autoddl.worker import built
 
     model, batch = built(factory)
@@ -154,8 +154,8 @@ def _pass(captured: "Captured", model: "nn.Module", batch: "Sample", part: int, 
     """Forward and backward of microbatch `part` of `parts`, and what it does to buffers; its part of the loss."""
     import torch
 
-    from autoddl.values import arguments
-    from autoddl.wide import seeded
+    from autoddl.capture.float64 import seeded
+    from autoddl.capture.materialize import arguments
 
     found = seeded(captured.program, part)(*arguments(model, batch, captured))
     loss = found[0] / parts

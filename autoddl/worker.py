@@ -21,19 +21,19 @@ from torch import Tensor, nn
 
 from autoddl import checkpoint
 from autoddl.apply import ParallelModel, parallelize
-from autoddl.capture import capture
+from autoddl.capture.capture import capture
+from autoddl.capture.factory import Factory
+from autoddl.capture.float64 import cast, widened
+from autoddl.capture.materialize import SEED, filled, materialised
+from autoddl.capture.sample import Sample, as_sample, parted, sample_for
 from autoddl.core.errors import AutoDDLError
 from autoddl.core.files import write_atomically
 from autoddl.core.hubs import planned
 from autoddl.core.layout import Layout, Mesh, extents
 from autoddl.core.plan import Plan, load_plan
-from autoddl.factory import Factory
 from autoddl.launch import leave, report_failure
 from autoddl.record_writer import RecordWriter
-from autoddl.sample import Sample, as_sample, parted, sample_for
 from autoddl.traffic import traffic
-from autoddl.values import SEED, filled, materialised
-from autoddl.wide import cast, widened
 from autoddl.world import device_of
 
 __all__ = ["Job", "built", "mismatches", "one_step", "recorded", "serve", "train"]

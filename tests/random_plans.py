@@ -4,15 +4,15 @@ import random
 from pathlib import Path
 
 from autoddl.assemble import assemble, plan_of
-from autoddl.capture import Captured
+from autoddl.capture.capture import Captured
 from autoddl.core.hubs import planned
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import VERSION, Plan
 from autoddl.core.problem import Problem, Solution
 from autoddl.cost_models import Cluster, load_cluster
-from autoddl.price import Pricing
-from autoddl.space import Variable, variables
-from autoddl.tables import problem_of
+from autoddl.pricing.build_problem import problem_of
+from autoddl.pricing.price import Pricing
+from autoddl.pricing.space import Variable, variables
 
 LAPTOP = Path(__file__).parent.parent / "examples" / "clusters" / "laptop.yaml"
 MESHES = ("all=4", "machine=2,pair=2", "b=2,a=2")

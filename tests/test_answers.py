@@ -19,7 +19,7 @@ from test_search import random_problem
 from autoddl import api
 from autoddl.answers import explain, price_of_pins, proved
 from autoddl.breakdown import shares
-from autoddl.capture import capture
+from autoddl.capture.capture import capture
 from autoddl.core.errors import Infeasible, InputError, MismatchError
 from autoddl.core.graph import graph_from_text, graph_to_text
 from autoddl.core.plan import Plan, load_plan

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from autoddl.apply import ParallelModel, _digest, parallelize
-from autoddl.capture import Captured, capture
+from autoddl.capture.capture import Captured, capture
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.core.layout import Layout, Split
 from autoddl.core.plan import Plan

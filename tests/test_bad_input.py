@@ -16,9 +16,9 @@ from shell import FACTORY, LAPTOP, ROOT, Said, shell
 from tiny import tiny
 
 import autoddl
+from autoddl.capture.factory import Factory
 from autoddl.core.errors import Infeasible, InputError, MachineError, MismatchError
 from autoddl.core.processes import signals_raise
-from autoddl.factory import Factory
 from autoddl.launch import launch
 
 TINY = FACTORY.removesuffix(":tiny")

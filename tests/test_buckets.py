@@ -8,7 +8,7 @@ import pytest
 from random_plans import random_plan
 from tiny import tiny
 
-from autoddl.capture import capture
+from autoddl.capture.capture import capture
 from autoddl.core.hubs import planned
 from autoddl.cost_models import load_cluster
 from autoddl.traffic import SPAN, gather_buckets, gradient_buckets, parameter_edges

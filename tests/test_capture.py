@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._traceback import CapturedTraceback
 
-from autoddl.capture import Captured, capture
+from autoddl.capture.capture import Captured, capture
+from autoddl.capture.fast_export import own_frames
+from autoddl.capture.sample import Sample, as_sample, describe, from_spec, named, sample_for
+from autoddl.capture.source_lines import line_of
 from autoddl.core.errors import CaptureError, InputError
 from autoddl.core.graph import Kind
-from autoddl.frugal import own_frames
-from autoddl.sample import Sample, as_sample, describe, from_spec, named, sample_for
-from autoddl.source import line_of
 
 
 def values(captured: Captured, model: nn.Module, sample: Sample) -> list[Tensor]:

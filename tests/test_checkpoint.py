@@ -18,7 +18,7 @@ from tiny import tiny
 import autoddl
 from autoddl import checkpoint, worker
 from autoddl.apply import ParallelModel, parallelize
-from autoddl.capture import Captured, capture
+from autoddl.capture.capture import Captured, capture
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.core.plan import Plan
 

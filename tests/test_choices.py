@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import zoo
 
-from autoddl.capture import capture
-from autoddl.choices import Choices, numbered
+from autoddl.capture.capture import capture
 from autoddl.core.hubs import planned
 from autoddl.core.layout import Mesh, local_shape
 from autoddl.core.layout_codes import distinct, layouts_of, legal_layouts, legal_states, number_of, numbers, pieces
-from autoddl.space import variables
+from autoddl.pricing.choices import Choices, numbered
+from autoddl.pricing.space import variables
 
 MESH = Mesh.parse("a=2,b=3,c=2")
 

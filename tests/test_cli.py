@@ -20,7 +20,7 @@ from torch import nn
 
 import autoddl
 from autoddl import api, report
-from autoddl.factory import Factory, settings
+from autoddl.capture.factory import Factory, settings
 from autoddl.outer import Found, search
 from autoddl.report import plan_table, summary
 

@@ -7,7 +7,7 @@ import pytest
 from autoddl.core.conversion import COLLECTIVES, Step, group_size, is_conversion, payload, sent, slices
 from autoddl.core.errors import InputError
 from autoddl.core.layout import B, Layout, Mesh, P, Split
-from autoddl.routes import Routes, Seconds, routes
+from autoddl.pricing.routes import Routes, Seconds, routes
 
 GRID = Mesh.parse("a=2,b=2")
 

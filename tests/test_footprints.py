@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from cases import Case, case, fill, listed
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from autoddl.cases import Case, case, fill, listed
 from autoddl.operators.footprints.footprint import Call
 from autoddl.operators.footprints.storages import Value, contiguous
 from autoddl.operators.footprints.table import footprint_of

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from autoddl.capture.materialize import materialise
 from autoddl.core.errors import InputError
-from autoddl.held import materialise
 
 
 class Tied(nn.Module):

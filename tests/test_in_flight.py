@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from autoddl.actions import Action, Start, Wait
 from autoddl.apply import parallelize
-from autoddl.capture import Captured, capture
+from autoddl.capture.capture import Captured, capture
+from autoddl.capture.sample import Sample, parted
 from autoddl.core.hubs import planned
 from autoddl.core.plan import Plan
 from autoddl.in_flight import IN_FLIGHT, frees, overdue
 from autoddl.issue import issued
-from autoddl.sample import Sample, parted
 from autoddl.traffic import gradient_buckets
 
 ROWS = 8

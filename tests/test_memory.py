@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import zoo
+from cases import Case, case, fill
 from planmaker import cluster_of, random_plans
 from ranks import on_ranks
 from torch import Tensor, nn
@@ -14,8 +15,8 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from autoddl.api import plan
 from autoddl.apply import parallelize
-from autoddl.capture import capture
-from autoddl.cases import Case, case, fill
+from autoddl.capture.capture import capture
+from autoddl.capture.sample import as_sample, parted
 from autoddl.compare_run import foreseen
 from autoddl.core.hubs import planned
 from autoddl.core.plan import Plan, load_plan
@@ -25,7 +26,6 @@ from autoddl.operators.footprints.storages import Value, contiguous, viewed
 from autoddl.operators.footprints.table import footprint_of
 from autoddl.operators.work import keeps_input
 from autoddl.rebuild import rebuild
-from autoddl.sample import as_sample, parted
 
 ONE = replace(cluster_of("core=1"), device=replace(cluster_of("core=1").device, kind="cpu"))
 NEAR = 0.05

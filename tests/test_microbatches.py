@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from autoddl.apply import ParallelModel, parallelize
-from autoddl.capture import Captured, capture
+from autoddl.capture.capture import Captured, capture
+from autoddl.capture.sample import Sample, parted
 from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.hubs import planned
 from autoddl.core.plan import Plan
-from autoddl.sample import Sample, parted
 from autoddl.traffic import traffic
 from autoddl.worker import mismatches
 

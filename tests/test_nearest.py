@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from autoddl.nearest import first_moves, nearest
+from autoddl.pricing.shortest_paths import first_moves, nearest
 
 Move = tuple[int, int, int, float]
 """(number, from, to, seconds)"""

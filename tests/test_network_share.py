@@ -10,7 +10,7 @@ import torch
 from shell import shell
 from torch import Tensor, nn
 
-from autoddl.capture import capture
+from autoddl.capture.capture import capture
 from autoddl.core.errors import InputError
 from autoddl.core.hubs import planned
 from autoddl.cost_models import Group, collective, load_cluster

@@ -20,7 +20,7 @@ from torch import nn
 
 from autoddl.api import compare_solvers, plan
 from autoddl.candidates import Candidate, Task, bounds, posed
-from autoddl.capture import capture
+from autoddl.capture.capture import capture
 from autoddl.core.errors import Infeasible, InputError, MachineError
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import planned
@@ -30,10 +30,10 @@ from autoddl.cost_models.curves import text_of
 from autoddl.jobs import Answer, Job, Jobs
 from autoddl.meshes import meshes
 from autoddl.outer import ROUGH, Found, _gains_by_roughness, search
-from autoddl.price import floor_seconds
+from autoddl.pricing.price import floor_seconds
+from autoddl.pricing.space import Region, everything
 from autoddl.rebuild import rebuild
 from autoddl.search import Above, large, solve
-from autoddl.space import Region, everything
 from autoddl.workers import beside, mapper
 
 

@@ -14,17 +14,17 @@ from tiny import tiny
 from torch import Tensor, nn
 
 import autoddl
-from autoddl.capture import capture
+from autoddl.capture.capture import capture
 from autoddl.core.errors import InputError
 from autoddl.core.hubs import planned
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import Cluster, load_cluster
 from autoddl.outer import Found, search
-from autoddl.price import Pricing
+from autoddl.pricing.build_problem import problem_of
+from autoddl.pricing.price import Pricing
+from autoddl.pricing.space import variables
 from autoddl.rebuild import rebuild
-from autoddl.space import variables
-from autoddl.tables import problem_of
 from autoddl.timeline_of import timeline_of
 
 CLUSTERS = Path(__file__).parent.parent / "examples" / "clusters"

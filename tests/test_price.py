@@ -6,24 +6,24 @@ from math import inf, prod
 import pytest
 import torch
 import zoo
+from cases import case
 from planmaker import random_plans
 from random_plans import LAPTOP, random_plan
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from autoddl.assemble import assemble
-from autoddl.capture import Captured, capture
-from autoddl.cases import case
+from autoddl.capture.capture import Captured, capture
 from autoddl.core.graph import Kind
 from autoddl.core.hubs import HUB, planned
 from autoddl.core.layout import Mesh
 from autoddl.core.problem import Problem
 from autoddl.cost_models import load_cluster
 from autoddl.operators.work import Work, work
-from autoddl.price import Pricing
+from autoddl.pricing.build_problem import problem_of
+from autoddl.pricing.price import Pricing
+from autoddl.pricing.space import Variable, variables
 from autoddl.search import solve
-from autoddl.space import Variable, variables
-from autoddl.tables import problem_of
 from autoddl.traffic import gather_buckets, gradient_buckets, parameter_edges, traffic
 
 

@@ -17,8 +17,8 @@ from autoddl.candidates import Candidate, posed
 from autoddl.core.errors import Infeasible
 from autoddl.core.layout import Mesh
 from autoddl.core.problem import Problem
+from autoddl.pricing.space import everything
 from autoddl.search import solve
-from autoddl.space import everything
 
 SMALL = 1500
 """Cells of all factors up to which CP-SAT takes a second or two."""

@@ -23,7 +23,7 @@ from autoddl import gather, issue_parameters
 from autoddl.actions import Compute, Start, Wait
 from autoddl.apply import parallelize
 from autoddl.buckets import SIZES, in_best_buckets
-from autoddl.capture import Captured, capture
+from autoddl.capture.capture import Captured, capture
 from autoddl.compare_run import foreseen
 from autoddl.core.errors import InputError
 from autoddl.core.hubs import planned

@@ -7,13 +7,13 @@ import torch
 import zoo
 from torch import nn
 
-from autoddl.capture import capture
+from autoddl.capture.capture import capture
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Op, Tensor
 from autoddl.core.hubs import planned
 from autoddl.core.layout import B, Mesh, Split
+from autoddl.pricing.space import variables
 from autoddl.regions import Pin, mesh_allows, parse_pin, pinned
-from autoddl.space import variables
 from autoddl.strategies import strategy
 
 MESH = Mesh.parse("net=2,node=2")

@@ -14,8 +14,8 @@ from shell import FACTORY
 from test_network import cluster, owned_by, shaping
 
 from autoddl.api import plan
+from autoddl.capture.factory import Factory
 from autoddl.core.errors import MachineError
-from autoddl.factory import Factory
 from autoddl.rehearse import Rehearsal, rehearse
 from autoddl.running import Ran
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from autoddl.capture import capture
+from autoddl.capture.capture import capture
 from autoddl.core.errors import CaptureError
 
 

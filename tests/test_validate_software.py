@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from autoddl import validate_layer, validate_software
-from autoddl.capture import capture
+from autoddl.capture.capture import capture
+from autoddl.capture.sample import Sample
 from autoddl.cost_models import elementwise_seconds
 from autoddl.operators.work import base, work
-from autoddl.sample import Sample
 from autoddl.validate import _recomputing
 from autoddl.validate_kernels import Asked, passes_on
 from autoddl.validate_layer import part

@@ -15,9 +15,9 @@ from planmaker import random_plans
 from shell import FACTORY, LAPTOP, PAIR, ROOT, shell
 
 import autoddl
+from autoddl.capture.factory import Factory
 from autoddl.core.errors import InputError
 from autoddl.core.layout import Mesh
-from autoddl.factory import Factory
 from autoddl.verify import Verification, _check_memory, _seated, shrunk, verify
 from autoddl.worker import _gradient_error
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from autoddl.sample import Sample
+from autoddl.capture.sample import Sample
 
 Made = tuple[nn.Module, Sample]
 

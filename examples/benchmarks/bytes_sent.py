@@ -14,8 +14,8 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 
+from autoddl.capture.factory import Factory
 from autoddl.core.plan import load_plan
-from autoddl.factory import Factory
 from autoddl.rehearse import rehearse
 
 MODELS = str(Path(__file__).parent / "small_models.py")

@@ -23,10 +23,10 @@ from gpt import gpt
 
 from autoddl.api import compare
 from autoddl.buckets import in_best_buckets
+from autoddl.capture.factory import Factory
 from autoddl.compare_run import foreseen
 from autoddl.core.plan import Plan
 from autoddl.core.record import Event, Step, hidden_seconds, read_record
-from autoddl.factory import Factory
 from autoddl.figures import later, typical
 from autoddl.rehearse import rehearse
 

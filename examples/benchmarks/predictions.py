@@ -39,7 +39,7 @@ from small_models import made
 
 from autoddl.api import compare, plan
 from autoddl.buckets import best_buckets
-from autoddl.capture import capture
+from autoddl.capture.capture import capture
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import planned
 from autoddl.core.plan import Plan, load_plan

@@ -24,8 +24,8 @@ from autoddl.core.layout import Mesh
 from autoddl.core.problem import Problem
 from autoddl.cost_models import Cluster, load_cluster, parse_cluster
 from autoddl.meshes import meshes
+from autoddl.pricing.space import everything
 from autoddl.search import solve
-from autoddl.space import everything
 
 HERE = Path(__file__).parent.parent
 CLUSTERS = HERE / "clusters"
@@ -79,7 +79,7 @@ def llama(layers: int, batch: int) -> Graph:
     sys.path.insert(0, str(HERE))
     import llama as models
 
-    from autoddl.capture import capture
+    from autoddl.capture.capture import capture
     return capture(models.llama3_8b(batch=batch, layers=layers)).graph
 
 
@@ -125,7 +125,7 @@ def growth() -> Iterator[Row]:
 
 
 def graphs() -> dict[str, Graph]:
-    from autoddl.capture import capture
+    from autoddl.capture.capture import capture
     sys.path.insert(0, str(HERE))
     import gpt
     import torch

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from autoddl.sample import Sample
+from autoddl.capture.sample import Sample
 
 __all__ = ["GPT", "NAMES", "VGG", "Block", "made"]
 

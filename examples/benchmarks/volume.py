@@ -19,7 +19,7 @@ from linears import Linears, Size, bound, classifier, grids, transformer, words
 from search_table import Row, write
 
 from autoddl.assemble import assemble
-from autoddl.capture import capture
+from autoddl.capture.capture import capture
 from autoddl.core.conversion import Step, group_size, payload, sent
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Op
@@ -30,10 +30,10 @@ from autoddl.core.plan import Conversion
 from autoddl.core.problem import Problem, Solution
 from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.meshes import meshes
-from autoddl.price import Pricing
+from autoddl.pricing.build_problem import problem_of
+from autoddl.pricing.price import Pricing
+from autoddl.pricing.space import Choice, Region, Variable, variables
 from autoddl.search import solve
-from autoddl.space import Choice, Region, Variable, variables
-from autoddl.tables import problem_of
 
 WORD = 4
 TEXT = """

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from autoddl.capture.fx_tools import arguments, dtype_of, insert, name_of, operators, replace
+from autoddl.capture.passes import DROPOUTS, OURS
+from autoddl.capture.source_lines import line_of
 from autoddl.core.errors import CaptureError
-from autoddl.passes import DROPOUTS, OURS
-from autoddl.rewrite import arguments, dtype_of, insert, name_of, operators, replace
-from autoddl.source import line_of
 
 __all__ = ["check_averages", "inline_regions", "needs_decomposition", "whole_dropout"]
 

@@ -16,11 +16,11 @@ from threading import Barrier
 from typing import Any
 
 import torch
+from cases import Case, case, fill, listed
+from cutting import Coordinate, coordinates, cut, error_of
 from torch import Tensor
 
-from autoddl.cases import Case, case, fill, listed
 from autoddl.core.layout import Layout, Mesh
-from autoddl.cutting import Coordinate, coordinates, cut, error_of
 from autoddl.operators.kernels.site import Reduce, Site
 from autoddl.operators.kernels.table import lower
 from autoddl.operators.rules.dimension_strings import Signature

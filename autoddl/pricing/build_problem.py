@@ -16,19 +16,19 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from autoddl.charges import Charges
-from autoddl.choices import Choice, numbered
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import Mesh
 from autoddl.core.layout_codes import Codes, pieces, states_of
 from autoddl.core.problem import Factor, Problem, Table
-from autoddl.edge_tables import Use, counted, edge_table
 from autoddl.operators.fusion import Chained
 from autoddl.operators.work import keeps_input, keeps_output, read_back
-from autoddl.ports import Ports, pieces_of
-from autoddl.price import OPTIMIZERS, Kernels, Pricing, cone_cost, end_seconds, inner_seconds
-from autoddl.space import Variable
+from autoddl.pricing.choice_classes import Ports, pieces_of
+from autoddl.pricing.choices import Choice, numbered
+from autoddl.pricing.edge_tables import Use, counted, edge_table
+from autoddl.pricing.memory_charges import Charges
+from autoddl.pricing.price import OPTIMIZERS, Kernels, Pricing, cone_cost, end_seconds, inner_seconds
+from autoddl.pricing.space import Variable
 
 __all__ = ["Edge", "carries", "edges_of", "gathered_back", "problem_of", "saved_tensors"]
 

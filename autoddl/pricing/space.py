@@ -17,13 +17,13 @@ from itertools import product
 
 import numpy as np
 
-from autoddl.choices import Choice, Choices
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import B, Mesh, P, Split, State
 from autoddl.core.layout_codes import BROADCAST, code, duals, legal_numbers, legal_states, numbers
 from autoddl.operators.rules.table import Rows, rows
+from autoddl.pricing.choices import Choice, Choices
 
 __all__ = ["Choice", "Region", "Variable", "decided", "everything", "variables"]
 

@@ -4,16 +4,18 @@ A whole number that indexes rows of an embedding is below their count, a label b
 follows every input through the graph to what reads it. All values are drawn from a seed, so every rank draws the same.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from autoddl.capture import Captured, capture
+from autoddl.capture.capture import Captured, capture
+from autoddl.capture.sample import Sample, named
+from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Op
-from autoddl.held import give
-from autoddl.sample import Sample, named
 
-__all__ = ["SEED", "arguments", "filled", "limits", "materialised"]
+__all__ = ["SEED", "arguments", "filled", "give", "limits", "materialise", "materialised"]
 
 SEED = 20_240_229
 KEEPS_VALUES = ("aten.reshape", "aten.view", "aten.slice", "aten.select", "aten.expand", "aten.transpose",
@@ -110,3 +112,43 @@ def arguments(model: nn.Module, batch: Sample, captured: Captured) -> list[Tenso
             case Kind.INPUT:
                 found.append(inputs[tensor.fqn])
     return found
+
+
+def materialise(model: nn.Module, seed: int) -> None:
+    """Give what is on the meta device memory and the initial values of its module, equal on every rank. Ties stay, and
+    so does what has values."""
+    resets = [module for name, module in model.named_modules() if _unmade(name, module)]
+    give(model, lambda tensor: torch.empty_like(tensor, device="cpu"))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for module in resets:
+            module.reset_parameters()
+
+
+def _unmade(name: str, module: nn.Module) -> bool:
+    """Whether `module` is to draw initial values: all that it has, or all below it, is on the meta device."""
+    own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    below = own or [*module.parameters(), *module.buffers()]
+    reset, without = callable(getattr(module, "reset_parameters", None)), any(t.is_meta for t in own)
+    kind = f"{name or 'the model'} ({type(module).__name__})"
+    if without and not reset:
+        raise InputError(f"{kind} is on the meta device and has no reset_parameters(): build the model on the CPU, or "
+                         "load its weights before parallelize")
+    if without and not all(t.is_meta for t in own):
+        raise InputError(f"{kind} has values for a part of its own tensors and none for the others, which are on the "
+                         "meta device: load all of them before parallelize, or none")
+    return reset and bool(below) and all(t.is_meta for t in below)
+
+
+def give(model: nn.Module, value: Callable[[Tensor], Tensor]) -> None:
+    """Put `value` of it in the place of everything on the meta device; ties stay."""
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is not None and tensor.is_meta:
+                    if id(tensor) not in made:
+                        new = value(tensor)
+                        made[id(tensor)] = nn.Parameter(new, tensor.requires_grad) \
+                            if isinstance(tensor, nn.Parameter) else new
+                    table[name] = made[id(tensor)]  # type: ignore[assignment]

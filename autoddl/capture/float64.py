@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from autoddl.capture import Captured
+from autoddl.capture.capture import Captured
+from autoddl.capture.sample import Sample
 from autoddl.core.graph import Op, Value
 from autoddl.operators.kernels import custom_ops
-from autoddl.sample import Sample
 
 __all__ = ["cast", "seeded", "widened"]
 

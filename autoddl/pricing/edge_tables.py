@@ -18,10 +18,10 @@ import numpy.typing as npt
 from autoddl.core.cost_table import Classes, Rows, Table
 from autoddl.core.graph import Op, Tensor
 from autoddl.core.hubs import HUB
-from autoddl.ports import Port, Ports
-from autoddl.price import Pricing, routes_of
-from autoddl.routes import Routes
-from autoddl.space import Variable
+from autoddl.pricing.choice_classes import Port, Ports
+from autoddl.pricing.price import Pricing, routes_of
+from autoddl.pricing.routes import Routes
+from autoddl.pricing.space import Variable
 
 __all__ = ["Use", "counted", "edge_table"]
 

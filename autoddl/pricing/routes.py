@@ -28,7 +28,7 @@ from autoddl.core.layout_codes import (
     numbers,
     pieces,
 )
-from autoddl.nearest import Moves, Nearest, first_moves, nearest
+from autoddl.pricing.shortest_paths import Moves, Nearest, first_moves, nearest
 
 __all__ = ["Routes", "Seconds", "routes"]
 

@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from autoddl.choices import Choice
 from autoddl.core.conversion import COLLECTIVES, Step
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.layout import Layout, Mesh, local_shape
@@ -36,7 +35,8 @@ from autoddl.cost_models import Cluster, Device, Group, Kernel, collective, copy
 from autoddl.operators.fusion import ALONE, Chained, chains
 from autoddl.operators.rules.nn import inner_collectives
 from autoddl.operators.work import Work, work
-from autoddl.routes import Routes, routes
+from autoddl.pricing.choices import Choice
+from autoddl.pricing.routes import Routes, routes
 
 __all__ = ["OPTIMIZERS", "Kernels", "Pricing", "cone_cost", "end_seconds", "floor_seconds", "inner_seconds",
            "kernel_of", "op_seconds", "pass_seconds", "routes_of"]

@@ -10,10 +10,10 @@
 import torch
 from torch.fx import GraphModule, Node
 
+from autoddl.capture.fx_tools import arguments, dtype_of, insert, name_of, operators, replace
+from autoddl.capture.source_lines import line_of
 from autoddl.core.errors import CaptureError
 from autoddl.operators.kernels import custom_ops
-from autoddl.rewrite import arguments, dtype_of, insert, name_of, operators, replace
-from autoddl.source import line_of
 
 __all__ = ["gradients", "losses", "normalise", "on_device", "randomness"]
 

@@ -23,13 +23,13 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
+from autoddl.capture.export_guards import Unseen, nothing_unseen
+from autoddl.capture.export_passes import check_averages, inline_regions, needs_decomposition, whole_dropout
+from autoddl.capture.sample import Sample, named
+from autoddl.capture.source_lines import failing_line
+from autoddl.capture.transformers_masks import plain_masks
 from autoddl.core.errors import CaptureError, InputError
 from autoddl.core.graph import Graph
-from autoddl.masks import plain_masks
-from autoddl.prepare import check_averages, inline_regions, needs_decomposition, whole_dropout
-from autoddl.sample import Sample, named
-from autoddl.source import failing_line
-from autoddl.unseen import Unseen, nothing_unseen
 
 __all__ = ["check_held", "trace"]
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from autoddl.choices import Choice, Choices, numbered
 from autoddl.core.cost_table import Array, Cells, Classes, Rows
 from autoddl.core.layout import Mesh
 from autoddl.core.layout_codes import BASE, distinct, number_of, pieces, states_of
-from autoddl.routes import Routes
+from autoddl.pricing.choices import Choice, Choices, numbered
+from autoddl.pricing.routes import Routes
 
 __all__ = ["Pieces", "Port", "Ports", "pieces_of"]
 

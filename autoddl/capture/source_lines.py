@@ -11,7 +11,8 @@ __all__ = ["failing_line", "line_of"]
 
 FRAME = re.compile(r'File "(.+?)", line (\d+)')
 TORCH = os.path.dirname(torch.__file__) + os.sep
-OURS = (TORCH, os.path.dirname(__file__) + os.sep, os.path.dirname(os.__file__) + os.sep, "<eval_with_key>", "<frozen")
+ROOT = os.path.dirname(os.path.dirname(__file__)) + os.sep
+OURS = (TORCH, ROOT, os.path.dirname(os.__file__) + os.sep, "<eval_with_key>", "<frozen")
 LIBRARIES = (*OURS, f"{os.sep}site-packages{os.sep}transformers{os.sep}")
 
 Place = tuple[str, int]

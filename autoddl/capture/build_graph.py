@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from autoddl.capture.fx_tools import arguments
+from autoddl.capture.source_lines import line_of
 from autoddl.core.errors import CaptureError
 from autoddl.core.graph import Graph, Kind, Op, Tensor, Value
 from autoddl.operators.kernels import custom_ops
-from autoddl.rewrite import arguments
-from autoddl.source import line_of
 
 __all__ = ["Key", "Leaf", "tabulate"]
 

@@ -22,14 +22,14 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from autoddl.capture.build_graph import Key, Leaf, tabulate
+from autoddl.capture.fast_export import own_frames, unwritten
+from autoddl.capture.gc_pause import uncollected
+from autoddl.capture.passes import gradients, losses, normalise, randomness
+from autoddl.capture.sample import Sample, as_sample, describe, sample_for
+from autoddl.capture.trace import trace
 from autoddl.core.errors import CaptureError
 from autoddl.core.graph import Graph, Kind
-from autoddl.frugal import own_frames, unwritten
-from autoddl.passes import gradients, losses, normalise, randomness
-from autoddl.sample import Sample, as_sample, describe, sample_for
-from autoddl.tabulate import Key, Leaf, tabulate
-from autoddl.trace import trace
-from autoddl.uncollected import uncollected
 
 __all__ = ["Captured", "capture"]
 

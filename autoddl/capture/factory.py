@@ -18,9 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from autoddl.capture.gc_pause import uncollected
 from autoddl.core.errors import AutoDDLError, InputError
 from autoddl.core.processes import Ended
-from autoddl.uncollected import uncollected
 
 if TYPE_CHECKING:
     from torch import nn

@@ -1,0 +1,1 @@
+"""Turns a module and an example batch into a graph."""
