@@ -23,13 +23,13 @@ from autoddl.core.layout import Mesh
 from autoddl.core.plan import VERSION, Plan
 from autoddl.core.problem import Problem
 from autoddl.cost_models import Cluster, show_bytes
-from autoddl.memory_line import with_memory
 from autoddl.meshes import check_mesh, meshes
 from autoddl.outer import Found, Progress, cut_short, search
 from autoddl.overlapped import Finish, overlapped
 from autoddl.pricing.space import Region
 from autoddl.rebuild import source_of
 from autoddl.regions import Pin, mesh_allows, parse_pin, pinned
+from autoddl.schedule.memory_line import with_memory
 from autoddl.search import SOLVERS, solve
 from autoddl.strategies import strategy
 

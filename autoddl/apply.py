@@ -38,8 +38,8 @@ from autoddl.groups import Groups
 from autoddl.held import hold
 from autoddl.lowering import Lowered, axes_of, lower
 from autoddl.redistribute import Recorder, begun, through
+from autoddl.schedule.traffic import traffic
 from autoddl.store import Store
-from autoddl.traffic import traffic
 from autoddl.world import agree, device_of, join
 
 __all__ = ["LocalBatch", "ParallelModel", "parallelize"]

@@ -11,10 +11,10 @@ from autoddl.core.graph import Graph
 from autoddl.core.hubs import planned
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster
-from autoddl.issue import Known
 from autoddl.rebuild import question_of
-from autoddl.timeline_of import timeline_of
-from autoddl.traffic import gather_buckets, gradient_buckets, parameter_edges
+from autoddl.schedule.buckets import gather_buckets, gradient_buckets, parameter_edges
+from autoddl.schedule.issue_order import Known
+from autoddl.schedule.timeline import timeline_of
 
 __all__ = ["SIZES", "best_buckets", "in_best_buckets"]
 

@@ -18,8 +18,8 @@ from autoddl.core.plan import Plan
 from autoddl.core.record import Event, Record, Step
 from autoddl.figures import Miss, Pair, Row, late, later, misses, rows, typical
 from autoddl.rebuild import question_of
-from autoddl.timeline_of import Foreseen, timeline_of
-from autoddl.traffic import Sent, traffic
+from autoddl.schedule.timeline import Foreseen, timeline_of
+from autoddl.schedule.traffic import Sent, traffic
 
 __all__ = ["Compared", "compare_run", "differences", "foreseen"]
 

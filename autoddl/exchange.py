@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autoddl.cost_models.algorithms import pieces_of
-from autoddl.messages import Program, Receive, program
+from autoddl.schedule.message_programs import Program, Receive, program
 
 __all__ = ["TAGS", "exchange"]
 

@@ -21,11 +21,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from autoddl.groups import Groups
 from autoddl.held import Held
 from autoddl.redistribute import Handle, Recorder, moves
-from autoddl.traffic import Bucket, ParameterEdge
+from autoddl.schedule.buckets import PREFETCH, Bucket, ParameterEdge
 
-__all__ = ["PREFETCH", "Gathers", "Sink", "used"]
+__all__ = ["Gathers", "Sink", "used"]
 
-PREFETCH = 2
 Sink = Callable[[Tensor], None]
 
 

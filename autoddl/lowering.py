@@ -33,7 +33,7 @@ from autoddl.operators.kernels.table import lower as local_call
 from autoddl.operators.rules.nn import REDUCING
 from autoddl.recorder import Recorder
 from autoddl.redistribute import Route, moves
-from autoddl.traffic import option_of
+from autoddl.schedule.traffic import option_of
 
 __all__ = ["Lowered", "Parameters", "axes_of", "lower"]
 

@@ -23,7 +23,7 @@ from autoddl.core.plan import Plan
 from autoddl.outer import Found, cut_short, search
 from autoddl.pricing.build_problem import problem_of
 from autoddl.pricing.price import floor_seconds
-from autoddl.timeline_of import timeline_of
+from autoddl.schedule.timeline import timeline_of
 
 __all__ = ["HIDDEN", "overlapped"]
 

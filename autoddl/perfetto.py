@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from autoddl.core.record import Event, Step, own_seconds
-from autoddl.timeline_of import Foreseen, Span
+from autoddl.schedule.timeline import Foreseen, Span
 
 __all__ = ["trace_text"]
 

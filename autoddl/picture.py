@@ -14,8 +14,8 @@ from autoddl.core.errors import InputError
 from autoddl.core.files import write_atomically
 from autoddl.core.plan import Plan
 from autoddl.core.record import own_seconds
-from autoddl.memory_line import MemoryLine, memory_line
-from autoddl.timeline_of import Foreseen
+from autoddl.schedule.memory_line import MemoryLine, memory_line
+from autoddl.schedule.timeline import Foreseen
 
 __all__ = ["KINDS", "draw"]
 

@@ -18,9 +18,8 @@ from torch import Tensor
 from autoddl.core.layout import local_shape
 from autoddl.groups import Groups
 from autoddl.held import Held
-from autoddl.in_flight import frees, overdue
 from autoddl.redistribute import Handle, Move, Recorder, moves, through
-from autoddl.traffic import Bucket, ParameterEdge
+from autoddl.schedule.buckets import Bucket, ParameterEdge, frees, overdue
 
 __all__ = ["Reducer"]
 

@@ -17,7 +17,7 @@ from autoddl.apply import ParallelModel, parallelize
 from autoddl.capture.factory import Factory
 from autoddl.core.plan import load_plan
 from autoddl.network import Uplink, sent_over
-from autoddl.uplinks import planned_bytes
+from autoddl.schedule.uplink_bytes import planned_bytes
 from autoddl.worker import built, mismatches, one_step, recorded, serve
 
 __all__ = ["trained"]

@@ -22,7 +22,7 @@ from autoddl.held import Held
 from autoddl.lowering import Parameters
 from autoddl.redistribute import Move, Recorder, moves, through
 from autoddl.reducer import Reducer
-from autoddl.traffic import ParameterEdge, gather_buckets, gradient_buckets, parameter_edges
+from autoddl.schedule.buckets import ParameterEdge, gather_buckets, gradient_buckets, parameter_edges
 
 __all__ = ["Store"]
 

@@ -21,7 +21,7 @@ from torch.futures import Future
 
 from autoddl.cost_models import Cluster, Group
 from autoddl.exchange import TAGS, exchange
-from autoddl.messages import chosen
+from autoddl.schedule.message_programs import chosen
 
 __all__ = ["Transport"]
 

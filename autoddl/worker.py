@@ -33,7 +33,7 @@ from autoddl.core.layout import Layout, Mesh, extents
 from autoddl.core.plan import Plan, load_plan
 from autoddl.launch import leave, report_failure
 from autoddl.record_writer import RecordWriter
-from autoddl.traffic import traffic
+from autoddl.schedule.traffic import traffic
 from autoddl.world import device_of
 
 __all__ = ["Job", "built", "mismatches", "one_step", "recorded", "serve", "train"]

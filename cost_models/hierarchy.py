@@ -41,7 +41,7 @@ __all__ = ["FORMULAS", "in_network_tree", "level_rings", "three_level", "two_lev
 
 
 def level_rings(call: Call) -> float:
-    """Rings in every level, pipelined: what `autoddl.messages` sends (Cho et al., BlueConnect 2019)."""
+    """Rings in every level, pipelined: what `message_programs` sends (Cho et al., BlueConnect 2019)."""
     n = call.size
     latency = sum((c.ways - 1) * call.latency(c) for c in call.crossings)
     times = [call.seconds(c, c.crowd("ring") * call.phases * (1 / c.members - 1 / n) * call.nbytes)

@@ -20,7 +20,7 @@ from autoddl.capture.capture import Captured, capture
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.core.layout import Layout, Split
 from autoddl.core.plan import Plan
-from autoddl.traffic import traffic
+from autoddl.schedule.traffic import traffic
 
 
 class Uneven(nn.Module):

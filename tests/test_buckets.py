@@ -11,7 +11,7 @@ from tiny import tiny
 from autoddl.capture.capture import capture
 from autoddl.core.hubs import planned
 from autoddl.cost_models import load_cluster
-from autoddl.traffic import SPAN, gather_buckets, gradient_buckets, parameter_edges
+from autoddl.schedule.buckets import SPAN, gather_buckets, gradient_buckets, parameter_edges
 
 FLAT = Path(__file__).parent.parent / "examples" / "clusters" / "rehearsal-4x1-200.yaml"
 

@@ -21,7 +21,7 @@ from autoddl.apply import parallelize
 from autoddl.capture.capture import capture
 from autoddl.capture.sample import Sample
 from autoddl.core.plan import Plan
-from autoddl.traffic import traffic
+from autoddl.schedule.traffic import traffic
 
 MODELS = ("gpt", "gpt2", "llama", "bert", "t5", "vit", "vgg_bn", "resnet", "mixture", "regression")
 STEPS = 3

@@ -11,15 +11,14 @@ from precise import Precise
 from ranks import on_ranks
 from torch import Tensor, nn
 
-from autoddl.actions import Action, Start, Wait
 from autoddl.apply import parallelize
 from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, parted
 from autoddl.core.hubs import planned
 from autoddl.core.plan import Plan
-from autoddl.in_flight import IN_FLIGHT, frees, overdue
-from autoddl.issue import issued
-from autoddl.traffic import gradient_buckets
+from autoddl.schedule.actions import Action, Start, Wait
+from autoddl.schedule.buckets import IN_FLIGHT, frees, gradient_buckets, overdue
+from autoddl.schedule.issue_order import issued
 
 ROWS = 8
 CASES = [("a=4", {"a": "zero"}, 1), ("a=2,b=2", {"a": "zero", "b": "zero"}, 1),

@@ -20,12 +20,12 @@ from autoddl.capture.sample import as_sample, parted
 from autoddl.compare_run import foreseen
 from autoddl.core.hubs import planned
 from autoddl.core.plan import Plan, load_plan
-from autoddl.memory_line import foreseen_memory, memory_line
 from autoddl.operators.footprints.footprint import Call
 from autoddl.operators.footprints.storages import Value, contiguous, viewed
 from autoddl.operators.footprints.table import footprint_of
 from autoddl.operators.work import keeps_input
 from autoddl.rebuild import rebuild
+from autoddl.schedule.memory_line import foreseen_memory, memory_line
 
 ONE = replace(cluster_of("core=1"), device=replace(cluster_of("core=1").device, kind="cpu"))
 NEAR = 0.05

@@ -7,7 +7,7 @@ import pytest
 
 from autoddl.core.errors import InputError
 from autoddl.cost_models import Group, collective, parse_cluster
-from autoddl.messages import chosen, leaving, program
+from autoddl.schedule.message_programs import chosen, leaving, program
 
 WAYS = [(2,), (3,), (4,), (2, 2), (3, 2), (2, 4), (4, 2), (2, 2, 2), (2, 3, 2)]
 Held = dict[tuple[int, int], Counter[tuple[int, int, int]]]

@@ -24,7 +24,7 @@ from autoddl.capture.sample import Sample, parted
 from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.hubs import planned
 from autoddl.core.plan import Plan
-from autoddl.traffic import traffic
+from autoddl.schedule.traffic import traffic
 from autoddl.worker import mismatches
 
 STEPS = 3

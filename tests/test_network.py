@@ -18,7 +18,7 @@ from autoddl.core.errors import InputError, MachineError
 from autoddl.cost_models import Cluster, load_cluster, parse_cluster
 from autoddl.launch import Place, launch
 from autoddl.network import check_machine, commands, layout_of, network, remove_stale
-from autoddl.uplinks import leaving
+from autoddl.schedule.uplink_bytes import leaving
 
 CLUSTERS = Path(__file__).parent.parent / "examples" / "clusters"
 LEVELS = "  - {name: node, size: %d, bandwidth: 1 GB/s, latency: 60 us}\n  - {name: net, size: %d, bandwidth: %s%s}\n"

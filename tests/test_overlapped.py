@@ -25,7 +25,7 @@ from autoddl.pricing.build_problem import problem_of
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import variables
 from autoddl.rebuild import rebuild
-from autoddl.timeline_of import timeline_of
+from autoddl.schedule.timeline import timeline_of
 
 CLUSTERS = Path(__file__).parent.parent / "examples" / "clusters"
 FLAT, PAIRS = CLUSTERS / "rehearsal-4x1-200.yaml", CLUSTERS / "rehearsal-2x2-200.yaml"

@@ -8,8 +8,8 @@ from shell import FACTORY, LAPTOP, shell
 
 from autoddl.compare_run import foreseen
 from autoddl.core.plan import load_plan
-from autoddl.memory_line import memory_line
 from autoddl.rebuild import rebuild
+from autoddl.schedule.memory_line import memory_line
 
 
 @pytest.fixture(scope="module", params=["1", "2"])

@@ -23,8 +23,9 @@ from autoddl.operators.work import Work, work
 from autoddl.pricing.build_problem import problem_of
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Variable, variables
+from autoddl.schedule.buckets import gather_buckets, gradient_buckets, parameter_edges
+from autoddl.schedule.traffic import traffic
 from autoddl.search import solve
-from autoddl.traffic import gather_buckets, gradient_buckets, parameter_edges, traffic
 
 
 class Chain(nn.Module):

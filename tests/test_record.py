@@ -19,8 +19,6 @@ from ranks import on_ranks
 from shell import FACTORY, PAIR, Said, shell
 from tiny import Tiny
 
-from autoddl import gather, issue_parameters
-from autoddl.actions import Compute, Start, Wait
 from autoddl.apply import parallelize
 from autoddl.buckets import SIZES, in_best_buckets
 from autoddl.capture.capture import Captured, capture
@@ -42,10 +40,11 @@ from autoddl.core.record import (
 )
 from autoddl.cost_models.timeline import simulate
 from autoddl.figures import Pair, late, later, misses, typical
-from autoddl.issue import issued
 from autoddl.record_writer import step_of
-from autoddl.timeline_of import _tasks, timeline_of
-from autoddl.traffic import Sent, traffic
+from autoddl.schedule.actions import Compute, Start, Wait
+from autoddl.schedule.issue_order import issued
+from autoddl.schedule.timeline import _tasks, timeline_of
+from autoddl.schedule.traffic import Sent, traffic
 
 HEADER = Header("abc", "tiny", "net=2", "pair", "gloo", 2, {"torch": "2.13"})
 
@@ -229,7 +228,6 @@ def test_beside_computation_a_collective_takes_longer() -> None:
 
 
 def test_the_time_line_has_the_order_of_the_runtime() -> None:
-    assert issue_parameters.PREFETCH == gather.PREFETCH
     graph = planned(captured().graph)
     for plan in plans():
         for rank, (executed, step) in enumerate(on_ranks(4, _ran, plan)):

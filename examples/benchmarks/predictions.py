@@ -46,7 +46,7 @@ from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import Cluster, load_cluster
 from autoddl.cost_models.measured import paced
 from autoddl.meshes import meshes
-from autoddl.timeline_of import timeline_of
+from autoddl.schedule.timeline import timeline_of
 
 DEFAULTS = {"models": "gpt-8k,llama,vgg,vit,mixture", "clusters": "4x1-200,2x2-200,8x1-200,2racks", "rounds": "5",
             "random": "3", "seconds": "60", "folder": "", "out": "", "again": ""}

@@ -26,8 +26,8 @@ from autoddl.cost_models import Cluster, Group, collective, load_cluster
 from autoddl.cost_models.groups import crossings
 from autoddl.exchange import exchange
 from autoddl.launch import Place, launch
-from autoddl.messages import leaving
 from autoddl.network import PORT, layout_of, network
+from autoddl.schedule.message_programs import leaving
 
 CLUSTERS = Path(__file__).parent.parent / "clusters"
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")

@@ -9,7 +9,8 @@ from autoddl.core.plan import Conversion, Decision, Plan
 from autoddl.operators.footprints.footprint import Call, Footprint, by_itself
 from autoddl.operators.footprints.storages import Value
 from autoddl.operators.rules.nn import REDUCING
-from autoddl.traffic import ParameterEdge, option_of, parameter_edges
+from autoddl.schedule.buckets import ParameterEdge, parameter_edges
+from autoddl.schedule.traffic import option_of
 
 __all__ = ["Edge", "Node", "Program"]
 

@@ -12,12 +12,12 @@ all-reduce does.
 
 from collections.abc import Sequence
 
-from autoddl import messages
 from autoddl.core.graph import Graph
 from autoddl.core.layout import Mesh, members
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, Group, parse_cluster, sent_bytes
-from autoddl.traffic import Sent, traffic
+from autoddl.schedule import message_programs
+from autoddl.schedule.traffic import Sent, traffic
 
 __all__ = ["leaving", "planned_bytes"]
 
@@ -27,7 +27,7 @@ def leaving(kind: str, nbytes: float, group: Sequence[int], rank: int, unit: ran
     """Bytes that `rank` of `unit` sends out of it in one collective of `group`; by messages if these have `ways`."""
     if ways is not None:
         outside = frozenset(i for i, other in enumerate(group) if other not in unit)
-        return messages.leaving(kind, ways, group.index(rank), outside) * nbytes
+        return message_programs.leaving(kind, ways, group.index(rank), outside) * nbytes
     if kind == "all-to-all":
         return nbytes / len(group) * sum(other not in unit for other in group)
     successor = group[(group.index(rank) + 1) % len(group)]
@@ -55,7 +55,7 @@ def planned_bytes(plan: Plan, graph: Graph, units: Sequence[range]) -> tuple[flo
 
 def _ways(cluster: Cluster, mesh: Mesh, sent: Sent) -> tuple[int, ...] | None:
     axes = [mesh.names.index(name) for name in sent.axes.split("+")]
-    return messages.chosen(cluster, sent.kind, Group(tuple((mesh.sizes[a], mesh.strides[a]) for a in axes)),
+    return message_programs.chosen(cluster, sent.kind, Group(tuple((mesh.sizes[a], mesh.strides[a]) for a in axes)),
                            sent.nbytes)
 
 

@@ -12,14 +12,11 @@ the last.
 
 from collections.abc import Mapping, Sequence
 
-from autoddl.actions import Actions, Leg
-from autoddl.in_flight import frees, overdue
-from autoddl.traffic import Bucket, ParameterEdge
+from autoddl.schedule.actions import Actions, Leg
+from autoddl.schedule.buckets import PREFETCH, Bucket, ParameterEdge, frees, overdue
 
-__all__ = ["PREFETCH", "Gathers", "Reductions"]
+__all__ = ["Gathers", "Reductions"]
 
-PREFETCH = 2
-"""That of `gather`, which needs torch."""
 
 Edges = Mapping[str, ParameterEdge]
 

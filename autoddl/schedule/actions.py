@@ -15,9 +15,9 @@ from autoddl.core.conversion import COLLECTIVES, Step, sizes
 from autoddl.core.graph import Tensor
 from autoddl.core.layout import Layout
 from autoddl.cost_models import collective, wire_seconds
-from autoddl.messages import OURS
 from autoddl.pricing.price import Pricing
-from autoddl.traffic import Sent
+from autoddl.schedule.message_programs import OURS
+from autoddl.schedule.traffic import Sent
 
 __all__ = ["Action", "Actions", "Compute", "Leg", "Pass", "Start", "Wait"]
 

@@ -7,10 +7,9 @@ gathered again is held by nobody in between.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autoddl.issue_parameters import PREFETCH
-from autoddl.memory_moves import Flight, Moves
 from autoddl.operators.footprints.storages import Value
-from autoddl.traffic import Bucket, ParameterEdge
+from autoddl.schedule.buckets import PREFETCH, Bucket, ParameterEdge
+from autoddl.schedule.memory_conversions import Flight, Moves
 
 __all__ = ["Gathers"]
 

@@ -23,12 +23,12 @@ from autoddl.core.hubs import planned
 from autoddl.core.layout import B, local_shape
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster
-from autoddl.memory_program import Program
-from autoddl.memory_step import Stepping
 from autoddl.operators.footprints.storages import Heap, Value, contiguous
 from autoddl.pricing.price import OPTIMIZERS
 from autoddl.rebuild import question_of
-from autoddl.timeline_of import Foreseen, Span
+from autoddl.schedule.memory_forward import Stepping
+from autoddl.schedule.memory_program import Program
+from autoddl.schedule.timeline import Foreseen, Span
 
 __all__ = ["MemoryLine", "foreseen_memory", "memory_line", "with_memory"]
 

@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from autoddl.core.graph import Op
 from autoddl.core.hubs import HUB
-from autoddl.memory_gathers import Gathers
-from autoddl.memory_moves import Moves
-from autoddl.memory_program import Edge, Node, Program
-from autoddl.memory_reductions import Reductions
 from autoddl.operators.footprints.footprint import Call
 from autoddl.operators.footprints.storages import Value
 from autoddl.operators.footprints.strides import back_through, laid_back, laid_like
 from autoddl.operators.work import VIEWS, base
+from autoddl.schedule.memory_conversions import Moves
+from autoddl.schedule.memory_gathers import Gathers
+from autoddl.schedule.memory_program import Edge, Node, Program
+from autoddl.schedule.memory_reductions import Reductions
 
 __all__ = ["Backward"]
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from autoddl.core.conversion import COLLECTIVES
 from autoddl.core.layout import Layout, local_shape
-from autoddl.in_flight import frees, overdue
-from autoddl.memory_moves import Flight, Moves
 from autoddl.operators.footprints.storages import Value, contiguous
-from autoddl.traffic import Bucket, ParameterEdge
+from autoddl.schedule.buckets import Bucket, ParameterEdge, frees, overdue
+from autoddl.schedule.memory_conversions import Flight, Moves
 
 __all__ = ["Reductions"]
 

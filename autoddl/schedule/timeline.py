@@ -23,14 +23,14 @@ from itertools import zip_longest
 from math import prod, sqrt
 from statistics import NormalDist
 
-from autoddl.actions import Action, Compute, Pass, Start, Wait
 from autoddl.core.graph import Graph
 from autoddl.core.plan import Plan, level_of
 from autoddl.core.record import Event, Step
 from autoddl.cost_models import Cluster
 from autoddl.cost_models.machine import Host
 from autoddl.cost_models.timeline import COMPUTE, Task, simulate
-from autoddl.issue import Known, issued
+from autoddl.schedule.actions import Action, Compute, Pass, Start, Wait
+from autoddl.schedule.issue_order import Known, issued
 
 __all__ = ["Foreseen", "Span", "timeline_of"]
 

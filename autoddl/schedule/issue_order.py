@@ -10,17 +10,18 @@ last to the first: the order of autograd.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autoddl.actions import Action, Actions, Compute, Leg, Pass
 from autoddl.core.conversion import Step
 from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.hubs import HUB
 from autoddl.core.plan import Conversion, Decision, Plan
 from autoddl.cost_models import Cluster
-from autoddl.issue_parameters import Gathers, Reductions
 from autoddl.operators.rules.nn import REDUCING, inner_collectives
 from autoddl.pricing.price import Pricing, pass_seconds
 from autoddl.pricing.space import Choice
-from autoddl.traffic import ParameterEdge, gather_buckets, gradient_buckets, option_of, parameter_edges
+from autoddl.schedule.actions import Action, Actions, Compute, Leg, Pass
+from autoddl.schedule.buckets import ParameterEdge, gather_buckets, gradient_buckets, parameter_edges
+from autoddl.schedule.parameter_order import Gathers, Reductions
+from autoddl.schedule.traffic import option_of
 
 __all__ = ["Known", "issued"]
 

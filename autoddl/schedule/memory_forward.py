@@ -10,17 +10,17 @@ from dataclasses import replace
 from autoddl.core.graph import Op
 from autoddl.core.hubs import HUB
 from autoddl.cost_models import Cluster
-from autoddl.memory_backward import Backward
-from autoddl.memory_gathers import Gathers
-from autoddl.memory_moves import Moves
-from autoddl.memory_program import Edge, Node, Program
-from autoddl.memory_reductions import Reductions
 from autoddl.operators.footprints.footprint import Call, Footprint
 from autoddl.operators.footprints.storages import Heap, Value
 from autoddl.operators.footprints.strides import laid, laid_like, view
 from autoddl.operators.footprints.table import footprint_of
 from autoddl.operators.work import VIEWS, base
-from autoddl.traffic import gather_buckets, gradient_buckets
+from autoddl.schedule.buckets import gather_buckets, gradient_buckets
+from autoddl.schedule.memory_backward import Backward
+from autoddl.schedule.memory_conversions import Moves
+from autoddl.schedule.memory_gathers import Gathers
+from autoddl.schedule.memory_program import Edge, Node, Program
+from autoddl.schedule.memory_reductions import Reductions
 
 __all__ = ["Stepping"]
 

@@ -1,0 +1,103 @@
+"""What a rank sends in one training step, in the order of the program: the relation that pricing, the runtime's
+comparison across ranks and `verify` all read.
+
+* An edge between ops sends its forward steps in forward and its backward steps in backward, in every microbatch.
+* A parameter's edge sends in *buckets*: parameters that take the same steps share one collective per step, in the order
+  of their first use, up to about `Plan.bucket_bytes` of payload. Gather buckets run forward (and again in backward if
+  they are gathered anew), gradient buckets run backward, last used first.
+* With m microbatches a parameter that is kept is gathered once, in the first forward, and its gradients add up where
+  backward yields them and are reduced once, behind the last backward. One that is gathered anew holds neither: all its
+  buckets run in each microbatch.
+
+      kept             1 gather                                 1 reduction of its gradient      a step
+      gathered anew    m gathers forward, m backward if saved   m reductions of its gradient     a step
+
+* An op whose kernel reduces by itself (synchronised batch norm, vocabulary-parallel loss) sends that.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autoddl.core.conversion import COLLECTIVES, Step
+from autoddl.core.errors import InputError
+from autoddl.core.graph import Graph, Kind, Op, Tensor
+from autoddl.core.layout import Mesh
+from autoddl.core.plan import Conversion, Decision, Plan
+from autoddl.operators.rules.nn import REDUCING, inner_collectives
+from autoddl.operators.rules.table import Option, options
+from autoddl.schedule.buckets import Bucket, ParameterEdge, _payloads, gather_buckets, gradient_buckets, parameter_edges
+
+__all__ = ["Sent", "option_of", "traffic"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One collective: `axes` as text (`net+node`), `nbytes` its full buffer (see conversion), `origin` for people."""
+
+    direction: str
+    kind: str
+    axes: str
+    nbytes: int
+    origin: str = ""
+
+
+def option_of(op: Op, graph: Graph, mesh: Mesh, decision: Decision | None) -> Option:
+    """The signatures that the plan decided for `op`; without a decision for it, or a signature, InputError."""
+    if decision is None or decision.target != op.target:
+        raise InputError(f"the plan decides nothing for op {op.name} ({op.target}); make the plan again for this model")
+    for option in options(op, graph, mesh):
+        if option.inputs == decision.inputs and option.outputs == decision.outputs:
+            return option
+    raise InputError(f"op {op.name} ({op.target}) has no signature {', '.join(map(str, decision.inputs))} -> "
+                     f"{', '.join(map(str, decision.outputs))}; make the plan again with this version")
+
+
+def _of_bucket(bucket: Bucket, edges: dict[str, ParameterEdge], mesh: Mesh, at: tuple[int, ...], direction: str,
+               gradient: bool) -> Iterator[Sent]:
+    """One collective per sending step of the bucket, its payload the sum of the members'."""
+    starts = [edges[fqn].conversion.gradient if gradient else edges[fqn].conversion.source for fqn in bucket.members]
+    sizes = [_payloads(edges[fqn].tensor, bucket.steps, start, mesh, at)
+             for fqn, start in zip(bucket.members, starts, strict=True) if start is not None]
+    for step, column in zip(bucket.steps, zip(*sizes, strict=True), strict=True):
+        if step.kind in COLLECTIVES:
+            names = "+".join(mesh.names[a] for a in step.axes)
+            yield Sent(direction, step.kind, names, sum(column), ", ".join(bucket.members))
+
+
+def _of_edge(conversion: Conversion, tensor: Tensor, mesh: Mesh, at: tuple[int, ...]) -> Iterator[Sent]:
+    origin = f"{conversion.tensor} -> {conversion.op}"
+    for direction, texts, start in (("forward", conversion.forward, conversion.source),
+                                    ("backward", conversion.backward, conversion.gradient)):
+        steps = tuple(Step.parse(text, mesh) for text in texts)
+        if start is not None:
+            for step, nbytes in zip(steps, _payloads(tensor, steps, start, mesh, at), strict=True):
+                if step.kind in COLLECTIVES:
+                    yield Sent(direction, step.kind, "+".join(mesh.names[a] for a in step.axes), nbytes, origin)
+
+
+def traffic(plan: Plan, graph: Graph, coordinate: tuple[int, ...] | None = None) -> tuple[Sent, ...]:
+    """All collectives of one step on the rank at `coordinate` (rank 0). `graph` is the planned one (`hubs.planned`), of
+    one microbatch."""
+    mesh, at = plan.mesh, coordinate or (0,) * len(plan.mesh.axes)
+    by_name = {t.name: t for t in graph.tensors}
+    edges = {edge.tensor.fqn: edge for edge in parameter_edges(plan, graph)}
+    first, each, last = list[Sent](), list[Sent](), list[Sent]()
+    for bucket in gather_buckets(plan, graph):
+        gathers = each if bucket.each else first
+        gathers += _of_bucket(bucket, edges, mesh, at, "forward", gradient=False)
+        if bucket.regather:
+            each += _of_bucket(bucket, edges, mesh, at, "backward", gradient=False)
+    for conversion in plan.conversions:
+        if by_name[conversion.tensor].kind is not Kind.PARAMETER:
+            each += _of_edge(conversion, by_name[conversion.tensor], mesh, at)
+    for bucket in gradient_buckets(plan, graph):
+        reduced = each if bucket.each else last
+        reduced += _of_bucket(bucket, edges, mesh, at, "backward", gradient=True)
+    decisions = {d.name: d for d in plan.decisions}
+    for op in graph.ops:
+        if op.target in REDUCING:
+            option = option_of(op, graph, mesh, decisions.get(op.name))
+            for direction, kind, axes, nbytes in inner_collectives(op, graph, option.inputs[0], option.inner, mesh, at):
+                each.append(Sent(direction, kind, "+".join(mesh.names[a] for a in axes), nbytes, op.name))
+    each.sort(key=lambda sent: sent.direction == "backward")
+    return (*first, *each * plan.microbatches, *last)
