@@ -19,9 +19,9 @@ from autoddl.core.graph import Op
 from autoddl.core.hubs import HUB
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Problem
-from autoddl.outer import Progress
+from autoddl.planner.mesh_search import Progress
+from autoddl.planner.question import Rebuilt, answered, counted, posed, question_of, rebuild, tried
 from autoddl.pricing.space import Variable
-from autoddl.rebuild import Rebuilt, answered, counted, posed, question_of, rebuild, tried
 from autoddl.search.certify.alternatives import alternatives, bounding, bounds_of
 from autoddl.search.certify.certificate import check
 from autoddl.search.certify.prove import prove

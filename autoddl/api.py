@@ -12,26 +12,24 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from autoddl.asked import task_of
-from autoddl.assemble import assemble, plan_of
-from autoddl.buckets import best_buckets
-from autoddl.candidates import Candidate, Task, posed
 from autoddl.capture.gc_pause import uncollected
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
-from autoddl.core.graph import Graph
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import VERSION, Plan
 from autoddl.core.problem import Problem
 from autoddl.cost_models import Cluster, show_bytes
-from autoddl.meshes import check_mesh, meshes
-from autoddl.outer import Found, Progress, cut_short, search
-from autoddl.overlapped import Finish, overlapped
-from autoddl.pricing.space import Region
-from autoddl.rebuild import source_of
-from autoddl.regions import Pin, mesh_allows, parse_pin, pinned
+from autoddl.planner.assemble import assemble, plan_of
+from autoddl.planner.bucket_size import best_buckets
+from autoddl.planner.candidates import Candidate, posed
+from autoddl.planner.mesh_search import Found, Progress, cut_short, search
+from autoddl.planner.meshes import check_mesh, meshes
+from autoddl.planner.overlap import Finish, overlapped
+from autoddl.planner.pins import Pin, mesh_allows, parse_pin, pinned
+from autoddl.planner.question import source_of
+from autoddl.planner.strategies import named_strategies
+from autoddl.planner.task import Task, task_of
 from autoddl.schedule.memory_line import with_memory
 from autoddl.search import SOLVERS, solve
-from autoddl.strategies import strategy
 
 if TYPE_CHECKING:
     from torch import nn
@@ -181,7 +179,7 @@ def _again(task: Task, first: Found, tried: Sequence[Candidate], progress: Progr
 
 def _spaces(task: Task, tried: Sequence[Candidate], pinned: bool) -> list[list[Candidate]]:
     """The whole, every candidate alone; every strategy on every mesh, unless pins ask for something else."""
-    named = {} if pinned else _strategies(task, tuple(dict.fromkeys(one.mesh for one in tried)))
+    named = {} if pinned else named_strategies(task, tuple(dict.fromkeys(one.mesh for one in tried)))
     counts = sorted({one.microbatches for one in tried})
     regions = [[replace(one, microbatches=n)] for n in counts for whole in named.values() for one in whole]
     return [[*tried], *([one] for one in tried), *regions]
@@ -193,29 +191,6 @@ def _counts(microbatches: Sequence[int]) -> list[int]:
     if not counts or counts[0] < 1:
         raise InputError(f"numbers of microbatches are at least 1, not {list(microbatches)}; 1 is the whole batch")
     return counts
-
-
-def _strategies(task: Task, tried: tuple[Mesh, ...]) -> dict[str, list[Candidate]]:
-    """Named strategies as candidates: a mesh and a role for each of its axes. A role on all axes is the same region on
-    every mesh, so the coarsest serve; a grid is tensor parallel inside, data parallel outside, once for every size."""
-    fewest = min(len(mesh.axes) for mesh in tried)
-    coarse = [mesh for mesh in tried if len(mesh.axes) <= max(2, fewest)]
-    found = {title: [_as(mesh, (role,) * len(mesh.axes)) for mesh in coarse] for title, role in (
-        ("data parallel", "data"), ("ZeRO-3", "zero"), ("tensor parallel", "tensor"))}
-    grids: dict[int, Candidate] = {}
-    for mesh in sorted(tried, key=lambda mesh: len(mesh.axes)):
-        for outside in range(1, len(mesh.axes)):
-            inside = len(mesh.axes) - outside
-            grids.setdefault(mesh.strides[outside - 1], _as(mesh, ("data",) * outside + ("tensor",) * inside))
-    return found | {"tensor x data grid": list(grids.values())}
-
-
-def _as(mesh: Mesh, roles: tuple[str, ...]) -> Candidate:
-    return Candidate(mesh, partial(_region, dict(zip(mesh.names, roles, strict=True))))
-
-
-def _region(roles: Mapping[str, str], graph: Graph, mesh: Mesh) -> Region:
-    return strategy(graph, mesh, roles)
 
 
 @uncollected()
@@ -234,7 +209,7 @@ def compare(model: "nn.Module", cluster: str | Path | Cluster, sample: object = 
     tried = _meshes(task, mesh, asked, max_axes)
     free = [Candidate(m, partial(pinned, asked)) for m in tried]
     found: list[Comparison] = []
-    for title, whole in ({"found": free} | _strategies(task, tried)).items():
+    for title, whole in ({"found": free} | named_strategies(task, tried)).items():
         if found and found[-1].interrupted:
             found.append(Comparison(title, None, "not begun: interrupted", interrupted=True))
             continue

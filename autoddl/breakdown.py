@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from autoddl.core.graph import Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.names import folded
+from autoddl.planner.question import Rebuilt
 from autoddl.pricing.price import op_seconds
-from autoddl.rebuild import Rebuilt
 
 __all__ = ["COMMON", "Share", "block_of", "peak_at", "shares"]
 

@@ -17,11 +17,12 @@ from autoddl.core.hubs import planned
 from autoddl.core.plan import Plan
 from autoddl.core.record import Event, Record, Step
 from autoddl.figures import Miss, Pair, Row, late, later, misses, rows, typical
-from autoddl.rebuild import question_of
+from autoddl.planner.question import question_of
+from autoddl.schedule.memory_line import MemoryLine, memory_line
 from autoddl.schedule.timeline import Foreseen, timeline_of
 from autoddl.schedule.traffic import Sent, traffic
 
-__all__ = ["Compared", "compare_run", "differences", "foreseen"]
+__all__ = ["Compared", "compare_run", "differences", "foreseen", "foreseen_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,12 @@ def foreseen(plan: Plan) -> Foreseen:
     """The time line of the plan's step on rank 0, from the plan alone."""
     asked = question_of(plan)
     return timeline_of(plan, planned(asked.graph), asked.cluster)
+
+
+def foreseen_bytes(plan: Plan, line: Foreseen) -> MemoryLine:
+    """The memory of the plan's step on rank 0 over its time `line`, from the plan alone."""
+    asked = question_of(plan)
+    return memory_line(plan, line, planned(asked.graph), asked.optimizer, asked.cluster)
 
 
 def compare_run(plan: Plan, record: Record) -> Compared:

@@ -22,9 +22,9 @@ from autoddl.core.hubs import HUB
 from autoddl.core.names import folded
 from autoddl.core.plan import Plan
 from autoddl.cost_models import show_bytes
+from autoddl.planner.batch_scaling import stretched
+from autoddl.planner.question import Rebuilt, rebuild
 from autoddl.pricing.space import Choice, Variable
-from autoddl.rebuild import Rebuilt, rebuild
-from autoddl.stretch import stretched
 
 __all__ = ["Difference", "Group", "difference"]
 

@@ -18,8 +18,8 @@ from autoddl.core.plan import Plan
 from autoddl.core.problem import Problem, Solution
 from autoddl.cost_models import Cluster, Level
 from autoddl.cost_models.topologies import check
-from autoddl.outer import Progress
-from autoddl.rebuild import Question, answered, question_of, rebuild
+from autoddl.planner.mesh_search import Progress
+from autoddl.planner.question import Question, answered, question_of, rebuild
 from autoddl.search import solve
 from autoddl.search.elimination_order import answering
 from autoddl.search.relaxations import Point, Space

@@ -26,8 +26,8 @@ from autoddl.core.conversion import Step
 from autoddl.core.layout import B, Layout, P
 from autoddl.cost_models import sent_bytes, steps
 from autoddl.cost_models.machine import Host
-from autoddl.groups import Groups
-from autoddl.redistribute import moves
+from autoddl.runtime.process_groups import Groups
+from autoddl.runtime.redistribute import moves
 
 __all__ = ["busyness", "dragging", "issuing", "lateness", "turning"]
 

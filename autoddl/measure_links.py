@@ -22,10 +22,10 @@ import torch.distributed as dist
 from autoddl.core.layout import Mesh
 from autoddl.cost_models import Cluster, Group, collective
 from autoddl.cost_models.machine import Host
-from autoddl.groups import Groups
 from autoddl.measure_device import FEWEST, low, spread
 from autoddl.measure_fits import FEW, Point, fitted, host_of
 from autoddl.measure_late import busyness, dragging, issuing, lateness, turning
+from autoddl.runtime.process_groups import Groups
 
 __all__ = ["KINDS", "SIZES", "measure_links", "mesh_of"]
 

@@ -21,8 +21,8 @@ from autoddl.measure import Request, origin
 from autoddl.measure_cases import SMALL, USUAL
 from autoddl.measure_device import clock_of, measure_kernels, rows_of
 from autoddl.measure_links import SIZES, measure_links, mesh_of
+from autoddl.runtime.world import device_of, join, take
 from autoddl.worker import Job, serve
-from autoddl.world import device_of, join, take
 
 __all__ = ["measured"]
 

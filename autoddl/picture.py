@@ -9,12 +9,12 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from autoddl.compare_run import foreseen
+from autoddl.compare_run import foreseen, foreseen_bytes
 from autoddl.core.errors import InputError
 from autoddl.core.files import write_atomically
 from autoddl.core.plan import Plan
 from autoddl.core.record import own_seconds
-from autoddl.schedule.memory_line import MemoryLine, memory_line
+from autoddl.schedule.memory_line import MemoryLine
 from autoddl.schedule.timeline import Foreseen
 
 __all__ = ["KINDS", "draw"]
@@ -32,7 +32,7 @@ def draw(plan: Plan, path: Path) -> None:
         from autoddl.perfetto import trace_text
         write_atomically(path, trace_text(line, []))
         return
-    _picture(plan, line, memory_line(plan, line), path)
+    _picture(plan, line, foreseen_bytes(plan, line), path)
 
 
 def _picture(plan: Plan, line: Foreseen, memory: MemoryLine, path: Path) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autoddl.apply import ParallelModel, parallelize
 from autoddl.capture.factory import Factory
 from autoddl.core.plan import load_plan
 from autoddl.network import Uplink, sent_over
+from autoddl.runtime.parallelize import ParallelModel, parallelize
 from autoddl.schedule.uplink_bytes import planned_bytes
 from autoddl.worker import built, mismatches, one_step, recorded, serve
 

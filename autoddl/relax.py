@@ -20,8 +20,8 @@ from autoddl.core.errors import AutoDDLError, Infeasible, InputError
 from autoddl.cost_models import Cluster, load_cluster, parse, show_bytes
 from autoddl.cost_models.units import bytes_above
 from autoddl.front import resized
-from autoddl.outer import Progress
-from autoddl.rebuild import Question, answered
+from autoddl.planner.mesh_search import Progress
+from autoddl.planner.question import Question, answered
 
 if TYPE_CHECKING:
     from torch import nn

@@ -19,8 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autoddl import checkpoint
-from autoddl.apply import ParallelModel, parallelize
 from autoddl.capture.capture import capture
 from autoddl.capture.factory import Factory
 from autoddl.capture.float64 import cast, widened
@@ -32,9 +30,11 @@ from autoddl.core.hubs import planned
 from autoddl.core.layout import Layout, Mesh, extents
 from autoddl.core.plan import Plan, load_plan
 from autoddl.launch import leave, report_failure
-from autoddl.record_writer import RecordWriter
+from autoddl.runtime import checkpoint
+from autoddl.runtime.parallelize import ParallelModel, parallelize
+from autoddl.runtime.record_writer import RecordWriter
+from autoddl.runtime.world import device_of
 from autoddl.schedule.traffic import traffic
-from autoddl.world import device_of
 
 __all__ = ["Job", "built", "mismatches", "one_step", "recorded", "serve", "train"]
 

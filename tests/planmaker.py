@@ -8,7 +8,6 @@ from pathlib import Path
 
 from torch import nn
 
-from autoddl.assemble import assemble, plan_of
 from autoddl.capture.capture import Captured, capture
 from autoddl.core.graph import Tensor
 from autoddl.core.hubs import planned
@@ -16,10 +15,11 @@ from autoddl.core.layout import Mesh
 from autoddl.core.plan import VERSION, Plan
 from autoddl.core.problem import Solution
 from autoddl.cost_models import Cluster, load_cluster
+from autoddl.planner.assemble import assemble, plan_of
+from autoddl.planner.strategies import strategy
 from autoddl.pricing.build_problem import problem_of
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import everything, variables
-from autoddl.strategies import strategy
 
 __all__ = ["cluster_of", "random_plans"]
 

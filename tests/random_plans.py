@@ -3,13 +3,13 @@
 import random
 from pathlib import Path
 
-from autoddl.assemble import assemble, plan_of
 from autoddl.capture.capture import Captured
 from autoddl.core.hubs import planned
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import VERSION, Plan
 from autoddl.core.problem import Problem, Solution
 from autoddl.cost_models import Cluster, load_cluster
+from autoddl.planner.assemble import assemble, plan_of
 from autoddl.pricing.build_problem import problem_of
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Variable, variables

@@ -26,7 +26,7 @@ from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import parse, parse_cluster
 from autoddl.difference import difference
 from autoddl.front import front_of_bytes, front_of_devices, least_bytes, resized
-from autoddl.rebuild import again, rebuild
+from autoddl.planner.question import again, rebuild
 from autoddl.relax import relaxations
 from autoddl.search import solve
 from autoddl.search.certify.alternatives import alternatives, bounding, pinned_to

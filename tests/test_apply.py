@@ -15,11 +15,11 @@ from ranks import forget, on_ranks
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from autoddl.apply import ParallelModel, _digest, parallelize
 from autoddl.capture.capture import Captured, capture
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.core.layout import Layout, Split
 from autoddl.core.plan import Plan
+from autoddl.runtime.parallelize import ParallelModel, _digest, parallelize
 from autoddl.schedule.traffic import traffic
 
 
@@ -319,7 +319,7 @@ def test_the_bytes_of_any_tensor_are_digested(dtype: torch.dtype, monkeypatch: p
     numbers = torch.tensor([0, 1, 1, 0, 1, 0])
     values, turned = numbers.to(dtype), numbers.flip(0).to(dtype)
     whole = _digest(values)
-    monkeypatch.setattr("autoddl.apply.PART", 4)
+    monkeypatch.setattr("autoddl.runtime.parallelize.PART", 4)
     assert _digest(values.clone()) == _digest(values.repeat_interleave(2)[::2]) == whole != _digest(turned)
     assert _digest(values.view(2, 3).t()) == _digest(values.view(2, 3).t().contiguous()) != whole
     assert _digest(values[0]) == _digest(values[:1]) != _digest(values[1])

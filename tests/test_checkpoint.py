@@ -16,11 +16,12 @@ from shell import FACTORY, shell
 from tiny import tiny
 
 import autoddl
-from autoddl import checkpoint, worker
-from autoddl.apply import ParallelModel, parallelize
+from autoddl import worker
 from autoddl.capture.capture import Captured, capture
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.core.plan import Plan
+from autoddl.runtime import checkpoint
+from autoddl.runtime.parallelize import ParallelModel, parallelize
 
 STEPS = 2
 

@@ -21,7 +21,7 @@ from torch import nn
 import autoddl
 from autoddl import api, report
 from autoddl.capture.factory import Factory, settings
-from autoddl.outer import Found, search
+from autoddl.planner.mesh_search import Found, search
 from autoddl.report import plan_table, summary
 
 KEYS = {"predicted_seconds", "bound_seconds", "gap", "mesh", "peak_bytes", "wall_seconds", "capture_seconds",

@@ -12,7 +12,7 @@ from autoddl.core.layout import Mesh
 from autoddl.cost_models.cluster import device_names, load_cluster, load_device, parse_cluster
 from autoddl.cost_models.links import PROTOCOLS, link_names
 from autoddl.cost_models.units import bytes_above, parse, show_bytes, show_rate, show_seconds
-from autoddl.meshes import meshes
+from autoddl.planner.meshes import meshes
 
 CLUSTERS = sorted((Path(__file__).parent.parent / "examples" / "clusters").glob("*.yaml"))
 TWO_RACKS = """

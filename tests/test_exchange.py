@@ -14,10 +14,10 @@ from torch import Tensor
 
 from autoddl.core.layout import Mesh
 from autoddl.cost_models import algorithms, parse_cluster
-from autoddl.exchange import exchange
-from autoddl.groups import Groups
 from autoddl.launch import Place, launch
 from autoddl.network import PORT, network
+from autoddl.runtime.message_collectives import exchange
+from autoddl.runtime.process_groups import Groups
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
 SLOW = """name: slow

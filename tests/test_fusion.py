@@ -16,9 +16,9 @@ from autoddl.core.layout import Layout, Mesh
 from autoddl.core.plan import load_plan
 from autoddl.cost_models import elementwise_seconds, load_cluster, parse_cluster
 from autoddl.operators.fusion import ALONE, Chained, as_compiled, chains
+from autoddl.planner.question import posed, question_of, rebuild
 from autoddl.pricing.price import Pricing, floor_seconds, pass_seconds
 from autoddl.pricing.space import Choice
-from autoddl.rebuild import posed, question_of, rebuild
 
 ROWS, WIDTH = 32, 16
 SIZE = 4 * ROWS * WIDTH

@@ -17,10 +17,10 @@ from ranks import on_ranks
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from autoddl.apply import parallelize
 from autoddl.capture.capture import capture
 from autoddl.capture.sample import Sample
 from autoddl.core.plan import Plan
+from autoddl.runtime.parallelize import parallelize
 from autoddl.schedule.traffic import traffic
 
 MODELS = ("gpt", "gpt2", "llama", "bert", "t5", "vit", "vgg_bn", "resnet", "mixture", "regression")

@@ -11,11 +11,11 @@ from precise import Precise
 from ranks import on_ranks
 from torch import Tensor, nn
 
-from autoddl.apply import parallelize
 from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, parted
 from autoddl.core.hubs import planned
 from autoddl.core.plan import Plan
+from autoddl.runtime.parallelize import parallelize
 from autoddl.schedule.actions import Action, Start, Wait
 from autoddl.schedule.buckets import IN_FLIGHT, frees, gradient_buckets, overdue
 from autoddl.schedule.issue_order import issued

@@ -13,7 +13,7 @@ import pytest
 from autoddl.core.errors import MachineError, MismatchError
 from autoddl.core.processes import joined, signals_raise
 from autoddl.launch import launch
-from autoddl.workers import mapper
+from autoddl.planner.process_pool import mapper
 
 
 def script(folder: Path, text: str) -> list[str]:

@@ -14,18 +14,18 @@ from torch import Tensor, nn
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from autoddl.api import plan
-from autoddl.apply import parallelize
 from autoddl.capture.capture import capture
 from autoddl.capture.sample import as_sample, parted
-from autoddl.compare_run import foreseen
+from autoddl.compare_run import foreseen, foreseen_bytes
 from autoddl.core.hubs import planned
 from autoddl.core.plan import Plan, load_plan
 from autoddl.operators.footprints.footprint import Call
 from autoddl.operators.footprints.storages import Value, contiguous, viewed
 from autoddl.operators.footprints.table import footprint_of
 from autoddl.operators.work import keeps_input
-from autoddl.rebuild import rebuild
-from autoddl.schedule.memory_line import foreseen_memory, memory_line
+from autoddl.planner.question import rebuild
+from autoddl.runtime.parallelize import parallelize
+from autoddl.schedule.memory_line import foreseen_memory
 
 ONE = replace(cluster_of("core=1"), device=replace(cluster_of("core=1").device, kind="cpu"))
 NEAR = 0.05
@@ -60,7 +60,7 @@ def test_the_line_stays_below_the_charge_and_ends_where_it_began() -> None:
     """But for the gradients, which the optimizer leaves to be zeroed."""
     model, sample = zoo.vit()
     made = plan(model, ONE, sample)
-    line, problem = memory_line(made, foreseen(made)), rebuild(made)
+    line, problem = foreseen_bytes(made, foreseen(made)), rebuild(made)
     assert line.peak == pytest.approx(made.predicted.peak_bytes)
     assert line.bound == pytest.approx(problem.problem.nbytes(problem.choice)) and line.peak <= line.bound
     assert list(line.times) == sorted(line.times) and line.times[-1] <= foreseen(made).step.seconds * (1 + 1e-9)

@@ -7,7 +7,7 @@ import pytest
 from autoddl.core.errors import InputError
 from autoddl.core.layout import Mesh
 from autoddl.cost_models import Cluster, parse_cluster
-from autoddl.meshes import check_mesh, meshes
+from autoddl.planner.meshes import check_mesh, meshes
 
 HEAD = "name: test\ndevice: H100-80GB\nlevels:\n"
 

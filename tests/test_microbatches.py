@@ -18,12 +18,12 @@ from ranks import on_ranks
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from autoddl.apply import ParallelModel, parallelize
 from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, parted
 from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.hubs import planned
 from autoddl.core.plan import Plan
+from autoddl.runtime.parallelize import ParallelModel, parallelize
 from autoddl.schedule.traffic import traffic
 from autoddl.worker import mismatches
 

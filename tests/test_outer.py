@@ -19,7 +19,6 @@ from planmaker import cluster_of
 from torch import nn
 
 from autoddl.api import compare_solvers, plan
-from autoddl.candidates import Candidate, Task, bounds, posed
 from autoddl.capture.capture import capture
 from autoddl.core.errors import Infeasible, InputError, MachineError
 from autoddl.core.graph import Graph
@@ -27,14 +26,16 @@ from autoddl.core.hubs import planned
 from autoddl.core.layout import Mesh
 from autoddl.cost_models import Cluster
 from autoddl.cost_models.curves import text_of
-from autoddl.jobs import Answer, Job, Jobs
-from autoddl.meshes import meshes
-from autoddl.outer import ROUGH, Found, _gains_by_roughness, search
+from autoddl.planner.candidates import Candidate, bounds, posed
+from autoddl.planner.mesh_search import ROUGH, Found, _gains_by_roughness, search
+from autoddl.planner.meshes import meshes
+from autoddl.planner.process_pool import beside, mapper
+from autoddl.planner.question import rebuild
+from autoddl.planner.search_jobs import Answer, Job, Jobs
+from autoddl.planner.task import Task
 from autoddl.pricing.price import floor_seconds
 from autoddl.pricing.space import Region, everything
-from autoddl.rebuild import rebuild
 from autoddl.search import Above, large, solve
-from autoddl.workers import beside, mapper
 
 
 @lru_cache

@@ -20,11 +20,11 @@ from autoddl.core.hubs import planned
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import Cluster, load_cluster
-from autoddl.outer import Found, search
+from autoddl.planner.mesh_search import Found, search
+from autoddl.planner.question import rebuild
 from autoddl.pricing.build_problem import problem_of
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import variables
-from autoddl.rebuild import rebuild
 from autoddl.schedule.timeline import timeline_of
 
 CLUSTERS = Path(__file__).parent.parent / "examples" / "clusters"
@@ -83,7 +83,7 @@ def test_an_interrupt_keeps_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     model, cluster = tiny(batch=64), load_cluster(FLAT)
-    monkeypatch.setattr("autoddl.overlapped.search", interrupted)
+    monkeypatch.setattr("autoddl.planner.overlap.search", interrupted)
     plain, best = autoddl.plan(model, cluster), autoddl.plan(model, cluster, overlap=True)
     seconds, bound = best.predicted.line_seconds, best.predicted.line_bound
     assert best.decisions == plain.decisions and seconds is not None and bound is not None
@@ -94,7 +94,7 @@ def test_an_interrupt_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("autoddl.overlapped.search", interrupted)
+    monkeypatch.setattr("autoddl.planner.overlap.search", interrupted)
     assert autoddl.plan(tiny(batch=64), load_cluster(FLAT), overlap=True).proof.endswith("; interrupted")
 
 
@@ -110,7 +110,7 @@ def test_an_interrupt_of_a_search_that_is_done_again_ends_it(monkeypatch: pytest
         return search(*given)
 
     monkeypatch.setattr("autoddl.api.search", interrupted)
-    monkeypatch.setattr("autoddl.overlapped.search", interrupted)
+    monkeypatch.setattr("autoddl.planner.overlap.search", interrupted)
     plan = autoddl.plan(tiny(), place, budget=0.5 * whole.predicted.charged, overlap=True)
     assert plan.predicted.charged <= plan.budget < plan.predicted.peak_bytes
     assert len(searches) == 2 and plan.proof.endswith("; interrupted") and plan.predicted.line_seconds is None

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from shell import FACTORY, LAPTOP, shell
 
-from autoddl.compare_run import foreseen
+from autoddl.compare_run import foreseen, foreseen_bytes
 from autoddl.core.plan import load_plan
-from autoddl.rebuild import rebuild
-from autoddl.schedule.memory_line import memory_line
+from autoddl.planner.question import rebuild
 
 
 @pytest.fixture(scope="module", params=["1", "2"])
@@ -23,7 +22,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def test_memory_rises_and_falls_within_what_the_plan_charges(path: Path) -> None:
     plan = load_plan(path)
-    line, problem, choice = memory_line(plan, foreseen(plan)), rebuild(plan).problem, rebuild(plan).choice
+    line, problem, choice = foreseen_bytes(plan, foreseen(plan)), rebuild(plan).problem, rebuild(plan).choice
     always = line.nbytes[0]
     assert always < line.peak <= line.bound * (1 + 1e-9)
     assert line.peak == pytest.approx(plan.predicted.peak_bytes) and line.bound == problem.nbytes(choice)

@@ -12,7 +12,6 @@ from random_plans import LAPTOP, random_plan
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from autoddl.assemble import assemble
 from autoddl.capture.capture import Captured, capture
 from autoddl.core.graph import Kind
 from autoddl.core.hubs import HUB, planned
@@ -20,6 +19,7 @@ from autoddl.core.layout import Mesh
 from autoddl.core.problem import Problem
 from autoddl.cost_models import load_cluster
 from autoddl.operators.work import Work, work
+from autoddl.planner.assemble import assemble
 from autoddl.pricing.build_problem import problem_of
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Variable, variables

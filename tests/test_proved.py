@@ -13,10 +13,10 @@ from test_search import random_problem
 
 from autoddl.answers import proved
 from autoddl.api import plan
-from autoddl.candidates import Candidate, posed
 from autoddl.core.errors import Infeasible
 from autoddl.core.layout import Mesh
 from autoddl.core.problem import Problem
+from autoddl.planner.candidates import Candidate, posed
 from autoddl.pricing.space import everything
 from autoddl.search import solve
 

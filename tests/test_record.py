@@ -19,8 +19,6 @@ from ranks import on_ranks
 from shell import FACTORY, PAIR, Said, shell
 from tiny import Tiny
 
-from autoddl.apply import parallelize
-from autoddl.buckets import SIZES, in_best_buckets
 from autoddl.capture.capture import Captured, capture
 from autoddl.compare_run import foreseen
 from autoddl.core.errors import InputError
@@ -40,7 +38,9 @@ from autoddl.core.record import (
 )
 from autoddl.cost_models.timeline import simulate
 from autoddl.figures import Pair, late, later, misses, typical
-from autoddl.record_writer import step_of
+from autoddl.planner.bucket_size import SIZES, in_best_buckets
+from autoddl.runtime.parallelize import parallelize
+from autoddl.runtime.record_writer import step_of
 from autoddl.schedule.actions import Compute, Start, Wait
 from autoddl.schedule.issue_order import issued
 from autoddl.schedule.timeline import _tasks, timeline_of

@@ -10,9 +10,9 @@ from ranks import on_ranks
 from autoddl.core.conversion import COLLECTIVES, Step, group_size, payload
 from autoddl.core.layout import B, Layout, Mesh, P, Split, extents
 from autoddl.core.layout_codes import legal_layouts
-from autoddl.groups import Groups
 from autoddl.pricing.routes import Routes, routes
-from autoddl.redistribute import Executed, Recorder, convert, run_step, start_step
+from autoddl.runtime.process_groups import Groups
+from autoddl.runtime.redistribute import Executed, Recorder, convert, run_step, start_step
 
 Shape = tuple[int, ...]
 

@@ -12,9 +12,9 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Op, Tensor
 from autoddl.core.hubs import planned
 from autoddl.core.layout import B, Mesh, Split
+from autoddl.planner.pins import Pin, mesh_allows, parse_pin, pinned
+from autoddl.planner.strategies import strategy
 from autoddl.pricing.space import variables
-from autoddl.regions import Pin, mesh_allows, parse_pin, pinned
-from autoddl.strategies import strategy
 
 MESH = Mesh.parse("net=2,node=2")
 

@@ -9,14 +9,14 @@ import zoo
 from planmaker import random_plans
 from shell import ROOT
 
-from autoddl.apply import parallelize
 from autoddl.core.errors import InputError, MachineError
 from autoddl.core.layout import Mesh
 from autoddl.cost_models import load_cluster
-from autoddl.groups import Groups
 from autoddl.measure import Request
 from autoddl.measure_rank import _device
-from autoddl.world import agree, device_of, take
+from autoddl.runtime.parallelize import parallelize
+from autoddl.runtime.process_groups import Groups
+from autoddl.runtime.world import agree, device_of, take
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, gpus: int, local_rank: int) -> None:

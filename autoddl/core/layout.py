@@ -20,7 +20,7 @@ from itertools import product
 from autoddl.core.errors import InputError
 
 __all__ = ["Axis", "B", "Broadcast", "Layout", "Mesh", "P", "PartialSum", "Split", "State", "extents", "is_legal",
-           "local_shape", "members", "state"]
+           "local_shape", "state"]
 
 Extent = tuple[int, int]
 """(offset, size) of a rank's piece along one dim."""
@@ -138,6 +138,14 @@ class Mesh:
             raise InputError(f"mesh '{self}' has no axis {name!r}; its axes are {', '.join(self.names)}")
         return self.names.index(name)
 
+    def members(self, axes: tuple[int, ...], coordinate: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """Coordinates of the ranks of the group over `axes` in which the rank at `coordinate` is, row-major."""
+        found = []
+        for index in product(*(range(self.sizes[a]) for a in sorted(axes))):
+            place = dict(zip(sorted(axes), index, strict=True))
+            found.append(tuple(place.get(a, c) for a, c in enumerate(coordinate)))
+        return tuple(found)
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -227,12 +235,3 @@ def is_legal(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> bool:
         if isinstance(part, Split):
             cuts.setdefault(part.dim, []).append(axis.size)
     return all(dim < len(shape) and _divides(shape[dim], tuple(parts)) for dim, parts in cuts.items())
-
-
-def members(mesh: Mesh, axes: tuple[int, ...], coordinate: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Coordinates of the group's members over `axes`, row-major, for the rank at `coordinate`."""
-    found = []
-    for index in product(*(range(mesh.sizes[a]) for a in sorted(axes))):
-        place = dict(zip(sorted(axes), index, strict=True))
-        found.append(tuple(place.get(a, c) for a, c in enumerate(coordinate)))
-    return tuple(found)

@@ -19,13 +19,11 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from autoddl.core.graph import Graph, Kind
-from autoddl.core.hubs import planned
 from autoddl.core.layout import B, local_shape
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster
 from autoddl.operators.footprints.storages import Heap, Value, contiguous
 from autoddl.pricing.price import OPTIMIZERS
-from autoddl.rebuild import question_of
 from autoddl.schedule.memory_forward import Stepping
 from autoddl.schedule.memory_program import Program
 from autoddl.schedule.timeline import Foreseen, Span
@@ -106,12 +104,10 @@ def with_memory(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster) -> P
                                            charged_bytes=plan.predicted.charged))
 
 
-def memory_line(plan: Plan, foreseen: Foreseen) -> MemoryLine:
+def memory_line(plan: Plan, foreseen: Foreseen, graph: Graph, optimizer: str, cluster: Cluster) -> MemoryLine:
     """The line over the seconds of a predicted step: what an op holds is held from its start on, what one that takes no
-    time holds when the one before it starts."""
-    asked = question_of(plan)
-    graph = planned(asked.graph)
-    heap = foreseen_memory(plan, graph, asked.optimizer, asked.cluster, plan.microbatches)
+    time holds when the one before it starts. `graph` is the planned one, of one microbatch."""
+    heap = foreseen_memory(plan, graph, optimizer, cluster, plan.microbatches)
     spans: dict[str, list[Span]] = defaultdict(list)
     for span in foreseen.computes:
         spans[span.name].append(span)

@@ -13,7 +13,7 @@ all-reduce does.
 from collections.abc import Sequence
 
 from autoddl.core.graph import Graph
-from autoddl.core.layout import Mesh, members
+from autoddl.core.layout import Mesh
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, Group, parse_cluster, sent_bytes
 from autoddl.schedule import message_programs
@@ -61,5 +61,5 @@ def _ways(cluster: Cluster, mesh: Mesh, sent: Sent) -> tuple[int, ...] | None:
 
 def _group(mesh: Mesh, axes: str, at: tuple[int, ...]) -> tuple[int, ...]:
     """Ranks of the group over `axes` (like `net+node`) that the rank at `at` is in."""
-    places = members(mesh, tuple(mesh.names.index(name) for name in axes.split("+")), at)
+    places = mesh.members(tuple(mesh.names.index(name) for name in axes.split("+")), at)
     return tuple(sum(c * stride for c, stride in zip(place, mesh.strides, strict=True)) for place in places)

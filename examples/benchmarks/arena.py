@@ -32,7 +32,6 @@ from small_models import made
 from torch import Tensor
 from torch_rivals import RATE, Rival, stepper
 
-from autoddl.apply import parallelize
 from autoddl.core.plan import load_plan
 from autoddl.cost_models import load_cluster
 from autoddl.launch import launch
@@ -40,6 +39,7 @@ from autoddl.measure_device import clock_of
 from autoddl.network import network
 from autoddl.places import places_of
 from autoddl.pulse import pulse, settled
+from autoddl.runtime.parallelize import parallelize
 
 __all__ = ["CLUSTERS", "Turns", "contest"]
 

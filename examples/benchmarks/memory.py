@@ -22,11 +22,11 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 import autoddl
 from autoddl.api import compare
-from autoddl.apply import parallelize
 from autoddl.capture.sample import Sample
 from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import Cluster, load_cluster
 from autoddl.launch import launch, leave
+from autoddl.runtime.parallelize import parallelize
 
 CLUSTER = """name: memory
 device: {name: core, kind: cpu, memory: 16 GB, bandwidth: 10 GB/s, peak: {float32: 96 GFLOP/s}}

@@ -28,19 +28,19 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from gpt import gpt
 
-from autoddl.apply import parallelize
-from autoddl.assemble import assemble, plan_of
 from autoddl.capture.capture import capture
 from autoddl.core.graph import Graph, Op, Tensor
 from autoddl.core.hubs import planned
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import VERSION, Plan
 from autoddl.cost_models import parse_cluster
+from autoddl.planner.assemble import assemble, plan_of
+from autoddl.planner.strategies import strategy
 from autoddl.pricing.build_problem import problem_of
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Choice, variables
+from autoddl.runtime.parallelize import parallelize
 from autoddl.search import solve
-from autoddl.strategies import strategy
 
 CLUSTER = "name: bench\ndevice: cpu-core\nlevels:\n  - {name: all, size: %d, bandwidth: 1 GB/s, latency: 100 us}\n"
 WARM, STEPS = 3, 2

@@ -22,12 +22,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from gpt import gpt
 
 from autoddl.api import compare
-from autoddl.buckets import in_best_buckets
 from autoddl.capture.factory import Factory
 from autoddl.compare_run import foreseen
 from autoddl.core.plan import Plan
 from autoddl.core.record import Event, Step, hidden_seconds, read_record
 from autoddl.figures import later, typical
+from autoddl.planner.bucket_size import in_best_buckets
 from autoddl.rehearse import rehearse
 
 EXAMPLES = Path(__file__).parent.parent

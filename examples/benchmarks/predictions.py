@@ -38,14 +38,14 @@ from random_plans import random_plan
 from small_models import made
 
 from autoddl.api import compare, plan
-from autoddl.buckets import best_buckets
 from autoddl.capture.capture import capture
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import planned
 from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import Cluster, load_cluster
 from autoddl.cost_models.measured import paced
-from autoddl.meshes import meshes
+from autoddl.planner.bucket_size import best_buckets
+from autoddl.planner.meshes import meshes
 from autoddl.schedule.timeline import timeline_of
 
 DEFAULTS = {"models": "gpt-8k,llama,vgg,vit,mixture", "clusters": "4x1-200,2x2-200,8x1-200,2racks", "rounds": "5",

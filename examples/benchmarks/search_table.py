@@ -17,13 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
 
-from autoddl.candidates import Candidate, Task, posed
 from autoddl.core.errors import Infeasible
 from autoddl.core.graph import Graph
 from autoddl.core.layout import Mesh
 from autoddl.core.problem import Problem
 from autoddl.cost_models import Cluster, load_cluster, parse_cluster
-from autoddl.meshes import meshes
+from autoddl.planner.candidates import Candidate, posed
+from autoddl.planner.meshes import meshes
+from autoddl.planner.task import Task
 from autoddl.pricing.space import everything
 from autoddl.search import solve
 

@@ -24,9 +24,9 @@ import torch.distributed as dist
 
 from autoddl.cost_models import Cluster, Group, collective, load_cluster
 from autoddl.cost_models.groups import crossings
-from autoddl.exchange import exchange
 from autoddl.launch import Place, launch
 from autoddl.network import PORT, layout_of, network
+from autoddl.runtime.message_collectives import exchange
 from autoddl.schedule.message_programs import leaving
 
 CLUSTERS = Path(__file__).parent.parent / "clusters"

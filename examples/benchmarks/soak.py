@@ -26,11 +26,11 @@ from demo import corpus
 from gpt import gpt
 
 import autoddl
-from autoddl import checkpoint
 from autoddl.cost_models import load_cluster
 from autoddl.launch import launch, leave
 from autoddl.network import network
 from autoddl.places import places_of
+from autoddl.runtime import checkpoint
 
 CLUSTER = Path(__file__).parent.parent / "clusters" / "rehearsal-2x2-200.yaml"
 EVERY, BATCH, CONTEXT = 50, 16, 32

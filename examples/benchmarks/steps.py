@@ -25,12 +25,12 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from gpt import gpt
 
 import autoddl
-from autoddl.apply import parallelize
 from autoddl.capture.sample import Sample
 from autoddl.cost_models import load_cluster
 from autoddl.launch import launch
 from autoddl.measure import measure
 from autoddl.measure_device import low
+from autoddl.runtime.parallelize import parallelize
 
 CLUSTER = """name: one core
 device: {name: core, kind: cpu, memory: 16 GB, bandwidth: 10 GB/s, peak: {float32: 96 GFLOP/s}}

@@ -18,7 +18,6 @@ import torch
 from linears import Linears, Size, bound, classifier, grids, transformer, words
 from search_table import Row, write
 
-from autoddl.assemble import assemble
 from autoddl.capture.capture import capture
 from autoddl.core.conversion import Step, group_size, payload, sent
 from autoddl.core.errors import InputError
@@ -29,7 +28,8 @@ from autoddl.core.layout import B, Layout, Mesh, Split
 from autoddl.core.plan import Conversion
 from autoddl.core.problem import Problem, Solution
 from autoddl.cost_models import Cluster, parse_cluster
-from autoddl.meshes import meshes
+from autoddl.planner.assemble import assemble
+from autoddl.planner.meshes import meshes
 from autoddl.pricing.build_problem import problem_of
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Choice, Region, Variable, variables

@@ -4,58 +4,18 @@
     taken(task, candidate, solution)   what a solution of it chose, priced alone
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.layout import Mesh
 from autoddl.core.problem import Problem, Solution
-from autoddl.cost_models import Cluster
+from autoddl.planner.task import Task
 from autoddl.pricing.build_problem import problem_of
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Choice, Region, Variable, variables
-from autoddl.variants import Variant, Variants
 
-__all__ = ["Candidate", "Posed", "Solved", "Task", "bounds", "posed", "taken"]
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What every mesh is solved for. `variants` captures the model with one of several microbatches, once each;
-    `hidden` is what `Pricing` leaves out."""
-
-    graph: Graph
-    original: Graph
-    spec: Mapping[str, Any]
-    cluster: Cluster
-    budget: float
-    optimizer: str
-    solver: str
-    tolerance: float
-    time_limit: float | None
-    about: Mapping[str, Any]
-    capture_seconds: float
-    began: float
-    workers: int | None = None
-    variants: Variants | None = None
-    hidden: float = 0.0
-
-    def has(self, microbatches: int) -> bool:
-        """Whether `variant` has it without capturing."""
-        return self.variants is None or self.variants.has(microbatches)
-
-    def variant(self, microbatches: int) -> Variant:
-        """The model with one of so many microbatches, perhaps stretched."""
-        return self._whole if self.variants is None else self.variants(microbatches)
-
-    def confirmed(self, microbatches: int) -> Variant:
-        """The model with one of so many microbatches, captured."""
-        return self._whole if self.variants is None else self.variants.confirmed(microbatches)
-
-    @property
-    def _whole(self) -> Variant:
-        return Variant(self.graph, self.original, self.spec)
+__all__ = ["Candidate", "Posed", "Solved", "bounds", "posed", "taken"]
 
 
 @dataclass(frozen=True, slots=True)

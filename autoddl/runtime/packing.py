@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from autoddl.core.conversion import Step
-from autoddl.core.layout import Layout, Mesh, Split, extents, members
+from autoddl.core.layout import Layout, Mesh, Split, extents
 
 __all__ = ["Pieces", "pieces"]
 
@@ -88,7 +88,7 @@ class Pieces:
 @lru_cache(maxsize=100_000)
 def pieces(step: Step, shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> Pieces:
     """The pieces of `step` on a tensor of `shape` in `layout`, for the rank at `coordinate`."""
-    group = members(mesh, step.axes, coordinate)
+    group = mesh.members(step.axes, coordinate)
     mine = group.index(coordinate)
     before = [extents(shape, layout, mesh, at) for at in group]
     after = [extents(shape, step.after(layout), mesh, at) for at in group]

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from autoddl.groups import Groups
-from autoddl.held import Held
-from autoddl.redistribute import Handle, Recorder, moves
+from autoddl.runtime.parameters import Held
+from autoddl.runtime.process_groups import Groups
+from autoddl.runtime.redistribute import Handle, Recorder, moves
 from autoddl.schedule.buckets import PREFETCH, Bucket, ParameterEdge
 
 __all__ = ["Gathers", "Sink", "used"]

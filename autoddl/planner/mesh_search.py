@@ -26,12 +26,13 @@ from math import inf
 from os import cpu_count
 from time import perf_counter
 
-from autoddl.candidates import Candidate, Solved, Task, bounds, taken
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.problem import Solution
-from autoddl.jobs import Answer, Job, Jobs
+from autoddl.planner.candidates import Candidate, Solved, bounds, taken
+from autoddl.planner.process_pool import mapper
+from autoddl.planner.search_jobs import Answer, Job, Jobs
+from autoddl.planner.task import Task
 from autoddl.pricing.price import floor_seconds
-from autoddl.workers import mapper
 
 __all__ = ["Found", "Progress", "cut_short", "search"]
 

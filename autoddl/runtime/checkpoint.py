@@ -28,10 +28,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from autoddl.core.errors import InputError, MachineError, MismatchError
-from autoddl.groups import lost
+from autoddl.runtime.process_groups import lost
 
 if TYPE_CHECKING:
-    from autoddl.apply import ParallelModel
+    from autoddl.runtime.parallelize import ParallelModel
 
 __all__ = ["check", "load", "save"]
 

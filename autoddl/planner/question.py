@@ -16,7 +16,6 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from autoddl.candidates import Candidate, Task
 from autoddl.core.errors import AutoDDLError, InputError, MismatchError
 from autoddl.core.graph import Graph, Op, graph_from_text, graph_to_text
 from autoddl.core.hubs import HUB, planned
@@ -24,16 +23,18 @@ from autoddl.core.layout import Layout, Mesh
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Problem
 from autoddl.cost_models import Cluster, parse_cluster
-from autoddl.meshes import meshes
-from autoddl.outer import Found, Progress, search
+from autoddl.planner.candidates import Candidate
+from autoddl.planner.mesh_search import Found, Progress, search
+from autoddl.planner.meshes import meshes
+from autoddl.planner.microbatch_variants import Variant, Variants
+from autoddl.planner.pins import mesh_allows, parse_pin, pinned
+from autoddl.planner.task import Task
 from autoddl.pricing.build_problem import problem_of
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Choice, Variable, variables
-from autoddl.regions import mesh_allows, parse_pin, pinned
-from autoddl.variants import Variant, Variants
 
 if TYPE_CHECKING:
-    from autoddl.candidates import Solved
+    from autoddl.planner.candidates import Solved
 
 __all__ = ["Question", "Rebuilt", "again", "answered", "counted", "posed", "question_of", "rebuild", "source_of",
            "tried"]

@@ -6,25 +6,64 @@ capturing takes as long as the search.
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
 from os import cpu_count
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from autoddl.candidates import Task
 from autoddl.core.errors import AutoDDLError, InputError
+from autoddl.core.graph import Graph
 from autoddl.core.hubs import planned
 from autoddl.cost_models import Cluster, load_cluster, parse
+from autoddl.planner.microbatch_variants import Variant, Variants
+from autoddl.planner.process_pool import beside, forks
 from autoddl.pricing.price import OPTIMIZERS
 from autoddl.search import SOLVERS
-from autoddl.variants import Variant, Variants
-from autoddl.workers import beside, forks
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["task_of"]
+__all__ = ["Task", "task_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What every mesh is solved for. `variants` captures the model with one of several microbatches, once each;
+    `hidden` is what `Pricing` leaves out."""
+
+    graph: Graph
+    original: Graph
+    spec: Mapping[str, Any]
+    cluster: Cluster
+    budget: float
+    optimizer: str
+    solver: str
+    tolerance: float
+    time_limit: float | None
+    about: Mapping[str, Any]
+    capture_seconds: float
+    began: float
+    workers: int | None = None
+    variants: Variants | None = None
+    hidden: float = 0.0
+
+    def has(self, microbatches: int) -> bool:
+        """Whether `variant` has it without capturing."""
+        return self.variants is None or self.variants.has(microbatches)
+
+    def variant(self, microbatches: int) -> Variant:
+        """The model with one of so many microbatches, perhaps stretched."""
+        return self._whole if self.variants is None else self.variants(microbatches)
+
+    def confirmed(self, microbatches: int) -> Variant:
+        """The model with one of so many microbatches, captured."""
+        return self._whole if self.variants is None else self.variants.confirmed(microbatches)
+
+    @property
+    def _whole(self) -> Variant:
+        return Variant(self.graph, self.original, self.spec)
 
 
 def task_of(model: "nn.Module", cluster: str | Path | Cluster, sample: object, budget: float | str | None,

@@ -17,10 +17,11 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
-from autoddl.candidates import Candidate, Solved, Task
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.plan import Plan
-from autoddl.outer import Found, cut_short, search
+from autoddl.planner.candidates import Candidate, Solved
+from autoddl.planner.mesh_search import Found, cut_short, search
+from autoddl.planner.task import Task
 from autoddl.pricing.build_problem import problem_of
 from autoddl.pricing.price import floor_seconds
 from autoddl.schedule.timeline import timeline_of

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.core.layout import Mesh
 from autoddl.core.processes import joined
-from autoddl.groups import lost
+from autoddl.runtime.process_groups import lost
 
 __all__ = ["agree", "device_of", "join", "take"]
 

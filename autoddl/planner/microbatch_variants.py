@@ -11,7 +11,7 @@ from typing import Any
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import planned
-from autoddl.stretch import stretched
+from autoddl.planner.batch_scaling import stretched
 
 __all__ = ["Variant", "Variants"]
 

@@ -19,7 +19,7 @@ from autoddl.core import graph as graphs
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.layout import B, Layout, Split, extents
 from autoddl.core.plan import Plan
-from autoddl.groups import Groups
+from autoddl.runtime.process_groups import Groups
 
 __all__ = ["Held", "hold", "placements"]
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from autoddl.core.layout import local_shape
-from autoddl.groups import Groups
-from autoddl.held import Held
-from autoddl.redistribute import Handle, Move, Recorder, moves, through
+from autoddl.runtime.parameters import Held
+from autoddl.runtime.process_groups import Groups
+from autoddl.runtime.redistribute import Handle, Move, Recorder, moves, through
 from autoddl.schedule.buckets import Bucket, ParameterEdge, frees, overdue
 
 __all__ = ["Reducer"]

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.tensor import DTensor
 
-from autoddl.batches import Batches, LocalBatch
 from autoddl.capture.capture import Captured, capture
 from autoddl.capture.materialize import materialise
 from autoddl.capture.sample import as_sample, from_spec, parted
@@ -34,13 +33,14 @@ from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.hubs import planned
 from autoddl.core.plan import VERSION, Plan
-from autoddl.groups import Groups
-from autoddl.held import hold
-from autoddl.lowering import Lowered, axes_of, lower
-from autoddl.redistribute import Recorder, begun, through
+from autoddl.runtime.batches import Batches, LocalBatch
+from autoddl.runtime.lowering import Lowered, axes_of, lower
+from autoddl.runtime.parameter_store import Store
+from autoddl.runtime.parameters import hold
+from autoddl.runtime.process_groups import Groups
+from autoddl.runtime.redistribute import Recorder, begun, through
+from autoddl.runtime.world import agree, device_of, join
 from autoddl.schedule.traffic import traffic
-from autoddl.store import Store
-from autoddl.world import agree, device_of, join
 
 __all__ = ["LocalBatch", "ParallelModel", "parallelize"]
 

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from autoddl.core.graph import Graph
 from autoddl.core.plan import Plan
-from autoddl.gather import Gathers, Sink, used
-from autoddl.groups import Groups
-from autoddl.held import Held
-from autoddl.lowering import Parameters
-from autoddl.redistribute import Move, Recorder, moves, through
-from autoddl.reducer import Reducer
+from autoddl.runtime.gradient_reducer import Reducer
+from autoddl.runtime.lowering import Parameters
+from autoddl.runtime.parameter_gather import Gathers, Sink, used
+from autoddl.runtime.parameters import Held
+from autoddl.runtime.process_groups import Groups
+from autoddl.runtime.redistribute import Move, Recorder, moves, through
 from autoddl.schedule.buckets import ParameterEdge, gather_buckets, gradient_buckets, parameter_edges
 
 __all__ = ["Store"]

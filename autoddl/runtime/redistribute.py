@@ -20,9 +20,9 @@ from torch import Tensor
 
 from autoddl.core.conversion import COLLECTIVES, Step
 from autoddl.core.layout import Layout
-from autoddl.groups import Groups, lost
-from autoddl.pieces import Pieces, pieces
-from autoddl.recorder import Executed, Mark, Recorder
+from autoddl.runtime.packing import Pieces, pieces
+from autoddl.runtime.process_groups import Groups, lost
+from autoddl.runtime.recorder import Executed, Mark, Recorder
 
 __all__ = ["Executed", "Handle", "Move", "Recorder", "Route", "begun", "convert", "moves", "run_step", "start_step",
            "through"]

@@ -14,14 +14,17 @@ Data parallel is `data` everywhere, ZeRO-3 `zero` everywhere, tensor parallel `t
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import B, Layout, Mesh, Split, is_legal
 from autoddl.operators.rules.table import options
+from autoddl.planner.candidates import Candidate
+from autoddl.planner.task import Task
 from autoddl.pricing.space import Choice, Region
 
-__all__ = ["strategy"]
+__all__ = ["named_strategies", "strategy"]
 
 
 def strategy(graph: Graph, mesh: Mesh, roles: Mapping[str, str]) -> Region:
@@ -98,3 +101,26 @@ def _can_cut(tensor: Tensor, mesh: Mesh, axis: int) -> bool:
 
 def _all(split: Split, mesh: Mesh) -> Layout:
     return Layout((split,) * len(mesh.axes))
+
+
+def named_strategies(task: Task, tried: tuple[Mesh, ...]) -> dict[str, list[Candidate]]:
+    """Named strategies as candidates: a mesh and a role for each of its axes. A role on all axes is the same region on
+    every mesh, so the coarsest serve; a grid is tensor parallel inside, data parallel outside, once for every size."""
+    fewest = min(len(mesh.axes) for mesh in tried)
+    coarse = [mesh for mesh in tried if len(mesh.axes) <= max(2, fewest)]
+    found = {title: [_as(mesh, (role,) * len(mesh.axes)) for mesh in coarse] for title, role in (
+        ("data parallel", "data"), ("ZeRO-3", "zero"), ("tensor parallel", "tensor"))}
+    grids: dict[int, Candidate] = {}
+    for mesh in sorted(tried, key=lambda mesh: len(mesh.axes)):
+        for outside in range(1, len(mesh.axes)):
+            inside = len(mesh.axes) - outside
+            grids.setdefault(mesh.strides[outside - 1], _as(mesh, ("data",) * outside + ("tensor",) * inside))
+    return found | {"tensor x data grid": list(grids.values())}
+
+
+def _as(mesh: Mesh, roles: tuple[str, ...]) -> Candidate:
+    return Candidate(mesh, partial(_region, dict(zip(mesh.names, roles, strict=True))))
+
+
+def _region(roles: Mapping[str, str], graph: Graph, mesh: Mesh) -> Region:
+    return strategy(graph, mesh, roles)

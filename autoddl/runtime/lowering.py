@@ -25,14 +25,14 @@ from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import Layout
 from autoddl.core.plan import Conversion, Plan
-from autoddl.groups import Groups
 from autoddl.operators.kernels import custom_ops
 from autoddl.operators.kernels.arguments import bound, parameters
 from autoddl.operators.kernels.site import Site
 from autoddl.operators.kernels.table import lower as local_call
 from autoddl.operators.rules.nn import REDUCING
-from autoddl.recorder import Recorder
-from autoddl.redistribute import Route, moves
+from autoddl.runtime.process_groups import Groups
+from autoddl.runtime.recorder import Recorder
+from autoddl.runtime.redistribute import Route, moves
 from autoddl.schedule.traffic import option_of
 
 __all__ = ["Lowered", "Parameters", "axes_of", "lower"]

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from autoddl.core.errors import MachineError, MismatchError
-from autoddl.core.layout import Mesh, members
+from autoddl.core.layout import Mesh
 from autoddl.cost_models import Cluster, Group, parse_cluster
-from autoddl.transport import Transport
+from autoddl.runtime.transport import Transport
 
 __all__ = ["Groups", "lost"]
 
@@ -38,7 +38,7 @@ def _rank(mesh: Mesh, coordinate: tuple[int, ...]) -> int:
 def _every(mesh: Mesh, axes: tuple[int, ...]) -> list[list[int]]:
     """Ranks of all groups over `axes`, in a fixed order."""
     firsts = [mesh.coordinate(rank) for rank in range(mesh.size)]
-    return [[_rank(mesh, c) for c in members(mesh, axes, first)] for first in firsts
+    return [[_rank(mesh, c) for c in mesh.members(axes, first)] for first in firsts
             if all(first[a] == 0 for a in axes)]
 
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, prod
 
-from autoddl.candidates import Candidate, Posed, Task, bounds, posed
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.problem import Problem, Solution
+from autoddl.planner.candidates import Candidate, Posed, bounds, posed
+from autoddl.planner.task import Task
 from autoddl.search import Above, Space, is_large, lower_bound, relax, solve, space_of
 
 __all__ = ["Answer", "Job", "Jobs"]

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from autoddl.cost_models import Cluster, Group
-from autoddl.exchange import TAGS, exchange
+from autoddl.runtime.message_collectives import TAGS, exchange
 from autoddl.schedule.message_programs import chosen
 
 __all__ = ["Transport"]

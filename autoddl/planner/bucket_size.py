@@ -11,7 +11,7 @@ from autoddl.core.graph import Graph
 from autoddl.core.hubs import planned
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster
-from autoddl.rebuild import question_of
+from autoddl.planner.question import question_of
 from autoddl.schedule.buckets import gather_buckets, gradient_buckets, parameter_edges
 from autoddl.schedule.issue_order import Known
 from autoddl.schedule.timeline import timeline_of

@@ -1,0 +1,1 @@
+"""A plan on real tensors: one rank."""
