@@ -197,7 +197,7 @@ def test_workers_keep_the_order_and_pass_errors_on() -> None:
 
 def test_workers_do_not_outlive_who_is_killed() -> None:
     script = ("import os, time, sys\n"
-              "from autoddl.workers import mapper\n"
+              "from autoddl.planner.process_pool import mapper\n"
               "def stay(_):\n    os.write(1, b'%d\\n' % os.getpid())\n    time.sleep(60)\n"
               "with mapper(stay, 2) as run:\n    list(run([1, 2]))\n")
     for number in (signal.SIGKILL, signal.SIGTERM):
