@@ -28,7 +28,7 @@ _HOMES = {"plan": "autoddl.api", "compare": "autoddl.api", "parallelize": "autod
 
 def __getattr__(name: str) -> Any:
     if name == "checkpoint":
-        return import_module("autoddl.checkpoint")
+        return import_module("autoddl.runtime.checkpoint")
     if name not in _HOMES:
         raise AttributeError(f"module 'autoddl' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from rich.console import Group as Lines
 from rich.console import RenderableType
 
-from autoddl.answers import Explained, Named, Other, PinPrice, Proved
 from autoddl.core.names import folded
 from autoddl.core.plan import Plan
 from autoddl.cost_models.units import show_bytes, show_seconds
-from autoddl.difference import Difference, Group
-from autoddl.front import DevicePoint, PointOfBytes
-from autoddl.relax import Relaxation
+from autoddl.explain.diff import Difference, Group
+from autoddl.explain.explain import Explained, Named, Other, PinPrice, Proved
+from autoddl.explain.pareto import DevicePoint, PointOfBytes
+from autoddl.explain.relax import Relaxation
 from autoddl.tabular import columns, grid
 
 __all__ = ["bytes_table", "devices_table", "difference_table", "explained_table", "pins_table", "proof_table",

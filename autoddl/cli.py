@@ -35,7 +35,7 @@ from autoddl.cli_validate import register as register_validate
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError, MachineError
 from autoddl.core.files import check_file, check_folder
 from autoddl.core.plan import load_plan
-from autoddl.launch import leave
+from autoddl.launch.launch import leave
 
 if TYPE_CHECKING:
     from autoddl.cost_models import Cluster
@@ -88,7 +88,7 @@ def _plan(factory: FactoryText, cluster: ClusterPath, set_: Set = None, mesh: Me
                          factory=made.to_json(), progress=progress, workers=workers, overlap=overlap, **asked)
         except Infeasible as error:
             if relax:
-                from autoddl.relax import relaxations
+                from autoddl.explain.relax import relaxations
                 rows = relaxations(model, place, sample, needed=error.needed, progress=progress, **asked)
                 Console(stderr=True).print(relaxation_table(rows))
             raise
@@ -164,7 +164,7 @@ def _run(plan: PlanPath, factory: FactoryText, set_: Set = None,
     check_folder(save)
     made = Factory.parse(factory, settings(set_ or ())).with_defaults(read.factory)
     with _progress() as progress:
-        from autoddl.running import run
+        from autoddl.launch.run import run
         ran = run(plan, read, made, steps=steps, lr=lr, save=save, cluster=cluster, record=kept, progress=progress)
     if ran is not None:
         _print(report.run_table(ran), ran.to_json(), as_json)
@@ -179,7 +179,7 @@ def _verify(plan: PlanPath, factory: FactoryText, set_: Set = None,
     read = load_plan(plan)
     made = Factory.parse(factory, settings(set_ or ())).with_defaults(read.factory)
     with _progress() as progress:
-        from autoddl.verify import verify
+        from autoddl.launch.verify import verify
         checked = verify(read, made, max_ranks=max_ranks, progress=progress)
     _print(report.verification_table(checked), checked.to_json(), as_json)
     if not checked.passed:

@@ -48,7 +48,8 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
                  best: Annotated[int, typer.Option(min=1, help="exact alternatives of each name")] = 3,
                  as_json: AsJson = False) -> None:
         """Say why a plan is as it is, and what else there is."""
-        from autoddl import answer_tables, answers
+        from autoddl import answer_tables
+        from autoddl.explain import explain
         asked = [word for word, given in (("NAME", names), ("--proof", proof or everywhere), ("--pins", pins)) if given]
         if len(asked) > 1:
             raise InputError(f"explain answers one question at a time, not {' and '.join(asked)}: ask them one by one")
@@ -57,13 +58,13 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
             table: RenderableType
             data: Any
             if proof or everywhere:
-                checked = answers.proved(read, everywhere)
+                checked = explain.proved(read, everywhere)
                 table, data = answer_tables.proof_table(checked), plain(checked) | {"gap": checked.gap}
             elif pins:
-                rows = answers.price_of_pins(read, progress)
+                rows = explain.price_of_pins(read, progress)
                 table, data = answer_tables.pins_table(read, rows), [plain(row) for row in rows]
             else:
-                said = answers.explain(read, tuple(names or ()), best)
+                said = explain.explain(read, tuple(names or ()), best)
                 table, data = answer_tables.explained_table(said), plain(said)
         show(table, data, as_json)
 
@@ -72,20 +73,22 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
                devices: Annotated[bool, typer.Option("--devices", help="against the number of devices")] = False,
                as_json: AsJson = False) -> None:
         """Seconds against bytes a device, or devices."""
-        from autoddl import answer_tables, front
+        from autoddl import answer_tables
+        from autoddl.explain import pareto
         read = load_plan(plan)
         with bar() as progress:
             if devices:
-                counted = front.front_of_devices(read, progress)
+                counted = pareto.front_of_devices(read, progress)
                 table, data = answer_tables.devices_table(counted), [plain(point) for point in counted]
             else:
-                points = front.front_of_bytes(read, progress=progress)
+                points = pareto.front_of_bytes(read, progress=progress)
                 table, data = answer_tables.bytes_table(read, points), [plain(point) for point in points]
         show(table, data, as_json)
 
     @app.command("diff")
     def _diff(a: PlanPath, b: Other, as_json: AsJson = False) -> None:
         """Say what differs between two plans, and its worth."""
-        from autoddl import answer_tables, difference
-        found = difference.difference(load_plan(a), load_plan(b))
+        from autoddl import answer_tables
+        from autoddl.explain import diff
+        found = diff.difference(load_plan(a), load_plan(b))
         show(answer_tables.difference_table(found), plain(found), as_json)

@@ -40,7 +40,7 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
                  seconds: Seconds = 140.0, shaped: Shaped = False, as_json: AsJson = False) -> None:
         """Time the device and links, and write it into the cluster file."""
         from autoddl.core.processes import joined
-        from autoddl.launch import leave
+        from autoddl.launch.launch import leave
         from autoddl.measure import measure
         if not joined() or os.environ["RANK"] == "0":  # which writes
             check_file(output or (cluster if cluster.exists() else None))

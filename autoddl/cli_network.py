@@ -15,8 +15,8 @@ from autoddl.cost_models.links import PROTOCOLS
 from autoddl.tabular import columns
 
 if TYPE_CHECKING:
-    from autoddl.network_share import Share
-    from autoddl.network_work import Traced
+    from autoddl.explain.communication_share import Share
+    from autoddl.explain.data_parallel_work import Traced
 
 __all__ = ["register"]
 
@@ -48,12 +48,12 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
         """Table what communication takes of a data parallel step."""
         place, build = load_cluster(cluster), _builder(model, set_ or [])
         width, waits = _width(gradient), float(parse(host, "seconds"))
-        from autoddl.network_share import Network, shares
+        from autoddl.explain.communication_share import Network, shares
         networks = [Network.parse(text) for text in protocol or [name for name, p in PROTOCOLS.items() if p.network]]
         counts = _counts(ranks)
         with bar() as progress:
             progress("capturing the model", 0, 1)
-            from autoddl.network_work import traced
+            from autoddl.explain.data_parallel_work import traced
             one = traced(*build())
             found = shares(one, place, networks, counts or _powers(one, place), overlap=overlap, gradient=width,
                            host=waits)

@@ -16,9 +16,9 @@ from autoddl.cost_models import show_bytes, show_seconds
 from autoddl.tabular import columns, grid
 
 if TYPE_CHECKING:
-    from autoddl.compare_run import Compared
     from autoddl.core.record import Record
-    from autoddl.figures import Miss, Pair, Row
+    from autoddl.explain.compare_run import Compared
+    from autoddl.explain.record_statistics import Miss, Pair, Row
 
 __all__ = ["NoRecord", "RecordPath", "record_path", "register"]
 
@@ -54,8 +54,8 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
                      trace: Annotated[Path | None, typer.Option(metavar="FILE.json", help="both, for Perfetto")] = None,
                      as_json: AsJson = False) -> None:
         """Set a plan beside the record of its run."""
-        from autoddl.compare_run import compare_run
         from autoddl.core.record import read_record
+        from autoddl.explain.compare_run import compare_run
         check_file(trace)
         read, recorded = load_plan(plan), read_record(record)
         found = compare_run(read, recorded)
@@ -68,8 +68,8 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
 
 def _trace(plan: Plan, record: "Record") -> str:
     """The prediction above the step whose length is the middle one, on every rank."""
-    from autoddl.compare_run import foreseen
-    from autoddl.figures import later
+    from autoddl.explain.compare_run import foreseen
+    from autoddl.explain.record_statistics import later
     from autoddl.perfetto import trace_text
     steps = later(record)
     first = sorted((step for step in steps if step.rank == steps[0].rank), key=lambda step: step.seconds)

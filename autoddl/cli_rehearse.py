@@ -15,7 +15,7 @@ from autoddl.core.plan import load_plan
 from autoddl.cost_models import show_bytes, show_seconds
 
 if TYPE_CHECKING:
-    from autoddl.rehearse import Rehearsal
+    from autoddl.launch.rehearse import Rehearsal
 
 __all__ = ["register"]
 
@@ -42,7 +42,7 @@ def register(app: typer.Typer, show: Print, bar: Bar) -> None:
                                                          help="a collective takes at most")] = 600.0,
                   record: RecordPath = None, no_record: NoRecord = False, as_json: AsJson = False) -> None:
         """Train a plan here, on links shaped as its cluster's."""
-        from autoddl.rehearse import rehearse
+        from autoddl.launch.rehearse import rehearse
         read, kept = load_plan(plan), record_path(plan, record, no_record)
         made = Factory.parse(factory, settings(set_ or ())).with_defaults(read.factory)
         with bar() as progress:

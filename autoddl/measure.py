@@ -28,8 +28,9 @@ from autoddl.core.errors import InputError
 from autoddl.core.files import write_atomically
 from autoddl.core.processes import joined
 from autoddl.cost_models import Cluster, parse_cluster
-from autoddl.launch import launch
-from autoddl.places import check_ranks, placed
+from autoddl.launch.launch import launch
+from autoddl.launch.machine import check_ranks
+from autoddl.launch.places import placed
 
 __all__ = ["SECONDS", "Measured", "Request", "measure", "stated", "with_measured"]
 

@@ -17,12 +17,12 @@ import torch.distributed as dist
 
 from autoddl.core.errors import InputError
 from autoddl.cost_models import Cluster, parse_cluster
+from autoddl.launch.jobs import Job, serve
 from autoddl.measure import Request, origin
 from autoddl.measure_cases import SMALL, USUAL
 from autoddl.measure_device import clock_of, measure_kernels, rows_of
 from autoddl.measure_links import SIZES, measure_links, mesh_of
 from autoddl.runtime.world import device_of, join, take
-from autoddl.worker import Job, serve
 
 __all__ = ["measured"]
 

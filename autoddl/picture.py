@@ -9,11 +9,11 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from autoddl.compare_run import foreseen, foreseen_bytes
 from autoddl.core.errors import InputError
 from autoddl.core.files import write_atomically
 from autoddl.core.plan import Plan
 from autoddl.core.record import own_seconds
+from autoddl.explain.compare_run import foreseen, foreseen_bytes
 from autoddl.schedule.memory_line import MemoryLine
 from autoddl.schedule.timeline import Foreseen
 

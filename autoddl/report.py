@@ -21,8 +21,8 @@ from autoddl.tabular import columns, grid
 
 if TYPE_CHECKING:
     from autoddl.api import Comparison, Raced
-    from autoddl.running import Ran
-    from autoddl.verify import Verification
+    from autoddl.launch.run import Ran
+    from autoddl.launch.verify import Verification
 
 __all__ = ["comparison_rows", "comparison_table", "plan_table", "raced_rows", "raced_table", "run_table", "summary",
            "text", "verification_table"]

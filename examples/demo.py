@@ -26,9 +26,9 @@ import autoddl
 from autoddl import report
 from autoddl.core.errors import MachineError
 from autoddl.cost_models import load_cluster
-from autoddl.launch import Place, launch, leave
-from autoddl.network import check_machine, network
-from autoddl.places import places_of
+from autoddl.launch.launch import Place, launch, leave
+from autoddl.launch.places import places_of
+from autoddl.launch.shaped_network import check_machine, network
 
 CLUSTERS = Path(__file__).parent / "clusters"
 SHAPED, UNSHAPED = CLUSTERS / "rehearsal-2x2-200.yaml", CLUSTERS / "laptop.yaml"

@@ -17,17 +17,17 @@ from shell import LAPTOP, shell
 from test_search import random_problem
 
 from autoddl import api
-from autoddl.answers import explain, price_of_pins, proved
-from autoddl.breakdown import shares
 from autoddl.capture.capture import capture
 from autoddl.core.errors import Infeasible, InputError, MismatchError
 from autoddl.core.graph import graph_from_text, graph_to_text
 from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import parse, parse_cluster
-from autoddl.difference import difference
-from autoddl.front import front_of_bytes, front_of_devices, least_bytes, resized
+from autoddl.explain.breakdown import shares
+from autoddl.explain.diff import difference
+from autoddl.explain.explain import explain, price_of_pins, proved
+from autoddl.explain.pareto import front_of_bytes, front_of_devices, least_bytes, resized
+from autoddl.explain.relax import relaxations
 from autoddl.planner.question import again, rebuild
-from autoddl.relax import relaxations
 from autoddl.search import solve
 from autoddl.search.certify.alternatives import alternatives, bounding, pinned_to
 from autoddl.search.certify.min_marginals import beliefs

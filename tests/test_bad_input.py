@@ -19,7 +19,7 @@ import autoddl
 from autoddl.capture.factory import Factory
 from autoddl.core.errors import Infeasible, InputError, MachineError, MismatchError
 from autoddl.core.processes import signals_raise
-from autoddl.launch import launch
+from autoddl.launch.launch import launch
 
 TINY = FACTORY.removesuffix(":tiny")
 ALONE = """
@@ -268,7 +268,7 @@ def ranks(folder: Path, text: str) -> list[str]:
         import os, sys, signal, threading
         sys.path.append({str(ROOT / "tests")!r})
         import autoddl
-        from autoddl.launch import leave, report_failure
+        from autoddl.launch.launch import leave, report_failure
         from tiny import tiny
         rank = int(os.environ["RANK"])
         try:

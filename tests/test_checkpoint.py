@@ -16,10 +16,10 @@ from shell import FACTORY, shell
 from tiny import tiny
 
 import autoddl
-from autoddl import worker
 from autoddl.capture.capture import Captured, capture
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.core.plan import Plan
+from autoddl.launch.train import train as train_job
 from autoddl.runtime import checkpoint
 from autoddl.runtime.parallelize import ParallelModel, parallelize
 
@@ -264,7 +264,7 @@ def test_a_run_is_refused_before_it_trains(tmp_path: Path, monkeypatch: pytest.M
     autoddl.plan(tiny(), tmp_path / "one.yaml").save(plan)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="work is there and is no checkpoint"):
-        worker.train({"save": "work", "plan": "nowhere.json", "factory": {}}, print)
+        train_job({"save": "work", "plan": "nowhere.json", "factory": {}}, print)
     for target in ("work", "."):
         said = shell("run", str(plan), FACTORY, "--steps", "1", "--save", target)
         assert said.code == 2 and len(said.err.strip().splitlines()) == 1 and "give" in said.err, said

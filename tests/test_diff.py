@@ -13,7 +13,7 @@ from torch import nn
 
 from autoddl import api
 from autoddl.core.plan import Plan
-from autoddl.difference import difference
+from autoddl.explain.diff import difference
 from autoddl.planner.question import rebuild
 
 MESH = "net=2,node=2"

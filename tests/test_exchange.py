@@ -14,8 +14,8 @@ from torch import Tensor
 
 from autoddl.core.layout import Mesh
 from autoddl.cost_models import algorithms, parse_cluster
-from autoddl.launch import Place, launch
-from autoddl.network import PORT, network
+from autoddl.launch.launch import Place, launch
+from autoddl.launch.shaped_network import PORT, network
 from autoddl.runtime.message_collectives import exchange
 from autoddl.runtime.process_groups import Groups
 

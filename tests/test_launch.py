@@ -12,7 +12,7 @@ import pytest
 
 from autoddl.core.errors import MachineError, MismatchError
 from autoddl.core.processes import joined, signals_raise
-from autoddl.launch import launch
+from autoddl.launch.launch import launch
 from autoddl.planner.process_pool import mapper
 
 
@@ -49,7 +49,7 @@ def test_every_rank_gets_the_environment_of_torchrun(tmp_path: Path) -> None:
 def test_a_ranks_own_error_becomes_the_launchers_and_ends_all(tmp_path: Path) -> None:
     command = script(tmp_path, """
         from autoddl.core.errors import MachineError, MismatchError
-        from autoddl.launch import report_failure
+        from autoddl.launch.launch import report_failure
         if rank == 2:
             report_failure(MachineError("rank 1 is gone"))
             sys.exit(4)
@@ -86,7 +86,8 @@ def test_a_timeout_names_the_ranks_that_still_run(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends ranks with their launcher on Linux only")
 def test_no_rank_outlives_a_killed_launcher(tmp_path: Path) -> None:
     command = script(tmp_path, "time.sleep(600)")
-    parent = subprocess.Popen([sys.executable, "-c", f"from autoddl.launch import launch; launch(2, {command!r})"])
+    code = f"from autoddl.launch.launch import launch; launch(2, {command!r})"
+    parent = subprocess.Popen([sys.executable, "-c", code])
     until = time.monotonic() + 20
     while len(alive(tmp_path)) < 2 and time.monotonic() < until:
         time.sleep(0.05)

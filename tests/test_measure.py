@@ -15,7 +15,7 @@ from autoddl.cost_models import Cluster, Device, Kernel, collective, kernel_seco
 from autoddl.cost_models import parse_cluster as parse
 from autoddl.cost_models.collectives import Group
 from autoddl.cost_models.curves import curve_of, text_of
-from autoddl.launch import launch
+from autoddl.launch.launch import launch
 from autoddl.measure import measure, stated
 from autoddl.measure_cases import SMALL, Case, cases, kernels
 from autoddl.measure_device import low, spread

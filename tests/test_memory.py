@@ -16,9 +16,9 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from autoddl.api import plan
 from autoddl.capture.capture import capture
 from autoddl.capture.sample import as_sample, parted
-from autoddl.compare_run import foreseen, foreseen_bytes
 from autoddl.core.hubs import planned
 from autoddl.core.plan import Plan, load_plan
+from autoddl.explain.compare_run import foreseen, foreseen_bytes
 from autoddl.operators.footprints.footprint import Call
 from autoddl.operators.footprints.storages import Value, contiguous, viewed
 from autoddl.operators.footprints.table import footprint_of

@@ -23,9 +23,9 @@ from autoddl.capture.sample import Sample, parted
 from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.hubs import planned
 from autoddl.core.plan import Plan
+from autoddl.launch.check import mismatches
 from autoddl.runtime.parallelize import ParallelModel, parallelize
 from autoddl.schedule.traffic import traffic
-from autoddl.worker import mismatches
 
 STEPS = 3
 ROWS = 8

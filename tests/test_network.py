@@ -16,8 +16,8 @@ from shell import FACTORY, shell
 
 from autoddl.core.errors import InputError, MachineError
 from autoddl.cost_models import Cluster, load_cluster, parse_cluster
-from autoddl.launch import Place, launch
-from autoddl.network import check_machine, commands, layout_of, network, remove_stale
+from autoddl.launch.launch import Place, launch
+from autoddl.launch.shaped_network import check_machine, commands, layout_of, network, remove_stale
 from autoddl.schedule.uplink_bytes import leaving
 
 CLUSTERS = Path(__file__).parent.parent / "examples" / "clusters"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from shell import FACTORY, LAPTOP, shell
 
-from autoddl.compare_run import foreseen, foreseen_bytes
 from autoddl.core.plan import load_plan
+from autoddl.explain.compare_run import foreseen, foreseen_bytes
 from autoddl.planner.question import rebuild
 
 

@@ -11,11 +11,11 @@ from test_outer import task_of
 from test_plans import CLUSTERS
 from test_search import random_problem
 
-from autoddl.answers import proved
 from autoddl.api import plan
 from autoddl.core.errors import Infeasible
 from autoddl.core.layout import Mesh
 from autoddl.core.problem import Problem
+from autoddl.explain.explain import proved
 from autoddl.planner.candidates import Candidate, posed
 from autoddl.pricing.space import everything
 from autoddl.search import solve

@@ -20,7 +20,6 @@ from shell import FACTORY, PAIR, Said, shell
 from tiny import Tiny
 
 from autoddl.capture.capture import Captured, capture
-from autoddl.compare_run import foreseen
 from autoddl.core.errors import InputError
 from autoddl.core.hubs import planned
 from autoddl.core.plan import Plan, load_plan
@@ -37,7 +36,8 @@ from autoddl.core.record import (
     step_text,
 )
 from autoddl.cost_models.timeline import simulate
-from autoddl.figures import Pair, late, later, misses, typical
+from autoddl.explain.compare_run import foreseen
+from autoddl.explain.record_statistics import Pair, late, later, misses, typical
 from autoddl.planner.bucket_size import SIZES, in_best_buckets
 from autoddl.runtime.parallelize import parallelize
 from autoddl.runtime.record_writer import step_of

@@ -16,8 +16,8 @@ from test_network import cluster, owned_by, shaping
 from autoddl.api import plan
 from autoddl.capture.factory import Factory
 from autoddl.core.errors import MachineError
-from autoddl.rehearse import Rehearsal, rehearse
-from autoddl.running import Ran
+from autoddl.launch.rehearse import Rehearsal, rehearse
+from autoddl.launch.run import Ran
 
 STEPS, TIMEOUT = 6, 5.0
 

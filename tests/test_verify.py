@@ -18,8 +18,8 @@ import autoddl
 from autoddl.capture.factory import Factory
 from autoddl.core.errors import InputError
 from autoddl.core.layout import Mesh
-from autoddl.verify import Verification, _check_memory, _seated, shrunk, verify
-from autoddl.worker import _gradient_error
+from autoddl.launch.check import _gradient_error
+from autoddl.launch.verify import Verification, _check_memory, _seated, shrunk, verify
 
 PINS = ["blocks.*.up.weight: pair=S(0)", "blocks.*.down.weight: pair=S(1)", "head.weight: machine=S(0)"]
 
@@ -140,7 +140,7 @@ def test_a_rank_that_yields_nan_fails_whichever_it_is(monkeypatch: pytest.Monkey
 
     factory = Factory.parse(FACTORY)
     plan = planned(factory, LAPTOP, mesh="machine=2,pair=2")
-    monkeypatch.setattr("autoddl.verify.launch", launched)
+    monkeypatch.setattr("autoddl.launch.verify.launch", launched)
     checked = verify(plan, factory)
     assert not checked.passed and checked.gradient_error == math.inf
 
@@ -170,7 +170,7 @@ def test_a_model_that_yields_nan_itself_is_refused(tmp_path: Path, start: float,
 def test_memory_that_caches_hold_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sysconf", lambda name: 0)
     _check_memory(1000, 2)
-    monkeypatch.setattr("autoddl.verify.free_bytes", lambda: 40_000.0)
+    monkeypatch.setattr("autoddl.launch.verify.free_bytes", lambda: 40_000.0)
     with pytest.raises(InputError, match="3 processes with 0 million weights in float64 need"):
         _check_memory(1000, 2)
 

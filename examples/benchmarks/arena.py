@@ -34,10 +34,10 @@ from torch_rivals import RATE, Rival, stepper
 
 from autoddl.core.plan import load_plan
 from autoddl.cost_models import load_cluster
-from autoddl.launch import launch
+from autoddl.launch.launch import launch
+from autoddl.launch.places import places_of
+from autoddl.launch.shaped_network import network
 from autoddl.measure_device import clock_of
-from autoddl.network import network
-from autoddl.places import places_of
 from autoddl.pulse import pulse, settled
 from autoddl.runtime.parallelize import parallelize
 

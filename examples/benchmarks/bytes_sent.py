@@ -16,7 +16,7 @@ from statistics import median
 
 from autoddl.capture.factory import Factory
 from autoddl.core.plan import load_plan
-from autoddl.rehearse import rehearse
+from autoddl.launch.rehearse import rehearse
 
 MODELS = str(Path(__file__).parent / "small_models.py")
 LEAST = 1e5

@@ -25,7 +25,7 @@ from autoddl.api import compare
 from autoddl.capture.sample import Sample
 from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import Cluster, load_cluster
-from autoddl.launch import launch, leave
+from autoddl.launch.launch import launch, leave
 from autoddl.runtime.parallelize import parallelize
 
 CLUSTER = """name: memory

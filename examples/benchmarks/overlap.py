@@ -23,12 +23,12 @@ from gpt import gpt
 
 from autoddl.api import compare
 from autoddl.capture.factory import Factory
-from autoddl.compare_run import foreseen
 from autoddl.core.plan import Plan
 from autoddl.core.record import Event, Step, hidden_seconds, read_record
-from autoddl.figures import later, typical
+from autoddl.explain.compare_run import foreseen
+from autoddl.explain.record_statistics import later, typical
+from autoddl.launch.rehearse import rehearse
 from autoddl.planner.bucket_size import in_best_buckets
-from autoddl.rehearse import rehearse
 
 EXAMPLES = Path(__file__).parent.parent
 CLUSTER = EXAMPLES / "clusters" / "rehearsal-4x1-200.yaml"

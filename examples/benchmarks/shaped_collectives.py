@@ -24,8 +24,8 @@ import torch.distributed as dist
 
 from autoddl.cost_models import Cluster, Group, collective, load_cluster
 from autoddl.cost_models.groups import crossings
-from autoddl.launch import Place, launch
-from autoddl.network import PORT, layout_of, network
+from autoddl.launch.launch import Place, launch
+from autoddl.launch.shaped_network import PORT, layout_of, network
 from autoddl.runtime.message_collectives import exchange
 from autoddl.schedule.message_programs import leaving
 

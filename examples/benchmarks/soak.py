@@ -27,9 +27,9 @@ from gpt import gpt
 
 import autoddl
 from autoddl.cost_models import load_cluster
-from autoddl.launch import launch, leave
-from autoddl.network import network
-from autoddl.places import places_of
+from autoddl.launch.launch import launch, leave
+from autoddl.launch.places import places_of
+from autoddl.launch.shaped_network import network
 from autoddl.runtime import checkpoint
 
 CLUSTER = Path(__file__).parent.parent / "clusters" / "rehearsal-2x2-200.yaml"

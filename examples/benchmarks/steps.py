@@ -27,7 +27,7 @@ from gpt import gpt
 import autoddl
 from autoddl.capture.sample import Sample
 from autoddl.cost_models import load_cluster
-from autoddl.launch import launch
+from autoddl.launch.launch import launch
 from autoddl.measure import measure
 from autoddl.measure_device import low
 from autoddl.runtime.parallelize import parallelize

@@ -1,4 +1,4 @@
-"""What a rank of a rehearsal runs: `python -m autoddl.rehearse_rank JOB.json`.
+"""What a rank of a rehearsal runs: `python -m autoddl.launch.rehearse_rank JOB.json`.
 
 It trains, as a rank of `run` does, and tells the seconds of each step, whether the last step's collectives were those
 of the plan, and, on rank 0, what crossed the uplinks a step. The first step, in which connections are made, does not
@@ -15,10 +15,12 @@ import torch.distributed as dist
 
 from autoddl.capture.factory import Factory
 from autoddl.core.plan import load_plan
-from autoddl.network import Uplink, sent_over
+from autoddl.launch.check import mismatches
+from autoddl.launch.jobs import serve
+from autoddl.launch.shaped_network import Uplink, sent_over
+from autoddl.launch.train import built, one_step, recorded
 from autoddl.runtime.parallelize import ParallelModel, parallelize
 from autoddl.schedule.uplink_bytes import planned_bytes
-from autoddl.worker import built, mismatches, one_step, recorded, serve
 
 __all__ = ["trained"]
 

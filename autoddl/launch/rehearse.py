@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from autoddl.capture.factory import Factory
-from autoddl.compare_run import foreseen
 from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.plan import Plan
 from autoddl.core.processes import joined
 from autoddl.core.record import read_record
 from autoddl.cost_models import Cluster, load_cluster, parse_cluster
-from autoddl.figures import later, typical
-from autoddl.free_memory import free_bytes
-from autoddl.launch import launch
-from autoddl.places import check_ranks, placed
+from autoddl.explain.compare_run import foreseen
+from autoddl.explain.record_statistics import later, typical
+from autoddl.launch.launch import launch
+from autoddl.launch.machine import check_ranks, free_bytes
+from autoddl.launch.places import placed
 
 __all__ = ["Crossed", "Rehearsal", "rehearse"]
 
@@ -101,7 +101,7 @@ def rehearse(path: Path, plan: Plan, factory: Factory, *, steps: int = 10, lr: f
         job = {"plan": str(path.resolve()), "factory": factory.to_json(), "steps": steps, "lr": lr, "folder": name,
                "timeout": timeout, "uplinks": [asdict(uplink) for uplink in uplinks], "record": str(kept)}
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
-        launch(plan.mesh.size, [sys.executable, "-m", "autoddl.rehearse_rank", str(folder / "job.json")],
+        launch(plan.mesh.size, [sys.executable, "-m", "autoddl.launch.rehearse_rank", str(folder / "job.json")],
                places=places, tick=lambda: tell("rehearsing", len(_losses(folder)), steps))
         found = [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(plan.mesh.size)]
         made = _rehearsal(plan, found, _losses(folder), note if shaped else "on loopback, not shaped")

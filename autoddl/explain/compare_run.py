@@ -16,7 +16,7 @@ from autoddl.core.graph import Graph
 from autoddl.core.hubs import planned
 from autoddl.core.plan import Plan
 from autoddl.core.record import Event, Record, Step
-from autoddl.figures import Miss, Pair, Row, late, later, misses, rows, typical
+from autoddl.explain.record_statistics import Miss, Pair, Row, late, later, misses, rows, typical
 from autoddl.planner.question import question_of
 from autoddl.schedule.memory_line import MemoryLine, memory_line
 from autoddl.schedule.timeline import Foreseen, timeline_of

@@ -15,13 +15,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from autoddl.breakdown import block_of
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Tensor, graph_from_text
 from autoddl.core.hubs import HUB
 from autoddl.core.names import folded
 from autoddl.core.plan import Plan
 from autoddl.cost_models import show_bytes
+from autoddl.explain.breakdown import block_of
 from autoddl.planner.batch_scaling import stretched
 from autoddl.planner.question import Rebuilt, rebuild
 from autoddl.pricing.space import Choice, Variable

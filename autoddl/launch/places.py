@@ -4,20 +4,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from autoddl.core.errors import InputError
 from autoddl.cost_models import Cluster
-from autoddl.launch import Place
-from autoddl.network import PORT, Network, Uplink, network
+from autoddl.launch.launch import Place
+from autoddl.launch.shaped_network import PORT, Network, Uplink, network
 
-__all__ = ["check_ranks", "placed", "places_of"]
-
-
-def check_ranks(ranks: int, instead: str) -> None:
-    """InputError where so many ranks are more than this machine takes; `instead` says what to do."""
-    most = max(16, 4 * (os.cpu_count() or 1))
-    if ranks > most:
-        raise InputError(f"{ranks} ranks, and this machine takes {most}: {instead}, like "
-                         "examples/clusters/rehearsal-4x1-200.yaml")
+__all__ = ["placed", "places_of"]
 
 
 @contextmanager

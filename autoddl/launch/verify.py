@@ -28,8 +28,8 @@ from autoddl.capture.factory import Factory
 from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.layout import Axis, Mesh
 from autoddl.core.plan import Plan
-from autoddl.free_memory import free_bytes
-from autoddl.launch import launch
+from autoddl.launch.launch import launch
+from autoddl.launch.machine import free_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -81,7 +81,8 @@ def verify(plan: Plan, factory: Factory, *, max_ranks: int = 8, timeout: float =
         job = {"task": "check", "plan": str(folder / "plan.json"), "factory": factory.to_json(), "folder": name}
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
         tell(f"{small.mesh.size} ranks", 1, 2)
-        launch(small.mesh.size, [sys.executable, "-m", "autoddl.worker", str(folder / "job.json")], timeout=timeout)
+        command = [sys.executable, "-m", "autoddl.launch.worker", str(folder / "job.json")]
+        launch(small.mesh.size, command, timeout=timeout)
         found = [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(small.mesh.size)]
     wrong = [f"rank {rank} {text}" for rank, one in enumerate(found) for text in one["mismatches"]]
     loss, gradient = (_worst([one[name] for one in found]) for name in ("loss_error", "gradient_error"))
@@ -122,7 +123,7 @@ def _write_truth(plan: Plan, factory: Factory, folder: Path, ranks: int) -> None
     from autoddl.capture.materialize import materialised
     from autoddl.capture.sample import parted
     from autoddl.capture.trace import check_held
-    from autoddl.worker import built
+    from autoddl.launch.train import built
 
     model, batch = built(factory)
     captured = capture(model, parted(batch, plan.microbatches))

@@ -13,12 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from autoddl.breakdown import Share, peak_at, shares
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Op
 from autoddl.core.hubs import HUB
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Problem
+from autoddl.explain.breakdown import Share, peak_at, shares
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.question import Rebuilt, answered, counted, posed, question_of, rebuild, tried
 from autoddl.pricing.space import Variable

@@ -15,7 +15,8 @@ from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.plan import Plan
 from autoddl.core.processes import joined
 from autoddl.cost_models import load_cluster
-from autoddl.launch import launch
+from autoddl.launch.launch import launch
+from autoddl.launch.machine import most_ranks
 
 __all__ = ["Ran", "run"]
 
@@ -65,7 +66,7 @@ def _join(job: dict[str, Any], plan: Plan, tell: Progress) -> dict[str, Any] | N
     if world != plan.mesh.size:
         raise MismatchError(f"the plan's mesh '{plan.mesh}' has {plan.mesh.size} ranks, but {world} were started; "
                             f"start {plan.mesh.size}, or plan for {world}")
-    from autoddl.worker import train
+    from autoddl.launch.train import train
 
     if job["record"] and os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:  # several machines: parts
         job = {**job, "record": f"{job['record']}.{os.environ['RANK']}", "record_alone": True}
@@ -81,7 +82,7 @@ def _join(job: dict[str, Any], plan: Plan, tell: Progress) -> dict[str, Any] | N
 
 def _start(job: dict[str, Any], plan: Plan, tell: Progress) -> dict[str, Any]:
     """All ranks on this machine."""
-    most = max(16, 4 * (os.cpu_count() or 1))
+    most = most_ranks()
     if plan.mesh.size > most:
         raise InputError(f"the plan is for {plan.mesh.size} ranks, this machine takes {most}; start it on the cluster, "
                          "with torchrun -m autoddl.cli run ... or srun autoddl run ...")
@@ -93,7 +94,7 @@ def _start(job: dict[str, Any], plan: Plan, tell: Progress) -> dict[str, Any]:
             written = folder / "losses-0"
             tell("training", len(written.read_text().splitlines()) if written.exists() else 0, job["steps"])
 
-        launch(plan.mesh.size, [sys.executable, "-m", "autoddl.worker", str(folder / "job.json")], tick=tick)
+        launch(plan.mesh.size, [sys.executable, "-m", "autoddl.launch.worker", str(folder / "job.json")], tick=tick)
         found = json.loads((folder / "result-0.json").read_text())
         assert isinstance(found, dict), found
         return found

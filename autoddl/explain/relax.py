@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
 from autoddl.cost_models import Cluster, load_cluster, parse, show_bytes
 from autoddl.cost_models.units import bytes_above
-from autoddl.front import resized
+from autoddl.explain.pareto import resized
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.question import Question, answered
 

@@ -1,0 +1,1 @@
+"""Questions about a plan, a model or a run, answered as values."""

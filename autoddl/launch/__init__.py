@@ -1,0 +1,1 @@
+"""Ranks on this machine, on shaped links: run, verify, rehearse."""

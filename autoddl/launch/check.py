@@ -1,0 +1,86 @@
+"""Compares one rank's step with the plan and with one process."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autoddl.capture.capture import capture
+from autoddl.capture.factory import Factory
+from autoddl.capture.float64 import cast, widened
+from autoddl.capture.sample import parted
+from autoddl.core.hubs import planned
+from autoddl.core.layout import Layout, Mesh, extents
+from autoddl.core.plan import load_plan
+from autoddl.launch.jobs import Job
+from autoddl.launch.train import built
+from autoddl.runtime.parallelize import ParallelModel, parallelize
+from autoddl.runtime.world import device_of
+from autoddl.schedule.traffic import traffic
+
+__all__ = ["check", "mismatches"]
+
+
+def check(job: Job) -> dict[str, Any]:
+    """The collectives of a step against the plan's, then a step in float64 against the truth."""
+    factory, plan = Factory(**job["factory"]), load_plan(job["plan"])
+    model, batch = built(factory, drawn=True)
+    parallel = parallelize(model, plan, batch)
+    parallel.step(batch)
+    wrong = mismatches(parallel)
+    model, batch = built(factory, drawn=True)
+    captured = widened(capture(model, parted(batch, plan.microbatches)))
+    exact = ParallelModel(model.double(), plan, captured, planned(captured.graph), parallel.groups,
+                          device_of(plan.backend), 0)
+    loss = float(exact.step(cast(batch)))
+    truth = torch.load(Path(job["folder"], "truth.pt"), map_location="cpu", weights_only=True, mmap=True)
+    return {"loss_error": _part(abs(loss - truth["loss"]), abs(truth["loss"])), "mismatches": wrong,
+            "gradient_error": _gradient_error(exact, truth["gradients"])}
+
+
+def _gradient_error(parallel: ParallelModel, gradients: dict[str, Tensor]) -> float:
+    """The largest difference of this rank's pieces from the truth's, as a part of the largest gradient there is."""
+    largest = max(map(_largest, gradients.values()), default=0.0)
+    stored = {s.fqn: s.layout for s in parallel.plan.stored}
+    worst = 0.0
+    for name, parameter in parallel.named_parameters():
+        if name in gradients:
+            whole = Layout.broadcast(parallel.plan.mesh)
+            piece = _piece(gradients[name], stored.get(name, whole), parallel.plan.mesh,
+                           parallel.groups.coordinate)
+            grad = parameter.grad
+            mine = torch.zeros_like(piece) if grad is None else getattr(grad, "_local_tensor", grad)
+            worst = max(worst, _part(_largest(mine.cpu() - piece), largest))
+    return worst
+
+
+def _largest(tensor: Tensor) -> float:
+    """The largest magnitude, 0 of no elements; NaN where any is."""
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+def _part(difference: float, whole: float) -> float:
+    """`difference` as a part of `whole`; infinite where it is no number, which no comparison finds too large."""
+    return difference / (whole or 1.0) if math.isfinite(difference) else math.inf
+
+
+def _piece(whole: Tensor, layout: Layout, mesh: Mesh, at: tuple[int, ...]) -> Tensor:
+    """The part of a tensor that the rank at `at` holds."""
+    for dim, (offset, size) in enumerate(extents(tuple(whole.shape), layout, mesh, at)):
+        whole = whole.narrow(dim, offset, size)
+    return whole
+
+
+def mismatches(parallel: ParallelModel) -> list[str]:
+    """Collectives that the plan has and the record has not, or the other way round."""
+    def rows(many: Iterable[Any]) -> Counter[str]:
+        return Counter(f"{one.direction} {one.kind} over {one.axes} of {one.nbytes} bytes" for one in many)
+
+    expected = rows(traffic(parallel.plan, parallel.graph, parallel.groups.coordinate))
+    recorded = rows(parallel.recorder.executed)
+    return [f"not run: {text} x {n}" for text, n in (expected - recorded).items()] + \
+           [f"not planned: {text} x {n}" for text, n in (recorded - expected).items()]

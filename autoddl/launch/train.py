@@ -1,0 +1,73 @@
+"""Trains one rank of a plan."""
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoddl.capture.factory import Factory
+from autoddl.capture.materialize import SEED, filled, materialised
+from autoddl.capture.sample import Sample, as_sample, sample_for
+from autoddl.core.plan import Plan, load_plan
+from autoddl.launch.jobs import Job
+from autoddl.runtime import checkpoint
+from autoddl.runtime.parallelize import ParallelModel, parallelize
+from autoddl.runtime.record_writer import RecordWriter
+
+__all__ = ["built", "one_step", "recorded", "train"]
+
+
+def built(factory: Factory, drawn: bool = False) -> tuple[nn.Module, Sample]:
+    """The factory's model and batch, the same in every process; `drawn`: weights of the meta device get some values."""
+    torch.manual_seed(SEED)
+    model, given = factory.build()
+    batch = filled(model, as_sample(given) if given is not None else sample_for(model))
+    return materialised(model) if drawn else model, batch
+
+
+def train(job: Job, tell: Callable[[float], None]) -> dict[str, Any]:
+    """AdamW on the factory's batch; `tell` hears every loss. What cannot be saved to is refused before the first."""
+    if job.get("save"):
+        checkpoint.check(job["save"])
+    plan, factory = load_plan(job["plan"]), Factory(**job["factory"])
+    model, batch = built(factory)
+    log = recorded(job, plan)
+    parallel = parallelize(model, plan, batch)
+    optimizer = torch.optim.AdamW(parallel.parameters(), lr=job["lr"])
+    losses, seconds = [], []
+    for number in range(job["steps"]):
+        loss, took = one_step(parallel, optimizer, batch, log, number)
+        losses.append(loss)
+        seconds.append(took)
+        tell(loss)
+    if job.get("save"):
+        checkpoint.save(parallel, optimizer, job["save"])
+    return {"losses": losses, "step_seconds": statistics.median(seconds[1:] or seconds)}
+
+
+def recorded(job: Job, plan: Plan) -> RecordWriter | None:
+    """This rank's part of the record that the job asks for; the first rank makes the file, so before all meet."""
+    if not job.get("record"):
+        return None
+    return RecordWriter(job["record"], plan, int(os.environ["RANK"]), alone=job.get("record_alone", False))
+
+
+def one_step(parallel: ParallelModel, optimizer: torch.optim.Optimizer, batch: Sample, log: RecordWriter | None,
+             number: int) -> tuple[float, float]:
+    """Train on `batch`, step `number` of the run: the loss, and the seconds that it took with the optimizer."""
+    recorder = parallel.recorder
+    recorder.timed = log is not None
+    start = time.perf_counter_ns()
+    loss = parallel.step(batch)
+    recorder.direction = "update"
+    optimizer.step()
+    optimizer.zero_grad()
+    said = float(loss)
+    end = time.perf_counter_ns()
+    if log is not None:
+        log.write(recorder, number, start, end)
+    return said, (end - start) / 1e9

@@ -1,0 +1,23 @@
+"""What a launched rank runs: `python -m autoddl.launch.worker JOB.json`.
+
+A job is {"task": "train" or "check", "plan": a file, "factory": {...}, "folder": where results go, ...}. Rank r leaves
+`result-r.json` there, or its one line for the launcher.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from autoddl.launch.check import check
+from autoddl.launch.jobs import Job, serve
+from autoddl.launch.train import train
+
+
+def _work(job: Job, losses: Path) -> Any:
+    if job["task"] != "train":
+        return check(job)
+    with open(losses, "w", buffering=1, encoding="utf-8") as file:
+        return train(job, lambda loss: print(loss, file=file))
+
+
+if __name__ == "__main__":
+    serve(_work)
