@@ -23,7 +23,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 import autoddl
-from autoddl import report
+from autoddl.cli import plan_tables
 from autoddl.core.errors import MachineError
 from autoddl.cost_models import load_cluster
 from autoddl.launch.launch import Place, launch, leave
@@ -155,7 +155,7 @@ def main() -> int:
     console = Console(soft_wrap=True)
     cluster, shaped = chosen(console)
     plan = autoddl.plan(model(), cluster, batch(corpus(), 0), name="gpt")
-    print(report.text(report.plan_table(plan)), "\n", flush=True)
+    print(plan_tables.text(plan_tables.plan_table(plan)), "\n", flush=True)
     with placed(cluster, shaped) as places:
         together, seconds = four_processes(plan, places, console)
     alone = one_process(console)

@@ -8,7 +8,7 @@ import io
 from dataclasses import dataclass
 from pathlib import Path
 
-from autoddl.cli import main
+from autoddl.cli.main import main
 
 __all__ = ["FACTORY", "LAPTOP", "PAIR", "Said", "shell"]
 

@@ -325,7 +325,7 @@ def test_the_verbs_print_tables_and_json(free: Plan, insisted: Plan, tmp_path: P
 def test_explaining_does_not_wait_for_torch(free: Plan, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     free.save(path)
-    code = (f"import sys; from autoddl.cli import main\ntry: main(['explain', {str(path)!r}, '--proof'])\n"
+    code = (f"import sys; from autoddl.cli.main import main\ntry: main(['explain', {str(path)!r}, '--proof'])\n"
             "finally: assert 'torch' not in sys.modules")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

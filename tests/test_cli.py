@@ -19,10 +19,11 @@ from tiny import tiny
 from torch import nn
 
 import autoddl
-from autoddl import api, report
+from autoddl import api
 from autoddl.capture.factory import Factory, settings
+from autoddl.cli import plan_tables
+from autoddl.cli.plan_tables import plan_table, summary
 from autoddl.planner.mesh_search import Found, search
-from autoddl.report import plan_table, summary
 
 KEYS = {"predicted_seconds", "bound_seconds", "gap", "mesh", "peak_bytes", "wall_seconds", "capture_seconds",
         "solve_seconds", "candidates", "fallback_ops"}
@@ -98,7 +99,7 @@ def test_show_repeats_the_plan(path: Path) -> None:
 
 
 def test_reading_a_plan_does_not_wait_for_torch(path: Path) -> None:
-    code = (f"import sys; from autoddl.cli import main\ntry: main(['show', {str(path)!r}])\n"
+    code = (f"import sys; from autoddl.cli.main import main\ntry: main(['show', {str(path)!r}])\n"
             "finally: assert 'torch' not in sys.modules")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -249,11 +250,11 @@ def test_parameters_with_capital_letters_are_shown_with_their_use() -> None:
     """With the graph that the plan keeps, and of its names alone."""
     model = nn.Sequential(OrderedDict(Wi=nn.Linear(8, 8), wi=nn.Linear(8, 8), out=Summed()))
     made = api.plan(model, LAPTOP, (torch.zeros(8, 8),), mesh="machine=2,pair=2", pins=("*.weight: pair=S(0)",))
-    lines = [" ".join(line.split()) for line in report.text(plan_table(made)).splitlines()]
+    lines = [" ".join(line.split()) for line in plan_tables.text(plan_table(made)).splitlines()]
     for layer in ("Wi", "wi"):
         assert f"{layer}.weight B S(0) B B pair: S(0)->B pair: B->S(0)" in lines
         assert f"{layer} linear B B B B" in lines
-    assert "Wi.weight  B S(0)  B B" in report.text(plan_table(replace(made, source={})))
+    assert "Wi.weight  B S(0)  B B" in plan_tables.text(plan_table(replace(made, source={})))
 
 
 class Summed(nn.Module):

@@ -10,17 +10,17 @@ import torch
 from shell import shell
 from torch.nn import functional as F
 
+from autoddl.calibrate.fits import Point, fitted, host_of
+from autoddl.calibrate.kernel_cases import SMALL, Case, cases, kernels
+from autoddl.calibrate.kernel_timing import low, spread
+from autoddl.calibrate.machine_speed import settled
+from autoddl.calibrate.measure import measure, stated
 from autoddl.core.errors import InputError
 from autoddl.cost_models import Cluster, Device, Kernel, collective, kernel_seconds, least_seconds, load_cluster
 from autoddl.cost_models import parse_cluster as parse
 from autoddl.cost_models.collectives import Group
 from autoddl.cost_models.curves import curve_of, text_of
 from autoddl.launch.launch import launch
-from autoddl.measure import measure, stated
-from autoddl.measure_cases import SMALL, Case, cases, kernels
-from autoddl.measure_device import low, spread
-from autoddl.measure_fits import Point, fitted, host_of
-from autoddl.pulse import settled
 
 LAPTOP = """# A machine.
 name: two

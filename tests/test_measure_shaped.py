@@ -8,13 +8,13 @@ import pytest
 from test_measure import LAPTOP, device, moved, written
 from test_network import shaping
 
+from autoddl.calibrate.machine_speed import pulse, steadied
+from autoddl.calibrate.measure import measure
 from autoddl.core.errors import InputError
 from autoddl.cost_models import kernel_seconds, load_cluster
 from autoddl.cost_models import parse_cluster as parse
 from autoddl.cost_models.machine import Host
 from autoddl.cost_models.measured import paced
-from autoddl.measure import measure
-from autoddl.pulse import pulse, steadied
 
 
 def test_a_pulse_is_the_time_of_a_fixed_work() -> None:

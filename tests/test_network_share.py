@@ -16,7 +16,7 @@ from autoddl.core.hubs import planned
 from autoddl.cost_models import Group, collective, load_cluster
 from autoddl.explain.communication_share import Network, over, shares
 from autoddl.explain.data_parallel_work import Work, traced, work_of
-from autoddl.network_models import MODELS
+from autoddl.validation.share_models import MODELS
 
 CLUSTER = str(Path(__file__).parent.parent / "examples" / "clusters" / "two-a100-pcie.yaml")
 TINY = f"{Path(__file__).parent / 'tiny.py'}:tiny"

@@ -5,11 +5,11 @@ from itertools import product
 
 import pytest
 
+from autoddl.cli.pipeline_text import grid
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline import Action, Schedule, held, needs, peaks, validate
 from autoddl.core.pipeline_schedules import generate
 from autoddl.cost_models.pipelines import pipeline
-from autoddl.draw import grid
 
 DEPTHS = range(2, 9)
 LINES = [(text, depth, n) for depth in range(1, 9) for n in (1, depth, 2 * depth, 3 * depth + 1)

@@ -5,12 +5,12 @@ from math import inf, nan
 
 import pytest
 
+from autoddl.cli.pipeline_text import draw
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline_schedules import generate
 from autoddl.cost_models.events import FLOOR, Where, overlapping
 from autoddl.cost_models.pipelines import pipeline, with_ends
 from autoddl.cost_models.timeline import COMPUTE, Task, Timeline, edges_of, simulate
-from autoddl.draw import draw
 
 PUBLISHED = [  # ranks, microbatches, F, B, W, transfer in ms; bubble of 1F1B, of ZB-H1
     (8, 24, 18.522, 18.086, 9.337, 0.601, 0.2431, 0.1585), (8, 32, 18.513, 18.086, 9.331, 0.626, 0.1985, 0.1242),

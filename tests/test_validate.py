@@ -11,16 +11,16 @@ from shell import shell
 
 from autoddl.core.errors import InputError
 from autoddl.cost_models import Group, collective
-from autoddl.validate import _recomputing, priced, validate
-from autoddl.validate_graph import captured, graph_of
-from autoddl.validate_memory import peak_bytes
-from autoddl.validate_model import Shape
-from autoddl.validate_parts import parts_of
-from autoddl.validate_places import cluster_of
-from autoddl.validate_runs import NEEDED, Run, read_runs
-from autoddl.validate_scores import Priced, scores
-from autoddl.validate_software import recomputed
-from autoddl.validate_step import step
+from autoddl.validation.clusters import cluster_of
+from autoddl.validation.layers import Shape
+from autoddl.validation.memory import peak_bytes
+from autoddl.validation.run_parts import parts_of
+from autoddl.validation.runs import NEEDED, Run, read_runs
+from autoddl.validation.scores import Priced, scores
+from autoddl.validation.software import recomputed
+from autoddl.validation.step import step
+from autoddl.validation.templates import captured, graph_of
+from autoddl.validation.validate import _recomputing, priced, validate
 
 ROW = {"row_id": "1", "source_id": "made up", "model": "GPT", "layers": 32, "hidden": 4096, "heads": 32, "n_gpus": 8,
        "dp": 2, "tp": 4, "pp": 1, "seq": 2048, "global_batch": 64, "gpu_type": "A100-SXM4-80GB", "iter_time_s": 7.0,

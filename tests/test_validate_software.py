@@ -12,20 +12,20 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from autoddl import validate_layer, validate_software
 from autoddl.capture.capture import capture
 from autoddl.capture.sample import Sample
 from autoddl.cost_models import elementwise_seconds
 from autoddl.operators.work import base, work
-from autoddl.validate import _recomputing
-from autoddl.validate_kernels import Asked, passes_on
-from autoddl.validate_layer import part
-from autoddl.validate_memory import peak_bytes
-from autoddl.validate_model import Shape
-from autoddl.validate_parts import parts_of
-from autoddl.validate_places import cluster_of
-from autoddl.validate_software import SOFTWARE, attention_slowdown, recomputed, software_of
-from autoddl.validate_step import _layer, step
+from autoddl.validation import priced_part, software
+from autoddl.validation.clusters import cluster_of
+from autoddl.validation.kernels import Asked, passes_on
+from autoddl.validation.layers import Shape
+from autoddl.validation.memory import peak_bytes
+from autoddl.validation.priced_part import part
+from autoddl.validation.run_parts import parts_of
+from autoddl.validation.software import SOFTWARE, attention_slowdown, recomputed, software_of
+from autoddl.validation.step import _layer, step
+from autoddl.validation.validate import _recomputing
 
 SHARDED = {"framework": "PyTorch FSDP", "dp": 8, "tp": 1, "zero_stage": 3, "vocab": 50368}
 
@@ -36,7 +36,7 @@ def test_fsdp_copies_what_it_gathers_and_reduces(tmp_path: Path, monkeypatch: py
         one = run(tmp_path, **SHARDED | {"framework": name})
         with monkeypatch.context() as patch:
             bare = replace(SOFTWARE[name], packed=0.0, unpacked=0.0)
-            patch.setattr(validate_software, "SOFTWARE", {name: bare})
+            patch.setattr(software, "SOFTWARE", {name: bare})
             without = step(one, 2).seconds
         values = sum(part.values * (32 if kind == "layer" else 1) for kind, part in parts_of(one, 2).items())
         copied = 4 * elementwise_seconds(cluster_of(one).device, moved * values)
@@ -95,7 +95,7 @@ def test_copies_of_tokens_are_sorted_by_expert(tmp_path: Path, monkeypatch: pyte
     mixed = run(tmp_path, framework="Megatron-Bridge", moe_experts=8, moe_topk=2, ep=8, dp=8, tp=1, gated_ffn=1)
     sorted_ = parts_of(mixed, 1)["layer"]
     part.cache_clear()
-    monkeypatch.setattr(validate_layer, "_add_sorting", lambda *anything: None)
+    monkeypatch.setattr(priced_part, "_add_sorting", lambda *anything: None)
     plain = parts_of(mixed, 1)["layer"]
     part.cache_clear()
     copies, device = 2.0 * 2048 * 2 * 4096, cluster_of(mixed).device
@@ -156,7 +156,7 @@ def test_biases_of_experts_and_clamps_are_kernels_of_their_own(tmp_path: Path, m
     one = run(tmp_path, **BIASED)
     with_ = parts_of(one, 1)["layer"]
     with monkeypatch.context() as patch:
-        patch.setattr(validate_software, "BIASED", ())
+        patch.setattr(software, "BIASED", ())
         without = parts_of(one, 1)["layer"]
     (clamp, clamp_back), (bias, bias_back) = _counted(_clamped), _counted(_added)
     device = cluster_of(one).device

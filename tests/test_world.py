@@ -9,11 +9,11 @@ import zoo
 from planmaker import random_plans
 from shell import ROOT
 
+from autoddl.calibrate.rank import _device
+from autoddl.calibrate.request import Request
 from autoddl.core.errors import InputError, MachineError
 from autoddl.core.layout import Mesh
 from autoddl.cost_models import load_cluster
-from autoddl.measure import Request
-from autoddl.measure_rank import _device
 from autoddl.runtime.parallelize import parallelize
 from autoddl.runtime.process_groups import Groups
 from autoddl.runtime.world import agree, device_of, take

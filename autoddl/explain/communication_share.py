@@ -17,7 +17,8 @@ from autoddl.core.plan import BUCKET_BYTES
 from autoddl.cost_models import Cluster, Group, Level, collective, parse
 from autoddl.cost_models.links import expanded, protocol_of
 from autoddl.cost_models.timeline import Task, simulate
-from autoddl.explain.data_parallel_work import HOST, Traced, Work, work_of
+from autoddl.explain.data_parallel_work import Traced, Work, work_of
+from autoddl.pricing.price import HOST
 
 __all__ = ["Network", "Share", "over", "shares"]
 

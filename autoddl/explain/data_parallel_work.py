@@ -20,14 +20,11 @@ from autoddl.core.graph import Graph, Kind
 from autoddl.core.hubs import HUB, planned
 from autoddl.core.layout import Layout, Mesh
 from autoddl.cost_models import Cluster, elementwise_seconds
-from autoddl.pricing.price import Pricing, pass_seconds
+from autoddl.pricing.price import HOST, UPDATE, Pricing, pass_seconds
 from autoddl.pricing.space import Choice
-from autoddl.validate_software import Software
 
-__all__ = ["HOST", "UPDATE", "Traced", "Work", "traced", "work_of"]
+__all__ = ["Traced", "Work", "traced", "work_of"]
 
-HOST, UPDATE = Software().host, Software().update
-"""Seconds of the host per operator of the graph and pass, bytes that clipping and Adam move per parameter."""
 PRIMES = (1009, 1013, 1019, 1021, 1031, 1033)
 
 

@@ -38,11 +38,17 @@ from autoddl.operators.work import Work, work
 from autoddl.pricing.choices import Choice
 from autoddl.pricing.routes import Routes, routes
 
-__all__ = ["OPTIMIZERS", "Kernels", "Pricing", "cone_cost", "end_seconds", "floor_seconds", "inner_seconds",
-           "kernel_of", "op_seconds", "pass_seconds", "routes_of"]
+__all__ = ["HOST", "OPTIMIZERS", "UPDATE", "Kernels", "Pricing", "cone_cost", "end_seconds", "floor_seconds",
+           "inner_seconds", "kernel_of", "op_seconds", "pass_seconds", "routes_of"]
 
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "adafactor": 0}
 """Optimizer -> state tensors per parameter, in the parameter's dtype."""
+
+HOST = 100e-6
+"""Seconds of the host per operator of the graph and pass, where a program launches kernels one by one."""
+
+UPDATE = 40
+"""Bytes that clipping and AdamW move per parameter."""
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]

@@ -32,13 +32,13 @@ from small_models import made
 from torch import Tensor
 from torch_rivals import RATE, Rival, stepper
 
+from autoddl.calibrate.kernel_timing import clock_of
+from autoddl.calibrate.machine_speed import pulse, settled
 from autoddl.core.plan import load_plan
 from autoddl.cost_models import load_cluster
 from autoddl.launch.launch import launch
 from autoddl.launch.places import places_of
 from autoddl.launch.shaped_network import network
-from autoddl.measure_device import clock_of
-from autoddl.pulse import pulse, settled
 from autoddl.runtime.parallelize import parallelize
 
 __all__ = ["CLUSTERS", "Turns", "contest"]

@@ -8,7 +8,7 @@ they are written. Copies of an earlier call serve again.
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from autoddl.measure import measure
+from autoddl.calibrate.measure import measure
 
 __all__ = ["calibrated"]
 

@@ -13,7 +13,7 @@ from statistics import fmean
 from autoddl.cost_models import load_cluster
 from autoddl.explain.communication_share import Network, shares
 from autoddl.explain.data_parallel_work import traced
-from autoddl.network_models import MODELS
+from autoddl.validation.share_models import MODELS
 
 CLUSTER, RANKS = "examples/clusters/two-a100-pcie.yaml", (2, 4, 8)
 PUBLISHED = {

@@ -25,11 +25,11 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from gpt import gpt
 
 import autoddl
+from autoddl.calibrate.kernel_timing import low
+from autoddl.calibrate.measure import measure
 from autoddl.capture.sample import Sample
 from autoddl.cost_models import load_cluster
 from autoddl.launch.launch import launch
-from autoddl.measure import measure
-from autoddl.measure_device import low
 from autoddl.runtime.parallelize import parallelize
 
 CLUSTER = """name: one core

@@ -14,9 +14,9 @@ from dataclasses import replace
 from math import exp, log
 from statistics import fmean
 
-from autoddl.validate import priced
-from autoddl.validate_places import cluster_of
-from autoddl.validate_runs import Run, read_runs
+from autoddl.validation.clusters import cluster_of
+from autoddl.validation.runs import Run, read_runs
+from autoddl.validation.validate import priced
 
 STEP = 0.05
 

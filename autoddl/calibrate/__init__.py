@@ -1,0 +1,1 @@
+"""Times this machine into a cluster file."""

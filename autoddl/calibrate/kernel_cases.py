@@ -1,0 +1,174 @@
+"""What is timed of a device: one operator of every kind of work, at the points of a grid of sizes.
+
+    products        m, n, k      of `sides` and `wide`             linear, whose n is a vocabulary; bmm of BATCH pairs
+    convolutions    (pixels, 9 * channels in, channels out)        3 x 3, of one padding
+    attention       queries and head size                          causal and full, HEADS heads
+    memory          bytes                                          one operator of each kind of `kinds`, rows of ROW;
+                                                                   rows of BLOCK looked up
+
+Which kernels an operator has, what they are called and how much they work is asked of the planner itself (`kernels`),
+so a point of a curve means what a price asks for.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from autoddl.calibrate import kernel_cases as operators
+from autoddl.capture.capture import capture
+from autoddl.capture.sample import Sample
+from autoddl.core.graph import Graph
+from autoddl.cost_models import Kernel
+from autoddl.operators.kernels import custom_ops
+from autoddl.operators.work import base, work
+from autoddl.pricing.price import kernel_of
+
+__all__ = ["SMALL", "USUAL", "Case", "Known", "Scale", "batch_normalise", "cases", "causal", "convolution", "gather",
+           "index", "kernels", "mean", "normalise", "pool"]
+
+BATCH, HEADS, ROW, BLOCK, IMAGES, PIXELS = 16, 8, 256, 2**14, 8, 64
+
+
+Known = dict[tuple[Callable[..., Tensor], torch.dtype], Graph]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How large the grids are: sides m and k of products, `wide` their n, all sides of batched ones, (pixels along a
+    side, channels in, channels out) of convolutions, (queries, head sizes) of attention, elements of what is bound by
+    memory."""
+
+    sides: tuple[int, ...]
+    wide: tuple[int, ...]
+    batched: tuple[int, ...]
+    convolution: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    attention: tuple[tuple[int, ...], tuple[int, ...]]
+    elements: tuple[int, ...]
+
+
+USUAL = Scale((1, 16, 64, 256, 1024), (1, 16, 64, 256, 1024, 4096), (1, 16, 64, 256),
+              ((2, 8, 32), (3, 16, 64, 256), (16, 64, 256)), ((16, 64, 256, 1024), (16, 32, 64, 128)),
+              (2**10, 2**13, 2**16, 2**19, 2**22, 2**23))
+SMALL = Scale((32,), (32,), (16,), ((4,), (3,), (8,)), ((16,), (8,)), (2**10,))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`op` of tensors of `shapes`, and then of whole numbers below `below` in a tensor of `indices`; in a graph the
+    operator is called `target`."""
+
+    target: str
+    op: Callable[..., Tensor]
+    shapes: tuple[tuple[int, ...], ...]
+    indices: tuple[int, ...] | None = None
+    below: int = 1
+
+    def tensors(self, noise: Tensor) -> list[Tensor]:
+        """Fresh inputs with gradients, of the values of `noise`; then the indices."""
+        made = [noise[: prod(shape)].clone().view(shape).requires_grad_() for shape in self.shapes]
+        return made + ([] if self.indices is None else [torch.randint(self.below, self.indices, device=noise.device)])
+
+
+class _Alone(nn.Module):
+    """A case as a model: its loss is the sum."""
+
+    def __init__(self, case: Case, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.op = case.op
+        with torch.device("meta"):
+            self.inputs = nn.ParameterList(nn.Parameter(torch.empty(shape, dtype=dtype)) for shape in case.shapes)
+
+    def forward(self, *indices: Tensor) -> Tensor:
+        return self.op(*self.inputs, *indices).sum()
+
+
+def kernels(case: Case, dtype: torch.dtype, known: Known) -> tuple[Kernel, tuple[Kernel, ...]]:
+    """The kernels that the planner prices, forward and backward. `known` gathers what was captured: an operator that
+    takes the case's tensors alone is the same graph at every size."""
+    if (graph := known.get((case.op, dtype))) is None:
+        sample = () if case.indices is None else (torch.zeros(case.indices, dtype=torch.int64, device="meta"),)
+        graph = capture(_Alone(case, dtype), Sample(sample)).graph
+    op = next(op for op in graph.ops if base(op) == case.target)
+    shapes = [tuple(graph.tensors[t].shape for t in ts) for ts in (op.inputs, op.outputs)]
+    if len(op.inputs) == len(case.shapes) and len(op.outputs) == 1:
+        known[case.op, dtype] = graph
+        made = case.op(*(torch.empty(shape, dtype=dtype, device="meta") for shape in case.shapes))
+        shapes = [case.shapes, (tuple(made.shape),)]
+    forward, backward = work(op, graph, shapes[0], shapes[1], graph.differentiable())
+    name = str(dtype).removeprefix("torch.")
+    return kernel_of(forward[0], name), tuple(kernel_of(one, name) for one in backward)
+
+
+def cases(scale: Scale) -> Iterator[Case]:
+    """All that is timed of one dtype."""
+    for m, n, k in product(scale.sides, scale.wide, scale.sides):
+        yield Case("aten.linear", F.linear, ((m, k), (n, k)))
+    for m, n, k in product(scale.batched, repeat=3):
+        yield Case("aten.bmm", torch.bmm, ((BATCH, m, k), (BATCH, k, n)))
+    for side, before, after in product(*scale.convolution):
+        yield Case("aten.conv2d", operators.convolution, ((IMAGES, before, side, side), (after, before, 3, 3)))
+    for queries, size in product(*scale.attention):
+        for op in (operators.causal, F.scaled_dot_product_attention):
+            yield Case("aten.scaled_dot_product_attention", op, ((1, HEADS, queries, size),) * 3)
+    for elements in scale.elements:
+        yield from _memory(elements // ROW)
+
+
+def _memory(rows: int) -> Iterator[Case]:
+    """One operator of each kind on (rows, ROW); images of the same size, a table that is gathered from."""
+    wide, side = ((rows, ROW),), max(2, int((rows * ROW / PIXELS) ** 0.5))
+    image = (1, PIXELS, side, side)
+    yield Case("aten.add", torch.add, wide * 2)
+    yield Case("aten.mul", torch.mul, wide * 2)
+    yield Case("aten.neg", torch.neg, wide)
+    yield Case("aten.gelu", F.gelu, wide)
+    yield Case("aten.mean", operators.mean, wide)
+    yield Case("aten.layer_norm", operators.normalise, (*wide, (ROW,), (ROW,)))
+    yield Case("aten._native_batch_norm_legit_functional", operators.batch_normalise, (image, (PIXELS,), (PIXELS,)))
+    for row in (ROW, BLOCK):
+        if found := rows * ROW // row:
+            table = max(found // 4, 2)
+            yield Case("aten.embedding", operators.gather, ((table, row),), (found,), table)
+            yield Case("aten.index", operators.index, ((table, row),), (found,), table)
+    yield Case("aten.max_pool2d", operators.pool, (image,))
+    yield Case("autoddl.token_loss", custom_ops.token_loss, wide, (rows,), ROW)
+
+
+def convolution(x: Tensor, weight: Tensor) -> Tensor:
+    return F.conv2d(x, weight, padding=1)
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def mean(x: Tensor) -> Tensor:
+    return x.mean(-1, keepdim=True)
+
+
+def normalise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], weight, bias)
+
+
+def batch_normalise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    mean, variance = torch.zeros_like(weight), torch.ones_like(weight)
+    found: tuple[Tensor, ...] = torch.ops.aten._native_batch_norm_legit_functional(
+        x, weight, bias, mean, variance, True, 0.1, 1e-5)
+    return found[0]
+
+
+def gather(weight: Tensor, indices: Tensor) -> Tensor:
+    return F.embedding(indices, weight)
+
+
+def index(x: Tensor, indices: Tensor) -> Tensor:
+    return x[indices]
+
+
+def pool(x: Tensor) -> Tensor:
+    return F.max_pool2d(x, 2)

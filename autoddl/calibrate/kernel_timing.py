@@ -1,0 +1,177 @@
+"""Times a device's kernels: every case in turn, again and again, and of each the low end.
+
+    seconds of a point = the 20th percentile over the rounds        spread = (80th - 20th percentile) / 20th
+
+Where ranks share a core, the others' work is no disturbance but the usual state: there it is the median. Every rank
+begins its rounds elsewhere (`first`): ranks that compute are seldom at the same kernel, and two threads of one core
+that are get less done than two that are not.
+
+A round goes once through all cases, so that a disturbance of seconds touches one round and not one curve; on a CPU each
+case is timed beside a pulse, by which longer ones are taken out (`pulse`). Each time, as
+many instances of the operator run as fill half of a large cache: forward on an input that was just read, as in a model,
+and with their other inputs new; backward in one call of autograd, on what was kept long ago. On a CPU with one thread
+the seconds are those of the process, which other processes touch little; where more ranks run than cores, each has that
+part of a core. With more threads they are wall-clock seconds, as on a GPU, from one synchronisation to the next (the
+instances run back to back; not run on a GPU so far).
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from math import ceil, prod
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autoddl.calibrate.kernel_cases import USUAL, Case, Known, Scale, cases, kernels
+from autoddl.calibrate.machine_speed import pulse, settled, steadied
+from autoddl.cost_models import Kernel
+
+__all__ = ["FEWEST", "Timed", "clock_of", "low", "measure_kernels", "rows_of", "spread"]
+
+WORKING_SET = 8 * 2**20
+"""Bytes of the instances together."""
+MOST, FEWEST = 16, 3
+"""Instances at most, rounds at least."""
+MEETINGS = 4
+"""How often in a round all ranks take the pulse together."""
+
+Clock = Callable[[], float]
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(slots=True)
+class Timed:
+    """A kernel and the seconds of each round."""
+
+    kernel: Kernel
+    seconds: list[float] = field(default_factory=list)
+    beside: list[int] = field(default_factory=list)
+    """Which pulse was taken before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """A case with its kernels: forward, then those of backward, each with the inputs whose gradients it yields."""
+
+    case: Case
+    dtype: torch.dtype
+    forward: Timed
+    backward: tuple[tuple[Timed, tuple[int, ...]], ...]
+
+    def instances(self) -> int:
+        one = sum(prod(shape) for shape in self.case.shapes) * 2 * self.dtype.itemsize
+        return max(1 if self.forward.kernel.flops > 5e8 else 2, min(MOST, WORKING_SET // one))
+
+
+def low(values: Sequence[float], part: float = 0.2) -> float:
+    """The 20th percentile, or another one."""
+    return sorted(values)[int(part * (len(values) - 1) + 0.5)]
+
+
+def spread(values: Sequence[float]) -> float:
+    """(80th - 20th percentile) / 20th."""
+    ordered = sorted(values)
+    return (ordered[int(0.8 * (len(values) - 1) + 0.5)] - low(values)) / low(values)
+
+
+def clock_of(device: torch.device, threads: int, slowdown: float) -> Clock:
+    """Seconds so far, for differences; `slowdown`: ranks that share a core."""
+    if device.type == "cuda":
+        def synchronised() -> float:
+            torch.cuda.synchronize(device)
+            return time.perf_counter()
+        return synchronised
+    if threads > 1:
+        return time.perf_counter
+    return lambda: time.process_time() * slowdown
+
+
+def measure_kernels(device: torch.device, dtypes: Sequence[torch.dtype], clock: Clock, seconds: float,
+                    scale: Scale = USUAL, progress: Progress | None = None, first: float = 0.0,
+                    meet: Callable[[], object] = lambda: None) -> tuple[list[Timed], float]:
+    """All kernels of all cases, timed for `seconds`, and FEWEST rounds, the first to warm up, in any case; and the
+    usual pulse meanwhile, 0 where none is taken: that of ranks that `meet` and take it together, as it is taken later,
+    MEETINGS times in each of FEWEST rounds. A round begins at the part `first` of the cases."""
+    began, tell = time.monotonic(), progress or (lambda what, done, total: None)
+    known: Known = {}
+    points = [_point(case, dtype, known) for dtype in dtypes for case in cases(scale)]
+    largest = max(prod(shape) for point in points for shape in point.case.shapes)
+    noise = {dtype: torch.randn(largest, device=device).to(dtype) for dtype in dtypes}
+    beat, beats, met = pulse(clock) if device.type == "cpu" else lambda: 0.0, list[float](), list[tuple[int, float]]()
+    start = int(first * len(points))
+    for rounds in count():
+        for i, point in enumerate((*points[start:], *points[:start])):
+            if rounds >= FEWEST and time.monotonic() - began > seconds:
+                break
+            beats.append(beat())
+            if rounds < FEWEST and i % ceil(len(points) / MEETINGS) == 0:
+                met.append((len(beats) - 1, settled(beat, meet)))
+            _time(point, noise[point.dtype], clock, len(beats) - 1, warm=not rounds)
+            tell("timing kernels", min(int(time.monotonic() - began), int(seconds)), int(seconds))
+        else:
+            continue
+        break
+    found = [timed for point in points for timed in (point.forward, *(timed for timed, _ in point.backward))]
+    if device.type != "cpu":
+        return found, 0.0
+    for timed in found:
+        timed.seconds = steadied([*zip(timed.beside, timed.seconds, strict=True)], beats)
+    return found, median(steadied(met, beats))
+
+
+def _point(case: Case, dtype: torch.dtype, known: Known) -> _Point:
+    forward, backward = kernels(case, dtype, known)
+    every = tuple(range(len(case.shapes)))
+    wanted = [every] if len(backward) == 1 else [(i,) for i in every]
+    found = tuple((Timed(k), which) for k, which in zip(backward, wanted, strict=True) if k.name != forward.name)
+    return _Point(case, dtype, Timed(forward), found)
+
+
+def _time(point: _Point, noise: Tensor, clock: Clock, beat: int, warm: bool) -> None:
+    """One visit, beside pulse `beat`; a first one only warms up."""
+    case, many = point.case, point.instances()
+    made = [case.tensors(noise) for _ in range(many)]
+    gradients: list[Tensor] = []
+    for timed, wanted in point.backward:
+        outputs, leaves = [case.op(*tensors) for tensors in made], [tensors[i] for tensors in made for i in wanted]
+        gradients = gradients or [torch.ones_like(outputs[0])] * many
+        took = _seconds(partial(torch.autograd.grad, outputs, leaves, gradients), clock)
+        if not warm:
+            timed.seconds.append(took / many)
+            timed.beside.append(beat)
+        del outputs
+    took = _seconds(lambda: [case.op(made[0][0], *tensors[1:]) for tensors in made], clock)
+    if not warm:
+        point.forward.seconds.append(took / many)
+        point.forward.beside.append(beat)
+
+
+def _seconds(run: Callable[[], object], clock: Clock) -> float:
+    start = clock()
+    kept = run()
+    end = clock()
+    del kept
+    return max(end - start, 1e-9)
+
+
+def rows_of(timed: Sequence[Timed], shared: bool = False) -> list[dict[str, Any]]:
+    """The curves as they are written: one per name and dtype, points row major on their grid. `shared`: ranks share
+    cores."""
+    found: dict[tuple[str, str], dict[tuple[float, ...], Timed]] = {}
+    for one in timed:
+        found.setdefault((one.kernel.name, one.kernel.dtype), {})[one.kernel.sizes] = one
+    rows = []
+    for (name, dtype), points in found.items():
+        ordered = [points[at] for at in sorted(points)]
+        grid = [sorted({at[i] for at in points}) for i in range(len(next(iter(points))))]
+        assert prod(map(len, grid)) == len(points), f"{name} has no whole grid"
+        rows.append({"name": name, "dtype": dtype, "grid": grid,
+                     "work": [t.kernel.work for t in ordered],
+                     "seconds": [float(f"{low(t.seconds, 0.5 if shared else 0.2):.4g}") for t in ordered],
+                     "spread": [float(f"{spread(t.seconds):.2g}") for t in ordered]})
+    return rows

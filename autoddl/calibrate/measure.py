@@ -1,0 +1,135 @@
+"""Measures the device and the links of a cluster, here, and writes what came of it into the cluster's file.
+
+    alone            the kernels of the device, in one process of `threads` threads
+    ranks = N        the same in N processes at once, which share cores and memory; then the links of every level
+    shaped           ranks in network namespaces, on links as slow as the cluster's (`network`): as in a rehearsal
+    under torchrun   the same by the ranks that are there
+
+What is written is only what was timed: nothing is invented for a device that is not this one, and a kind of link that
+does not exist here is not timed. A rank runs as `launch` starts it, as it does in a run of a plan.
+"""
+
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autoddl.calibrate.request import Request
+from autoddl.core.errors import InputError
+from autoddl.core.files import write_atomically
+from autoddl.core.processes import joined
+from autoddl.cost_models import Cluster, parse_cluster
+from autoddl.launch.launch import launch
+from autoddl.launch.machine import check_ranks
+from autoddl.launch.places import placed
+
+__all__ = ["SECONDS", "Measured", "measure", "stated", "with_measured"]
+
+SECONDS = 140.0
+"""How long it takes by default."""
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was written, and where."""
+
+    path: str
+    measured: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"path": self.path, "measured": dict(self.measured)}
+
+
+def measure(path: str | Path, *, output: str | Path | None = None, ranks: int = 1, threads: int = 1,
+            seconds: float = SECONDS, shaped: bool = False, small: bool = False, progress: Progress | None = None
+            ) -> Measured | None:
+    """Measure the cluster of file `path` and write it to `output` (the same file); None on ranks other than the first.
+    `shaped`: as many ranks as the cluster has, on links as slow as it says.
+
+    Raises InputError where this machine cannot have the cluster's device, or `ranks` are not the cluster's.
+    """
+    text = stated(_read(Path(path)))
+    cluster = parse_cluster(text, str(path))
+    ranks = cluster.size if shaped and ranks == 1 else ranks
+    world, here = (int(os.environ.get(name, "1")) if joined() else ranks for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    request = Request(text, str(path), seconds, threads, world, here, shaped, small)
+    _check(cluster, request)
+    found = _join(request, progress) if joined() else _start(request, cluster if shaped else None, progress)
+    if found is None:
+        return None
+    target = Path(output or path)
+    write_atomically(target, with_measured(text, cluster, found, str(path)))
+    return Measured(str(target), found)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read cluster file {str(path)!r}: {getattr(error, 'strerror', None) or error}; "
+                         "give the path of a YAML file") from None
+
+
+def _check(cluster: Cluster, request: Request) -> None:
+    if request.shaped and joined():
+        raise InputError("shaped links are for ranks that start here: measure outside torchrun and srun")
+    if request.shaped:
+        check_ranks(request.ranks, "measure a smaller cluster of the kind")
+    if request.seconds <= 0 or request.threads < 1 or request.ranks < 1:
+        raise InputError(f"{request.seconds:g} seconds, {request.threads} threads, {request.ranks} ranks: measuring "
+                         "takes more than 0 seconds and at least one of each")
+    if cluster.parts:
+        raise InputError(f"{request.source}: its devices differ; describe and measure each kind in a file of its own")
+    if request.ranks not in (1, cluster.size):
+        raise InputError(f"cluster {cluster.name} has {cluster.size} devices, not {request.ranks}: measure with "
+                         f"{cluster.size} ranks, or with one for the device alone")
+
+
+def _join(request: Request, progress: Progress | None) -> dict[str, Any] | None:
+    """This process is a rank already."""
+    from autoddl.calibrate.rank import measured
+    found = measured(request, progress)
+    return found if os.environ["RANK"] == "0" else None
+
+
+def _start(request: Request, links: Cluster | None, progress: Progress | None) -> dict[str, Any]:
+    """The ranks on this machine; shaped as the `links` of a cluster."""
+    tell, began = progress or (lambda what, done, total: None), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="autoddl-measure-") as name, placed(links) as (_, places):
+        job = Path(name, "job.json")
+        job.write_text(json.dumps({**asdict(request), "folder": name}), encoding="utf-8")
+        command = [sys.executable, "-m", "autoddl.calibrate.rank", str(job)]
+        launch(request.ranks, command, places=places, tick=lambda: tell(
+            "measuring", min(int(time.monotonic() - began), int(request.seconds)), int(request.seconds)))
+        found = json.loads(Path(name, "result-0.json").read_text(encoding="utf-8"))
+    assert isinstance(found, dict), found
+    return found
+
+
+def stated(text: str) -> str:
+    """The text of a cluster file without its block `measured:`."""
+    return re.sub(r"(?ms)^measured:.*?(?=^[^\s#]|\Z)", "", text)
+
+
+def with_measured(text: str, cluster: Cluster, found: Mapping[str, Any], source: str) -> str:
+    """`text`, comments and all, with the block at its end; the cluster's own text where the file was written another
+    way. Either reads back."""
+    block = yaml.safe_dump({"measured": dict(found)}, sort_keys=False, default_flow_style=None, width=120)
+    whole = f"{text.rstrip()}\n{block}"
+    try:
+        parse_cluster(whole, source)
+    except InputError:
+        whole = f"{cluster.to_yaml().rstrip()}\n{block}"
+        parse_cluster(whole, source)
+    return whole
+

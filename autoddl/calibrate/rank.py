@@ -1,0 +1,112 @@
+"""What a rank of a measurement runs: `python -m autoddl.measure_rank JOB.json`.
+
+All ranks time the same kernels; a point is the median of theirs. Where ranks outnumber the cores, each has that part
+of a core, its seconds are those of its processor times the ranks on one, and each is at another kernel.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autoddl.calibrate.kernel_cases import SMALL, USUAL
+from autoddl.calibrate.kernel_timing import clock_of, measure_kernels, rows_of
+from autoddl.calibrate.link_timing import SIZES, measure_links, mesh_of
+from autoddl.calibrate.request import Request, origin
+from autoddl.core.errors import InputError
+from autoddl.cost_models import Cluster, parse_cluster
+from autoddl.launch.jobs import Job, serve
+from autoddl.runtime.world import device_of, join, take
+
+__all__ = ["measured"]
+
+DTYPES = (torch.float32, torch.bfloat16)
+"""Timed where the device lists a peak of its own for them."""
+KERNELS = 0.7
+"""Part of the time for kernels where links are timed too."""
+
+Progress = Callable[[str, int, int], None]
+
+
+def measured(request: Request, progress: Progress | None = None) -> dict[str, Any]:
+    """What is written under `measured:`; of all ranks alike."""
+    began, load = time.monotonic(), os.getloadavg()[0]
+    cluster = parse_cluster(request.text, request.source)
+    device = _device(cluster, request)
+    torch.set_num_threads(request.threads)
+    mesh = mesh_of(cluster) if request.ranks > 1 else None
+    if mesh is not None:
+        join(mesh, device, timedelta(seconds=600))
+    share = request.seconds * (KERNELS if mesh is not None else 1.0)
+    slowdown = max(1.0, request.here * request.threads / (os.cpu_count() or 1))
+    slowdown = max(_gathered(slowdown)) if dist.is_initialized() else slowdown
+    listed = [d for d in DTYPES if str(d).removeprefix("torch.") in dict(cluster.device.peaks)]
+    first = dist.get_rank() / dist.get_world_size() if slowdown > 1 else 0.0
+    timed, usual = measure_kernels(device, listed, clock_of(device, request.threads, slowdown), share,
+                                   SMALL if request.small else USUAL, progress, first,
+                                   dist.barrier if dist.is_initialized() else lambda: None)
+    found = {**origin(cluster, request, _processor(device), {"torch": torch.__version__}, load),
+             "seconds": 0.0, "pulse": _middle(usual), "curves": _shared(rows_of(timed, slowdown > 1))}
+    if mesh is not None:
+        sizes = SIZES[:2] if request.small else SIZES
+        found |= measure_links(cluster, mesh, device, request.seconds - share, sizes, slowdown, request.shaped,
+                               progress)
+    return found | {"seconds": round(time.monotonic() - began, 1)}
+
+
+def _device(cluster: Cluster, request: Request) -> torch.device:
+    """The device of this process, of the cluster's kind."""
+    device = device_of("gloo" if cluster.device.kind == "cpu" else "nccl")
+    if (device.type == "cuda") != (cluster.device.kind == "gpu"):
+        raise InputError(f"{request.source}: its device {cluster.device.name} is a gpu, and this machine has none: "
+                         "measure on the cluster")
+    take(device)
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        if cluster.device.name.split("-")[0].lower() not in name.lower():
+            raise InputError(f"{request.source}: its device is {cluster.device.name}, and this machine has {name}: "
+                             "measure on the cluster, or describe this device")
+    return device
+
+
+def _processor(device: torch.device) -> str:
+    """What the machine calls it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+
+
+def _shared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The median of the ranks at every point."""
+    if not dist.is_initialized():
+        return rows
+    every = _gathered([row["seconds"] for row in rows])
+    return [{**row, "seconds": [float(f"{statistics.median(point):.4g}") for point in zip(*seconds, strict=True)]}
+            for row, *seconds in zip(rows, *every, strict=True)]
+
+
+def _middle(value: float) -> float:
+    """The median of the ranks."""
+    return float(f"{statistics.median(_gathered(value) if dist.is_initialized() else [value]):.4g}")
+
+
+def _gathered(value: Any) -> list[Any]:
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, value)
+    return every
+
+
+def _work(job: Job, losses: Path) -> Any:
+    return measured(Request(**{key: value for key, value in job.items() if key != "folder"}))
+
+
+if __name__ == "__main__":
+    serve(_work)

@@ -1,0 +1,1 @@
+"""The shell: parse, call one function, print."""

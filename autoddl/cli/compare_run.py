@@ -1,0 +1,119 @@
+"""The verb that sets a plan beside the record of its run: compare-run."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+
+from autoddl.cli.options import AsJson, PlanPath
+from autoddl.cli.output import show
+from autoddl.cli.table_style import columns, grid
+from autoddl.core.errors import InputError
+from autoddl.core.files import check_file, check_opened, write_atomically
+from autoddl.core.plan import Plan, load_plan
+from autoddl.cost_models import show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from autoddl.core.record import Record
+    from autoddl.explain.compare_run import Compared
+    from autoddl.explain.record_statistics import Miss, Pair, Row
+
+__all__ = ["NoRecord", "RecordPath", "compare_run", "record_path"]
+
+
+Given = Annotated[Path, typer.Argument(metavar="RECORD", help="what `run` or `rehearse` recorded of it")]
+RecordPath = Annotated[Path | None, typer.Option("--record", metavar="FILE",
+                                                 help="what is sent when; else PLAN.record.jsonl")]
+NoRecord = Annotated[bool, typer.Option("--no-record", help="write no record")]
+SHOWN = 20
+"""Mismatches that are printed."""
+
+
+def record_path(plan: Path, given: Path | None, none: bool) -> Path | None:
+    """`plan.json` -> `plan.record.jsonl` beside it, unless another place was given, or none; a place where it can be
+    written."""
+    path = None if none else given or plan.with_suffix(".record.jsonl")
+    try:
+        check_opened(path)
+    except InputError as error:
+        raise InputError(f"{error} for the record with --record FILE, or take --no-record") from None
+    return path
+
+
+def compare_run(plan: PlanPath, record: Given,
+                trace: Annotated[Path | None, typer.Option(metavar="FILE.json", help="both, for Perfetto")] = None,
+                as_json: AsJson = False) -> None:
+    """Set a plan beside the record of its run."""
+    from autoddl.core.record import read_record
+    from autoddl.explain.compare_run import compare_run
+    check_file(trace)
+    read, recorded = load_plan(plan), read_record(record)
+    found = compare_run(read, recorded)
+    if trace is not None:
+        write_atomically(trace, _trace(read, recorded))
+    show(_table(found), _data(found), as_json)
+    if not found.equal:
+        raise typer.Exit(1)
+
+
+def _trace(plan: Plan, record: "Record") -> str:
+    """The prediction above the step whose length is the middle one, on every rank."""
+    from autoddl.cli.perfetto import trace_text
+    from autoddl.explain.compare_run import foreseen
+    from autoddl.explain.record_statistics import later
+    steps = later(record)
+    first = sorted((step for step in steps if step.rank == steps[0].rank), key=lambda step: step.seconds)
+    middle = first[len(first) // 2].step
+    return trace_text(foreseen(plan), [step for step in steps if step.step == middle])
+
+
+def _data(found: "Compared") -> dict[str, Any]:
+    return asdict(found) | {"equal": found.equal, "collective_mismatches": len(found.mismatches),
+                            "mismatches": found.mismatches[:SHOWN]}
+
+
+def _table(found: "Compared") -> RenderableType:
+    figures = grid()
+    figures.add_row("compared", f"{found.steps} steps of {found.ranks} ranks" + f"; {found.note}" * bool(found.note))
+    wrong = len(found.mismatches)
+    figures.add_row("collectives", f"{wrong} differ" if wrong else "as planned, every count and every byte")
+    for text in found.mismatches[:SHOWN]:
+        figures.add_row("", text)
+    for name, pair in (("step", found.step), ("compute", found.compute), ("exposed", found.exposed),
+                       ("hidden", found.hidden)):
+        figures.add_row(name, _both(pair))
+    figures.add_row("late ranks", f"{show_seconds(found.late)} of what was exposed, waiting for them")
+    figures.add_row("optimizer", f"{show_seconds(found.update)} recorded, not predicted")
+    kinds = columns("collective", "axes", "level", "count", "bytes", "seconds", "exposed", "hidden")
+    for row in found.rows:
+        kinds.add_row(*_cells(row))
+    misses = columns("largest misses", "axes", "bytes", "seconds", "for")
+    for miss in found.misses:
+        misses.add_row(*_missed(miss))
+    return Group(figures, "", kinds, "", misses)
+
+
+def _both(pair: "Pair") -> str:
+    if not pair.predicted and not pair.recorded:
+        return "none"
+    error = f" ({pair.error:+.0%})" if pair.recorded else ""
+    return f"{show_seconds(pair.predicted)} predicted, {show_seconds(pair.recorded)} recorded{error}"
+
+
+def _cells(row: "Row") -> tuple[str, ...]:
+    def twice(values: tuple[int, int], shown: Callable[[int], str]) -> str:
+        return shown(values[0]) if values[0] == values[1] else f"{shown(values[0])}, {shown(values[1])} recorded"
+
+    return (row.kind, row.axes, row.level, twice(row.count, str), twice(row.nbytes, show_bytes),
+            *(_short(pair) for pair in (row.seconds, row.exposed, row.hidden)))
+
+
+def _short(pair: "Pair") -> str:
+    return f"{show_seconds(pair.predicted)} / {show_seconds(pair.recorded)}"
+
+
+def _missed(miss: "Miss") -> tuple[str, ...]:
+    return f"{miss.direction} {miss.kind}", miss.axes, show_bytes(miss.nbytes), _short(miss.seconds), miss.origin

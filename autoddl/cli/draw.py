@@ -1,0 +1,21 @@
+"""The verb that draws a plan: draw."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autoddl.cli.options import PlanPath
+
+__all__ = ["draw"]
+
+Out = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="FILE.svg, FILE.png or FILE.json")]
+
+
+def draw(plan: PlanPath, output: Out) -> None:
+    """Draw a plan: time line, memory, seconds by kind."""
+    from autoddl.cli.picture import draw
+    from autoddl.core.files import check_opened
+    from autoddl.core.plan import load_plan
+    check_opened(output)
+    draw(load_plan(plan), output)

@@ -1,0 +1,85 @@
+"""The shell: parse, call one API function, print.
+
+stdout holds the answer, a table or with --json one JSON document; progress, errors and what the user's own code prints
+go to stderr.
+Exit codes: 0 done, 1 verify or compare-run found a difference, 2 wrong input, 3 no plan fits, 4 a process failed,
+130 interrupted before there was an answer.
+"""
+
+import atexit
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from autoddl.cli import compare_run, draw, explain, measure, network, rehearse, validate, verbs
+from autoddl.core.errors import AutoDDLError, Infeasible, MachineError
+from autoddl.launch.launch import leave
+
+__all__ = ["app", "main", "program"]
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
+
+
+@app.callback(epilog="Example: autoddl plan examples/gpt.py:gpt cluster.yaml -o plan.json")
+def _root(debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False) -> None:
+    """Finds, proves and runs the fastest way to train a PyTorch model on a cluster."""
+
+
+VERBS: dict[str, Callable[..., None]] = {
+    "plan": verbs.plan, "show": verbs.show_plan, "compare": verbs.compare, "run": verbs.run, "verify": verbs.verify,
+    "explain": explain.explain, "front": explain.front, "diff": explain.diff, "rehearse": rehearse.rehearse,
+    "measure": measure.measure, "validate": validate.validate, "network": network.network,
+    "compare-run": compare_run.compare_run, "draw": draw.draw,
+}
+"""In the order of `autoddl --help`."""
+
+for name, verb in VERBS.items():
+    app.command(name)(verb)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The program `autoddl`: one line and a code for what went wrong, a traceback only with --debug."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    try:
+        app(args=[word for word in given if word != "--debug"], prog_name="autoddl")
+    except AutoDDLError as error:
+        if debug:
+            traceback.print_exc()
+        Console(stderr=True).print(f"autoddl: {' '.join(str(error).split())}", style="red", markup=False,
+                                   highlight=False, soft_wrap=True)
+        leave(_code(error))
+    except KeyboardInterrupt:
+        print("autoddl: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def program() -> NoReturn:
+    """`main` as a process of its own. The operating system takes back what a plan was made of; Python would take it
+    apart object by object, for seconds."""
+    code: object = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code
+    if threading.active_count() == 1 and (code is None or isinstance(code, int)):
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code or 0)
+    sys.exit(code)  # type: ignore[arg-type]
+
+
+def _code(error: AutoDDLError) -> int:
+    match error:
+        case Infeasible():
+            return 3
+        case MachineError():
+            return 4
+    return 2

@@ -1,0 +1,243 @@
+"""Plans as people read them, and as other programs do.
+
+Rows that differ only in the number of a layer are one row: `layers.0-31.q_proj.weight  S(0) B`.
+"""
+
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+
+from autoddl.cli.table_style import columns, grid
+from autoddl.core.graph import Kind, graph_from_text
+from autoddl.core.hubs import HUB
+from autoddl.core.names import NUMBER, ranges
+from autoddl.core.plan import Conversion, Plan
+from autoddl.cost_models.units import show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from autoddl.api import Comparison, Raced
+    from autoddl.launch.run import Ran
+    from autoddl.launch.verify import Verification
+
+__all__ = ["comparison_rows", "comparison_table", "plan_table", "raced_rows", "raced_table", "run_table", "summary",
+           "text", "verification_table"]
+
+Row = tuple[str, ...]
+
+
+def text(table: RenderableType) -> str:
+    """As it is printed on this terminal, or into a file: wide."""
+    console = Console() if sys.stdout.isatty() else Console(width=200, file=StringIO())
+    with console.capture() as captured:
+        console.print(table, highlight=False, markup=False)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def summary(plan: Plan) -> dict[str, Any]:
+    """The plan's figures under stable names, in seconds and bytes; of a plan that was read, how long planning took is
+    null."""
+    predicted = plan.predicted
+    return {
+        "model": plan.model, "cluster": plan.cluster, "mesh": str(plan.mesh), "predicted_seconds": predicted.seconds,
+        "compute_seconds": predicted.compute, "communication_seconds": predicted.communication,
+        "bound_seconds": plan.bound, "gap": plan.gap, "proof": plan.proof, "peak_bytes": predicted.peak_bytes,
+        "line_seconds": predicted.line_seconds, "line_bound_seconds": predicted.line_bound,
+        "charged_bytes": predicted.charged, "bytes": predicted.nbytes, "budget_bytes": plan.budget,
+        "sent_bytes": predicted.volume,
+        "candidates": plan.candidates, "wall_seconds": plan.timings.get("total"),
+        "capture_seconds": plan.timings.get("capture"), "solve_seconds": plan.timings.get("solve"),
+        "fallback_ops": predicted.fallback, "microbatches": plan.microbatches,
+    }
+
+
+def comparison_rows(found: Sequence["Comparison"]) -> list[dict[str, Any]]:
+    """One object per plan, the found one first; an infeasible one has no figures."""
+    return [{"name": one.name, "predicted_seconds": one.plan.predicted.seconds if one.plan else None,
+             "peak_bytes": one.plan.predicted.peak_bytes if one.plan else None,
+             "mesh": str(one.plan.mesh) if one.plan else None, "ratio": _ratio(one, found[0]), "detail": one.detail,
+             "microbatches": one.plan.microbatches if one.plan else None}
+            for one in found]
+
+
+def raced_rows(found: Sequence["Raced"]) -> list[dict[str, Any]]:
+    """One object per solver."""
+    return [{"name": one.name, "seconds": one.seconds, "bound_seconds": one.bound, "wall_seconds": one.wall,
+             "detail": one.detail} for one in found]
+
+
+def raced_table(found: Sequence["Raced"]) -> RenderableType:
+    table = columns("solver", "plan", "no less than", "took", "")
+    for one in found:
+        figures = ("-", "-") if one.seconds is None or one.bound is None else (
+            show_seconds(one.seconds), show_seconds(one.bound))
+        table.add_row(one.name, *figures, show_seconds(one.wall), one.detail)
+    return table
+
+
+def plan_table(plan: Plan) -> RenderableType:
+    """The configuration and its proof, what each layer does, and what each parameter group does."""
+    names = _tensor_names(plan)
+    return Group(_figures(plan), "", _parameters(plan, names), "", _operators(plan, names))
+
+
+def comparison_table(found: Sequence["Comparison"]) -> RenderableType:
+    table = columns("plan", "seconds", "ratio", "memory", "mesh", "")
+    for one in found:
+        ratio = _ratio(one, found[0])
+        figures = ("-", "-", "-", "-") if one.plan is None or ratio is None else (
+            show_seconds(one.plan.predicted.seconds), f"{ratio:.2f}", show_bytes(one.plan.predicted.peak_bytes),
+            str(one.plan.mesh) + _parts(one.plan))
+        table.add_row(one.name, *figures, one.detail)
+    return table
+
+
+def _parts(plan: Plan) -> str:
+    return f" x {plan.microbatches} microbatches" if plan.microbatches > 1 else ""
+
+
+def verification_table(checked: "Verification") -> RenderableType:
+    table = grid()
+    table.add_row("loss", f"{checked.loss_error:.1e} relative error against one process")
+    table.add_row("gradients", f"{checked.gradient_error:.1e} of the largest gradient")
+    table.add_row("collectives", f"{checked.collective_mismatches} mismatches between the plan and what ran")
+    for text in checked.mismatches:
+        table.add_row("", text)
+    table.add_row("ranks", f"{checked.ranks}, computing in float64")
+    if checked.note:
+        table.add_row("note", checked.note)
+    return table
+
+
+def run_table(ran: "Ran") -> RenderableType:
+    table = grid()
+    steps = f"{len(ran.losses)} steps on {ran.ranks} ranks"
+    table.add_row("loss", f"{ran.losses[0]:.6f} -> {ran.losses[-1]:.6f} in {steps}")
+    table.add_row("step", f"{show_seconds(ran.step_seconds)} measured, {show_seconds(ran.predicted_seconds)} predicted")
+    if ran.record:
+        table.add_row("record", ran.record)
+    return table
+
+
+def _ratio(one: "Comparison", first: "Comparison") -> float | None:
+    if one.plan is None or first.plan is None or not first.plan.predicted.seconds:
+        return None
+    return one.plan.predicted.seconds / first.plan.predicted.seconds
+
+
+def _figures(plan: Plan) -> Table:
+    """Mesh, time, memory, proof and search, a line each."""
+    predicted, table = plan.predicted, grid()
+    shares = ", ".join(f"{axis} {show_seconds(s)}" for axis, s in predicted.communication.items() if s > 0)
+    kinds = ", ".join(f"{kind} {show_bytes(n)}" for kind, n in _descending(predicted.nbytes) if n)
+    slow = ", ".join(f"{name} {show_seconds(s)}" for name, s in _descending(predicted.fallback))
+    levels = ", ".join(f"{axis} lies in level {level}" for axis, level in plan.levels.items()
+                       if level not in ("", axis))
+    table.add_row("plan", f"{plan.model} on {plan.cluster}, {plan.mesh.size} rank{'s' * (plan.mesh.size > 1)} over "
+                          f"{plan.backend}")
+    table.add_row("mesh", f"{plan.mesh}{_parts(plan)}" + (f"  ({levels})" if levels else ""))
+    table.add_row("step", f"{show_seconds(predicted.seconds)} predicted: compute {show_seconds(predicted.compute)}, "
+                          f"communication {show_seconds(sum(predicted.communication.values()))}"
+                          + (f" ({shares})" if shares else ""))
+    if predicted.line_seconds is not None and predicted.line_bound is not None:
+        table.add_row("overlap", f"{show_seconds(predicted.line_seconds)} on the time line, where parameters' "
+                                 f"collectives hide; no plan takes less than {show_seconds(predicted.line_bound)}")
+    table.add_row("memory", f"{show_bytes(predicted.peak_bytes)} at the peak: {kinds}")
+    table.add_row("budget", f"{show_bytes(predicted.charged)} charged of {show_bytes(plan.budget)} a rank"
+                            f"{_above(plan)}")
+    table.add_row("proof", f"no plan takes less than {show_seconds(plan.bound)} under the model: this one is at most "
+                           f"{plan.gap:.2%} from the best ({plan.proof})")
+    table.add_row("search", f"{plan.candidates:,} configurations weighed{_took(plan.timings)}")
+    table.add_row("no rule", f"replicated on every rank: {slow}" if slow else "every operator has one")
+    return table
+
+
+def _above(plan: Plan) -> str:
+    """Where the peak is above the budget, which what is charged never is."""
+    above = plan.predicted.peak_bytes > plan.budget
+    return ", but the peak is above it: with less in a bucket or another optimizer it may fit" * above
+
+
+def _took(timings: Mapping[str, float]) -> str:
+    """How long planning took; a file does not say."""
+    if not timings:
+        return ""
+    total, capture, solve = (show_seconds(timings[name]) for name in ("total", "capture", "solve"))
+    return f" in {total} (capture {capture}, solve {solve})"
+
+
+def _descending(parts: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(parts.items(), key=lambda part: -part[1])
+
+
+def _parameters(plan: Plan, names: Mapping[str, str]) -> Table:
+    """Parameter groups: stored and used layouts, and what is sent for them."""
+    used = {c.tensor: c for c in plan.conversions}
+    rows = []
+    for stored in plan.stored:
+        edge = used.get(names[stored.fqn])
+        rows.append((stored.fqn, str(stored.layout), *_use(edge), "gathered again" if stored.regather else ""))
+    table = columns("parameter", "stored", "used", "forward", "gradient", "")
+    for row in _grouped(rows):
+        table.add_row(*row)
+    return table
+
+
+def _use(edge: Conversion | None) -> tuple[str, str, str]:
+    if edge is None:
+        return "as stored", "", ""
+    return str(edge.target), ", ".join(edge.forward), ", ".join(edge.backward)
+
+
+def _operators(plan: Plan, names: Mapping[str, str]) -> Table:
+    """What each layer does (an operator that reads parameters bears its layer's name), and the others by kind."""
+    owners = {name: fqn.rpartition(".")[0] or fqn for fqn, name in names.items()}
+    owner = {c.op: owners[name] for c in plan.conversions if (name := c.tensor.removesuffix(".hub")) in owners}
+    layers, others = list[Row](), dict[Row, int]()
+    for decision in plan.decisions:
+        row = (_short(decision.target), _texts(decision.inputs), _texts(decision.outputs))
+        if decision.target == HUB:
+            continue
+        if decision.name in owner:
+            layers.append((owner[decision.name], *row))
+        else:
+            others[row] = others.get(row, 0) + 1
+    table = columns("layer", "operator", "reads", "writes")
+    for line in _grouped(layers):
+        table.add_row(*line)
+    if layers and others:
+        table.add_section()
+    for line, count in others.items():
+        table.add_row(f"{count} ×", *line)
+    return table
+
+
+def _tensor_names(plan: Plan) -> dict[str, str]:
+    """The names that capture gave the parameters; without the graph, as torch makes them where no two are alike."""
+    found = {s.fqn: "p_" + re.sub(r"[^a-zA-Z0-9]", "_", s.fqn).lower() for s in plan.stored}
+    if "graph" in plan.source:
+        tensors = graph_from_text(plan.source["graph"]).tensors
+        found |= {t.fqn: t.name for t in tensors if t.kind is Kind.PARAMETER}
+    return found
+
+
+def _short(target: str) -> str:
+    return target.removeprefix("aten.").removeprefix("autoddl.").removesuffix(".default")
+
+
+def _texts(layouts: Iterable[object]) -> str:
+    return ", ".join(dict.fromkeys(str(layout) for layout in layouts))
+
+
+def _grouped(rows: Iterable[Row]) -> list[Row]:
+    """Rows whose names differ in the first number only, and in nothing else, are one; order of first appearance."""
+    groups: dict[tuple[str, Row], list[int]] = {}
+    for name, *rest in rows:
+        match = NUMBER.search(name)
+        pattern = f"{name[:match.start()]}{{}}{name[match.end():]}" if match else name
+        groups.setdefault((pattern, tuple(rest)), []).extend([int(match[0])] if match else [])
+    return [(pattern.replace("{}", ranges(numbers)), *rest) for (pattern, rest), numbers in groups.items()]

@@ -1,0 +1,34 @@
+"""The verb that compares the performance model with published runs: validate."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autoddl.cli.options import AsJson
+from autoddl.cli.output import progress_bar, show
+
+__all__ = ["validate"]
+
+
+class Rows(StrEnum):
+    """What a row of the table is."""
+
+    SOURCE = "source"
+    RUN = "run"
+
+
+RunsPath = Annotated[Path, typer.Argument(metavar="RUNS.csv", help="published runs, one per line")]
+By = Annotated[Rows, typer.Option(help="what a row of the table is")]
+
+
+def validate(runs: RunsPath, by: By = Rows.SOURCE, as_json: AsJson = False) -> None:
+    """Predict published runs and compare with what was measured."""
+    from autoddl.cli import validation_tables
+    from autoddl.validation.validate import validate as predict
+    with progress_bar() as progress:
+        found = predict(runs, progress)
+    if by is Rows.RUN:
+        return show(validation_tables.run_table(found), validation_tables.run_rows(found), as_json)
+    show(validation_tables.score_table(found), validation_tables.score_rows(found), as_json)

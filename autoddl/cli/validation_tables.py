@@ -1,0 +1,58 @@
+"""Tables of published runs beside their predictions."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import RenderableType
+
+from autoddl.cli.table_style import columns
+from autoddl.cost_models import show_seconds
+from autoddl.validation.scores import Priced, scores
+
+__all__ = ["run_rows", "run_table", "score_rows", "score_table"]
+
+
+KEYS = ("n", "priced", "mape", "max_ape", "bias", "constant_mape", "rank_correlation", "regret")
+
+
+def run_rows(found: Sequence[Priced]) -> list[dict[str, Any]]:
+    """One object per run, seconds and bytes; null and the reason where there is no price."""
+    return [{"row": one.run.row, "source": one.run.source, "model": one.run.model, "n_gpus": one.run.gpus,
+             "measured_seconds": one.run.seconds, "predicted_seconds": one.seconds,
+             "error": None if one.seconds is None else one.error, "measured_bytes": one.run.peak_bytes or None,
+             "predicted_bytes": one.nbytes, "reason": one.reason} for one in found]
+
+
+def run_table(found: Sequence[Priced]) -> RenderableType:
+    """One row per run."""
+    table = columns("row", "source", "model", "ranks", "measured", "predicted", "error", "")
+    for one in found:
+        run = one.run
+        shown = ("-", "-") if one.seconds is None else (show_seconds(one.seconds), _percent(one.error))
+        table.add_row(run.row, run.source, run.model, f"{run.gpus}: dp {run.dp} tp {run.tp} pp {run.pp} cp {run.cp}",
+                      show_seconds(run.seconds), *shown, one.reason)
+    return table
+
+
+def score_rows(found: Sequence[Priced]) -> dict[str, dict[str, Any]]:
+    """Source -> figures under stable names; fractions, null where there is nothing to compute."""
+    return {source: {key: asdict(score)[key] for key in KEYS} for source, score in scores(found).items()}
+
+
+def score_table(found: Sequence[Priced]) -> RenderableType:
+    """One row per source, then the reasons of what has no price."""
+    table = columns("source", "runs", "priced", "error", "worst", "bias", "constant", "ranks", "regret", "memory")
+    by_source = scores(found)
+    for source, one in by_source.items():
+        table.add_row(source, str(one.n), str(one.priced), *map(_percent, (one.mape, one.max_ape, one.bias,
+                      one.constant_mape)), "-" if one.rank_correlation is None else f"{one.rank_correlation:.2f}",
+                      _percent(one.regret), _percent(one.memory_mape))
+    for source, one in by_source.items():
+        for reason, count in one.reasons.items():
+            table.add_row(f"{source}: {count} not priced: {reason}")
+    return table
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"

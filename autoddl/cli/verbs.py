@@ -1,0 +1,151 @@
+"""The verbs plan, show, compare, run and verify."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from autoddl.capture.factory import Factory, settings
+from autoddl.cli import plan_tables
+from autoddl.cli.answer_tables import relaxation_table
+from autoddl.cli.compare_run import NoRecord, RecordPath, record_path
+from autoddl.cli.options import (
+    AsJson,
+    Budget,
+    ClusterPath,
+    Compiled,
+    FactoryText,
+    MaxAxes,
+    Mesh,
+    Microbatches,
+    Pin,
+    PlanPath,
+    Set,
+    Solver,
+    TimeLimit,
+    Workers,
+)
+from autoddl.cli.output import progress_bar, show
+from autoddl.core.errors import Infeasible, InputError
+from autoddl.core.files import check_file, check_folder
+from autoddl.core.plan import load_plan
+from autoddl.cost_models import Cluster, load_cluster
+from autoddl.launch.launch import leave
+
+__all__ = ["compare", "plan", "run", "show_plan", "verify"]
+
+
+def plan(factory: FactoryText, cluster: ClusterPath, set_: Set = None, mesh: Mesh = None, pin: Pin = None,
+         budget: Budget = None, solver: Solver = "exact", max_axes: MaxAxes = 3, time_limit: TimeLimit = None,
+         microbatches: Microbatches = "1", workers: Workers = None,
+         output: Annotated[Path | None, typer.Option("-o", "--output", help="write the plan here")] = None,
+         relax: Annotated[bool, typer.Option(help="if nothing fits, price what would")] = False,
+         overlap: Annotated[bool, typer.Option("--overlap", help="the shortest time line of several plans")] = False,
+         compiled: Compiled = False, as_json: AsJson = False) -> None:
+    """Find the best configuration of a model on a cluster."""
+    check_file(output)
+    made = Factory.parse(factory, settings(set_ or ()))
+    asked: dict[str, Any] = {"mesh": mesh, "pins": tuple(pin or ()), "budget": budget, "max_axes": max_axes,
+                             "microbatches": _numbers(microbatches)}
+    with progress_bar() as progress:
+        from autoddl.api import plan as find
+        place = _place(cluster, compiled)
+        model, sample = made.build()
+        try:
+            found = find(model, place, sample, solver=solver, time_limit=time_limit, name=made.name,
+                         factory=made.to_json(), progress=progress, workers=workers, overlap=overlap, **asked)
+        except Infeasible as error:
+            if relax:
+                from autoddl.explain.relax import relaxations
+                rows = relaxations(model, place, sample, needed=error.needed, progress=progress, **asked)
+                Console(stderr=True).print(relaxation_table(rows))
+            raise
+    if output is not None:
+        found.save(output)
+    show(plan_tables.plan_table(found), plan_tables.summary(found), as_json)
+
+
+def _place(path: Path, compiled: bool) -> Cluster:
+    """The machine, whose programs are perhaps compiled."""
+    from autoddl.operators.fusion import as_compiled
+
+    return as_compiled(load_cluster(path)) if compiled else load_cluster(path)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """`1,2,4` as numbers."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"--microbatches {text!r}: whole numbers with commas between them, like 1,2,4") from None
+
+
+def show_plan(plan: PlanPath, as_json: AsJson = False) -> None:
+    """Print a plan."""
+    read = load_plan(plan)
+    show(plan_tables.plan_table(read), plan_tables.summary(read), as_json)
+
+
+def compare(factory: FactoryText, cluster: ClusterPath, set_: Set = None, budget: Budget = None,
+            solver: Solver = "exact", max_axes: MaxAxes = 3, time_limit: TimeLimit = None,
+            microbatches: Microbatches = "1", workers: Workers = None,
+            solvers: Annotated[bool, typer.Option("--solvers", help="compare the solvers on the plan's mesh")] = False,
+            compiled: Compiled = False, as_json: AsJson = False) -> None:
+    """Set the plan beside data parallel, grids, ZeRO-3 ..."""
+    if solvers and (solver, microbatches) != ("exact", "1"):
+        raise InputError("--solvers sets all solvers beside each other, with the whole batch: drop --solver and "
+                         "--microbatches, or drop --solvers")
+    made = Factory.parse(factory, settings(set_ or ()))
+    with progress_bar() as progress:
+        from autoddl.api import compare as compare_plans
+        from autoddl.api import compare_solvers
+        place = _place(cluster, compiled)
+        model, sample = made.build()
+        if solvers:
+            raced = compare_solvers(model, place, sample, budget=budget, max_axes=max_axes,
+                                    time_limit=60.0 if time_limit is None else time_limit, progress=progress,
+                                    workers=workers)
+            table, data = plan_tables.raced_table(raced), plan_tables.raced_rows(raced)
+            problem = raced[0].problem if all(row.problem for row in raced) else None
+        else:
+            found = compare_plans(model, place, sample, budget=budget, solver=solver, max_axes=max_axes,
+                            time_limit=time_limit, name=made.name, factory=made.to_json(), progress=progress,
+                            workers=workers, microbatches=_numbers(microbatches))
+            table, data = plan_tables.comparison_table(found), plan_tables.comparison_rows(found)
+            problem = found[0].problem
+    show(table, data, as_json)
+    if problem is not None:
+        raise problem
+
+
+def run(plan: PlanPath, factory: FactoryText, set_: Set = None,
+        steps: Annotated[int, typer.Option(min=1, help="training steps")] = 10,
+        lr: Annotated[float, typer.Option(help="learning rate of AdamW")] = 1e-3,
+        save: Annotated[Path | None, typer.Option(help="checkpoint at the end, in this folder")] = None,
+        cluster: Annotated[Path | None, typer.Option(help="refuse a plan made for another cluster")] = None,
+        record: RecordPath = None, no_record: NoRecord = False, as_json: AsJson = False) -> None:
+    """Train under a plan: here, or within torchrun or srun."""
+    read, kept = load_plan(plan), record_path(plan, record, no_record)
+    check_folder(save)
+    made = Factory.parse(factory, settings(set_ or ())).with_defaults(read.factory)
+    with progress_bar() as progress:
+        from autoddl.launch.run import run as train
+        ran = train(plan, read, made, steps=steps, lr=lr, save=save, cluster=cluster, record=kept, progress=progress)
+    if ran is not None:
+        show(plan_tables.run_table(ran), ran.to_json(), as_json)
+    leave(0)
+
+
+def verify(plan: PlanPath, factory: FactoryText, set_: Set = None,
+           max_ranks: Annotated[int, typer.Option(min=1, help="ranks to start here at most")] = 8,
+           as_json: AsJson = False) -> None:
+    """Run a plan on local ranks and compare with one process."""
+    read = load_plan(plan)
+    made = Factory.parse(factory, settings(set_ or ())).with_defaults(read.factory)
+    with progress_bar() as progress:
+        from autoddl.launch.verify import verify as check
+        checked = check(read, made, max_ranks=max_ranks, progress=progress)
+    show(plan_tables.verification_table(checked), checked.to_json(), as_json)
+    if not checked.passed:
+        raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""Published runs against predictions."""

@@ -1,0 +1,138 @@
+"""How good predictions are, per source of published runs.
+
+    error         e = predicted / measured - 1;  mape = mean |e|, max_ape = max |e|, bias = mean e
+    constant      the trivial predictor: every run reaches the same FLOP/s per device, the mean of the source's other
+                  runs; its own mape, leaving one out
+    group         runs of one source with the same model, devices and kind of device: different ways to do one thing;
+                  runs that are described alike, which no model can tell apart, count as one, by their means
+    correlation   mean over groups of Spearman's rank correlation, predicted against measured seconds per token
+    regret        mean over groups of  measured of the run predicted fastest / measured of the fastest - 1
+
+A figure that has nothing to be computed from (one run, no group of two) is null.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+from autoddl.validation.runs import Run
+
+__all__ = ["Priced", "Score", "scores"]
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A run and its predicted seconds and peak bytes; or, without them, the reason."""
+
+    run: Run
+    seconds: float | None = None
+    nbytes: float | None = None
+    reason: str = ""
+
+    @property
+    def error(self) -> float:
+        """Predicted / measured - 1."""
+        assert self.seconds is not None
+        return self.seconds / self.run.seconds - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Figures of one source; fractions, not per cent."""
+
+    n: int
+    priced: int
+    mape: float | None
+    max_ape: float | None
+    bias: float | None
+    constant_mape: float | None
+    rank_correlation: float | None
+    regret: float | None
+    memory_mape: float | None
+    reasons: Mapping[str, int] = field(default_factory=dict)
+
+
+def scores(found: Iterable[Priced]) -> dict[str, Score]:
+    """Source -> its figures, in the order of the rows."""
+    sources: dict[str, list[Priced]] = {}
+    for one in found:
+        sources.setdefault(one.run.source, []).append(one)
+    return {source: _score(rows) for source, rows in sources.items()}
+
+
+def _score(rows: Sequence[Priced]) -> Score:
+    priced = [row for row in rows if row.seconds is not None]
+    errors = [row.error for row in priced]
+    memory = [abs(row.nbytes / row.run.peak_bytes - 1) for row in priced if row.nbytes and row.run.peak_bytes]
+    reasons: dict[str, int] = {}
+    for row in rows:
+        if row.reason:
+            reasons[row.reason] = reasons.get(row.reason, 0) + 1
+    groups = [group for group in _groups(priced) if len(group) > 1]
+    ranked = [value for value in map(_correlation, groups) if value is not None]
+    return Score(len(rows), len(priced), _mean([abs(e) for e in errors]), max(map(abs, errors), default=None),
+                 _mean(errors), _constant([row.run for row in priced]), _mean(ranked),
+                 _mean([_regret(group) for group in groups]), _mean(memory), reasons)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def flops(run: Run) -> float:
+    """Multiplications and additions of a step, forward and backward, of the whole model (Narayanan et al. 2021)."""
+    mlp = run.hidden * run.ffn * (2 + (run.gated or run.experts > 0)) * max(1, run.top)
+    layer = 2 * (2 * run.hidden**2 * (1 + run.groups / run.heads) + mlp) + 4 * run.seq * run.hidden
+    return 3.0 * run.batch * run.seq * (run.layers * layer + 2 * run.hidden * run.vocab)
+
+
+def _constant(runs: Sequence[Run]) -> float | None:
+    """Mean error of one rate per source, each run predicted by the mean rate of the others."""
+    rates = [flops(run) / (run.seconds * run.gpus) for run in runs]
+    if len(rates) < 2:
+        return None
+    total = sum(rates)
+    return fmean(abs(rate / ((total - rate) / (len(rates) - 1)) - 1) for rate in rates)
+
+
+def _groups(rows: Sequence[Priced]) -> list[list[Priced]]:
+    groups: dict[object, list[Priced]] = {}
+    for row in rows:
+        run = row.run
+        groups.setdefault((run.model, run.gpus, run.device), []).append(row)
+    return [_merged(group) for group in groups.values()]
+
+
+def _merged(group: Sequence[Priced]) -> list[Priced]:
+    """Repeated measurements as one."""
+    alike: dict[Run, list[Priced]] = {}
+    for row in group:
+        told = replace(row.run, row="", seconds=1.0, peak_bytes=0.0, source="", schedule=row.run.schedule[:6])
+        alike.setdefault(told, []).append(row)
+    return [Priced(replace(rows[0].run, seconds=fmean(row.run.seconds for row in rows)),
+                   fmean(row.seconds or 0.0 for row in rows)) for rows in alike.values()]
+
+
+def _per_token(row: Priced, seconds: float) -> float:
+    return seconds / (row.run.batch * row.run.seq)
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """1 is the least; equal values share the mean of their ranks."""
+    order = sorted(values)
+    return [order.index(v) + (order.count(v) + 1) / 2 for v in values]
+
+
+def _correlation(group: Sequence[Priced]) -> float | None:
+    """Spearman's; None where all are predicted or measured alike."""
+    a = _ranks([round(_per_token(row, row.seconds or 0.0), 15) for row in group])
+    b = _ranks([_per_token(row, row.run.seconds) for row in group])
+    middle = (len(group) + 1) / 2
+    xy = sum((x - middle) * (y - middle) for x, y in zip(a, b, strict=True))
+    xx, yy = (sum((x - middle)**2 for x in side) for side in (a, b))
+    return xy / (xx * yy)**0.5 if xx and yy else None
+
+
+def _regret(group: Sequence[Priced]) -> float:
+    chosen = min(group, key=lambda row: _per_token(row, row.seconds or 0.0))
+    return _per_token(chosen, chosen.run.seconds) / min(_per_token(row, row.run.seconds) for row in group) - 1
