@@ -25,7 +25,7 @@ test: setup
 	$(BIN)/python -m pytest -q -m 'not slow'
 
 fuzz: setup
-	$(BIN)/python -m pytest -q --timeout=1500 tests/test_fuzz.py
+	$(BIN)/python -m pytest -q --timeout=1500 tests/whole/test_fuzz.py
 
 test-all: setup
 	$(BIN)/python -m pytest -q

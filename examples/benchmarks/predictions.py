@@ -30,7 +30,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tests" / "support"))
 
 from arena import CLUSTERS, contest
 from calibrated import calibrated

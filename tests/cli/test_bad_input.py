@@ -1,0 +1,329 @@
+"""Whatever is wrong with what a person gives: one clear line, a code, no traceback, nothing left behind."""
+
+import json
+import math
+import os
+import re
+import signal
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from shell import FACTORY, LAPTOP, ROOT, Said, shell
+from tiny import tiny
+
+import autoddl
+from autoddl.capture.factory import Factory
+from autoddl.core.errors import Infeasible, InputError, MachineError, MismatchError
+from autoddl.core.processes import signals_raise
+from autoddl.launch.launch import launch
+
+TINY = FACTORY.removesuffix(":tiny")
+ALONE = """
+name: alone
+device: {name: cpu, kind: cpu, memory: 4 GB, bandwidth: 10 GB/s, peak: {float32: 10 GFLOP/s}}
+levels: [{name: machine, size: %d, bandwidth: 1 GB/s, latency: 60 us}]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Clusters of one and of two processes, and a plan for each."""
+    made = tmp_path_factory.mktemp("bad")
+    for size in (1, 2):
+        (made / f"{size}.yaml").write_text(ALONE % size)
+        autoddl.plan(tiny(), made / f"{size}.yaml").save(made / f"plan-{size}.json")
+    return made
+
+
+def refused(said: Said, *patterns: str, code: int = 2) -> None:
+    """One line on stderr that says all of `patterns`, nothing on stdout, and the code."""
+    assert said.code == code, said
+    assert said.out == ""
+    assert len(said.err.strip().splitlines()) == 1, said.err
+    assert said.err.startswith("autoddl: ") and "Traceback" not in said.err
+    for pattern in patterns:
+        assert re.search(pattern, said.err), said.err
+
+
+def cluster(folder: Path, text: str) -> str:
+    path = folder / "wrong.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_missing_cluster_file(folder: Path) -> None:
+    refused(shell("plan", FACTORY, "nowhere.yaml"), "cannot read cluster file 'nowhere.yaml'", "No such file")
+
+
+@pytest.mark.parametrize(("text", "patterns"), [
+    ("levels: [{name: a, size: 2", ("line 1", "no YAML")),
+    (ALONE % 2 + "colour: blue\n", ("colour", "nearest|did you mean|keys are")),
+    ((ALONE % 2).replace("1 GB/s", "1 GX/s"), ("'GX/s' is no unit of bytes/s", "did you mean")),
+    ((ALONE % 2).replace("size: 2", "size: two"), ("size", "two|integer")),
+])
+def test_a_malformed_cluster_file(folder: Path, text: str, patterns: tuple[str, ...]) -> None:
+    refused(shell("plan", FACTORY, cluster(folder, text)), "wrong.yaml", *patterns)
+
+
+def test_a_model_that_cannot_be_captured_names_the_line(folder: Path) -> None:
+    refused(shell("plan", f"{TINY}:branching", LAPTOP), r"tiny\.py:\d+", r"if y\.sum\(\) > 0")
+
+
+def test_a_model_without_a_sample(folder: Path) -> None:
+    refused(shell("plan", f"{TINY}:without_sample", LAPTOP), r"example_inputs\(\)", "sample")
+
+
+@pytest.mark.parametrize(("factory", "pattern"), [
+    ("nowhere.py:model", "there is no file 'nowhere.py'"),
+    (f"{TINY}:tyni", "has no factory 'tyni'; it has tiny"),
+    (TINY, "write FILE.py:NAME"),
+    (f"{TINY}:failing", r"failed: RuntimeError: no weights here \(.*tiny\.py:\d+\)"),
+    (f"{TINY}:not_a_module", "returned int; a factory returns a module"),
+])
+def test_a_factory_that_is_not_there(factory: str, pattern: str) -> None:
+    refused(shell("plan", factory, LAPTOP), pattern)
+
+
+@pytest.mark.parametrize(("text", "pattern"), [
+    ("import sys\nsys.exit(0)\n", r"ends\.py does not run: SystemExit: 0 \(.*ends\.py:2\)"),
+    ("def model():\n    raise SystemExit\n", r"ends\.py:model failed: SystemExit: +\(.*ends\.py:2\)"),
+])
+def test_a_factory_that_exits_is_no_success(tmp_path: Path, text: str, pattern: str) -> None:
+    (tmp_path / "ends.py").write_text(text)
+    refused(shell("plan", f"{tmp_path / 'ends.py'}:model", LAPTOP), pattern)
+
+
+def test_a_signal_is_no_failure_of_the_factory(tmp_path: Path) -> None:
+    (tmp_path / "ended.py").write_text("import os, signal\n"
+                                       "def model():\n    os.kill(os.getpid(), signal.SIGTERM)\n")
+    with pytest.raises(SystemExit) as ended, signals_raise():
+        Factory.parse(f"{tmp_path / 'ended.py'}:model").build()
+    assert ended.value.code == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(("text", "pattern"), [
+    ("layers", "sets nothing; write NAME=VALUE"),
+    ("layers=[1,", "no Python literal"),
+    ("layer=3", r"does not take these arguments.*layer.*tiny\(layers"),
+])
+def test_a_setting_that_sets_nothing(text: str, pattern: str) -> None:
+    refused(shell("plan", FACTORY, LAPTOP, "--set", text), pattern)
+
+
+@pytest.mark.parametrize(("options", "pattern"), [
+    (("--mesh", "dp:4"), "a mesh looks like 'dp=4,tp=2'"),
+    (("--mesh", "dp=3"), "laptop|4"),
+    (("--pin", "attention"), "no pin"),
+    (("--budget", "12 parsecs"), "'parsecs' is no unit of bytes"),
+    (("--solver", "guess"), "'guess'.*exact"),
+])
+def test_an_option_that_means_nothing(options: tuple[str, ...], pattern: str) -> None:
+    refused(shell("plan", FACTORY, LAPTOP, *options), pattern)
+
+
+def test_an_unknown_solver_is_refused_before_the_model_is_captured() -> None:
+    said = shell("compare", f"{TINY}:branching", LAPTOP, "--solver", "exat")
+    refused(said, "there is no solver 'exat'; there are exact, exhaustive, coordinate-descent, greedy, cp-sat")
+
+
+@pytest.mark.parametrize("tolerance", [1.5, 1.0, -0.1, math.nan])
+def test_a_tolerance_is_a_part(tolerance: float) -> None:
+    with pytest.raises(InputError, match=f"a tolerance of {tolerance} is none.*at least 0 and below 1"):
+        autoddl.plan(tiny(), LAPTOP, tolerance=tolerance)
+
+
+@pytest.mark.parametrize(("options", "pattern", "code"), [
+    (("--budget", "1 kB"), r"least any plan needs is [\d.]+ [kMG]B", 3),
+    (("--budget", "1 kB", "--solvers", "--time-limit", "5"), r"least any plan needs is [\d.]+ [kMG]B", 3),
+    (("--microbatches", "3"), "3 microbatches cut dim 0", 2),
+])
+def test_a_comparison_without_a_plan_fails_as_planning_does(options: tuple[str, ...], pattern: str, code: int) -> None:
+    """Why no row has a plan is in the table, which comes first."""
+    said = shell("compare", FACTORY, LAPTOP, "--set", "layers=1", "--max-axes", "1", "--json", *options)
+    refused(replace(said, out=""), pattern, code=code)
+    rows = json.loads(said.out)
+    assert rows and all(row.get("predicted_seconds") is None and row["detail"] for row in rows)
+
+
+def test_a_budget_that_nothing_meets(folder: Path) -> None:
+    refused(shell("plan", FACTORY, LAPTOP, "--budget", "1 kB"), r"least any plan needs is [\d.]+ [kMG]B", code=3)
+    with pytest.raises(Infeasible) as caught:
+        autoddl.plan(tiny(), folder / "1.yaml", budget="1 kB")
+    assert 1e3 == caught.value.budget < caught.value.needed < 1e7
+    least = autoddl.plan(tiny(), folder / "1.yaml", budget=caught.value.needed)
+    assert least.predicted.charged <= caught.value.needed
+
+
+@pytest.mark.parametrize(("pins", "pattern"), [
+    (("nothing.*: pair=S(0)",), "matches no parameter and no module; parameters are tokens.weight"),
+    (("head.weight: pair=S(0)", "head.*: pair=B"), r"'head\.weight: pair=S\(0\)' and 'head\.\*: pair=B' give "
+                                                   "head.weight two states on axis pair; drop one"),
+    (("pair=2", "pair=4"), "no mesh of cluster laptop fits the pins pair=2, pair=4; it has"),
+    (("head.weight: net=S(0)",), "no mesh of cluster laptop fits the pins.*it has machine-pair=4; machine=2,pair=2"),
+    (("head.weight: pair=P",), r"stored as B or as S of one of its dims, and head\.weight is \[64, 16\]"),
+    (("head.weight: pair=S(2)",), r"stored as B or as S of one of its dims, and head\.weight is \[64, 16\]"),
+])
+def test_pins_that_cannot_be_kept(pins: tuple[str, ...], pattern: str) -> None:
+    refused(shell("plan", FACTORY, LAPTOP, *(word for pin in pins for word in ("--pin", pin))), pattern)
+
+
+SHAPES = {"alone": "[{name: machine, size: 1, bandwidth: 1 GB/s, latency: 60 us}]",
+          "prime": "[{name: machine, size: 7, bandwidth: 1 GB/s, latency: 60 us}]",
+          "six by five": "[{name: node, size: 6, bandwidth: 1 GB/s, latency: 60 us}, "
+                         "{name: net, size: 5, bandwidth: 0.1 GB/s, latency: 90 us}]"}
+
+
+@pytest.mark.parametrize("arguments", [("layers=2",), ("layers=0",), ("layers=1",), ("batch=1",)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_cluster_or_model_of_an_odd_size_has_a_plan(shape: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """One device, a prime number of them, 5 nodes of 6; no block that repeats, none at all, a batch of one."""
+    place = tmp_path / "odd.yaml"
+    place.write_text((ALONE % 1).split("levels:")[0] + f"levels: {SHAPES[shape]}\n")
+    made = tmp_path / "plan.json"
+    said = shell("plan", FACTORY, str(place), "-o", str(made), "--set", *arguments)
+    assert said.code == 0, said
+    found = autoddl.load_plan(made)
+    assert found.mesh.size == {"alone": 1, "prime": 7, "six by five": 30}[shape]
+    assert found.gap < 1e-3 and found.predicted.seconds > 0 and "lies in level )" not in said.out
+
+
+def test_a_model_of_one_op_has_a_plan() -> None:
+    said = shell("plan", f"{TINY}:one_op", LAPTOP)
+    assert said.code == 0 and "Traceback" not in said.err, said
+
+
+@pytest.mark.parametrize(("text", "pattern"), [
+    ("{", "no plan: not JSON"), ("{}", "version None"), ('{"version": 99}', "version 99.*reads version 1"),
+    ('{"version": 1, "mesh": "dp=2"}', "no plan: at"),
+])
+def test_a_file_that_is_no_plan_of_ours(folder: Path, text: str, pattern: str) -> None:
+    (folder / "no-plan.json").write_text(text)
+    refused(shell("show", str(folder / "no-plan.json")), pattern)
+
+
+def test_a_plan_that_is_not_there_or_cannot_be_written(folder: Path) -> None:
+    refused(shell("show", "nowhere.json"), "cannot read the plan nowhere.json")
+    refused(shell("plan", FACTORY, str(folder / "1.yaml"), "-o", "/nowhere/p.json"), "cannot write /nowhere/p.json")
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_work(folder: Path) -> None:
+    """The factory fails, and the network needs root: neither is reached."""
+    plan, missing, failing = str(folder / "plan-2.json"), folder / "missing", f"{TINY}:failing"
+    for command in (("plan", failing, LAPTOP, "-o", str(missing / "x.json")),
+                    ("run", plan, failing, "--record", str(missing / "x.json")),
+                    ("rehearse", plan, failing, "--record", str(missing / "x.json")),
+                    ("compare-run", plan, "no record", "--trace", str(missing / "x.json")),
+                    ("measure", LAPTOP, "-o", str(missing / "x.json")),
+                    ("draw", plan, "-o", str(missing / "x.png"))):
+        refused(shell(*command), f"cannot write {missing}/x.*No such file or directory; make the folder {missing}")
+    assert not missing.exists()
+    refused(shell("plan", failing, LAPTOP, "-o", str(folder)), f"cannot write {folder}: it is a folder")
+    refused(shell("run", plan, failing, "--save", f"{plan}/saved"), "plan-2.json/saved: Not a directory")
+    refused(shell("run", plan, failing, "--save", str(missing / "saved")), "no weights here", code=2)
+    assert sorted(path.name for path in folder.glob("x*")) == []
+
+
+def test_another_number_of_processes_than_the_plans(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    refused(shell("run", str(folder / "plan-2.json"), FACTORY), "has 2 ranks, but 3 were started")
+    with pytest.raises(MismatchError, match=r"2 processes.*3 run"):
+        autoddl.parallelize(tiny(), autoddl.load_plan(folder / "plan-2.json"))
+
+
+def test_a_plan_for_another_model(folder: Path) -> None:
+    refused(shell("verify", str(folder / "plan-2.json"), FACTORY, "--set", "width=8"), "another model")
+    with pytest.raises(MismatchError, match="another model"):
+        autoddl.parallelize(tiny(width=8), autoddl.load_plan(folder / "plan-1.json"))
+
+
+def test_a_plan_for_another_cluster(folder: Path) -> None:
+    said = shell("run", str(folder / "plan-2.json"), FACTORY, "--cluster", LAPTOP)
+    refused(said, "another cluster", "laptop", "alone")
+
+
+def test_a_plan_of_another_version(folder: Path) -> None:
+    data = json.loads((folder / "plan-1.json").read_text()) | {"version": 0}
+    (folder / "old.json").write_text(json.dumps(data))
+    refused(shell("run", str(folder / "old.json"), FACTORY), "version 0.*make the plan again")
+
+
+def test_a_batch_that_does_not_fit(folder: Path) -> None:
+    model = autoddl.parallelize(tiny(), autoddl.load_plan(folder / "plan-1.json"))
+    ids = torch.zeros(7, 6, dtype=torch.int64)
+    with pytest.raises(MismatchError, match=r"ids is int64\[7, 6\], the plan was made for int64\[8, 6\]"):
+        model.step((ids, ids))
+    with pytest.raises(InputError, match="form of the plan's sample"):
+        model.step(ids)
+
+
+def ranks(folder: Path, text: str) -> list[str]:
+    """The command of a rank that runs `text`."""
+    path = folder / "rank.py"
+    path.write_text(textwrap.dedent(f"""
+        import os, sys, signal, threading
+        sys.path.append({str(ROOT / "tests" / "support")!r})
+        import autoddl
+        from autoddl.launch.launch import leave, report_failure
+        from tiny import tiny
+        rank = int(os.environ["RANK"])
+        try:
+            {text}
+        except autoddl.AutoDDLError as error:
+            report_failure(error)
+            leave(2)
+        leave(0)
+    """))
+    return [sys.executable, str(path)]
+
+
+def test_two_ranks_with_different_plans(folder: Path) -> None:
+    autoddl.plan(tiny(), folder / "2.yaml", pins=["head.weight: machine=S(0)"]).save(folder / "plan-other.json")
+    files = [str(folder / "plan-2.json"), str(folder / "plan-other.json")]
+    command = ranks(folder, f"autoddl.parallelize(tiny(), autoddl.load_plan({files}[rank]))")
+    with pytest.raises(MismatchError, match="rank 1 has another plan than rank 0"):
+        launch(2, command, timeout=120)
+
+
+def test_a_rank_killed_in_a_step(folder: Path) -> None:
+    before = (folder / "plan-2.json").read_bytes()
+    command = ranks(folder, f"""
+            model = autoddl.parallelize(tiny(), autoddl.load_plan({str(folder / "plan-2.json")!r}))
+            batch = model.module.example_inputs()
+            model.step(batch)
+            rank and threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+            while True: model.step(batch)
+    """.strip())
+    with pytest.raises(MachineError, match="rank 1 was killed by SIGKILL; all ranks were ended"):
+        launch(2, command, timeout=120)
+    assert (folder / "plan-2.json").read_bytes() == before
+    running = [p for p in Path("/proc").glob("[0-9]*/cmdline") if _reads(p, str(folder / "rank.py"))]
+    assert not running
+
+
+def _reads(path: Path, text: str) -> bool:
+    try:
+        return text in path.read_bytes().decode()
+    except OSError:
+        return False
+
+
+def test_a_write_that_fails_leaves_the_old_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (folder / "plan-1.json").read_bytes()
+
+    def full(source: str, target: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(InputError, match="No space left on device"):
+        autoddl.load_plan(folder / "plan-2.json").save(folder / "plan-1.json")
+    assert (folder / "plan-1.json").read_bytes() == before
+
+
+def test_debug_shows_the_traceback() -> None:
+    said = shell("show", "nowhere.json", "--debug")
+    assert said.code == 2 and "Traceback" in said.err and "cannot read the plan" in said.err

@@ -1,0 +1,144 @@
+"""Plans chosen for their time line: never a longer one, and a bound that no plan's time line is below."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from planmaker import cluster_of
+from random_plans import random_plan
+from shell import FACTORY, shell
+from tiny import tiny
+from torch import Tensor, nn
+
+import autoddl
+from autoddl.capture.capture import capture
+from autoddl.core.errors import InputError
+from autoddl.core.hubs import planned
+from autoddl.core.layout import Mesh
+from autoddl.core.plan import Plan, load_plan
+from autoddl.cost_models import Cluster, load_cluster
+from autoddl.planner.mesh_search import Found, search
+from autoddl.planner.question import rebuild
+from autoddl.pricing.build_problem import problem_of
+from autoddl.pricing.price import Pricing
+from autoddl.pricing.space import variables
+from autoddl.schedule.timeline import timeline_of
+
+CLUSTERS = Path(__file__).parent.parent.parent / "examples" / "clusters"
+FLAT, PAIRS = CLUSTERS / "rehearsal-4x1-200.yaml", CLUSTERS / "rehearsal-2x2-200.yaml"
+
+
+def line(plan: Plan, cluster: Cluster) -> float:
+    graph = planned(capture(tiny(batch=64), None).graph)
+    return timeline_of(plan, graph, cluster).step.seconds
+
+
+@pytest.mark.parametrize("place", [FLAT, PAIRS])
+def test_never_a_longer_line(place: Path, tmp_path: Path) -> None:
+    model, cluster = tiny(batch=64), load_cluster(place)
+    plain, best = autoddl.plan(model, cluster), autoddl.plan(model, cluster, overlap=True)
+    seconds, bound = best.predicted.line_seconds, best.predicted.line_bound
+    assert plain.predicted.line_seconds is None and seconds is not None and bound is not None
+    assert seconds == pytest.approx(line(best, cluster)) and seconds <= line(plain, cluster)
+    assert 0 < bound <= seconds
+    assert best.bound == pytest.approx(plain.bound) and best.bound <= best.predicted.seconds
+    assert rebuild(best).problem.cost(rebuild(best).choice) == pytest.approx(best.predicted.seconds)
+    best.save(tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json").predicted == best.predicted
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("place", [FLAT, PAIRS])
+def test_no_line_is_below_what_is_waited_for(place: Path, seed: int) -> None:
+    """What is computed and waited for at once, with nothing of parameters', bounds the time line of any plan."""
+    cluster, captured = load_cluster(place), capture(tiny(batch=64), None)
+    mesh = random.Random(seed).choice([m for m in ("net=4", "net.1=2,net.0=2") if place == FLAT] or ["net=2,node=2"])
+    plan = random_plan(captured, seed, mesh, cluster)
+    graph = planned(captured.graph)
+    pricing = Pricing(graph, Mesh.parse(mesh), cluster, hidden=1.0)
+    space = variables(graph, pricing.mesh)
+    stored = {s.fqn: (s.layout, s.regather) for s in plan.stored}
+    decided = {d.name: (d.inputs, d.outputs) for d in plan.decisions}
+    choice = [next(k for k, c in enumerate(v.choices) if (stored[v.name] == (c.outputs[0], c.regather)
+                   if v.name in stored else decided[v.name] == (c.inputs, c.outputs))) for v in space]
+    problem = problem_of(pricing, space, None)
+    assert problem.cost(choice) <= timeline_of(plan, graph, cluster).step.seconds * (1 + 1e-9)
+
+
+def test_hidden_seconds_are_those_of_parameters() -> None:
+    """The price falls with what is hidden, and keeps what forbids."""
+    graph = planned(capture(tiny(), None).graph)
+    mesh, cluster = Mesh.parse("net=4"), load_cluster(FLAT)
+    space = variables(graph, mesh)
+    choice = [len(v.choices) - 1 for v in space]
+    costs = [problem_of(Pricing(graph, mesh, cluster, hidden=h), space, None).cost(choice) for h in (0.0, 0.5, 1.0)]
+    assert costs[1] == pytest.approx((costs[0] + costs[2]) / 2)
+
+
+def test_an_interrupt_keeps_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    model, cluster = tiny(batch=64), load_cluster(FLAT)
+    monkeypatch.setattr("autoddl.planner.overlap.search", interrupted)
+    plain, best = autoddl.plan(model, cluster), autoddl.plan(model, cluster, overlap=True)
+    seconds, bound = best.predicted.line_seconds, best.predicted.line_bound
+    assert best.decisions == plain.decisions and seconds is not None and bound is not None
+    assert 0 < bound <= seconds == pytest.approx(line(plain, cluster))
+
+
+def test_an_interrupt_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("autoddl.planner.overlap.search", interrupted)
+    assert autoddl.plan(tiny(batch=64), load_cluster(FLAT), overlap=True).proof.endswith("; interrupted")
+
+
+def test_an_interrupt_of_a_search_that_is_done_again_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget that holds what is charged and not the peak: the search is done again, and has no plan yet."""
+    place = cluster_of("net=2,node=2")
+    whole, searches = autoddl.plan(tiny(), place), []
+
+    def interrupted(*given: Any) -> Found:
+        searches.append(given)
+        if len(searches) > 1:
+            raise KeyboardInterrupt
+        return search(*given)
+
+    monkeypatch.setattr("autoddl.api.search", interrupted)
+    monkeypatch.setattr("autoddl.planner.overlap.search", interrupted)
+    plan = autoddl.plan(tiny(), place, budget=0.5 * whole.predicted.charged, overlap=True)
+    assert plan.predicted.charged <= plan.budget < plan.predicted.peak_bytes
+    assert len(searches) == 2 and plan.proof.endswith("; interrupted") and plan.predicted.line_seconds is None
+
+
+class Other(nn.Module):
+    """With two rows it is another model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        return (y.tanh() if x.shape[0] == 2 else y).square().mean()  # type: ignore[no-any-return]
+
+
+def test_a_number_of_microbatches_that_was_guessed_wrongly_is_passed_over() -> None:
+    model, x = Other(), torch.zeros(8, 16)
+    plan = autoddl.plan(model, FLAT, x, overlap=True, microbatches=(1, 2, 4))
+    assert plan.microbatches in (1, 2) and plan.predicted.line_seconds is not None
+
+
+def test_shell() -> None:
+    said = shell("plan", FACTORY, str(FLAT), "--overlap", "--json")
+    assert said.code == 0, said.err
+    out = json.loads(said.out)
+    rounded = 1 + 1e-12
+    assert out["line_bound_seconds"] <= out["line_seconds"] * rounded <= out["predicted_seconds"] * rounded**2
+    with pytest.raises(InputError):
+        autoddl.plan(tiny(), FLAT, mesh="net=3", overlap=True)

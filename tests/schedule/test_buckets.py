@@ -1,0 +1,36 @@
+"""Buckets of deep models: no bucket reaches over the whole depth, none waits for one that is complete later."""
+
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import pytest
+from random_plans import random_plan
+from tiny import tiny
+
+from autoddl.capture.capture import capture
+from autoddl.core.hubs import planned
+from autoddl.cost_models import load_cluster
+from autoddl.schedule.buckets import SPAN, gather_buckets, gradient_buckets, parameter_edges
+
+FLAT = Path(__file__).parent.parent.parent / "examples" / "clusters" / "rehearsal-4x1-200.yaml"
+
+
+@pytest.mark.parametrize("limit", [256, 4096, 1 << 20])
+@pytest.mark.parametrize("seed", range(3))
+def test_small_parameters_of_all_layers_share_no_bucket(limit: int, seed: int) -> None:
+    captured = capture(tiny(layers=12))
+    graph = planned(captured.graph)
+    plan = replace(random_plan(captured, seed, "net=4", load_cluster(FLAT)), bucket_bytes=limit)
+    edges = parameter_edges(plan, graph)
+    size = {edge.tensor.fqn: prod(edge.tensor.shape) * edge.tensor.itemsize for edge in edges}
+    for buckets, order in ((gather_buckets(plan, graph), [e.tensor.fqn for e in edges]),
+                           (gradient_buckets(plan, graph), [e.tensor.fqn for e in reversed(edges)])):
+        sent = {fqn for bucket in buckets for fqn in bucket.members}
+        order = [fqn for fqn in order if fqn in sent]
+        place = {fqn: i for i, fqn in enumerate(order)}
+        for bucket in buckets:
+            first, last = place[bucket.members[0]], place[bucket.members[-1]]
+            assert sum(size[fqn] for fqn in order[first:last]) <= SPAN * limit + max(size.values())
+    complete = [place[bucket.members[-1]] for bucket in gradient_buckets(plan, graph)]
+    assert complete and complete == sorted(complete)

@@ -1,0 +1,241 @@
+"""Problems too large for elimination: the bound of the messages is true, the plan is one, on seeded random problems."""
+
+import math
+from dataclasses import replace
+from functools import lru_cache, partial
+
+import numpy as np
+import pytest
+from planmaker import cluster_of
+from random_problems import least_bytes, random_problem, stack, table
+from zoo import gpt
+
+import autoddl
+from autoddl.core.errors import Infeasible, InputError
+from autoddl.core.problem import Factor, Problem, Table
+from autoddl.search import Above, elimination_order, large, solve, space_of
+from autoddl.search.certify.alternatives import bounding
+from autoddl.search.certify.certificate import Certificate, check
+from autoddl.search.certify.min_marginals import beliefs
+from autoddl.search.certify.prove import NEAR, prove
+from autoddl.search.certify.reparametrization import Reparametrised
+from autoddl.search.limits import Clock, Limits
+from autoddl.search.relaxations import floor_of
+from autoddl.search.repeated_blocks import shortened
+from autoddl.search.tree_reweighted import diffused
+
+CLOSE = 1e-9
+ROUGH = 1e-5
+
+
+def paired(problem: Problem) -> bool:
+    return all(len(f.variables) < 3 for f in problem.factors)
+
+
+def clock() -> Clock:
+    return Clock.start(None, 1e7)
+
+
+def limits(price: float = 0.0, ceiling: float = math.inf) -> Limits:
+    return Limits(1e-3, ceiling, clock(), lambda seconds, bound: None, 0, price)
+
+
+@lru_cache
+def problems() -> list[Problem]:
+    """Random networks, and stacks of blocks that fold; with and without a budget."""
+    found = [random_problem(seed) for seed in range(40)]
+    for seed in range(40):
+        free = stack(seed, 6 + seed % 17)
+        found.append(free)
+        if paired(free):
+            least, random = least_bytes(free), np.random.default_rng(seed)
+            if math.isfinite(least):
+                most = solve(free).nbytes
+                found.append(replace(free, budget=least + float(random.random()) * max(0.0, most - least)))
+    return [problem for problem in found if paired(problem)]
+
+
+def test_messages_bound_the_optimum_at_every_price() -> None:
+    folds = close = count = 0
+    for problem in problems():
+        short = shortened(problem, problem.tables, np.arange(len(problem.tables)))
+        space = space_of(problem)
+        for lam in (0.0, 0.07):
+            least = space.point(lam, space.thresholds[-1]).value
+            found = diffused(short, lam, math.inf, 6, clock())
+            again = diffused(short, lam, math.inf, 2, clock(), found.sent)
+            if math.isinf(least):
+                continue
+            assert max(found.bound, again.bound) <= least + CLOSE * (1 + abs(least))
+            folds, count = folds + bool(short.folds), count + 1
+            close += found.bound >= least - 0.02 * abs(least)
+    assert folds > 30
+    assert close > 0.7 * count
+
+
+def test_numbers_below_zero_are_rounded_down_too() -> None:
+    """Single precision loses a part of every number: what is left is a bound, and a close one."""
+    for problem in problems()[:30:3]:
+        lower = tuple([Table(t.core[0] - 7 / 3, *t.core[1:], t.classes) for t in problem.tables])
+        shifted = replace(problem, tables=lower, budget=None)
+        try:
+            best = solve(shifted).seconds
+        except Infeasible:
+            continue
+        found = large.lower_bound(shifted, 0.0)
+        assert best - 0.1 * abs(best) <= found <= best
+
+
+def test_what_a_variable_costs_alone_is_not_rounded() -> None:
+    """Tables that cost nothing leave no room for rounding: a bound is then the sum of what is least."""
+    random = np.random.default_rng(0)
+    for _ in range(10):
+        own = tuple([Table(1 / 3 + 1e4 * random.random(4), np.zeros(4), np.zeros(4)) for _ in range(12)])
+        nothing = Table(np.zeros((4, 4)), np.zeros((4, 4)), np.zeros((4, 4)))
+        factors = *(Factor((v,), v) for v in range(12)), *(Factor((v, v + 1), 12) for v in range(11))
+        problem = Problem(tuple(map(str, range(12))), (4,) * 12, (*own, nothing), factors)
+        best = math.fsum(table.core[0].min() for table in own)
+        assert math.isclose(large.lower_bound(problem, 0.0), best, rel_tol=1e-12)
+
+
+def test_messages_along_a_chain_are_exact() -> None:
+    random = np.random.default_rng(0)
+    sizes = random.integers(2, 6, 12).tolist()
+    scopes = [(v,) for v in range(12)] + [(v, v + 1) if v % 2 else (v + 1, v) for v in range(11)]
+    tables = tuple([table(random, tuple(sizes[v] for v in scope)) for scope in scopes])
+    problem = Problem(tuple(map(str, range(12))), tuple(sizes), tables,
+                      tuple([Factor(scope, t) for t, scope in enumerate(scopes)]))
+    found = diffused(shortened(problem, tables, np.arange(len(tables))), 0.0, math.inf, 1, clock())
+    assert found.bound == pytest.approx(solve(problem).seconds, rel=1e-6)
+
+
+def test_what_the_middle_block_cannot_do_the_first_may() -> None:
+    """A chain of states, each reached from the one before alone, and a last one from all: in the middle of a long run
+    there is the last state only, at its beginning all."""
+    for states in (3, 4, 5, 6):
+        own, step = np.append(np.zeros(states - 1), 5.0), np.full((states, states), math.inf)
+        step[range(states - 2), range(1, states - 1)] = 0.0
+        step[:, -1] = 1.0
+        tables = tuple([Table(cost, np.zeros(cost.shape), np.zeros(cost.shape)) for cost in (own, step)])
+        for blocks in (8, 12, 20):
+            factors = (*(Factor((v,), 0) for v in range(blocks)), *(Factor((v - 1, v), 1) for v in range(1, blocks)))
+            problem = Problem(tuple(map(str, range(blocks))), (states,) * blocks, tables, factors)
+            short = shortened(problem, tables, np.arange(2))
+            assert short.folds
+            assert diffused(short, 0.0, math.inf, 6, clock()).bound <= solve(problem).seconds * (1 + CLOSE)
+
+
+def test_a_plan_and_a_true_bound() -> None:
+    proved = planned = 0
+    for n, problem in enumerate(problems()):
+        try:
+            best = solve(problem).seconds
+        except Infeasible:
+            with pytest.raises(Infeasible):
+                large.by_messages(problem, limits())
+            continue
+        try:
+            found = large.by_messages(problem, limits(0.05 * (n % 2)))
+        except Infeasible as error:
+            assert "not proved" in str(error)
+            continue
+        assert problem.feasible(found.choice)
+        cost = problem.cost(found.choice)
+        assert found.bound <= best + CLOSE * (1 + abs(best)) and best <= cost + CLOSE * (1 + abs(cost))
+        planned += 1
+        proved += cost - found.bound <= 1.1e-3 * abs(cost)
+    assert planned > 60
+    assert proved > 0.4 * planned
+
+
+def test_a_ceiling_that_no_plan_is_below_is_said_with_the_bound() -> None:
+    told = 0
+    for problem in problems():
+        try:
+            best = solve(problem).seconds
+            with pytest.raises(Above) as above:
+                large.by_messages(problem, limits(0.05, ceiling=0.3 * best))
+        except (Infeasible, pytest.fail.Exception):
+            continue
+        assert above.value.bound <= best + CLOSE * (1 + abs(best))
+        told += 1
+    assert told > 20
+
+
+def test_without_a_budget_bytes_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where the options that are favoured forbid each other."""
+    monkeypatch.setattr(large, "FAVOURED", 1)
+    alone = Table(np.ones(2), np.ones(2), np.zeros(2))
+    other = Table(np.array([[math.inf, 0.0], [0.0, math.inf]]), np.zeros((2, 2)), np.zeros((2, 2)))
+    problem = Problem(("a", "b"), (2, 2), (alone, other), (Factor((0,), 0), Factor((1,), 0), Factor((0, 1), 1)))
+    best = solve(problem).seconds
+    with pytest.raises(Above) as above:
+        large.by_messages(problem, limits(ceiling=5.0))
+    assert above.value.bound <= best
+
+
+def test_where_nothing_is_allowed_there_is_no_bound() -> None:
+    never = Table(np.full((2, 2), math.inf), np.zeros((2, 2)), np.zeros((2, 2)))
+    problem = Problem(("a", "b"), (2, 2), (never,), (Factor((0, 1), 0),))
+    with pytest.raises(Infeasible, match="forbidden"):
+        large.lower_bound(problem, 0.0)
+
+
+def test_no_choice_needs_less_than_the_floor() -> None:
+    for problem in problems():
+        random = np.random.default_rng(1)
+        for _ in range(20):
+            choice = [int(random.integers(n)) for n in problem.sizes]
+            seconds, _, transient = problem.totals(choice)
+            assert math.isinf(seconds) or transient >= floor_of(problem)
+
+
+def test_large_problems_go_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of a real network on three axes, as if it were large."""
+    place = cluster_of("hall=2,rack=2,node=2")
+    model, sample = gpt(6)
+    exact = autoddl.plan(model, place, sample, mesh="hall=2,rack=2,node=2")
+    budget = 0.6 * exact.predicted.charged
+    tight = autoddl.plan(model, place, sample, mesh="hall=2,rack=2,node=2", budget=budget)
+    monkeypatch.setattr(large, "CELLS", 0)
+    for best, asked in ((exact, None), (tight, budget)):
+        found = autoddl.plan(model, place, sample, mesh="hall=2,rack=2,node=2", budget=asked)
+        assert found.proof.startswith("messages") and not best.proof.startswith("messages")
+        assert found.predicted.seconds <= best.predicted.seconds * 1.003
+        assert found.bound <= best.predicted.seconds * (1 + CLOSE)
+        assert found.gap < 5e-3
+
+
+def test_what_proves_a_large_problem_is_checked_without_the_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound of the whole problem is that of the messages over the short one; whatever else factors would give, the
+    bound stays true."""
+    some, proved, folds = problems()[::3], 0, 0  # made as small problems
+    monkeypatch.setattr(large, "CELLS", 0)
+    for n, problem in enumerate(some):
+        try:
+            best = solve(problem).seconds
+        except Infeasible:
+            continue
+        (piece,) = (certificate := prove(problem, best)).pieces
+        assert isinstance(piece, Reparametrised)
+        bound = check(problem, certificate).bound
+        short = shortened(problem, problem.tables, np.arange(len(problem.tables)))
+        told = large.bounded(problem, short, replace(limits(ceiling=best), tolerance=NEAR))[1]
+        assert bound <= best + CLOSE * (1 + abs(best))
+        least = told.seconds + problem.fixed_seconds  # of tables rounded down, with fewer bytes of the moment
+        more = piece.lam * (piece.low - large.momentary(problem))
+        assert least - CLOSE * (1 + abs(least)) <= bound <= least + more + ROUGH * (1 + abs(least))
+        random = np.random.default_rng(n)
+        wrong = replace(piece, tables=tuple([table + random.random(table.shape) for table in piece.tables]))
+        assert check(problem, Certificate((wrong,))).bound <= best + CLOSE * (1 + abs(best))
+        proved, folds = proved + (bound >= 0.98 * best), folds + bool(short.folds)
+    assert proved > 15
+    assert folds > 8
+
+
+def test_exact_answers_say_what_is_too_large_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = stack(0, 8)
+    monkeypatch.setattr(elimination_order, "WORK", 1.0)
+    for ask in (beliefs, partial(prove, seconds=1.0), partial(bounding, seconds=1.0)):
+        with pytest.raises(InputError, match="fewer axes"):
+            ask(problem)

@@ -1,0 +1,61 @@
+"""Seeded random valid plans: a random mesh, a random signature for every op, random stored layouts, good or not."""
+
+import random
+from pathlib import Path
+
+from autoddl.capture.capture import Captured
+from autoddl.core.hubs import planned
+from autoddl.core.layout import Mesh
+from autoddl.core.plan import VERSION, Plan
+from autoddl.core.problem import Problem, Solution
+from autoddl.cost_models import Cluster, load_cluster
+from autoddl.planner.assemble import assemble, plan_of
+from autoddl.pricing.build_problem import problem_of
+from autoddl.pricing.price import Pricing
+from autoddl.pricing.space import Variable, variables
+
+LAPTOP = Path(__file__).parent.parent.parent / "examples" / "clusters" / "laptop.yaml"
+MESHES = ("all=4", "machine=2,pair=2", "b=2,a=2")
+
+
+def random_choice(problem: Problem, rng: random.Random) -> tuple[int, ...]:
+    """A finite choice: every variable at random among what its chosen neighbours allow."""
+    tied: list[list[tuple[tuple[int, ...], int]]] = [[] for _ in problem.sizes]
+    for factor in problem.factors:
+        tied[max(factor.variables)].append((factor.variables, factor.table))
+    choice: list[int] = []
+    for v, size in enumerate(problem.sizes):
+        order = rng.sample(range(size), size)
+        for option in order:
+            choice.append(option)
+            if all(problem.tables[t].seconds[tuple(choice[u] for u in scope)] < float("inf") for scope, t in tied[v]):
+                break
+            choice.pop()
+        else:
+            raise AssertionError(f"{problem.names[v]} has no option that its neighbours allow")
+    return tuple(choice)
+
+
+def _lean(choice: tuple[int, ...], space: tuple[Variable, ...], rng: random.Random, share: float) -> tuple[int, ...]:
+    """Move a share of the variables to their last option (everything B), so that plans differ in how wild they are."""
+    return tuple(len(v.choices) - 1 if rng.random() < share else c for v, c in zip(space, choice, strict=True))
+
+
+def random_plan(captured: Captured, seed: int, mesh: str | None = None, cluster: Cluster | None = None,
+                microbatches: int = 1) -> Plan:
+    """The plan of `seed` for the model captured with one microbatch, on four ranks."""
+    rng = random.Random(seed)
+    place = cluster or load_cluster(LAPTOP)
+    graph = planned(captured.graph)
+    pricing = Pricing(graph, Mesh.parse(mesh or rng.choice(MESHES)), place, microbatches=microbatches)
+    space = variables(graph, pricing.mesh)
+    problem = problem_of(pricing, space, None)
+    choice = random_choice(problem, rng)
+    leaning = _lean(choice, space, rng, rng.choice((0.0, 0.3, 0.7)))
+    choice = leaning if problem.cost(leaning) < float("inf") else choice
+    seconds = problem.cost(choice)
+    solution = Solution(choice, seconds, problem.nbytes(choice), 0.0, "none: drawn at random", "random")
+    made = assemble(pricing, problem, solution, space)
+    return plan_of(made, pricing, solution, {
+        "model": "random", "bound": 0.0, "budget": place.device.memory, "candidates": 1, "sample": dict(captured.spec),
+        "fingerprints": {"model": captured.graph.fingerprint(), "cluster": place.fingerprint, "autoddl": str(VERSION)}})

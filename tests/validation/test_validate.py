@@ -1,0 +1,226 @@
+"""Published runs: three rows priced, scores by hand, templates against captures, and what is wrong in a table."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+import pytest
+from published import ROW, run, table
+from shell import shell
+
+from autoddl.core.errors import InputError
+from autoddl.cost_models import Group, collective
+from autoddl.validation.clusters import cluster_of
+from autoddl.validation.layers import Shape
+from autoddl.validation.memory import peak_bytes
+from autoddl.validation.run_parts import parts_of
+from autoddl.validation.runs import NEEDED
+from autoddl.validation.scores import Priced, scores
+from autoddl.validation.software import recomputed
+from autoddl.validation.step import step
+from autoddl.validation.templates import captured, graph_of
+from autoddl.validation.validate import _recomputing, priced, validate
+
+
+def test_three_runs_make_a_table(tmp_path: Path) -> None:
+    path = table(tmp_path, ROW, ROW | {"row_id": "2", "dp": 1, "tp": 8, "iter_time_s": 8.0},
+                 ROW | {"row_id": "3", "dp": 1, "pp": 2, "iter_time_s": 8.5, "schedule": "1F1B"})
+    said = shell("validate", str(path), "--json")
+    assert said.code == 0, said.err
+    found = json.loads(said.out)["made up"]
+    assert set(found) == {"n", "priced", "mape", "max_ape", "bias", "constant_mape", "rank_correlation", "regret"}
+    assert found["n"] == found["priced"] == 3 and found["max_ape"] >= found["mape"] >= abs(found["bias"])
+    assert "made up" in shell("validate", str(path)).out
+    rows = json.loads(shell("validate", str(path), "--by", "run", "--json").out)
+    assert [row["row"] for row in rows] == ["1", "2", "3"]
+
+
+def test_scores_by_hand(tmp_path: Path) -> None:
+    one = run(tmp_path)
+    rows = [Priced(replace(one, seconds=2.0), 1.0), Priced(replace(one, tp=8, dp=1, seconds=4.0), 5.0),
+            Priced(one, reason="too strange")]
+    found = scores(rows)["made up"]
+    assert (found.n, found.priced, found.reasons) == (3, 2, {"too strange": 1})
+    assert found.mape == pytest.approx(0.375) and found.bias == pytest.approx(-0.125)
+    assert found.max_ape == 0.5 and found.rank_correlation == pytest.approx(1) and found.regret == 0
+    assert found.constant_mape == pytest.approx((1 + 0.5) / 2)  # each rate predicted by the other, twice or half of it
+
+
+def test_repeated_measurements_are_one_member_of_a_group(tmp_path: Path) -> None:
+    one = run(tmp_path)
+    other = replace(one, tp=8, dp=1, seconds=3.0)
+    found = scores([Priced(replace(one, seconds=2.0), 2.0), Priced(replace(one, seconds=5.0), 2.0),
+                    Priced(other, 4.0)])["made up"]
+    assert found.rank_correlation == pytest.approx(-1) and found.regret == pytest.approx(3.5 / 3 - 1)
+
+
+def test_a_price_follows_what_a_run_does(tmp_path: Path) -> None:
+    plain = run(tmp_path)
+    base = step(plain, 4).seconds
+    assert step(replace(plain, recompute="full"), 4).seconds > 1.2 * base
+    assert step(replace(plain, batch=128), 4).seconds == pytest.approx(2 * base, rel=0.1)
+    assert step(replace(plain, device="H100-SXM5-80GB", link="NVLink4"), 4).seconds < base
+    assert step(replace(plain, tp=8, dp=1), 4).seconds > base
+    pipes = [replace(plain, dp=1, tp=1, pp=8, schedule=name) for name in ("1F1B", "ZB-1p", "ZB-2p")]
+    seconds = [step(one, 1).seconds for one in pipes]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_a_microbatch_that_is_not_stated_is_found(tmp_path: Path) -> None:
+    found = priced(run(tmp_path, microbatch="", recompute="full"))
+    assert found.seconds is not None and found.reason == ""
+    huge = priced(run(tmp_path, microbatch="", layers=4000))
+    assert huge.seconds is None and "none fits" in huge.reason
+
+
+@pytest.mark.parametrize("what", ["layer", "embedding", "head"])
+@pytest.mark.parametrize("shape", [
+    Shape(256, 8, 8, 1024, 640, 2, 128, fused=False, dropout=True, dtype="float16"),
+    Shape(512, 8, 2, 768, 1000, 1, 256, gated=True, bias=False),
+    Shape(512, 8, 2, 768, 1000, 4, 256, gated=True, bias=False, experts=8, top=2)])
+def test_a_template_resized_is_a_capture(what: str, shape: Shape) -> None:
+    assert graph_of(what, shape) == captured(what, shape)
+
+
+def test_a_configuration_of_a_warm_graph_is_priced_in_20_ms(tmp_path: Path) -> None:
+    one = run(tmp_path)
+    step(one, 4)
+    times = []
+    for batch in (68, 72, 76):
+        start = perf_counter()
+        step(replace(one, batch=2 * batch), 4)
+        times.append(perf_counter() - start)
+    assert min(times) < 0.02
+
+
+@pytest.mark.parametrize(("changed", "message"), [
+    ({"n_gpus": 16}, r"row 2 \(row_id 1\): dp 2 \* tp 4 \* pp 1 \* cp 1 = 8, but n_gpus is 16"),
+    ({"layers": "many"}, r"layers is 'many'; write a number above 0"),
+    ({"global_batch": 65}, r"65 is no multiple of dp 2"),
+    ({"kv_heads": 0}, r"kv_heads is '0'; write a number above 0 or leave it empty"),
+    ({"gpus_per_node": 0}, r"gpus_per_node is '0'"),
+    ({"zero_stage": "none"}, r"zero_stage is 'none'; begin with 0, 1, 2 or 3"),
+    ({"heads": 30, "kv_heads": 8}, r"30 heads are no multiple of 8"),
+    ({"gated_ffn": "perhaps"}, r"gated_ffn is 'perhaps'; write 1 or 0"),
+    ({"moe_experts": 8}, r"moe_topk is 0; each token goes to 1 to 8"),
+    ({"moe_experts": 6, "moe_topk": 2, "ep": 4}, r"6 experts are no multiple of ep 4"),
+    ({"layers": 1.5}, "whole number")])
+def test_a_row_that_contradicts_itself_is_named(tmp_path: Path, changed: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        validate(table(tmp_path, ROW | changed))
+
+
+def test_what_cannot_be_read_is_one_error(tmp_path: Path) -> None:
+    said = shell("validate", str(tmp_path / "none.csv"))
+    assert said.code == 2 and "cannot read the runs" in said.err and len(said.err.strip().splitlines()) == 1
+    lacking = {key: value for key, value in ROW.items() if key != "tp"}
+    said = shell("validate", str(table(tmp_path, lacking)))
+    assert said.code == 2 and "the column 'tp' is missing" in said.err
+    (tmp_path / "empty.csv").write_text(",".join(NEEDED) + "\n")
+    with pytest.raises(InputError, match="no rows below the head"):
+        validate(tmp_path / "empty.csv")
+    assert "gpu_type 'abacus'" in priced(run(tmp_path, gpu_type="abacus")).reason
+
+
+def test_layers_are_recomputed_only_as_far_as_the_device_demands(tmp_path: Path) -> None:
+    tight = run(tmp_path, framework="NeMo", hidden=8192, layers=80, heads=64, gpu_type="H100-SXM5-80GB", zero_stage=3,
+                intra_link="NVLink4", n_gpus=64, dp=64, tp=1, microbatch=2, seq=4096, global_batch=128)
+    share = _recomputing(tight).again
+    assert _recomputing(tight).recompute == "full" and 0 < share < 1 and share * 80 == pytest.approx(round(share * 80))
+    times = [step(replace(tight, recompute="full", again=part), 2).seconds for part in (0.0, share, 1.0)]
+    assert times == sorted(times) and times[0] == pytest.approx(step(replace(tight, recompute="none"), 2).seconds)
+    assert _recomputing(replace(tight, layers=8)).recompute == "none"
+
+
+def test_the_exchange_among_experts_is_hidden_by_programs_that_do_so(tmp_path: Path) -> None:
+    mixed = run(tmp_path, framework="NeMo", moe_experts=8, moe_topk=2, ep=4, dp=8, tp=1, gpu_type="H100-SXM5-80GB",
+                intra_link="NVLink4")
+    hidden = replace(mixed, framework="Megatron-Bridge")
+    assert step(hidden, 4).seconds < step(mixed, 4).seconds
+    deep = [replace(one, pp=2, dp=4, schedule="1F1B") for one in (hidden, mixed)]
+    assert step(deep[0], 4).seconds == step(deep[1], 4).seconds
+
+
+def test_a_head_is_as_large_as_the_family_or_the_row_says(tmp_path: Path) -> None:
+    assert [run(tmp_path, **row).head for row in ({}, {"model": "Qwen3-30B-A3B"}, {"head_dim": 96})] == [0, 128, 96]
+    assert step(run(tmp_path, head_dim=256), 4).seconds > step(run(tmp_path), 4).seconds
+
+
+def test_a_layer_is_cut_as_megatron_cuts_it_whatever_the_microbatch(tmp_path: Path) -> None:
+    one = run(tmp_path, dp=1, tp=8)
+    small, large = (parts_of(one, microbatch)["layer"] for microbatch in (1, 32))
+    assert large.sent_forward == pytest.approx(32 * small.sent_forward, rel=0.5)
+    nbytes = 2.0 * 32 * 2048 * 4096
+    reduced = collective(cluster_of(one), "all-reduce", Group(((8, 1),)), nbytes).seconds
+    assert large.sent_forward == pytest.approx(2 * reduced, rel=0.05)
+
+
+def test_recomputation_by_operators_and_norms_in_eager_mode(tmp_path: Path) -> None:
+    plain = run(tmp_path, framework="torchtitan", gated_ffn=1, recompute="selective (op)", dp=8, tp=1, zero_stage=3,
+                gpu_type="H100-SXM5-80GB", intra_link="NVLink4")
+    part = parts_of(plain, 4)["layer"]
+    assert 0 < part.repeated < part.forward
+    ordered = [step(replace(plain, recompute=how), 4).seconds for how in ("none", "selective (op)", "full")]
+    assert ordered == sorted(set(ordered))
+    assert parts_of(replace(plain, notes="torch.compile"), 4)["layer"].forward < 0.9 * part.forward
+
+
+@pytest.mark.parametrize(("changed", "reason"), [
+    ({"gpu_type": "abacus"}, "gpu_type 'abacus' is none of"), ({"intra_link": "string"}, "intra_link 'string' is none"),
+    ({"precision": "fp32"}, "precision 'fp32' has no price"),
+    ({"pp": 4, "tp": 1, "schedule": "DualPipe"}, "'DualPipe' has no price"),
+    ({"n_gpus": 12, "dp": 3, "global_batch": 48}, "12 GPUs do not fill nodes of 8"),
+    ({"microbatch": "", "dp": 1, "pp": 8, "tp": 1, "layers": 96, "interleave_vp": 12, "global_batch": 4}, "of 8 ranks"),
+    ({"moe_experts": 24, "moe_topk": 2, "ep": 24, "seq": 2112}, "ep 24 is no product")])
+def test_a_row_without_a_price_is_counted_with_its_reason(tmp_path: Path, changed: dict[str, object], reason: str
+                                                          ) -> None:
+    found = validate(table(tmp_path, ROW | changed, ROW | {"row_id": "2"}))
+    assert reason in found[0].reason and found[0].seconds is None and found[1].seconds is not None
+
+
+def test_words_are_read_whatever_their_case(tmp_path: Path) -> None:
+    one = run(tmp_path, precision="BF16", recompute="Full", seq_parallel="True", gated_ffn="1.0", intra_link="nvlink3")
+    other = run(tmp_path, precision="bf16", recompute="full", seq_parallel=1, gated_ffn=1)
+    assert one.recompute == "full" and one.sequence and one.gated
+    assert step(one, 4).seconds == step(other, 4).seconds
+
+
+def test_links_that_are_not_stated_are_those_of_the_reference_system(tmp_path: Path) -> None:
+    assert step(run(tmp_path, intra_link=""), 4).seconds == step(run(tmp_path), 4).seconds
+    assert priced(run(tmp_path, intra_link="", gpu_type="MI250X")).seconds is not None
+
+
+def test_two_devices_of_a_full_mesh_have_the_one_link_between_them(tmp_path: Path) -> None:
+    """47.7 GB/s were measured between two of eight MI300X."""
+    pair = cluster_of(run(tmp_path, gpu_type="MI300X", intra_link="xGMI3", n_gpus=2, dp=1, tp=2))
+    sent = collective(pair, "all-reduce", Group(((2, 1),)), 1e9).seconds
+    assert 1e9 / sent == pytest.approx(47.7e9, rel=0.05)
+
+
+def test_a_gated_layer_sends_what_any_layer_sends(tmp_path: Path) -> None:
+    plain = run(tmp_path, dp=1, tp=8, precision="bf16")
+    gated = replace(plain, gated=True)
+    assert parts_of(gated, 4)["layer"].sent_forward == pytest.approx(parts_of(plain, 4)["layer"].sent_forward, rel=0.01)
+
+
+def test_experts_are_cut_among_all_their_ranks(tmp_path: Path) -> None:
+    mixed = run(tmp_path, framework="NeMo", moe_experts=64, moe_topk=8, ep=8, dp=2, cp=4, tp=1)
+    whole = replace(mixed, dp=8, cp=1)
+    assert parts_of(mixed, 4)["layer"].expert_values == parts_of(whole, 4)["layer"].expert_values
+    deep = replace(mixed, zero=1)
+    held = 16 * 32 * parts_of(deep, 4)["layer"].expert_values
+    assert peak_bytes(deep, 4) > held  # each expert is there once: nobody shares its optimizer
+
+
+def test_a_context_that_is_exchanged_slower_than_attention_computes_is_seen(tmp_path: Path) -> None:
+    wide = run(tmp_path, framework="NeMo", dp=1, tp=1, cp=8, seq=8192, gpu_type="H100-SXM5-80GB", gpus_per_node=1,
+               inter_Gbps_per_node=400)
+    slow = replace(wide, network=wide.network / 8)
+    assert step(slow, 1).seconds > 1.5 * step(wide, 1).seconds
+
+
+def test_selective_recomputation_is_what_the_program_means_by_it(tmp_path: Path) -> None:
+    found = {name: recomputed(run(tmp_path, framework=name, recompute="selective"))
+             for name in ("Megatron-LM", "NeMo", "torchtitan")}
+    assert found == {"Megatron-LM": "core", "NeMo": "core", "torchtitan": "operators"}
