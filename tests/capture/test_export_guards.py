@@ -58,8 +58,8 @@ class Strange(nn.Module):
 
 
 @pytest.mark.parametrize(("kind", "says"), [
-    ("reversed", r"test_unseen\.py:\d+: h = Reversed.* Reversed has a backward of its own"),
-    ("hook", r"test_unseen\.py:\d+: h\.register_hook.*a hook on a gradient"),
+    ("reversed", r"test_export_guards\.py:\d+: h = Reversed.* Reversed has a backward of its own"),
+    ("hook", r"test_export_guards\.py:\d+: h\.register_hook.*a hook on a gradient"),
     ("checkpoint", "use_reentrant=False"), ("weight", "writes into its parameter"),
     ("buffer", r"sets the \.data of a tensor"), ("penalty", "takes gradients itself"), ("twins", "cannot be captured"),
     ("vmap", "no operator")])

@@ -144,7 +144,7 @@ OWNER = """
 import signal, sys, time
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
 from autoddl.cost_models import load_cluster
-from autoddl.network import network
+from autoddl.launch.shaped_network import network
 with network(load_cluster(sys.argv[1])) as built:
     print("ready", flush=True)
     time.sleep(600)

@@ -164,7 +164,7 @@ import sys, time
 from datetime import timedelta
 import torch
 import torch.distributed as dist
-from autoddl.groups import Groups
+from autoddl.runtime.process_groups import Groups
 from autoddl.core.layout import Mesh
 torch.set_num_threads(1)
 dist.init_process_group("gloo", timeout=timedelta(seconds=60))
