@@ -6,6 +6,7 @@ among a `Group` of ranks by the cheapest algorithm for its place in the hierarch
 torch.
 """
 
+from autoddl.cost_models.backends import MESSAGE_ALGORITHMS, Algorithm
 from autoddl.cost_models.cluster import Cluster, Device, Level, load_cluster, load_device, parse_cluster
 from autoddl.cost_models.collectives import Group, Price, collective, link_of, sent_bytes, steps, wire_seconds
 from autoddl.cost_models.kernel import (
@@ -18,6 +19,7 @@ from autoddl.cost_models.kernel import (
 )
 from autoddl.cost_models.units import parse, show_bytes, show_rate, show_seconds
 
-__all__ = ["Cluster", "Device", "Group", "Kernel", "Level", "Price", "collective", "compute_seconds", "copy_seconds",
-           "elementwise_seconds", "kernel_seconds", "least_seconds", "link_of", "load_cluster", "load_device", "parse",
-           "parse_cluster", "sent_bytes", "show_bytes", "show_rate", "show_seconds", "steps", "wire_seconds"]
+__all__ = ["MESSAGE_ALGORITHMS", "Algorithm", "Cluster", "Device", "Group", "Kernel", "Level", "Price", "collective",
+           "compute_seconds", "copy_seconds", "elementwise_seconds", "kernel_seconds", "least_seconds", "link_of",
+           "load_cluster", "load_device", "parse", "parse_cluster", "sent_bytes", "show_bytes", "show_rate",
+           "show_seconds", "steps", "wire_seconds"]

@@ -7,11 +7,39 @@ sqrt(w.fill a t) beyond the t seconds of the bytes alone. So bandwidth depends o
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
 
-__all__ = ["BACKENDS", "KINDS", "PLAIN", "TREE_EFFICIENCY", "Backend", "Wire"]
+__all__ = ["BACKENDS", "KINDS", "MESSAGE_ALGORITHMS", "PLAIN", "TREE_EFFICIENCY", "Algorithm", "Backend", "Wire"]
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send")
+
+
+class Algorithm(StrEnum):
+    """The algorithms that have a formula (`algorithms`, `hierarchy`); the text is what tables print."""
+
+    RING = "ring"
+    RING_IN_TURNS = "ring in turns"
+    DOUBLING = "doubling"
+    HALVING_DOUBLING = "halving-doubling"
+    RECURSIVE_DOUBLING = "recursive doubling"
+    BRUCK = "bruck"
+    PAT = "pat"
+    PAIRWISE = "pairwise"
+    ROUNDS = "rounds"
+    BINOMIAL = "binomial"
+    TREE = "tree"
+    IN_NETWORK = "in-network"
+    IN_NETWORK_TREE = "in-network tree"
+    LEVEL_RINGS = "level rings"
+    TWO_LEVEL = "two-level"
+    THREE_LEVEL = "three-level"
+    SEND = "send"
+    AS_ALL_REDUCE = "as all-reduce"
+
+
+MESSAGE_ALGORITHMS = (Algorithm.LEVEL_RINGS, Algorithm.ROUNDS)
+"""Algorithms that the runtime runs itself, by point-to-point messages of the backend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +65,14 @@ class Backend:
     thread takes `Host.turn` at least, where that was timed.
     """
 
-    algorithms: Mapping[str, tuple[str, ...]]
-    efficiency: Mapping[str, float]
+    algorithms: Mapping[str, tuple[Algorithm, ...]]
+    efficiency: Mapping[Algorithm, float]
     startup: float
     rails: bool
     link_efficiency: float = 1.0
     wires: tuple[Wire, ...] = (PLAIN,)
-    starts: Mapping[str, float] = field(default_factory=dict)
-    handed: frozenset[str] = frozenset()
+    starts: Mapping[Algorithm, float] = field(default_factory=dict)
+    handed: frozenset[Algorithm] = frozenset()
 
 
 BACKENDS: Mapping[str, Backend] = MappingProxyType({
@@ -53,24 +81,26 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType({
     # hierarchical reduce-scatter or all-gather. Wires and startup were fitted by examples/benchmarks/collectives.py
     # to 222 published collectives on A100, V100, H200, B200 and MI300X; link efficiency as 235 of 300 GB/s on 8 A100.
     "nccl": Backend(
-        algorithms={"all-reduce": ("ring", "tree", "in-network", "in-network tree"), "all-gather": ("ring", "pat"),
-                    "reduce-scatter": ("ring", "pat"), "all-to-all": ("pairwise",), "broadcast": ("ring",),
-                    "send": ("send",)},
+        algorithms={"all-reduce": (Algorithm.RING, Algorithm.TREE, Algorithm.IN_NETWORK, Algorithm.IN_NETWORK_TREE),
+                    "all-gather": (Algorithm.RING, Algorithm.PAT), "reduce-scatter": (Algorithm.RING, Algorithm.PAT),
+                    "all-to-all": (Algorithm.PAIRWISE,), "broadcast": (Algorithm.RING,), "send": (Algorithm.SEND,)},
         efficiency={}, startup=35e-6, rails=True, link_efficiency=0.8,
         wires=(Wire("LL", 0.35, 0.17), Wire("LL128", 0.66, 0.9), Wire("Simple", fill=3.5))),
     # gloo, measured with torch 2.13 over shaped links (examples/benchmarks/shaped_collectives.py): its all-reduce and
     # all-gather reach the bound of a ring, but for the all-gather of a pair (PAIR_WAIT); its reduce-scatter takes what
     # an all-reduce takes, its all-to-all reaches 0.65. 1 kB between two ranks of one machine: 0.22 ms. It has no trees,
-    # no hierarchy, and leaves a host by one port. "level rings" and "rounds" are the runtime's own, of gloo's
-    # point-to-point messages (autoddl.messages): of 4 and 32 kB among 4 and 8 ranks of two cores a step of gloo's rings
-    # takes 0.9 to 1.9 ms, one of messages 0.4 to 1.3, for each of gloo's is handed from thread to thread.
+    # no hierarchy, and leaves a host by one port. LEVEL_RINGS and ROUNDS are the runtime's own, made
+    # of gloo's point-to-point messages (`message_programs`). A step of 4 or 32 kB among 4 or 8 ranks of two cores takes
+    # 0.9 to 1.9 ms in gloo's rings, each of which is handed from thread to thread, and 0.4 to 1.3 ms by messages.
     "gloo": Backend(
-        algorithms={"all-reduce": ("ring", "level rings"), "all-gather": ("ring in turns", "level rings"),
-                    "reduce-scatter": ("as all-reduce", "level rings"), "all-to-all": ("pairwise", "rounds"),
-                    "broadcast": ("binomial",), "send": ("send",)},
-        efficiency={"pairwise": 0.65}, startup=100e-6, rails=False,
-        starts={"level rings": 1e-3, "rounds": 3e-3},
-        handed=frozenset(("ring", "ring in turns", "as all-reduce"))),
+        algorithms={"all-reduce": (Algorithm.RING, Algorithm.LEVEL_RINGS),
+                    "all-gather": (Algorithm.RING_IN_TURNS, Algorithm.LEVEL_RINGS),
+                    "reduce-scatter": (Algorithm.AS_ALL_REDUCE, Algorithm.LEVEL_RINGS),
+                    "all-to-all": (Algorithm.PAIRWISE, Algorithm.ROUNDS), "broadcast": (Algorithm.BINOMIAL,),
+                    "send": (Algorithm.SEND,)},
+        efficiency={Algorithm.PAIRWISE: 0.65}, startup=100e-6, rails=False,
+        starts={Algorithm.LEVEL_RINGS: 1e-3, Algorithm.ROUNDS: 3e-3},
+        handed=frozenset((Algorithm.RING, Algorithm.RING_IN_TURNS, Algorithm.AS_ALL_REDUCE))),
 })
 
 TREE_EFFICIENCY = 0.85

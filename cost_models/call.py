@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import isfinite, prod, sqrt
 
 from autoddl.core.errors import InputError
-from autoddl.cost_models.backends import KINDS, PLAIN, Backend, Wire
+from autoddl.cost_models.backends import KINDS, PLAIN, Algorithm, Backend, Wire
 from autoddl.cost_models.groups import Crossing
 from autoddl.cost_models.links import protocol_of
 
@@ -26,7 +26,7 @@ class Call:
     crossings: tuple[Crossing, ...]
     nbytes: float
     wire: Wire = PLAIN
-    algorithm: str = ""
+    algorithm: Algorithm | None = None
 
     @property
     def size(self) -> int:
@@ -42,7 +42,8 @@ class Call:
 
     def seconds(self, crossing: Crossing, nbytes: float) -> float:
         """Seconds that nbytes take through one port: t + sqrt(w a t), t = nbytes / (e b)."""
-        reached = self.backend.efficiency.get(self.algorithm, 1.0) * _reached(self.backend, crossing)
+        own = self.backend.efficiency.get(self.algorithm, 1.0) if self.algorithm else 1.0
+        reached = own * _reached(self.backend, crossing)
         seconds = nbytes / (reached * self.wire.efficiency * crossing.level.bandwidth)
         return seconds + sqrt(self.wire.fill * crossing.latency * seconds)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, log2, prod
 
-from autoddl.cost_models.backends import BACKENDS, KINDS, Backend
+from autoddl.cost_models.backends import BACKENDS, KINDS, Algorithm, Backend
 from autoddl.cost_models.call import Call, sent_bytes
 from autoddl.cost_models.groups import Crossing, Group, crossings
 from autoddl.cost_models.hierarchy import FORMULAS
@@ -34,7 +34,7 @@ class Price:
     are added while the ranks compute beside it, and those that this computation loses more than its processor's."""
 
     seconds: float
-    algorithm: str
+    algorithm: Algorithm
     level: str
     host: float = 0.0
     busy: float = 0.0
@@ -81,7 +81,8 @@ def steps(kind: str, n: int) -> int:
 def cheapest(backend: Backend, kind: str, crossed: tuple[Crossing, ...], nbytes: float, turn: float = 0.0) -> Price:
     """The least seconds over the algorithms and wire protocols of a backend. `turn`: of a step that is handed on."""
     n = prod(crossing.ways for crossing in crossed)
-    least = {name: turn * steps("all-reduce" if name == "as all-reduce" else kind, n) for name in backend.handed}
+    least = {name: turn * steps("all-reduce" if name is Algorithm.AS_ALL_REDUCE else kind, n)
+             for name in backend.handed}
     seconds, algorithm = min((backend.starts.get(name, 0.0) + max(least.get(name, 0.0), FORMULAS[name](
         Call(backend, kind, crossed, nbytes, wire, name))), name)
         for name in backend.algorithms[kind] for wire in backend.wires)

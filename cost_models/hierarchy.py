@@ -34,7 +34,7 @@ from autoddl.cost_models.algorithms import (
     tree,
     tree_latency,
 )
-from autoddl.cost_models.backends import TREE_EFFICIENCY
+from autoddl.cost_models.backends import TREE_EFFICIENCY, Algorithm
 from autoddl.cost_models.call import Call
 
 __all__ = ["FORMULAS", "in_network_tree", "level_rings", "three_level", "two_level"]
@@ -95,10 +95,12 @@ def in_network_tree(call: Call) -> float:
     return latency + max(reduced, flows)
 
 
-FORMULAS: Mapping[str, Callable[[Call], float]] = MappingProxyType({
-    "ring": ring, "doubling": doubling, "halving-doubling": halving_doubling, "recursive doubling": recursive_doubling,
-    "bruck": bruck, "pat": pat, "pairwise": pairwise, "binomial": binomial, "tree": tree, "in-network": in_network,
-    "two-level": two_level, "three-level": three_level, "in-network tree": in_network_tree, "send": send,
-    "as all-reduce": as_all_reduce, "level rings": level_rings, "rounds": pairwise,
-    "ring in turns": ring_in_turns,
+FORMULAS: Mapping[Algorithm, Callable[[Call], float]] = MappingProxyType({
+    Algorithm.RING: ring, Algorithm.RING_IN_TURNS: ring_in_turns, Algorithm.DOUBLING: doubling,
+    Algorithm.HALVING_DOUBLING: halving_doubling, Algorithm.RECURSIVE_DOUBLING: recursive_doubling,
+    Algorithm.BRUCK: bruck, Algorithm.PAT: pat, Algorithm.PAIRWISE: pairwise, Algorithm.ROUNDS: pairwise,
+    Algorithm.BINOMIAL: binomial, Algorithm.TREE: tree, Algorithm.IN_NETWORK: in_network,
+    Algorithm.IN_NETWORK_TREE: in_network_tree, Algorithm.LEVEL_RINGS: level_rings, Algorithm.TWO_LEVEL: two_level,
+    Algorithm.THREE_LEVEL: three_level, Algorithm.SEND: send, Algorithm.AS_ALL_REDUCE: as_all_reduce,
 })
+"""The seconds of each algorithm, without start-up."""

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from autoddl.core.conversion import COLLECTIVES, Step, sizes
 from autoddl.core.graph import Tensor
 from autoddl.core.layout import Layout
-from autoddl.cost_models import collective, wire_seconds
+from autoddl.cost_models import MESSAGE_ALGORITHMS, collective, wire_seconds
 from autoddl.pricing.price import Pricing
-from autoddl.schedule.message_programs import OURS
 from autoddl.schedule.traffic import Sent
 
 __all__ = ["Action", "Actions", "Compute", "Leg", "Pass", "Start", "Wait"]
@@ -84,7 +83,7 @@ class Actions:
         names = "+".join(self.pricing.mesh.names[a] for a in axes)
         wire = wire_seconds(self.pricing.cluster, kind, self.pricing.group(axes), float(nbytes))
         return Start(Sent(direction, kind, names, nbytes, origin), price.seconds, price.host, price.busy, price.drag,
-                     price.algorithm in OURS, wire)
+                     price.algorithm in MESSAGE_ALGORITHMS, wire)
 
     def legs(self, steps: Sequence[Step], tensors: Sequence[Tensor], starts: Sequence[Layout], direction: str,
              origin: str) -> tuple[Leg, ...]:

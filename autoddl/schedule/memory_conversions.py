@@ -17,7 +17,7 @@ from math import prod
 
 from autoddl.core.conversion import COLLECTIVES, Step, group_size
 from autoddl.core.layout import Layout, Mesh, Split, local_shape
-from autoddl.cost_models import Cluster, Group, collective
+from autoddl.cost_models import Algorithm, Cluster, Group, collective
 from autoddl.operators.footprints.storages import Heap, Shape, Value, contiguous, is_contiguous
 
 __all__ = ["Flight", "Moves"]
@@ -91,7 +91,7 @@ class Moves:
             return 0.0
         extents = Group(tuple((self.mesh.sizes[a], self.mesh.strides[a]) for a in step.axes))
         if self.cluster is not None and collective(self.cluster, step.kind, extents, float(nbytes)
-                                                   ).algorithm == "level rings":
+                                                   ).algorithm is Algorithm.LEVEL_RINGS:
             return nbytes * (1 - 1 / group_size(step, self.mesh)) * now
         return float(nbytes) * (step.kind == "reduce-scatter")
 

@@ -23,13 +23,11 @@ from itertools import count, product
 from math import prod
 
 from autoddl.core.errors import InputError
-from autoddl.cost_models import Cluster, Group, collective
+from autoddl.cost_models import Algorithm, Cluster, Group, collective
 from autoddl.cost_models.groups import crossings
 
-__all__ = ["OURS", "Program", "Receive", "Send", "chosen", "leaving", "program"]
+__all__ = ["Program", "Receive", "Send", "chosen", "leaving", "program"]
 
-OURS = ("level rings", "rounds")
-"""Algorithms that run by messages."""
 AHEAD = 2
 """Messages that a rank of an all-to-all may send beyond those that it received."""
 
@@ -134,6 +132,6 @@ def chosen(cluster: Cluster, kind: str, group: Group, nbytes: int) -> tuple[int,
     None where it chooses a collective of the library.
     """
     algorithm = collective(cluster, kind, group, float(nbytes)).algorithm
-    if algorithm == "level rings":
+    if algorithm is Algorithm.LEVEL_RINGS:
         return tuple(crossing.ways for crossing in crossings(cluster, group))
-    return (group.size,) if algorithm == "rounds" else None
+    return (group.size,) if algorithm is Algorithm.ROUNDS else None
