@@ -1,25 +1,84 @@
-"""Arguments and options that several verbs share."""
+"""Arguments and options that several verbs share.
 
+The options of planning are the fields of `PlanOptions`: `takes_options` gives a verb an option for each of them.
+"""
+
+import inspect
+import types
+from collections.abc import Callable
+from dataclasses import Field, fields
+from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 
-__all__ = ["AsJson", "Budget", "ClusterPath", "Compiled", "FactoryText", "MaxAxes", "Mesh", "Microbatches", "Pin",
-           "PlanPath", "Set", "Solver", "TimeLimit", "Workers"]
+from autoddl.core.errors import InputError
+from autoddl.planner.options import PlanOptions
+
+__all__ = ["AsJson", "ClusterPath", "Compiled", "FactoryText", "PlanPath", "Set", "takes_options"]
 
 FactoryText = Annotated[str, typer.Argument(metavar="FILE.py:FACTORY",
                                             help="a function that returns a module, or a module and a sample")]
 ClusterPath = Annotated[Path, typer.Argument(metavar="CLUSTER.yaml", help="the machine")]
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN", help="a plan, as `plan -o` wrote it")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="argument of the factory")]
-Mesh = Annotated[str | None, typer.Option(help="only this mesh, like 'dp=4,tp=2'")]
-Pin = Annotated[list[str] | None, typer.Option(metavar="PIN", help="a layout to choose, like 'h.*.attn.*: node=S(0)'")]
-Budget = Annotated[str | None, typer.Option(help="bytes a rank may use, like '80 GB'")]
-Solver = Annotated[str, typer.Option(help="how to solve")]
-MaxAxes = Annotated[int, typer.Option(min=1, help="axes of a mesh at most")]
-Microbatches = Annotated[str, typer.Option(metavar="N,N,...", help="parts in which a step may run the batch")]
-Workers = Annotated[int | None, typer.Option(min=1, help="processes that search (as many as pay)")]
-TimeLimit = Annotated[float | None, typer.Option(metavar="SECONDS", help="for solving; the bound tells what is left")]
 Compiled = Annotated[bool, typer.Option("--compiled", help="elementwise chains are one kernel, as of torch.compile")]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
+
+
+def takes_options(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes of a verb with a parameter `options: PlanOptions` a command with an option for each field, but for those in
+    `without`, which keep their defaults."""
+    return partial(_command, tuple(one for one in fields(PlanOptions) if one.name not in without))
+
+
+def _command(every: tuple["Field[Any]", ...], verb: Callable[..., None]) -> Callable[..., None]:
+    hints = get_type_hints(PlanOptions)
+
+    @wraps(verb)
+    def command(**given: Any) -> None:
+        chosen = {one.name: _read(one, given.pop(one.name)) for one in every}
+        verb(**given, options=PlanOptions(**chosen))
+
+    own = [p for p in inspect.signature(verb).parameters.values() if p.name != "options"]
+    made = [inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=_default(one),
+                              annotation=_annotation(one, hints[one.name])) for one in every]
+    keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    command.__signature__ = inspect.Signature([*keyword, *made])  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in (*keyword, *made)}
+    return command
+
+
+def _annotation(one: "Field[Any]", kind: Any) -> Any:
+    """The type and the option of a field on the command line: a tuple of words is an option that may come again."""
+    about = one.metadata
+    flags = [about.get("flag", f"--{one.name.replace('_', '-')}")]
+    optional = get_origin(kind) in (Union, types.UnionType)
+    base = next(part for part in get_args(kind) if part is not type(None)) if optional else kind
+    written: Any = about.get("written", list[str] if get_origin(base) is tuple else base)
+    shown = {key: about[key] for key in ("metavar", "min") if key in about}
+    option = typer.Option(*flags, help=about["help"], **shown)
+    return Annotated[written if one.default not in (None, ()) else written | None, option]
+
+
+def _default(one: "Field[Any]") -> Any:
+    """The field's default as it is written in the shell."""
+    if "written" in one.metadata and isinstance(one.default, tuple):
+        return ",".join(map(str, one.default))
+    return None if one.default in (None, ()) else one.default
+
+
+def _read(one: "Field[Any]", given: Any) -> Any:
+    """What was written in the shell as the field's value."""
+    if given is None:
+        return one.default
+    return _numbers(given) if one.name == "microbatches" else given
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """`1,2,4` as numbers."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"--microbatches {text!r}: whole numbers with commas between them, like 1,2,4") from None

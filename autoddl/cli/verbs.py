@@ -1,7 +1,7 @@
 """The verbs plan, show, compare, run and verify."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -10,55 +10,37 @@ from autoddl.capture.factory import Factory, settings
 from autoddl.cli import plan_tables
 from autoddl.cli.answer_tables import relaxation_table
 from autoddl.cli.compare_run import NoRecord, RecordPath, record_path
-from autoddl.cli.options import (
-    AsJson,
-    Budget,
-    ClusterPath,
-    Compiled,
-    FactoryText,
-    MaxAxes,
-    Mesh,
-    Microbatches,
-    Pin,
-    PlanPath,
-    Set,
-    Solver,
-    TimeLimit,
-    Workers,
-)
+from autoddl.cli.options import AsJson, ClusterPath, Compiled, FactoryText, PlanPath, Set, takes_options
 from autoddl.cli.output import progress_bar, show
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.files import check_file, check_folder
 from autoddl.core.plan import load_plan
 from autoddl.cost_models import Cluster, load_cluster
 from autoddl.launch.launch import leave
+from autoddl.planner.options import PlanOptions
 
 __all__ = ["compare", "plan", "run", "show_plan", "verify"]
 
 
-def plan(factory: FactoryText, cluster: ClusterPath, set_: Set = None, mesh: Mesh = None, pin: Pin = None,
-         budget: Budget = None, solver: Solver = "exact", max_axes: MaxAxes = 3, time_limit: TimeLimit = None,
-         microbatches: Microbatches = "1", workers: Workers = None,
+@takes_options()
+def plan(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, set_: Set = None,
          output: Annotated[Path | None, typer.Option("-o", "--output", help="write the plan here")] = None,
          relax: Annotated[bool, typer.Option(help="if nothing fits, price what would")] = False,
-         overlap: Annotated[bool, typer.Option("--overlap", help="the shortest time line of several plans")] = False,
          compiled: Compiled = False, as_json: AsJson = False) -> None:
     """Find the best configuration of a model on a cluster."""
     check_file(output)
     made = Factory.parse(factory, settings(set_ or ()))
-    asked: dict[str, Any] = {"mesh": mesh, "pins": tuple(pin or ()), "budget": budget, "max_axes": max_axes,
-                             "microbatches": _numbers(microbatches)}
     with progress_bar() as progress:
         from autoddl.api import plan as find
         place = _place(cluster, compiled)
         model, sample = made.build()
         try:
-            found = find(model, place, sample, solver=solver, time_limit=time_limit, name=made.name,
-                         factory=made.to_json(), progress=progress, workers=workers, overlap=overlap, **asked)
+            found = find(model, place, sample, name=made.name, factory=made.to_json(), progress=progress,
+                         **options.words())
         except Infeasible as error:
             if relax:
                 from autoddl.explain.relax import relaxations
-                rows = relaxations(model, place, sample, needed=error.needed, progress=progress, **asked)
+                rows = relaxations(model, place, sample, needed=error.needed, progress=progress, **options.words())
                 Console(stderr=True).print(relaxation_table(rows))
             raise
     if output is not None:
@@ -73,27 +55,18 @@ def _place(path: Path, compiled: bool) -> Cluster:
     return as_compiled(load_cluster(path)) if compiled else load_cluster(path)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    """`1,2,4` as numbers."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(f"--microbatches {text!r}: whole numbers with commas between them, like 1,2,4") from None
-
-
 def show_plan(plan: PlanPath, as_json: AsJson = False) -> None:
     """Print a plan."""
     read = load_plan(plan)
     show(plan_tables.plan_table(read), plan_tables.summary(read), as_json)
 
 
-def compare(factory: FactoryText, cluster: ClusterPath, set_: Set = None, budget: Budget = None,
-            solver: Solver = "exact", max_axes: MaxAxes = 3, time_limit: TimeLimit = None,
-            microbatches: Microbatches = "1", workers: Workers = None,
+@takes_options("overlap")
+def compare(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, set_: Set = None,
             solvers: Annotated[bool, typer.Option("--solvers", help="compare the solvers on the plan's mesh")] = False,
             compiled: Compiled = False, as_json: AsJson = False) -> None:
     """Set the plan beside data parallel, grids, ZeRO-3 ..."""
-    if solvers and (solver, microbatches) != ("exact", "1"):
+    if solvers and (options.solver, options.microbatches) != ("exact", (1,)):
         raise InputError("--solvers sets all solvers beside each other, with the whole batch: drop --solver and "
                          "--microbatches, or drop --solvers")
     made = Factory.parse(factory, settings(set_ or ()))
@@ -103,15 +76,15 @@ def compare(factory: FactoryText, cluster: ClusterPath, set_: Set = None, budget
         place = _place(cluster, compiled)
         model, sample = made.build()
         if solvers:
-            raced = compare_solvers(model, place, sample, budget=budget, max_axes=max_axes,
-                                    time_limit=60.0 if time_limit is None else time_limit, progress=progress,
-                                    workers=workers)
+            words = options.words()
+            if options.time_limit is None:
+                del words["time_limit"]
+            raced = compare_solvers(model, place, sample, progress=progress, **words)
             table, data = plan_tables.raced_table(raced), plan_tables.raced_rows(raced)
             problem = raced[0].problem if all(row.problem for row in raced) else None
         else:
-            found = compare_plans(model, place, sample, budget=budget, solver=solver, max_axes=max_axes,
-                            time_limit=time_limit, name=made.name, factory=made.to_json(), progress=progress,
-                            workers=workers, microbatches=_numbers(microbatches))
+            found = compare_plans(model, place, sample, name=made.name, factory=made.to_json(), progress=progress,
+                                  **options.words())
             table, data = plan_tables.comparison_table(found), plan_tables.comparison_rows(found)
             problem = found[0].problem
     show(table, data, as_json)

@@ -58,7 +58,7 @@ def foreseen(plan: Plan) -> Foreseen:
 def foreseen_bytes(plan: Plan, line: Foreseen) -> MemoryLine:
     """The memory of the plan's step on rank 0 over its time `line`, from the plan alone."""
     asked = question_of(plan)
-    return memory_line(plan, line, planned(asked.graph), asked.optimizer, asked.cluster)
+    return memory_line(plan, line, planned(asked.graph), asked.options.optimizer, asked.cluster)
 
 
 def compare_run(plan: Plan, record: Record) -> Compared:

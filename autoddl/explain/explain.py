@@ -10,7 +10,7 @@ What another choice costs is the cost of the best whole plan with that choice, o
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from autoddl.core.errors import InputError
@@ -20,7 +20,8 @@ from autoddl.core.plan import Plan
 from autoddl.core.problem import Problem
 from autoddl.explain.breakdown import Share, peak_at, shares
 from autoddl.planner.mesh_search import Progress
-from autoddl.planner.question import Rebuilt, answered, counted, posed, question_of, rebuild, tried
+from autoddl.planner.pins import allowed_meshes
+from autoddl.planner.question import Rebuilt, problem_on, question_of, rebuild, solve_question, split_by_microbatches
 from autoddl.pricing.space import Variable
 from autoddl.search.certify.alternatives import alternatives, bounding, bounds_of
 from autoddl.search.certify.certificate import check
@@ -166,25 +167,26 @@ def proved(plan: Plan, everywhere: bool = False) -> Proved:
 def _others(plan: Plan) -> dict[str, Problem]:
     """What else the plan was chosen from. Where the pins leave no layout there was nothing to choose."""
     asked, found = question_of(plan), dict[str, Problem]()
-    for one in counted(asked):
+    for one in split_by_microbatches(asked):
         n = one.microbatches
         parts = "" if n == plan.microbatches else f" x {n} microbatch{'es' * (n > 1)}"
-        for mesh in tried(asked):
+        for mesh in allowed_meshes(asked.cluster, asked.options):
             if parts or mesh != plan.mesh:
                 with suppress(InputError):
-                    found[f"{mesh}{parts}"] = posed(one, mesh)[2]
+                    found[f"{mesh}{parts}"] = problem_on(one, mesh)[2]
     return found
 
 
 def price_of_pins(plan: Plan, progress: Progress | None = None) -> tuple[PinPrice, ...]:
     """For each pin the search without it, then without any. A plan without pins has no rows."""
     asked = question_of(plan)
-    without = [(pin, tuple(p for p in asked.pins if p is not pin)) for pin in asked.pins]
+    pins_of = asked.options.pins
+    without = [(pin, tuple(p for p in pins_of if p is not pin)) for pin in pins_of]
     if len(without) > 1:
         without.append(("all pins", ()))
     found = []
     for name, pins in without:
-        best = answered(replace(asked, pins=pins), progress).best
+        best = solve_question(asked.asking(pins=pins), progress).best
         seconds = min(best.solution.seconds, plan.predicted.seconds)
         found.append(PinPrice(name, seconds, plan.predicted.seconds - seconds, str(best.pricing.mesh)))
     return tuple(found)

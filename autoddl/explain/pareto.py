@@ -19,7 +19,7 @@ from autoddl.core.problem import Problem, Solution
 from autoddl.cost_models import Cluster, Level
 from autoddl.cost_models.topologies import check
 from autoddl.planner.mesh_search import Progress
-from autoddl.planner.question import Question, answered, question_of, rebuild
+from autoddl.planner.question import Question, question_of, rebuild, solve_question
 from autoddl.search import solve
 from autoddl.search.elimination_order import answering
 from autoddl.search.relaxations import Point, Space
@@ -148,7 +148,7 @@ def _of_size(level: Level, size: int) -> Level:
 
 def front_of_devices(plan: Plan, progress: Progress | None = None) -> tuple[DevicePoint, ...]:
     """The best plan for every divisor of the outermost level, few devices first; the mesh is free."""
-    asked = replace(question_of(plan), mesh=None)
+    asked = question_of(plan).asking(mesh=None)
     size = next((level.size for level in reversed(asked.cluster.levels) if level.size > 1), 1)
     return tuple(_device_point(asked, n, asked.cluster.size // size * n, progress)
                  for n in range(1, size + 1) if size % n == 0)
@@ -157,7 +157,7 @@ def front_of_devices(plan: Plan, progress: Progress | None = None) -> tuple[Devi
 def _device_point(asked: Question, size: int, devices: int, progress: Progress | None) -> DevicePoint:
     """The best plan with `size` children at the outermost level, `devices` in all."""
     try:
-        found = answered(replace(asked, cluster=resized(asked.cluster, size)), progress)
+        found = solve_question(replace(asked, cluster=resized(asked.cluster, size)), progress)
     except Infeasible as error:
         return DevicePoint(devices, "", None, error.needed, 0.0, "no plan fits the budget")
     except AutoDDLError as error:

@@ -14,14 +14,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
-from autoddl.cost_models import Cluster, load_cluster, parse, show_bytes
+from autoddl.cost_models import Cluster, load_cluster, show_bytes
 from autoddl.cost_models.units import bytes_above
 from autoddl.explain.pareto import resized
 from autoddl.planner.mesh_search import Progress
-from autoddl.planner.question import Question, answered
+from autoddl.planner.options import Options, PlanOptions
+from autoddl.planner.question import Question, solve_question
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,20 +46,19 @@ class Relaxation:
 
 
 def relaxations(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *, needed: float,
-                budget: float | str | None = None, optimizer: str = "adamw", tolerance: float = 1e-3,
-                pins: Sequence[str] = (), mesh: str | None = None, max_axes: int = 3, progress: Progress | None = None,
-                microbatches: Sequence[int] = (1,)) -> tuple[Relaxation, ...]:
+                progress: Progress | None = None, **options: Unpack[Options]) -> tuple[Relaxation, ...]:
     """What would fit, the fastest first; `needed` is what Infeasible carries, the rest what `plan` was called with."""
     from autoddl.capture.capture import capture
     from autoddl.capture.sample import as_sample, parted, sample_for
 
     place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
-    limit = place.device.memory if budget is None else float(parse(budget, "bytes"))
-    given, counts = sample_for(model) if sample is None else as_sample(sample), sorted(set(microbatches))
+    allowed = PlanOptions.of(options)
+    allowed = replace(allowed, budget=allowed.limit(place))
+    given, counts = sample_for(model) if sample is None else as_sample(sample), allowed.microbatches
 
     def questions(batch: "Sample", parts: Sequence[int]) -> list[Question]:
-        return [Question(capture(model, parted(batch, n)).graph, place, limit, optimizer, tolerance, tuple(pins), mesh,
-                         max_axes, n) for n in parts]
+        return [Question(capture(model, parted(batch, n)).graph, place, replace(allowed, microbatches=(n,)), n)
+                for n in parts]
 
     asked = questions(given, counts)
     found = [*_richer(asked, needed, progress), *_wider(asked, progress)]
@@ -82,7 +82,7 @@ def _richer(asked: Sequence[Question], needed: float, progress: Progress | None)
     if not isfinite(needed):
         return []
     budget = bytes_above(needed * ROOM)
-    enough = [replace(one, budget=float(parse(budget, "bytes"))) for one in asked]
+    enough = [one.asking(budget=budget) for one in asked]
     return [_row(f"a budget of {budget}", enough, progress)]
 
 
@@ -101,7 +101,7 @@ def _wider(asked: Sequence[Question], progress: Progress | None) -> list[Relaxat
         except InputError as error:
             found.append(Relaxation(what, None, 0.0, str(error)))
             continue
-        found.append(_row(what, [replace(one, cluster=wider, mesh=None) for one in asked], progress))
+        found.append(_row(what, [replace(one.asking(mesh=None), cluster=wider) for one in asked], progress))
     return found
 
 
@@ -113,7 +113,7 @@ def _row(what: str, asked: Sequence[Question], progress: Progress | None) -> Rel
 
 def _answer(what: str, asked: Question, progress: Progress | None) -> Relaxation:
     try:
-        best = answered(asked, progress).best.solution
+        best = solve_question(asked, progress).best.solution
     except Infeasible as error:
         return Relaxation(what, None, error.needed, f"still needs {show_bytes(error.needed)}")
     except AutoDDLError as error:

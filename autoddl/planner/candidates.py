@@ -1,7 +1,7 @@
-"""What the outer search is asked, and its candidates: a mesh, a region of its plans, a number of microbatches.
+"""Candidates of the outer search: a mesh, a region of its plans, a number of microbatches.
 
-    posed(task, candidate)             the candidate's problem under the budget, all choices priced
-    taken(task, candidate, solution)   what a solution of it chose, priced alone
+    build_problem(task, candidate)      the candidate's problem under the budget, all choices priced
+    chosen(task, candidate, solution)   what a solution of it chose, priced alone
 """
 
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.layout import Mesh
 from autoddl.core.problem import Problem, Solution
-from autoddl.planner.task import Task
+from autoddl.planner.task import PlanTask
 from autoddl.pricing.build_problem import problem_of
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Choice, Region, Variable, variables
 
-__all__ = ["Candidate", "Posed", "Solved", "bounds", "posed", "taken"]
+__all__ = ["Built", "Candidate", "Solved", "bounds", "build_problem", "chosen"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,33 +40,34 @@ class Solved:
     solution: Solution
 
 
-Posed = tuple[Pricing, tuple[Variable, ...], Problem]
+Built = tuple[Pricing, tuple[Variable, ...], Problem]
+"""The prices of a mesh, its variables, and the problem that they make."""
 
 
-def posed(task: Task, candidate: Candidate) -> Posed:
+def build_problem(task: PlanTask, candidate: Candidate) -> Built:
     """The candidate's problem under the budget."""
-    pricing, choices = _framed(task, candidate)
+    pricing, choices = _space(task, candidate)
     return pricing, choices, problem_of(pricing, choices, task.budget)
 
 
-def _framed(task: Task, candidate: Candidate) -> tuple[Pricing, tuple[Variable, ...]]:
+def _space(task: PlanTask, candidate: Candidate) -> tuple[Pricing, tuple[Variable, ...]]:
     graph = task.variant(candidate.microbatches).graph
-    pricing = Pricing(graph, candidate.mesh, task.cluster, task.optimizer, candidate.microbatches, task.hidden)
+    pricing = Pricing(graph, candidate.mesh, task.cluster, task.options.optimizer, candidate.microbatches, task.hidden)
     return pricing, variables(graph, candidate.mesh, candidate.region(graph, candidate.mesh))
 
 
-def taken(task: Task, candidate: Candidate, solution: Solution) -> Solved:
+def chosen(task: PlanTask, candidate: Candidate, solution: Solution) -> Solved:
     """What `solution` chose, priced alone: a worker priced the rest, and that stays there. Variables with the same
     choices that chose alike share one, so that they are priced once."""
-    pricing, choices = _framed(task, candidate)
+    pricing, choices = _space(task, candidate)
     single: dict[tuple[int, int], tuple[Choice, ...]] = {}
-    chosen = tuple(Variable(v.item, single.setdefault((id(v.choices), k), (v.choices[k],)))
+    picked = tuple(Variable(v.item, single.setdefault((id(v.choices), k), (v.choices[k],)))
                    for v, k in zip(choices, solution.choice, strict=True))
-    problem = problem_of(pricing, chosen, task.budget)
-    return Solved(pricing, chosen, problem, replace(solution, choice=(0,) * len(chosen)))
+    problem = problem_of(pricing, picked, task.budget)
+    return Solved(pricing, picked, problem, replace(solution, choice=(0,) * len(picked)))
 
 
-def bounds(task: Task, one: Candidate, other: Candidate) -> bool:
+def bounds(task: PlanTask, one: Candidate, other: Candidate) -> bool:
     """Whether the seconds of `one` without a budget bound those of `other`. Measured kernels may be faster where they
     are small; and a microbatch of one row splits as none of more rows does: (1, S, C) -> (S, C) leaves S whole,
     (2, S, C) -> (2S, C) does not."""

@@ -28,10 +28,10 @@ from time import perf_counter
 
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.problem import Solution
-from autoddl.planner.candidates import Candidate, Solved, bounds, taken
+from autoddl.planner.candidates import Candidate, Solved, bounds, chosen
 from autoddl.planner.process_pool import mapper
 from autoddl.planner.search_jobs import Answer, Job, Jobs
-from autoddl.planner.task import Task
+from autoddl.planner.task import PlanTask
 from autoddl.pricing.price import floor_seconds
 
 __all__ = ["Found", "Progress", "cut_short", "search"]
@@ -106,35 +106,35 @@ class _State:
         return f"{best}, bound {self.bound:.4g} s"
 
 
-def _workers(task: Task, candidates: Sequence[Candidate]) -> int:
+def _workers(task: PlanTask, candidates: Sequence[Candidate]) -> int:
     """As asked; else two where two processors and enough work are there."""
-    if task.workers is not None:
-        return task.workers
+    if task.options.workers is not None:
+        return task.options.workers
     heavy = sum(len(c.mesh.axes) > 2 for c in candidates)
     return min(TOGETHER, cpu_count() or 1) if heavy > 1 else 1
 
 
-def search(task: Task, candidates: Sequence[Candidate], progress: Progress | None = None) -> Found:
+def search(task: PlanTask, candidates: Sequence[Candidate], progress: Progress | None = None) -> Found:
     """The fastest plan over all candidates. Raises Infeasible, with the least bytes that any needs, if none fits, and
     KeyboardInterrupt if it is interrupted before there is a plan."""
     start, tell = perf_counter(), progress or (lambda what, done, total: None)
     state = _State([floor_seconds(task.graph, task.cluster)] * len(candidates))
     jobs, workers, interrupted = Jobs(task, candidates), _workers(task, candidates), False
-    rough = ROUGH if _gains_by_roughness(task, candidates) else task.tolerance
+    rough = ROUGH if _gains_by_roughness(task, candidates) else task.options.tolerance
     try:
         for turn, count in _rounds(state, candidates):
             these = [i for i, c in enumerate(candidates) if c.microbatches == count and _turn(c) == turn]
-            these = [i for i in these if not _hopeless(state, i, task.tolerance)]
+            these = [i for i in these if not _hopeless(state, i, task.options.tolerance)]
             _capture(state, task, candidates, these, tell)
             with mapper(jobs.answer, workers if len(these) > 1 else 1, _candidate) as run:
-                if turn < 2 or rough > task.tolerance:
+                if turn < 2 or rough > task.options.tolerance:
                     _bound(state, task, candidates, these, run, tell)
                 _solve(state, candidates, these, run, tell, rough)
-        if rough > task.tolerance:
-            left = [i for i in range(len(candidates)) if not _hopeless(state, i, task.tolerance)]
+        if rough > task.options.tolerance:
+            left = [i for i in range(len(candidates)) if not _hopeless(state, i, task.options.tolerance)]
             state.done -= len(left)
             with mapper(jobs.answer, workers if len(left) > 1 else 1, _candidate) as run:
-                _solve(state, candidates, left, run, tell, task.tolerance)
+                _solve(state, candidates, left, run, tell, task.options.tolerance)
     except KeyboardInterrupt:
         if state.best is None:
             raise
@@ -142,7 +142,7 @@ def search(task: Task, candidates: Sequence[Candidate], progress: Progress | Non
     tell(f"searched: {state.text()}", 2 * len(candidates), 2 * len(candidates))
     if state.best is None:
         raise min(state.failed, key=lambda e: e.needed if isinstance(e, Infeasible) else inf)
-    best = taken(task, candidates[state.where], state.best)
+    best = chosen(task, candidates[state.where], state.best)
     return Found(best, state.bound, perf_counter() - start, interrupted)
 
 
@@ -152,11 +152,11 @@ def _turn(candidate: Candidate) -> int:
     return (axes > FEW) + (axes >= MANY)
 
 
-def _gains_by_roughness(task: Task, candidates: Sequence[Candidate]) -> bool:
+def _gains_by_roughness(task: PlanTask, candidates: Sequence[Candidate]) -> bool:
     """Whether several meshes of many axes are to come, and a wide gap is reached sooner than the asked one: other
     solvers know none, and time is granted once."""
-    many = sum(_turn(candidate) == 2 for candidate in candidates)
-    return many > 1 and task.solver == "exact" and task.time_limit is None and task.tolerance < ROUGH
+    many, options = sum(_turn(candidate) == 2 for candidate in candidates), task.options
+    return many > 1 and options.solver == "exact" and options.time_limit is None and options.tolerance < ROUGH
 
 
 def _rounds(state: _State, candidates: Sequence[Candidate]) -> Iterator[tuple[int, int]]:
@@ -168,7 +168,8 @@ def _rounds(state: _State, candidates: Sequence[Candidate]) -> Iterator[tuple[in
         yield from ((turn, n) for n in sorted(counts, key=lambda n: (state.reached.get(n, inf), n)))
 
 
-def _capture(state: _State, task: Task, candidates: Sequence[Candidate], which: Sequence[int], tell: Progress) -> None:
+def _capture(state: _State, task: PlanTask, candidates: Sequence[Candidate], which: Sequence[int], tell: Progress
+             ) -> None:
     """The model in as many parts as the candidates of `which` have microbatches: workers know what was captured."""
     for n in sorted({candidates[i].microbatches for i in which}):
         if not task.has(n):
@@ -183,11 +184,11 @@ def _candidate(job: Job) -> int:
     return job[0]
 
 
-def _bound(state: _State, task: Task, candidates: Sequence[Candidate], which: Sequence[int], run: Run, tell: Progress
-           ) -> None:
+def _bound(state: _State, task: PlanTask, candidates: Sequence[Candidate], which: Sequence[int], run: Run,
+           tell: Progress) -> None:
     """The bound of every candidate of `which`, and of more microbatches on the same meshes."""
     price = state.price
-    for i, answer in zip(which, run([(i, None, price, task.tolerance) for i in which]), strict=True):
+    for i, answer in zip(which, run([(i, None, price, task.options.tolerance) for i in which]), strict=True):
         state.take(i, candidates[i].microbatches, answer)
         here = candidates[i]
         for j, other in enumerate(candidates):

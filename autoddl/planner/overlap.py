@@ -21,7 +21,7 @@ from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.plan import Plan
 from autoddl.planner.candidates import Candidate, Solved
 from autoddl.planner.mesh_search import Found, cut_short, search
-from autoddl.planner.task import Task
+from autoddl.planner.task import PlanTask
 from autoddl.pricing.build_problem import problem_of
 from autoddl.pricing.price import floor_seconds
 from autoddl.schedule.timeline import timeline_of
@@ -33,7 +33,7 @@ HIDDEN = (0.0, 0.5, 0.9)
 Finish = Callable[[Found], Plan]
 
 
-def overlapped(task: Task, first: Found, plan: Plan, spaces: Sequence[Sequence[Candidate]], finish: Finish) -> Plan:
+def overlapped(task: PlanTask, first: Found, plan: Plan, spaces: Sequence[Sequence[Candidate]], finish: Finish) -> Plan:
     """`plan`, made of `first`, or the plan of a part of the space and another share of hidden seconds that is shorter
     on the time line. The first of `spaces` is the whole. An interrupt ends it with the best so far, which says so."""
     best, least, bound = plan, _line(task, plan), floor_seconds(task.graph, task.cluster)
@@ -62,7 +62,7 @@ def _finished(found: Iterator[Found], finish: Finish) -> Iterator[Plan]:
         yield made
 
 
-def _others(task: Task, first: Found, spaces: Sequence[Sequence[Candidate]]) -> Iterator[Found]:
+def _others(task: PlanTask, first: Found, spaces: Sequence[Sequence[Candidate]]) -> Iterator[Found]:
     """What the searches find, once each, by the account of the sum. A part in which nothing fits has none. Raises
     KeyboardInterrupt where one is interrupted."""
     known = {_key(first.best)}
@@ -96,6 +96,6 @@ def _counted(solved: Solved, budget: float, bound: float) -> Solved:
     return replace(solved, pricing=pricing, problem=problem, solution=solution)
 
 
-def _line(task: Task, plan: Plan) -> float:
+def _line(task: PlanTask, plan: Plan) -> float:
     graph = task.confirmed(plan.microbatches).graph
     return timeline_of(plan, graph, task.cluster).step.seconds

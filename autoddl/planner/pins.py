@@ -7,16 +7,21 @@ pins the mesh to those that have such an axis.
     h.*.attn.*: node=S(0)          wte.weight: net=B          node=8
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import B, Mesh, Split, State, state
+from autoddl.cost_models import Cluster
+from autoddl.planner.meshes import check_mesh, meshes
+from autoddl.planner.options import PlanOptions
 from autoddl.pricing.space import Choice, Region, decided, everything
 
-__all__ = ["Pin", "mesh_allows", "parse_pin", "pinned"]
+__all__ = ["Pin", "allowed_meshes", "mesh_allows", "parse_pin", "pinned", "region_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,28 @@ def parse_pin(text: str) -> Pin:
     if not value.isdigit():
         raise InputError(f"{text!r}: a pin of the mesh has a size, like 'node=8'; a layout needs a pattern before ':'")
     return Pin("", axis, int(value))
+
+
+def allowed_meshes(cluster: Cluster, options: PlanOptions) -> tuple[Mesh, ...]:
+    """The meshes to search: the one that the options name, or all that their pins allow. Raises InputError for a mesh
+    that does not fit the cluster or the pins, and for pins that no mesh fits."""
+    pins = tuple(map(parse_pin, options.pins))
+    if options.mesh is not None:
+        mesh = check_mesh(Mesh.parse(options.mesh), cluster)
+        if not mesh_allows(pins, mesh):
+            raise InputError(f"the pins {', '.join(options.pins)} name axes or sizes that mesh '{mesh}' does not have")
+        return (mesh,)
+    every = meshes(cluster, options.max_axes)
+    allowed = tuple(mesh for mesh in every if mesh_allows(pins, mesh))
+    if not allowed:
+        raise InputError(f"no mesh of cluster {cluster.name} fits the pins {', '.join(options.pins)}; "
+                         f"it has {'; '.join(map(str, every[:6]))}")
+    return allowed
+
+
+def region_of(options: PlanOptions) -> Callable[[Graph, Mesh], Region]:
+    """What the pins of the options leave of the plans of a graph on a mesh."""
+    return partial(pinned, tuple(map(parse_pin, options.pins)))
 
 
 def mesh_allows(pins: tuple[Pin, ...], mesh: Mesh) -> bool:

@@ -5,14 +5,13 @@ the meshes, the numbers of microbatches with what their graphs are stretched fro
 functions of these, so they are made again; the plan's layouts pick the choice.
 A plan whose predicted seconds do not come out again was made by another version of the prices.
 
-    rebuild(plan)         its mesh's problem and its choice
-    again(plan, ...)      the whole search with something changed: other pins, another cluster, another budget
+    rebuild(plan)               its mesh's problem and its choice
+    solve_question(question)    the whole search, perhaps with something changed: other pins, cluster or budget
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,21 +22,20 @@ from autoddl.core.layout import Layout, Mesh
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Problem
 from autoddl.cost_models import Cluster, parse_cluster
-from autoddl.planner.candidates import Candidate
+from autoddl.planner.candidates import Built, Candidate, build_problem
 from autoddl.planner.mesh_search import Found, Progress, search
-from autoddl.planner.meshes import meshes
 from autoddl.planner.microbatch_variants import Variant, Variants
-from autoddl.planner.pins import mesh_allows, parse_pin, pinned
-from autoddl.planner.task import Task
-from autoddl.pricing.build_problem import problem_of
+from autoddl.planner.options import PlanOptions
+from autoddl.planner.pins import allowed_meshes, region_of
+from autoddl.planner.task import PlanTask
 from autoddl.pricing.price import Pricing
-from autoddl.pricing.space import Choice, Variable, variables
+from autoddl.pricing.space import Choice, Variable
 
 if TYPE_CHECKING:
     from autoddl.planner.candidates import Solved
 
-__all__ = ["Question", "Rebuilt", "again", "answered", "counted", "posed", "question_of", "rebuild", "source_of",
-           "tried"]
+__all__ = ["Question", "Rebuilt", "problem_on", "question_of", "rebuild", "solve_question", "source_of",
+           "split_by_microbatches"]
 
 SAME = 1e-9
 """Seconds that differ by less are the same sum in another order."""
@@ -54,35 +52,33 @@ class Rebuilt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a plan is the answer to. `mesh` is the one that the user fixed. `graph` is that of one of `microbatches`;
-    where several numbers were tried, `counts` are these, and `parts` the graphs of some of them, as text."""
+    """The question that a plan answers. `graph` is that of one of `microbatches`; `parts` are the graphs of some other
+    numbers of microbatches that the options ask for, as text."""
 
     graph: Graph
     cluster: Cluster
-    budget: float
-    optimizer: str
-    tolerance: float
-    pins: tuple[str, ...]
-    mesh: str | None
-    max_axes: int
+    options: PlanOptions
     microbatches: int = 1
-    counts: tuple[int, ...] = ()
     parts: Mapping[str, str] = field(default_factory=dict)
 
+    def asking(self, **options: Any) -> "Question":
+        """The same question with other options."""
+        return replace(self, options=replace(self.options, **options))
 
-def source_of(task: Task, solved: "Solved", pins: Sequence[str], mesh: str | None, max_axes: int,
-              counts: Sequence[int] = ()) -> dict[str, Any]:
+
+def source_of(task: PlanTask, solved: "Solved", options: PlanOptions) -> dict[str, Any]:
     """What `rebuild` needs, as JSON. `inner` tells choices with equal layouts apart."""
     chosen = zip(solved.variables, solved.solution.choice, strict=True)
     inner = {v.name: list(v.choices[k].inner) for v, k in chosen if v.choices[k].inner}
-    return {"graph": graph_to_text(task.original), "cluster": task.cluster.to_yaml(), "optimizer": task.optimizer,
-            "tolerance": task.tolerance, "pins": list(pins), "mesh": mesh, "max_axes": max_axes, "inner": inner,
-            "counts": list(counts), "parts": _parts(task, solved.pricing.microbatches, counts)}
+    return {"graph": graph_to_text(task.original), "cluster": task.cluster.to_yaml(), "optimizer": options.optimizer,
+            "tolerance": options.tolerance, "pins": list(options.pins), "mesh": options.mesh,
+            "max_axes": options.max_axes, "inner": inner, "counts": list(options.microbatches),
+            "parts": _parts(task, solved.pricing.microbatches, options.microbatches)}
 
 
-def _parts(task: Task, own: int, counts: Sequence[int]) -> dict[str, str]:
-    """The graphs from which, beside the plan's `own`, those of all `counts` can be stretched. A number by which the
-    batch cannot be cut has none."""
+def _parts(task: PlanTask, own: int, counts: Sequence[int]) -> dict[str, str]:
+    """The graphs from which, beside the plan's `own`, those of all `counts` can be scaled. A number by which the batch
+    cannot be cut has none."""
     kept = Variants(_absent, {own: task.variant(own)})
     for n in counts:
         if not kept.has(n):
@@ -101,34 +97,43 @@ def question_of(plan: Plan) -> Question:
     if "graph" not in source:
         raise InputError("this plan does not say what it was made from: an earlier version made it; make it again")
     cluster = parse_cluster(source["cluster"], "the plan's cluster")
-    return Question(graph_from_text(source["graph"]), cluster, plan.budget, source["optimizer"], source["tolerance"],
-                    tuple(source["pins"]), source["mesh"], source["max_axes"], plan.microbatches,
-                    tuple(source.get("counts", ())), source.get("parts", {}))
+    options = PlanOptions(mesh=source["mesh"], pins=tuple(source["pins"]), budget=plan.budget,
+                          optimizer=source["optimizer"], tolerance=source["tolerance"], max_axes=source["max_axes"],
+                          microbatches=tuple(source.get("counts", ())) or (plan.microbatches,))
+    return Question(graph_from_text(source["graph"]), cluster, options, plan.microbatches, source.get("parts", {}))
 
 
-def _variants(asked: Question) -> Variants:
-    graphs = {int(n): graph_from_text(text) for n, text in asked.parts.items()} | {asked.microbatches: asked.graph}
+def _variants(question: Question) -> Variants:
+    graphs = {int(n): graph_from_text(text) for n, text in question.parts.items()} | {
+        question.microbatches: question.graph}
     return Variants(_absent, {n: Variant(planned(graph), graph, {}) for n, graph in graphs.items()})
 
 
-def counted(asked: Question) -> Iterator[Question]:
-    """`asked` with each number of microbatches that was tried alone."""
-    variants = _variants(asked)
-    for n in asked.counts or (asked.microbatches,):
+def split_by_microbatches(question: Question) -> Iterator[Question]:
+    """The question with each number of microbatches that was tried, alone."""
+    variants = _variants(question)
+    for n in question.options.microbatches:
         if variants.has(n):
-            yield replace(asked, graph=variants(n).original, microbatches=n, counts=())
+            yield replace(question.asking(microbatches=(n,)), graph=variants(n).original, microbatches=n)
 
 
-def posed(asked: Question, mesh: Mesh) -> tuple[Pricing, tuple[Variable, ...], Problem]:
-    """The problem that `asked` poses on one mesh."""
-    pricing = Pricing(planned(asked.graph), mesh, asked.cluster, asked.optimizer, asked.microbatches)
-    space = variables(pricing.graph, mesh, pinned(tuple(map(parse_pin, asked.pins)), pricing.graph, mesh))
-    return pricing, space, problem_of(pricing, space, asked.budget)
+def _task(question: Question, variants: Variants) -> PlanTask:
+    """The task of searching for the question's answer again."""
+    first = variants(1) if variants.has(1) else variants(question.microbatches)
+    return PlanTask(first.graph, first.original, {}, question.cluster, question.options.limit(question.cluster),
+                    question.options, {}, 0.0, perf_counter(), variants=variants)
+
+
+def problem_on(question: Question, mesh: Mesh) -> Built:
+    """The problem that the question poses on one mesh, with its own number of microbatches."""
+    own = replace(question, parts={})
+    candidate = Candidate(mesh, region_of(question.options), question.microbatches)
+    return build_problem(_task(own, _variants(own)), candidate)
 
 
 def rebuild(plan: Plan) -> Rebuilt:
     """The problem that `plan` solves and its choice. Raises MismatchError if the plan does not come out again."""
-    pricing, space, problem = posed(question_of(plan), plan.mesh)
+    pricing, space, problem = problem_on(question_of(plan), plan.mesh)
     choice = _choice(plan, space)
     seconds = problem.cost(choice)
     if abs(seconds - plan.predicted.seconds) > SAME * plan.predicted.seconds:
@@ -171,27 +176,11 @@ def _stored(variable: Variable, one: tuple[Layout, bool] | None) -> int | None:
     return next((k for k, c in enumerate(variable.choices) if one == (c.outputs[0], c.regather)), None)
 
 
-def tried(asked: Question) -> tuple[Mesh, ...]:
-    """The meshes among which `asked` leaves the choice."""
-    pins = tuple(map(parse_pin, asked.pins))
-    every = (Mesh.parse(asked.mesh),) if asked.mesh else meshes(asked.cluster, asked.max_axes)
-    allowed = tuple(mesh for mesh in every if mesh_allows(pins, mesh))
-    if not allowed:
-        raise InputError(f"no mesh of cluster {asked.cluster.name} fits the pins {', '.join(asked.pins)}")
-    return allowed
-
-
-def answered(asked: Question, progress: Progress | None = None) -> Found:
-    """The whole search for `asked`: its mesh, or all that its pins allow, and its numbers of microbatches. Raises
-    Infeasible."""
-    region, variants = partial(pinned, tuple(map(parse_pin, asked.pins))), _variants(asked)
-    first = variants(1) if variants.has(1) else variants(asked.microbatches)
-    task = Task(first.graph, first.original, {}, asked.cluster, asked.budget, asked.optimizer, "exact",
-                asked.tolerance, None, {}, 0.0, perf_counter(), variants=variants)
-    counts = [one.microbatches for one in counted(asked)]
-    return search(task, [Candidate(m, region, n) for n in counts for m in tried(asked)], progress)
-
-
-def again(plan: Plan, progress: Progress | None = None, **changes: Any) -> Found:
-    """The search of `plan` with other `pins`, `cluster`, `budget` or `mesh`."""
-    return answered(replace(question_of(plan), **changes), progress)
+def solve_question(question: Question, progress: Progress | None = None) -> Found:
+    """The whole search for the question's answer: its mesh, or all that its pins allow, and its numbers of
+    microbatches. Raises Infeasible where no plan fits."""
+    region = region_of(question.options)
+    counts = [one.microbatches for one in split_by_microbatches(question)]
+    every = allowed_meshes(question.cluster, question.options)
+    candidates = [Candidate(mesh, region, n) for n in counts for mesh in every]
+    return search(_task(question, _variants(question)), candidates, progress)

@@ -10,8 +10,8 @@ from math import inf, prod
 
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.problem import Problem, Solution
-from autoddl.planner.candidates import Candidate, Posed, bounds, posed
-from autoddl.planner.task import Task
+from autoddl.planner.candidates import Built, Candidate, bounds, build_problem
+from autoddl.planner.task import PlanTask
 from autoddl.search import Above, Space, is_large, lower_bound, relax, solve, space_of
 
 __all__ = ["Answer", "Job", "Jobs"]
@@ -40,18 +40,18 @@ class Jobs:
 
     CELLS = 20_000_000
 
-    def __init__(self, task: Task, candidates: Sequence[Candidate]) -> None:
+    def __init__(self, task: PlanTask, candidates: Sequence[Candidate]) -> None:
         self.task, self.candidates = task, candidates
-        self.kept: dict[int, tuple[Posed, Space | None]] = {}
+        self.kept: dict[int, tuple[Built, Space | None]] = {}
 
-    def ready(self, i: int) -> tuple[Posed, Space | None]:
+    def ready(self, i: int) -> tuple[Built, Space | None]:
         """The problem, and for the exact solver what it makes of it first, unless the problem is large: then nothing
         is kept."""
         if i not in self.kept:
-            made = posed(self.task, self.candidates[i])
-            if self.task.solver == "exact" and is_large(made[2]):
+            made = build_problem(self.task, self.candidates[i])
+            if self.task.options.solver == "exact" and is_large(made[2]):
                 return made, None
-            self.kept[i] = made, space_of(made[2]) if self.task.solver == "exact" else None
+            self.kept[i] = made, space_of(made[2]) if self.task.options.solver == "exact" else None
             while len(self.kept) > 1 and sum(_cells(made[2]) for made, _ in self.kept.values()) > self.CELLS:
                 del self.kept[next(iter(self.kept))]
         return self.kept[i]
@@ -74,10 +74,10 @@ class Jobs:
             return Answer(None, problem=error)
 
     def _bound(self, i: int, problem: Problem, space: Space | None, price: float) -> Answer:
-        if space is None and self.task.solver == "exact":
+        if space is None and self.task.options.solver == "exact":
             return Answer(None, bound=lower_bound(problem, price))
         if space is None:
-            solution = solve(problem.within(None), self.task.solver, time_limit=self.task.time_limit)
+            solution = solve(problem.within(None), self.task.options.solver, time_limit=self.task.options.time_limit)
             return Answer(solution, self._fits(solution), free=solution.bound)
         solution = relax(problem, price, space)
         if not price or self._alone(i):
@@ -97,7 +97,7 @@ class Jobs:
         task = self.task
         if space is not None:
             space.forget(price)
-        return Answer(solve(problem, task.solver, time_limit=task.time_limit, tolerance=tolerance,
+        return Answer(solve(problem, task.options.solver, time_limit=task.options.time_limit, tolerance=tolerance,
                              ceiling=ceiling, price=price, space=space), True)
 
 

@@ -21,7 +21,7 @@ from autoddl.core.hubs import HUB
 from autoddl.core.layout import B, Layout, Mesh, Split, is_legal
 from autoddl.operators.rules.table import options
 from autoddl.planner.candidates import Candidate
-from autoddl.planner.task import Task
+from autoddl.planner.task import PlanTask
 from autoddl.pricing.space import Choice, Region
 
 __all__ = ["named_strategies", "strategy"]
@@ -103,7 +103,7 @@ def _all(split: Split, mesh: Mesh) -> Layout:
     return Layout((split,) * len(mesh.axes))
 
 
-def named_strategies(task: Task, tried: tuple[Mesh, ...]) -> dict[str, list[Candidate]]:
+def named_strategies(task: PlanTask, tried: tuple[Mesh, ...]) -> dict[str, list[Candidate]]:
     """Named strategies as candidates: a mesh and a role for each of its axes. A role on all axes is the same region on
     every mesh, so the coarsest serve; a grid is tensor parallel inside, data parallel outside, once for every size."""
     fewest = min(len(mesh.axes) for mesh in tried)

@@ -22,9 +22,10 @@ from autoddl.core.graph import Graph
 from autoddl.core.layout import Mesh
 from autoddl.core.problem import Problem
 from autoddl.cost_models import Cluster, load_cluster, parse_cluster
-from autoddl.planner.candidates import Candidate, posed
+from autoddl.planner.candidates import Candidate, build_problem
 from autoddl.planner.meshes import meshes
-from autoddl.planner.task import Task
+from autoddl.planner.options import PlanOptions
+from autoddl.planner.task import PlanTask
 from autoddl.pricing.space import everything
 from autoddl.search import solve
 
@@ -86,8 +87,8 @@ def llama(layers: int, batch: int) -> Graph:
 
 def problem_of(graph: Graph, place: Cluster, mesh: Mesh) -> Problem:
     from autoddl.core.hubs import planned
-    task = Task(planned(graph), graph, {}, place, 1e15, "adamw", "exact", 1e-3, None, {}, 0.0, 0.0)
-    return replace(posed(task, Candidate(mesh, lambda g, on: everything))[2], budget=None)
+    task = PlanTask(planned(graph), graph, {}, place, 1e15, PlanOptions(), {}, 0.0, 0.0)
+    return replace(build_problem(task, Candidate(mesh, lambda g, on: everything))[2], budget=None)
 
 
 def binding(problem: Problem, share: float = 0.5) -> Problem:

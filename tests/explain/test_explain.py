@@ -27,7 +27,7 @@ from autoddl.explain.diff import difference
 from autoddl.explain.explain import explain, price_of_pins, proved
 from autoddl.explain.pareto import front_of_bytes, front_of_devices, least_bytes, resized
 from autoddl.explain.relax import relaxations
-from autoddl.planner.question import again, rebuild
+from autoddl.planner.question import question_of, rebuild, solve_question
 from autoddl.search import solve
 from autoddl.search.certify.alternatives import alternatives, bounding, pinned_to
 from autoddl.search.certify.min_marginals import beliefs
@@ -285,7 +285,8 @@ def test_answers_search_every_number_of_microbatches_that_was_asked_for() -> Non
                   for cluster in (place, resized(place, 1)))
     assert made.microbatches == 1 and half.microbatches > 1
     assert front_of_devices(made)[0].seconds == pytest.approx(half.predicted.seconds, rel=2e-3)
-    assert again(half, cluster=place).best.solution.seconds == pytest.approx(made.predicted.seconds, rel=2e-3)
+    whole = solve_question(replace(question_of(half), cluster=place)).best
+    assert whole.solution.seconds == pytest.approx(made.predicted.seconds, rel=2e-3)
     assert "net=2,node=2 x 4 microbatches" in proved(made, everywhere=True).meshes
     old = replace(made, source={key: part for key, part in made.source.items() if key not in ("counts", "parts")})
     assert front_of_devices(old)[0].detail == "no plan fits the budget"
@@ -306,8 +307,8 @@ def test_the_blocks_of_microbatches_add_up(free: Plan) -> None:
     assert "microbatches: A has 4, B has 1" in difference(made, free).words
 
 
-def test_again_finds_the_same(free: Plan) -> None:
-    assert again(free).best.solution.seconds == pytest.approx(free.predicted.seconds)
+def test_the_question_of_a_plan_has_the_same_answer_again(free: Plan) -> None:
+    assert solve_question(question_of(free)).best.solution.seconds == pytest.approx(free.predicted.seconds)
 
 
 def test_the_verbs_print_tables_and_json(free: Plan, insisted: Plan, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from autoddl.core.layout import Layout, Mesh
 from autoddl.core.plan import load_plan
 from autoddl.cost_models import elementwise_seconds, load_cluster, parse_cluster
 from autoddl.operators.fusion import ALONE, Chained, as_compiled, chains
-from autoddl.planner.question import posed, question_of, rebuild
+from autoddl.planner.question import problem_on, question_of, rebuild
 from autoddl.pricing.price import Pricing, floor_seconds, pass_seconds
 from autoddl.pricing.space import Choice
 
@@ -67,7 +67,7 @@ def test_compiled_plans_are_faster_and_no_slower_than_what_eager_chose(name: str
     assert compiled.bound <= compiled.predicted.seconds < eager.predicted.seconds
     again, before = rebuild(compiled), rebuild(eager)
     assert again.problem.cost(again.choice) == pytest.approx(compiled.predicted.seconds)
-    _, space, problem = posed(question_of(compiled), eager.mesh)
+    _, space, problem = problem_on(question_of(compiled), eager.mesh)
     assert [v.name for v in space] == [v.name for v in before.variables]
     assert problem.cost(before.choice) >= compiled.bound * (1 - 1e-9)
 

@@ -13,7 +13,7 @@ import pytest
 import tiny
 import torch
 from planmaker import cluster_of
-from tasks import graph_of, task_of
+from tasks import graph_of, task_of, with_options
 from torch import nn
 
 from autoddl.api import compare_solvers, plan
@@ -23,7 +23,7 @@ from autoddl.core.hubs import planned
 from autoddl.core.layout import Mesh
 from autoddl.cost_models import Cluster
 from autoddl.cost_models.curves import text_of
-from autoddl.planner.candidates import Candidate, bounds, posed
+from autoddl.planner.candidates import Candidate, bounds, build_problem
 from autoddl.planner.mesh_search import ROUGH, Found, _gains_by_roughness, search
 from autoddl.planner.meshes import meshes
 from autoddl.planner.process_pool import beside, mapper
@@ -56,7 +56,7 @@ def test_the_best_mesh_is_the_best_of_all_meshes_solved_alone() -> None:
     alone = []
     for candidate in tried:
         try:
-            alone.append(solve(posed(task, candidate)[2]).seconds)
+            alone.append(solve(build_problem(task, candidate)[2]).seconds)
         except Infeasible:
             continue
     found = search(task, tried)
@@ -78,7 +78,7 @@ def test_meshes_of_many_axes_are_solved_roughly_before_any_is_to_the_end(monkeyp
     task = task_of("tiny", place, workers=1, tolerance=0.0)
     every = candidates(place, 4)
     tried = [c for n in (2, 3, 4) for c in [c for c in every if len(c.mesh.axes) == n][:3]]
-    alone = min(solve(posed(task, c)[2]).seconds for c in tried)
+    alone = min(solve(build_problem(task, c)[2]).seconds for c in tried)
     gaps: list[float] = []
     whole = Jobs.answer
 
@@ -90,12 +90,13 @@ def test_meshes_of_many_axes_are_solved_roughly_before_any_is_to_the_end(monkeyp
     monkeypatch.setattr(Jobs, "answer", answer)
     monkeypatch.setattr(large, "CELLS", 0)
     found = search(task, tried)
-    other = replace(task, solver="greedy"), replace(task, time_limit=60.0), replace(task, tolerance=ROUGH)
+    changes: list[dict[str, object]] = [{"solver": "greedy"}, {"time_limit": 60.0}, {"tolerance": ROUGH}]
+    other = [with_options(task, **change) for change in changes]
     assert _gains_by_roughness(task, tried) and not any(_gains_by_roughness(one, tried) for one in other)
     assert not _gains_by_roughness(task, [c for c in candidates(place) if len(c.mesh.axes) < 4])
     assert gaps == sorted(gaps, reverse=True) and {*gaps} == {ROUGH, 0.0}
     assert max(gaps.count(ROUGH), gaps.count(0.0)) < len(tried)
-    again = search(replace(task, workers=2), tried)
+    again = search(with_options(task, workers=2), tried)
     assert (again.best.solution, again.bound) == (found.best.solution, found.bound)
     assert found.bound <= alone * (1 + 1e-9)
     assert alone <= found.best.solution.seconds * (1 + 1e-9) <= alone * 1.001
@@ -144,12 +145,12 @@ def test_no_plan_names_the_least_bytes_of_all_meshes(workers: int) -> None:
 def test_the_floor_is_below_every_plan() -> None:
     for name in ("tiny", "gpt", "vgg"):
         for mesh in meshes(PLACE, 2):
-            problem = posed(task_of(name, PLACE), Candidate(mesh, lambda graph, on: everything))[2]
+            problem = build_problem(task_of(name, PLACE), Candidate(mesh, lambda graph, on: everything))[2]
             assert floor_seconds(planned(graph_of(name)), PLACE) <= solve(replace(problem, budget=None)).bound
 
 
 def test_a_ceiling_below_the_optimum_is_answered_with_a_bound() -> None:
-    problem = posed(task_of("deep", PLACE, tight("deep", PLACE)), candidates(PLACE)[-1])[2]
+    problem = build_problem(task_of("deep", PLACE, tight("deep", PLACE)), candidates(PLACE)[-1])[2]
     best = solve(problem)
     with pytest.raises(Above) as caught:
         solve(problem, ceiling=0.5 * best.seconds, price=best.price)

@@ -16,7 +16,7 @@ from autoddl.core.errors import Infeasible
 from autoddl.core.layout import Mesh
 from autoddl.core.problem import Problem
 from autoddl.explain.explain import proved
-from autoddl.planner.candidates import Candidate, posed
+from autoddl.planner.candidates import Candidate, build_problem
 from autoddl.pricing.space import everything
 from autoddl.search import solve
 
@@ -41,7 +41,7 @@ MESHES = ("a=2", "a=4", "a=8", "a=2,b=2")
 def test_the_optimum_is_proved_without_the_solver(name: str, mesh: str) -> None:
     """Free, and with a budget that binds: costs, which the problem itself adds up, are equal to what is proved."""
     task = task_of(name, cluster_of(mesh))
-    problem = posed(task, Candidate(Mesh.parse(mesh), lambda graph, on: everything))[2]
+    problem = build_problem(task, Candidate(Mesh.parse(mesh), lambda graph, on: everything))[2]
     cells = sum(problem.tables[factor.table].core[0].size for factor in problem.factors)
     for case in (replace(problem, budget=None), narrow(problem, 0.4)):
         found = solve(case)

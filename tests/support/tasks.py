@@ -12,7 +12,8 @@ from autoddl.capture.capture import capture
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import planned
 from autoddl.cost_models import Cluster
-from autoddl.planner.task import Task
+from autoddl.planner.options import PlanOptions
+from autoddl.planner.task import PlanTask
 
 
 @lru_cache
@@ -23,7 +24,10 @@ def graph_of(name: str) -> Graph:
     return capture(*models[name]).graph
 
 
-def task_of(name: str, place: Cluster, budget: float = 1e12, **more: object) -> Task:
-    graph = graph_of(name)
-    task = Task(planned(graph), graph, {}, place, budget, "adamw", "exact", 1e-3, None, {}, 0.0, perf_counter())
-    return replace(task, **more)  # type: ignore[arg-type]
+def task_of(name: str, place: Cluster, budget: float = 1e12, **options: object) -> PlanTask:
+    graph, chosen = graph_of(name), PlanOptions(**options)  # type: ignore[arg-type]
+    return PlanTask(planned(graph), graph, {}, place, budget, chosen, {}, 0.0, perf_counter())
+
+
+def with_options(task: PlanTask, **options: object) -> PlanTask:
+    return replace(task, options=replace(task.options, **options))  # type: ignore[arg-type]

@@ -1,0 +1,142 @@
+"""The options of planning: one frozen value, made and checked once, for Python, the shell and the plan's own question.
+
+A new option is a field of `PlanOptions` and the same name in `Options`, which types the keywords of `autoddl.plan`;
+`python`, `shell` and the tests read the rest from the field. What is no option here: the model, the cluster, the
+sample, and who is told of progress.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, ParamSpec, TypedDict, TypeVar, cast
+
+from autoddl.core.errors import InputError
+from autoddl.cost_models import Cluster, parse
+from autoddl.pricing.price import OPTIMIZERS
+from autoddl.search import SOLVERS
+
+__all__ = ["Options", "PlanOptions", "documented"]
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def _option(default: Any, help: str, **shell: Any) -> Any:
+    """A field with its help text; `shell` is what the command line needs besides (`cli.options`)."""
+    return field(default=default, metadata={"help": help, **shell})
+
+
+class Options(TypedDict, total=False):
+    """The keywords of `autoddl.plan`, with the types that a caller may write; `PlanOptions` explains them."""
+
+    mesh: str | None
+    pins: Sequence[str]
+    budget: float | str | None
+    optimizer: str
+    solver: str
+    tolerance: float
+    max_axes: int
+    time_limit: float | None
+    workers: int | None
+    microbatches: Sequence[int]
+    overlap: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """Every option of a search for a plan. Raises InputError for a value that no option has."""
+
+    mesh: str | None = _option(None, "only this mesh, like 'dp=4,tp=2'")
+    """Text of the one mesh to plan on; None: every mesh that fits the cluster."""
+
+    pins: tuple[str, ...] = _option((), "a layout to choose, like 'h.*.attn.*: node=S(0)'", flag="--pin", metavar="PIN")
+    """Constraints on layouts or mesh axes, as text (`pins`)."""
+
+    budget: float | None = _option(None, "bytes a rank may use, like '80 GB' (default: the device's memory)",
+                                   written=str)
+    """Bytes that one rank may hold, given as a number or as text; None: the memory of the cluster's device."""
+
+    optimizer: str = _option("adamw", f"whose state counts: {', '.join(OPTIMIZERS)}")
+    """Name of the optimizer whose state is counted in the memory of a rank."""
+
+    solver: str = _option("exact", f"how to solve: {', '.join(SOLVERS)}")
+    """Name of the solver of a mesh's problem; all but `exact` are there to be compared with."""
+
+    tolerance: float = _option(1e-3, "proven gap at which a search under a budget may stop")
+    """Part of the plan's seconds that the best plan may save, at least 0 and below 1."""
+
+    max_axes: int = _option(3, "axes of a mesh at most", min=1)
+    """Most axes of a mesh."""
+
+    time_limit: float | None = _option(None, "for solving one mesh; the bound tells what is left", metavar="SECONDS")
+    """Seconds that solving one mesh may take, soft; None: a fixed effort, the same on every machine."""
+
+    workers: int | None = _option(None, "processes that search (default: chosen automatically)", min=1)
+    """Processes that search; their number changes no plan."""
+
+    microbatches: tuple[int, ...] = _option((1,), "parts in which a step may run the batch", metavar="N,N,...",
+                                            written=str)
+    """Numbers of equal parts in which a step may run the batch, one after the other; rising, each once."""
+
+    overlap: bool = _option(False, "the shortest time line of several plans")
+    """Whether the plan is to have the shortest predicted time line instead of the least sum of seconds."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pins", tuple(self.pins))
+        object.__setattr__(self, "microbatches", _rising(self.microbatches))
+        if self.optimizer not in OPTIMIZERS:
+            raise InputError(f"optimizer {self.optimizer!r} is not known; its memory is known for "
+                             f"{', '.join(OPTIMIZERS)}")
+        if self.solver not in SOLVERS:
+            raise InputError(f"there is no solver {self.solver!r}; there are {', '.join(SOLVERS)}")
+        if not 0 <= self.tolerance < 1:
+            raise InputError(f"a tolerance of {self.tolerance} is none: it is the part of a plan's seconds that the "
+                             "best may save, at least 0 and below 1, like 0.001")
+        if self.budget is not None:
+            object.__setattr__(self, "budget", _bytes(self.budget))
+
+    @classmethod
+    def of(cls, options: Options) -> "PlanOptions":
+        """The options that a caller's keywords say; an unknown keyword raises TypeError."""
+        return cls(**options)  # type: ignore[arg-type]
+
+    def words(self) -> Options:
+        """The keywords that say these options."""
+        return cast(Options, {one.name: getattr(self, one.name) for one in fields(self)})
+
+    def limit(self, cluster: Cluster) -> float:
+        """Bytes that a rank of `cluster` may hold."""
+        return _bytes(cluster.device.memory) if self.budget is None else self.budget
+
+
+def _bytes(budget: float | str) -> float:
+    """A budget as a number. Raises InputError for one of 0 bytes or less."""
+    limit = float(parse(budget, "bytes"))
+    if limit <= 0:
+        raise InputError(f"a memory budget is above 0 bytes, not {budget}")
+    return limit
+
+
+def _rising(microbatches: Sequence[int]) -> tuple[int, ...]:
+    """The numbers of microbatches to try, each once, rising."""
+    counts = tuple(sorted(set(microbatches)))
+    if not counts or counts[0] < 1:
+        raise InputError(f"numbers of microbatches are at least 1, not {list(microbatches)}; 1 is the whole batch")
+    return counts
+
+
+def documented(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Give a function that takes `**options: Unpack[Options]` the signature and the help text of every option."""
+    shown, known = inspect.signature(function), Options.__annotations__
+    own = [p for p in shown.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    every = [inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default,
+                               annotation=known[one.name]) for one in fields(PlanOptions)]
+    rows = "\n".join(f"    {one.name:14}{_said(one)}" for one in fields(PlanOptions))
+    function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nOptions:\n\n{rows}\n"
+    function.__signature__ = shown.replace(parameters=[*own, *every])  # type: ignore[attr-defined]
+    return function
+
+
+def _said(one: "Field[Any]") -> str:
+    text = str(one.metadata["help"])
+    return text if "default" in text or one.default in (None, ()) else f"{text} (default: {one.default})"
