@@ -8,7 +8,7 @@ from rich.console import RenderableType
 
 from autoddl.cli.table_style import columns
 from autoddl.cost_models import show_seconds
-from autoddl.validation.scores import Priced, scores
+from autoddl.validation.scores import PricedRun, score_sources
 
 __all__ = ["run_rows", "run_table", "score_rows", "score_table"]
 
@@ -16,7 +16,7 @@ __all__ = ["run_rows", "run_table", "score_rows", "score_table"]
 KEYS = ("n", "priced", "mape", "max_ape", "bias", "constant_mape", "rank_correlation", "regret")
 
 
-def run_rows(found: Sequence[Priced]) -> list[dict[str, Any]]:
+def run_rows(found: Sequence[PricedRun]) -> list[dict[str, Any]]:
     """One object per run, seconds and bytes; null and the reason where there is no price."""
     return [{"row": one.run.row, "source": one.run.source, "model": one.run.model, "n_gpus": one.run.gpus,
              "measured_seconds": one.run.seconds, "predicted_seconds": one.seconds,
@@ -24,7 +24,7 @@ def run_rows(found: Sequence[Priced]) -> list[dict[str, Any]]:
              "predicted_bytes": one.nbytes, "reason": one.reason} for one in found]
 
 
-def run_table(found: Sequence[Priced]) -> RenderableType:
+def run_table(found: Sequence[PricedRun]) -> RenderableType:
     """One row per run."""
     table = columns("row", "source", "model", "ranks", "measured", "predicted", "error", "")
     for one in found:
@@ -35,15 +35,15 @@ def run_table(found: Sequence[Priced]) -> RenderableType:
     return table
 
 
-def score_rows(found: Sequence[Priced]) -> dict[str, dict[str, Any]]:
+def score_rows(found: Sequence[PricedRun]) -> dict[str, dict[str, Any]]:
     """Source -> figures under stable names; fractions, null where there is nothing to compute."""
-    return {source: {key: asdict(score)[key] for key in KEYS} for source, score in scores(found).items()}
+    return {source: {key: asdict(score)[key] for key in KEYS} for source, score in score_sources(found).items()}
 
 
-def score_table(found: Sequence[Priced]) -> RenderableType:
+def score_table(found: Sequence[PricedRun]) -> RenderableType:
     """One row per source, then the reasons of what has no price."""
     table = columns("source", "runs", "priced", "error", "worst", "bias", "constant", "ranks", "regret", "memory")
-    by_source = scores(found)
+    by_source = score_sources(found)
     for source, one in by_source.items():
         table.add_row(source, str(one.n), str(one.priced), *map(_percent, (one.mape, one.max_ape, one.bias,
                       one.constant_mape)), "-" if one.rank_correlation is None else f"{one.rank_correlation:.2f}",

@@ -1,110 +1,142 @@
-"""Where a published run ran: its cluster, from the words of its row.
+"""Builds the cluster that a published run ran on, from the words of its row and `systems.yaml`.
 
-    node        GPUs on the named link: one switch, or as the link has it (`links.yaml`)
-                V100 without a switch: the hybrid cube mesh of 8; MI250X: packages of two GCDs, and a ring of these
-    net         nodes on one port per GPU of inter_Gbps_per_node / gpus_per_node
+    node    as many GPUs as the row says on the named link: one switch, or as the link's own facts have it
+    net     nodes on one port per GPU of inter_Gbps_per_node / gpus_per_node
 
-A device or link is known by the beginning of its name. What a row does not tell is that of the generation's reference
-system (NVIDIA DGX A100 and DGX H100 user guides: one 200 or 400 Gb/s port per GPU; DGX-2: 8 ports of 100 Gb/s for 16).
+What a row does not tell is that of the reference system of the device's generation.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
-from types import MappingProxyType
+from typing import Any
 
 from autoddl.core.errors import InputError
 from autoddl.cost_models import Cluster, load_device
 from autoddl.cost_models.links import expanded
 from autoddl.cost_models.machine import Level
 from autoddl.cost_models.units import parse
+from autoddl.validation.facts import find_beginning, read_facts
 from autoddl.validation.runs import Run
 
-__all__ = ["cluster_of"]
+__all__ = ["LINKS", "LINK_WORDS", "SYSTEMS", "LinkFacts", "LinkWord", "SystemFacts", "build_cluster", "cluster_of",
+           "system_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Device:
-    """A file of hardware/, and what its reference system has: the link inside a node, network bytes/s per GPU."""
+class SystemFacts:
+    """A device's file in cost_models/hardware/, and what the reference system of its generation has."""
 
-    name: str
+    file: str
     link: str
-    network: float
+    """Link between the devices of a node."""
+    network: str
+    """Rate of the network per GPU, with its unit."""
+    attention: str = "flash-2"
+    """Generation of the best fused attention on the device."""
 
 
-DEVICES: Mapping[str, _Device] = MappingProxyType({
-    "P100": _Device("P100-16GB", "PCIe3", 1.5625e9),
-    "V100": _Device("V100-32GB", "NVLink2", 6.25e9), "V100-16GB": _Device("V100-16GB", "NVLink2", 6.25e9),
-    "V100-SXM2-16GB": _Device("V100-16GB", "NVLink2", 6.25e9),
-    "A100": _Device("A100-80GB", "NVLink3", 25e9), "A100-40GB": _Device("A100-40GB", "NVLink3", 25e9),
-    "A100-SXM4-40GB": _Device("A100-40GB", "NVLink3", 25e9),
-    "A100-SXM-40GB": _Device("A100-40GB", "NVLink3", 25e9),
-    "A100-PCIe-40GB": _Device("A100-PCIe-40GB", "PCIe4", 12.5e9),
-    "H100": _Device("H100-80GB", "NVLink4", 50e9), "H100-96GB": _Device("H100-96GB", "NVLink4", 50e9),
-    "H200": _Device("H200-141GB", "NVLink4", 50e9), "B200": _Device("B200-180GB", "NVLink5", 50e9),
-    "MI300X": _Device("MI300X-192GB", "xGMI3", 50e9), "MI250X": _Device("MI250X-GCD", "xGMI2", 12.5e9)})
-"""Beginning of gpu_type -> device; the longest beginning wins."""
-LINKS: Mapping[str, str] = MappingProxyType({
-    "NVLink5": "NVLink5", "NVLink4": "NVLink4", "NVLink3": "NVLink3", "NVLink2": "NVLink2", "PCIe3": "PCIe3",
-    "PCIe4": "PCIe4", "PCIe5": "PCIe5", "xGMI": "xGMI3", "Infinity Fabric": "xGMI3"})
-"""Beginning of intra_link -> link of hardware/links.yaml; xGMI is that of the device."""
+@dataclass(frozen=True, slots=True)
+class LinkFacts:
+    """How a node is built of a link, where that is not one switch. Levels are written as in a cluster file."""
+
+    in_network_reduction: bool = False
+    """Whether the switch reduces."""
+    without_switch: Mapping[str, Any] = field(default_factory=dict)
+    """`topology` of a node of at `most` so many devices whose row names no switch."""
+    package: Mapping[str, Any] = field(default_factory=dict)
+    """`size`, `bandwidth` and `latency` of packages of devices; empty where a device is one package."""
+    ring: Mapping[str, Any] = field(default_factory=dict)
+    """`bandwidth` and `latency` of the ring that joins packages."""
 
 
-def _known(device: str) -> _Device:
-    names = [name for name in DEVICES if device.lower().startswith(name.lower())]
-    if not names:
-        raise InputError(f"gpu_type {device!r} is none of {', '.join(DEVICES)}; add its figures to hardware/")
-    return DEVICES[max(names, key=len)]
+@dataclass(frozen=True, slots=True)
+class LinkWord:
+    """The link that a row's word stands for; `any_generation`: that of the device, if it is of the same family."""
+
+    link: str
+    any_generation: bool = False
 
 
-def _link(link: str, device: _Device) -> str:
-    """The link inside a node by the name that `_inside` knows."""
-    found = device.link if not link else next(
-        (LINKS[name] for name in LINKS if link.lower().startswith(name.lower())), None)
-    if found is None:
-        raise InputError(f"intra_link {link!r} is none of {', '.join(LINKS)}; add it to hardware/links.yaml")
-    return device.link if found.startswith("xGMI") and device.link.startswith("xGMI") else found
+SYSTEMS: Mapping[str, SystemFacts] = {name: SystemFacts(**row)
+                                      for name, row in read_facts("systems.yaml", "devices").items()}
+LINKS: Mapping[str, LinkFacts] = {name: LinkFacts(**row) for name, row in read_facts("systems.yaml", "links").items()}
+LINK_WORDS: Mapping[str, LinkWord] = {name: LinkWord(**row)
+                                      for name, row in read_facts("systems.yaml", "link_words").items()}
 
 
-def _inside(link: str, size: int, node: int, words: str) -> list[Level]:
-    """The levels inside a node of which `size` of `node` devices take part."""
-    if link == "xGMI2":
-        return _gcds(size)
-    facts = expanded({"link": link})
-    bandwidth, topology = parse(facts["bandwidth"], "bytes/s"), facts.get("topology", "switch")
+def system_of(device: str) -> SystemFacts:
+    """Returns what is known of a device by the beginning of its name; raises InputError for an unknown one."""
+    name = find_beginning(device, SYSTEMS)
+    if not name:
+        raise InputError(f"gpu_type {device!r} is none of {', '.join(SYSTEMS)}; add its figures to hardware/")
+    return SYSTEMS[name]
+
+
+def _link(words: str, system: SystemFacts) -> str:
+    """The link of links.yaml that a row's words name; the system's own where they are empty."""
+    if not words:
+        return system.link
+    name = find_beginning(words, LINK_WORDS)
+    if not name:
+        raise InputError(f"intra_link {words!r} is none of {', '.join(LINK_WORDS)}; add it to hardware/links.yaml")
+    word = LINK_WORDS[name]
+    return system.link if word.any_generation and _family(word.link) == _family(system.link) else word.link
+
+
+def _family(link: str) -> str:
+    """The name of a link without its generation: `NVLink` of `NVLink4`."""
+    return link.rstrip("0123456789")
+
+
+def _node_levels(link: str, size: int, node: int, words: str) -> list[Level]:
+    """The levels inside a node of `node` devices, `size` of which take part."""
+    facts = LINKS.get(link, LinkFacts())
+    if facts.package:
+        return _package_levels(facts, size)
+    written = expanded({"link": link})
+    bandwidth, topology = parse(written["bandwidth"], "bytes/s"), written.get("topology", "switch")
     if topology == "fully-connected" and size > 1:
         bandwidth *= (size - 1) / max(1, node - 1)
-    if link == "NVLink2" and node <= 8 and "switch" not in words.lower():
-        topology = "hybrid-cube-mesh"
-    return [Level("node", size, bandwidth, parse(facts["latency"], "seconds"), protocol=facts["protocol"],
-                  topology=topology if size > 1 else "switch", efficiency=facts.get("efficiency"),
-                  in_network_reduction=link in ("NVLink4", "NVLink5"),
-                  in_network_efficiency=facts.get("in_network_efficiency", 0.85))]
+    if facts.without_switch and node <= facts.without_switch["most"] and "switch" not in words.lower():
+        topology = facts.without_switch["topology"]
+    return [Level("node", size, bandwidth, parse(written["latency"], "seconds"), protocol=written["protocol"],
+                  topology=topology if size > 1 else "switch", efficiency=written.get("efficiency"),
+                  in_network_reduction=facts.in_network_reduction,
+                  in_network_efficiency=written.get("in_network_efficiency", 0.85))]
 
 
-def _gcds(size: int) -> list[Level]:
-    """Frontier's node (OLCF user guide): 200 GB/s between the two GCDs of a package, 100 to either neighbour of it."""
-    pair = Level("package", min(2, size), 200e9, 3.4e-6, protocol="direct")
-    if size > 2 and size % 2:
-        raise InputError(f"{size} GCDs are no whole packages of two")
-    return [pair] if size <= 2 else [pair, Level("node", size // 2, 100e9, 3.4e-6, topology="ring", protocol="direct")]
+def _package_levels(facts: LinkFacts, size: int) -> list[Level]:
+    """Packages of devices, and a ring of these."""
+    package, ring = ((parse(level["bandwidth"], "bytes/s"), parse(level["latency"], "seconds"))
+                     for level in (facts.package, facts.ring))
+    each = facts.package["size"]
+    inner = Level("package", min(each, size), *package, protocol="direct")
+    if size <= each:
+        return [inner]
+    if size % each:
+        raise InputError(f"{size} GCDs are no whole packages of {each}; take part with whole packages")
+    return [inner, Level("node", size // each, *ring, topology="ring", protocol="direct")]
 
 
 @lru_cache(maxsize=512)
-def _cluster(device: str, gpus: int, node: int, link: str, network: float, tuned: float) -> Cluster:
-    known, size = _known(device), min(gpus, node)
+def build_cluster(device: str, gpus: int, node: int, link: str, network: float) -> Cluster:
+    """Builds a cluster of `gpus` devices in nodes of `node`; `network` is bytes/s of a node, 0 for the reference's."""
+    system, size = system_of(device), min(gpus, node)
     if gpus % size:
         raise InputError(f"{gpus} GPUs do not fill nodes of {node}")
-    levels = _inside(_link(link, known), size, node, link)
+    levels = _node_levels(_link(link, system), size, node, link)
     if gpus > size:
-        rate = network / node if network else known.network
+        rate = network / node if network else parse(system.network, "bytes/s")
         levels.append(Level("net", gpus // size, rate, 14e-6, topology="fat-tree", protocol="rdma"))
-    found = load_device(known.name)
-    found = replace(found, efficiency=min(1.0, found.efficiency * tuned))
-    return Cluster(f"{device} x {gpus}", found, tuple(levels), "nccl")
+    return Cluster(f"{device} x {gpus}", load_device(system.file), tuple(levels), "nccl")
 
 
 def cluster_of(run: Run, ranks: int = 0) -> Cluster:
-    """The cluster of a run; with `ranks` only so many nodes of it as hold them. Unknown words raise InputError."""
-    nodes = -(-ranks // run.node) if ranks else run.gpus
-    return _cluster(run.device, min(run.gpus, nodes * run.node), run.node, run.link, run.network, run.tuned)
+    """Returns the cluster of a run, or with `ranks` only as many of its nodes as hold them.
+
+    Raises InputError for a device or link that `systems.yaml` does not list.
+    """
+    nodes = -(-ranks // run.gpus_per_node) if ranks else run.gpus
+    return build_cluster(run.device, min(run.gpus, nodes * run.gpus_per_node), run.gpus_per_node, run.link,
+                         run.network)

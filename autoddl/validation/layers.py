@@ -1,4 +1,4 @@
-"""The models of published runs, as small as their repeated parts: one layer, the embedding, the head.
+"""The repeated parts of published models as modules: one layer, the embedding, the head.
 
     layer       x + attention(norm(x)), then x + mlp(norm(x))                        Vaswani et al. 2017, pre-norm
     attention   fused: scaled_dot_product_attention; else two products around a softmax and its dropout
@@ -15,34 +15,59 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["Embedding", "Head", "Layer", "Shape"]
+__all__ = ["ATTENTION", "EXPERT_WEIGHTS", "INLET", "MLP", "STREAM_MODULES", "Embedding", "Head", "Layer", "Shape"]
+
+ATTENTION, MLP = "attention", "mlp"
+"""Modules of a layer; an op of attention's core has the first as its module."""
+STREAM_MODULES = ("", "first", "second", "norm")
+"""Modules whose ops read or write the stream x between blocks: the part itself and its norms."""
+INLET = "inlet"
+"""A parameter of one number by which x comes in, so that its gradient is wanted."""
+EXPERT_WEIGHTS = ("mlp.up", "mlp.down")
+"""Parameters of a mixture; dim 0 is the expert."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What decides the kernels of a layer. `size` is that of a head, `hidden` the width between up and down."""
+    """Sizes and kinds that decide the kernels of a part."""
 
     width: int
+    """Width of the stream x."""
     heads: int
-    groups: int
+    """Attention heads of queries."""
+    kv_heads: int
+    """Attention heads of keys and values."""
     hidden: int
+    """Width between up and down, of one expert where there are any."""
     vocab: int
+    """Tokens of the vocabulary, padded."""
     batch: int
+    """Sequences of the microbatches that the part computes at once."""
     length: int
+    """Tokens of a sequence."""
     gated: bool = False
+    """Whether the MLP multiplies by an activated gate; norms are then RMSNorm, and attention rotates."""
     fused: bool = True
+    """Whether attention is one kernel."""
     dropout: bool = False
+    """Whether there is dropout."""
     bias: bool = True
+    """Whether linear layers of columns have biases."""
     experts: int = 0
-    top: int = 0
+    """Experts of a mixture; 0 for a dense MLP."""
+    top_k: int = 0
+    """Experts that a token goes to."""
     activation: str = "gelu"
-    head: int = 0
+    """`gelu`, or `relu` for a squared relu, where nothing is gated."""
+    head_dim: int = 0
+    """Width of a head; 0 for width / heads."""
     dtype: str = "bfloat16"
+    """Dtype of activations and parameters."""
 
     @property
-    def size(self) -> int:
-        """Of a head."""
-        return self.head or self.width // self.heads
+    def head_width(self) -> int:
+        """Width of a head."""
+        return self.head_dim or self.width // self.heads
 
 
 class Attention(nn.Module):
@@ -52,15 +77,15 @@ class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
-        self.qkv = nn.Linear(shape.width, (shape.heads + 2 * shape.groups) * shape.size, bias=shape.bias)
-        self.o = nn.Linear(shape.heads * shape.size, shape.width, bias=False)
-        self.turn = nn.Buffer(torch.empty(shape.length, shape.size)) if shape.gated else None
+        self.qkv = nn.Linear(shape.width, (shape.heads + 2 * shape.kv_heads) * shape.head_width, bias=shape.bias)
+        self.o = nn.Linear(shape.heads * shape.head_width, shape.width, bias=False)
+        self.turn = nn.Buffer(torch.empty(shape.length, shape.head_width)) if shape.gated else None
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, _ = x.shape
-        shape, each = self.shape, self.shape.heads // self.shape.groups
-        parts = self.qkv(x).view(batch, length, shape.groups, each + 2, shape.size).split((each, 1, 1), 3)
-        q, k, v = (part.reshape(batch, length, -1, shape.size).transpose(1, 2) for part in parts)
+        shape, each = self.shape, self.shape.heads // self.shape.kv_heads
+        parts = self.qkv(x).view(batch, length, shape.kv_heads, each + 2, shape.head_width).split((each, 1, 1), 3)
+        q, k, v = (part.reshape(batch, length, -1, shape.head_width).transpose(1, 2) for part in parts)
         if self.turn is not None:
             q, k = q * self.turn, k * self.turn
         if shape.fused:
@@ -105,7 +130,7 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        count, top = self.shape.experts, self.shape.top
+        count, top = self.shape.experts, self.shape.top_k
         weight = torch.softmax(self.router(x), -1)
         copies = x.unsqueeze(2).expand(batch, length, top, width).reshape(batch, length * top // count, count, width)
         sent = copies.permute(2, 1, 0, 3).clone().reshape(count, -1, width)

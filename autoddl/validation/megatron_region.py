@@ -1,4 +1,4 @@
-"""Where Megatron-LM cuts a layer: the region of the space in which a published run is priced.
+"""The region of the space in which a published run is priced: weights and stream as Megatron-LM cuts them.
 
     weights     by columns into a block and by rows out of it, vocabulary by rows (Shoeybi et al. 2019)
     stream x    between blocks: batch over ep, length over cp, and over tp with sequence parallelism (Korthikanti et al.
@@ -14,8 +14,9 @@ from autoddl.core.hubs import HUB
 from autoddl.core.layout import B, Layout, Mesh, Split, State
 from autoddl.operators.work import VIEWS, base
 from autoddl.pricing.space import Choice, Region
+from autoddl.validation.layers import EXPERT_WEIGHTS, STREAM_MODULES
 
-__all__ = ["megatron"]
+__all__ = ["megatron_region"]
 
 CUTS: Mapping[str, State] = {
     "attention.qkv.weight": Split(0), "attention.qkv.bias": Split(0), "attention.o.weight": Split(1),
@@ -24,37 +25,38 @@ CUTS: Mapping[str, State] = {
 """Parameter -> how tensor parallelism cuts it; all others are whole."""
 
 
-def _stream(mesh: Mesh, sequence: bool) -> Layout:
+def _stream(mesh: Mesh, sequence_parallel: bool) -> Layout:
     """x between blocks: batch over ep, length over cp, and over tp with sequence parallelism."""
-    states = {"ep": Split(0), "cp": Split(1), "tp": Split(1) if sequence else B}
+    states = {"ep": Split(0), "cp": Split(1), "tp": Split(1) if sequence_parallel else B}
     return Layout(tuple(states[name] if size > 1 else B for name, size in zip(mesh.names, mesh.sizes, strict=True)))
 
 
-def _stored(name: str, mesh: Mesh, experts: str) -> Layout:
-    expert = name in ("mlp.up", "mlp.down")
-
+def _stored(name: str, mesh: Mesh, expert_axes: str) -> Layout:
     def state(axis: str) -> State:
-        if expert and axis in ("ep", *experts.split()):
+        if name in EXPERT_WEIGHTS and axis in ("ep", *expert_axes.split()):
             return Split(0)
         return CUTS.get(name, B) if axis == "tp" else B
 
     return Layout(tuple(state(axis) if size > 1 else B for axis, size in zip(mesh.names, mesh.sizes, strict=True)))
 
 
-def megatron(mesh: Mesh, sequence: bool, experts: str) -> Region:
-    """The region of the module docstring."""
-    stream, whole = _stream(mesh, sequence), Layout.broadcast(mesh)
+def megatron_region(mesh: Mesh, sequence_parallel: bool, expert_axes: str) -> Region:
+    """Returns the region of Megatron-LM's choices, as the module docstring has it.
+
+    `expert_axes` names the axes, of cp and tp, that cut experts besides ep.
+    """
+    stream, whole = _stream(mesh, sequence_parallel), Layout.broadcast(mesh)
 
     def allowed(graph: Graph, item: Op | Tensor, choice: Choice) -> bool:
         if isinstance(item, Tensor):
-            return choice.outputs[0] == _stored(item.fqn, mesh, experts) and not choice.regather
+            return choice.outputs[0] == _stored(item.fqn, mesh, expert_axes) and not choice.regather
         for t, layout in zip(item.inputs, choice.inputs, strict=True):
             if graph.tensors[t].kind is Kind.PARAMETER:
-                stored = _stored(graph.tensors[t].fqn, mesh, experts)
+                stored = _stored(graph.tensors[t].fqn, mesh, expert_axes)
                 if layout != stored != whole:
                     return False
         tensor = graph.tensors[item.outputs[0]]
-        between = item.module in ("", "first", "second", "norm") and base(item) not in VIEWS
+        between = item.module in STREAM_MODULES and base(item) not in VIEWS
         if item.target == HUB and graph.tensors[item.inputs[0]].kind is Kind.PARAMETER:
             return True
         return not between or len(tensor.shape) != 3 or choice.outputs[0] == stream

@@ -3,78 +3,65 @@
     replicas    gradients reduced (and parameters gathered) once, beside the last backward where the program does that
     ZeRO-3      two gathers and a reduce-scatter of every layer and microbatch beside its computation, and what the
                 program copies on the device for them
-    update      bytes that clipping and the optimizer move; those that adding up microbatches' gradients moves
-    overlap     max(a, b) + (SLOWDOWN - 1) min(a, b): what runs at once slows both (Miao et al. 2022, Galvatron, 3.4)
+    update      bytes that clipping and the optimizer move, and those that adding up microbatches' gradients moves
 """
 
+from collections.abc import Mapping
+
 from autoddl.cost_models import Cluster, Group, collective, elementwise_seconds
-from autoddl.validation.priced_part import Part
-from autoddl.validation.run_parts import expert_replicas, held_values
+from autoddl.validation.layer_seconds import LayerSeconds, overlap_seconds
+from autoddl.validation.part import Part
+from autoddl.validation.run_parts import expert_replicas, rank_values
 from autoddl.validation.runs import Run
 from autoddl.validation.software import Software
 
-__all__ = ["SLOWDOWN", "accumulated", "gathered", "overlapped", "replica_seconds", "update_seconds"]
-
-SLOWDOWN = 1.2
-"""What computation and communication at once lose to each other: within the 1.1 to 1.3 of Galvatron (section 3.4),
-chosen with the published runs in view."""
+__all__ = ["accumulation_bytes", "replica_seconds", "update_seconds", "zero3_seconds"]
 
 
-def overlapped(a: float, b: float) -> float:
-    """Seconds of two at once."""
-    return max(a, b) + (SLOWDOWN - 1) * min(a, b)
+def accumulation_bytes(run: Run, software: Software, part: Part) -> float:
+    """Returns the bytes that adding a microbatch's gradients of a part to the others' moves: two read, one written."""
+    return part.values * (2 + 2 * software.gradient) / (run.dp if run.zero_stage == 3 else 1)
 
 
-def accumulated(run: Run, software: Software, one: Part) -> float:
-    """Bytes that adding a microbatch's gradients of a layer to the others' moves: both read, the sum written."""
-    return one.values * (2 + 2 * software.gradient) / (run.dp if run.zero == 3 else 1)
+def zero3_seconds(run: Run, software: Software, cluster: Cluster, part: Part, times: LayerSeconds) -> LayerSeconds:
+    """Returns F, B and W of a part under ZeRO-3: a gather beside forward, a gather and a reduce-scatter beside
+    backward."""
+    group, values = Group(((run.dp * run.cp, run.tp),)), part.values
+    gather = collective(cluster, "all-gather", group, 2 * values).seconds
+    scatter = collective(cluster, "reduce-scatter", group, software.gradient * values).seconds
+    if run.recompute.startswith("full") and not times.backward:
+        gather = 0.0
+    unpacked, packed = software.unpacked * values, (software.unpacked + software.packed) * values
+    forward = times.forward + (elementwise_seconds(cluster.device, unpacked) if unpacked else 0.0)
+    backward = times.backward + (elementwise_seconds(cluster.device, packed) if packed else 0.0)
+    return LayerSeconds(overlap_seconds(forward, gather),
+                        overlap_seconds(backward + times.weight, gather + scatter) - times.weight, times.weight)
 
 
-def gathered(run: Run, software: Software, cluster: Cluster, parts: dict[str, Part], one: tuple[float, ...],
-             ends: list[tuple[float, float, float]]
-             ) -> tuple[tuple[float, float, float], list[tuple[float, float, float]]]:
-    """ZeRO-3: the gather beside the forward, a gather and the reduce-scatter beside the backward, per layer."""
-    group = Group(((run.dp * run.cp, run.tp),))
-
-    def with_(times: tuple[float, ...], values: float) -> tuple[float, float, float]:
-        forward, backward, weight = times
-        gather = collective(cluster, "all-gather", group, 2 * values).seconds
-        scatter = collective(cluster, "reduce-scatter", group, software.gradient * values).seconds
-        if run.recompute.startswith("full") and not backward:
-            gather = 0.0
-        there, back = software.unpacked * values, (software.unpacked + software.packed) * values
-        forward += elementwise_seconds(cluster.device, there) if there else 0.0
-        backward += elementwise_seconds(cluster.device, back) if back else 0.0
-        return (overlapped(forward, gather), overlapped(backward + weight, gather + scatter) - weight, weight)
-
-    found = [with_(times, parts[name].values) for name, times in zip(("embedding", "head"), ends, strict=True)]
-    return with_(one, parts["layer"].values), found
-
-
-def replica_seconds(run: Run, software: Software, cluster: Cluster, parts: dict[str, Part], backward: float,
-                    forward: float) -> float:
-    """Seconds of gradients and parameters among replicas that nothing hides."""
-    dense, expert = held_values(run, parts)
+def replica_seconds(run: Run, software: Software, cluster: Cluster, parts: Mapping[str, Part], forward: float,
+                    backward: float) -> float:
+    """Returns the seconds of gradients and parameters among replicas that `forward` and `backward` do not hide."""
+    dense, expert = rank_values(run, parts)
     exposed = 0.0
     for values, ways, stride in ((dense, run.dp * run.cp, run.tp), (expert, *expert_replicas(run))):
         if ways < 2 or not values:
             continue
         group = Group(((ways, stride),))
-        if run.zero:
+        if run.zero_stage:
             reduce = collective(cluster, "reduce-scatter", group, software.gradient * values).seconds
             gather = collective(cluster, "all-gather", group, 2 * values).seconds
         else:
             reduce, gather = collective(cluster, "all-reduce", group, software.gradient * values).seconds, 0.0
         if "dp" in software.overlaps:
-            reduce = overlapped(backward, reduce) - backward
-            gather = overlapped(forward, gather) - forward
+            reduce = overlap_seconds(backward, reduce) - backward
+            gather = overlap_seconds(forward, gather) - forward
         exposed += reduce + gather
     return exposed
 
 
-def update_seconds(run: Run, software: Software, cluster: Cluster, parts: dict[str, Part]) -> float:
-    """Bytes of clipping and optimizer over the bandwidth."""
-    dense, expert = held_values(run, parts)
-    shard = run.dp * run.cp if run.zero else 1
-    part_of = expert_replicas(run)[0] if run.zero else 1
-    return elementwise_seconds(cluster.device, software.update * (dense / shard + expert / part_of))
+def update_seconds(run: Run, software: Software, cluster: Cluster, parts: Mapping[str, Part]) -> float:
+    """Returns the seconds in which clipping and the optimizer move their bytes."""
+    dense, expert = rank_values(run, parts)
+    dense_ways = run.dp * run.cp if run.zero_stage else 1
+    expert_ways = expert_replicas(run)[0] if run.zero_stage else 1
+    return elementwise_seconds(cluster.device, software.update * (dense / dense_ways + expert / expert_ways))

@@ -4,81 +4,72 @@ Experts are cut among replicas first, and what is beyond these over cp, tp or bo
 of all ranks that share its experts. Vocabularies are padded to a multiple of 128 tp, as Megatron-LM does.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import gcd
 
 from autoddl.validation.clusters import cluster_of
+from autoddl.validation.facts import find_beginning
 from autoddl.validation.layers import Shape
-from autoddl.validation.priced_part import Asked, Part, part
+from autoddl.validation.part import Part, PartSpec
+from autoddl.validation.price_part import price_part
 from autoddl.validation.runs import Run
-from autoddl.validation.software import Software, attention_slowdown, biased, software_of
+from autoddl.validation.software import Software, attention_slowdown, runs_expert_biases, software_of
 
-__all__ = ["Unpriced", "expert_replicas", "held_values", "parts_of", "schedule_of", "stage_layers"]
+__all__ = ["Unpriced", "expert_replicas", "price_parts", "rank_values", "schedule_of", "stage_layers"]
 
 DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp8": "bfloat16", "float8": "bfloat16", "fp16": "float16",
           "float16": "float16"}
 """Beginning of the precision -> dtype of activations."""
 
+NARROW = {"fp8": "float8_e4m3fn", "float8": "float8_e4m3fn"}
+"""Beginning of the precision -> dtype of linear layers, where it is narrower."""
 
 SCHEDULES = {"zb-1p": "zb-h1", "zb-h1": "zb-h1", "zb-2p": "zb-h2", "zb-h2": "zb-h2", "gpipe": "gpipe"}
-"""Beginning of a schedule's name -> as `schedules.generate` reads it; others are one-forward-one-backward."""
+"""Beginning of a schedule's name -> as `pipeline_schedules.generate` reads it; others are one-forward-one-backward."""
 
 
 class Unpriced(Exception):
     """Why a run has no price."""
 
 
-def shape_of(run: Run, software: Software, microbatch: int) -> Shape:
+def price_parts(run: Run, microbatch: int) -> dict[str, Part]:
+    """Returns the prices of layer, embedding and head; raises Unpriced with the reason where they have none."""
+    software = software_of(run)
+    shape = _layer_shape(run, software, microbatch)
+    cluster = cluster_of(run, _expert_ranks(run) * run.cp * run.tp)
+    layer = PartSpec("layer", shape, _mesh(run, _expert_ranks(run)), run.sequence_parallel,
+                     NARROW.get(find_beginning(run.precision, NARROW), ""), software.fuses,
+                     attention_slowdown(run, software), _inner_expert_axes(run), software.unpads,
+                     runs_expert_biases(run, software))
+    plain = PartSpec("embedding", replace(shape, batch=microbatch, experts=0, top_k=0), _mesh(run, 1),
+                     run.sequence_parallel, "", software.fuses)
+    specs = (layer, plain, replace(plain, name="head"))
+    return {spec.name: price_part(spec, cluster) for spec in specs}
+
+
+def _layer_shape(run: Run, software: Software, microbatch: int) -> Shape:
     """The layer of a run; experts see the microbatches of all ranks that share them."""
-    if not run.precision:
-        raise Unpriced("the precision is not stated")
-    dtype = next((DTYPES[name] for name in DTYPES if run.precision.startswith(name)), None)
-    if dtype is None:
-        raise Unpriced(f"the precision {run.precision!r} has no price")
+    dtype, pad = _dtype(run), 128 * run.tp
     if "MLA" in run.workload:
         raise Unpriced("multi-head latent attention is no layer of this table")
-    pad = 128 * run.tp
-    together = outer_experts(run)
-    if run.experts and (run.seq * run.top) % run.experts:
+    if run.experts and (run.seq * run.top_k) % run.experts:
         raise Unpriced(f"{run.seq} tokens do not go evenly to {run.experts} experts")
-    return Shape(run.hidden, run.heads, run.groups, run.ffn, -(-run.vocab // pad) * pad, microbatch * together, run.seq,
-                 run.gated or run.experts > 0, software.attention != "products", software.dropout, not run.gated,
-                 run.experts, run.top, "relu" if "ReLU" in run.workload else "gelu",
-                 head=run.head, dtype=dtype)
+    return Shape(
+        width=run.hidden, heads=run.heads, kv_heads=run.kv_heads, hidden=run.ffn, vocab=-(-run.vocab // pad) * pad,
+        batch=microbatch * _expert_ranks(run), length=run.seq, gated=run.gated or run.experts > 0,
+        fused=software.attention != "products", dropout=software.dropout, bias=not run.gated, experts=run.experts,
+        top_k=run.top_k, activation="relu" if "ReLU" in run.workload else "gelu", head_dim=run.head_dim, dtype=dtype)
 
 
-def outer_experts(run: Run) -> int:
-    """Replicas among which experts are cut."""
-    return gcd(run.ep, run.dp) if run.experts else 1
-
-
-def inner_experts(run: Run) -> str:
-    """The axes that cut experts besides: what is beyond the replicas is cp, tp, or both."""
-    beyond = run.ep // outer_experts(run) if run.experts else 1
-    ways = {run.cp * run.tp: "cp tp", run.tp: "tp", run.cp: "cp", 1: ""}
-    if beyond not in ways:
-        raise Unpriced(f"ep {run.ep} is no product of a divisor of dp {run.dp} with cp {run.cp}, tp {run.tp} or both")
-    return ways[beyond]
-
-
-def expert_replicas(run: Run) -> tuple[int, int]:
-    """How often every expert is there, and the stride between two of these ranks."""
-    cut = outer_experts(run) * (run.cp if "cp" in inner_experts(run) else 1)
-    return run.dp * run.cp // cut, run.tp * cut
-
-
-def parts_of(run: Run, microbatch: int) -> dict[str, Part]:
-    """Prices of layer, embedding and head."""
-    software, shape = software_of(run), shape_of(run, software_of(run), microbatch)
-    cluster = cluster_of(run, outer_experts(run) * run.cp * run.tp)
-    plain = replace(shape, batch=microbatch, experts=0, top=0)
-    low = "float8_e4m3fn" if run.precision.startswith(("fp8", "float8")) else ""
-    inner, mesh = _mesh(run, 1), _mesh(run, outer_experts(run))
-    layer = Asked("layer", shape, mesh, run.sequence, low, software.fuses, attention_slowdown(run, software),
-                  inner_experts(run), software.unpads, biased(run, software))
-    return {"layer": part(layer, cluster),
-            "embedding": part(Asked("embedding", plain, inner, run.sequence, "", software.fuses), cluster),
-            "head": part(Asked("head", plain, inner, run.sequence, "", software.fuses), cluster)}
+def _dtype(run: Run) -> str:
+    """Dtype of activations."""
+    if not run.precision:
+        raise Unpriced("the precision is not stated")
+    name = find_beginning(run.precision, DTYPES)
+    if not name:
+        raise Unpriced(f"the precision {run.precision!r} has no price")
+    return DTYPES[name]
 
 
 def _mesh(run: Run, experts: int) -> str:
@@ -87,14 +78,37 @@ def _mesh(run: Run, experts: int) -> str:
     return ",".join(axes) or "tp=1"
 
 
+def _expert_ranks(run: Run) -> int:
+    """Replicas among which experts are cut."""
+    return gcd(run.ep, run.dp) if run.experts else 1
+
+
+def _inner_expert_axes(run: Run) -> str:
+    """The axes that cut experts besides: what is beyond the replicas is cp, tp, or both."""
+    beyond = run.ep // _expert_ranks(run) if run.experts else 1
+    ways = {run.cp * run.tp: "cp tp", run.tp: "tp", run.cp: "cp", 1: ""}
+    if beyond not in ways:
+        raise Unpriced(f"ep {run.ep} is no product of a divisor of dp {run.dp} with cp {run.cp}, tp {run.tp} or both")
+    return ways[beyond]
+
+
+def expert_replicas(run: Run) -> tuple[int, int]:
+    """Returns how many ranks have every expert, and the stride between two of these ranks."""
+    cut = _expert_ranks(run) * (run.cp if "cp" in _inner_expert_axes(run) else 1)
+    return run.dp * run.cp // cut, run.tp * cut
+
+
 def schedule_of(run: Run) -> tuple[str, int]:
-    """The schedule's name as `schedules.generate` reads it, and chunks per rank."""
+    """Returns the schedule's name as `pipeline_schedules.generate` reads it, and the chunks of layers per rank.
+
+    Raises Unpriced for a schedule that it does not know.
+    """
     text = run.schedule.lower()
     if run.pp == 1:
         return "1f1b", 1
-    known = next((SCHEDULES[name] for name in SCHEDULES if text.startswith(name)), "")
+    known = find_beginning(text, SCHEDULES)
     if known:
-        return known, 1
+        return SCHEDULES[known], 1
     if text and not text.startswith(("1f1b", "interleaved")):
         raise Unpriced(f"the schedule {run.schedule!r} has no price")
     chunks = run.chunks or max(1, -(-run.layers // run.pp))
@@ -104,7 +118,7 @@ def schedule_of(run: Run) -> tuple[str, int]:
 
 
 def stage_layers(run: Run) -> tuple[int, ...]:
-    """Layers per stage; where they do not divide, embedding and head count as a layer each."""
+    """Returns the layers of each stage; where they do not divide, embedding and head count as a layer each."""
     stages = run.pp * schedule_of(run)[1]
     if run.layers % stages == 0:
         return (run.layers // stages,) * stages
@@ -115,8 +129,8 @@ def stage_layers(run: Run) -> tuple[int, ...]:
     return tuple(low + (s < more) for s in range(stages))
 
 
-def held_values(run: Run, parts: dict[str, Part]) -> tuple[float, float]:
-    """Parameters of the rank that has most: (replicated over dp, cut among experts' ranks)."""
+def rank_values(run: Run, parts: Mapping[str, Part]) -> tuple[float, float]:
+    """Returns the parameters of the rank that has most: (replicated over dp, cut among experts' ranks)."""
     layers, one = stage_layers(run), parts["layer"]
     ends = [0.0] * run.pp
     ends[0] += parts["embedding"].values

@@ -1,59 +1,76 @@
-"""What backward of a part reads: each storage once, as its writer laid it out, and masks besides.
+"""Bytes that backward of a part reads: each storage once, as its writer laid it out, and masks besides.
 
-Nothing inside a fused chain is kept: its backward computes it again. Of what is kept, the core's is that of softmax and
-its dropout, which selective recomputation drops.
+Nothing inside a fused chain is kept: its backward computes it again. The core's share is that of softmax and its
+dropout, which selective recomputation drops.
 """
 
+from collections.abc import Iterator
 from math import prod
 
-from autoddl.core.graph import Op, Tensor
+from autoddl.core.graph import Graph, Op, Tensor
 from autoddl.core.layout import Layout, Mesh, local_shape
 from autoddl.operators.work import VIEWS, base, keeps_output, kept_beside
 from autoddl.pricing.build_problem import saved_tensors
-from autoddl.pricing.price import Pricing
-from autoddl.pricing.space import Choice, Variable
+from autoddl.validation.layers import ATTENTION
+from autoddl.validation.part import Part, PartChoice, add_parts
 
-__all__ = ["add_saved", "is_core", "local_numel"]
+__all__ = ["is_core", "local_numel", "saved_bytes"]
 
-_AGAIN = frozenset(f"aten.{name}" for name in ("gelu", "silu", "relu", "mul"))
+_RECOMPUTED = frozenset(f"aten.{name}" for name in ("gelu", "silu", "relu", "mul"))
+"""Operators that a fused chain computes again in backward."""
+_CORE = ("aten.softmax", "autoddl.dropout")
+"""Operators whose outputs recomputation of the core drops."""
 
 
-def add_saved(total: dict[str, float], fuses: bool, pricing: Pricing, space: tuple[Variable, ...],
-              chosen: tuple[Choice, ...], differentiable: frozenset[int]) -> None:
-    """What backward reads, each storage once, as its writer laid it out; masks besides. Nothing inside a fused chain
-    is kept: its backward computes it again."""
-    graph, mesh = pricing.graph, pricing.mesh
+def saved_bytes(fuses: bool, found: PartChoice) -> Part:
+    """Returns the bytes that backward reads, in all and of the core."""
+    return add_parts((*_tensors(fuses, found), *_masks(found)))
+
+
+def _tensors(fuses: bool, found: PartChoice) -> Iterator[Part]:
+    """Every storage that backward reads."""
+    graph, makers = found.pricing.graph, found.pricing.graph.producers()
+    layouts = {t: layout for op, choice in found.operators()
+               for t, layout in zip(op.outputs, choice.outputs, strict=True)}
+    for t in _storages(fuses, found, layouts):
+        nbytes = local_numel(graph.tensors[t], layouts[t], found.pricing.mesh) * graph.tensors[t].itemsize
+        op = graph.ops[makers[t]]
+        yield Part(saved=nbytes, core_saved=nbytes * (is_core(op) and base(op) in _CORE))
+
+
+def _storages(fuses: bool, found: PartChoice, layouts: dict[int, Layout]) -> set[int]:
+    """Tensors that backward reads, each by the writer of its storage."""
+    graph, storages = found.pricing.graph, set[int]()
     makers, users = graph.producers(), graph.consumers()
-    layouts = {t: c for v, choice in zip(space, chosen, strict=True) if isinstance(v.item, Op)
-               for t, c in zip(v.item.outputs, choice.outputs, strict=True)}
-    wanted = saved_tensors(graph, differentiable) | {t for op in graph.ops if keeps_output(op, differentiable)
-                                                     for t in op.outputs}
-    found = set()
-    for t in wanted:
-        while t in makers and (base(graph.ops[makers[t]]) in VIEWS) and graph.ops[makers[t]].inputs[0] in layouts:
+    read = saved_tensors(graph, found.differentiable) | {
+        t for op in graph.ops if keeps_output(op, found.differentiable) for t in op.outputs}
+    for t in read:
+        while t in makers and base(graph.ops[makers[t]]) in VIEWS and graph.ops[makers[t]].inputs[0] in layouts:
             t = graph.ops[makers[t]].inputs[0]
-        inside = t in makers and base(graph.ops[makers[t]]) in _AGAIN and len(users[t]) == 1
-        if not (fuses and inside and base(graph.ops[users[t][0][0]]) in _AGAIN):
-            found.add(t)
-    for t in found & layouts.keys():
-        nbytes = local_numel(graph.tensors[t], layouts[t], mesh) * graph.tensors[t].itemsize
-        total["saved"] += nbytes
-        total["core_saved"] += nbytes * (is_core(graph.ops[makers[t]]) and graph.tensors[t].numel > 0
-                                         and base(graph.ops[makers[t]]) in ("aten.softmax", "autoddl.dropout"))
-    for v, choice in zip(space, chosen, strict=True):
-        if isinstance(v.item, Op):
-            local = tuple(local_shape(graph.tensors[t].shape, c, mesh)
-                          for t, c in zip(v.item.outputs, choice.outputs, strict=True))
-            mask = kept_beside(v.item, local, differentiable)
-            total["saved"] += mask
-            total["core_saved"] += mask * is_core(v.item)
+        if not (fuses and t in makers and _is_recomputed(graph, graph.ops[makers[t]], users[t])):
+            storages.add(t)
+    return storages & layouts.keys()
+
+
+def _is_recomputed(graph: Graph, maker: Op, users: tuple[tuple[int, int], ...]) -> bool:
+    """Whether a tensor stays inside a fused chain, which computes it again."""
+    return base(maker) in _RECOMPUTED and len(users) == 1 and base(graph.ops[users[0][0]]) in _RECOMPUTED
+
+
+def _masks(found: PartChoice) -> Iterator[Part]:
+    """Bytes that operators keep besides tensors of the graph."""
+    for op, choice in found.operators():
+        local = tuple(local_shape(found.pricing.graph.tensors[t].shape, layout, found.pricing.mesh)
+                      for t, layout in zip(op.outputs, choice.outputs, strict=True))
+        mask = kept_beside(op, local, found.differentiable)
+        yield Part(saved=mask, core_saved=mask * is_core(op))
 
 
 def is_core(op: Op) -> bool:
-    """The attention core: both products and what is between."""
-    return op.module == "attention" and base(op) not in VIEWS
+    """Whether an op is of the attention core: both products and what is between."""
+    return op.module == ATTENTION and base(op) not in VIEWS
 
 
 def local_numel(tensor: Tensor, layout: Layout, mesh: Mesh) -> int:
-    """Elements of a rank's piece."""
+    """Returns how many elements of a tensor one rank has."""
     return prod(local_shape(tensor.shape, layout, mesh))

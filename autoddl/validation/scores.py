@@ -1,4 +1,4 @@
-"""How good predictions are, per source of published runs.
+"""Scores of predictions, per source of published runs.
 
     error         e = predicted / measured - 1;  mape = mean |e|, max_ape = max |e|, bias = mean e
     constant      the trivial predictor: every run reaches the same FLOP/s per device, the mean of the source's other
@@ -17,16 +17,17 @@ from statistics import fmean
 
 from autoddl.validation.runs import Run
 
-__all__ = ["Priced", "Score", "scores"]
+__all__ = ["PricedRun", "Score", "score_sources", "step_flops"]
 
 
 @dataclass(frozen=True, slots=True)
-class Priced:
+class PricedRun:
     """A run and its predicted seconds and peak bytes; or, without them, the reason."""
 
     run: Run
     seconds: float | None = None
     nbytes: float | None = None
+    """Predicted peak bytes; None also where no peak was measured."""
     reason: str = ""
 
     @property
@@ -38,29 +39,39 @@ class Priced:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Figures of one source; fractions, not per cent."""
+    """Figures of one source; fractions, not per cent, and None where there is nothing to compute them from."""
 
     n: int
+    """Runs of the source."""
     priced: int
+    """Runs that have a price."""
     mape: float | None
+    """Mean absolute error of seconds."""
     max_ape: float | None
+    """Greatest absolute error of seconds."""
     bias: float | None
+    """Mean error of seconds."""
     constant_mape: float | None
+    """Mean absolute error of the trivial predictor."""
     rank_correlation: float | None
+    """Mean of Spearman's correlation over groups."""
     regret: float | None
+    """Mean regret over groups."""
     memory_mape: float | None
+    """Mean absolute error of peak bytes."""
     reasons: Mapping[str, int] = field(default_factory=dict)
+    """Reason for which a run has no price -> how many runs."""
 
 
-def scores(found: Iterable[Priced]) -> dict[str, Score]:
-    """Source -> its figures, in the order of the rows."""
-    sources: dict[str, list[Priced]] = {}
+def score_sources(found: Iterable[PricedRun]) -> dict[str, Score]:
+    """Returns the figures of every source, in the order of the rows."""
+    sources: dict[str, list[PricedRun]] = {}
     for one in found:
         sources.setdefault(one.run.source, []).append(one)
     return {source: _score(rows) for source, rows in sources.items()}
 
 
-def _score(rows: Sequence[Priced]) -> Score:
+def _score(rows: Sequence[PricedRun]) -> Score:
     priced = [row for row in rows if row.seconds is not None]
     errors = [row.error for row in priced]
     memory = [abs(row.nbytes / row.run.peak_bytes - 1) for row in priced if row.nbytes and row.run.peak_bytes]
@@ -79,41 +90,41 @@ def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
-def flops(run: Run) -> float:
-    """Multiplications and additions of a step, forward and backward, of the whole model (Narayanan et al. 2021)."""
-    mlp = run.hidden * run.ffn * (2 + (run.gated or run.experts > 0)) * max(1, run.top)
-    layer = 2 * (2 * run.hidden**2 * (1 + run.groups / run.heads) + mlp) + 4 * run.seq * run.hidden
+def step_flops(run: Run) -> float:
+    """Returns the multiplications and additions of a step of the whole model (Narayanan et al. 2021)."""
+    mlp = run.hidden * run.ffn * (2 + (run.gated or run.experts > 0)) * max(1, run.top_k)
+    layer = 2 * (2 * run.hidden**2 * (1 + run.kv_heads / run.heads) + mlp) + 4 * run.seq * run.hidden
     return 3.0 * run.batch * run.seq * (run.layers * layer + 2 * run.hidden * run.vocab)
 
 
 def _constant(runs: Sequence[Run]) -> float | None:
     """Mean error of one rate per source, each run predicted by the mean rate of the others."""
-    rates = [flops(run) / (run.seconds * run.gpus) for run in runs]
+    rates = [step_flops(run) / (run.seconds * run.gpus) for run in runs]
     if len(rates) < 2:
         return None
     total = sum(rates)
     return fmean(abs(rate / ((total - rate) / (len(rates) - 1)) - 1) for rate in rates)
 
 
-def _groups(rows: Sequence[Priced]) -> list[list[Priced]]:
-    groups: dict[object, list[Priced]] = {}
+def _groups(rows: Sequence[PricedRun]) -> list[list[PricedRun]]:
+    groups: dict[object, list[PricedRun]] = {}
     for row in rows:
         run = row.run
         groups.setdefault((run.model, run.gpus, run.device), []).append(row)
-    return [_merged(group) for group in groups.values()]
+    return [_merge(group) for group in groups.values()]
 
 
-def _merged(group: Sequence[Priced]) -> list[Priced]:
-    """Repeated measurements as one."""
-    alike: dict[Run, list[Priced]] = {}
+def _merge(group: Sequence[PricedRun]) -> list[PricedRun]:
+    """Repeated measurements of one configuration as one, by their means."""
+    alike: dict[Run, list[PricedRun]] = {}
     for row in group:
-        told = replace(row.run, row="", seconds=1.0, peak_bytes=0.0, source="", schedule=row.run.schedule[:6])
-        alike.setdefault(told, []).append(row)
-    return [Priced(replace(rows[0].run, seconds=fmean(row.run.seconds for row in rows)),
+        configuration = replace(row.run, row="", seconds=1.0, peak_bytes=0.0, source="", schedule=row.run.schedule[:6])
+        alike.setdefault(configuration, []).append(row)
+    return [PricedRun(replace(rows[0].run, seconds=fmean(row.run.seconds for row in rows)),
                    fmean(row.seconds or 0.0 for row in rows)) for rows in alike.values()]
 
 
-def _per_token(row: Priced, seconds: float) -> float:
+def _per_token(row: PricedRun, seconds: float) -> float:
     return seconds / (row.run.batch * row.run.seq)
 
 
@@ -123,8 +134,8 @@ def _ranks(values: Sequence[float]) -> list[float]:
     return [order.index(v) + (order.count(v) + 1) / 2 for v in values]
 
 
-def _correlation(group: Sequence[Priced]) -> float | None:
-    """Spearman's; None where all are predicted or measured alike."""
+def _correlation(group: Sequence[PricedRun]) -> float | None:
+    """Spearman's rank correlation; None where all are predicted or measured alike."""
     a = _ranks([round(_per_token(row, row.seconds or 0.0), 15) for row in group])
     b = _ranks([_per_token(row, row.run.seconds) for row in group])
     middle = (len(group) + 1) / 2
@@ -133,6 +144,6 @@ def _correlation(group: Sequence[Priced]) -> float | None:
     return xy / (xx * yy)**0.5 if xx and yy else None
 
 
-def _regret(group: Sequence[Priced]) -> float:
+def _regret(group: Sequence[PricedRun]) -> float:
     chosen = min(group, key=lambda row: _per_token(row, row.seconds or 0.0))
     return _per_token(chosen, chosen.run.seconds) / min(_per_token(row, row.run.seconds) for row in group) - 1

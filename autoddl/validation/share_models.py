@@ -1,4 +1,4 @@
-"""Two models of published communication shares, as Megatron-LM builds them: `gpt2-medium` and `t5-large`.
+"""The two models of the published communication shares, as Megatron-LM builds them: `gpt2-medium` and `t5-large`.
 
     layer     x + attention(norm(x)), where there is an encoder x + attention(norm(x), encoded), then x + mlp(norm(x))
     heads     two products around a softmax and its dropout; queries, keys and values are one product. The mask belongs
@@ -23,8 +23,8 @@ __all__ = ["MODELS", "gpt2_medium", "t5_large"]
 WIDTH, HEADS, HIDDEN, LAYERS, DROPOUT = 1024, 16, 4096, 24, 0.1
 
 
-class Attention(nn.Module):
-    """Of x to itself, or to what an encoder made."""
+class TransformerAttention(nn.Module):
+    """Attention of x to itself, or with `cross` to what an encoder made."""
 
     def __init__(self, cross: bool) -> None:
         super().__init__()
@@ -43,12 +43,14 @@ class Attention(nn.Module):
         return done
 
 
-class Layer(nn.Module):
+class TransformerLayer(nn.Module):
+    """One layer, of a decoder with `cross` to what an encoder made."""
+
     def __init__(self, cross: bool) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2 + cross))
-        self.attention = Attention(False)
-        self.cross = Attention(True) if cross else None
+        self.attention = TransformerAttention(False)
+        self.cross = TransformerAttention(True) if cross else None
         self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
 
     def forward(self, x: Tensor, encoded: Tensor | None = None) -> Tensor:
@@ -58,13 +60,13 @@ class Layer(nn.Module):
         return x + F.dropout(self.down(F.gelu(self.up(self.norms[1](x)))), DROPOUT, self.training)
 
 
-class Stack(nn.Module):
+class TransformerStack(nn.Module):
     """Layers between the embeddings of tokens and the norm at the end."""
 
     def __init__(self, length: int, cross: bool) -> None:
         super().__init__()
         self.positions = nn.Embedding(length, WIDTH)
-        self.layers = nn.ModuleList(Layer(cross) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(TransformerLayer(cross) for _ in range(LAYERS))
         self.norm = nn.LayerNorm(WIDTH)
 
     def forward(self, x: Tensor, encoded: Tensor | None = None) -> Tensor:
@@ -75,14 +77,14 @@ class Stack(nn.Module):
         return done
 
 
-class Language(nn.Module):
+class LanguageModel(nn.Module):
     """Loss of the next token; with an encoder, of what follows from the text that it reads."""
 
     def __init__(self, vocab: int, length: int, read: int = 0) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocab, WIDTH)
-        self.encoder = Stack(read, False) if read else None
-        self.decoder = Stack(length, bool(read))
+        self.encoder = TransformerStack(read, False) if read else None
+        self.decoder = TransformerStack(length, bool(read))
 
     def forward(self, ids: Tensor, labels: Tensor, text: Tensor | None = None) -> Tensor:
         encoded = self.encoder(self.tokens(text)) if self.encoder is not None else None
@@ -90,22 +92,26 @@ class Language(nn.Module):
         return F.cross_entropy(F.linear(x, self.tokens.weight).flatten(0, 1).float(), labels.flatten())
 
 
-Made = tuple[nn.Module, tuple[Tensor, ...]]
+ModelAndInputs = tuple[nn.Module, tuple[Tensor, ...]]
 
 
-def _made(vocab: int, batch: int, length: int, read: int = 0) -> Made:
+def _build(vocab: int, batch: int, length: int, read: int = 0) -> ModelAndInputs:
     with torch.device("meta"):
-        model = Language(vocab, length, read).to(torch.float16)
+        model = LanguageModel(vocab, length, read).to(torch.float16)
         ids, text = (torch.zeros(batch, size, dtype=torch.int64) for size in (length, read))
     return model, (ids, ids, text) if read else (ids, ids)
 
 
-def gpt2_medium(batch: int = 16) -> Made:
-    return _made(50304, batch, 1024)
+def gpt2_medium(batch: int = 16) -> ModelAndInputs:
+    """Returns GPT-2 Medium and a batch of sequences of 1024 tokens, on the meta device."""
+    return _build(50304, batch, 1024)
 
 
-def t5_large(batch: int = 16) -> Made:
-    return _made(30720, batch, 128, 512)
+def t5_large(batch: int = 16) -> ModelAndInputs:
+    """Returns T5-Large and a batch of sequences of 512 tokens that are read and 128 that follow, on the meta device."""
+    return _build(30720, batch, 128, 512)
 
 
-MODELS: Mapping[str, Callable[[int], Made]] = MappingProxyType({"gpt2-medium": gpt2_medium, "t5-large": t5_large})
+MODELS: Mapping[str, Callable[[int], ModelAndInputs]] = MappingProxyType({
+    "gpt2-medium": gpt2_medium, "t5-large": t5_large})
+"""Name on the command line -> builder of the model and a batch."""

@@ -1,17 +1,11 @@
 """Seconds of a published run's step, from the prices of its parts.
 
-    stage      F = layers max(forward + sent, host * operators + begun),  B, W likewise; full recomputation adds F to B,
-               selective the attention core or, by operators, every other product, or by modules the second norm and
-               the experts' activation
-    waits      where the host waits for the experts' activation it is ahead of the device only since the last wait: what
-               the device has to do between the tokens' order and that comes behind what the host did before
-    context    keys and values go round beside attention where the program does that: what lasts longer is exposed
-    experts    what brings tokens to them and back runs beside computation where the program does that, which needs
-               another microbatch or chunk of layers at hand
-    pipeline   the schedule's time line with embedding and head at its ends (`validate_pipeline`)
-    replicas   what is exposed of their gradients and parameters, and the update (`validate_replicas`)
+    stage      layers * (F, B, W of one layer), embedding and head at the ends (`layer_seconds`)
+    pipeline   the time line of the schedule over stages and microbatches
+    replicas   what is exposed of their gradients and parameters, and the update (`replicas`)
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -20,103 +14,77 @@ from autoddl.core.pipeline_schedules import generate
 from autoddl.cost_models import Cluster, Group, collective, elementwise_seconds
 from autoddl.cost_models.pipelines import pipeline
 from autoddl.validation.clusters import cluster_of
-from autoddl.validation.priced_part import Part
-from autoddl.validation.replicas import accumulated, gathered, overlapped, replica_seconds, update_seconds
-from autoddl.validation.run_parts import Unpriced, parts_of, schedule_of, stage_layers
+from autoddl.validation.layer_seconds import LayerSeconds, layer_seconds
+from autoddl.validation.part import Part
+from autoddl.validation.replicas import accumulation_bytes, replica_seconds, update_seconds, zero3_seconds
+from autoddl.validation.run_parts import Unpriced, price_parts, schedule_of, stage_layers
 from autoddl.validation.runs import Run
-from autoddl.validation.software import Software, recomputed, software_of
+from autoddl.validation.software import Software, software_of
 
-__all__ = ["Step", "Unpriced", "pipeline_seconds", "step"]
-
-BACKWARD_CORE = 2.5
-"""Backward of fused attention beside its forward (Dao 2023): five products instead of two."""
+__all__ = ["StepSeconds", "pipeline_seconds", "price_step"]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """Seconds of a step and its parts."""
+class StepSeconds:
+    """Seconds of a step, and what they are made of: seconds = pipeline + replicas + update."""
 
     seconds: float
     computed: float
+    """Seconds of a rank's forward and backward, on the mean of ranks, without waiting for others."""
     pipeline: float
+    """Seconds of forward and backward of all microbatches."""
     replicas: float
+    """Seconds of gradients and parameters among replicas that nothing hides."""
     update: float
+    """Seconds of clipping and the optimizer."""
 
 
-def _behind_host(software: Software, one: Part, there: float) -> float:
-    """Forward of device and host: the longer, or what the device does before a wait behind the rest of the host's."""
-    started = software.host * one.calls + one.begun
-    return max(there, started, started - software.host * one.awaited_calls + one.awaited)
-
-
-def _layer(run: Run, software: Software, one: Part) -> tuple[float, float, float]:
-    """F, B and W of one layer with what it sends."""
-    def beside(compute: float, sent: float) -> float:
-        return overlapped(compute, sent) if "tp" in software.overlaps and run.sequence else compute + sent
-
-    def among_experts(compute: float, sent: float) -> float:
-        beneath = "ep" in software.overlaps and (run.pp == 1 or run.chunks != 1)
-        return overlapped(compute, sent) if beneath else compute + sent
-
-    def around(attention: float, sent: float) -> float:
-        return overlapped(attention, sent) - attention if "cp" in software.overlaps else sent
-
-    there = among_experts(beside(one.forward, one.sent_forward), one.dispatch_forward)
-    back = among_experts(beside(one.backward + one.weight, one.sent_backward), one.dispatch_backward)
-    there += around(one.core, one.context / 3)
-    back += around(BACKWARD_CORE * one.core, one.context * 2 / 3)
-    forward = _behind_host(software, one, there)
-    backward = max(software.host * one.backward_calls + one.backward_begun, back) - one.weight
-    how = recomputed(run)
-    if how == "full":
-        backward += run.again * forward
-    elif how == "core":
-        backward += one.core
-    elif how == "operators":
-        backward += one.repeated + one.sent_forward / 2
-    elif how == "modules":
-        backward += one.modules
-    return forward, backward, one.weight
-
-
-def step(run: Run, microbatch: int) -> Step:
-    """Seconds of one step with this microbatch."""
-    software, cluster, parts = software_of(run), cluster_of(run), parts_of(run, microbatch)
+def price_step(run: Run, microbatch: int) -> StepSeconds:
+    """Returns the seconds of one step with `microbatch` sequences per rank; raises Unpriced with the reason."""
+    software, cluster, parts = software_of(run), cluster_of(run), price_parts(run, microbatch)
     count = run.batch // (run.dp * microbatch)
-    ends = [_layer(replace(run, recompute=""), software, parts[name]) for name in ("embedding", "head")]
-    one = _layer(run, software, parts["layer"])
-    if run.zero == 3 and run.dp > 1:
-        one, ends = gathered(run, software, cluster, parts, one, ends)
-    if count > 1:
-        one = (*one[:2], one[2] + elementwise_seconds(cluster.device, accumulated(run, software, parts["layer"])))
-    layers = stage_layers(run)
-    stages = [[n * seconds for n in layers] for seconds in one]
-    for times, first, last in zip(stages, *ends, strict=True):
-        times[0] += first
-        times[-1] += last
-    line = pipeline_seconds(run, cluster, tuple(map(tuple, stages)), count, microbatch)
-    window = (sum(stages[1]) + sum(stages[2])) / run.pp
-    replicas = 0.0 if run.zero == 3 else replica_seconds(run, software, cluster, parts, window, sum(stages[0]) / run.pp)
+    stages = _stages(run, _part_seconds(run, software, cluster, parts, count))
+    forward, backward, weight = (sum(times) for times in stages)
+    line = pipeline_seconds(run, cluster, stages, count, microbatch)
+    exposed = 0.0
+    if run.zero_stage != 3:
+        exposed = replica_seconds(run, software, cluster, parts, forward / run.pp, (backward + weight) / run.pp)
     update = update_seconds(run, software, cluster, parts)
     computed = count * sum(map(sum, stages)) / run.pp
-    return Step(line + replicas + update, computed, line, replicas, update)
+    return StepSeconds(line + exposed + update, computed, line, exposed, update)
 
 
-def _boundaries(run: Run, cluster: Cluster, microbatch: int, chunks: int) -> tuple[float, ...]:
-    """Seconds to send x from each stage to the next."""
-    width = run.tp if run.sequence or run.tp > 1 else 1
-    nbytes = 2.0 * microbatch * run.seq * run.hidden / (run.cp * width)
-    stride, node = run.dp * run.tp * run.cp, min(run.node, run.gpus)
-    far = collective(cluster, "send", Group(((run.pp, stride),)), nbytes).seconds
-    near = collective(cluster, "send", Group(((2, stride),)), nbytes).seconds if 2 * stride <= node else far
-    stages = run.pp * chunks
-    return tuple(near if (s % run.pp) * stride // node == ((s + 1) % run.pp) * stride // node else far
-                 for s in range(stages - 1))
+def _part_seconds(run: Run, software: Software, cluster: Cluster, parts: Mapping[str, Part], count: int
+                  ) -> dict[str, LayerSeconds]:
+    """F, B and W of layer, embedding and head, where `count` microbatches add up their gradients."""
+    found = {}
+    for name, part in parts.items():
+        times = layer_seconds(run if name == "layer" else replace(run, recompute=""), software, part)
+        if run.zero_stage == 3 and run.dp > 1:
+            times = zero3_seconds(run, software, cluster, part, times)
+        if count > 1 and name == "layer":
+            added = elementwise_seconds(cluster.device, accumulation_bytes(run, software, part))
+            times = times._replace(weight=times.weight + added)
+        found[name] = times
+    return found
+
+
+def _stages(run: Run, times: Mapping[str, LayerSeconds]) -> tuple[tuple[float, ...], ...]:
+    """F, B and W of every stage: its layers, with the embedding in the first and the head in the last."""
+    stages = [[layers * seconds for layers in stage_layers(run)] for seconds in times["layer"]]
+    for line, first, last in zip(stages, times["embedding"], times["head"], strict=True):
+        line[0] += first
+        line[-1] += last
+    return tuple(map(tuple, stages))
 
 
 def pipeline_seconds(run: Run, cluster: Cluster, stages: tuple[tuple[float, ...], ...], count: int, microbatch: int
                      ) -> float:
-    """The time line's end; where the optimizer of a zero-bubble schedule does not wait, the longest rank's."""
+    """Returns the end of the time line of F, B and W of all stages over `count` microbatches.
+
+    Where the optimizer of a zero-bubble schedule does not wait for other ranks, it is the longest rank's span. Raises
+    Unpriced for a schedule that cannot run so.
+    """
     forward, backward, weight = stages
     if run.pp == 1:
         return count * sum(map(sum, stages))
@@ -124,6 +92,17 @@ def pipeline_seconds(run: Run, cluster: Cluster, stages: tuple[tuple[float, ...]
     if chunks > 1 and count % run.pp:
         raise Unpriced(f"{count} microbatches are no multiple of {run.pp} stages, which interleaving needs")
     return _line(name, run.pp, count, forward, backward, weight, _boundaries(run, cluster, microbatch, chunks))
+
+
+def _boundaries(run: Run, cluster: Cluster, microbatch: int, chunks: int) -> tuple[float, ...]:
+    """Seconds to send x from each stage to the next."""
+    nbytes = 2.0 * microbatch * run.seq * run.hidden / (run.cp * run.tp)
+    stride, node = run.dp * run.tp * run.cp, min(run.gpus_per_node, run.gpus)
+    far = collective(cluster, "send", Group(((run.pp, stride),)), nbytes).seconds
+    near = collective(cluster, "send", Group(((2, stride),)), nbytes).seconds if 2 * stride <= node else far
+    stages = run.pp * chunks
+    return tuple(near if (s % run.pp) * stride // node == ((s + 1) % run.pp) * stride // node else far
+                 for s in range(stages - 1))
 
 
 @lru_cache(maxsize=4_000)

@@ -1,8 +1,8 @@
-"""Published runs priced as described and compared with what was measured: the performance model's report card.
+"""Prices published runs as they are described, to compare with what was measured: the performance model's report card.
 
-    row -> cluster, software, parts     what it ran on, with, and of    `validate_places`, `validate_software`, `_parts`
-        -> seconds and peak bytes       by the graph and the prices that plans use   `validate_layer`, `validate_memory`
-        -> errors per source            beside the trivial predictor's               `validate_scores`
+    row -> cluster, software, parts     what it ran on, with, and of         `clusters`, `software`, `run_parts`
+        -> seconds and peak bytes       by the prices that plans use         `step`, `memory`
+        -> errors per source            beside the trivial predictor's       `scores`
 
 Constants belong to devices, links and programs, never to a source. A row that cannot be priced is counted with its
 reason.
@@ -16,43 +16,53 @@ from pathlib import Path
 from autoddl.core.errors import InputError
 from autoddl.validation.clusters import cluster_of
 from autoddl.validation.memory import peak_bytes
-from autoddl.validation.runs import Run, read_runs
-from autoddl.validation.scores import Priced
-from autoddl.validation.software import recomputed
-from autoddl.validation.step import Unpriced, step
+from autoddl.validation.run_parts import Unpriced
+from autoddl.validation.runs import Run
+from autoddl.validation.runs_file import read_runs
+from autoddl.validation.scores import PricedRun
+from autoddl.validation.software import recomputation_of
+from autoddl.validation.step import price_step
 
-__all__ = ["priced", "validate"]
+__all__ = ["assume_recomputation", "price_run", "validate"]
 
 Progress = Callable[[str, int, int], None]
 SURE = 1.25
 """Predicted over available bytes from which a run that does not tell is taken to recompute: beyond the memory model's
 own error."""
+MICROBATCHES = (1, 2, 4, 8, 16)
+"""Microbatches that a tuned run may have."""
 
 
-def validate(path: str | Path, progress: Progress = lambda *_: None) -> tuple[Priced, ...]:
-    """Every run of a CSV file, priced."""
+def validate(path: str | Path, progress: Progress = lambda *_: None) -> tuple[PricedRun, ...]:
+    """Prices every run of a CSV file; `progress` gets what is done, how often it was, and how often it will be.
+
+    Raises InputError for a table that cannot be read.
+    """
     runs, found = read_runs(path), []
     for i, run in enumerate(runs):
         progress("pricing", i, len(runs))
-        found.append(priced(run))
+        found.append(price_run(run))
     return tuple(found)
 
 
-def priced(run: Run) -> Priced:
-    """Seconds and peak bytes of a run, or the reason why there are none."""
+def price_run(run: Run) -> PricedRun:
+    """Returns the seconds and peak bytes of a run, or the reason why there are none."""
     try:
-        run = _recomputing(run)
-        microbatch = run.microbatch or _fastest(run)
+        run = assume_recomputation(run)
+        microbatch = run.microbatch or _fastest_microbatch(run)
         memory = peak_bytes(run, microbatch) if run.peak_bytes else None
-        return Priced(run, step(run, microbatch).seconds, memory)
+        return PricedRun(run, price_step(run, microbatch).seconds, memory)
     except (Unpriced, InputError) as error:
-        return Priced(run, reason=str(error))
+        return PricedRun(run, reason=str(error))
 
 
-def _recomputing(run: Run) -> Run:
-    """A run that does not say whether it recomputes does so only where it would not fit otherwise, and in as few layers
-    of a stage as then fit."""
-    if recomputed(run):
+def assume_recomputation(run: Run) -> Run:
+    """Returns a run that says what it recomputes.
+
+    One that does not say so recomputes only where it would not fit otherwise, and in as few layers of a stage as then
+    fit.
+    """
+    if recomputation_of(run):
         return run
     plain, full = replace(run, recompute="none"), replace(run, recompute="full")
     if not run.microbatch:
@@ -61,25 +71,20 @@ def _recomputing(run: Run) -> Run:
     beyond, layers = most - SURE * cluster_of(run).device.memory, -(-run.layers // run.pp)
     if beyond <= 0:
         return plain
-    return replace(full, again=min(1.0, ceil(layers * beyond / (most - least)) / layers) if most > least else 1.0)
+    share = min(1.0, ceil(layers * beyond / (most - least)) / layers) if most > least else 1.0
+    return replace(full, recomputed_share=share)
 
 
-def _fastest(run: Run) -> int:
+def _fastest_microbatch(run: Run) -> int:
     """The microbatch that a tuned run would have: the fastest power of two that divides the batch and fits."""
     memory = cluster_of(run).device.memory
-    found, reasons = dict[int, float](), []
-    for b in (b for b in (1, 2, 4, 8, 16) if run.batch // run.dp % b == 0):
+    seconds, reasons = dict[int, float](), []
+    for size in (size for size in MICROBATCHES if run.batch // run.dp % size == 0):
         try:
-            if peak_bytes(run, b) <= memory:
-                found[b] = step(run, b).seconds
+            if peak_bytes(run, size) <= memory:
+                seconds[size] = price_step(run, size).seconds
         except Unpriced as error:
             reasons.append(error)
-    if not found:
+    if not seconds:
         raise reasons[0] if reasons else Unpriced("no microbatch is stated, and none fits the device")
-    return min(found, key=lambda b: found[b])
-
-
-
-
-
-
+    return min(seconds, key=lambda size: seconds[size])

@@ -10,25 +10,46 @@ A kind of device that has no other source keeps its figure.
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from math import exp, log
 from statistics import fmean
+from unittest.mock import patch
 
-from autoddl.validation.clusters import cluster_of
-from autoddl.validation.runs import Run, read_runs
-from autoddl.validation.validate import priced
+from autoddl.cost_models import load_device
+from autoddl.cost_models.machine import Device
+from autoddl.validation import clusters
+from autoddl.validation.clusters import build_cluster, cluster_of
+from autoddl.validation.runs import Run
+from autoddl.validation.runs_file import read_runs
+from autoddl.validation.validate import price_run
 
 STEP = 0.05
 
 
+@contextmanager
+def efficiency_times(factor: float) -> Iterator[None]:
+    """Gives every device `factor` times the efficiency of its file, at most 1."""
+    def scale(name: str) -> Device:
+        device = load_device(name)
+        return replace(device, efficiency=min(1.0, device.efficiency * factor))
+
+    build_cluster.cache_clear()
+    try:
+        with patch.object(clusters, "load_device", scale):
+            yield
+    finally:
+        build_cluster.cache_clear()
+
+
 def slopes(runs: tuple[Run, ...]) -> list[tuple[Run, float, float]]:
     """(run, ln(T / measured), d ln T / d ln f) of every run that has a price."""
-    found = []
-    for run in runs:
-        here, there = priced(run).seconds, priced(replace(run, tuned=1 + STEP)).seconds
-        if here is not None and there is not None:
-            found.append((run, log(here / run.seconds), log(there / here) / log(1 + STEP)))
-    return found
+    plain = [price_run(run).seconds for run in runs]
+    with efficiency_times(1 + STEP):
+        faster = [price_run(run).seconds for run in runs]
+    return [(run, log(here / run.seconds), log(there / here) / log(1 + STEP))
+            for run, here, there in zip(runs, plain, faster, strict=True) if here is not None and there is not None]
 
 
 def factor(others: list[tuple[Run, float, float]]) -> float:

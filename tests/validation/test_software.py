@@ -16,16 +16,18 @@ from autoddl.capture.capture import capture
 from autoddl.capture.sample import Sample
 from autoddl.cost_models import elementwise_seconds
 from autoddl.operators.work import base, work
-from autoddl.validation import priced_part, software
+from autoddl.validation import software
 from autoddl.validation.clusters import cluster_of
-from autoddl.validation.kernels import Asked, passes_on
+from autoddl.validation.kernels import has_no_backward
+from autoddl.validation.layer_seconds import layer_seconds
 from autoddl.validation.layers import Shape
 from autoddl.validation.memory import peak_bytes
-from autoddl.validation.priced_part import part
-from autoddl.validation.run_parts import parts_of
-from autoddl.validation.software import SOFTWARE, attention_slowdown, recomputed, software_of
-from autoddl.validation.step import _layer, step
-from autoddl.validation.validate import _recomputing
+from autoddl.validation.part import Part, PartSpec
+from autoddl.validation.price_part import price_part
+from autoddl.validation.run_parts import price_parts
+from autoddl.validation.software import PROGRAMS, attention_slowdown, recomputation_of, software_of
+from autoddl.validation.step import price_step
+from autoddl.validation.validate import assume_recomputation
 
 SHARDED = {"framework": "PyTorch FSDP", "dp": 8, "tp": 1, "zero_stage": 3, "vocab": 50368}
 
@@ -35,12 +37,12 @@ def test_fsdp_copies_what_it_gathers_and_reduces(tmp_path: Path, monkeypatch: py
     for name, moved in (("PyTorch FSDP", 18), ("torchtitan", 4 + 4 + 6)):
         one = run(tmp_path, **SHARDED | {"framework": name})
         with monkeypatch.context() as patch:
-            bare = replace(SOFTWARE[name], packed=0.0, unpacked=0.0)
-            patch.setattr(software, "SOFTWARE", {name: bare})
-            without = step(one, 2).seconds
-        values = sum(part.values * (32 if kind == "layer" else 1) for kind, part in parts_of(one, 2).items())
+            bare = replace(PROGRAMS[name], packed=0.0, unpacked=0.0)
+            patch.setattr(software, "PROGRAMS", {name: bare})
+            without = price_step(one, 2).seconds
+        values = sum(part.values * (32 if kind == "layer" else 1) for kind, part in price_parts(one, 2).items())
         copied = 4 * elementwise_seconds(cluster_of(one).device, moved * values)
-        assert step(one, 2).seconds - without == pytest.approx(copied, rel=0.05)
+        assert price_step(one, 2).seconds - without == pytest.approx(copied, rel=0.05)
 
 
 def test_padding_is_taken_out_around_attention(tmp_path: Path) -> None:
@@ -48,7 +50,7 @@ def test_padding_is_taken_out_around_attention(tmp_path: Path) -> None:
     plain = run(tmp_path, **SHARDED)
     assert software_of(plain).unpads
     shape = Shape(4096, 32, 32, 16384, 51200, 4, 2048)
-    padded, bare = (part(Asked("layer", shape, "dp=1", False, "", False, unpads=unpads), cluster_of(plain))
+    padded, bare = (price_part(PartSpec("layer", shape, "dp=1", False, "", False, unpads=unpads), cluster_of(plain))
                     for unpads in (True, False))
     one = 4 * 2048 * 4096 * 2
     device = cluster_of(plain).device
@@ -79,7 +81,7 @@ class _Block(nn.Module):
 def test_kernels_of_backward_are_those_that_there_are() -> None:
     """A sum of equals and halves need none; a softmax and a relu read what they wrote, the gradient, and write one."""
     graph = capture(_Block(), Sample((torch.zeros(32, 64),))).graph
-    passing = [base(op) for op in graph.ops if passes_on(graph, op)]
+    passing = [base(op) for op in graph.ops if has_no_backward(graph, op)]
     assert "aten.unbind" in passing and passing.count("aten.add") == 1
     read = 0
     for op in graph.ops:
@@ -93,11 +95,11 @@ def test_kernels_of_backward_are_those_that_there_are() -> None:
 
 def test_copies_of_tokens_are_sorted_by_expert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mixed = run(tmp_path, framework="Megatron-Bridge", moe_experts=8, moe_topk=2, ep=8, dp=8, tp=1, gated_ffn=1)
-    sorted_ = parts_of(mixed, 1)["layer"]
-    part.cache_clear()
-    monkeypatch.setattr(priced_part, "_add_sorting", lambda *anything: None)
-    plain = parts_of(mixed, 1)["layer"]
-    part.cache_clear()
+    sorted_ = price_parts(mixed, 1)["layer"]
+    price_part.cache_clear()
+    monkeypatch.setattr("autoddl.validation.price_part.sorting_kernels", lambda *anything: Part())
+    plain = price_parts(mixed, 1)["layer"]
+    price_part.cache_clear()
     copies, device = 2.0 * 2048 * 2 * 4096, cluster_of(mixed).device
     assert sorted_.forward - plain.forward == pytest.approx(elementwise_seconds(device, 3.5 * copies))
     assert sorted_.backward - plain.backward == pytest.approx(elementwise_seconds(device, 2.5 * copies))
@@ -150,14 +152,11 @@ def _added() -> Tensor:
     return torch.cat([row + bias * weight for row, bias, weight in zip(rows, biases, weights, strict=True)])
 
 
-def test_biases_of_experts_and_clamps_are_kernels_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-                                                               ) -> None:
+def test_biases_of_experts_and_clamps_are_kernels_of_their_own(tmp_path: Path) -> None:
     """As many as the operators dispatch, by the bytes that they read and write, and each with its launch."""
     one = run(tmp_path, **BIASED)
-    with_ = parts_of(one, 1)["layer"]
-    with monkeypatch.context() as patch:
-        patch.setattr(software, "BIASED", ())
-        without = parts_of(one, 1)["layer"]
+    with_ = price_parts(one, 1)["layer"]
+    without = price_parts(run(tmp_path, **BIASED | {"expert_biases": 0}), 1)["layer"]
     (clamp, clamp_back), (bias, bias_back) = _counted(_clamped), _counted(_added)
     device = cluster_of(one).device
 
@@ -168,25 +167,25 @@ def test_biases_of_experts_and_clamps_are_kernels_of_their_own(tmp_path: Path, m
     back = (clamp_back, bias_back, (1, N / 2 * W), (2 * E + 2, 3 * E * (2 * H + W)))
     assert with_.forward - without.forward == pytest.approx(seconds(*there), rel=1e-3)
     assert with_.backward - without.backward == pytest.approx(seconds(*back), rel=1e-3)
-    assert with_.begun == pytest.approx(device.launch * sum(count for count, _ in there))
-    assert with_.backward_begun == pytest.approx(device.launch * sum(count for count, _ in back))
-    assert without.begun == without.awaited == 0
+    assert with_.host_forward == pytest.approx(device.launch * sum(count for count, _ in there))
+    assert with_.host_backward == pytest.approx(device.launch * sum(count for count, _ in back))
+    assert without.host_forward == without.awaited == 0
     torchtitan = run(tmp_path, **BIASED | {"framework": "torchtitan"})
-    assert parts_of(torchtitan, 1)["layer"].begun == 0
+    assert price_parts(torchtitan, 1)["layer"].host_forward == 0
 
 
 def test_a_recipe_tells_what_is_computed_again(tmp_path: Path) -> None:
     """The second norm and the experts' activation: less than an eighth of the layer, and their outputs are not kept."""
     one = run(tmp_path, **BIASED)
-    assert recomputed(one) == "modules" and _recomputing(one) == one
-    assert [recomputed(run(tmp_path, **BIASED | changed)) for changed in (
+    assert recomputation_of(one) == "modules" and assume_recomputation(one) == one
+    assert [recomputation_of(run(tmp_path, **BIASED | changed)) for changed in (
         {"model": "Qwen3-30B-A3B"}, {"gpu_type": "A100-SXM4-80GB"}, {"framework": "NeMo"})] == ["", "", ""]
-    layer, none = parts_of(one, 1)["layer"], replace(one, recompute="none")
+    layer, none = price_parts(one, 1)["layer"], replace(one, recompute="none")
     device = cluster_of(one).device
     assert layer.modules == pytest.approx(5 * elementwise_seconds(device, 2 * 13 * N * H / 5)
                                           + 2 * elementwise_seconds(device, 2 * 4 * N / 2 * W / 2))
     software = replace(software_of(one), host=0.0)
-    times, plain = (_layer(each, software, layer) for each in (one, none))
+    times, plain = (layer_seconds(each, software, layer) for each in (one, none))
     assert times[1] - plain[1] == pytest.approx(layer.modules) and times[::2] == plain[::2]
     assert layer.modules_saved == 2 * (N * H + N / 2 * W)
     assert peak_bytes(one, 1) < peak_bytes(none, 1) < peak_bytes(one, 1) + 2 * 4 * layer.modules_saved
@@ -196,12 +195,12 @@ def test_the_host_waits_for_the_activation_of_experts(tmp_path: Path) -> None:
     """Behind what the host did before, the device does all from the tokens' order to the activation; a host that takes
     no time, or a device that is never done, changes nothing."""
     one = run(tmp_path, **BIASED)
-    layer, software = parts_of(one, 1)["layer"], software_of(one)
-    ahead = replace(layer, awaited=0.0, awaited_calls=0.0)
-    assert 0 < layer.awaited_calls < layer.calls / 4 and layer.awaited < layer.forward + layer.dispatch_forward
-    slow = replace(software, host=layer.awaited / layer.awaited_calls / 2)
-    late = _layer(one, slow, layer)[0] - slow.host * layer.calls - layer.begun
+    layer, software = price_parts(one, 1)["layer"], software_of(one)
+    ahead = replace(layer, awaited=0.0, awaited_operators=0.0)
+    assert 0 < layer.awaited_operators < layer.operators / 4 and layer.awaited < layer.forward + layer.dispatch_forward
+    slow = replace(software, host=layer.awaited / layer.awaited_operators / 2)
+    late = layer_seconds(one, slow, layer)[0] - slow.host * layer.operators - layer.host_forward
     assert late == pytest.approx(layer.awaited / 2)
     for host in (0.0, 1.0):
         other = replace(software, host=host)
-        assert _layer(one, other, layer)[0] == _layer(one, other, ahead)[0]
+        assert layer_seconds(one, other, layer)[0] == layer_seconds(one, other, ahead)[0]

@@ -14,13 +14,13 @@ from autoddl.cost_models import Group, collective
 from autoddl.validation.clusters import cluster_of
 from autoddl.validation.layers import Shape
 from autoddl.validation.memory import peak_bytes
-from autoddl.validation.run_parts import parts_of
-from autoddl.validation.runs import NEEDED
-from autoddl.validation.scores import Priced, scores
-from autoddl.validation.software import recomputed
-from autoddl.validation.step import step
-from autoddl.validation.templates import captured, graph_of
-from autoddl.validation.validate import _recomputing, priced, validate
+from autoddl.validation.run_parts import price_parts
+from autoddl.validation.runs_file import NEEDED
+from autoddl.validation.scores import PricedRun, score_sources
+from autoddl.validation.software import recomputation_of
+from autoddl.validation.step import price_step
+from autoddl.validation.templates import capture_part, part_graph
+from autoddl.validation.validate import assume_recomputation, price_run, validate
 
 
 def test_three_runs_make_a_table(tmp_path: Path) -> None:
@@ -38,9 +38,9 @@ def test_three_runs_make_a_table(tmp_path: Path) -> None:
 
 def test_scores_by_hand(tmp_path: Path) -> None:
     one = run(tmp_path)
-    rows = [Priced(replace(one, seconds=2.0), 1.0), Priced(replace(one, tp=8, dp=1, seconds=4.0), 5.0),
-            Priced(one, reason="too strange")]
-    found = scores(rows)["made up"]
+    rows = [PricedRun(replace(one, seconds=2.0), 1.0), PricedRun(replace(one, tp=8, dp=1, seconds=4.0), 5.0),
+            PricedRun(one, reason="too strange")]
+    found = score_sources(rows)["made up"]
     assert (found.n, found.priced, found.reasons) == (3, 2, {"too strange": 1})
     assert found.mape == pytest.approx(0.375) and found.bias == pytest.approx(-0.125)
     assert found.max_ape == 0.5 and found.rank_correlation == pytest.approx(1) and found.regret == 0
@@ -50,27 +50,27 @@ def test_scores_by_hand(tmp_path: Path) -> None:
 def test_repeated_measurements_are_one_member_of_a_group(tmp_path: Path) -> None:
     one = run(tmp_path)
     other = replace(one, tp=8, dp=1, seconds=3.0)
-    found = scores([Priced(replace(one, seconds=2.0), 2.0), Priced(replace(one, seconds=5.0), 2.0),
-                    Priced(other, 4.0)])["made up"]
+    found = score_sources([PricedRun(replace(one, seconds=2.0), 2.0), PricedRun(replace(one, seconds=5.0), 2.0),
+                    PricedRun(other, 4.0)])["made up"]
     assert found.rank_correlation == pytest.approx(-1) and found.regret == pytest.approx(3.5 / 3 - 1)
 
 
 def test_a_price_follows_what_a_run_does(tmp_path: Path) -> None:
     plain = run(tmp_path)
-    base = step(plain, 4).seconds
-    assert step(replace(plain, recompute="full"), 4).seconds > 1.2 * base
-    assert step(replace(plain, batch=128), 4).seconds == pytest.approx(2 * base, rel=0.1)
-    assert step(replace(plain, device="H100-SXM5-80GB", link="NVLink4"), 4).seconds < base
-    assert step(replace(plain, tp=8, dp=1), 4).seconds > base
+    base = price_step(plain, 4).seconds
+    assert price_step(replace(plain, recompute="full"), 4).seconds > 1.2 * base
+    assert price_step(replace(plain, batch=128), 4).seconds == pytest.approx(2 * base, rel=0.1)
+    assert price_step(replace(plain, device="H100-SXM5-80GB", link="NVLink4"), 4).seconds < base
+    assert price_step(replace(plain, tp=8, dp=1), 4).seconds > base
     pipes = [replace(plain, dp=1, tp=1, pp=8, schedule=name) for name in ("1F1B", "ZB-1p", "ZB-2p")]
-    seconds = [step(one, 1).seconds for one in pipes]
+    seconds = [price_step(one, 1).seconds for one in pipes]
     assert seconds == sorted(seconds, reverse=True)
 
 
 def test_a_microbatch_that_is_not_stated_is_found(tmp_path: Path) -> None:
-    found = priced(run(tmp_path, microbatch="", recompute="full"))
+    found = price_run(run(tmp_path, microbatch="", recompute="full"))
     assert found.seconds is not None and found.reason == ""
-    huge = priced(run(tmp_path, microbatch="", layers=4000))
+    huge = price_run(run(tmp_path, microbatch="", layers=4000))
     assert huge.seconds is None and "none fits" in huge.reason
 
 
@@ -78,18 +78,18 @@ def test_a_microbatch_that_is_not_stated_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [
     Shape(256, 8, 8, 1024, 640, 2, 128, fused=False, dropout=True, dtype="float16"),
     Shape(512, 8, 2, 768, 1000, 1, 256, gated=True, bias=False),
-    Shape(512, 8, 2, 768, 1000, 4, 256, gated=True, bias=False, experts=8, top=2)])
+    Shape(512, 8, 2, 768, 1000, 4, 256, gated=True, bias=False, experts=8, top_k=2)])
 def test_a_template_resized_is_a_capture(what: str, shape: Shape) -> None:
-    assert graph_of(what, shape) == captured(what, shape)
+    assert part_graph(what, shape) == capture_part(what, shape)
 
 
 def test_a_configuration_of_a_warm_graph_is_priced_in_20_ms(tmp_path: Path) -> None:
     one = run(tmp_path)
-    step(one, 4)
+    price_step(one, 4)
     times = []
     for batch in (68, 72, 76):
         start = perf_counter()
-        step(replace(one, batch=2 * batch), 4)
+        price_step(replace(one, batch=2 * batch), 4)
         times.append(perf_counter() - start)
     assert min(times) < 0.02
 
@@ -120,36 +120,38 @@ def test_what_cannot_be_read_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text(",".join(NEEDED) + "\n")
     with pytest.raises(InputError, match="no rows below the head"):
         validate(tmp_path / "empty.csv")
-    assert "gpu_type 'abacus'" in priced(run(tmp_path, gpu_type="abacus")).reason
+    assert "gpu_type 'abacus'" in price_run(run(tmp_path, gpu_type="abacus")).reason
 
 
 def test_layers_are_recomputed_only_as_far_as_the_device_demands(tmp_path: Path) -> None:
     tight = run(tmp_path, framework="NeMo", hidden=8192, layers=80, heads=64, gpu_type="H100-SXM5-80GB", zero_stage=3,
                 intra_link="NVLink4", n_gpus=64, dp=64, tp=1, microbatch=2, seq=4096, global_batch=128)
-    share = _recomputing(tight).again
-    assert _recomputing(tight).recompute == "full" and 0 < share < 1 and share * 80 == pytest.approx(round(share * 80))
-    times = [step(replace(tight, recompute="full", again=part), 2).seconds for part in (0.0, share, 1.0)]
-    assert times == sorted(times) and times[0] == pytest.approx(step(replace(tight, recompute="none"), 2).seconds)
-    assert _recomputing(replace(tight, layers=8)).recompute == "none"
+    share = assume_recomputation(tight).recomputed_share
+    assert assume_recomputation(tight).recompute == "full" and 0 < share < 1
+    assert share * 80 == pytest.approx(round(share * 80))
+    times = [price_step(replace(tight, recompute="full", recomputed_share=part), 2).seconds
+             for part in (0.0, share, 1.0)]
+    assert times == sorted(times) and times[0] == pytest.approx(price_step(replace(tight, recompute="none"), 2).seconds)
+    assert assume_recomputation(replace(tight, layers=8)).recompute == "none"
 
 
 def test_the_exchange_among_experts_is_hidden_by_programs_that_do_so(tmp_path: Path) -> None:
     mixed = run(tmp_path, framework="NeMo", moe_experts=8, moe_topk=2, ep=4, dp=8, tp=1, gpu_type="H100-SXM5-80GB",
                 intra_link="NVLink4")
     hidden = replace(mixed, framework="Megatron-Bridge")
-    assert step(hidden, 4).seconds < step(mixed, 4).seconds
+    assert price_step(hidden, 4).seconds < price_step(mixed, 4).seconds
     deep = [replace(one, pp=2, dp=4, schedule="1F1B") for one in (hidden, mixed)]
-    assert step(deep[0], 4).seconds == step(deep[1], 4).seconds
+    assert price_step(deep[0], 4).seconds == price_step(deep[1], 4).seconds
 
 
 def test_a_head_is_as_large_as_the_family_or_the_row_says(tmp_path: Path) -> None:
-    assert [run(tmp_path, **row).head for row in ({}, {"model": "Qwen3-30B-A3B"}, {"head_dim": 96})] == [0, 128, 96]
-    assert step(run(tmp_path, head_dim=256), 4).seconds > step(run(tmp_path), 4).seconds
+    assert [run(tmp_path, **row).head_dim for row in ({}, {"model": "Qwen3-30B-A3B"}, {"head_dim": 96})] == [0, 128, 96]
+    assert price_step(run(tmp_path, head_dim=256), 4).seconds > price_step(run(tmp_path), 4).seconds
 
 
 def test_a_layer_is_cut_as_megatron_cuts_it_whatever_the_microbatch(tmp_path: Path) -> None:
     one = run(tmp_path, dp=1, tp=8)
-    small, large = (parts_of(one, microbatch)["layer"] for microbatch in (1, 32))
+    small, large = (price_parts(one, microbatch)["layer"] for microbatch in (1, 32))
     assert large.sent_forward == pytest.approx(32 * small.sent_forward, rel=0.5)
     nbytes = 2.0 * 32 * 2048 * 4096
     reduced = collective(cluster_of(one), "all-reduce", Group(((8, 1),)), nbytes).seconds
@@ -159,11 +161,11 @@ def test_a_layer_is_cut_as_megatron_cuts_it_whatever_the_microbatch(tmp_path: Pa
 def test_recomputation_by_operators_and_norms_in_eager_mode(tmp_path: Path) -> None:
     plain = run(tmp_path, framework="torchtitan", gated_ffn=1, recompute="selective (op)", dp=8, tp=1, zero_stage=3,
                 gpu_type="H100-SXM5-80GB", intra_link="NVLink4")
-    part = parts_of(plain, 4)["layer"]
+    part = price_parts(plain, 4)["layer"]
     assert 0 < part.repeated < part.forward
-    ordered = [step(replace(plain, recompute=how), 4).seconds for how in ("none", "selective (op)", "full")]
+    ordered = [price_step(replace(plain, recompute=how), 4).seconds for how in ("none", "selective (op)", "full")]
     assert ordered == sorted(set(ordered))
-    assert parts_of(replace(plain, notes="torch.compile"), 4)["layer"].forward < 0.9 * part.forward
+    assert price_parts(replace(plain, notes="torch.compile"), 4)["layer"].forward < 0.9 * part.forward
 
 
 @pytest.mark.parametrize(("changed", "reason"), [
@@ -182,13 +184,13 @@ def test_a_row_without_a_price_is_counted_with_its_reason(tmp_path: Path, change
 def test_words_are_read_whatever_their_case(tmp_path: Path) -> None:
     one = run(tmp_path, precision="BF16", recompute="Full", seq_parallel="True", gated_ffn="1.0", intra_link="nvlink3")
     other = run(tmp_path, precision="bf16", recompute="full", seq_parallel=1, gated_ffn=1)
-    assert one.recompute == "full" and one.sequence and one.gated
-    assert step(one, 4).seconds == step(other, 4).seconds
+    assert one.recompute == "full" and one.sequence_parallel and one.gated
+    assert price_step(one, 4).seconds == price_step(other, 4).seconds
 
 
 def test_links_that_are_not_stated_are_those_of_the_reference_system(tmp_path: Path) -> None:
-    assert step(run(tmp_path, intra_link=""), 4).seconds == step(run(tmp_path), 4).seconds
-    assert priced(run(tmp_path, intra_link="", gpu_type="MI250X")).seconds is not None
+    assert price_step(run(tmp_path, intra_link=""), 4).seconds == price_step(run(tmp_path), 4).seconds
+    assert price_run(run(tmp_path, intra_link="", gpu_type="MI250X")).seconds is not None
 
 
 def test_two_devices_of_a_full_mesh_have_the_one_link_between_them(tmp_path: Path) -> None:
@@ -201,15 +203,16 @@ def test_two_devices_of_a_full_mesh_have_the_one_link_between_them(tmp_path: Pat
 def test_a_gated_layer_sends_what_any_layer_sends(tmp_path: Path) -> None:
     plain = run(tmp_path, dp=1, tp=8, precision="bf16")
     gated = replace(plain, gated=True)
-    assert parts_of(gated, 4)["layer"].sent_forward == pytest.approx(parts_of(plain, 4)["layer"].sent_forward, rel=0.01)
+    sent = [price_parts(one, 4)["layer"].sent_forward for one in (gated, plain)]
+    assert sent[0] == pytest.approx(sent[1], rel=0.01)
 
 
 def test_experts_are_cut_among_all_their_ranks(tmp_path: Path) -> None:
     mixed = run(tmp_path, framework="NeMo", moe_experts=64, moe_topk=8, ep=8, dp=2, cp=4, tp=1)
     whole = replace(mixed, dp=8, cp=1)
-    assert parts_of(mixed, 4)["layer"].expert_values == parts_of(whole, 4)["layer"].expert_values
-    deep = replace(mixed, zero=1)
-    held = 16 * 32 * parts_of(deep, 4)["layer"].expert_values
+    assert price_parts(mixed, 4)["layer"].expert_values == price_parts(whole, 4)["layer"].expert_values
+    deep = replace(mixed, zero_stage=1)
+    held = 16 * 32 * price_parts(deep, 4)["layer"].expert_values
     assert peak_bytes(deep, 4) > held  # each expert is there once: nobody shares its optimizer
 
 
@@ -217,10 +220,10 @@ def test_a_context_that_is_exchanged_slower_than_attention_computes_is_seen(tmp_
     wide = run(tmp_path, framework="NeMo", dp=1, tp=1, cp=8, seq=8192, gpu_type="H100-SXM5-80GB", gpus_per_node=1,
                inter_Gbps_per_node=400)
     slow = replace(wide, network=wide.network / 8)
-    assert step(slow, 1).seconds > 1.5 * step(wide, 1).seconds
+    assert price_step(slow, 1).seconds > 1.5 * price_step(wide, 1).seconds
 
 
 def test_selective_recomputation_is_what_the_program_means_by_it(tmp_path: Path) -> None:
-    found = {name: recomputed(run(tmp_path, framework=name, recompute="selective"))
+    found = {name: recomputation_of(run(tmp_path, framework=name, recompute="selective"))
              for name in ("Megatron-LM", "NeMo", "torchtitan")}
     assert found == {"Megatron-LM": "core", "NeMo": "core", "torchtitan": "operators"}

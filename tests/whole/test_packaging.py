@@ -75,4 +75,5 @@ def test_the_wheel_holds_every_module_once(tmp_path: Path) -> None:
     expected = {f"{package.replace('.', '/')}/{path.name}" for package, folder in FOLDERS.items()
                 for path in (ROOT / folder).glob("*.py")}
     expected |= {f"autoddl/cost_models/hardware/{path.name}" for path in (ROOT / "cost_models" / "hardware").glob("*")}
+    expected |= {f"autoddl/validation/{path.name}" for path in (ROOT / "autoddl" / "validation").glob("*.yaml")}
     assert {n for n in names if ".dist-info/" not in n} == expected | {"autoddl/py.typed"}

@@ -1,0 +1,37 @@
+"""Reads what is known of named programs, models and systems from the YAML files beside this module.
+
+    software.yaml   training programs, their recipes, generations of fused attention
+    models.yaml     models whose layers differ from what a row's columns describe
+    systems.yaml    devices with their reference systems, links inside a node, words for links
+
+A row of such a file is a name, its facts, and under `sources` where each fact comes from. A published run names a
+program, model or device in words of its own, so a name is known by its beginning, whatever the case.
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+__all__ = ["FOLDER", "find_beginning", "read_facts"]
+
+FOLDER = Path(__file__).parent
+
+
+@lru_cache(maxsize=8)
+def _read(file: str) -> dict[str, Any]:
+    tree: dict[str, Any] = yaml.safe_load((FOLDER / file).read_text(encoding="utf-8"))
+    return tree
+
+
+def read_facts(file: str, section: str = "") -> dict[str, dict[str, Any]]:
+    """Reads the rows of a YAML file, or of one section of it: name -> field -> value, without the sources."""
+    rows = _read(file)[section] if section else _read(file)
+    return {name: {field: value for field, value in row.items() if field != "sources"} for name, row in rows.items()}
+
+
+def find_beginning(text: str, names: Iterable[str]) -> str:
+    """Returns the longest of `names` with which `text` begins, whatever the case; "" where there is none."""
+    return max((name for name in names if text.lower().startswith(name.lower())), key=len, default="")

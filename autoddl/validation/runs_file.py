@@ -1,0 +1,147 @@
+"""Reads a table of published runs: a CSV file -> `Run` values.
+
+Needed columns: source_id, model, layers, hidden, heads, n_gpus, dp, tp, pp, seq, global_batch, gpu_type, iter_time_s.
+`COLUMNS` lists all columns that are read; any other is ignored. An empty field stands for
+
+    cp, ep, interleave_vp   1                                 kv_heads   as many as heads
+    vocab                   51200 (GPT-2's, padded)           ffn        4 * hidden
+    zero_stage, window      0                                 head_dim   hidden / heads
+    recompute               none, or as many layers as do not fit the device otherwise (`validate`)
+    microbatch              the fastest power of two that divides the batch and fits the device (`validate`)
+    intra_link, inter_Gbps_per_node    those of the reference system of the device's generation (`systems.yaml`)
+
+and without a precision a run stays unpriced. `models.yaml` knows head_dim, window and expert_biases of some models; a
+filled field overrides it.
+
+Words are read whatever their case. 1, 1.0, true and yes are yes; 0, 0.0, false, no and nothing are no. A row that
+contradicts itself is an error: the whole table is checked before anything is priced.
+"""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from autoddl.core.errors import InputError
+from autoddl.validation.facts import find_beginning, read_facts
+from autoddl.validation.runs import Run, check_run
+
+__all__ = ["COLUMNS", "MODELS", "NEEDED", "ModelFacts", "model_facts", "read_runs"]
+
+NEEDED = ("source_id", "model", "layers", "hidden", "heads", "n_gpus", "dp", "tp", "pp", "seq", "global_batch",
+          "gpu_type", "iter_time_s")
+COLUMNS = (*NEEDED, "row_id", "workload", "framework", "kv_heads", "ffn", "gated_ffn", "vocab", "moe_experts",
+           "moe_topk", "cp", "ep", "interleave_vp", "schedule", "microbatch", "recompute", "seq_parallel", "zero_stage",
+           "precision", "head_dim", "window", "expert_biases", "gpus_per_node", "intra_link", "inter_Gbps_per_node",
+           "peak_mem_GB", "notes")
+
+YES, NO = ("1", "1.0", "true", "yes"), ("", "0", "0.0", "false", "no")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What is known of a model by its name; the fields are those of `Run`."""
+
+    head_dim: int = 0
+    window: int = 0
+    expert_biases: bool = False
+
+
+MODELS: Mapping[str, ModelFacts] = {name: ModelFacts(**row) for name, row in read_facts("models.yaml").items()}
+"""Beginning of a model's name -> what is known of it."""
+
+
+def model_facts(model: str) -> ModelFacts:
+    """Returns what is known of a model by the beginning of its name; the defaults for any other."""
+    return MODELS.get(find_beginning(model, MODELS), ModelFacts())
+
+
+def read_runs(path: str | Path) -> tuple[Run, ...]:
+    """Reads all rows of a CSV file with a head; raises InputError that names the file, the row and the column."""
+    try:
+        with Path(path).open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
+            if missing:
+                raise InputError(f"{path}: the column {missing[0]!r} is missing; a table of runs has "
+                                 f"{', '.join(NEEDED)}")
+            rows = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot read the runs {str(path)!r}: {reason}; give the path of a CSV file") from None
+    if not rows:
+        raise InputError(f"{path}: no rows below the head; write one run per line")
+    return tuple(_run({key: value or "" for key, value in row.items() if key}, f"{path}: row {i + 2}")
+                 for i, row in enumerate(rows))
+
+
+def _number(row: Mapping[str, str], name: str, where: str, default: float | None = None) -> float:
+    text = row.get(name, "").strip()
+    if not text and default is not None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf") or (value == 0 and default != 0):
+        raise InputError(f"{where}: {name} is {text!r}; write a number above 0"
+                         + ("" if default is None else " or leave it empty"))
+    return value
+
+
+def _whole(row: Mapping[str, str], name: str, where: str, default: int | None = None) -> int:
+    value = _number(row, name, where, None if default is None else float(default))
+    if value != int(value):
+        raise InputError(f"{where}: {name} is {row[name]!r}; write a whole number")
+    return int(value)
+
+
+def _run(row: Mapping[str, str], where: str) -> Run:
+    """Reads one row, which `where` names, and checks it."""
+    name = f"{where} (row_id {row['row_id']})" if row.get("row_id") else where
+
+    def whole(column: str, default: int | None = None) -> int:
+        return _whole(row, column, name, default)
+
+    heads, hidden, facts = whole("heads"), whole("hidden"), model_facts(row["model"])
+    chunks = row.get("interleave_vp", "").strip()
+    run = Run(
+        row=row.get("row_id", "") or where.rpartition(" ")[2], source=row["source_id"], model=row["model"],
+        workload=row.get("workload", ""), framework=row.get("framework", ""), layers=whole("layers"), hidden=hidden,
+        heads=heads, kv_heads=whole("kv_heads", heads), ffn=whole("ffn", 4 * hidden),
+        gated=_flag(row, "gated_ffn", name), vocab=whole("vocab", 51200), seq=whole("seq"),
+        experts=whole("moe_experts", 0), top_k=whole("moe_topk", 0), gpus=whole("n_gpus"), dp=whole("dp"),
+        tp=whole("tp"), pp=whole("pp"), cp=whole("cp", 1), ep=whole("ep", 1),
+        chunks=0 if chunks.startswith("max") else whole("interleave_vp", 1), schedule=row.get("schedule", ""),
+        microbatch=whole("microbatch", 0), batch=whole("global_batch"), recompute=_recompute(row.get("recompute", "")),
+        sequence_parallel=_flag(row, "seq_parallel", name), zero_stage=_stage(row.get("zero_stage", ""), name),
+        precision=row.get("precision", "").strip().lower().removeprefix("mixed").lstrip(" -"),
+        device=row["gpu_type"].strip(), gpus_per_node=whole("gpus_per_node", 8), link=row.get("intra_link", "").strip(),
+        network=_number(row, "inter_Gbps_per_node", name, 0.0) * 1e9 / 8,
+        seconds=_number(row, "iter_time_s", name), peak_bytes=_number(row, "peak_mem_GB", name, 0.0) * 1e9,
+        notes=row.get("notes", ""), head_dim=whole("head_dim", facts.head_dim),
+        window=whole("window", 0) if row.get("window", "").strip() else facts.window,
+        expert_biases=_flag(row, "expert_biases", name, facts.expert_biases))
+    check_run(run, name)
+    return run
+
+
+def _flag(row: Mapping[str, str], name: str, where: str, default: bool = False) -> bool:
+    text = row.get(name, "").strip().lower()
+    if text not in (*YES, *NO):
+        raise InputError(f"{where}: {name} is {row[name]!r}; write 1 or 0, or leave it empty")
+    return text in YES if text else default
+
+
+def _recompute(text: str) -> str:
+    """The words in small letters; a plain yes is full."""
+    words = text.strip().lower()
+    return "full" if words in YES else "none" if words in NO and words else words
+
+
+def _stage(text: str, where: str) -> int:
+    """The stage of ZeRO: `1 (distributed optimizer)` is 1."""
+    first = text.strip()[:1] or "0"
+    if first not in "0123":
+        raise InputError(f"{where}: zero_stage is {text!r}; begin with 0, 1, 2 or 3, or leave it empty")
+    return int(first)

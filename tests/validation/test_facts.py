@@ -1,0 +1,124 @@
+"""Facts known by name are data: each has its source, what it points to exists, and code knows no names."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from published import run
+
+from autoddl.cost_models import load_device
+from autoddl.cost_models.links import link_names
+from autoddl.validation.clusters import LINK_WORDS, LINKS, SYSTEMS, system_of
+from autoddl.validation.facts import FOLDER, find_beginning
+from autoddl.validation.runs_file import MODELS
+from autoddl.validation.software import (
+    PROGRAMS,
+    RECIPES,
+    SLOWER,
+    attention_slowdown,
+    recomputation_of,
+    runs_expert_biases,
+    software_of,
+)
+
+NAMES = frozenset(("file", "program", "model", "device"))
+"""Fields that say whose the facts are; cost_models/hardware/ has the sources of a device's file."""
+SECTIONS = {"software.yaml": ("programs", "recipes", "attention"), "models.yaml": ("",),
+            "systems.yaml": ("devices", "links")}
+
+SPECIAL_WORDS = {
+    "clusters": {"fully-connected", "most", "switch"},  # a topology; a key of a link's facts; a row names a switch
+    "expert_kernels": {"ep"},
+    "facts": {"sources"},
+    "kernels": {"attention", "matmul", "memory"},  # kinds of kernels
+    "layer_seconds": {"core", "cp", "ep", "full", "modules", "operators", "tp"},  # recomputation and parallelism
+    "layers": {"gelu"},
+    "megatron_region": {"ep", "tp"},
+    "memory": {"core", "full", "modules", "operators"},
+    "replicas": {"dp", "full"},
+    "run_parts": {"MLA", "ReLU", "1f1b", "interleaved", "cp", "products"},  # words of workload and schedule
+    "runs_file": {"0123", "inf", "max", "mixed"},  # how columns are written
+    "software": {"compile", "core", "op", "recipe", "selective"},  # words of notes and recompute
+    "step": {"layer", "zb"},
+}
+"""Module -> strings that it compares with: words of a row's columns and of our own values. Whoever adds one decides
+here that it is no name of a program, model or device, and belongs to no YAML file."""
+
+
+def rows() -> Iterator[tuple[str, dict[str, Any]]]:
+    for file, sections in SECTIONS.items():
+        tree = yaml.safe_load((FOLDER / file).read_text(encoding="utf-8"))
+        for section in sections:
+            for name, row in (tree[section] if section else tree).items():
+                yield f"{file} {section} {name}", row
+
+
+@pytest.mark.parametrize(("place", "row"), list(rows()))
+def test_every_fact_has_a_source(place: str, row: dict[str, Any]) -> None:
+    assert set(row) - {"sources"} - NAMES <= set(row["sources"]) <= set(row), place
+    assert all(len(source) > 10 for source in row["sources"].values()), place
+
+
+def test_facts_point_to_what_exists() -> None:
+    for system in SYSTEMS.values():
+        assert load_device(system.file).name and system.link in {*link_names(), *LINKS} and system.attention in SLOWER
+    assert all(word.link in link_names() for word in LINK_WORDS.values())
+    assert all(program.attention in {"best", "products", *SLOWER} for program in PROGRAMS.values())
+    for recipe in RECIPES:
+        assert find_beginning(recipe.program, PROGRAMS) and find_beginning(recipe.model, MODELS)
+        assert system_of(recipe.device)
+
+
+def test_the_longest_beginning_wins_whatever_the_case() -> None:
+    assert find_beginning("a100-pcie-40gb of a kind", SYSTEMS) == "A100-PCIe-40GB"
+    assert find_beginning("abacus", SYSTEMS) == ""
+
+
+def test_a_column_of_the_row_overrides_what_is_known_by_name(tmp_path: Path) -> None:
+    known = {"model": "GPT-OSS 20B", "framework": "Megatron-Bridge", "moe_experts": 8, "moe_topk": 2, "ep": 2,
+             "recompute": "recipe default", "gpu_type": "H100-SXM5-80GB", "intra_link": "NVLink4"}
+    plain = run(tmp_path, **known)
+    told = run(tmp_path, **known | {"head_dim": 96, "window": 0, "expert_biases": "no", "recompute": "modules"})
+    assert (plain.head_dim, plain.window, plain.expert_biases) == (64, 128, True)
+    assert (told.head_dim, told.window, told.expert_biases) == (96, 0, False)
+    software = software_of(plain)
+    assert attention_slowdown(plain, software) < attention_slowdown(told, software) == 1
+    assert runs_expert_biases(plain, software) and not runs_expert_biases(told, software)
+    assert [recomputation_of(one) for one in (plain, told)] == ["", "modules"]
+
+
+def compared(tree: ast.Module) -> set[str]:
+    """Strings that code compares with, looks for at an end of a text, or matches."""
+    places: list[ast.AST] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare | ast.MatchValue):
+            places.append(node)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in (
+                "startswith", "endswith", "removeprefix", "removesuffix"):
+            places += node.args
+    return {one.value for place in places for one in ast.walk(place)
+            if isinstance(one, ast.Constant) and isinstance(one.value, str) and one.value}
+
+
+def test_a_special_case_in_code_is_a_decision() -> None:
+    """Operators of the graph have names of their own; all other strings that code compares with are listed above."""
+    found = {}
+    for path in sorted(FOLDER.glob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        words = {word for word in compared(tree) if not word.startswith(("aten.", "autoddl."))}
+        if words:
+            found[path.stem] = words
+    assert found == SPECIAL_WORDS
+
+
+def test_code_names_no_program_model_or_device() -> None:
+    names = [*PROGRAMS, *MODELS, *SYSTEMS, *LINKS, *LINK_WORDS]
+    for path in FOLDER.glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+                assert not [name for name in names if name.lower() in node.value.lower()], (path.stem, node.value)
