@@ -1,15 +1,11 @@
-"""Gradients of parameters: from the layout in which backward yields them to the stored one, in buckets.
+"""Gradients of parameters, from the layout in which backward yields them to the stored one: the protocol on tensors.
 
-A bucket starts when its last gradient is there, but never before the bucket in front of it: every rank starts the same
-collectives in the same order. A bucket of several steps takes its next one whenever a later bucket starts. What is sent
-is held by the step under way alone, and few are at once (`in_flight`); all are finished at the end of backward. A
-parameter whose gradient takes only local steps has no bucket.
-
-Of several microbatches the backward of every one reduces the buckets of `each`; in the others gradients add up as they
-come, and the last backward reduces their sum.
+What is sent is held by the step under way alone; what came of it goes to .grad at the end of backward. A parameter
+whose gradient takes only local steps has no bucket. Of several microbatches gradients add up as they come where they
+are reduced in the last one alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,37 +15,30 @@ from autoddl.core.layout import local_shape
 from autoddl.runtime.parameters import Held
 from autoddl.runtime.process_groups import Groups
 from autoddl.runtime.redistribute import Handle, Move, Recorder, moves, through
-from autoddl.schedule.buckets import Bucket, ParameterEdge, frees, overdue
+from autoddl.schedule.buckets import Bucket, ParameterEdge
+from autoddl.schedule.parameter_protocol import Advance, Fill, ReduceProtocol
 
 __all__ = ["Reducer"]
 
 
 @dataclass(slots=True, eq=False)
 class _Bucket:
-    """`left` gradients are still missing in this backward; `at` is the next step; `shapes` are of the gradients as they
-    come; `tensors` what came of them, or their sum, but for what a step under way holds; `own`: they are nobody else's.
-    `frees`: waiting for the last step frees memory."""
+    """The gradients of a bucket on one rank."""
 
     members: tuple[Held, ...]
     moves: tuple[Move, ...]
     shapes: tuple[tuple[int, ...], ...]
-    each: bool
-    frees: bool
-    left: int = 0
-    at: int = 0
+    """Local shapes of the gradients as they come."""
     tensors: list[Tensor | None] = field(default_factory=list)
+    """What came of the members, or their sum, but for what a step under way holds."""
     handle: Handle | None = None
     own: bool = False
+    """Whether the tensors are nobody else's."""
 
-    @property
-    def more(self) -> bool:
-        """Whether steps are left to start."""
-        return self.at < len(self.moves)
-
-    def clear(self, held: bool = False) -> None:
-        """Forget all, or all but what was `held` from earlier microbatches."""
-        self.left, self.at, self.handle = len(self.members), 0, None
-        self.tensors = self.tensors if held else [None] * len(self.members)
+    def clear(self, keep: bool = False) -> None:
+        """Forget all, or all but the sums of earlier microbatches."""
+        self.handle = None
+        self.tensors = self.tensors if keep else [None] * len(self.members)
 
     def add(self, k: int, gradient: Tensor, due: bool) -> None:
         """Member k's gradient of one more microbatch. What is kept, to be added to later, is copied: autograd may hand
@@ -60,21 +49,23 @@ class _Bucket:
             self.tensors[k] = gradient.clone() if self.own else gradient
         else:
             before.add_(gradient)
-        self.left -= 1
 
-    def advance(self) -> bool:
-        """Wait for the step under way and start the next; False when there is none."""
-        if self.handle is not None:
+    def advance(self, asked: Advance) -> None:
+        """Wait for the step under way and start the next, if there is one."""
+        if asked.waits and self.handle is not None:
             self.tensors = list(self.handle.wait())
             self.handle = None
-        if not self.more:
-            return False
-        move = self.moves[self.at]
-        move.inplace = self.own
-        self.handle = move.start([t for t in self.tensors if t is not None])
-        self.own, self.tensors = self.own or move.sends, [None] * len(self.members)
-        self.at += 1
-        return True
+        if asked.step is not None:
+            move = self.moves[asked.step]
+            move.inplace = self.own
+            self.handle = move.start([t for t in self.tensors if t is not None])
+            self.own, self.tensors = self.own or move.sends, [None] * len(self.members)
+
+    def fill(self) -> None:
+        """Zeros for the gradients that backward did not yield."""
+        for k, (member, shape) in enumerate(zip(self.members, self.shapes, strict=True)):
+            if self.tensors[k] is None:
+                self.tensors[k] = member.leaf.new_zeros(shape)
 
 
 class Reducer:
@@ -84,6 +75,7 @@ class Reducer:
                  groups: Groups, recorder: Recorder) -> None:
         self._groups, self._recorder = groups, recorder
         self._buckets: list[_Bucket] = []
+        self._protocol = ReduceProtocol(buckets)
         self._place: dict[str, tuple[int, int]] = {}
         for b, bucket in enumerate(buckets):
             self._place.update({fqn: (b, k) for k, fqn in enumerate(bucket.members)})
@@ -94,19 +86,18 @@ class Reducer:
             shapes = tuple(local_shape(t.shape, start, groups.mesh, groups.coordinate)
                            for t, start in zip(tensors, starts, strict=True))
             members = tuple(held[fqn] for fqn in bucket.members)
-            self._buckets.append(_Bucket(members, path, shapes, bucket.each, frees(bucket)))
+            self._buckets.append(_Bucket(members, path, shapes))
         self.clear()
 
     def clear(self) -> None:
         """Forget what a failed step left."""
-        self.begin(last=True, held=False)
+        self.begin(last=True, keep=False)
 
-    def begin(self, last: bool, held: bool = True) -> None:
-        """Before a microbatch, the `last` of a step or not; `_due` are the buckets that its backward reduces."""
-        self._next, self._last = 0, last
-        self._due = [bucket for bucket in self._buckets if last or bucket.each]
+    def begin(self, last: bool, keep: bool = True) -> None:
+        """Before a microbatch, the `last` of a step or not."""
+        self._protocol.begin(last)
         for bucket in self._buckets:
-            bucket.clear(held)
+            bucket.clear(keep)
 
     def sink(self, edge: ParameterEdge, held: Held, direct: bool) -> Callable[[Tensor], None] | None:
         """Where the gradient of a parameter goes; None if there is none, or if the leaf is read as it is (`direct`) and
@@ -121,34 +112,24 @@ class Reducer:
         return None if direct and not path else lambda gradient: held.deposit(_locally(path, gradient))
 
     def _add(self, b: int, k: int, gradient: Tensor) -> None:
-        bucket = self._buckets[b]
-        bucket.add(k, gradient, self._last or bucket.each)
-        while self._next < len(self._due) and self._due[self._next].left == 0:
-            self._start()
+        self._buckets[b].add(k, gradient, self._protocol.is_due(b))
+        self._do(self._protocol.arrive(b))
 
-    def _start(self) -> None:
-        """One step of everything under way, in order, and an end of what is overdue; then the next bucket's first."""
-        earlier, new = self._due[:self._next], self._due[self._next]
-        late = overdue([one for one in earlier if one.frees and (one.more or one.handle is not None)], new.frees)
+    def _do(self, asked: Iterable[Advance | Fill]) -> None:
         with torch.no_grad():
-            for one in earlier:
-                if one.more or one in late:
-                    one.advance()
-            new.advance()
-        self._next += 1
+            for one in asked:
+                bucket = self._buckets[one.bucket]
+                if isinstance(one, Advance):
+                    bucket.advance(one)
+                else:
+                    bucket.fill()
 
     def finish(self) -> None:
-        """Start what is left of the due ones, wait, deposit. A gradient that backward did not yield counts as zero."""
-        while self._next < len(self._due):
-            bucket = self._due[self._next]
-            for k, (member, shape) in enumerate(zip(bucket.members, bucket.shapes, strict=True)):
-                if bucket.tensors[k] is None:
-                    bucket.tensors[k] = member.leaf.new_zeros(shape)
-            self._start()
+        """Start what is left of the buckets that are due, wait, deposit. A gradient that backward did not yield counts
+        as zero."""
+        self._do(self._protocol.finish())
         with torch.no_grad():
-            while sum(bucket.advance() for bucket in self._due):
-                pass
-            for bucket in self._due:
+            for bucket in (self._buckets[b] for b in self._protocol.due):
                 for member, gradient in zip(bucket.members, bucket.tensors, strict=True):
                     assert gradient is not None
                     member.deposit(gradient)

@@ -1,13 +1,8 @@
-"""Parameters that are stored in pieces and read whole: gathered in buckets, ahead of their first use.
+"""Parameters that are stored in pieces and read whole: the parameter protocol run on tensors.
 
-    forward     taking bucket k waits for it, and has started all up to k + PREFETCH
-    between     a bucket that is gathered anew keeps nothing: autograd saves a note of where its tensors were
-    backward    the first note of bucket k read back waits for it, and has started PREFETCH buckets before it
-
-Of several microbatches every one does this anew for buckets that are gathered in `each`; the others are gathered in the
-first, held until the last has taken them, and left to autograd then.
-
-Notes go by the storage that a saved tensor lies in, held by a weak reference, so that its address cannot be reused.
+A bucket is gathered ahead of its first use. What is regathered keeps nothing between forward and backward: autograd
+saves a note of where its tensors were. Notes go by the storage that a saved tensor lies in, held by a weak reference,
+so that its address cannot be reused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +16,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from autoddl.runtime.parameters import Held
 from autoddl.runtime.process_groups import Groups
 from autoddl.runtime.redistribute import Handle, Recorder, moves
-from autoddl.schedule.buckets import PREFETCH, Bucket, ParameterEdge
+from autoddl.schedule.buckets import Bucket, ParameterEdge
+from autoddl.schedule.parameter_protocol import GatherProtocol
 
-__all__ = ["Gathers", "Sink", "used"]
+__all__ = ["Sink", "TensorGathers", "used"]
 
 Sink = Callable[[Tensor], None]
 
@@ -50,8 +46,8 @@ def used(leaf: Tensor, value: Tensor, sink: Sink | None) -> Tensor:
 
 
 class _Bucket:
-    """`handle`: a gather under way; `values`: what is held for later microbatches; `again`: what was gathered for
-    backward; `notes`: how many of each are unread."""
+    """The tensors of a bucket: `handle` is a gather under way, `values` stay for later microbatches, `again` are those
+    that were regathered for backward."""
 
     def __init__(self, bucket: Bucket, edges: Mapping[str, ParameterEdge], held: Mapping[str, Held],
                  sinks: Mapping[str, Sink | None], groups: Groups, recorder: Recorder) -> None:
@@ -63,15 +59,14 @@ class _Bucket:
                                          for direction in ("forward", "backward"))
         self.leaves = [held[fqn].leaf for fqn in bucket.members]
         self.sinks = [sinks[fqn] for fqn in bucket.members]
-        self.regather, self.each = bucket.regather, bucket.each
+        self.regather = bucket.regather
         self.clear()
 
-    def clear(self, held: bool = False) -> None:
-        """Forget all, or all but what is `held` for later microbatches."""
+    def clear(self, keep: bool = False) -> None:
+        """Forget all, or all but what stays for later microbatches."""
         self.handle: Handle | None = None
-        self.values: list[Tensor] | None = self.values if held else None
+        self.values: list[Tensor] | None = self.values if keep else None
         self.again: list[Tensor | None] = []
-        self.notes = [0] * len(self.leaves)
 
     def start(self, forward: bool) -> None:
         path = self._forward if forward else self._backward
@@ -81,12 +76,6 @@ class _Bucket:
                 tensors = move.run(tensors)
             self.handle = path[-1].start(tensors) if path else Handle(None, lambda: tensors, None, "")
 
-    def take(self, last: bool) -> list[Tensor]:
-        """What was gathered; held if this is not the last microbatch to take it."""
-        found = self.wait() if self.values is None else self.values
-        self.values = None if self.each or last else found
-        return found
-
     def wait(self) -> list[Tensor]:
         assert self.handle is not None, "a bucket is waited for once, after its start"
         with torch.no_grad():
@@ -94,50 +83,40 @@ class _Bucket:
         self.handle = None
         return found
 
-    def read(self, k: int) -> Tensor:
-        """Member k, gathered anew; the last note read back frees it."""
-        if self.handle is not None:
-            self.again = list(self.wait())
-        tensor = self.again[k]
-        assert tensor is not None, "more notes read than written"
-        self.notes[k] -= 1
-        if self.notes[k] == 0:
-            self.again[k] = None
-        return tensor
 
-
-class Gathers:
+class TensorGathers:
     """The gather buckets of a program, in the order of first use."""
 
     def __init__(self, buckets: Sequence[Bucket], edges: Mapping[str, ParameterEdge], held: Mapping[str, Held],
                  sinks: Mapping[str, Sink | None], groups: Groups, recorder: Recorder) -> None:
         self._buckets = [_Bucket(bucket, edges, held, sinks, groups, recorder) for bucket in buckets]
-        self._regathers = any(bucket.regather for bucket in self._buckets)
+        self._protocol = GatherProtocol(buckets)
+        self._regathers = any(bucket.regather for bucket in buckets)
         self.clear()
 
     def clear(self) -> None:
         """Forget what the last step left."""
-        self.begin(last=True, held=False)
+        self.begin(last=True, keep=False)
 
-    def begin(self, last: bool, held: bool = True) -> None:
+    def begin(self, last: bool, keep: bool = True) -> None:
         """Before a microbatch, the `last` of a step or not."""
-        self._slots: dict[int, tuple[StorageWeakRef, _Bucket, int]] = {}
-        self._next, self._back, self._last = 0, len(self._buckets), last
+        self._slots: dict[int, tuple[StorageWeakRef, int, int]] = {}
+        self._protocol.begin(last, keep)
         for bucket in self._buckets:
-            bucket.clear(held)
+            bucket.clear(keep)
 
     def take(self, b: int) -> tuple[Tensor, ...]:
         """The tensors of bucket b, for the program."""
-        while self._next < len(self._buckets) and self._next <= b + PREFETCH:
-            if self._buckets[self._next].values is None:
-                self._buckets[self._next].start(forward=True)
-            self._next += 1
-        bucket = self._buckets[b]
-        tensors = bucket.take(self._last)
+        asked, bucket = self._protocol.take(b), self._buckets[b]
+        for other in asked.starts:
+            self._buckets[other].start(forward=True)
+        tensors = bucket.wait() if asked.waits else bucket.values
+        assert tensors is not None, "a bucket stays for later microbatches or is waited for"
+        bucket.values = tensors if asked.keeps else None
         if bucket.regather and torch.is_grad_enabled():
             for k, tensor in enumerate(tensors):
                 storage = tensor.untyped_storage()
-                self._slots[storage._cdata] = StorageWeakRef(storage), bucket, k
+                self._slots[storage._cdata] = StorageWeakRef(storage), b, k
         return tuple(used(*row) for row in zip(bucket.leaves, tensors, bucket.sinks, strict=True))
 
     def notes(self) -> AbstractContextManager[Any]:
@@ -148,21 +127,25 @@ class Gathers:
         slot = self._slots.get(tensor.untyped_storage()._cdata)
         if slot is None:
             return tensor.detach() if tensor.grad_fn is not None else tensor
-        _, bucket, k = slot
-        bucket.notes[k] += 1
-        return bucket, k, tensor.size(), tensor.stride(), tensor.storage_offset()
+        _, b, k = slot
+        self._protocol.note(b, k)
+        return b, k, tensor.size(), tensor.stride(), tensor.storage_offset()
 
     def _read(self, note: Any) -> Tensor:
         if isinstance(note, Tensor):
             return note
-        bucket, k, size, stride, offset = note
-        self._start_back(bucket)
-        return bucket.read(k).as_strided(size, stride, offset)  # type: ignore[no-any-return]
+        b, k, size, stride, offset = note
+        return self._regathered(b, k).as_strided(size, stride, offset)
 
-    def _start_back(self, bucket: _Bucket) -> None:
-        """Have `bucket` and the PREFETCH ones that backward reads next under way."""
-        ahead = self._buckets.index(bucket) - PREFETCH
-        while self._back > max(0, ahead):
-            self._back -= 1
-            if any(self._buckets[self._back].notes):
-                self._buckets[self._back].start(forward=False)
+    def _regathered(self, b: int, k: int) -> Tensor:
+        """Member k of bucket b, gathered for backward; the last note that is read frees it."""
+        asked, bucket = self._protocol.read(b), self._buckets[b]
+        for other in asked.starts:
+            self._buckets[other].start(forward=False)
+        if asked.waits:
+            bucket.again = list(bucket.wait())
+        tensor = bucket.again[k]
+        assert tensor is not None, "more notes read than written"
+        if self._protocol.release(b, k):
+            bucket.again[k] = None
+        return tensor

@@ -18,7 +18,7 @@ from autoddl.core.graph import Graph
 from autoddl.core.plan import Plan
 from autoddl.runtime.gradient_reducer import Reducer
 from autoddl.runtime.lowering import Parameters
-from autoddl.runtime.parameter_gather import Gathers, Sink, used
+from autoddl.runtime.parameter_gather import Sink, TensorGathers, used
 from autoddl.runtime.parameters import Held
 from autoddl.runtime.process_groups import Groups
 from autoddl.runtime.redistribute import Move, Recorder, moves, through
@@ -38,8 +38,8 @@ class Store:
         paths = {fqn: _path(edge, groups, recorder) for fqn, edge in edges.items() if fqn not in taken}
         direct = [fqn for fqn, path in paths.items() if not path]
         sinks = {fqn: self.reducer.sink(edge, held[fqn], fqn in direct) for fqn, edge in edges.items()}
-        self.gathers = Gathers(gathered, edges, held, sinks, groups, recorder)
-        self._locals = {fqn: _Local(path, sinks[fqn], edges[fqn].each) for fqn, path in paths.items() if path}
+        self.gathers = TensorGathers(gathered, edges, held, sinks, groups, recorder)
+        self._locals = {fqn: _Local(path, sinks[fqn], edges[fqn].per_microbatch) for fqn, path in paths.items() if path}
         for fqn in direct:
             _hook(held[fqn].leaf, sinks[fqn])
         self.parameters = Parameters(self.gathers.take, taken, self._locals)
@@ -79,16 +79,16 @@ def _path(edge: ParameterEdge, groups: Groups, recorder: Recorder) -> tuple[Move
 
 
 class _Local:
-    """A parameter that is read after local steps, done in `each` microbatch or in the first."""
+    """A parameter that is read after local steps, done in each microbatch or in the first alone."""
 
-    def __init__(self, path: tuple[Move, ...], sink: Sink | None, each: bool) -> None:
-        self._path, self._sink, self._each = path, sink, each
+    def __init__(self, path: tuple[Move, ...], sink: Sink | None, per_microbatch: bool) -> None:
+        self._path, self._sink, self._per_microbatch = path, sink, per_microbatch
         self.value: Tensor | None = None
         self.last = True
 
     def __call__(self, leaf: Tensor) -> Tensor:
         value = through(self._path, leaf.detach()) if self.value is None else self.value
-        self.value = None if self._each or self.last else value
+        self.value = None if self._per_microbatch or self.last else value
         return used(leaf, value, self._sink)
 
 

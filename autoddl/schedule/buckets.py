@@ -31,19 +31,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Parameters (by fqn) that take the same steps together, in `each` of several microbatches or once a step; with
-    `regather`, in backward again."""
+    """Parameters (by fqn) that take the same steps together, once a step or, with `per_microbatch`, in each of
+    several microbatches; with `regather`, in backward again."""
 
     members: tuple[str, ...]
     steps: tuple[Step, ...]
     regather: bool = False
-    each: bool = False
+    per_microbatch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterEdge:
     """A parameter, its conversion, whether backward needs the gathered value (its consumer saves it), and whether it is
-    converted in `each` of several microbatches."""
+    converted in each of several microbatches."""
 
     tensor: Tensor
     conversion: Conversion
@@ -51,7 +51,7 @@ class ParameterEdge:
     backward: tuple[Step, ...]
     regather: bool
     saved: bool
-    each: bool = False
+    per_microbatch: bool = False
 
 
 Edges = tuple[ParameterEdge, ...]
@@ -104,7 +104,7 @@ def _fill_buckets(rows: Iterable[tuple[Bucket, str, int]], limit: int) -> tuple[
     opened: list[int] = []
     passed, open_at = 0, dict[tuple[object, ...], int]()
     for bucket, dtype, nbytes in rows:
-        key = (bucket.steps, bucket.regather, bucket.each, dtype)
+        key = (bucket.steps, bucket.regather, bucket.per_microbatch, dtype)
         at = open_at.get(key)
         room = at is not None and filled[at] < limit and filled[at] + nbytes <= (1 + MORE) * limit
         if at is not None and room and passed - opened[at] <= SPAN * limit:
@@ -127,7 +127,7 @@ def gather_buckets(plan: Plan, graph: Graph, edges: Edges | None = None) -> tupl
         if sends(edge.forward):
             regather = edge.regather and edge.saved
             size = max(_payloads(edge.tensor, edge.forward, edge.conversion.source, plan.mesh, None))
-            bucket = Bucket((edge.tensor.fqn,), edge.forward, regather, edge.each)
+            bucket = Bucket((edge.tensor.fqn,), edge.forward, regather, edge.per_microbatch)
             rows.append((bucket, edge.tensor.dtype, size))
     return _fill_buckets(rows, plan.bucket_bytes)
 
@@ -139,7 +139,8 @@ def gradient_buckets(plan: Plan, graph: Graph, edges: Edges | None = None) -> tu
     for edge in reversed(parameter_edges(plan, graph) if edges is None else edges):
         if sends(edge.backward) and edge.conversion.gradient is not None:
             size = max(_payloads(edge.tensor, edge.backward, edge.conversion.gradient, plan.mesh, None))
-            rows.append((Bucket((edge.tensor.fqn,), edge.backward, each=edge.each), edge.tensor.dtype, size))
+            bucket = Bucket((edge.tensor.fqn,), edge.backward, per_microbatch=edge.per_microbatch)
+            rows.append((bucket, edge.tensor.dtype, size))
     place = {bucket.members[0]: i for i, (bucket, _, _) in enumerate(rows)}
     return tuple(sorted(_fill_buckets(rows, plan.bucket_bytes), key=lambda bucket: place[bucket.members[-1]]))
 

@@ -20,7 +20,7 @@ from autoddl.pricing.price import Pricing, pass_seconds
 from autoddl.pricing.space import Choice
 from autoddl.schedule.actions import Action, Actions, Compute, Leg, Pass
 from autoddl.schedule.buckets import ParameterEdge, gather_buckets, gradient_buckets, parameter_edges
-from autoddl.schedule.parameter_order import Gathers, Reductions
+from autoddl.schedule.parameter_order import TimedGathers, TimedReductions
 from autoddl.schedule.traffic import option_of
 
 __all__ = ["Known", "issued"]
@@ -42,8 +42,8 @@ def issued(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, known: Kno
     actions = Actions(pricing, plan.mesh.coordinate(rank))
     rows = parameter_edges(plan, graph)
     edges = {edge.tensor.fqn: edge for edge in rows}
-    program = _Program(plan, graph, actions, edges, Gathers(actions, edges, gather_buckets(plan, graph, rows)),
-                       Reductions(actions, edges, gradient_buckets(plan, graph, rows)), known or Known())
+    program = _Program(plan, graph, actions, edges, TimedGathers(actions, edges, gather_buckets(plan, graph, rows)),
+                       TimedReductions(actions, edges, gradient_buckets(plan, graph, rows)), known or Known())
     for part in range(plan.microbatches):
         program.run(part)
     return tuple(actions.done)
@@ -55,8 +55,8 @@ class _Program:
     graph: Graph
     actions: Actions
     edges: dict[str, ParameterEdge]
-    gathers: Gathers
-    reductions: Reductions
+    gathers: TimedGathers
+    reductions: TimedReductions
     known: Known
     part: int = 0
     conversions: dict[tuple[str, str], Conversion] = field(init=False)
@@ -116,7 +116,7 @@ class _Program:
                 self.edge(self.conversions.get((op.name, op.slots[k])), t, "forward")
             elif fqns[k] in self.gathers.place:
                 self.gathers.take(fqns[k], i)
-            elif not self.as_it_is(fqns[k]) and (self.part == 0 or self.edges[fqns[k]].each):
+            elif not self.as_it_is(fqns[k]) and (self.part == 0 or self.edges[fqns[k]].per_microbatch):
                 edge = self.edges[fqns[k]]
                 self.actions.run(self.actions.legs(edge.forward, [edge.tensor], [edge.conversion.source], "forward",
                                                    fqns[k]))

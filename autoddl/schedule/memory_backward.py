@@ -16,9 +16,9 @@ from autoddl.operators.footprints.storages import Value
 from autoddl.operators.footprints.strides import back_through, laid_back, laid_like
 from autoddl.operators.work import VIEWS, base
 from autoddl.schedule.memory_conversions import Moves
-from autoddl.schedule.memory_gathers import Gathers
+from autoddl.schedule.memory_gathers import CountedGathers
 from autoddl.schedule.memory_program import Edge, Node, Program
-from autoddl.schedule.memory_reductions import Reductions
+from autoddl.schedule.memory_reductions import CountedReductions
 
 __all__ = ["Backward"]
 
@@ -26,7 +26,7 @@ __all__ = ["Backward"]
 class Backward:
     """`nodes` are what forward left of each op, `first` the parameters of the buckets that an op read first."""
 
-    def __init__(self, moves: Moves, program: Program, gathers: Gathers, reductions: Reductions,
+    def __init__(self, moves: Moves, program: Program, gathers: CountedGathers, reductions: CountedReductions,
                  nodes: Sequence[Node], first: Mapping[int, list[str]]) -> None:
         self.moves, self.heap, self.program, self.gathers = moves, moves.heap, program, gathers
         self.reductions, self.nodes, self.first = reductions, nodes, first

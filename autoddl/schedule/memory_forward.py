@@ -18,9 +18,9 @@ from autoddl.operators.work import VIEWS, base
 from autoddl.schedule.buckets import gather_buckets, gradient_buckets
 from autoddl.schedule.memory_backward import Backward
 from autoddl.schedule.memory_conversions import Moves
-from autoddl.schedule.memory_gathers import Gathers
+from autoddl.schedule.memory_gathers import CountedGathers
 from autoddl.schedule.memory_program import Edge, Node, Program
-from autoddl.schedule.memory_reductions import Reductions
+from autoddl.schedule.memory_reductions import CountedReductions
 
 __all__ = ["Stepping"]
 
@@ -35,8 +35,8 @@ class Stepping:
         self.heap, self.program, self.stored, self.given = heap, program, stored, given
         self.moves, rows = Moves(heap, plan.mesh, plan.backend == "gloo", cluster), tuple(edges.values())
         self.locals: dict[str, Value] = {}
-        self.gathers = Gathers(self.moves, edges, stored, gather_buckets(plan, graph, rows))
-        self.reductions = Reductions(self.moves, edges, gradient_buckets(plan, graph, rows))
+        self.gathers = CountedGathers(self.moves, edges, stored, gather_buckets(plan, graph, rows))
+        self.reductions = CountedReductions(self.moves, edges, gradient_buckets(plan, graph, rows))
 
     def run(self, last: bool) -> None:
         """Forward and backward of a microbatch, the `last` or not."""
@@ -84,7 +84,7 @@ class Stepping:
             x = self._used(self.stored[fqn])
             x = x if edge is None else self.moves.through(edge.forward, x, edge.tensor.shape, edge.conversion.source,
                                                           "gathered parameters")
-        if edge is not None and not edge.each and not self.last:
+        if edge is not None and not edge.per_microbatch and not self.last:
             self.locals[fqn] = self._used(x)
         return x
 

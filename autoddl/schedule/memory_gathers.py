@@ -1,46 +1,48 @@
-"""What is held of gathered parameters: `gather` on bytes instead of tensors.
+"""Bytes of gathered parameters: the parameter protocol run on counted storages.
 
-A bucket's buffers are there while it is under way, its members from when they came until their last user; what is
-gathered again is held by nobody in between.
+A bucket's buffers are there while it is under way, its members from when they came until their last user; nobody holds
+what is regathered in between.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autoddl.operators.footprints.storages import Value
-from autoddl.schedule.buckets import PREFETCH, Bucket, ParameterEdge
+from autoddl.schedule.buckets import Bucket, ParameterEdge
 from autoddl.schedule.memory_conversions import Flight, Moves
+from autoddl.schedule.parameter_protocol import GatherProtocol
 
-__all__ = ["Gathers"]
+__all__ = ["CountedGathers"]
 
 Edges = Mapping[str, ParameterEdge]
 
 
 @dataclass(slots=True)
 class _Gather:
-    """`flight`: under way; `values`: held for later microbatches; `again`: what came for backward; `notes`: how often
-    backward will read each member."""
+    """A bucket: its collective in `flight`, the `values` that stay for later microbatches, and what came `again` for
+    backward."""
 
     bucket: Bucket
-    notes: list[int]
     flight: Flight | None = None
     values: list[Value] | None = None
     again: list[Value | None] = field(default_factory=list)
 
 
-class Gathers:
+class CountedGathers:
     """`place`: bucket and position of each parameter that is gathered; `origin`: the same by storage, where what was
     gathered is not kept."""
 
     def __init__(self, moves: Moves, edges: Edges, stored: Mapping[str, Value], buckets: Sequence[Bucket]
                  ) -> None:
         self._heap, self._moves, self._edges, self._stored = moves.heap, moves, edges, stored
-        self._all = [_Gather(bucket, [0] * len(bucket.members)) for bucket in buckets]
+        self._all = [_Gather(bucket) for bucket in buckets]
+        self._protocol = GatherProtocol(buckets)
         self.place = {fqn: (b, k) for b, one in enumerate(buckets) for k, fqn in enumerate(one.members)}
         self.begin(last=True)
 
     def begin(self, last: bool) -> None:
-        self._next, self._back, self._last = 0, len(self._all), last
+        """Before a microbatch, the `last` of the step or not."""
+        self._protocol.begin(last)
         self.origin: dict[int, tuple[int, int]] = {}
         for one in self._all:
             self._forget(one)
@@ -53,7 +55,7 @@ class Gathers:
             left += [x.storage for x in one.flight.done] if one.flight.got < 0 else sent
         for storage in left:
             self._heap.drop(storage)
-        one.flight, one.again, one.notes = None, [], [0] * len(one.notes)
+        one.flight, one.again = None, []
 
     def _start(self, b: int) -> None:
         one = self._all[b]
@@ -78,13 +80,12 @@ class Gathers:
 
     def take(self, b: int) -> list[Value]:
         """The members of bucket b, each with one user."""
-        while self._next < len(self._all) and self._next <= b + PREFETCH:
-            if self._all[self._next].values is None:
-                self._start(self._next)
-            self._next += 1
-        one = self._all[b]
-        found = self._wait(one) if one.values is None else one.values
-        one.values = None if one.bucket.each or self._last else found
+        asked, one = self._protocol.take(b), self._all[b]
+        for other in asked.starts:
+            self._start(other)
+        found = self._wait(one) if asked.waits else one.values
+        assert found is not None, "a bucket stays for later microbatches or is waited for"
+        one.values = found if asked.keeps else None
         if one.values is not None:
             for x in found:
                 self._heap.keep(x.storage)
@@ -93,22 +94,21 @@ class Gathers:
         return found
 
     def members(self, b: int) -> tuple[str, ...]:
+        """Names of the parameters of bucket b."""
         return self._all[b].bucket.members
 
     def note(self, storage: int) -> tuple[int, int]:
         """Backward will read once more what lies in `storage`: a bucket and a position."""
         b, k = self.origin[storage]
-        self._all[b].notes[k] += 1
+        self._protocol.note(b, k)
         return b, k
 
     def read(self, b: int) -> None:
         """Backward reads from bucket b: it must have come."""
-        while self._back > max(0, b - PREFETCH):
-            self._back -= 1
-            if any(self._all[self._back].notes):
-                self._start(self._back)
-        one = self._all[b]
-        if one.flight is not None:
+        asked, one = self._protocol.read(b), self._all[b]
+        for other in asked.starts:
+            self._start(other)
+        if asked.waits:
             one.again = [*self._wait(one)]
 
     def done(self, b: int, k: int) -> None:
@@ -117,8 +117,7 @@ class Gathers:
         one = self._all[b]
         if not one.again:
             return
-        one.notes[k] -= 1
-        value = one.again[k]
-        if not one.notes[k] and value is not None:
+        last, value = self._protocol.release(b, k), one.again[k]
+        if last and value is not None:
             self._heap.drop(value.storage)
             one.again[k] = None

@@ -1,57 +1,54 @@
-"""Gradients of parameters on their way to .grad: `reducer` on bytes instead of tensors.
+"""Bytes of gradients of parameters on their way to .grad: the parameter protocol run on counted storages.
 
-A bucket's gradients are there until they are in a buffer to send, and that until it has been waited for, with few under
-way at once (`in_flight`); what came of them is .grad. Of several microbatches, gradients that are reduced behind the
-last are added up in a copy of the first.
+A bucket's gradients are there until they are in a buffer to send, and that until it has been waited for; what came of
+them is .grad. Of several microbatches, gradients that are reduced behind the last are added up in a copy of the first.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autoddl.core.conversion import COLLECTIVES
 from autoddl.core.layout import Layout, local_shape
 from autoddl.operators.footprints.storages import Value, contiguous
-from autoddl.schedule.buckets import Bucket, ParameterEdge, frees, overdue
+from autoddl.schedule.buckets import Bucket, ParameterEdge
 from autoddl.schedule.memory_conversions import Flight, Moves
+from autoddl.schedule.parameter_protocol import Advance, Fill, ReduceProtocol
 
-__all__ = ["Reductions"]
+__all__ = ["CountedReductions"]
 
 Edges = Mapping[str, ParameterEdge]
 
 
 @dataclass(slots=True, eq=False)
 class _Reduction:
-    """As the reducer's bucket: `own` values are nobody else's."""
+    """A bucket of gradients: the layouts in which its members are, and their `values`, which nobody else holds if they
+    are its `own`."""
 
     bucket: Bucket
     starts: list[Layout]
     values: list[Value | None]
-    left: int = 0
-    at: int = 0
     flight: Flight | None = None
     own: bool = False
 
-    @property
-    def more(self) -> bool:
-        return self.at < len(self.bucket.steps)
 
-
-class Reductions:
+class CountedReductions:
     """Gradients on their way to .grad, which `grads` holds by parameter."""
 
     def __init__(self, moves: Moves, edges: Edges, buckets: Sequence[Bucket]) -> None:
         self._heap, self._moves, self._edges = moves.heap, moves, edges
-        self._all = [_Reduction(one, [edges[f].conversion.gradient or edges[f].conversion.target for f in one.members],
-                                [None] * len(one.members)) for one in buckets]
+        self._all = [_Reduction(one, self._layouts(one), [None] * len(one.members)) for one in buckets]
+        self._protocol = ReduceProtocol(buckets)
         self.place = {fqn: (b, k) for b, one in enumerate(buckets) for k, fqn in enumerate(one.members)}
         self.grads: dict[str, Value] = {}
         self.begin(last=True)
 
+    def _layouts(self, bucket: Bucket) -> list[Layout]:
+        """The layouts in which backward yields the members' gradients."""
+        return [self._edges[f].conversion.gradient or self._edges[f].conversion.target for f in bucket.members]
+
     def begin(self, last: bool) -> None:
-        self._next, self._last = 0, last
-        self._due = [one for one in self._all if last or one.bucket.each]
-        for one in self._all:
-            one.left, one.at = len(one.bucket.members), 0
+        """Before a microbatch, the `last` of the step or not."""
+        self._protocol.begin(last)
 
     def add(self, fqn: str, gradient: Value, direct: bool) -> None:
         """The gradient of `fqn` is there. `direct`: autograd adds it up in the leaf."""
@@ -85,61 +82,53 @@ class Reductions:
         later is copied."""
         one, given = self._all[b], self._heap.keep(gradient.storage)
         if one.values[k] is None:
-            one.own = not (self._last or one.bucket.each)
+            one.own = not self._protocol.is_due(b)
             kept = self._own(gradient) if one.own else gradient
             self._heap.name(kept.storage, "gradients")
             one.values[k] = kept
         else:
             self._heap.drop(gradient.storage)
-        one.left -= 1
-        while self._next < len(self._due) and self._due[self._next].left <= 0:
-            self._start()
+        self._do(self._protocol.arrive(b))
         self._heap.drop(given)
 
-    def _start(self) -> None:
-        earlier, new = self._due[:self._next], self._due[self._next]
-        late = overdue([one for one in earlier if frees(one.bucket) and (one.more or one.flight is not None)],
-                       frees(new.bucket))
-        for one in earlier:
-            if one.more or one in late:
-                self._advance(one)
-        self._advance(new)
-        self._next += 1
+    def _do(self, asked: Iterable[Advance | Fill]) -> None:
+        for step in asked:
+            one = self._all[step.bucket]
+            if isinstance(step, Fill):
+                self._fill(one)
+                continue
+            if step.waits and one.flight is not None:
+                one.values, one.flight = [*self._moves.wait(one.flight, "gradients")], None
+            if step.step is not None:
+                self._send(one, step.step)
 
-    def _advance(self, one: _Reduction) -> bool:
-        """Wait for the step under way and start the next, which holds what it sends."""
-        heap = self._heap
-        if one.flight is not None:
-            one.values, one.flight = [*self._moves.wait(one.flight, "gradients")], None
-        if not one.more:
-            return False
-        values = [x for x in one.values if x is not None]
+    def _send(self, one: _Reduction, number: int) -> None:
+        """Start a step of the bucket, which holds what it sends."""
+        heap, values = self._heap, [x for x in one.values if x is not None]
         shapes = [self._edges[fqn].tensor.shape for fqn in one.bucket.members]
-        step = one.bucket.steps[one.at]
+        step = one.bucket.steps[number]
         one.flight = self._moves.start(step, values, shapes, one.starts, inplace=one.own)
-        one.starts, one.at = [step.after(at) for at in one.starts], one.at + 1
+        one.starts = [step.after(at) for at in one.starts]
         one.own, one.values = one.own or step.kind in COLLECTIVES, [None] * len(one.values)
         heap.moment()
         for x in values:
             heap.drop(x.storage)
-        return True
+
+    def _fill(self, one: _Reduction) -> None:
+        """Zeros for the gradients that backward did not yield."""
+        for k, (fqn, at) in enumerate(zip(one.bucket.members, one.starts, strict=True)):
+            if one.values[k] is None:
+                tensor = self._edges[fqn].tensor
+                one.values[k] = self._heap.value(local_shape(tensor.shape, at, self._moves.mesh), tensor.itemsize,
+                                                 "gradients")
 
     def finish(self) -> None:
         """The end of a backward: start what is left, wait, deposit."""
-        while self._next < len(self._due):
-            for k, (fqn, at) in enumerate(zip(self._due[self._next].bucket.members, self._due[self._next].starts,
-                                              strict=True)):
-                one, tensor = self._due[self._next], self._edges[fqn].tensor
-                if one.values[k] is None:
-                    one.values[k] = self._heap.value(local_shape(tensor.shape, at, self._moves.mesh), tensor.itemsize,
-                                                     "gradients")
-            self._start()
-        while sum([self._advance(one) for one in self._due]):
-            pass
-        for one in self._due:
+        self._do(self._protocol.finish())
+        for b in self._protocol.due:
+            one = self._all[b]
             for k, fqn in enumerate(one.bucket.members):
                 value, one.values[k] = one.values[k], None
                 assert value is not None
                 self._deposit(fqn, value)
-            one.starts = [self._edges[f].conversion.gradient or self._edges[f].conversion.target
-                          for f in one.bucket.members]
+            one.starts = self._layouts(one.bucket)

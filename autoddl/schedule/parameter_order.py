@@ -1,40 +1,30 @@
-"""When the runtime gathers parameters and reduces their gradients: `gather` and `reducer` on names instead of tensors.
+"""The parameters' collectives of a step on the time line: the parameter protocol run on names and seconds."""
 
-    Gathers    bucket k is waited for by its first reader, which has started all up to k + PREFETCH
-               what is gathered anew: backward's first reader waits for it, and has started PREFETCH buckets before it
-    Reductions a bucket starts when its last gradient is there, but never before the one in front of it; one of several
-               steps takes its next whenever a later bucket starts; few are under way at once (`in_flight`), and all
-               are finished at the end of backward
-
-Of several microbatches the buckets of `each` do this in every one; the others are gathered in the first, and reduced in
-the last.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from autoddl.schedule.actions import Actions, Leg
-from autoddl.schedule.buckets import PREFETCH, Bucket, ParameterEdge, frees, overdue
+from autoddl.schedule.buckets import Bucket, ParameterEdge
+from autoddl.schedule.parameter_protocol import Advance, Fill, GatherProtocol, ReduceProtocol
 
-__all__ = ["Gathers", "Reductions"]
-
+__all__ = ["TimedGathers", "TimedReductions"]
 
 Edges = Mapping[str, ParameterEdge]
 
 
-class Gathers:
-    """`place`: the bucket of each parameter that is gathered."""
+class TimedGathers:
+    """Gathers as actions; `place` is the bucket of each parameter that is gathered."""
 
     def __init__(self, actions: Actions, edges: Edges, buckets: tuple[Bucket, ...]) -> None:
         self._actions, self._edges, self._buckets = actions, edges, buckets
         self.place = {fqn: b for b, bucket in enumerate(buckets) for fqn in bucket.members}
-        self._held: set[int] = set()
+        self._protocol = GatherProtocol(buckets)
         self.begin(last=True)
 
     def begin(self, last: bool) -> None:
-        """Before a microbatch."""
+        """Before a microbatch, the `last` of the step or not."""
         self._open: dict[int, int | None] = {}
         self._first: dict[int, tuple[int, str]] = {}
-        self._next, self._back, self._last = 0, len(self._buckets), last
+        self._protocol.begin(last)
 
     def _start(self, b: int, direction: str) -> None:
         """All steps but the last are waited for."""
@@ -51,24 +41,22 @@ class Gathers:
         if b in self._first:
             return
         self._first[b] = i, fqn
-        while self._next < len(self._buckets) and self._next <= b + PREFETCH:
-            if self._next not in self._held:
-                self._start(self._next, "forward")
-            self._next += 1
-        if b not in self._held:
+        asked = self._protocol.take(b)
+        for other in asked.starts:
+            self._start(other, "forward")
+        if asked.waits:
             self._actions.wait(self._open.pop(b))
-        if not self._last and not self._buckets[b].each:
-            self._held.add(b)
+        if self._buckets[b].regather:
+            self._protocol.note(b, 0)
 
     def read_back(self, fqns: set[str]) -> None:
-        """Backward of an op that reads these parameters: those that are gathered again are needed now."""
+        """Backward of an op that reads these parameters: those that are regathered are needed now."""
         for b in sorted({self.place[fqn] for fqn in fqns if fqn in self.place}, reverse=True):
             if self._buckets[b].regather:
-                while self._back > max(0, b - PREFETCH):
-                    self._back -= 1
-                    if self._buckets[self._back].regather:
-                        self._start(self._back, "backward")
-                if b in self._open:
+                asked = self._protocol.read(b)
+                for other in asked.starts:
+                    self._start(other, "backward")
+                if asked.waits:
                     self._actions.wait(self._open.pop(b))
 
     def handed_on(self, i: int, fqn: str) -> list[str]:
@@ -80,14 +68,14 @@ class Gathers:
         return [*reversed(self._buckets[b].members)] if self._first.get(b) == (i, fqn) else []
 
 
-class Reductions:
-    """Per bucket its steps, the next of them, the one under way, and how many gradients are missing."""
+class TimedReductions:
+    """Reductions as actions."""
 
     def __init__(self, actions: Actions, edges: Edges, buckets: tuple[Bucket, ...]) -> None:
-        self._actions, self._edges, self._buckets = actions, edges, buckets
+        self._actions, self._edges = actions, edges
         self._place = {fqn: b for b, bucket in enumerate(buckets) for fqn in bucket.members}
         self._paths = [self._path(bucket) for bucket in buckets]
-        self._frees = [frees(bucket) for bucket in buckets]
+        self._protocol = ReduceProtocol(buckets)
         self.begin(last=True)
 
     def _path(self, bucket: Bucket) -> tuple[Leg, ...]:
@@ -97,47 +85,27 @@ class Reductions:
                                   f"the gradients of {bucket.members[0]} and {len(members) - 1} more")
 
     def begin(self, last: bool) -> None:
-        """Before a microbatch."""
-        self._due = [b for b, bucket in enumerate(self._buckets) if last or bucket.each]
-        self._next, self._left = 0, [len(bucket.members) for bucket in self._buckets]
-        self._at, self._open = [0] * len(self._buckets), list[int | None]([None] * len(self._buckets))
+        """Before a microbatch, the `last` of the step or not."""
+        self._protocol.begin(last)
+        self._open: dict[int, int | None] = {}
 
     def add(self, fqns: Sequence[str]) -> None:
-        """These gradients are there."""
+        """The gradients of these parameters are there."""
         for fqn in fqns:
             edge = self._edges.get(fqn)
             if fqn in self._place:
-                self._left[self._place[fqn]] -= 1
-                while self._next < len(self._due) and self._left[self._due[self._next]] <= 0:
-                    self._start()
+                self._do(self._protocol.arrive(self._place[fqn]))
             elif edge is not None and edge.tensor.trained and edge.conversion.gradient is not None:
                 self._actions.run(self._actions.legs(edge.backward, [edge.tensor], [edge.conversion.gradient],
                                                      "backward", fqn))
 
-    def _start(self) -> None:
-        earlier, new = self._due[:self._next], self._due[self._next]
-        more = {b for b in earlier if self._at[b] < len(self._paths[b])}
-        late = overdue([b for b in earlier if self._frees[b] and (b in more or self._open[b] is not None)],
-                       self._frees[new])
-        for b in earlier:
-            if b in more or b in late:
-                self._advance(b)
-        self._advance(new)
-        self._next += 1
-
-    def _advance(self, b: int) -> bool:
-        """Wait for the step under way and start the next; False when there is none."""
-        self._actions.wait(self._open[b])
-        self._open[b] = None
-        if self._at[b] == len(self._paths[b]):
-            return False
-        self._open[b] = self._actions.start(self._paths[b][self._at[b]])
-        self._at[b] += 1
-        return True
-
     def finish(self) -> None:
-        """The end of a backward."""
-        while self._next < len(self._due):
-            self._start()
-        while sum(self._advance(b) for b in self._due):
-            pass
+        """The end of a backward: everything that is left is reduced."""
+        self._do(self._protocol.finish())
+
+    def _do(self, asked: Iterable[Advance | Fill]) -> None:
+        for one in asked:
+            if isinstance(one, Advance):
+                self._actions.wait(self._open.pop(one.bucket, None))
+                if one.step is not None:
+                    self._open[one.bucket] = self._actions.start(self._paths[one.bucket][one.step])

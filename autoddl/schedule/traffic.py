@@ -83,7 +83,7 @@ def traffic(plan: Plan, graph: Graph, coordinate: tuple[int, ...] | None = None)
     edges = {edge.tensor.fqn: edge for edge in parameter_edges(plan, graph)}
     first, each, last = list[Sent](), list[Sent](), list[Sent]()
     for bucket in gather_buckets(plan, graph):
-        gathers = each if bucket.each else first
+        gathers = each if bucket.per_microbatch else first
         gathers += _of_bucket(bucket, edges, mesh, at, "forward", gradient=False)
         if bucket.regather:
             each += _of_bucket(bucket, edges, mesh, at, "backward", gradient=False)
@@ -91,7 +91,7 @@ def traffic(plan: Plan, graph: Graph, coordinate: tuple[int, ...] | None = None)
         if by_name[conversion.tensor].kind is not Kind.PARAMETER:
             each += _of_edge(conversion, by_name[conversion.tensor], mesh, at)
     for bucket in gradient_buckets(plan, graph):
-        reduced = each if bucket.each else last
+        reduced = each if bucket.per_microbatch else last
         reduced += _of_bucket(bucket, edges, mesh, at, "backward", gradient=True)
     decisions = {d.name: d for d in plan.decisions}
     for op in graph.ops:
