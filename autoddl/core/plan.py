@@ -10,7 +10,8 @@ A plan is data: reading one runs no code that it names.
 
 import hashlib
 import json
-from dataclasses import field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +22,8 @@ from autoddl.core.errors import InputError
 from autoddl.core.files import write_atomically
 from autoddl.core.layout import Layout, Mesh
 
-__all__ = ["BUCKET_BYTES", "VERSION", "Conversion", "Decision", "Plan", "Prediction", "Stored", "level_of", "load_plan"]
+__all__ = ["BUCKET_BYTES", "VERSION", "Conversion", "Decision", "Plan", "PlanIndex", "Prediction", "Stored", "level_of",
+           "load_plan"]
 
 VERSION = 1
 BUCKET_BYTES = 25 * 2**20
@@ -105,6 +107,15 @@ class Prediction:
         return self.peak_bytes if self.charged_bytes is None else self.charged_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class PlanIndex:
+    """The parts of a plan by name: decisions by op, conversions by (op, slot), stored parameters by fqn."""
+
+    decisions: Mapping[str, Decision]
+    conversions: Mapping[tuple[str, str], Conversion]
+    stored: Mapping[str, Stored]
+
+
 @checked(frozen=True, slots=True, config=_STRICT)
 class Plan:
     """`timings`, how long planning took, are not written: the same inputs give the same file."""
@@ -147,6 +158,11 @@ class Plan:
                 f"{sent}\n"
                 f"{predicted.peak_bytes / 1e9:.3g} of {self.budget / 1e9:.3g} GB a rank; "
                 f"at most {self.gap:.2%} from the best")
+
+    def index(self) -> PlanIndex:
+        """The plan's parts by name, made anew at every call."""
+        return PlanIndex({d.name: d for d in self.decisions}, {(c.op, c.slot): c for c in self.conversions},
+                         {s.fqn: s for s in self.stored})
 
     def to_json(self) -> str:
         return json.dumps(_ADAPTER.dump_python(self, mode="json"), indent=1, ensure_ascii=False) + "\n"

@@ -45,13 +45,12 @@ def check(job: Job) -> dict[str, Any]:
 def _gradient_error(parallel: ParallelModel, gradients: dict[str, Tensor]) -> float:
     """The largest difference of this rank's pieces from the truth's, as a part of the largest gradient there is."""
     largest = max(map(_largest, gradients.values()), default=0.0)
-    stored = {s.fqn: s.layout for s in parallel.plan.stored}
+    stored = parallel.plan.index().stored
     worst = 0.0
     for name, parameter in parallel.named_parameters():
         if name in gradients:
-            whole = Layout.broadcast(parallel.plan.mesh)
-            piece = _piece(gradients[name], stored.get(name, whole), parallel.plan.mesh,
-                           parallel.groups.coordinate)
+            layout = stored[name].layout if name in stored else Layout.broadcast(parallel.plan.mesh)
+            piece = _piece(gradients[name], layout, parallel.plan.mesh, parallel.groups.coordinate)
             grad = parameter.grad
             mine = torch.zeros_like(piece) if grad is None else getattr(grad, "_local_tensor", grad)
             worst = max(worst, _part(_largest(mine.cpu() - piece), largest))

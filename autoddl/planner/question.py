@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from autoddl.core.errors import AutoDDLError, InputError, MismatchError
 from autoddl.core.graph import Graph, Op, graph_from_text, graph_to_text
 from autoddl.core.hubs import HUB, planned
-from autoddl.core.layout import Layout, Mesh
-from autoddl.core.plan import Plan
+from autoddl.core.layout import Mesh
+from autoddl.core.plan import Plan, Stored
 from autoddl.core.problem import Problem
 from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.planner.candidates import Built, Candidate, build_problem
@@ -148,8 +148,7 @@ def _key(choice: Choice, hub: bool) -> tuple[object, ...]:
 
 def _choice(plan: Plan, space: tuple[Variable, ...]) -> tuple[int, ...]:
     """The option of every variable that the plan's layouts name."""
-    decided = {d.name: d for d in plan.decisions}
-    stored = {s.fqn: (s.layout, s.regather) for s in plan.stored}
+    parts = plan.index()
     inner: Mapping[str, list[int]] = plan.source["inner"]
     index: dict[tuple[int, bool], dict[tuple[object, ...], int]] = {}
     found: list[int] = []
@@ -160,11 +159,11 @@ def _choice(plan: Plan, space: tuple[Variable, ...]) -> tuple[int, ...]:
             at = (id(variable.choices), hub)
             if at not in index:
                 index[at] = {_key(c, hub): k for k, c in enumerate(variable.choices)}
-            one = decided.get(variable.name)
+            one = parts.decisions.get(variable.name)
             k = None if one is None else index[at].get((one.inputs, one.outputs, one.gradient if hub else None,
                                                         tuple(inner.get(variable.name, ()))))
         else:
-            k = _stored(variable, stored.get(variable.name))
+            k = _stored(variable, parts.stored.get(variable.name))
         if k is None:
             raise MismatchError(f"the plan's layouts of {variable.name} are none that this AutoDDL knows: "
                                 "it was made by another version; make it again")
@@ -172,8 +171,9 @@ def _choice(plan: Plan, space: tuple[Variable, ...]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _stored(variable: Variable, one: tuple[Layout, bool] | None) -> int | None:
-    return next((k for k, c in enumerate(variable.choices) if one == (c.outputs[0], c.regather)), None)
+def _stored(variable: Variable, one: Stored | None) -> int | None:
+    return next((k for k, c in enumerate(variable.choices)
+                 if one is not None and (one.layout, one.regather) == (c.outputs[0], c.regather)), None)
 
 
 def solve_question(question: Question, progress: Progress | None = None) -> Found:

@@ -70,7 +70,7 @@ def axes_of(plan: Plan, graph: Graph) -> set[tuple[int, ...]]:
     """Every set of axes that something of the plan communicates over."""
     texts = {text for c in plan.conversions for text in (*c.forward, *c.backward)}
     found = {Step.parse(text, plan.mesh).axes for text in texts}
-    decisions = {d.name: d for d in plan.decisions}
+    decisions = plan.index().decisions
     reducing = (op for op in graph.ops if op.target in REDUCING)
     return found | {inner for op in reducing
                     if (inner := option_of(op, graph, plan.mesh, decisions.get(op.name)).inner)}
@@ -100,8 +100,7 @@ class _Lowering:
 
     def run(self) -> Lowered:
         graph, nodes = self.graph, {node.name: node for node in self.captured.program.graph.nodes}
-        self.conversions = {(c.op, c.slot): c for c in self.plan.conversions}
-        self.decisions = {d.name: d for d in self.plan.decisions}
+        self.index = self.plan.index()
         self.flows = graph.differentiable()
         self.keys = {t: key for key, t in self.captured.tensors.items() if isinstance(key, tuple)}
         wanted = {t for op in graph.ops for t in op.inputs} | {graph.outputs[0]} | {new for _, new in graph.updates}
@@ -116,7 +115,7 @@ class _Lowering:
                 self.emit(op, nodes[op.name], wanted)
         ends = [(graph.outputs[0], "loss"), *((new, graph.tensors[old].fqn) for old, new in graph.updates)]
         self.out.output(tuple(self.env[t] for t, _ in ends))
-        routes = tuple(self.route(t, self.conversions.get(("output", slot))) for t, slot in ends)
+        routes = tuple(self.route(t, self.index.conversions.get(("output", slot))) for t, slot in ends)
         return Lowered(fx.GraphModule(torch.nn.Module(), self.out), reads, routes)
 
     def value(self, op: Op, k: int) -> fx.Node:
@@ -126,7 +125,7 @@ class _Lowering:
         if tensor.kind is Kind.PARAMETER:
             node = self.parameter(t, tensor.fqn)
         else:
-            node = self.convert(t, self.conversions.get((op.name, op.slots[k])))
+            node = self.convert(t, self.index.conversions.get((op.name, op.slots[k])))
         if self.flows.isdisjoint(op.outputs) and (t in self.flows or tensor.trained):
             return self.out.call_function(torch.Tensor.detach, (node,))
         return node
@@ -195,7 +194,7 @@ class _Lowering:
     def site(self, op: Op) -> Site:
         tensors = self.graph.tensors
         return Site(op, tuple(tensors[t] for t in op.inputs), tuple(tensors[t] for t in op.outputs),
-                    option_of(op, self.graph, self.plan.mesh, self.decisions.get(op.name)), self.plan.mesh,
+                    option_of(op, self.graph, self.plan.mesh, self.index.decisions.get(op.name)), self.plan.mesh,
                     self.groups.coordinate, partial(self.reduce, op.name), self.seed)
 
     def arguments(self, node: fx.Node, inputs: Mapping[str, fx.Node]) -> tuple[tuple[Any, ...], dict[str, Any]]:

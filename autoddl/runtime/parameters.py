@@ -63,15 +63,15 @@ def _slots(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
 
 def hold(model: nn.Module, graph: Graph, plan: Plan, groups: Groups, device: torch.device) -> dict[str, Held]:
     """Replace the parameters of `model` by the pieces that `plan` stores here; fqn -> Held."""
-    layouts = {s.fqn: s.layout for s in plan.stored}
-    whole = plan.mesh.size == 1 or all(state == B for layout in layouts.values() for state in layout)
+    stored = plan.index().stored
+    whole = plan.mesh.size == 1 or all(state == B for one in stored.values() for state in one.layout)
     mesh = None if whole else groups.device_mesh(device.type)
     by_id: dict[int, nn.Parameter] = {}
     found: dict[str, Held] = {}
     for tensor in graph.tensors:
         if tensor.kind is Kind.PARAMETER:
             old = model.get_parameter(tensor.fqn)
-            layout = layouts.get(tensor.fqn, Layout.broadcast(plan.mesh))
+            layout = stored[tensor.fqn].layout if tensor.fqn in stored else Layout.broadcast(plan.mesh)
             new, local = _piece(old, layout, groups, device, mesh)
             by_id[id(old)] = new
             found[tensor.fqn] = Held(tensor, layout, new, local)

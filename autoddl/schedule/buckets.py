@@ -66,19 +66,18 @@ MORE = 0.25
 
 def parameter_edges(plan: Plan, graph: Graph) -> tuple[ParameterEdge, ...]:
     """Every used parameter in the order of first use."""
-    stored = {s.fqn: s for s in plan.stored}
-    conversions = {(c.op, c.slot): c for c in plan.conversions}
+    index = plan.index()
     uses, differentiable = graph.consumers(), graph.differentiable()
     found = []
     for op in graph.ops:
         for slot, t in zip(op.slots, op.inputs, strict=True):
             tensor = graph.tensors[t]
-            conversion = conversions.get((op.name, slot))
+            conversion = index.conversions.get((op.name, slot))
             if tensor.kind is Kind.PARAMETER and conversion is not None:
                 forward = tuple(Step.parse(s, plan.mesh) for s in conversion.forward)
                 backward = tuple(Step.parse(s, plan.mesh) for s in conversion.backward)
                 saved = read_back(t, graph, uses, differentiable)
-                regather = stored[tensor.fqn].regather
+                regather = index.stored[tensor.fqn].regather
                 found.append(ParameterEdge(tensor, conversion, forward, backward, regather, saved,
                                            regather and plan.microbatches > 1))
     return tuple(found)

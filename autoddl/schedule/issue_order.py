@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from autoddl.core.conversion import Step
 from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.hubs import HUB
-from autoddl.core.plan import Conversion, Decision, Plan
+from autoddl.core.plan import Conversion, Decision, Plan, PlanIndex
 from autoddl.cost_models import Cluster
 from autoddl.operators.rules.nn import REDUCING, inner_collectives
 from autoddl.pricing.price import Pricing, pass_seconds
@@ -59,12 +59,10 @@ class _Program:
     reductions: TimedReductions
     known: Known
     part: int = 0
-    conversions: dict[tuple[str, str], Conversion] = field(init=False)
-    decisions: dict[str, Decision] = field(init=False)
+    index: PlanIndex = field(init=False)
 
     def __post_init__(self) -> None:
-        self.conversions = {(c.op, c.slot): c for c in self.plan.conversions}
-        self.decisions = {d.name: d for d in self.plan.decisions}
+        self.index = self.plan.index()
         self.flows, self.behind = self.graph.differentiable(), _behind(self.graph)
 
     def run(self, part: int) -> None:
@@ -76,9 +74,10 @@ class _Program:
         for i, op in enumerate(self.graph.ops):
             self.arrive(i, op)
             self.kernels(op, "forward")
-        ends = [self.begun(self.legs(self.conversions.get(("output", slot)), t, "forward")) for t, slot in self.ends()]
+        ends = [self.begun(self.legs(self.index.conversions.get(("output", slot)), t, "forward"))
+                for t, slot in self.ends()]
         self.actions.done.append(Pass("backward"))
-        self.edge(self.conversions.get(("output", "loss")), self.graph.outputs[0], "backward")
+        self.edge(self.index.conversions.get(("output", "loss")), self.graph.outputs[0], "backward")
         for i, op in reversed(list(enumerate(self.graph.ops))):
             self.gathers.read_back({self.behind[t] for t in op.inputs if t in self.behind})
             self.kernels(op, "backward")
@@ -113,7 +112,7 @@ class _Program:
         fqns = self.parameters(op)
         for k, t in enumerate(op.inputs):
             if k not in fqns:
-                self.edge(self.conversions.get((op.name, op.slots[k])), t, "forward")
+                self.edge(self.index.conversions.get((op.name, op.slots[k])), t, "forward")
             elif fqns[k] in self.gathers.place:
                 self.gathers.take(fqns[k], i)
             elif not self.as_it_is(fqns[k]) and (self.part == 0 or self.edges[fqns[k]].per_microbatch):
@@ -127,7 +126,7 @@ class _Program:
         self.reductions.add([fqn for fqn in fqns.values() if self.as_it_is(fqn)])
         for k, t in reversed(list(enumerate(op.inputs))):
             if k not in fqns:
-                self.edge(self.conversions.get((op.name, op.slots[k])), t, "backward")
+                self.edge(self.index.conversions.get((op.name, op.slots[k])), t, "backward")
             elif not self.as_it_is(fqns[k]):
                 self.reductions.add(self.gathers.handed_on(i, fqns[k]))
 
@@ -153,7 +152,7 @@ class _Program:
 
     def kernels(self, op: Op, direction: str) -> None:
         """The op's kernels of one pass, then what they reduce by themselves."""
-        decision = self.decisions.get(op.name)
+        decision = self.index.decisions.get(op.name)
         if op.target == HUB or decision is None:
             return
         key = op.name, direction

@@ -77,11 +77,11 @@ def _deciding(plan: Plan, cluster: Cluster) -> Cluster | None:
 def _stored(heap: Heap, plan: Plan, graph: Graph, optimizer: str) -> tuple[dict[str, Value], int]:
     """What is there before the step: the pieces of parameters by name, and how many copies the optimizer has: of those
     that get a gradient."""
-    layouts, copies, found = {s.fqn: s.layout for s in plan.stored}, OPTIMIZERS[optimizer], {}
+    stored, copies, found = plan.index().stored, OPTIMIZERS[optimizer], {}
     flows = graph.differentiable()
     for t, tensor in enumerate(graph.tensors):
         if tensor.kind is Kind.PARAMETER:
-            shape = local_shape(tensor.shape, layouts[tensor.fqn], plan.mesh)
+            shape = local_shape(tensor.shape, stored[tensor.fqn].layout, plan.mesh)
             found[tensor.fqn] = heap.value(shape, tensor.itemsize, "parameters")
             if t in flows:
                 heap.new(float(prod(shape) * tensor.itemsize * copies), "optimizer")

@@ -40,16 +40,15 @@ class Program:
     that the device is one."""
 
     def __init__(self, plan: Plan, graph: Graph, processor: bool = False) -> None:
-        self.plan, self.graph, self.mesh, self.processor = plan, graph, plan.mesh, processor
+        self.plan, self.graph, self.mesh, self.processor, index = plan, graph, plan.mesh, processor, plan.index()
         self.edges: dict[str, ParameterEdge] = {edge.tensor.fqn: edge for edge in parameter_edges(plan, graph)}
-        self.conversions = {(c.op, c.slot): self._edge(c) for c in plan.conversions}
+        self.conversions = {at: self._edge(c) for at, c in index.conversions.items()}
         self.ends = [(graph.outputs[0], "loss"), *((new, graph.tensors[old].fqn) for old, new in graph.updates)]
         self.last = {t: i for i, op in enumerate(graph.ops) for t in op.inputs}
         self.last.update({t: len(graph.ops) for t, _ in self.ends})
         self.place = {tensor.fqn: t for t, tensor in enumerate(graph.tensors) if tensor.kind is Kind.PARAMETER}
         self._flows, self._whole = graph.differentiable(), Layout.broadcast(plan.mesh)
-        decisions = {d.name: d for d in plan.decisions}
-        self.calls = [self._call(op, decisions.get(op.name)) for op in graph.ops]
+        self.calls = [self._call(op, index.decisions.get(op.name)) for op in graph.ops]
 
     def _edge(self, c: Conversion) -> Edge:
         forward, backward = (tuple(Step.parse(s, self.mesh) for s in texts) for texts in (c.forward, c.backward))

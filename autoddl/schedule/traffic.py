@@ -93,7 +93,7 @@ def traffic(plan: Plan, graph: Graph, coordinate: tuple[int, ...] | None = None)
     for bucket in gradient_buckets(plan, graph):
         reduced = each if bucket.per_microbatch else last
         reduced += _of_bucket(bucket, edges, mesh, at, "backward", gradient=True)
-    decisions = {d.name: d for d in plan.decisions}
+    decisions = plan.index().decisions
     for op in graph.ops:
         if op.target in REDUCING:
             option = option_of(op, graph, mesh, decisions.get(op.name))
