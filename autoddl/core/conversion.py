@@ -136,7 +136,7 @@ def slices(mesh: Mesh, source: Layout, target: Layout) -> tuple[Step, ...]:
 
 
 def is_conversion(steps: tuple[Step, ...], source: Layout, target: Layout) -> bool:
-    """Whether `steps` lead legally from `source` to `target`: what a plan is checked with when it is read."""
+    """Whether `steps` lead legally from `source` to `target`; `load_plan` checks every conversion with it."""
     here = source
     for step in steps:
         if not step.is_legal(here):

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
+from autoddl.core.conversion import Step, is_conversion
 from autoddl.core.errors import InputError
 from autoddl.core.files import write_atomically
 from autoddl.core.layout import Layout, Mesh
@@ -180,7 +181,7 @@ _ADAPTER: TypeAdapter[Plan] = TypeAdapter(Plan)
 
 
 def load_plan(path: str | Path) -> Plan:
-    """Read a plan; what is wrong with the file is one InputError that names it."""
+    """Read a plan. Raises InputError, which names the file, for what is no plan or whose conversions lead elsewhere."""
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -192,11 +193,41 @@ def load_plan(path: str | Path) -> Plan:
         raise InputError(f"{path} is a plan of version {found}; this AutoDDL reads version {VERSION}: "
                          "make the plan again")
     try:
-        return _ADAPTER.validate_python(data)
+        plan = _ADAPTER.validate_python(data)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise InputError(f"{path} is no plan: at {where or 'the top'}: {first['msg']}") from None
+    try:
+        _check_conversions(plan)
+    except InputError as error:
+        raise InputError(f"{path} is no plan: {error}; plan again instead of editing the file") from None
+    return plan
+
+
+def _check_conversions(plan: Plan) -> None:
+    """Raises InputError where the steps of a conversion do not lead from its layout to its target, or back."""
+    known: dict[tuple[tuple[str, ...], Layout, Layout], bool] = {}
+    for one in plan.conversions:
+        ways = [("forward", one.forward, one.source, one.target)]
+        if one.gradient is not None and one.wanted is not None:
+            ways.append(("backward", one.backward, one.gradient, one.wanted))
+        elif one.backward:
+            raise InputError(f"{one.tensor} -> {one.op} has backward steps, but no layouts of a gradient")
+        for name, texts, source, target in ways:
+            key = texts, source, target
+            if key not in known:
+                known[key] = _leads(plan.mesh, *key)
+            if not known[key]:
+                raise InputError(f"the {name} steps of {one.tensor} -> {one.op} ({', '.join(texts) or 'none'}) do not "
+                                 f"lead from {source} to {target} on mesh {plan.mesh}")
+
+
+def _leads(mesh: Mesh, texts: tuple[str, ...], source: Layout, target: Layout) -> bool:
+    """Whether the steps, as text, lead legally from `source` to `target`, both layouts of `mesh`."""
+    if not len(source) == len(target) == len(mesh.axes):
+        return False
+    return is_conversion(tuple(Step.parse(text, mesh) for text in texts), source, target)
 
 
 def level_of(plan: Plan, axes: str) -> str:
