@@ -19,7 +19,7 @@ import yaml
 from autoddl.core.errors import InputError
 from autoddl.cost_models.machine import Level
 
-__all__ = ["LINKS_FILE", "PROTOCOLS", "Protocol", "expanded", "latency_of", "link_names", "protocol_of"]
+__all__ = ["LINKS_FILE", "PROTOCOLS", "Protocol", "expanded", "latency_of", "protocol_of"]
 
 LINKS_FILE = Path(__file__).parent / "hardware" / "links.yaml"
 
@@ -66,11 +66,6 @@ def latency_of(level: Level) -> float:
 @lru_cache(maxsize=1)
 def _links() -> Mapping[str, Mapping[str, Any]]:
     return MappingProxyType(yaml.safe_load(LINKS_FILE.read_text(encoding="utf-8")))
-
-
-def link_names() -> tuple[str, ...]:
-    """The links whose figures come with the package."""
-    return tuple(_links())
 
 
 def expanded(tree: Mapping[str, Any]) -> dict[str, Any]:

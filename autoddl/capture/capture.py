@@ -7,8 +7,8 @@
 
 The program is an `fx.GraphModule`: program(*values) takes one tensor per PARAMETER, BUFFER, CONSTANT and INPUT, in the
 order of `graph.tensors` (they come first there), and returns (*graph.outputs, *new values of graph.updates). Under
-autograd it does what the module does, bit for bit. It makes constants (arange, full) on the CPU: `passes.on_device`
-moves these when it is lowered for another device; all else follows its inputs.
+autograd it does what the module does, bit for bit. It makes constants (arange, full) on the CPU; all else
+follows the device of its inputs.
 """
 
 from collections.abc import Mapping

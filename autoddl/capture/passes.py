@@ -4,7 +4,6 @@
     gradients    detach only where a gradient would pass
     randomness   dropout and attention with dropout -> ours, numbered
     losses       mean cross entropy -> token_loss / token_weight
-    on_device    constants of the program on another device
 """
 
 import torch
@@ -15,7 +14,7 @@ from autoddl.capture.source_lines import line_of
 from autoddl.core.errors import CaptureError
 from autoddl.operators.kernels import custom_ops
 
-__all__ = ["gradients", "losses", "normalise", "on_device", "randomness"]
+__all__ = ["gradients", "losses", "normalise", "randomness"]
 
 aten = torch.ops.aten
 
@@ -148,12 +147,4 @@ def losses(module: GraphModule) -> None:
             new = insert(node, aten._to_copy.default, (new,), node.meta["val"])
             new.kwargs = {"dtype": dtype_of(node)}
         replace(node, new)
-    module.recompile()
-
-
-def on_device(module: GraphModule, device: torch.device | str) -> None:
-    """Makes the constants that the program creates (arange, full, zeros ...) on `device`."""
-    for node in module.graph.nodes:
-        if "device" in node.kwargs:
-            node.kwargs = {**node.kwargs, "device": torch.device(device)}
     module.recompile()

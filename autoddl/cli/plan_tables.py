@@ -15,7 +15,7 @@ from rich.table import Table
 from autoddl.cli.table_style import columns, grid
 from autoddl.core.graph import Kind, graph_from_text
 from autoddl.core.hubs import HUB
-from autoddl.core.names import NUMBER, ranges
+from autoddl.core.names import fold_rows
 from autoddl.core.plan import Conversion, Plan
 from autoddl.cost_models.units import show_bytes, show_seconds
 
@@ -235,9 +235,4 @@ def _texts(layouts: Iterable[object]) -> str:
 
 def _grouped(rows: Iterable[Row]) -> list[Row]:
     """Rows whose names differ in the first number only, and in nothing else, are one; order of first appearance."""
-    groups: dict[tuple[str, Row], list[int]] = {}
-    for name, *rest in rows:
-        match = NUMBER.search(name)
-        pattern = f"{name[:match.start()]}{{}}{name[match.end():]}" if match else name
-        groups.setdefault((pattern, tuple(rest)), []).extend([int(match[0])] if match else [])
-    return [(pattern.replace("{}", ranges(numbers)), *rest) for (pattern, rest), numbers in groups.items()]
+    return [(name, *rest) for name, rest, _ in fold_rows((name, tuple(rest)) for name, *rest in rows)]

@@ -61,7 +61,7 @@ def states_of(given: Codes, axes: int) -> Codes:
 
 
 def duals(given: Codes, axes: int) -> Codes:
-    """`rules.dual` of each number: B in place of P."""
+    """The layout, as a number, of the gradient that the producer's backward needs: B in place of P."""
     states = states_of(given, axes)
     return numbers(np.where(states == PARTIAL, BROADCAST, states))
 

@@ -1,23 +1,34 @@
 """Dotted names that differ in a number, folded into one: `layers.0-31.q_proj`."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeVar
 
-__all__ = ["NUMBER", "folded", "ranges"]
+__all__ = ["fold_rows", "folded", "ranges"]
 
-NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+Value = TypeVar("Value", bound=Hashable)
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 """A part of a dotted name that is a number."""
 
 
 def folded(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Names that differ in their first number only, under one name with the numbers as ranges."""
-    groups: dict[str, dict[str, int | None]] = {}
-    for name in names:
-        match = NUMBER.search(name)
+    return {name: tuple(members) for name, _, members in fold_rows((name, None) for name in names)}
+
+
+def fold_rows(rows: Iterable[tuple[str, Value]]) -> list[tuple[str, Value, list[str]]]:
+    """Rows of equal value whose names differ in their first number only, as one row.
+
+    Returns (name with the numbers as ranges, value, names) in the order in which the rows first appear.
+    """
+    groups: dict[tuple[str, Value], dict[str, int | None]] = {}
+    for name, value in rows:
+        match = _NUMBER.search(name)
         pattern = f"{name[:match.start()]}\0{name[match.end():]}" if match else name
-        groups.setdefault(pattern, {})[name] = int(match[0]) if match else None
-    return {pattern.replace("\0", ranges([n for n in members.values() if n is not None])): tuple(members)
-            for pattern, members in groups.items()}
+        groups.setdefault((pattern, value), {})[name] = int(match[0]) if match else None
+    return [(pattern.replace("\0", ranges([n for n in members.values() if n is not None])), value, list(members))
+            for (pattern, value), members in groups.items()]
 
 
 def ranges(numbers: Sequence[int]) -> str:

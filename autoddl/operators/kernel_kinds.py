@@ -21,7 +21,7 @@ Classes and not operators, so that a curve holds for operators that nobody timed
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["KINDS_OF_MEMORY", "kind_of"]
+__all__ = ["kind_of"]
 
 _OPS = {
     "add": "add sub rsub where lerp addcmul addcdiv masked_fill",
@@ -39,8 +39,6 @@ _OPS = {
 }
 _KIND: Mapping[str, str] = MappingProxyType(
     {f"aten.{name}": kind for kind, names in _OPS.items() for name in names.split()} | {"autoddl.token_loss": "loss"})
-
-KINDS_OF_MEMORY = (*_OPS, "copy")
 
 
 def kind_of(name: str) -> str:

@@ -8,31 +8,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autoddl.core.graph import Graph
-from autoddl.core.hubs import planned
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster
-from autoddl.planner.question import question_of
 from autoddl.schedule.buckets import gather_buckets, gradient_buckets, parameter_edges
 from autoddl.schedule.issue_order import Known
 from autoddl.schedule.timeline import timeline_of
 
-__all__ = ["SIZES", "best_buckets", "in_best_buckets"]
+__all__ = ["SIZES", "best_buckets"]
 
 SIZES = tuple(2**k * 2**17 for k in range(9))
 """128 KiB to 32 MiB."""
 
 
-def in_best_buckets(plan: Plan, sizes: Sequence[int] = SIZES) -> Plan:
-    """`plan` with the bucket size, its own or of `sizes`, with the shortest predicted step.
-
-    Raises InputError if the plan does not say what it was made from.
-    """
-    asked = question_of(plan)
-    return best_buckets(plan, planned(asked.graph), asked.cluster, sizes)
-
-
 def best_buckets(plan: Plan, graph: Graph, cluster: Cluster, sizes: Sequence[int] = SIZES) -> Plan:
-    """The same of a plan for `cluster`, whose planned graph, of one microbatch, is at hand."""
+    """The plan with the bucket size, its own or one of `sizes` in bytes, that makes the predicted step shortest.
+
+    `graph` is the planned graph of one microbatch, `cluster` the one that the plan is for.
+    """
     different: dict[object, Plan] = {}
     edges = parameter_edges(plan, graph)
     for nbytes in (plan.bucket_bytes, *sorted(sizes, reverse=True)):

@@ -24,8 +24,7 @@ from autoddl.runtime.packing import Pieces, pieces
 from autoddl.runtime.process_groups import Groups, lost
 from autoddl.runtime.recorder import Executed, Mark, Recorder
 
-__all__ = ["Executed", "Handle", "Move", "Recorder", "Route", "begun", "convert", "moves", "run_step", "start_step",
-           "through"]
+__all__ = ["Executed", "Handle", "Move", "Recorder", "Route", "begun", "moves", "through"]
 
 Shape = tuple[int, ...]
 
@@ -148,18 +147,6 @@ class Move:
                 for piece, part in zip(self._pieces, parts, strict=True)]
 
 
-def start_step(tensors: Sequence[Tensor], shapes: Sequence[Shape], layouts: Sequence[Layout], step: Step,
-               groups: Groups, recorder: Recorder | None = None, direction: str = "forward") -> Handle:
-    """Start `step` on local `tensors`, pieces of global `shapes` in `layouts`, as one collective."""
-    return Move(step, shapes, layouts, groups, recorder, direction).start(tensors)
-
-
-def run_step(tensors: Sequence[Tensor], shapes: Sequence[Shape], layouts: Sequence[Layout], step: Step,
-             groups: Groups, recorder: Recorder | None = None, direction: str = "forward") -> list[Tensor]:
-    """The local tensors after `step`."""
-    return Move(step, shapes, layouts, groups, recorder, direction).run(tensors)
-
-
 def moves(steps: Sequence[Step], shapes: Sequence[Shape], layouts: Sequence[Layout], groups: Groups,
           recorder: Recorder | None = None, direction: str = "forward", label: str = "") -> tuple[Move, ...]:
     """The moves of a list of steps on tensors that start in `layouts`; those that change nothing are left out."""
@@ -212,11 +199,3 @@ class _Convert(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return through(ctx.route.backward, gradients[0]), None
-
-
-def convert(x: Tensor, shape: Shape, layout: Layout, forward: Sequence[Step], gradient: Layout,
-            backward: Sequence[Step], groups: Groups, recorder: Recorder | None = None) -> Tensor:
-    """`x`, a piece of `shape` in `layout`, after the `forward` steps; its gradient arrives in layout `gradient` and
-    takes the `backward` steps."""
-    return Route(moves(forward, [shape], [layout], groups, recorder),
-                 moves(backward, [shape], [gradient], groups, recorder, "backward"))(x)

@@ -23,12 +23,14 @@ from gpt import gpt
 
 from autoddl.api import compare
 from autoddl.capture.factory import Factory
+from autoddl.core.hubs import planned
 from autoddl.core.plan import Plan
 from autoddl.core.record import Event, Step, hidden_seconds, read_record
 from autoddl.explain.compare_run import foreseen
 from autoddl.explain.record_statistics import later, typical
 from autoddl.launch.rehearse import rehearse
-from autoddl.planner.bucket_size import in_best_buckets
+from autoddl.planner.bucket_size import best_buckets
+from autoddl.planner.question import question_of
 
 EXAMPLES = Path(__file__).parent.parent
 CLUSTER = EXAMPLES / "clusters" / "rehearsal-4x1-200.yaml"
@@ -84,10 +86,12 @@ def show(name: str, steps: Sequence[Step]) -> None:
 
 def main(batch: int = 128, steps: int = 8) -> None:
     whole = data_parallel(batch)
+    question = question_of(whole)
+    best = best_buckets(whole, planned(question.graph), question.cluster)
     load = os.getloadavg()[0]
     print(f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f}; batch {batch}, {steps} steps\n")
     print("| | step s | backward s | reduction / backward | hidden s | exposed s | hidden |\n" + "|---" * 7 + "|")
-    for plan in (whole, in_best_buckets(whole)):
+    for plan in (whole, best):
         line = foreseen(plan).step
         line = replace(line, passes=(*line.passes, ("update", line.seconds)))
         name = f"{len(gradients(line))} of {plan.bucket_bytes / 2**10:.0f} KiB"

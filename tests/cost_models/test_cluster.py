@@ -6,11 +6,12 @@ from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
+import yaml
 
 from autoddl.core.errors import InputError
 from autoddl.core.layout import Mesh
 from autoddl.cost_models.cluster import device_names, load_cluster, load_device, parse_cluster
-from autoddl.cost_models.links import PROTOCOLS, link_names
+from autoddl.cost_models.links import LINKS_FILE, PROTOCOLS
 from autoddl.cost_models.units import bytes_above, parse, show_bytes, show_rate, show_seconds
 from autoddl.planner.meshes import meshes
 
@@ -106,7 +107,7 @@ def test_a_value_that_no_short_unit_holds_round_trips() -> None:
     assert parse_cluster(cluster.to_yaml(), "again") == cluster
 
 
-@pytest.mark.parametrize("name", link_names())
+@pytest.mark.parametrize("name", yaml.safe_load(LINKS_FILE.read_text()))
 def test_every_link_stands_for_its_figures(name: str) -> None:
     text = f"name: x\ndevice: V100-16GB\nlevels: [{{name: net, size: 4, link: {name.lower()}}}]\n"
     level = parse_cluster(text, "x").levels[0]

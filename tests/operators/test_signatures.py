@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 
+import numpy as np
 import op_cases
 import op_cases_shape
 import pytest
@@ -16,10 +17,11 @@ from oracle import _Threads, check, option
 
 from autoddl.core.graph import Op
 from autoddl.core.layout import B, Layout, Mesh, P, Split, State
+from autoddl.core.layout_codes import duals, layout_of, number_of
 from autoddl.operators.kernels.site import Reduce
 from autoddl.operators.rules.dimension_strings import Rule, Signature, signatures
 from autoddl.operators.rules.nn import inner_collectives
-from autoddl.operators.rules.table import RULES, Option, dual, gradient, options, signatures_of
+from autoddl.operators.rules.table import RULES, Option, options
 
 CASES: list[Case] = [*op_cases.CASES, *(case(t, *args, **kwargs) for t, args, kwargs in op_cases_shape.CASES)]
 OF_TARGET: dict[str, list[Case]] = {}
@@ -99,17 +101,18 @@ def test_wrong_shapes_are_caught_before_native_code_runs() -> None:
 
 def test_gradients_and_duals() -> None:
     column = option(Signature((B, Split(0)), (Split(1),)))
-    assert gradient(column, 0) == Layout((P,)) and gradient(column, 1) == Layout((Split(0),))
-    assert dual(Layout((Split(1), B, P))) == Layout((Split(1), B, B))
+    assert column.gradients == (Layout((P,)), Layout((Split(0),)))
+    (wanted,) = duals(np.array([number_of(Layout((Split(1), B, P)))]), 3).tolist()
+    assert layout_of(wanted, 3) == Layout((Split(1), B, B))
     whole = option(Signature((B, B), (B,)))
-    assert gradient(whole, 0) == Layout((B,))
-    assert gradient(option(Signature((P, B), (P,))), 0) == Layout((B,))
+    assert whole.gradients[0] == Layout((B,))
+    assert option(Signature((P, B), (P,))).gradients[0] == Layout((B,))
 
 
 def test_an_operator_without_a_rule_is_whole() -> None:
     op = Op("op", "aten.unheard_of.default", (0, 1), ("self", "other"), (2,))
-    assert signatures_of(op, LINEAR.graph) == (Signature((B, B), (B,)),)
-    assert len(options(op, LINEAR.graph, Mesh.parse("x=2,y=2"))) == 1
+    (only,) = options(op, LINEAR.graph, Mesh.parse("x=2,y=2"))
+    assert only.signatures == (Signature((B, B), (B,)),) * 2
 
 
 def test_options_leave_nobody_empty_and_nothing_uneven_that_must_be_even() -> None:

@@ -12,7 +12,7 @@ from autoddl.core.layout import B, Layout, Mesh, P, Split, extents
 from autoddl.core.layout_codes import legal_layouts
 from autoddl.pricing.routes import Routes, routes
 from autoddl.runtime.process_groups import Groups
-from autoddl.runtime.redistribute import Executed, Recorder, convert, run_step, start_step
+from autoddl.runtime.redistribute import Executed, Move, Recorder, Route, moves
 
 Shape = tuple[int, ...]
 
@@ -70,7 +70,8 @@ def run_cases(mesh: Mesh, shape: Shape, cases: list[Case], cluster: str | None =
     for source, forward, _, arrives, backward in cases:
         x = piece(whole(shape), source, mesh, groups.coordinate).requires_grad_()
         recorder = Recorder()
-        y = convert(x, shape, source, forward, arrives, backward, groups, recorder)
+        y = Route(moves(forward, [shape], [source], groups, recorder),
+                  moves(backward, [shape], [arrives], groups, recorder, "backward"))(x)
         y.backward(piece(whole(shape, 3), arrives, mesh, groups.coordinate))
         assert x.grad is not None
         found.append((y.detach(), x.grad, recorder.executed))
@@ -147,8 +148,8 @@ SHAPES = ((7, 4), (5, 9), (4, 1, 6))
 def run_coalesced(groups: Groups, step: Step, layout: Layout, dtype: torch.dtype) -> list[Any]:
     mesh, recorder, text = groups.mesh, Recorder(), f"{dtype} {layout} {step.text(groups.mesh)}"
     tensors = [piece(whole(shape), layout, mesh, groups.coordinate).to(dtype) for shape in SHAPES]
-    after = run_step(tensors, SHAPES, [layout] * 3, step, groups, recorder)
-    later = start_step(tensors, SHAPES, [layout] * 3, step, groups).wait()
+    after = Move(step, SHAPES, [layout] * 3, groups, recorder).run(tensors)
+    later = Move(step, SHAPES, [layout] * 3, groups).start(tensors).wait()
     assert all(torch.equal(a, b) for a, b in zip(after, later, strict=True)), text
     itemsize = tensors[0].element_size()
     total = sum(payload(step, shape, itemsize, layout, mesh, groups.coordinate) for shape in SHAPES)
@@ -182,8 +183,8 @@ def test_one_collective_for_several_tensors() -> None:
 def run_bools(mesh: Mesh) -> torch.Tensor:
     groups = Groups(mesh, subsets(mesh))
     local = piece(whole((7, 5)), Layout((Split(0),)), mesh, groups.coordinate) > 0
-    across = run_step([local], [(7, 5)], [Layout((Split(0),))], Step((0,), Split(0), Split(1)), groups)
-    (found,) = run_step(across, [(7, 5)], [Layout((Split(1),))], Step((0,), Split(1), B), groups)
+    across = Move(Step((0,), Split(0), Split(1)), [(7, 5)], [Layout((Split(0),))], groups).run([local])
+    (found,) = Move(Step((0,), Split(1), B), [(7, 5)], [Layout((Split(1),))], groups).run(across)
     return found
 
 
@@ -194,7 +195,8 @@ def test_bools_travel_as_bytes() -> None:
 
 def run_sparse(mesh: Mesh) -> str:
     with pytest.raises(RuntimeError) as error:
-        run_step([torch.eye(4).to_sparse()], [(4, 4)], [Layout((P,))], Step((0,), P, B), Groups(mesh, subsets(mesh)))
+        groups = Groups(mesh, subsets(mesh))
+        Move(Step((0,), P, B), [(4, 4)], [Layout((P,))], groups).run([torch.eye(4).to_sparse()])
     return type(error.value).__name__
 
 

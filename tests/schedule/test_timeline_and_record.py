@@ -38,7 +38,8 @@ from autoddl.core.record import (
 from autoddl.cost_models.timeline import simulate
 from autoddl.explain.compare_run import foreseen
 from autoddl.explain.record_statistics import Pair, late, later, misses, typical
-from autoddl.planner.bucket_size import SIZES, in_best_buckets
+from autoddl.planner.bucket_size import SIZES, best_buckets
+from autoddl.planner.question import question_of
 from autoddl.runtime.parallelize import parallelize
 from autoddl.runtime.record_writer import step_of
 from autoddl.schedule.actions import Compute, Start, Wait
@@ -292,7 +293,8 @@ def _check_trace(trace: dict[str, object]) -> None:
 
 def test_buckets_are_as_large_as_the_time_line_likes(rehearsed: tuple[Path, Said]) -> None:
     plan = load_plan(rehearsed[0])
-    best = in_best_buckets(plan)
+    question = question_of(plan)
+    best = best_buckets(plan, planned(question.graph), question.cluster)
     assert best.bucket_bytes in {*SIZES, plan.bucket_bytes} and replace(best, bucket_bytes=plan.bucket_bytes) == plan
     assert all(foreseen(best).step.seconds <= foreseen(replace(plan, bucket_bytes=n)).step.seconds for n in SIZES[::4])
 

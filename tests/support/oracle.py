@@ -4,7 +4,7 @@
 
 Inputs are cut by their layouts (a partial sum into random terms that add up to it), the local call is the one that
 `kernels.lower` makes, outputs are put together by theirs. A random upstream gradient is cut by the duals of the layouts
-of the outputs, and what local autograd yields for input k is put together by `rules.gradient(option, k)`. Ranks are
+of the outputs, and what local autograd yields for input k is put together by `gradient(option, k)`. Ranks are
 threads where a kernel reduces by itself.
 """
 
@@ -20,13 +20,13 @@ from cases import Case, case, fill, listed
 from cutting import Coordinate, coordinates, cut, error_of
 from torch import Tensor
 
-from autoddl.core.layout import Layout, Mesh
+from autoddl.core.layout import B, Layout, Mesh, P
 from autoddl.operators.kernels.site import Reduce, Site
 from autoddl.operators.kernels.table import lower
 from autoddl.operators.rules.dimension_strings import Signature
-from autoddl.operators.rules.table import Option, backward, dual, gradient
+from autoddl.operators.rules.table import Option, backward
 
-__all__ = ["Case", "case", "check", "option"]
+__all__ = ["Case", "case", "check", "dual", "gradient", "option"]
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -52,6 +52,16 @@ def _truth(case: Case) -> Truth:
 
 def _leaves(case: Case, values: Sequence[Tensor]) -> list[Tensor]:
     return [value.detach().clone().requires_grad_(case.differentiable(k)) for k, value in enumerate(values)]
+
+
+def gradient(option: Option, k: int) -> Layout:
+    """Layout of d(input k) that the local backward yields."""
+    return option.gradients[k]
+
+
+def dual(layout: Layout) -> Layout:
+    """Layout of the gradient that the local backward of a tensor's producer needs."""
+    return Layout(tuple(B if part == P else part for part in layout))
 
 
 def _gradients(outputs: Sequence[Tensor], inputs: Sequence[Tensor], upstream: Gradients) -> Gradients:

@@ -1,14 +1,14 @@
 """What an operator may do on a mesh: one table, op -> dimension string -> signatures -> options.
 
     RULES[target](op, inputs, outputs) -> "b k, n k -> b n | 0*1"          the rule of one call (see `dims`)
-    signatures_of(op, graph)           -> its signatures for one mesh axis  (no rule: everything B)
     rows(op, graph, mesh)              -> one signature per axis, where every rank gets a piece of everything: numbers
+                                          (no rule: everything B)
     options(op, graph, mesh)           -> the same in words
 
 The gradient of an option follows from its layouts alone, axis by axis:
 
     gradient of input k     S(d) -> S(d)    P -> B    B -> P if any tensor of the op is S or P there, else B
-    wanted from above       S(d) -> S(d)    P -> B    B -> B                                             (`dual`)
+    wanted from above       S(d) -> S(d)    P -> B    B -> B                            (`layout_codes.duals`)
 """
 
 from dataclasses import dataclass
@@ -25,8 +25,7 @@ from autoddl.operators.rules import shape as shape_rules
 from autoddl.operators.rules.dimension_strings import Rule, Signature, signatures
 from autoddl.operators.rules.writing import RuleOf
 
-__all__ = ["RULES", "Option", "Rows", "Rule", "backward", "dual", "gradient", "has_rule", "options", "rows",
-           "signatures_of"]
+__all__ = ["RULES", "Option", "Rows", "Rule", "backward", "has_rule", "options", "rows"]
 
 Codes = npt.NDArray[np.int64]
 Shapes = tuple[tuple[int, ...], ...]
@@ -80,11 +79,6 @@ def has_rule(target: str) -> bool:
     return target in RULES
 
 
-def signatures_of(op: Op, graph: Graph) -> tuple[Signature, ...]:
-    """Signatures of `op` for one mesh axis; without a rule only B everywhere."""
-    return _signatures(_question(op, graph))
-
-
 def rows(op: Op, graph: Graph, mesh: Mesh) -> Rows:
     """Every choice of one signature per axis in which each rank has a non-empty piece of every tensor; one object for
     ops that are alike."""
@@ -94,11 +88,6 @@ def rows(op: Op, graph: Graph, mesh: Mesh) -> Rows:
 def options(op: Op, graph: Graph, mesh: Mesh) -> tuple[Option, ...]:
     """The same, with layouts."""
     return _options(rows(op, graph, mesh))
-
-
-def gradient(option: Option, k: int) -> Layout:
-    """Layout of d(input k) that the local backward yields."""
-    return option.gradients[k]
 
 
 def backward(inputs: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> tuple[Layout, ...]:
@@ -111,12 +100,6 @@ def _backward(states: list[Codes]) -> list[Codes]:
     """The gradient's state for every tensor and option: S from S, B from P, P or B from B."""
     cut = np.any([column != BROADCAST for column in states], axis=0)
     return [np.where(c == PARTIAL, BROADCAST, np.where((c == BROADCAST) & cut, PARTIAL, c)) for c in states]
-
-
-@lru_cache(maxsize=100_000)
-def dual(layout: Layout) -> Layout:
-    """Layout of the gradient that the local backward of a tensor's producer needs."""
-    return Layout(tuple(B if part == P else part for part in layout))
 
 
 def _question(op: Op, graph: Graph) -> _Question:
