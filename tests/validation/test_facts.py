@@ -10,7 +10,7 @@ import yaml
 from published import run
 
 from autoddl.cost_models import load_device
-from autoddl.cost_models.links import link_names
+from autoddl.cost_models.links import LINKS_FILE
 from autoddl.validation.clusters import LINK_WORDS, LINKS, SYSTEMS, system_of
 from autoddl.validation.facts import FOLDER, find_beginning
 from autoddl.validation.runs_file import MODELS
@@ -24,6 +24,7 @@ from autoddl.validation.software import (
     software_of,
 )
 
+KNOWN_LINKS = frozenset(yaml.safe_load(LINKS_FILE.read_text(encoding="utf-8")))
 NAMES = frozenset(("file", "program", "model", "device"))
 """Fields that say whose the facts are; cost_models/hardware/ has the sources of a device's file."""
 SECTIONS = {"software.yaml": ("programs", "recipes", "attention"), "models.yaml": ("",),
@@ -64,8 +65,8 @@ def test_every_fact_has_a_source(place: str, row: dict[str, Any]) -> None:
 
 def test_facts_point_to_what_exists() -> None:
     for system in SYSTEMS.values():
-        assert load_device(system.file).name and system.link in {*link_names(), *LINKS} and system.attention in SLOWER
-    assert all(word.link in link_names() for word in LINK_WORDS.values())
+        assert load_device(system.file).name and system.link in {*KNOWN_LINKS, *LINKS} and system.attention in SLOWER
+    assert all(word.link in KNOWN_LINKS for word in LINK_WORDS.values())
     assert all(program.attention in {"best", "products", *SLOWER} for program in PROGRAMS.values())
     for recipe in RECIPES:
         assert find_beginning(recipe.program, PROGRAMS) and find_beginning(recipe.model, MODELS)
