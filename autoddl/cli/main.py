@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from autoddl.cli import compare_run, draw, explain, measure, network, rehearse, validate, verbs
+from autoddl.cli import compare_run, draw, explain, measure, network, rehearse, schedule, validate, verbs
 from autoddl.core.errors import AutoDDLError, Infeasible, MachineError
 from autoddl.launch.launch import leave
 
@@ -36,6 +36,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "explain": explain.explain, "front": explain.front, "diff": explain.diff, "rehearse": rehearse.rehearse,
     "measure": measure.measure, "validate": validate.validate, "network": network.network,
     "compare-run": compare_run.compare_run, "draw": draw.draw,
+    "schedule": schedule.schedule,
 }
 """In the order of `autoddl --help`."""
 

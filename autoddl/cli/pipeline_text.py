@@ -11,10 +11,10 @@ from autoddl.core.pipeline import Schedule, validate
 from autoddl.cost_models.pipelines import pipeline
 from autoddl.cost_models.timeline import COMPUTE, Timeline
 
-__all__ = ["draw", "grid"]
+__all__ = ["draw_schedule", "draw_timeline", "unit_timeline"]
 
 
-def draw(timeline: Timeline, columns: int = 120) -> str:
+def draw_timeline(timeline: Timeline, columns: int = 120) -> str:
     """Every rank and stream, in proportion to the seconds."""
     if columns < 1:
         raise InputError(f"{columns} columns: a drawing has at least one")
@@ -40,10 +40,15 @@ def _cell(name: str, width: int) -> str:
     return f"{name[:width - 1]:-<{width - 1}} " if width > 1 else name[:width]
 
 
-def grid(schedule: Schedule) -> str:
+def unit_timeline(schedule: Schedule) -> Timeline:
     """The schedule with F, B and W of one unit each (a B that is not split is two), free transfers."""
     validate(schedule)
     ones = [1.0] * schedule.stages
-    timeline = pipeline(schedule, ones, ones, ones)
+    return pipeline(schedule, ones, ones, ones)
+
+
+def draw_schedule(schedule: Schedule) -> str:
+    """The time line of `unit_timeline`, each unit as wide as the longest name of a task."""
+    timeline = unit_timeline(schedule)
     cell = max(len(task.name) for task in timeline.tasks) + 1
-    return draw(timeline, round(timeline.makespan) * cell)
+    return draw_timeline(timeline, round(timeline.makespan) * cell)

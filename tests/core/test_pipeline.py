@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from autoddl.cli.pipeline_text import grid
+from autoddl.cli.pipeline_text import draw_schedule
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline import Action, Schedule, held, needs, peaks, validate
 from autoddl.core.pipeline_schedules import generate
@@ -136,8 +136,8 @@ def test_held_in_bytes_and_after_a_split_backward() -> None:
     assert peaks(schedule, sizes=[10, 4]) == (14,)
 
 
-def test_grid() -> None:
-    assert grid(Schedule.parse(ZIGZAG)) == ("rank 0 | 0F0 0F1         0B0----     0B1----\n"
+def test_a_schedule_is_drawn() -> None:
+    assert draw_schedule(Schedule.parse(ZIGZAG)) == ("rank 0 | 0F0 0F1         0B0----     0B1----\n"
                                             "rank 1 |     1F0 1B0---- 1F1 1B1----")
 
 

@@ -5,7 +5,7 @@ from math import inf, nan
 
 import pytest
 
-from autoddl.cli.pipeline_text import draw
+from autoddl.cli.pipeline_text import draw_timeline
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline_schedules import generate
 from autoddl.cost_models.events import FLOOR, Where, overlapping
@@ -186,11 +186,11 @@ def test_the_order_of_reductions_is_one_on_all_ranks() -> None:
 
 def test_drawing() -> None:
     line = simulate([Task("F", 2), Task("B", 4, needs=(0,)), Task("x", 1, stream="net", needs=(0,)), Task("t", 0)])
-    assert draw(line, 12) == "rank 0     | F-- B------\nrank 0 net |     x"
-    assert draw(line, 3) == "rank 0     | FB\nrank 0 net |  x"
-    assert draw(simulate([]), 5) == ""
+    assert draw_timeline(line, 12) == "rank 0     | F-- B------\nrank 0 net |     x"
+    assert draw_timeline(line, 3) == "rank 0     | FB\nrank 0 net |  x"
+    assert draw_timeline(simulate([]), 5) == ""
     with pytest.raises(InputError, match="0 columns"):
-        draw(line, 0)
+        draw_timeline(line, 0)
 
 
 @pytest.mark.parametrize(("tasks", "slowdown", "words"), [

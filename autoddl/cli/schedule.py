@@ -1,0 +1,27 @@
+"""The verb that shows a pipeline schedule: schedule."""
+
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from autoddl.cli.options import AsJson
+from autoddl.cli.output import show
+
+__all__ = ["schedule"]
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="gpipe, 1f1b, interleaved:CHUNKS, zb-h1, zb-h2, zb-v, "
+                                                          "dualpipe-v or chimera:PAIRS")]
+Ranks = Annotated[int, typer.Option(min=1, help="ranks, each with one or more stages")]
+Microbatches = Annotated[int, typer.Option(min=1, help="microbatches of a step")]
+
+
+def schedule(name: Name, ranks: Ranks = 4, microbatches: Microbatches = 8, as_json: AsJson = False) -> None:
+    """Show a pipeline schedule and its time line, with passes of one unit each and free transfers."""
+    from autoddl.cli.pipeline_text import draw_schedule, unit_timeline
+    from autoddl.core.pipeline_schedules import generate
+    made = generate(name, ranks, microbatches)
+    line = unit_timeline(made)
+    drawn = Text(f"{made}\n\n{draw_schedule(made)}\n\n{line.makespan:g} units, bubble {line.bubble:.1%}", no_wrap=True)
+    show(drawn, {"name": name, "ranks": ranks, "microbatches": microbatches, "stages": made.stages,
+                 "schedule": str(made), "units": line.makespan, "bubble": line.bubble}, as_json)

@@ -1,0 +1,27 @@
+"""The verb `schedule`: who runs which pass of which stage, and when."""
+
+import json
+
+import pytest
+from shell import shell
+
+from autoddl.core.pipeline import Schedule
+from autoddl.core.pipeline_schedules import generate
+
+
+def test_a_schedule_is_shown_with_its_time_line() -> None:
+    said = shell("schedule", "1f1b", "--ranks", "2", "--microbatches", "2")
+    assert said.code == 0 and said.err == ""
+    assert "microbatches 2, stages on ranks 0 1\nrank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1B0 1F1 1B1\n" in said.out
+    assert "rank 1 |     1F0 1B0---- 1F1 1B1----\n" in said.out and said.out.endswith("9 units, bubble 33.3%\n")
+
+
+def test_its_json_can_be_read_back() -> None:
+    data = json.loads(shell("schedule", "interleaved:2", "--ranks", "4", "--microbatches", "8", "--json").out)
+    assert Schedule.parse(data["schedule"]) == generate("interleaved:2", 4, 8) and data["stages"] == 8
+    assert data["bubble"] == pytest.approx(3 / (2 * 8 + 3))
+
+
+def test_an_unknown_schedule_names_the_known_ones() -> None:
+    said = shell("schedule", "2f2b")
+    assert said.code == 2 and "'2f2b' is no schedule; write gpipe, 1f1b" in said.err
