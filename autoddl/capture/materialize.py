@@ -14,13 +14,12 @@ from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, named
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Op
+from autoddl.operators.families import family_of
+from autoddl.operators.work import base
 
 __all__ = ["SEED", "arguments", "filled", "give", "limits", "materialise", "materialised"]
 
 SEED = 20_240_229
-KEEPS_VALUES = ("aten.reshape", "aten.view", "aten.slice", "aten.select", "aten.expand", "aten.transpose",
-                "aten.permute", "aten._to_copy", "aten.clone", "aten.unsqueeze", "aten.squeeze", "aten.where",
-                "aten.cat", "aten.detach", "aten.alias", "aten.flatten", "aten.constant_pad_nd", "autoddl.hub")
 
 
 def limits(graph: Graph) -> dict[str, int]:
@@ -40,7 +39,7 @@ def _limit(t: int, graph: Graph, consumers: dict[int, tuple[tuple[int, int], ...
     for i, k in consumers[t]:
         op = graph.ops[i]
         bound = _of_reader(op, op.slots[k], graph)
-        if bound is None and op.target.startswith(KEEPS_VALUES):
+        if bound is None and "values" in family_of(base(op)).flags:
             bound = min((b for out in op.outputs if out not in seen
                          for b in [_limit(out, graph, consumers, seen)] if b is not None), default=None)
         bounds += [bound] if bound is not None else []

@@ -17,12 +17,12 @@ from types import MappingProxyType
 
 from autoddl.core.graph import Graph, Op
 from autoddl.cost_models import Cluster
+from autoddl.operators.families import flagged
 from autoddl.operators.work import base
 
 __all__ = ["ALONE", "Chained", "as_compiled", "chains", "inside"]
 
-FUSED = frozenset(f"aten.{name}" for name in ("add", "sub", "mul", "div", "neg", "gelu", "silu", "relu", "tanh",
-                                              "sigmoid", "exp", "softmax", "_to_copy")) | {"autoddl.dropout"}
+FUSED = flagged("fuses")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,44 +22,19 @@ from functools import lru_cache
 from math import prod
 
 from autoddl.core.graph import Graph, Kind, Op
+from autoddl.operators.families import FACTORS, family_of, flagged, reading
 from autoddl.operators.kernel_kinds import kind_of
 
 __all__ = ["VIEWS", "Work", "base", "keeps_input", "keeps_output", "kept_beside", "letters", "read_back", "work"]
 
 Shapes = tuple[tuple[int, ...], ...]
 
-VIEWS = frozenset(f"aten.{name}" for name in (
-    "reshape", "view", "_unsafe_view", "expand", "permute", "transpose", "t", "unsqueeze", "squeeze", "slice", "select",
-    "split", "split_with_sizes", "chunk", "unbind", "detach", "alias", "flatten", "unflatten", "narrow", "diagonal",
-    "numpy_T", "mT", "swapaxes", "movedim", "unfold", "view_as")) | {"autoddl.hub"}
+VIEWS = flagged("view")
+_CUTS, _CONVOLUTIONS, _ATTENTION = flagged("cut"), flagged("convolution"), reading("all")
 
-_CUTS = frozenset(f"aten.{name}" for name in (
-    "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "narrow"))
-"""Views whose gradient is put together from the gradients of the pieces, which moves them."""
-
-_PRODUCTS = {"aten.linear": ("input", "weight"), "aten.mm": ("self", "mat2"), "aten.bmm": ("self", "mat2"),
-             "aten.matmul": ("self", "other"), "aten.addmm": ("mat1", "mat2"), "aten.baddbmm": ("batch1", "batch2"),
-             "aten.mv": ("self", "vec"), "aten.dot": ("self", "tensor")}
-_ATTENTION = ("aten.scaled_dot_product_attention", "autoddl.attention")
-_CONVOLUTIONS = ("aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution", "aten.conv_transpose1d",
-                 "aten.conv_transpose2d", "aten.conv_transpose3d")
-
-_KEEP_NOTHING = frozenset(f"aten.{name}" for name in (
-    "add", "sub", "rsub", "neg", "sum", "mean", "cat", "stack", "_to_copy", "embedding", "constant_pad_nd", "roll",
-    "flip", "repeat", "copy", "clone", "cumsum", "zeros_like", "ones_like", "full_like", "arange", "full", "tril",
-    "triu", "index_select", "index", "masked_fill", "where", "select_scatter",
-    "slice_scatter", "sort", "topk")) | VIEWS
-_KEEP_INDICES = frozenset(f"aten.{name}" for name in ("index_put", "repeat_interleave", "scatter", "scatter_add"))
-"""Of these backward reads no value, but where the values went."""
-_KEEP_OUTPUT = frozenset(f"aten.{name}" for name in (
-    "relu", "tanh", "sigmoid", "exp", "exp2", "expm1", "sqrt", "rsqrt", "reciprocal", "tan", "softmax", "_softmax",
-    "log_softmax", "_log_softmax"))
-_KEEP_SHAPE = frozenset(f"aten.{name}" for name in ("gather", "avg_pool2d", "adaptive_avg_pool2d"))
-"""Of these backward keeps the input for its shape, and reads no value of it."""
 BLOCK = 2048
 """Elements in a row that are copied as a block, where rows are looked up: as a factor half way between the rows of 256
 and of 16384 that `measure` times."""
-_KEEP_MASK = frozenset(("autoddl.dropout",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,28 +62,33 @@ def _base(target: str) -> str:
 
 def _factors(op: Op) -> tuple[str, ...]:
     """Slots of what is multiplied: of these backward reads the others."""
-    return op.slots if base(op) in ("aten.mul", "aten.einsum") else _PRODUCTS.get(base(op), ())
+    name = base(op)
+    return FACTORS.get(name, op.slots if family_of(name).reads == "factors" else ())
 
 
 def keeps_input(op: Op, k: int, graph: Graph, differentiable: frozenset[int]) -> bool:
-    """Whether backward of `op` reads the value of input `k`."""
-    name, needs = base(op), {i for i, t in enumerate(op.inputs) if t in differentiable}
+    """Whether backward of `op` reads the value of input `k`, or needs its shape."""
+    needs = {i for i, t in enumerate(op.inputs) if t in differentiable}
     if not needs or differentiable.isdisjoint(op.outputs) or op.slots[k] == "bias":
         return False
-    if name in _KEEP_NOTHING or name in _KEEP_OUTPUT or name in _KEEP_MASK or op.target == "aten.lerp.Scalar":
-        return False
-    if name == "aten.adaptive_avg_pool2d" and prod(graph.tensors[op.outputs[0]].shape[-2:]) == 1:
-        return False  # a mean
-    if name in _KEEP_INDICES:
-        return not graph.tensors[op.inputs[k]].floating
-    if name in ("aten.max", "aten.min"):
-        return len(op.outputs) == 1  # where it was found is an output
-    if name == "aten.index_add":
-        return op.slots[k] != "self"
-    if name == "aten.div":
-        return len(op.inputs) > 1 and (k == 1 or 1 in needs)
-    if factors := _factors(op):
-        return op.slots[k] in factors and any(op.slots[i] in factors for i in needs - {k})
+    match family_of(base(op)).reads:
+        case "nothing" | "output" | "mask":
+            return False
+        case "weight":
+            return op.target != "aten.lerp.Scalar"
+        case "shape":  # of one value a channel adaptive pooling is a mean
+            return not (base(op) == "aten.adaptive_avg_pool2d" and prod(graph.tensors[op.outputs[0]].shape[-2:]) == 1)
+        case "indices":
+            return not graph.tensors[op.inputs[k]].floating
+        case "place":
+            return len(op.outputs) == 1
+        case "source":
+            return op.slots[k] != "self"
+        case "divisor":
+            return len(op.inputs) > 1 and (k == 1 or 1 in needs)
+        case "factors":
+            factors = _factors(op)
+            return op.slots[k] in factors and any(op.slots[i] in factors for i in needs - {k})
     return True
 
 
@@ -128,13 +108,12 @@ def read_back(t: int, graph: Graph, uses: Mapping[int, tuple[tuple[int, int], ..
 
 def keeps_output(op: Op, differentiable: frozenset[int]) -> bool:
     """Whether backward of `op` reads its own output."""
-    name = base(op)
-    return (name in _KEEP_OUTPUT or name in _ATTENTION) and any(t in differentiable for t in op.outputs)
+    return family_of(base(op)).reads in ("output", "all") and any(t in differentiable for t in op.outputs)
 
 
 def kept_beside(op: Op, outputs: Shapes, differentiable: frozenset[int]) -> float:
     """Bytes kept that are neither an input nor an output: a dropout's mask, one byte an element."""
-    return float(prod(outputs[0])) if base(op) in _KEEP_MASK and op.outputs[0] in differentiable else 0.0
+    return float(prod(outputs[0])) if family_of(base(op)).reads == "mask" and op.outputs[0] in differentiable else 0.0
 
 
 def _product(name: str, op: Op, inputs: Shapes, outputs: Shapes) -> tuple[int, ...]:
@@ -149,10 +128,10 @@ def _product(name: str, op: Op, inputs: Shapes, outputs: Shapes) -> tuple[int, .
         if "transpose" in name or dict(op.args).get("transposed"):
             return 1, prod(x) // max(1, weight[0]), prod(weight[1:]), weight[0]
         return 1, out[0] * prod(out[2:]), out[1], prod(weight[1:])
-    if name not in _PRODUCTS:
+    if name not in FACTORS:
         return ()
     first, second = (inputs[slot if (slot := op.slot(which)) is not None else i]
-                     for i, which in enumerate(_PRODUCTS[name]))
+                     for i, which in enumerate(FACTORS[name]))
     k = first[-1] if first else 1
     if name == "aten.linear" or len(second) <= 2:
         n = out[-1] if len(second) == 2 and out else 1
@@ -244,7 +223,7 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
     if not flows:
         return (forward,), ()
     kept = sum(nbytes for k, nbytes in enumerate(read)
-               if name not in _KEEP_SHAPE and keeps_input(op, k, graph, differentiable)) + beside
+               if family_of(name).reads != "shape" and keeps_input(op, k, graph, differentiable)) + beside
     if keeps_output(op, differentiable) and name not in _ATTENTION:
         kept += written
     nbytes = written + kept + sum(read[k] for k in needs)

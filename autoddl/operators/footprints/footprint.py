@@ -4,18 +4,13 @@ from dataclasses import dataclass
 from math import prod
 
 from autoddl.core.graph import Graph, Op
+from autoddl.operators.families import family_of
 from autoddl.operators.footprints.storages import Shape, Value
 from autoddl.operators.work import base
 
 __all__ = ["Call", "Footprint", "Shapes", "by_itself"]
 
 Shapes = tuple[Shape, ...]
-DISTANCES = tuple(f"aten.{name}" for name in (
-    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
-    "kl_div"))
-"""Losses whose mean over a piece is multiplied by the piece's share."""
-
-
 @dataclass(frozen=True, slots=True)
 class Call:
     """An op on local pieces: `outputs` are shapes, `wide` the itemsizes of the outputs, `needs` the inputs to which a
@@ -73,6 +68,6 @@ def by_itself(op: Op, graph: Graph, inputs: Shapes, inner: bool) -> bool:
         return inputs[0][0] < shape[0]
     if "attention" in name:
         return bool(dict(op.args).get("is_causal")) and inputs[0][-2] < shape[-2]
-    if name in DISTANCES:
+    if "distance" in family_of(name).flags:
         return inputs[0] != shape
     return inner

@@ -19,7 +19,7 @@ from autoddl.operators.footprints.footprint import Call, Footprint
 from autoddl.operators.footprints.loss import LOSSES
 from autoddl.operators.work import base
 
-__all__ = ["footprint_of"]
+__all__ = ["footprint_of", "has_footprint"]
 
 
 def footprint_of(call: Call) -> Footprint:
@@ -28,6 +28,11 @@ def footprint_of(call: Call) -> Footprint:
     if call.needs:
         return found
     return Footprint(before=found.before, during=found.during, slack=found.slack)
+
+
+def has_footprint(name: str) -> bool:
+    """Whether the footprint of an operator, named without its overload, is known."""
+    return name in _KIND
 
 
 def _unknown(call: Call) -> Footprint:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from autoddl.operators.families import flagged
 from autoddl.operators.kernels.arguments import bound
 from autoddl.operators.kernels.reducing import batch_norm, token_loss
 from autoddl.operators.kernels.site import Call, Kernel, Site
@@ -128,7 +129,6 @@ def _mean(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
     return share_of_mean, args, kwargs
 
 
-DISTANCES = "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div"
 CONVOLUTIONS = """conv1d.default conv2d.default conv3d.default conv1d.padding conv2d.padding conv_transpose1d.default
     conv_transpose2d.input convolution.default"""
 
@@ -141,5 +141,5 @@ KERNELS: dict[str, Kernel] = {
     "aten._native_batch_norm_legit_functional.default": batch_norm,
     "aten.group_norm.default": _groups("num_groups"),
     **{f"aten.{name}": _groups("groups") for name in CONVOLUTIONS.split()},
-    **{f"aten.{name}.default": _mean for name in DISTANCES.split()},
+    **{f"{name}.default": _mean for name in flagged("distance")},
 }
