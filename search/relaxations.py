@@ -91,7 +91,7 @@ class Space:
 
 def floor_of(problem: Problem) -> float:
     """The transient bytes that no choice can do without: no less than any one factor has at least."""
-    laid = [problem.tables[number].core for number, _ in problem.laid.groups]
+    laid = [problem.tables[number].core for number, _ in problem.arrays.groups]
     return max((float(np.where(np.isfinite(core[0]), core[2], math.inf).min()) for core in laid
                 if np.isfinite(core[0]).any()), default=0.0)
 

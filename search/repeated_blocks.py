@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autoddl.core.problem import MAX_NDIM, Factor, Laid, Problem, Table
+from autoddl.core.problem import MAX_NDIM, Factor, FactorArrays, Problem, Table
 
 __all__ = ["Fold", "Short", "shortened"]
 
@@ -76,10 +76,10 @@ class _State:
 def shortened(problem: Problem, tables: tuple[Table, ...], numbers: Rows) -> Short:
     """The short problem; the whole one, reordered, if it repeats nothing. `tables` are the distinct ones, `numbers`
     says which of them each table of the problem is."""
-    order = _order(problem.laid, len(problem.sizes))
+    order = _order(problem.arrays, len(problem.sizes))
     rank = np.append(np.argsort(order), -1)
-    state = _State(np.array(problem.sizes, dtype=np.intp)[order], rank[problem.laid.scopes],
-                   numbers[problem.laid.tables], np.arange(len(order)), np.full(len(problem.factors), -1))
+    state = _State(np.array(problem.sizes, dtype=np.intp)[order], rank[problem.arrays.scopes],
+                   numbers[problem.arrays.tables], np.arange(len(order)), np.full(len(problem.factors), -1))
     of = np.arange(len(order))
     while (found := _best(state)) is not None:
         state, moved = _cut(state, *found)
@@ -98,7 +98,7 @@ def _fold(state: _State, i: int) -> Fold:
                 state.periods[i])
 
 
-def _order(laid: Laid, count: int) -> Rows:
+def _order(laid: FactorArrays, count: int) -> Rows:
     """Variables by position."""
     scopes = laid.scopes
     least = np.full(count + 1, count)

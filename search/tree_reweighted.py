@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autoddl.core.cost_table import Array, Classes, Table, blocks
+from autoddl.core.cost_table import Array, Classes, Table, row_blocks
 from autoddl.search.limits import Clock
 from autoddl.search.relaxations import mapped
 from autoddl.search.repeated_blocks import Short
@@ -103,7 +103,7 @@ def _rough(table: Table, lam: float) -> Rough:
     """seconds + lam * retained, or a little less."""
     seconds, retained, _ = table.cells
     found = np.empty(table.lengths, dtype=np.float32)
-    for rows in blocks(table.lengths):
+    for rows in row_blocks(table.lengths):
         price = retained.rows(rows) * lam
         price += seconds.rows(rows)
         price *= LESS if price.min() >= 0 else np.where(price < 0, 2 - LESS, LESS)

@@ -25,7 +25,7 @@ import yaml
 from autoddl.calibrate.request import Request
 from autoddl.core.errors import InputError
 from autoddl.core.files import write_atomically
-from autoddl.core.processes import joined
+from autoddl.core.processes import is_rank
 from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.launch.launch import launch
 from autoddl.launch.machine import check_ranks
@@ -61,10 +61,11 @@ def measure(path: str | Path, *, output: str | Path | None = None, ranks: int = 
     text = stated(_read(Path(path)))
     cluster = parse_cluster(text, str(path))
     ranks = cluster.size if shaped and ranks == 1 else ranks
-    world, here = (int(os.environ.get(name, "1")) if joined() else ranks for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    world, here = (int(os.environ.get(name, "1")) if is_rank() else ranks
+                   for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     request = Request(text, str(path), seconds, threads, world, here, shaped, small)
     _check(cluster, request)
-    found = _join(request, progress) if joined() else _start(request, cluster if shaped else None, progress)
+    found = _join(request, progress) if is_rank() else _start(request, cluster if shaped else None, progress)
     if found is None:
         return None
     target = Path(output or path)
@@ -81,7 +82,7 @@ def _read(path: Path) -> str:
 
 
 def _check(cluster: Cluster, request: Request) -> None:
-    if request.shaped and joined():
+    if request.shaped and is_rank():
         raise InputError("shaped links are for ranks that start here: measure outside torchrun and srun")
     if request.shaped:
         check_ranks(request.ranks, "measure a smaller cluster of the kind")

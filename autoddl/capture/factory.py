@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoddl.capture.gc_pause import uncollected
 from autoddl.core.errors import AutoDDLError, InputError
-from autoddl.core.processes import Ended
+from autoddl.core.processes import Terminated
 
 if TYPE_CHECKING:
     from torch import nn
@@ -80,7 +80,7 @@ class Factory:
         self._check_arguments(function)
         try:
             made = function(**self.arguments)
-        except (AutoDDLError, Ended):
+        except (AutoDDLError, Terminated):
             raise
         except (Exception, SystemExit) as error:
             raise InputError(f"{self} failed: {type(error).__name__}: {error} ({_line(error, self.file)})") from error
@@ -135,7 +135,7 @@ def _load(path: Path) -> ModuleType:
         sys.path.append(str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
-    except (AutoDDLError, Ended):
+    except (AutoDDLError, Terminated):
         raise
     except (Exception, SystemExit) as error:
         del sys.modules[name]

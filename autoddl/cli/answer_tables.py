@@ -7,7 +7,7 @@ from rich.console import Group as Lines
 from rich.console import RenderableType
 
 from autoddl.cli.table_style import columns, grid
-from autoddl.core.names import folded
+from autoddl.core.names import fold_names
 from autoddl.core.plan import Plan
 from autoddl.cost_models.units import show_bytes, show_seconds
 from autoddl.explain.diff import Difference, Group
@@ -60,7 +60,7 @@ def _named(one: Named, seconds: float) -> list[RenderableType]:
     if never:
         table.add_row(f"  {never} others", "no plan fits", "")
     names = dict.fromkeys(name.partition(" (")[0] for name in one.alike)
-    alike = f"; alike: {', '.join(folded(names))}" if names else ""
+    alike = f"; alike: {', '.join(fold_names(names))}" if names else ""
     return [f"{one.name}  {one.target}{alike}", table]
 
 

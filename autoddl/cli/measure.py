@@ -32,9 +32,9 @@ def measure(cluster: ClusterPath, output: Output = None, ranks: Ranks = 1, threa
             seconds: Seconds = 140.0, shaped: Shaped = False, as_json: AsJson = False) -> None:
     """Time the device and links, and write it into the cluster file."""
     from autoddl.calibrate.measure import measure
-    from autoddl.core.processes import joined
+    from autoddl.core.processes import is_rank
     from autoddl.launch.launch import leave
-    if not joined() or os.environ["RANK"] == "0":  # which writes
+    if not is_rank() or os.environ["RANK"] == "0":  # which writes
         check_file(output or (cluster if cluster.exists() else None))
     with progress_bar() as progress:
         found = measure(cluster, output=output, ranks=ranks, threads=threads, seconds=seconds,

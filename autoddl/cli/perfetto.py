@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from autoddl.core.record import Event, Step, own_seconds
+from autoddl.core.record import Event, RecordedStep, own_seconds
 from autoddl.schedule.timeline import Foreseen, Span
 
 __all__ = ["trace_text"]
@@ -21,7 +21,7 @@ __all__ = ["trace_text"]
 Row = dict[str, Any]
 
 
-def trace_text(predicted: Foreseen, recorded: Sequence[Step]) -> str:
+def trace_text(predicted: Foreseen, recorded: Sequence[RecordedStep]) -> str:
     """The JSON document: the prediction above one step of every rank."""
     zero = min((step.began for step in recorded), default=0.0)
     rows = list(_process(0, "predicted, rank 0", predicted.step, predicted.computes, 0.0))
@@ -31,7 +31,7 @@ def trace_text(predicted: Foreseen, recorded: Sequence[Step]) -> str:
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": rows}) + "\n"
 
 
-def _process(pid: int, name: str, step: Step, computes: Sequence[Span], later: float) -> Iterator[Row]:
+def _process(pid: int, name: str, step: RecordedStep, computes: Sequence[Span], later: float) -> Iterator[Row]:
     tracks = {"compute": 0, "waiting": 1}
     for event in step.events:
         tracks.setdefault(event.axes, len(tracks))
@@ -58,7 +58,7 @@ def _told(event: Event) -> Row:
             "start": event.start, "end": event.end, "wait": event.wait}
 
 
-def _passes(step: Step) -> list[Span]:
+def _passes(step: RecordedStep) -> list[Span]:
     """Each pass as a bar."""
     ends = [start for _, start in step.passes[1:]] + [step.seconds]
     return [Span(name, start, end) for (name, start), end in zip(step.passes, ends, strict=True)]

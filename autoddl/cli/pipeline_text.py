@@ -7,7 +7,7 @@ A task begins at its column with its name and goes on in dashes; one shorter tha
 """
 
 from autoddl.core.errors import InputError
-from autoddl.core.pipeline import Schedule, validate
+from autoddl.core.pipeline import Schedule, check_schedule
 from autoddl.cost_models.pipelines import pipeline
 from autoddl.cost_models.timeline import COMPUTE, Timeline
 
@@ -42,7 +42,7 @@ def _cell(name: str, width: int) -> str:
 
 def unit_timeline(schedule: Schedule) -> Timeline:
     """The schedule with F, B and W of one unit each (a B that is not split is two), free transfers."""
-    validate(schedule)
+    check_schedule(schedule)
     ones = [1.0] * schedule.stages
     return pipeline(schedule, ones, ones, ones)
 

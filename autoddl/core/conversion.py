@@ -21,9 +21,9 @@ from functools import lru_cache
 from math import prod
 
 from autoddl.core.errors import InputError
-from autoddl.core.layout import B, Layout, Mesh, P, Split, State, extents, local_shape, state
+from autoddl.core.layout import B, Layout, Mesh, P, Split, State, extents, local_shape, parse_state
 
-__all__ = ["COLLECTIVES", "Step", "group_size", "is_conversion", "payload", "sent", "sizes", "slices"]
+__all__ = ["COLLECTIVES", "Step", "group_size", "is_conversion", "payload", "ring_bytes", "slice_steps", "step_sizes"]
 
 COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 
@@ -60,7 +60,7 @@ class Step:
         source, arrow, target = change.partition("->")
         if not arrow:
             raise InputError(f"{text!r} is no step; a step looks like 'net+node: P->S(0)'")
-        return cls(tuple(mesh.index(name) for name in names.split("+")), state(source), state(target))
+        return cls(tuple(mesh.index(name) for name in names.split("+")), parse_state(source), parse_state(target))
 
     def after(self, layout: Layout) -> Layout:
         return layout.replace(self.axes, self.target)
@@ -108,7 +108,7 @@ def payload(step: Step, shape: tuple[int, ...], itemsize: int, layout: Layout, m
 
 
 @lru_cache(maxsize=100_000)
-def sizes(steps: tuple[Step, ...], shape: tuple[int, ...], itemsize: int, start: Layout, mesh: Mesh,
+def step_sizes(steps: tuple[Step, ...], shape: tuple[int, ...], itemsize: int, start: Layout, mesh: Mesh,
           coordinate: tuple[int, ...] | None = None) -> tuple[tuple[int, int], ...]:
     """Per step, one after the other from layout `start`: its `payload`, and bytes of the piece that it starts with."""
     here, found = start, list[tuple[int, int]]()
@@ -119,14 +119,14 @@ def sizes(steps: tuple[Step, ...], shape: tuple[int, ...], itemsize: int, start:
     return tuple(found)
 
 
-def sent(kind: str, ranks: int, nbytes: float) -> float:
+def ring_bytes(kind: str, ranks: int, nbytes: float) -> float:
     """Bytes a rank sends in a ring collective with a full buffer of `nbytes`: (n-1)/n of it, an all-reduce twice."""
     if kind not in COLLECTIVES:
         raise InputError(f"{kind!r} sends nothing that is known; collectives are {', '.join(COLLECTIVES)}")
     return (2.0 if kind == "all-reduce" else 1.0) * (ranks - 1) / ranks * nbytes
 
 
-def slices(mesh: Mesh, source: Layout, target: Layout) -> tuple[Step, ...]:
+def slice_steps(mesh: Mesh, source: Layout, target: Layout) -> tuple[Step, ...]:
     """Local steps from `source` to `target`, which only splits axes that `source` broadcasts: outermost first."""
     found = []
     for axis in range(len(mesh.axes)):

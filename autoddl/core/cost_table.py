@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from autoddl.core.errors import InputError
 
-__all__ = ["MAX_NDIM", "Array", "Cells", "Classes", "Rows", "Table", "blocks"]
+__all__ = ["MAX_NDIM", "Array", "Cells", "Classes", "Rows", "Table", "row_blocks"]
 
 Array = NDArray[np.float64]
 Classes = NDArray[np.intp]
@@ -22,7 +22,7 @@ BLOCK = 1 << 15
 MAX_NDIM = 3
 
 
-def blocks(shape: Sequence[int]) -> Iterator[slice]:
+def row_blocks(shape: Sequence[int]) -> Iterator[slice]:
     """Rows of an array of `shape`, some at a time."""
     step = max(1, BLOCK * shape[0] // math.prod(shape))
     return (slice(begin, begin + step) for begin in range(0, shape[0], step))
@@ -48,7 +48,7 @@ class Cells:
     @cached_property
     def whole(self) -> Array:
         found = np.empty(self.shape)
-        for rows in blocks(self.shape):
+        for rows in row_blocks(self.shape):
             found[rows] = self.make(rows)
         found.flags.writeable = False
         return found

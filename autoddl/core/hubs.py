@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 
-__all__ = ["HUB", "planned"]
+__all__ = ["HUB", "add_hubs"]
 
 HUB = "autoddl.hub"
 
@@ -29,7 +29,7 @@ def _prune(graph: Graph) -> tuple[Op, ...]:
     return tuple(reversed(kept))
 
 
-def planned(graph: Graph) -> Graph:
+def add_hubs(graph: Graph) -> Graph:
     """The pruned graph with hubs; tensors keep their positions, those behind hubs are added at the end."""
     ops = _prune(graph)
     alive = replace(graph, ops=ops, outputs=graph.outputs[:1])

@@ -20,7 +20,7 @@ from itertools import product
 from autoddl.core.errors import InputError
 
 __all__ = ["Axis", "B", "Broadcast", "Layout", "Mesh", "P", "PartialSum", "Split", "State", "extents", "is_legal",
-           "local_shape", "state"]
+           "local_shape", "parse_state"]
 
 Extent = tuple[int, int]
 """(offset, size) of a rank's piece along one dim."""
@@ -51,7 +51,7 @@ B = Broadcast()
 P = PartialSum()
 
 
-def state(text: str) -> State:
+def parse_state(text: str) -> State:
     """Parse `S(1)`, `B` or `P`."""
     if text == "B":
         return B
@@ -165,7 +165,7 @@ class Layout:
 
     @classmethod
     def parse(cls, text: str) -> "Layout":
-        return cls(tuple(state(part) for part in text.split()))
+        return cls(tuple(parse_state(part) for part in text.split()))
 
     @classmethod
     def broadcast(cls, mesh: Mesh) -> "Layout":

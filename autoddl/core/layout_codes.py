@@ -15,8 +15,24 @@ import numpy.typing as npt
 from autoddl.core.errors import InputError
 from autoddl.core.layout import B, Layout, Mesh, P, Split, State, is_legal
 
-__all__ = ["BASE", "BROADCAST", "PARTIAL", "Codes", "code", "distinct", "duals", "layout_of", "layouts_of",
-           "legal_layouts", "legal_numbers", "legal_states", "number_of", "numbers", "pieces", "states_of"]
+__all__ = [
+    "BASE",
+    "BROADCAST",
+    "PARTIAL",
+    "Codes",
+    "decode_layout",
+    "decode_layouts",
+    "decode_states",
+    "distinct_rows",
+    "dual_codes",
+    "encode_layout",
+    "encode_states",
+    "legal_layouts",
+    "legal_mask",
+    "legal_states",
+    "local_shapes",
+    "state_code",
+]
 
 Codes = npt.NDArray[np.int64]
 
@@ -24,7 +40,7 @@ BROADCAST, PARTIAL = 0, 1
 BASE = 16
 
 
-def code(state: State) -> int:
+def state_code(state: State) -> int:
     return 2 + state.dim if isinstance(state, Split) else (BROADCAST if state == B else PARTIAL)
 
 
@@ -32,42 +48,42 @@ def _state(number: int) -> State:
     return Split(number - 2) if number > PARTIAL else (P if number else B)
 
 
-def numbers(states: Codes) -> Codes:
+def encode_states(states: Codes) -> Codes:
     """The number of every layout; states by axis along the last dim."""
     found: Codes = states @ BASE ** np.arange(states.shape[-1])
     return found
 
 
 @lru_cache(maxsize=100_000)
-def number_of(layout: Layout) -> int:
-    return sum(code(state) * BASE ** axis for axis, state in enumerate(layout))
+def encode_layout(layout: Layout) -> int:
+    return sum(state_code(state) * BASE ** axis for axis, state in enumerate(layout))
 
 
 @lru_cache(maxsize=100_000)
-def layout_of(number: int, axes: int) -> Layout:
+def decode_layout(number: int, axes: int) -> Layout:
     """The layout on so many axes; equal ones are one object."""
     return Layout(tuple(_state(number // BASE ** axis % BASE) for axis in range(axes)))
 
 
-def layouts_of(given: Codes, axes: int) -> list[Layout]:
+def decode_layouts(given: Codes, axes: int) -> list[Layout]:
     """The layout of each number."""
-    return [layout_of(number, axes) for number in given.tolist()]
+    return [decode_layout(number, axes) for number in given.tolist()]
 
 
-def states_of(given: Codes, axes: int) -> Codes:
+def decode_states(given: Codes, axes: int) -> Codes:
     """States by axis of the layout of each number."""
     found: Codes = given[:, None] // BASE ** np.arange(axes) % BASE
     return found
 
 
-def duals(given: Codes, axes: int) -> Codes:
-    """The layout, as a number, of the gradient that the producer's backward needs: B in place of P."""
-    states = states_of(given, axes)
-    return numbers(np.where(states == PARTIAL, BROADCAST, states))
+def dual_codes(given: Codes, axes: int) -> Codes:
+    """The layout, as a code, of the gradient that the producer's backward needs: B in place of P."""
+    states = decode_states(given, axes)
+    return encode_states(np.where(states == PARTIAL, BROADCAST, states))
 
 
 @lru_cache(maxsize=10_000)
-def legal_numbers(shape: tuple[int, ...], mesh: Mesh) -> npt.NDArray[np.bool_]:
+def legal_mask(shape: tuple[int, ...], mesh: Mesh) -> npt.NDArray[np.bool_]:
     """Whether a tensor of `shape` may have the layout of each number: each dim may be cut by the axes that cut it, and
     an axis of one rank is B. Raises InputError where a dim has no number."""
     axes = len(mesh.axes)
@@ -81,7 +97,7 @@ def legal_numbers(shape: tuple[int, ...], mesh: Mesh) -> npt.NDArray[np.bool_]:
                for cuts in product((False, True), repeat=axes)]
         fine &= np.array(cut)[(states == 2 + dim) @ 2 ** np.arange(axes)[::-1]]
     legal = np.zeros(BASE ** axes, dtype=bool)
-    legal[numbers(states)] = fine
+    legal[encode_states(states)] = fine
     return legal
 
 
@@ -89,16 +105,16 @@ def legal_states(shape: tuple[int, ...], mesh: Mesh, partial: bool = True) -> Co
     """The states by axis of every legal layout of a tensor, in a fixed order; without partial sums if not `partial`."""
     states = [*(2 + d for d in range(len(shape)) if shape[d] > 1), BROADCAST, *([PARTIAL] if partial else [])]
     every = np.array(list(product(states, repeat=len(mesh.axes))), dtype=np.int64)
-    found: Codes = every[legal_numbers(shape, mesh)[numbers(every)]]
+    found: Codes = every[legal_mask(shape, mesh)[encode_states(every)]]
     return found
 
 
 def legal_layouts(shape: tuple[int, ...], mesh: Mesh, partial: bool = True) -> tuple[Layout, ...]:
     """Every legal layout of a tensor, in that order."""
-    return tuple(layouts_of(numbers(legal_states(shape, mesh, partial)), len(mesh.axes)))
+    return tuple(decode_layouts(encode_states(legal_states(shape, mesh, partial)), len(mesh.axes)))
 
 
-def pieces(shape: tuple[int, ...], states: Codes, mesh: Mesh) -> Codes:
+def local_shapes(shape: tuple[int, ...], states: Codes, mesh: Mesh) -> Codes:
     """`local_shape` of rank 0 in every layout, one row each."""
     found = np.tile(np.array(shape, dtype=np.int64), (len(states), 1))
     for a, axis in enumerate(mesh.axes):
@@ -107,7 +123,7 @@ def pieces(shape: tuple[int, ...], states: Codes, mesh: Mesh) -> Codes:
     return found
 
 
-def distinct(columns: Sequence[npt.NDArray[Any]]) -> tuple[Codes, Codes]:
+def distinct_rows(columns: Sequence[npt.NDArray[Any]]) -> tuple[Codes, Codes]:
     """Of rows of whole numbers, given by columns: the first row of each kind, in order, and every row's kind."""
     key, span = np.zeros(len(columns[0]), dtype=np.int64), 1
     for column in columns:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
-__all__ = ["fold_rows", "folded", "ranges"]
+__all__ = ["fold_names", "fold_rows", "number_ranges"]
 
 Value = TypeVar("Value", bound=Hashable)
 
@@ -12,7 +12,7 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 """A part of a dotted name that is a number."""
 
 
-def folded(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+def fold_names(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Names that differ in their first number only, under one name with the numbers as ranges."""
     return {name: tuple(members) for name, _, members in fold_rows((name, None) for name in names)}
 
@@ -27,11 +27,11 @@ def fold_rows(rows: Iterable[tuple[str, Value]]) -> list[tuple[str, Value, list[
         match = _NUMBER.search(name)
         pattern = f"{name[:match.start()]}\0{name[match.end():]}" if match else name
         groups.setdefault((pattern, value), {})[name] = int(match[0]) if match else None
-    return [(pattern.replace("\0", ranges([n for n in members.values() if n is not None])), value, list(members))
+    return [(pattern.replace("\0", number_ranges([n for n in members.values() if n is not None])), value, list(members))
             for (pattern, value), members in groups.items()]
 
 
-def ranges(numbers: Sequence[int]) -> str:
+def number_ranges(numbers: Sequence[int]) -> str:
     """[0, 1, 2, 5] -> `0-2,5`."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):

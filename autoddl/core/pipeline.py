@@ -32,7 +32,7 @@ from typing import Literal, NamedTuple, cast
 
 from autoddl.core.errors import InputError
 
-__all__ = ["Action", "Kind", "Schedule", "held", "needs", "peaks", "validate"]
+__all__ = ["Action", "Kind", "Schedule", "check_schedule", "live_activations", "needs", "peak_activations"]
 
 Kind = Literal["F", "B", "W"]
 
@@ -82,7 +82,7 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str) -> "Schedule":
-        """The schedule that `text` says; `schedule_check.validate` tells whether it can run."""
+        """The schedule that `text` says; `check_schedule` tells whether it can run."""
         head, *rows = [line.strip() for line in text.strip().split("\n")]
         match = re.fullmatch(r"microbatches (\d+), stages on ranks (\d+(?: (?:/ )?\d+)*)", head)
         if match is None:
@@ -111,7 +111,8 @@ def needs(action: Action, schedule: Schedule) -> tuple[Action, ...]:
     return (forward,) if last else (forward, Action(stage + 1, "B", microbatch, pipe))
 
 
-def held(schedule: Schedule, sizes: Sequence[float] | None = None, kept: float = 1.0) -> tuple[tuple[float, ...], ...]:
+def live_activations(schedule: Schedule, sizes: Sequence[float] | None = None, kept: float = 1.0
+                     ) -> tuple[tuple[float, ...], ...]:
     """Activations that each rank holds after each of its actions, in microbatches of a stage, or in bytes.
 
     `sizes` are the bytes of one microbatch per stage; after a split B the share `kept` of them waits for the W.
@@ -129,12 +130,12 @@ def held(schedule: Schedule, sizes: Sequence[float] | None = None, kept: float =
     return tuple(tuple(accumulate(map(change, actions))) for actions in schedule.actions)
 
 
-def peaks(schedule: Schedule, sizes: Sequence[float] | None = None, kept: float = 1.0) -> tuple[float, ...]:
+def peak_activations(schedule: Schedule, sizes: Sequence[float] | None = None, kept: float = 1.0) -> tuple[float, ...]:
     """The most that each rank holds at once."""
-    return tuple(max(row, default=0.0) for row in held(schedule, sizes, kept))
+    return tuple(max(row, default=0.0) for row in live_activations(schedule, sizes, kept))
 
 
-def validate(schedule: Schedule) -> None:
+def check_schedule(schedule: Schedule) -> None:
     """Raise InputError at the first breach."""
     _placement(schedule)
     _each(schedule)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from autoddl.core.cost_table import MAX_NDIM, Array, Classes, Table
 from autoddl.core.errors import InputError
 
-__all__ = ["MAX_NDIM", "Array", "Classes", "Factor", "Laid", "Problem", "Solution", "Table"]
+__all__ = ["MAX_NDIM", "Array", "Classes", "Factor", "FactorArrays", "Problem", "Solution", "Table"]
 
 EXACT = 1e-9
 """A solution this close to its bound, relatively, is optimal: the rest is the rounding of sums."""
@@ -36,7 +36,7 @@ class Factor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Laid:
+class FactorArrays:
     """The factors as arrays: factor i lays table `tables[i]` over `scopes[i]`, a row of three filled up with -1; and
     for every table that is used, the variables that it is laid over, a row per factor."""
 
@@ -45,7 +45,7 @@ class Laid:
     groups: tuple[tuple[int, NDArray[np.intp]], ...]
 
     @classmethod
-    def of(cls, factors: Sequence[Factor]) -> "Laid":
+    def of(cls, factors: Sequence[Factor]) -> "FactorArrays":
         scopes = np.array([f.variables + (-1,) * (MAX_NDIM - len(f.variables)) for f in factors], dtype=np.intp)
         tables = np.array([f.table for f in factors], dtype=np.intp)
         scopes, rows = scopes.reshape(-1, MAX_NDIM), np.argsort(tables, kind="stable")
@@ -77,7 +77,7 @@ class Problem:
         """Every factor lays a table of the right shape over distinct variables."""
         if any(len(f.variables) > MAX_NDIM for f in self.factors):
             raise InputError(f"a factor is over at most {MAX_NDIM} variables")
-        scopes, count = self.laid.scopes, len(self.sizes)
+        scopes, count = self.arrays.scopes, len(self.sizes)
         twice = np.zeros(len(scopes), dtype=bool)
         for a, b in ((0, 1), (0, 2), (1, 2)):
             twice |= (scopes[:, a] == scopes[:, b]) & (scopes[:, a] >= 0)
@@ -86,7 +86,7 @@ class Problem:
         if len(wrong):
             raise InputError(f"{self.factors[wrong[0]]} names a variable twice, or one outside 0..{count - 1}")
         sizes = np.array([*self.sizes, 0], dtype=np.intp)
-        for table, rows in self.laid.groups:
+        for table, rows in self.arrays.groups:
             if not 0 <= table < len(self.tables):
                 raise InputError(f"a factor names table {table}: a table outside 0..{len(self.tables) - 1}")
             shape = self.tables[table].shape
@@ -100,14 +100,14 @@ class Problem:
                                  f"not {shape}")
 
     @cached_property
-    def laid(self) -> Laid:
+    def arrays(self) -> FactorArrays:
         """The factors as arrays."""
-        return Laid.of(self.factors)
+        return FactorArrays.of(self.factors)
 
     def within(self, budget: float | None) -> "Problem":
         """The same problem under another budget; nothing is checked or laid out again."""
         made = replace(self, factors=(), budget=budget)
-        made.__dict__.update(factors=self.factors, laid=self.laid)
+        made.__dict__.update(factors=self.factors, arrays=self.arrays)
         return made
 
     def cells(self, choice: Sequence[int]) -> Iterator[tuple[Table, tuple[int, ...]]]:
@@ -122,7 +122,7 @@ class Problem:
         if len(choice) != len(self.sizes):
             raise InputError(f"a choice names one option per variable: {len(self.sizes)}, not {len(choice)}")
         options, found = np.asarray(choice, dtype=np.intp), []
-        for number, scopes in self.laid.groups:
+        for number, scopes in self.arrays.groups:
             table = self.tables[number]
             cells = [c[options[scopes[:, axis]]] for axis, c in enumerate(table.classes)]
             found.append(np.stack(table.picked(cells)))

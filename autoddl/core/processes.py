@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-__all__ = ["Ended", "die_with_parent", "joined", "signals_default", "signals_raise"]
+__all__ = ["Terminated", "die_with_parent", "is_rank", "signals_default", "signals_raise"]
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
-class Ended(SystemExit):
+class Terminated(SystemExit):
     """A signal asked this process to end."""
 
 
@@ -56,10 +56,10 @@ def die_with_parent() -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    raise Ended(128 + number)
+    raise Terminated(128 + number)
 
 
-def joined() -> bool:
+def is_rank() -> bool:
     """Whether this process is a rank already; SLURM's names are turned into torchrun's."""
     environment = os.environ
     if "RANK" in environment and "WORLD_SIZE" in environment:

@@ -24,7 +24,7 @@ from typing import Any
 
 from autoddl.core.errors import InputError
 
-__all__ = ["FORMAT", "Event", "Header", "Record", "Step", "header_text", "hidden_seconds", "own_seconds",
+__all__ = ["FORMAT", "Event", "Header", "Record", "RecordedStep", "header_text", "hidden_seconds", "own_seconds",
            "parse_record", "read_record", "step_text"]
 
 
@@ -47,7 +47,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RecordedStep:
     """One step of one rank. `began` is seconds since 1970; `passes` are (name, its first second), in order."""
 
     step: int
@@ -89,10 +89,10 @@ class Record:
     """`cut`: the last line is not whole."""
 
     header: Header
-    steps: tuple[Step, ...]
+    steps: tuple[RecordedStep, ...]
     cut: bool = False
 
-    def of_rank(self, rank: int) -> tuple[Step, ...]:
+    def of_rank(self, rank: int) -> tuple[RecordedStep, ...]:
         return tuple(step for step in self.steps if step.rank == rank)
 
 
@@ -133,7 +133,7 @@ def header_text(header: Header) -> str:
     return json.dumps({"autoddl_record": FORMAT, **asdict(header), "columns": _COLUMNS}) + "\n"
 
 
-def step_text(step: Step) -> str:
+def step_text(step: RecordedStep) -> str:
     """The line of one step; times are kept to 0.1 us."""
     rows = [[round(v, 7) if isinstance(v, float) else v for v in (getattr(e, name) for name in _COLUMNS)]
             for e in step.events]
@@ -190,13 +190,13 @@ def _header(line: str, source: str) -> Header:
     return Header(**{f.name: data[f.name] for f in fields(Header)})
 
 
-def _step(data: Any, ranks: int) -> Step:
+def _step(data: Any, ranks: int) -> RecordedStep:
     step, rank = int(data["step"]), int(data["rank"])
     if not 0 <= rank < ranks:
         raise ValueError(f"rank {rank} of {ranks}")
     events = tuple(_event(step, rank, row) for row in data["events"])
     passes = tuple((str(name), float(start)) for name, start in data["passes"])
-    return Step(step, rank, float(data["began"]), float(data["seconds"]), passes, events)
+    return RecordedStep(step, rank, float(data["began"]), float(data["seconds"]), passes, events)
 
 
 def _event(step: int, rank: int, row: Sequence[Any]) -> Event:

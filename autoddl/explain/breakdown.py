@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from autoddl.core.graph import Op, Tensor
 from autoddl.core.hubs import HUB
-from autoddl.core.names import folded
+from autoddl.core.names import fold_names
 from autoddl.planner.question import Rebuilt
 from autoddl.pricing.price import op_seconds
 
@@ -61,7 +61,7 @@ def shares(made: Rebuilt) -> tuple[Share, ...]:
         seconds[blocks[factor.variables[-1]]] += cost
         nbytes[blocks[factor.variables[-1]]] += held
     found = [Share(COMMON, problem.fixed_seconds, 0.0, problem.fixed_bytes)]
-    for name, members in folded(seconds).items():
+    for name, members in fold_names(seconds).items():
         mine = sum(compute[b] for b in members)
         other = max(0.0, sum(seconds[b] for b in members) - mine)
         found.append(Share(name, mine, other, sum(nbytes[b] for b in members)))

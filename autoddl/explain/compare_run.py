@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from autoddl.core.errors import MismatchError
 from autoddl.core.graph import Graph
-from autoddl.core.hubs import planned
+from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan
-from autoddl.core.record import Event, Record, Step
+from autoddl.core.record import Event, Record, RecordedStep
 from autoddl.explain.record_statistics import Miss, Pair, Row, late, later, misses, rows, typical
 from autoddl.planner.question import question_of
 from autoddl.schedule.memory_line import MemoryLine, memory_line
@@ -52,13 +52,13 @@ class Compared:
 def foreseen(plan: Plan) -> Foreseen:
     """The time line of the plan's step on rank 0, from the plan alone."""
     asked = question_of(plan)
-    return timeline_of(plan, planned(asked.graph), asked.cluster)
+    return timeline_of(plan, add_hubs(asked.graph), asked.cluster)
 
 
 def foreseen_bytes(plan: Plan, line: Foreseen) -> MemoryLine:
     """The memory of the plan's step on rank 0 over its time `line`, from the plan alone."""
     asked = question_of(plan)
-    return memory_line(plan, line, planned(asked.graph), asked.options.optimizer, asked.cluster)
+    return memory_line(plan, line, add_hubs(asked.graph), asked.options.optimizer, asked.cluster)
 
 
 def compare_run(plan: Plan, record: Record) -> Compared:
@@ -68,10 +68,10 @@ def compare_run(plan: Plan, record: Record) -> Compared:
                             f"one ({plan.fingerprint()}, of {plan.model}): give the plan that ran")
     if not record.steps:
         raise MismatchError("the record has no whole step: the run broke off in its first; run it again")
-    graph, predicted, steps = planned(question_of(plan).graph), foreseen(plan), later(record)
+    graph, predicted, steps = add_hubs(question_of(plan).graph), foreseen(plan), later(record)
     line = predicted.step
 
-    def computed(step: Step) -> float:
+    def computed(step: RecordedStep) -> float:
         return step.seconds - step.during("update") - step.exposed
 
     return Compared(

@@ -17,7 +17,7 @@ from autoddl.capture.capture import capture
 from autoddl.capture.sample import Sample, as_sample, sample_for
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind
-from autoddl.core.hubs import HUB, planned
+from autoddl.core.hubs import HUB, add_hubs
 from autoddl.core.layout import Layout, Mesh
 from autoddl.cost_models import Cluster, elementwise_seconds
 from autoddl.pricing.price import HOST, UPDATE, Pricing, pass_seconds
@@ -81,7 +81,7 @@ def traced(model: nn.Module, sample: object = None) -> Traced:
     grown = [leaf.new_zeros((prime, *leaf.shape[1:])) if isinstance(leaf, Tensor) and leaf.dim() else leaf
              for leaf in leaves]
     args, kwargs = pytree.tree_unflatten(grown, tree)
-    return Traced(planned(capture(model, Sample(args, kwargs)).graph), prime, batches.pop())
+    return Traced(add_hubs(capture(model, Sample(args, kwargs)).graph), prime, batches.pop())
 
 
 def _prime(sizes: set[int]) -> int:

@@ -18,7 +18,7 @@ from itertools import zip_longest
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Tensor, graph_from_text
 from autoddl.core.hubs import HUB
-from autoddl.core.names import folded
+from autoddl.core.names import fold_names
 from autoddl.core.plan import Plan
 from autoddl.cost_models import show_bytes
 from autoddl.explain.breakdown import block_of
@@ -160,7 +160,7 @@ def _groups(a: Plan, b: Plan) -> tuple[Group, ...]:
     for i in differing:
         blocks.setdefault(block_of(mine.variables[i].item), []).append(i)
     found = []
-    for name, members in folded(blocks).items():
+    for name, members in fold_names(blocks).items():
         changed = [i for block in members for i in blocks[block]]
         options = {i: _position(mine, i, theirs[i]) for i in changed}
         found.append(Group(name, _said(mine, changed, theirs), *_worth(mine, options)))
@@ -200,4 +200,4 @@ def _said(made: Rebuilt, changed: list[int], theirs: Sequence[Choice]) -> tuple[
             target = item.target.removeprefix("aten.").removesuffix(".default")
             what = "a shared tensor" if item.target == HUB else target
             said.setdefault(f"{{}} {what}: A {own}, B {theirs[i]}", []).append(item.module or item.name)
-    return tuple(text.format(name) for text, names in said.items() for name in folded(dict.fromkeys(names)))
+    return tuple(text.format(name) for text, names in said.items() for name in fold_names(dict.fromkeys(names)))

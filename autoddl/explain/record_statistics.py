@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from autoddl.core.record import Event, Record, Step, hidden_seconds, own_seconds
+from autoddl.core.record import Event, Record, RecordedStep, hidden_seconds, own_seconds
 
 __all__ = ["Miss", "Pair", "Row", "late", "later", "misses", "rows", "typical"]
 
@@ -59,7 +59,7 @@ class Miss:
     seconds: Pair
 
 
-def later(record: Record) -> tuple[Step, ...]:
+def later(record: Record) -> tuple[RecordedStep, ...]:
     """The steps that every rank has, without the first where there are others."""
     ranks = {step.rank for step in record.steps}
     seen = Counter(step.step for step in record.steps)
@@ -68,7 +68,7 @@ def later(record: Record) -> tuple[Step, ...]:
     return tuple(step for step in record.steps if step.step in kept)
 
 
-def typical(steps: Sequence[Step], figure: Callable[[Step], float]) -> float:
+def typical(steps: Sequence[RecordedStep], figure: Callable[[RecordedStep], float]) -> float:
     """Mean over the ranks, median over the steps."""
     by_step: dict[int, list[float]] = defaultdict(list)
     for step in steps:
@@ -76,7 +76,8 @@ def typical(steps: Sequence[Step], figure: Callable[[Step], float]) -> float:
     return median(fmean(values) for values in by_step.values())
 
 
-def _columns(steps: Sequence[Step], figures: Callable[[Step], Sequence[float]]) -> list[list[tuple[float, ...]]]:
+def _columns(steps: Sequence[RecordedStep], figures: Callable[[RecordedStep], Sequence[float]]
+             ) -> list[list[tuple[float, ...]]]:
     """Per step, for every position the figures of all ranks."""
     by_step: dict[int, list[Sequence[float]]] = defaultdict(list)
     for step in steps:
@@ -84,19 +85,19 @@ def _columns(steps: Sequence[Step], figures: Callable[[Step], Sequence[float]]) 
     return [list(zip(*ranks, strict=False)) for ranks in by_step.values()]
 
 
-def _least(steps: Sequence[Step]) -> list[float]:
+def _least(steps: Sequence[RecordedStep]) -> list[float]:
     """The own seconds of each collective, on the rank that came to it last."""
     least = [[min(ranks) for ranks in columns] for columns in _columns(steps, lambda one: own_seconds(one.events))]
     return [median(column) for column in zip(*least, strict=False)]
 
 
-def late(steps: Sequence[Step]) -> float:
+def late(steps: Sequence[RecordedStep]) -> float:
     """Seconds of a step in which a rank waits for others to come."""
     return median(sum(fmean(ranks) - min(ranks) for ranks in columns)
                   for columns in _columns(steps, lambda one: [event.wait for event in one.events]))
 
 
-def rows(predicted: Step, steps: Sequence[Step]) -> tuple[Row, ...]:
+def rows(predicted: RecordedStep, steps: Sequence[RecordedStep]) -> tuple[Row, ...]:
     """A row for every kind and axes that either has; counts and bytes are of the first of `steps`."""
     ahead, behind = _summed(predicted.events, own_seconds(predicted.events)), _summed(steps[0].events, _least(steps))
     return tuple(_row(key, predicted, steps, ahead.get(key, (0, 0, 0.0, "")), behind.get(key, (0, 0, 0.0, "")))
@@ -116,18 +117,18 @@ def _summed(events: Iterable[Event], seconds: Sequence[float]) -> dict[_Key, _Su
     return found
 
 
-def _row(key: _Key, predicted: Step, steps: Sequence[Step], ahead: _Sum, behind: _Sum) -> Row:
-    def exposed(step: Step) -> float:
+def _row(key: _Key, predicted: RecordedStep, steps: Sequence[RecordedStep], ahead: _Sum, behind: _Sum) -> Row:
+    def exposed(step: RecordedStep) -> float:
         return sum(event.wait for event in step.events if (event.kind, event.axes) == key)
 
-    def hidden(step: Step) -> float:
+    def hidden(step: RecordedStep) -> float:
         return hidden_seconds([event for event in step.events if (event.kind, event.axes) == key], step.events)
 
     return Row(*key, ahead[3] or behind[3], (ahead[0], behind[0]), (ahead[1], behind[1]), Pair(ahead[2], behind[2]),
                Pair(exposed(predicted), typical(steps, exposed)), Pair(hidden(predicted), typical(steps, hidden)))
 
 
-def misses(predicted: Sequence[Event], steps: Sequence[Step]) -> tuple[Miss, ...]:
+def misses(predicted: Sequence[Event], steps: Sequence[RecordedStep]) -> tuple[Miss, ...]:
     """The largest, each recorded collective beside the predicted one of the same form and number."""
     waiting: dict[tuple[str, str, str, int], list[float]] = defaultdict(list)
     for event, own in zip(predicted, own_seconds(predicted), strict=True):

@@ -13,7 +13,7 @@ from autoddl.capture.capture import capture
 from autoddl.capture.factory import Factory
 from autoddl.capture.float64 import cast, widened
 from autoddl.capture.sample import parted
-from autoddl.core.hubs import planned
+from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Layout, Mesh, extents
 from autoddl.core.plan import load_plan
 from autoddl.launch.jobs import Job
@@ -34,7 +34,7 @@ def check(job: Job) -> dict[str, Any]:
     wrong = mismatches(parallel)
     model, batch = built(factory, drawn=True)
     captured = widened(capture(model, parted(batch, plan.microbatches)))
-    exact = ParallelModel(model.double(), plan, captured, planned(captured.graph), parallel.groups,
+    exact = ParallelModel(model.double(), plan, captured, add_hubs(captured.graph), parallel.groups,
                           device_of(plan.backend), 0)
     loss = float(exact.step(cast(batch)))
     truth = torch.load(Path(job["folder"], "truth.pt"), map_location="cpu", weights_only=True, mmap=True)

@@ -5,7 +5,7 @@
 A rank that fails writes its one line to `$AUTODDL_FAILURES/RANK.json` (`report_failure`). The first failure ends all
 ranks and becomes the launcher's own error; if the launcher dies in whatever way, the kernel ends the ranks.
 
-`joined` says whether this process is itself a rank: of torchrun, or of a SLURM step (`srun`), whose names it turns
+`is_rank` says whether this process is itself a rank: of torchrun, or of a SLURM step (`srun`), whose names it turns
 into torchrun's.
 """
 

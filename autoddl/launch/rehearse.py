@@ -22,7 +22,7 @@ from typing import Any
 from autoddl.capture.factory import Factory
 from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.plan import Plan
-from autoddl.core.processes import joined
+from autoddl.core.processes import is_rank
 from autoddl.core.record import read_record
 from autoddl.cost_models import Cluster, load_cluster, parse_cluster
 from autoddl.explain.compare_run import foreseen
@@ -109,7 +109,7 @@ def rehearse(path: Path, plan: Plan, factory: Factory, *, steps: int = 10, lr: f
 
 
 def _check(plan: Plan, steps: int) -> None:
-    if joined():
+    if is_rank():
         raise InputError("a rehearsal starts its own ranks: call it outside torchrun and srun")
     if steps < 2:
         raise InputError(f"{steps} step is too few to rehearse: the first makes the connections; take 2 or more")

@@ -13,7 +13,7 @@ from typing import Any
 from autoddl.capture.factory import Factory
 from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.plan import Plan
-from autoddl.core.processes import joined
+from autoddl.core.processes import is_rank
 from autoddl.cost_models import load_cluster
 from autoddl.launch.launch import launch
 from autoddl.launch.machine import most_ranks
@@ -46,7 +46,7 @@ def run(path: Path, plan: Plan, factory: Factory, *, steps: int, lr: float, save
     job = {"task": "train", "plan": str(path.resolve()), "factory": factory.to_json(), "steps": steps, "lr": lr,
            "save": str(save) if save else None, "record": str(record.resolve()) if record else None}
     tell = progress or (lambda what, done, total: None)
-    found = _join(job, plan, tell) if joined() else _start(job, plan, tell)
+    found = _join(job, plan, tell) if is_rank() else _start(job, plan, tell)
     if found is None:
         return None
     return Ran(tuple(found["losses"]), found["step_seconds"], plan.predicted.seconds, plan.mesh.size,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from autoddl.core.conversion import COLLECTIVES, Step, group_size, payload, sent, slices
+from autoddl.core.conversion import COLLECTIVES, Step, group_size, payload, ring_bytes, slice_steps
 from autoddl.core.graph import Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import Layout, local_shape
@@ -47,7 +47,7 @@ class _Parts:
             if step.kind in COLLECTIVES:
                 name = "+".join(mesh.names[a] for a in step.axes)
                 self.seconds[name] += cost
-                self.volume[name] += sent(step.kind, group_size(step, mesh), full) * times
+                self.volume[name] += ring_bytes(step.kind, group_size(step, mesh), full) * times
             else:
                 self.local += cost
             here = step.after(here)
@@ -135,7 +135,7 @@ def _cone(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choic
             if t not in dependent and op.name in readers and readers[op.name].inputs[k] != have:
                 want = readers[op.name].inputs[k]
                 found.append(Conversion(op.name, op.slots[k], graph.tensors[t].name, have, want,
-                                        _texts(slices(mesh, have, want), pricing)))
+                                        _texts(slice_steps(mesh, have, want), pricing)))
     return found, {graph.tensors[t].fqn: layout for t, layout in fed.items()}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph
-from autoddl.core.hubs import planned
+from autoddl.core.hubs import add_hubs
 from autoddl.planner.batch_scaling import stretched
 
 __all__ = ["Variant", "Variants"]
@@ -57,5 +57,5 @@ class Variants:
             (m1, first), (m2, second) = sorted(self.captured.items())[:2]
             graph = stretched(first.original, m1, second.original, m2, microbatches)
             if graph is not None:
-                self.guessed[microbatches] = Variant(planned(graph), graph, first.spec)
+                self.guessed[microbatches] = Variant(add_hubs(graph), graph, first.spec)
         return self.guessed.get(microbatches)

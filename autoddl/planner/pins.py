@@ -15,7 +15,7 @@ from functools import partial
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
-from autoddl.core.layout import B, Mesh, Split, State, state
+from autoddl.core.layout import B, Mesh, Split, State, parse_state
 from autoddl.cost_models import Cluster
 from autoddl.planner.meshes import check_mesh, meshes
 from autoddl.planner.options import PlanOptions
@@ -43,7 +43,7 @@ def parse_pin(text: str) -> Pin:
     if not equals or not axis or not value or (colon and not pattern.strip()):
         raise InputError(f"{text!r} is no pin: a pin looks like 'h.*.attn.*: node=S(0)' or 'node=8'")
     if colon:
-        return Pin(pattern.strip(), axis, state(value))
+        return Pin(pattern.strip(), axis, parse_state(value))
     if not value.isdigit():
         raise InputError(f"{text!r}: a pin of the mesh has a size, like 'node=8'; a layout needs a pattern before ':'")
     return Pin("", axis, int(value))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autoddl.core.errors import AutoDDLError, InputError, MismatchError
 from autoddl.core.graph import Graph, Op, graph_from_text, graph_to_text
-from autoddl.core.hubs import HUB, planned
+from autoddl.core.hubs import HUB, add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import Plan, Stored
 from autoddl.core.problem import Problem
@@ -106,7 +106,7 @@ def question_of(plan: Plan) -> Question:
 def _variants(question: Question) -> Variants:
     graphs = {int(n): graph_from_text(text) for n, text in question.parts.items()} | {
         question.microbatches: question.graph}
-    return Variants(_absent, {n: Variant(planned(graph), graph, {}) for n, graph in graphs.items()})
+    return Variants(_absent, {n: Variant(add_hubs(graph), graph, {}) for n, graph in graphs.items()})
 
 
 def split_by_microbatches(question: Question) -> Iterator[Question]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoddl.core.errors import AutoDDLError
 from autoddl.core.graph import Graph
-from autoddl.core.hubs import planned
+from autoddl.core.hubs import add_hubs
 from autoddl.cost_models import Cluster, load_cluster
 from autoddl.planner.microbatch_variants import Variant, Variants
 from autoddl.planner.options import PlanOptions
@@ -96,7 +96,7 @@ def _part(model: "nn.Module", sample: object, microbatches: int) -> Variant:
     if microbatches > 1:
         sample = parted(sample_for(model) if sample is None else as_sample(sample), microbatches)
     made = capture(model, sample)
-    return Variant(planned(made.graph), made.graph, made.spec)
+    return Variant(add_hubs(made.graph), made.graph, made.spec)
 
 
 def _alone(model: "nn.Module", sample: object, microbatches: int) -> Variant:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import Mesh
-from autoddl.core.layout_codes import Codes, pieces, states_of
+from autoddl.core.layout_codes import Codes, decode_states, local_shapes
 from autoddl.core.problem import Factor, Problem, Table
 from autoddl.operators.fusion import Chained
 from autoddl.operators.work import keeps_input, keeps_output, read_back
@@ -92,7 +92,7 @@ def saved_tensors(graph: Graph, differentiable: frozenset[int]) -> frozenset[int
 
 def _local(tensor: Tensor, layouts: Codes, mesh: Mesh) -> Array:
     """Bytes of rank 0's piece in the layout of each number."""
-    elements: Codes = pieces(tensor.shape, states_of(layouts, len(mesh.axes)), mesh).prod(axis=1)
+    elements: Codes = local_shapes(tensor.shape, decode_states(layouts, len(mesh.axes)), mesh).prod(axis=1)
     return (elements * tensor.itemsize).astype(np.float64)
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from autoddl.core.cost_table import Array, Cells, Classes, Rows
 from autoddl.core.layout import Mesh
-from autoddl.core.layout_codes import BASE, distinct, number_of, pieces, states_of
+from autoddl.core.layout_codes import BASE, decode_states, distinct_rows, encode_layout, local_shapes
 from autoddl.pricing.choices import Choice, Choices, numbered
 from autoddl.pricing.routes import Routes
 
@@ -64,7 +64,7 @@ class Ports:
         at = (id(choices), way, k)
         if at not in self.known:
             parts = columns(numbered(choices))
-            first, classes = distinct(parts)
+            first, classes = distinct_rows(parts)
             self.known[at] = choices, Port(tuple(part[first] for part in parts), classes)
         return self.known[at][1]
 
@@ -81,7 +81,7 @@ class Ports:
         """The position of the layout of each number, -1 where there is none."""
         if id(table) not in self.places:
             place = np.full(BASE ** len(table.layouts[0]), -1, dtype=np.intp)
-            place[[number_of(layout) for layout in table.layouts]] = np.arange(len(table.layouts))
+            place[[encode_layout(layout) for layout in table.layouts]] = np.arange(len(table.layouts))
             self.places[id(table)] = table, place
         return self.places[id(table)][1]
 
@@ -101,9 +101,9 @@ def pieces_of(choices: Sequence[Choice], shapes: Sequence[Shape], mesh: Mesh) ->
     """What an op with tensors of `shapes`, inputs then outputs, has of them on rank 0. Where its kernel reduces by
     itself choices differ too by the layout of the first input and by the axes."""
     given = numbered(choices)
-    sizes = np.concatenate([pieces(shape, states_of(column, given.axes), mesh) for shape, column in
+    sizes = np.concatenate([local_shapes(shape, decode_states(column, given.axes), mesh) for shape, column in
                             zip(shapes, (*given.inputs, *given.outputs), strict=True)], axis=1)
-    first, classes = distinct([*sizes.T, given.inner, given.inputs[0] * (given.inner > 0)])
+    first, classes = distinct_rows([*sizes.T, given.inner, given.inputs[0] * (given.inner > 0)])
     ends = np.cumsum([len(shape) for shape in shapes])[:-1]
     rows = zip(*(map(tuple, part.tolist()) for part in np.split(sizes[first], ends, axis=1)), strict=True)
     return Pieces(tuple(rows), first, classes)

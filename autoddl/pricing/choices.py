@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autoddl.core.layout import Layout
-from autoddl.core.layout_codes import Codes, layout_of, number_of
+from autoddl.core.layout_codes import Codes, decode_layout, encode_layout
 
 __all__ = ["Choice", "Choices", "numbered"]
 
@@ -72,7 +72,7 @@ class Choices(Sequence[Choice]):
 
     def _at(self, k: int) -> Choice:
         inputs, outputs, gradients, wanted = (
-            tuple([layout_of(column.item(k), self.axes) for column in columns])
+            tuple([decode_layout(column.item(k), self.axes) for column in columns])
             for columns in (self.inputs, self.outputs, self.gradients, self.wanted))
         inner = self.inner.item(k)
         return Choice(inputs, outputs, gradients, wanted, tuple(a for a in range(self.axes) if inner >> a & 1),
@@ -91,7 +91,7 @@ def numbered(choices: Sequence[Choice]) -> Choices:
     if isinstance(choices, Choices):
         return choices
     inputs, outputs, gradients, wanted = (
-        tuple(np.array([number_of(layout) for layout in column]) for column in zip(*rows, strict=True))
+        tuple(np.array([encode_layout(layout) for layout in column]) for column in zip(*rows, strict=True))
         for rows in ([c.inputs for c in choices], [c.outputs for c in choices], [c.gradients for c in choices],
                      [c.wanted for c in choices]))
     inner = np.array([sum(1 << a for a in c.inner) for c in choices])

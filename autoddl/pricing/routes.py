@@ -21,12 +21,12 @@ from autoddl.core.layout_codes import (
     BASE,
     BROADCAST,
     PARTIAL,
-    code,
-    distinct,
+    distinct_rows,
+    encode_states,
     legal_layouts,
     legal_states,
-    numbers,
-    pieces,
+    local_shapes,
+    state_code,
 )
 from autoddl.pricing.shortest_paths import Moves, Nearest, first_moves, nearest
 
@@ -117,7 +117,7 @@ class _Space:
 
 def _space(shape: tuple[int, ...], itemsize: int, mesh: Mesh, every: Ints) -> _Space:
     """Of layouts given by their states."""
-    sizes, number = pieces(shape, every, mesh), numbers(every)
+    sizes, number = local_shapes(shape, every, mesh), encode_states(every)
     place = np.full(BASE ** len(mesh.axes), -1, dtype=np.int64)
     place[number] = np.arange(len(every))
     has = np.arange(BASE)[:, None, None] == every.T
@@ -129,7 +129,8 @@ def _move(steps: list[Step], space: _Space) -> tuple[Ints, Ints, Ints]:
     from where, to where), step by step."""
     axes = steps[0].axes
     inner = [a for a in range(axes[0] + 1, len(space.mesh.axes)) if a not in axes]
-    source, target = (np.array(codes) for codes in zip(*((code(s.source), code(s.target)) for s in steps), strict=True))
+    source, target = (np.array([state_code(state) for state in ends])
+                      for ends in ([s.source for s in steps], [s.target for s in steps]))
     free: Bools = np.logical_not(space.has[:, inner].any(axis=1))
     free[[BROADCAST, PARTIAL]] = True
     leaves: Bools = space.has[:, axes].all(axis=1) & free
@@ -169,7 +170,7 @@ def _prices(steps: list[Step], number: Ints, payloads: Ints, seconds: Seconds) -
     sends = [kind in COLLECTIVES for kind in (step.kind for step in steps)]
     alike = np.array([asked.setdefault((step.kind, step.axes if away else ()), len(asked))
                       for step, away in zip(steps, sends, strict=True)])
-    first, which = distinct([alike[number], payloads])
+    first, which = distinct_rows([alike[number], payloads])
     found = [seconds(steps[k], size, 0) if sends[k] else seconds(steps[k], 0, size)
              for k, size in zip(number[first].tolist(), payloads[first].tolist(), strict=True)]
     return np.array(found)[which]

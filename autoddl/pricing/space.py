@@ -21,7 +21,7 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import B, Mesh, P, Split, State
-from autoddl.core.layout_codes import BROADCAST, code, duals, legal_numbers, legal_states, numbers
+from autoddl.core.layout_codes import BROADCAST, dual_codes, encode_states, legal_mask, legal_states, state_code
 from autoddl.operators.rules.table import Rows, rows
 from autoddl.pricing.choices import Choice, Choices
 
@@ -50,7 +50,7 @@ def everything(graph: Graph, item: Op | Tensor, choice: Choice) -> bool:
 @lru_cache(maxsize=10_000)
 def _of_op(found: Rows, axes: int) -> Choices:
     """Options of ops that are alike, with the gradients that follow."""
-    wanted = tuple(duals(column, axes) for column in found.outputs)
+    wanted = tuple(dual_codes(column, axes) for column in found.outputs)
     return Choices(axes, found.inputs, found.outputs, found.gradients, wanted, found.inner, found.inner < 0)
 
 
@@ -60,8 +60,9 @@ def _of_hub(shape: tuple[int, ...], mesh: Mesh, partial: bool, gradients: bool) 
     states: list[tuple[State, State]] = [(Split(d), Split(d)) for d in range(len(shape)) if shape[d] > 1]
     states += [(P, B)] if partial else []
     states += [(B, B), (B, P)] if gradients else [(B, B)]
-    every = np.array(list(product([(code(s), code(g)) for s, g in states], repeat=len(mesh.axes))), dtype=np.int64)
-    legal, layouts, back = legal_numbers(shape, mesh), numbers(every[:, :, 0]), numbers(every[:, :, 1])
+    codes = [(state_code(s), state_code(g)) for s, g in states]
+    every = np.array(list(product(codes, repeat=len(mesh.axes))), dtype=np.int64)
+    legal, layouts, back = legal_mask(shape, mesh), encode_states(every[:, :, 0]), encode_states(every[:, :, 1])
     fine = legal[layouts] & legal[back]
     layouts, back = layouts[fine], back[fine]
     inner = np.zeros_like(layouts)
@@ -74,7 +75,7 @@ def _of_parameter(shape: tuple[int, ...], mesh: Mesh, tied: bool) -> Choices:
     parameter's hub gathered is kept."""
     states = legal_states(shape, mesh, partial=False)
     which = np.repeat(np.arange(len(states)), np.where((states != BROADCAST).any(axis=1) & (not tied), 2, 1))
-    layouts = numbers(states)[which]
+    layouts = encode_states(states)[which]
     again = np.diff(which, prepend=-1) == 0
     return Choices(len(mesh.axes), (), (layouts,), (), (layouts,), np.zeros_like(layouts), again)
 

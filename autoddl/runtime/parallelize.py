@@ -31,7 +31,7 @@ from autoddl.capture.sample import as_sample, from_spec, parted
 from autoddl.capture.trace import check_held
 from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.graph import Graph, Kind
-from autoddl.core.hubs import planned
+from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import VERSION, Plan
 from autoddl.runtime.batches import Batches, LocalBatch
 from autoddl.runtime.lowering import Lowered, axes_of, lower
@@ -64,7 +64,7 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
                            else parted(as_sample(sample), plan.microbatches))
     _check_model(captured, plan)
     check_held(captured.graph, captured.constants)
-    graph = planned(captured.graph)
+    graph = add_hubs(captured.graph)
     agree({"plan": (plan.fingerprint(), plan.source.get("cluster"), *traffic(plan, graph)), "seed": [seed]})
     materialise(model, seed)
     agree({"value of the weights": map(_digest, model.parameters()),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from autoddl.core.errors import InputError, MachineError
 from autoddl.core.plan import Plan, level_of
-from autoddl.core.record import Event, Header, Step, header_text, step_text
+from autoddl.core.record import Event, Header, RecordedStep, header_text, step_text
 from autoddl.runtime.recorder import Mark, Recorder
 
 __all__ = ["RecordWriter", "header_of", "step_of"]
@@ -30,12 +30,12 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-def step_of(plan: Plan, recorder: Recorder, number: int, rank: int, start: int, end: int) -> Step:
+def step_of(plan: Plan, recorder: Recorder, number: int, rank: int, start: int, end: int) -> RecordedStep:
     """What `recorder` marked between `start` and `end`, in nanoseconds of perf_counter_ns."""
     began = time.time() - (time.perf_counter_ns() - start) / 1e9
     passes = tuple((name, (at - start) / 1e9) for name, at in recorder.passes)
     events = tuple(_event(plan, mark, number, rank, start) for mark in recorder.marks)
-    return Step(number, rank, began, (end - start) / 1e9, passes, events)
+    return RecordedStep(number, rank, began, (end - start) / 1e9, passes, events)
 
 
 def _event(plan: Plan, mark: Mark, number: int, rank: int, zero: int) -> Event:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.core.layout import Mesh
-from autoddl.core.processes import joined
+from autoddl.core.processes import is_rank
 from autoddl.runtime.process_groups import lost
 
 __all__ = ["agree", "device_of", "join", "take"]
@@ -47,7 +47,7 @@ def take(device: torch.device) -> None:
 def join(mesh: Mesh, device: torch.device, timeout: timedelta) -> None:
     """Initialise the process group of `mesh`, unless it is there or one process is enough."""
     ready = dist.is_initialized()
-    world = dist.get_world_size() if ready else int(os.environ["WORLD_SIZE"]) if joined() else 1
+    world = dist.get_world_size() if ready else int(os.environ["WORLD_SIZE"]) if is_rank() else 1
     if world != mesh.size:
         raise MismatchError(f"the plan is for {mesh.size} processes (mesh '{mesh}'), and {world} run: start "
                             f"{mesh.size}, as with torchrun --nproc-per-node, or plan for {world}")

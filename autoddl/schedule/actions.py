@@ -11,7 +11,7 @@ messages of the runtime, not by a collective of the library. `wire`: seconds for
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autoddl.core.conversion import COLLECTIVES, Step, sizes
+from autoddl.core.conversion import COLLECTIVES, Step, step_sizes
 from autoddl.core.graph import Tensor
 from autoddl.core.layout import Layout
 from autoddl.cost_models import MESSAGE_ALGORITHMS, collective, wire_seconds
@@ -89,7 +89,7 @@ class Actions:
              origin: str) -> tuple[Leg, ...]:
         """`steps` on `tensors` that begin in the layouts `starts`, each as one collective over all of them."""
         found = list[Leg]()
-        each = [sizes(tuple(steps), t.shape, t.itemsize, start, self.pricing.mesh, self.at)
+        each = [step_sizes(tuple(steps), t.shape, t.itemsize, start, self.pricing.mesh, self.at)
                 for t, start in zip(tensors, starts, strict=True)]
         for k, step in enumerate(steps):
             full, touched = sum(one[k][0] for one in each), sum(one[k][1] for one in each)

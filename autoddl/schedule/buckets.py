@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from autoddl.core.conversion import COLLECTIVES, Step, sizes
+from autoddl.core.conversion import COLLECTIVES, Step, step_sizes
 from autoddl.core.graph import Graph, Kind, Tensor
 from autoddl.core.layout import Layout, Mesh
 from autoddl.core.plan import Conversion, Plan
@@ -90,7 +90,7 @@ def sends(steps: Iterable[Step]) -> bool:
 def _payloads(tensor: Tensor, steps: tuple[Step, ...], start: Layout, mesh: Mesh, at: tuple[int, ...] | None
               ) -> tuple[int, ...]:
     """Full-buffer bytes of each step, 0 for the local ones."""
-    return tuple(full for full, _ in sizes(steps, tensor.shape, tensor.itemsize, start, mesh, at))
+    return tuple(full for full, _ in step_sizes(steps, tensor.shape, tensor.itemsize, start, mesh, at))
 
 
 def _fill_buckets(rows: Iterable[tuple[Bucket, str, int]], limit: int) -> tuple[Bucket, ...]:

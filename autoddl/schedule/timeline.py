@@ -25,7 +25,7 @@ from statistics import NormalDist
 
 from autoddl.core.graph import Graph
 from autoddl.core.plan import Plan, level_of
-from autoddl.core.record import Event, Step
+from autoddl.core.record import Event, RecordedStep
 from autoddl.cost_models import Cluster
 from autoddl.cost_models.machine import Host
 from autoddl.cost_models.timeline import COMPUTE, Task, simulate
@@ -54,7 +54,7 @@ class Span:
 class Foreseen:
     """A predicted step: its collectives as events of a record, and what it computes."""
 
-    step: Step
+    step: RecordedStep
     computes: tuple[Span, ...]
 
     @property
@@ -64,8 +64,10 @@ class Foreseen:
 
 def timeline_of(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, slowdown: float = 1.0,
                 known: Known | None = None) -> Foreseen:
-    """The predicted step of `rank`. `graph` is the planned one (`hubs.planned`), of one microbatch; `known` is of plans
-    that differ in their bucket size alone."""
+    """The predicted step of `rank`.
+
+    `graph` is the graph of one microbatch with its hubs (`hubs.add_hubs`); `known` is of plans that differ in their
+    bucket size alone."""
     actions = issued(plan, graph, cluster, rank, known)
     shared = {level.name for level in cluster.levels if level.topology in ONE_PORT}
     links = {name: level if level in shared else "" for name, level in plan.levels.items()}
@@ -88,7 +90,7 @@ def timeline_of(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, slowd
                    for k, action in enumerate(actions) if isinstance(action, Pass))
     spans = tuple(Span(action.name, line.starts[at[k]], line.ends[at[k]])
                   for k, action in enumerate(actions) if isinstance(action, Compute))
-    return Foreseen(Step(0, rank, 0.0, line.makespan, passes, tuple(events)), spans)
+    return Foreseen(RecordedStep(0, rank, 0.0, line.makespan, passes, tuple(events)), spans)
 
 
 def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, late: float = 0.0, issue: float = 0.0,

@@ -76,8 +76,9 @@ def _of_edge(conversion: Conversion, tensor: Tensor, mesh: Mesh, at: tuple[int, 
 
 
 def traffic(plan: Plan, graph: Graph, coordinate: tuple[int, ...] | None = None) -> tuple[Sent, ...]:
-    """All collectives of one step on the rank at `coordinate` (rank 0). `graph` is the planned one (`hubs.planned`), of
-    one microbatch."""
+    """All collectives of one step on the rank at `coordinate` (rank 0).
+
+    `graph` is the graph of one microbatch with its hubs (`hubs.add_hubs`)."""
     mesh, at = plan.mesh, coordinate or (0,) * len(plan.mesh.axes)
     by_name = {t.name: t for t in graph.tensors}
     edges = {edge.tensor.fqn: edge for edge in parameter_edges(plan, graph)}

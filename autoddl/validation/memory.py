@@ -13,7 +13,7 @@ Published peaks are those of PyTorch's allocator: they do not count what CUDA an
 from collections.abc import Mapping
 
 from autoddl.core.errors import InputError
-from autoddl.core.pipeline import peaks
+from autoddl.core.pipeline import peak_activations
 from autoddl.core.pipeline_schedules import generate
 from autoddl.validation.part import Part
 from autoddl.validation.run_parts import Unpriced, expert_replicas, price_parts, rank_values, schedule_of, stage_layers
@@ -66,7 +66,7 @@ def _fullest_stage(run: Run, microbatch: int, kept: float, logits: float) -> flo
         schedule = generate(schedule_of(run)[0], run.pp, run.batch // (run.dp * microbatch))
     except InputError as error:
         raise Unpriced(str(error)) from None
-    activations = peaks(schedule, [layers * kept for layers in stage_layers(run)])
+    activations = peak_activations(schedule, [layers * kept for layers in stage_layers(run)])
     ends = [0.0] * run.pp
     ends[schedule.placement[0][-1]] = logits
     return max(nbytes + end for nbytes, end in zip(activations, ends, strict=True))

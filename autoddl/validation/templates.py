@@ -15,7 +15,7 @@ from torch import nn
 
 from autoddl.capture.capture import capture
 from autoddl.core.graph import Graph, Op, Value
-from autoddl.core.hubs import planned
+from autoddl.core.hubs import add_hubs
 from autoddl.validation.layers import Embedding, Head, Layer, Shape
 
 __all__ = ["PARTS", "capture_part", "part_graph"]
@@ -31,7 +31,7 @@ def capture_part(name: str, shape: Shape) -> Graph:
     ids = torch.zeros(shape.batch, shape.length, dtype=torch.int64, device="meta")
     with torch.device("meta"):
         model = PARTS[name](shape).to(dtype)
-    return planned(capture(model, {"layer": (x,), "embedding": (ids,), "head": (x, ids)}[name]).graph)
+    return add_hubs(capture(model, {"layer": (x,), "embedding": (ids,), "head": (x, ids)}[name]).graph)
 
 
 def part_graph(name: str, shape: Shape) -> Graph:

@@ -30,7 +30,7 @@ from gpt import gpt
 
 from autoddl.capture.capture import capture
 from autoddl.core.graph import Graph, Op, Tensor
-from autoddl.core.hubs import planned
+from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import VERSION, Plan
 from autoddl.cost_models import parse_cluster
@@ -54,7 +54,7 @@ def model(seed: int = 0, batch: int = 2) -> nn.Module:
 def plan_as(role: str, ranks: int) -> Plan:
     """The best plan in which the one axis has `role`."""
     captured = capture(model(batch=2 * ranks))
-    graph, place = planned(captured.graph), parse_cluster(CLUSTER % ranks, "overhead")
+    graph, place = add_hubs(captured.graph), parse_cluster(CLUSTER % ranks, "overhead")
     mesh = Mesh.parse(f"all={ranks}")
     inside = strategy(graph, mesh, {"all": role if ranks > 1 else "data"})
 

@@ -23,9 +23,9 @@ from gpt import gpt
 
 from autoddl.api import compare
 from autoddl.capture.factory import Factory
-from autoddl.core.hubs import planned
+from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan
-from autoddl.core.record import Event, Step, hidden_seconds, read_record
+from autoddl.core.record import Event, RecordedStep, hidden_seconds, read_record
 from autoddl.explain.compare_run import foreseen
 from autoddl.explain.record_statistics import later, typical
 from autoddl.launch.rehearse import rehearse
@@ -44,7 +44,7 @@ def data_parallel(batch: int) -> Plan:
     return found
 
 
-def trained(plan: Plan, batch: int, steps: int) -> tuple[Step, ...]:
+def trained(plan: Plan, batch: int, steps: int) -> tuple[RecordedStep, ...]:
     """The steps of a rehearsal, as recorded."""
     with tempfile.TemporaryDirectory() as name:
         path, record = Path(name, "plan.json"), Path(name, "record.jsonl")
@@ -54,30 +54,30 @@ def trained(plan: Plan, batch: int, steps: int) -> tuple[Step, ...]:
         return later(read_record(record))
 
 
-def gradients(step: Step) -> list[Event]:
+def gradients(step: RecordedStep) -> list[Event]:
     return [event for event in step.events if event.origin.startswith("the gradients of")]
 
 
-def exposed(step: Step) -> float:
+def exposed(step: RecordedStep) -> float:
     return sum(event.wait for event in gradients(step))
 
 
-def hidden(step: Step) -> float:
+def hidden(step: RecordedStep) -> float:
     return hidden_seconds(gradients(step), step.events)
 
 
-def backward(step: Step) -> float:
+def backward(step: RecordedStep) -> float:
     """What backward computes: all of it but the waiting."""
     return step.during("backward") - sum(event.wait for event in step.events if event.direction == "backward")
 
 
-def figures(steps: Sequence[Step]) -> tuple[float, ...]:
+def figures(steps: Sequence[RecordedStep]) -> tuple[float, ...]:
     """Seconds of a step without the optimizer, of what backward computes, hidden, exposed."""
     return tuple(typical(steps, figure) for figure in (
         lambda step: step.seconds - step.during("update"), backward, hidden, exposed))
 
 
-def show(name: str, steps: Sequence[Step]) -> None:
+def show(name: str, steps: Sequence[RecordedStep]) -> None:
     """One row of the table."""
     whole, computes, runs, waits = figures(steps)
     print(f"| {name} | {whole:.3f} | {computes:.3f} | {(waits + runs) / computes:.0%} | {runs:.3f} | {waits:.3f} | "
@@ -87,7 +87,7 @@ def show(name: str, steps: Sequence[Step]) -> None:
 def main(batch: int = 128, steps: int = 8) -> None:
     whole = data_parallel(batch)
     question = question_of(whole)
-    best = best_buckets(whole, planned(question.graph), question.cluster)
+    best = best_buckets(whole, add_hubs(question.graph), question.cluster)
     load = os.getloadavg()[0]
     print(f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f}; batch {batch}, {steps} steps\n")
     print("| | step s | backward s | reduction / backward | hidden s | exposed s | hidden |\n" + "|---" * 7 + "|")

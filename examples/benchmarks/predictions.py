@@ -40,7 +40,7 @@ from small_models import made
 from autoddl.api import compare, plan
 from autoddl.capture.capture import capture
 from autoddl.core.graph import Graph
-from autoddl.core.hubs import planned
+from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import Cluster, load_cluster
 from autoddl.cost_models.measured import paced
@@ -81,7 +81,7 @@ def plans_of(model: str, cluster: Cluster, count: int) -> tuple[dict[str, Plan],
         if one.plan is not None and (one.name != "found" or _chosen(one.plan) != _chosen(found["found"])):
             found["least sum" if one.name == "found" else one.name] = one.plan
     captured, longest = capture(module, batch), LONGEST * found["found"].predicted.seconds
-    graph, every = planned(captured.graph), meshes(cluster, 3)
+    graph, every = add_hubs(captured.graph), meshes(cluster, 3)
     tried = [random_plan(captured, seed, str(every[seed % len(every)]), cluster) for seed in range(20 * count)]
     order = sorted(range(len(tried)), key=lambda seed: (max(longest, tried[seed].predicted.seconds), seed))
     for seed in order[:count]:
@@ -104,7 +104,7 @@ def again(file: str, folder: Path) -> Iterator[Row]:
     graphs: dict[str, Graph] = {}
     for row in (Row(**json.loads(line)) for line in Path(file).read_text(encoding="utf-8").splitlines()):
         if row.model not in graphs:
-            graphs[row.model] = planned(capture(*made(row.model)).graph)
+            graphs[row.model] = add_hubs(capture(*made(row.model)).graph)
         place, chosen = load_cluster(folder / f"{row.cluster}.yaml"), load_plan(
             kept(folder, row.model, row.cluster, row.plan))
         there = paced(place, row.pulse * place.measurements["pulse"])

@@ -86,8 +86,8 @@ def llama(layers: int, batch: int) -> Graph:
 
 
 def problem_of(graph: Graph, place: Cluster, mesh: Mesh) -> Problem:
-    from autoddl.core.hubs import planned
-    task = PlanTask(planned(graph), graph, {}, place, 1e15, PlanOptions(), {}, 0.0, 0.0)
+    from autoddl.core.hubs import add_hubs
+    task = PlanTask(add_hubs(graph), graph, {}, place, 1e15, PlanOptions(), {}, 0.0, 0.0)
     return replace(build_problem(task, Candidate(mesh, lambda g, on: everything))[2], budget=None)
 
 

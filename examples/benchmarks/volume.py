@@ -19,11 +19,11 @@ from linears import Linears, Size, bound, classifier, grids, transformer, words
 from search_table import Row, write
 
 from autoddl.capture.capture import capture
-from autoddl.core.conversion import Step, group_size, payload, sent
+from autoddl.core.conversion import Step, group_size, payload, ring_bytes
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Op
 from autoddl.core.graph import Tensor as Value
-from autoddl.core.hubs import planned
+from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import B, Layout, Mesh, Split
 from autoddl.core.plan import Conversion
 from autoddl.core.problem import Problem, Solution
@@ -125,7 +125,8 @@ def between(conversion: Conversion, graph: Graph, mesh: Mesh) -> float:
         for step in (Step.parse(text, mesh) for text in texts):
             assert here is not None
             if step.kind == "all-to-all":
-                total += sent(step.kind, group_size(step, mesh), payload(step, tensor.shape, WORD, here, mesh)) / WORD
+                whole = payload(step, tensor.shape, WORD, here, mesh)
+                total += ring_bytes(step.kind, group_size(step, mesh), whole) / WORD
             here = step.after(here)
     return total
 
@@ -149,7 +150,7 @@ def only(*roles: str) -> Callable[[Mesh], Allowed]:
 def row(title: str, model: Linears, p: int) -> tuple[Row, tuple[str, ...]]:
     """One line of the table, and the conversions of the plan and of the best grids."""
     place, sizes = parse_cluster(TEXT % p, "words"), model.sizes
-    graph = planned(capture(model, (torch.zeros(()),)).graph)
+    graph = add_hubs(capture(model, (torch.zeros(()),)).graph)
     every = [m for m in meshes(place, 4) if len(m.axes) < 4 or m.sizes == tuple(sorted(m.sizes, reverse=True))]
     one, two = ([m for m in every if len(m.axes) == n] for n in (1, 2))
     alone = sum(min(words(size, grid) for grid in grids(p)) for size in sizes)

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from autoddl.core.conversion import COLLECTIVES, Step, group_size, is_conversion, payload, sent, slices
+from autoddl.core.conversion import COLLECTIVES, Step, group_size, is_conversion, payload, ring_bytes, slice_steps
 from autoddl.core.errors import InputError
 from autoddl.core.layout import B, Layout, Mesh, P, Split
 from autoddl.pricing.routes import Routes, Seconds, routes
@@ -15,7 +15,7 @@ GRID = Mesh.parse("a=2,b=2")
 def _priced(mesh: Mesh) -> Seconds:
     """Sent bytes, with a little for every step."""
     def seconds(step: Step, full: int, touched: int) -> float:
-        return 1.0 + (sent(step.kind, group_size(step, mesh), full) if step.kind in COLLECTIVES else 0.0)
+        return 1.0 + (ring_bytes(step.kind, group_size(step, mesh), full) if step.kind in COLLECTIVES else 0.0)
     return seconds
 
 
@@ -83,10 +83,10 @@ def test_uneven_payloads_are_padded_to_the_largest_piece() -> None:
 
 
 def test_a_ring_sends_its_share() -> None:
-    assert sent("all-gather", 4, 100) == 75 and sent("all-reduce", 4, 100) == 150
+    assert ring_bytes("all-gather", 4, 100) == 75 and ring_bytes("all-reduce", 4, 100) == 150
     assert group_size(Step((0, 1), P, B), GRID) == 4
     with pytest.raises(InputError, match="gossip"):
-        sent("gossip", 4, 100)
+        ring_bytes("gossip", 4, 100)
 
 
 @pytest.mark.parametrize("text", ["a S(0)->B", "a: S(0)", "c: P->B", "a: B->B", "a: P->Q"])
@@ -96,5 +96,5 @@ def test_what_is_no_step_says_so(text: str) -> None:
 
 
 def test_slices_only_split() -> None:
-    steps = slices(GRID, Layout.parse("B B"), Layout.parse("S(1) P"))
+    steps = slice_steps(GRID, Layout.parse("B B"), Layout.parse("S(1) P"))
     assert [step.text(GRID) for step in steps] == ["a: B->S(1)", "b: B->P"]

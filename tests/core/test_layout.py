@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autoddl.core.errors import InputError
-from autoddl.core.layout import B, Layout, Mesh, P, Split, State, extents, is_legal, local_shape, state
+from autoddl.core.layout import B, Layout, Mesh, P, Split, State, extents, is_legal, local_shape, parse_state
 from autoddl.core.layout_codes import legal_layouts
 
 MESHES = ("a=2", "a=3", "a=2,b=2", "a=3,b=2", "a=2,b=2,c=3")
@@ -32,7 +32,7 @@ def test_a_layout_round_trips(text: str) -> None:
 @pytest.mark.parametrize("text", ["S0", "R", "S(-1)", "S()", "p"])
 def test_what_is_no_state_says_what_is(text: str) -> None:
     with pytest.raises(InputError, match="no layout state"):
-        state(text)
+        parse_state(text)
 
 
 def test_ranks_count_with_the_last_axis_fastest() -> None:

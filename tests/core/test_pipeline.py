@@ -7,7 +7,7 @@ import pytest
 
 from autoddl.cli.pipeline_text import draw_schedule
 from autoddl.core.errors import InputError
-from autoddl.core.pipeline import Action, Schedule, held, needs, peaks, validate
+from autoddl.core.pipeline import Action, Schedule, check_schedule, live_activations, needs, peak_activations
 from autoddl.core.pipeline_schedules import generate
 from autoddl.cost_models.pipelines import pipeline
 
@@ -43,7 +43,7 @@ def test_actions_as_text() -> None:
 def test_every_generator_runs_everything_once_and_reads_back() -> None:
     for text, depth, n in EVERY:
         schedule = generate(text, depth, n)
-        validate(schedule)
+        check_schedule(schedule)
         assert Schedule.parse(str(schedule)) == schedule
         counts = Counter((action.kind, action.stage, action.microbatch) for action in schedule)
         assert set(counts.values()) == {1}
@@ -104,7 +104,7 @@ def test_chimera() -> None:
         schedule, pipes = generate(text, depth, n), 2 * int(text.partition(":")[2])
         line = pipeline(schedule, [1.0] * depth, [0.5] * depth, [0.5] * depth)
         assert line.bubble == pytest.approx((depth - pipes) / (pipes * n + depth - pipes))
-        assert (min(peaks(schedule)), max(peaks(schedule))) == (depth - depth / pipes + 1, depth)
+        assert (min(peak_activations(schedule)), max(peak_activations(schedule))) == (depth - depth / pipes + 1, depth)
         stages = Counter(rank for pipe in schedule.placement for rank in pipe)
         assert stages == dict.fromkeys(range(depth), pipes)
 
@@ -119,21 +119,21 @@ def test_chimera_with_a_longer_backward() -> None:
 def test_what_is_held(depth: int) -> None:
     """Peaks in microbatches of a stage: those of the papers."""
     n, ranks = 3 * depth, range(depth)
-    assert peaks(generate("gpipe", depth, n)) == (n,) * depth
-    assert peaks(generate("1f1b", depth, n)) == tuple(depth - rank for rank in ranks)
-    assert peaks(generate("zb-h1", depth, n)) == (depth,) * depth
-    assert peaks(generate("zb-v", depth, n)) == (2 * depth,) * depth
-    assert peaks(generate("dualpipe-v", depth, n)) == (2 * depth + 1,) * depth
+    assert peak_activations(generate("gpipe", depth, n)) == (n,) * depth
+    assert peak_activations(generate("1f1b", depth, n)) == tuple(depth - rank for rank in ranks)
+    assert peak_activations(generate("zb-h1", depth, n)) == (depth,) * depth
+    assert peak_activations(generate("zb-v", depth, n)) == (2 * depth,) * depth
+    assert peak_activations(generate("dualpipe-v", depth, n)) == (2 * depth + 1,) * depth
     for chunks in (2, 3):  # Korthikanti et al. 2022, section 4.2.3: D(1 + (D-1)/(Dv)) of v chunks
-        assert peaks(generate(f"interleaved:{chunks}", depth, n))[0] == depth * chunks + depth - 1
-    assert all(row[-1] == 0 for row in held(generate("zb-h1", depth, n)))
+        assert peak_activations(generate(f"interleaved:{chunks}", depth, n))[0] == depth * chunks + depth - 1
+    assert all(row[-1] == 0 for row in live_activations(generate("zb-h1", depth, n)))
 
 
 def test_held_in_bytes_and_after_a_split_backward() -> None:
     schedule = Schedule.parse("microbatches 1, stages on ranks 0 0\nrank 0: 0F0 1F0 1B0 0B0 1W0")
-    assert held(schedule) == ((1, 2, 2, 1, 0),)
-    assert held(schedule, sizes=[10, 4], kept=0.25) == ((10, 14, 11, 1, 0),)
-    assert peaks(schedule, sizes=[10, 4]) == (14,)
+    assert live_activations(schedule) == ((1, 2, 2, 1, 0),)
+    assert live_activations(schedule, sizes=[10, 4], kept=0.25) == ((10, 14, 11, 1, 0),)
+    assert peak_activations(schedule, sizes=[10, 4]) == (14,)
 
 
 def test_a_schedule_is_drawn() -> None:
@@ -159,13 +159,13 @@ def test_a_schedule_is_drawn() -> None:
 ])
 def test_schedules_that_cannot_run(change: tuple[str, str], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        validate(Schedule.parse(ZIGZAG.replace(*change)))
+        check_schedule(Schedule.parse(ZIGZAG.replace(*change)))
 
 
 def test_a_microbatch_stays_in_its_pipe() -> None:
     text = "microbatches 1, stages on ranks 0 / 0\nrank 0: 0F0 1:0F0 0B0 1:0B0"
     with pytest.raises(InputError, match="step 2: 1:0F0: microbatch 0 goes through pipe 0 already"):
-        validate(Schedule.parse(text))
+        check_schedule(Schedule.parse(text))
 
 
 @pytest.mark.parametrize(("text", "words"), [

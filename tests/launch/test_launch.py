@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autoddl.core.errors import MachineError, MismatchError
-from autoddl.core.processes import joined, signals_raise
+from autoddl.core.processes import is_rank, signals_raise
 from autoddl.launch.launch import launch
 from autoddl.planner.process_pool import mapper
 
@@ -104,15 +104,15 @@ def test_a_slurm_step_is_a_rank_and_one_process_is_none(monkeypatch: pytest.Monk
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID",
                  "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
-    assert not joined()
+    assert not is_rank()
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("SLURM_NTASKS", "8")
-    assert not joined()  # a batch script that nobody started with srun
+    assert not is_rank()  # a batch script that nobody started with srun
     for name, value in {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "31",
                         "SLURM_JOB_NODELIST": "nid[003-006]", "RANK": "", "PATH": ""}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("RANK")
-    assert joined()
+    assert is_rank()
     found = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")}
     assert found == {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "nid003", "MASTER_PORT": "20031"}
     for name in found:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from autoddl.api import plan
 from autoddl.capture.capture import capture
-from autoddl.core.hubs import planned
+from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Layout, Mesh
 from autoddl.core.plan import load_plan
 from autoddl.cost_models import elementwise_seconds, load_cluster, parse_cluster
@@ -39,7 +39,7 @@ class Row(nn.Module):
 
 
 def test_a_chain_moves_its_ends_and_launches_once() -> None:
-    graph = planned(capture(Row(), (torch.zeros(ROWS, WIDTH),)).graph)
+    graph = add_hubs(capture(Row(), (torch.zeros(ROWS, WIDTH),)).graph)
     found = {op.target.split(".")[1]: chains(graph).get(op.name, ALONE) for op in graph.ops}
     assert found["tanh"] == Chained(0.5, False) and found["relu"] == Chained(1.0, True)
     assert found["mul"] == Chained(1 / 3, True) and found["matmul"] == ALONE

@@ -17,7 +17,7 @@ from oracle import _Threads, check, option
 
 from autoddl.core.graph import Op
 from autoddl.core.layout import B, Layout, Mesh, P, Split, State
-from autoddl.core.layout_codes import duals, layout_of, number_of
+from autoddl.core.layout_codes import decode_layout, dual_codes, encode_layout
 from autoddl.operators.kernels.site import Reduce
 from autoddl.operators.rules.dimension_strings import Rule, Signature, signatures
 from autoddl.operators.rules.nn import inner_collectives
@@ -102,8 +102,8 @@ def test_wrong_shapes_are_caught_before_native_code_runs() -> None:
 def test_gradients_and_duals() -> None:
     column = option(Signature((B, Split(0)), (Split(1),)))
     assert column.gradients == (Layout((P,)), Layout((Split(0),)))
-    (wanted,) = duals(np.array([number_of(Layout((Split(1), B, P)))]), 3).tolist()
-    assert layout_of(wanted, 3) == Layout((Split(1), B, B))
+    (wanted,) = dual_codes(np.array([encode_layout(Layout((Split(1), B, P)))]), 3).tolist()
+    assert decode_layout(wanted, 3) == Layout((Split(1), B, B))
     whole = option(Signature((B, B), (B,)))
     assert whole.gradients[0] == Layout((B,))
     assert option(Signature((P, B), (P,))).gradients[0] == Layout((B,))

@@ -19,7 +19,7 @@ from torch import nn
 from autoddl.api import compare_solvers, plan
 from autoddl.core.errors import Infeasible, InputError, MachineError
 from autoddl.core.graph import Graph
-from autoddl.core.hubs import planned
+from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.cost_models import Cluster
 from autoddl.cost_models.curves import text_of
@@ -120,7 +120,7 @@ def test_an_interrupt_gives_the_best_plan_so_far_with_a_true_bound(workers: int)
     found: Found = search(task_of("deep", PLACE, workers=workers), candidates(PLACE), Stop(False))
     assert found.interrupted and not whole.interrupted
     assert found.bound <= whole.best.solution.seconds <= found.best.solution.seconds
-    assert found.bound >= floor_seconds(planned(graph_of("deep")), PLACE) > 0
+    assert found.bound >= floor_seconds(add_hubs(graph_of("deep")), PLACE) > 0
 
 
 def test_an_interrupt_before_there_is_a_plan_is_passed_on() -> None:
@@ -146,7 +146,7 @@ def test_the_floor_is_below_every_plan() -> None:
     for name in ("tiny", "gpt", "vgg"):
         for mesh in meshes(PLACE, 2):
             problem = build_problem(task_of(name, PLACE), Candidate(mesh, lambda graph, on: everything))[2]
-            assert floor_seconds(planned(graph_of(name)), PLACE) <= solve(replace(problem, budget=None)).bound
+            assert floor_seconds(add_hubs(graph_of(name)), PLACE) <= solve(replace(problem, budget=None)).bound
 
 
 def test_a_ceiling_below_the_optimum_is_answered_with_a_bound() -> None:

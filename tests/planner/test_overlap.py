@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import autoddl
 from autoddl.capture.capture import capture
 from autoddl.core.errors import InputError
-from autoddl.core.hubs import planned
+from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import Cluster, load_cluster
@@ -32,7 +32,7 @@ FLAT, PAIRS = CLUSTERS / "rehearsal-4x1-200.yaml", CLUSTERS / "rehearsal-2x2-200
 
 
 def line(plan: Plan, cluster: Cluster) -> float:
-    graph = planned(capture(tiny(batch=64), None).graph)
+    graph = add_hubs(capture(tiny(batch=64), None).graph)
     return timeline_of(plan, graph, cluster).step.seconds
 
 
@@ -57,7 +57,7 @@ def test_no_line_is_below_what_is_waited_for(place: Path, seed: int) -> None:
     cluster, captured = load_cluster(place), capture(tiny(batch=64), None)
     mesh = random.Random(seed).choice([m for m in ("net=4", "net.1=2,net.0=2") if place == FLAT] or ["net=2,node=2"])
     plan = random_plan(captured, seed, mesh, cluster)
-    graph = planned(captured.graph)
+    graph = add_hubs(captured.graph)
     pricing = Pricing(graph, Mesh.parse(mesh), cluster, hidden=1.0)
     space = variables(graph, pricing.mesh)
     stored = {s.fqn: (s.layout, s.regather) for s in plan.stored}
@@ -70,7 +70,7 @@ def test_no_line_is_below_what_is_waited_for(place: Path, seed: int) -> None:
 
 def test_hidden_seconds_are_those_of_parameters() -> None:
     """The price falls with what is hidden, and keeps what forbids."""
-    graph = planned(capture(tiny(), None).graph)
+    graph = add_hubs(capture(tiny(), None).graph)
     mesh, cluster = Mesh.parse("net=4"), load_cluster(FLAT)
     space = variables(graph, mesh)
     choice = [len(v.choices) - 1 for v in space]

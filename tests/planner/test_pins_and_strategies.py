@@ -10,7 +10,7 @@ from torch import nn
 from autoddl.capture.capture import capture
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Op, Tensor
-from autoddl.core.hubs import planned
+from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import B, Mesh, Split
 from autoddl.planner.pins import Pin, mesh_allows, parse_pin, pinned
 from autoddl.planner.strategies import strategy
@@ -21,7 +21,7 @@ MESH = Mesh.parse("net=2,node=2")
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    return planned(capture(*zoo.gpt()).graph)
+    return add_hubs(capture(*zoo.gpt()).graph)
 
 
 @pytest.mark.parametrize("text", ["h.*.attn.*: node=S(0)", "wte.weight: net=B", "node=8", "x: node=P"])
@@ -80,7 +80,7 @@ class Masked(nn.Module):
 
 @pytest.mark.parametrize("pin", ["mask: node=S(0)", "idle: node=S(0)"])
 def test_a_pin_of_what_every_rank_has_alike_is_refused(pin: str) -> None:
-    graph = planned(capture(Masked(), (torch.zeros(4, 8),)).graph)
+    graph = add_hubs(capture(Masked(), (torch.zeros(4, 8),)).graph)
     with pytest.raises(InputError, match=f"pin '{re.escape(pin)}' matches only what every rank computes or holds"):
         pinned((parse_pin(pin),), graph, MESH)
     whole, pins = variables(graph, MESH), tuple(map(parse_pin, (pin.replace("S(0)", "B"), "linear.bias: node=B")))

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from autoddl.capture.capture import Captured, capture
 from autoddl.core.graph import Kind
-from autoddl.core.hubs import HUB, planned
+from autoddl.core.hubs import HUB, add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.core.problem import Problem
 from autoddl.cost_models import load_cluster
@@ -55,7 +55,7 @@ class Fork(nn.Module):
 def _problem(model: nn.Module, mesh: str, rows: int, budget: float | None = None
              ) -> tuple[Pricing, tuple[Variable, ...], Problem]:
     width = next(model.parameters()).shape[1]
-    graph = planned(capture(model, (torch.zeros(rows, width),)).graph)
+    graph = add_hubs(capture(model, (torch.zeros(rows, width),)).graph)
     pricing = Pricing(graph, Mesh.parse(mesh), load_cluster(LAPTOP))
     space = variables(graph, pricing.mesh)
     return pricing, space, problem_of(pricing, space, budget)
@@ -89,7 +89,7 @@ def _outcome(problem: Problem, solver: str) -> float:
 
 
 def test_a_shared_tensor_passes_one_hub() -> None:
-    graph = planned(capture(Fork(), (torch.zeros(8, 128),)).graph)
+    graph = add_hubs(capture(Fork(), (torch.zeros(8, 128),)).graph)
     hubs = [op for op in graph.ops if op.target == HUB]
     assert len(hubs) == 1
     readers = [op.name for op in graph.ops if hubs[0].outputs[0] in op.inputs]
@@ -111,7 +111,7 @@ def test_dead_ops_and_unused_outputs_are_not_planned() -> None:
             self.one(x).exp()
             return super().forward(x)
 
-    assert not any("exp" in op.target for op in planned(capture(Wasteful(), (torch.zeros(8, 128),)).graph).ops)
+    assert not any("exp" in op.target for op in add_hubs(capture(Wasteful(), (torch.zeros(8, 128),)).graph).ops)
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_the_parts_of_a_plan_add_up(captured: Captured, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_buckets_hold_every_parameter_once_and_keep_to_their_size(captured: Captured, seed: int) -> None:
-    plan, graph = random_plan(captured, seed), planned(captured.graph)
+    plan, graph = random_plan(captured, seed), add_hubs(captured.graph)
     plan = replace(plan, bucket_bytes=3000)
     edges = parameter_edges(plan, graph)
     trained = {e.tensor.fqn for e in edges if any(s.kind not in ("slice", "fill") for s in e.backward)}
@@ -144,14 +144,14 @@ def test_buckets_hold_every_parameter_once_and_keep_to_their_size(captured: Capt
 
 
 def test_smaller_buckets_send_the_same_bytes_in_more_collectives(captured: Captured) -> None:
-    plan, graph = random_plan(captured, 1), planned(captured.graph)
+    plan, graph = random_plan(captured, 1), add_hubs(captured.graph)
     few, many = traffic(plan, graph), traffic(replace(plan, bucket_bytes=1), graph)
     assert sum(s.nbytes for s in few) == sum(s.nbytes for s in many)
     assert len(few) < len(many)
 
 
 def test_a_problem_whose_parts_disagree_is_refused(captured: Captured) -> None:
-    graph = planned(captured.graph)
+    graph = add_hubs(captured.graph)
     pricing = Pricing(graph, Mesh.parse("all=4"), load_cluster(LAPTOP))
     space = variables(graph, pricing.mesh)
     problem = problem_of(pricing, space, None)
@@ -176,7 +176,7 @@ class Codes(nn.Module):
 
 def test_no_gradient_is_planned_where_the_loss_asks_for_none() -> None:
     sample = (torch.zeros(8, 16),)
-    graph = planned(capture(Codes(), sample).graph)
+    graph = add_hubs(capture(Codes(), sample).graph)
     for made in random_plans(Codes(), sample, "node=4", 20, regather=True, microbatches=2):
         flows = {edge.tensor.fqn: edge.conversion.gradient is not None for edge in parameter_edges(made, graph)}
         assert flows == {"student.weight": True, "codes": True, "near.weight": False, "teacher.weight": False}

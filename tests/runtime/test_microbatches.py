@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, parted
 from autoddl.core.errors import InputError, MismatchError
-from autoddl.core.hubs import planned
+from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan
 from autoddl.launch.check import mismatches
 from autoddl.runtime.parallelize import ParallelModel, parallelize
@@ -150,7 +150,7 @@ def test_many_random_plans(name: str, microbatches: int) -> None:
 def of_parameters(strategy: str) -> Counter[tuple[str, str, str, str]]:
     """How often each bucket of parameters is sent, by the first of them."""
     plan = plans_of("gpt", 4, strategy)
-    sent = traffic(plan, planned(captured("gpt", 4).graph))
+    sent = traffic(plan, add_hubs(captured("gpt", 4).graph))
     return Counter((s.direction, s.kind, s.axes, s.origin.split(",")[0]) for s in sent if " -> " not in s.origin)
 
 
@@ -179,7 +179,7 @@ def test_what_is_gathered_again_for_a_view_is_priced_so() -> None:
     sample = parted(Sample((torch.randn(8, 8, dtype=torch.float64),)), 4)
     (plan,) = random_plans(Turned(), sample, "a=4", 1, roles={"a": "zero"}, regather=True, microbatches=4)
     sent = Counter[str]()
-    for one in traffic(plan, planned(capture(Turned(), sample).graph)):
+    for one in traffic(plan, add_hubs(capture(Turned(), sample).graph)):
         share = 3 / 4 if one.kind != "all-reduce" else 2 * 3 / 4
         sent[one.axes] += int(share * one.nbytes)
     assert plan.stored[0].regather and plan.predicted.volume == pytest.approx(dict(sent))

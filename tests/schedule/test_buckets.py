@@ -9,7 +9,7 @@ from random_plans import random_plan
 from tiny import tiny
 
 from autoddl.capture.capture import capture
-from autoddl.core.hubs import planned
+from autoddl.core.hubs import add_hubs
 from autoddl.cost_models import load_cluster
 from autoddl.schedule.buckets import SPAN, gather_buckets, gradient_buckets, parameter_edges
 
@@ -20,7 +20,7 @@ FLAT = Path(__file__).parent.parent.parent / "examples" / "clusters" / "rehearsa
 @pytest.mark.parametrize("seed", range(3))
 def test_small_parameters_of_all_layers_share_no_bucket(limit: int, seed: int) -> None:
     captured = capture(tiny(layers=12))
-    graph = planned(captured.graph)
+    graph = add_hubs(captured.graph)
     plan = replace(random_plan(captured, seed, "net=4", load_cluster(FLAT)), bucket_bytes=limit)
     edges = parameter_edges(plan, graph)
     size = {edge.tensor.fqn: prod(edge.tensor.shape) * edge.tensor.itemsize for edge in edges}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, parted
-from autoddl.core.hubs import planned
+from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan
 from autoddl.runtime.parallelize import parallelize
 from autoddl.schedule.actions import Action, Start, Wait
@@ -81,7 +81,7 @@ def most(actions: tuple[Action, ...]) -> int:
 
 @pytest.mark.parametrize(("mesh", "roles", "microbatches"), CASES)
 def test_starts_and_waits_are_those_of_the_time_line(mesh: str, roles: dict[str, str], microbatches: int) -> None:
-    plan, graph = plan_of(mesh, roles, microbatches), planned(captured(microbatches).graph)
+    plan, graph = plan_of(mesh, roles, microbatches), add_hubs(captured(microbatches).graph)
     buckets = gradient_buckets(plan, graph)
     assert len(buckets) > 4 * IN_FLIGHT
     before = on_ranks(4, ran, plan)

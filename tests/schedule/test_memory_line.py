@@ -16,7 +16,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from autoddl.api import plan
 from autoddl.capture.capture import capture
 from autoddl.capture.sample import as_sample, parted
-from autoddl.core.hubs import planned
+from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan, load_plan
 from autoddl.explain.compare_run import foreseen, foreseen_bytes
 from autoddl.operators.footprints.footprint import Call
@@ -95,7 +95,7 @@ class Taught(nn.Module):
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_what_is_gathered_again_for_no_gradient_is_held_no_longer_than_its_microbatch(microbatches: int) -> None:
     sample = (torch.zeros(8, 16),)
-    graph, place = planned(capture(Taught(), sample).graph), cluster_of("node=4")
+    graph, place = add_hubs(capture(Taught(), sample).graph), cluster_of("node=4")
     for made in random_plans(Taught(), sample, "node=4", 20, regather=True, microbatches=microbatches):
         heap, once = (foreseen_memory(made, graph, "adamw", place, most) for most in (microbatches, 1))
         assert heap.held == once.held and heap.peak >= heap.held
@@ -222,7 +222,7 @@ def test_the_line_of_a_rank_is_the_tracked_one(model: torch.nn.Module, sample: t
     held from the first microbatch to the last; what was converted goes before its reader runs."""
     place = replace(cluster_of("core=2"), backend="gloo", device=ONE.device)
     captured = capture(model, parted(as_sample(sample), microbatches))
-    graph = planned(captured.graph)
+    graph = add_hubs(captured.graph)
     (made,) = random_plans(model, parted(as_sample(sample), microbatches), "core=2", 1, roles={"core": role},
                            microbatches=microbatches, regather=False if role == "tensor" else None)
     made = replace(made, backend="gloo")

@@ -21,13 +21,13 @@ from tiny import Tiny
 
 from autoddl.capture.capture import Captured, capture
 from autoddl.core.errors import InputError
-from autoddl.core.hubs import planned
+from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan, load_plan
 from autoddl.core.record import (
     Event,
     Header,
     Record,
-    Step,
+    RecordedStep,
     header_text,
     hidden_seconds,
     own_seconds,
@@ -54,11 +54,11 @@ def event(start: float, end: float, wait: float, axes: str = "net", rank: int = 
     return Event(3, rank, "backward", "all-reduce", axes, "rack", 64, start, end, wait, "for something, 'quoted'")
 
 
-def written(*steps: Step) -> str:
+def written(*steps: RecordedStep) -> str:
     return header_text(HEADER) + "".join(map(step_text, steps))
 
 
-STEP = Step(3, 0, 1.5e9, 0.25, (("forward", 0.0), ("backward", 0.1), ("update", 0.2)),
+STEP = RecordedStep(3, 0, 1.5e9, 0.25, (("forward", 0.0), ("backward", 0.1), ("update", 0.2)),
             (event(0.11, 0.14, 0.01), event(0.12, 0.18, 0.04)))
 
 
@@ -121,7 +121,7 @@ def plans() -> list[Plan]:
 
 
 def test_the_time_line_sends_what_the_plan_sends() -> None:
-    graph = planned(captured().graph)
+    graph = add_hubs(captured().graph)
     for plan in plans():
         cluster = cluster_of(str(plan.mesh))
         for rank in range(4):
@@ -134,7 +134,7 @@ def test_the_time_line_sends_what_the_plan_sends() -> None:
         assert timeline_of(plan, graph, cluster, slowdown=1.5).step.seconds >= whole.step.seconds
 
 
-def _ran(plan: Plan) -> tuple[list[tuple[str, ...]], Step]:
+def _ran(plan: Plan) -> tuple[list[tuple[str, ...]], RecordedStep]:
     """One rank: what was started in a step, in order, and the step as it is recorded."""
     module = model()
     parallel = parallelize(module, plan, captured=captured())
@@ -146,7 +146,7 @@ def _ran(plan: Plan) -> tuple[list[tuple[str, ...]], Step]:
 
 
 def test_the_loss_is_waited_for_when_backward_is_done() -> None:
-    graph, found = planned(captured().graph), 0
+    graph, found = add_hubs(captured().graph), 0
     for plan in (one for one in plans() if one.microbatches == 1):
         actions = issued(plan, graph, cluster_of(str(plan.mesh)), 0)
         starts = [a for a in actions if isinstance(a, Start)]
@@ -229,7 +229,7 @@ def test_beside_computation_a_collective_takes_longer() -> None:
 
 
 def test_the_time_line_has_the_order_of_the_runtime() -> None:
-    graph = planned(captured().graph)
+    graph = add_hubs(captured().graph)
     for plan in plans():
         for rank, (executed, step) in enumerate(on_ranks(4, _ran, plan)):
             starts = [a.sent for a in issued(plan, graph, cluster_of(str(plan.mesh)), rank) if isinstance(a, Start)]
@@ -294,7 +294,7 @@ def _check_trace(trace: dict[str, object]) -> None:
 def test_buckets_are_as_large_as_the_time_line_likes(rehearsed: tuple[Path, Said]) -> None:
     plan = load_plan(rehearsed[0])
     question = question_of(plan)
-    best = best_buckets(plan, planned(question.graph), question.cluster)
+    best = best_buckets(plan, add_hubs(question.graph), question.cluster)
     assert best.bucket_bytes in {*SIZES, plan.bucket_bytes} and replace(best, bucket_bytes=plan.bucket_bytes) == plan
     assert all(foreseen(best).step.seconds <= foreseen(replace(plan, bucket_bytes=n)).step.seconds for n in SIZES[::4])
 

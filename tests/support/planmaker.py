@@ -10,7 +10,7 @@ from torch import nn
 
 from autoddl.capture.capture import Captured, capture
 from autoddl.core.graph import Tensor
-from autoddl.core.hubs import planned
+from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import VERSION, Plan
 from autoddl.core.problem import Solution
@@ -49,7 +49,7 @@ def random_plans(model: nn.Module, sample: object, mesh: str, count: int, seed: 
     """Plans of random choices among all layouts, or among those of a strategy: a role for every axis. `sample` is one
     of the `microbatches`; `captured`, the model captured with it, spares capturing it again."""
     captured = capture(model, sample) if captured is None else captured
-    graph, draw = planned(captured.graph), random.Random(seed)
+    graph, draw = add_hubs(captured.graph), random.Random(seed)
     pricing = Pricing(graph, Mesh.parse(mesh), cluster_of(mesh), microbatches=microbatches)
     region = everything if roles is None else strategy(graph, pricing.mesh, roles)
     choices = variables(graph, pricing.mesh, region)

@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 from autoddl.capture.capture import Captured
-from autoddl.core.hubs import planned
+from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import VERSION, Plan
 from autoddl.core.problem import Problem, Solution
@@ -46,7 +46,7 @@ def random_plan(captured: Captured, seed: int, mesh: str | None = None, cluster:
     """The plan of `seed` for the model captured with one microbatch, on four ranks."""
     rng = random.Random(seed)
     place = cluster or load_cluster(LAPTOP)
-    graph = planned(captured.graph)
+    graph = add_hubs(captured.graph)
     pricing = Pricing(graph, Mesh.parse(mesh or rng.choice(MESHES)), place, microbatches=microbatches)
     space = variables(graph, pricing.mesh)
     problem = problem_of(pricing, space, None)

@@ -10,7 +10,7 @@ from torch import nn
 
 from autoddl.capture.capture import capture
 from autoddl.core.graph import Graph
-from autoddl.core.hubs import planned
+from autoddl.core.hubs import add_hubs
 from autoddl.cost_models import Cluster
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.task import PlanTask
@@ -26,7 +26,7 @@ def graph_of(name: str) -> Graph:
 
 def task_of(name: str, place: Cluster, budget: float = 1e12, **options: object) -> PlanTask:
     graph, chosen = graph_of(name), PlanOptions(**options)  # type: ignore[arg-type]
-    return PlanTask(planned(graph), graph, {}, place, budget, chosen, {}, 0.0, perf_counter())
+    return PlanTask(add_hubs(graph), graph, {}, place, budget, chosen, {}, 0.0, perf_counter())
 
 
 def with_options(task: PlanTask, **options: object) -> PlanTask:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from autoddl.capture.capture import capture
 from autoddl.core.errors import InputError
-from autoddl.core.hubs import planned
+from autoddl.core.hubs import add_hubs
 from autoddl.cost_models import Group, collective, load_cluster
 from autoddl.explain.communication_share import Network, over, shares
 from autoddl.explain.data_parallel_work import Work, traced, work_of
@@ -43,7 +43,7 @@ def test_shares_of_gpt2_medium_as_published() -> None:
 def test_one_capture_is_that_of_every_batch() -> None:
     one = traced(Two(), torch.zeros(8, 64))
     assert one.batch == 8 and one.parameters == 2 * 64 * 65
-    straight = planned(capture(Two(), torch.zeros(4, 64)).graph)
+    straight = add_hubs(capture(Two(), torch.zeros(4, 64)).graph)
     assert [t.shape for t in one.of(4).tensors] == [t.shape for t in straight.tensors]
 
 

@@ -19,7 +19,15 @@ import numpy.typing as npt
 
 from autoddl.core.graph import Graph, Kind, Op, Tensor, Value
 from autoddl.core.layout import B, Layout, Mesh, P, is_legal
-from autoddl.core.layout_codes import BROADCAST, PARTIAL, code, distinct, layouts_of, legal_numbers, numbers
+from autoddl.core.layout_codes import (
+    BROADCAST,
+    PARTIAL,
+    decode_layouts,
+    distinct_rows,
+    encode_states,
+    legal_mask,
+    state_code,
+)
 from autoddl.operators.rules import cut, elementwise, index, loss, matmul, nn, reduce
 from autoddl.operators.rules import shape as shape_rules
 from autoddl.operators.rules.dimension_strings import Rule, Signature, signatures
@@ -92,8 +100,9 @@ def options(op: Op, graph: Graph, mesh: Mesh) -> tuple[Option, ...]:
 
 def backward(inputs: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> tuple[Layout, ...]:
     """Layouts of the gradients of all inputs."""
-    states = [np.array([[code(state) for state in layout]]) for layout in (*inputs, *outputs)]
-    return tuple(layouts_of(numbers(column), column.shape[1])[0] for column in _backward(states)[:len(inputs)])
+    states = [np.array([[state_code(state) for state in layout]]) for layout in (*inputs, *outputs)]
+    return tuple(decode_layouts(encode_states(column), column.shape[1])[0]
+                 for column in _backward(states)[:len(inputs)])
 
 
 def _backward(states: list[Codes]) -> list[Codes]:
@@ -136,16 +145,16 @@ def _rows(question: _Question, mesh: Mesh) -> Rows:
     per_axis = [[i for i, s in enumerate(every) if _fits(shapes, s, mesh, a)] for a in range(len(mesh.axes))]
     picked = np.stack(np.meshgrid(*per_axis, indexing="ij"), axis=-1).reshape(-1, len(mesh.axes))
     picked = picked[_divides(every, picked, mesh)]
-    codes = [np.array([code((*s.inputs, *s.outputs)[i]) for s in every]) for i in range(len(shapes))]
+    codes = [np.array([state_code((*s.inputs, *s.outputs)[i]) for s in every]) for i in range(len(shapes))]
     legal = np.ones(len(picked), dtype=bool)
     for shape, column in zip(shapes, codes, strict=True):
-        legal &= legal_numbers(shape, mesh)[numbers(column[picked])]
+        legal &= legal_mask(shape, mesh)[encode_states(column[picked])]
     picked = picked[legal]
     inner = np.array([s.inner for s in every])[picked] @ (1 << np.arange(len(mesh.axes)))
-    layouts, count = [numbers(column[picked]) for column in codes], len(question.inputs)
-    first = distinct([*layouts, inner])[0]
+    layouts, count = [encode_states(column[picked]) for column in codes], len(question.inputs)
+    first = distinct_rows([*layouts, inner])[0]
     layouts = [column[first] for column in layouts]
-    back = [numbers(states) for states in _backward([column[picked[first]] for column in codes])[:count]]
+    back = [encode_states(states) for states in _backward([column[picked[first]] for column in codes])[:count]]
     return Rows(every, picked[first], inner[first], tuple(layouts[:count]), tuple(layouts[count:]), tuple(back))
 
 
@@ -153,7 +162,7 @@ def _rows(question: _Question, mesh: Mesh) -> Rows:
 def _options(found: Rows) -> tuple[Option, ...]:
     count, axes = found.picked.shape
     inputs, outputs, gradients = (
-        zip(*(layouts_of(column, axes) for column in columns), strict=True) if columns else [()] * count
+        zip(*(decode_layouts(column, axes) for column in columns), strict=True) if columns else [()] * count
         for columns in (found.inputs, found.outputs, found.gradients))
     inner = (tuple(a for a in range(axes) if bits >> a & 1) for bits in found.inner.tolist())
     return tuple(Option(tuple(found.signatures[i] for i in row), *layouts) for row, *layouts in zip(
