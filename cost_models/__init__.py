@@ -8,7 +8,7 @@ torch.
 
 from autoddl.cost_models.backends import MESSAGE_ALGORITHMS, Algorithm
 from autoddl.cost_models.cluster import Cluster, Device, Level, load_cluster, load_device, parse_cluster
-from autoddl.cost_models.collectives import Group, Price, collective, link_of, sent_bytes, steps, wire_seconds
+from autoddl.cost_models.collectives import Group, Price, collective, link_of, sent_bytes, step_count, wire_seconds
 from autoddl.cost_models.kernel import (
            Kernel,
            compute_seconds,
@@ -17,9 +17,32 @@ from autoddl.cost_models.kernel import (
            kernel_seconds,
            least_seconds,
 )
-from autoddl.cost_models.units import parse, show_bytes, show_rate, show_seconds
+from autoddl.cost_models.units import parse_quantity, show_bytes, show_rate, show_seconds
 
-__all__ = ["MESSAGE_ALGORITHMS", "Algorithm", "Cluster", "Device", "Group", "Kernel", "Level", "Price", "collective",
-           "compute_seconds", "copy_seconds", "elementwise_seconds", "kernel_seconds", "least_seconds", "link_of",
-           "load_cluster", "load_device", "parse", "parse_cluster", "sent_bytes", "show_bytes", "show_rate",
-           "show_seconds", "steps", "wire_seconds"]
+__all__ = [
+           "MESSAGE_ALGORITHMS",
+           "Algorithm",
+           "Cluster",
+           "Device",
+           "Group",
+           "Kernel",
+           "Level",
+           "Price",
+           "collective",
+           "compute_seconds",
+           "copy_seconds",
+           "elementwise_seconds",
+           "kernel_seconds",
+           "least_seconds",
+           "link_of",
+           "load_cluster",
+           "load_device",
+           "parse_cluster",
+           "parse_quantity",
+           "sent_bytes",
+           "show_bytes",
+           "show_rate",
+           "show_seconds",
+           "step_count",
+           "wire_seconds",
+]

@@ -14,11 +14,11 @@ from autoddl.cost_models.backends import KINDS, PLAIN, Algorithm, Backend, Wire
 from autoddl.cost_models.groups import Crossing
 from autoddl.cost_models.links import protocol_of
 
-__all__ = ["Call", "sent_bytes"]
+__all__ = ["CollectiveCall", "sent_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CollectiveCall:
     """One collective of one group, over one wire protocol of the backend."""
 
     backend: Backend

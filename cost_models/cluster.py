@@ -29,11 +29,12 @@ import yaml
 from autoddl.core.errors import InputError
 from autoddl.cost_models.links import LINKS_FILE
 from autoddl.cost_models.machine import Cluster, Device, Level
-from autoddl.cost_models.measured import calibrated
-from autoddl.cost_models.schema import WrittenCluster, WrittenDevice, WrittenLevel, validated
-from autoddl.cost_models.topologies import check
+from autoddl.cost_models.measured import apply_measurements
+from autoddl.cost_models.schema import WrittenCluster, WrittenDevice, WrittenLevel, validate_tree
+from autoddl.cost_models.topologies import check_topology
 
-__all__ = ["Cluster", "Device", "Level", "device_names", "load_cluster", "load_device", "parse_cluster", "weakest"]
+__all__ = ["Cluster", "Device", "Level", "device_names", "load_cluster", "load_device", "parse_cluster",
+           "weakest_device"]
 
 _HARDWARE = Path(__file__).parent / "hardware"
 _LAUNCH_SECONDS = {"gpu": 5e-6, "cpu": 3e-6}
@@ -47,14 +48,14 @@ def load_cluster(path: str | Path) -> Cluster:
 
 def parse_cluster(text: str, source: str) -> Cluster:
     """Read the text of a cluster file; `source` names it in errors."""
-    written = validated(WrittenCluster, _tree(text, source), source)
+    written = validate_tree(WrittenCluster, _tree(text, source), source)
     levels = tuple(_level(level, source) for level in written.levels)
     parts = tuple((_device_of(part.device, f"{source}: parts.{i}.device"), part.ranks)
                   for i, part in enumerate(written.parts))
-    device = weakest([each for each, _ in parts]) if parts else _device_of(written.device, f"{source}: device")
+    device = weakest_device([each for each, _ in parts]) if parts else _device_of(written.device, f"{source}: device")
     _check_levels(levels, source)
     backend = written.backend or ("gloo" if device.kind == "cpu" else "nccl")
-    measured, device, levels = calibrated(written.measured, device, levels, source)
+    measured, device, levels = apply_measurements(written.measured, device, levels, source)
     cluster = Cluster(written.name, device, levels, backend, measured, parts)
     if parts and sum(ranks for _, ranks in parts) != cluster.size:
         raise InputError(f"{source}: parts have {sum(ranks for _, ranks in parts)} ranks, but the levels multiply to "
@@ -72,7 +73,7 @@ def _level(written: WrittenLevel, source: str) -> Level:
     plain = written.model_dump(exclude={"link"})
     level = Level(**{**plain, "group_bandwidth": tuple(sorted(plain["group_bandwidth"].items()))})
     try:
-        check(level)
+        check_topology(level)
     except InputError as error:
         raise InputError(f"{source}: level {level.name!r}: {error}") from None
     return level
@@ -95,7 +96,7 @@ def load_device(name: str) -> Device:
 
 
 def _device(tree: Any, source: str) -> Device:
-    written = validated(WrittenDevice, tree, source)
+    written = validate_tree(WrittenDevice, tree, source)
     launch = _LAUNCH_SECONDS[written.kind] if written.launch is None else written.launch
     return Device(written.name, written.kind, written.memory, written.bandwidth, tuple(sorted(written.peak.items())),
                   launch, written.efficiency, written.memory_efficiency, written.units,
@@ -135,7 +136,7 @@ def _tree(text: str, source: str) -> Any:
         raise InputError(f"{source}: this is no YAML: {error}") from None
 
 
-def weakest(devices: Sequence[Device]) -> Device:
+def weakest_device(devices: Sequence[Device]) -> Device:
     """One device that each of `devices` can stand in for; of one kind, and with a peak where all list one."""
     first = devices[0]
     if any(device.kind != first.kind for device in devices):

@@ -20,12 +20,13 @@ from functools import lru_cache
 from math import ceil, log2, prod
 
 from autoddl.cost_models.backends import BACKENDS, KINDS, Algorithm, Backend
-from autoddl.cost_models.call import Call, sent_bytes
+from autoddl.cost_models.call import CollectiveCall, sent_bytes
 from autoddl.cost_models.groups import Crossing, Group, crossings
 from autoddl.cost_models.hierarchy import FORMULAS
 from autoddl.cost_models.machine import Cluster
 
-__all__ = ["KINDS", "Group", "Price", "cheapest", "collective", "link_of", "sent_bytes", "steps", "wire_seconds"]
+__all__ = ["KINDS", "Group", "Price", "cheapest_price", "collective", "link_of", "sent_bytes", "step_count",
+           "wire_seconds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,10 @@ def collective(cluster: Cluster, kind: str, group: Group, nbytes: float) -> Pric
     """
     sent = sent_bytes(kind, group.size, nbytes)  # raises on an unknown kind and on impossible sizes
     backend, device = BACKENDS[cluster.backend], cluster.device
-    found = cheapest(backend, kind, crossings(cluster, group), nbytes, device.host.turn if device.host else 0.0)
+    found = cheapest_price(backend, kind, crossings(cluster, group), nbytes, device.host.turn if device.host else 0.0)
     if cluster.backend != "gloo" or device.host is None:
         return found
-    many = steps(kind, group.size)
+    many = step_count(kind, group.size)
     host = device.host.call + device.host.message * many + device.host.byte * sent
     network, alone = _network(backend, found), host + device.host.wait * many
     seconds, beside = max(network, alone), max(network + 2 * device.host.busy, alone + device.host.busy * many)
@@ -69,22 +70,23 @@ def _network(backend: Backend, price: Price) -> float:
 def wire_seconds(cluster: Cluster, kind: str, group: Group, nbytes: float) -> float:
     """For how long its bytes keep the links busy: what the network takes beyond a byte of every rank."""
     backend, crossed = BACKENDS[cluster.backend], crossings(cluster, group)
-    whole, least = (_network(backend, cheapest(backend, kind, crossed, n)) for n in (nbytes, float(group.size)))
+    whole, least = (_network(backend, cheapest_price(backend, kind, crossed, n)) for n in (nbytes, float(group.size)))
     return max(0.0, whole - least)
 
 
-def steps(kind: str, n: int) -> int:
+def step_count(kind: str, n: int) -> int:
     """Messages that a rank sends one after the other, when each waits for the one before."""
     return {"send": 1, "broadcast": ceil(log2(n)), "all-reduce": 2 * (n - 1)}.get(kind, n - 1)
 
 
-def cheapest(backend: Backend, kind: str, crossed: tuple[Crossing, ...], nbytes: float, turn: float = 0.0) -> Price:
+def cheapest_price(backend: Backend, kind: str, crossed: tuple[Crossing, ...], nbytes: float, turn: float = 0.0
+                   ) -> Price:
     """The least seconds over the algorithms and wire protocols of a backend. `turn`: of a step that is handed on."""
     n = prod(crossing.ways for crossing in crossed)
-    least = {name: turn * steps("all-reduce" if name is Algorithm.AS_ALL_REDUCE else kind, n)
+    least = {name: turn * step_count("all-reduce" if name is Algorithm.AS_ALL_REDUCE else kind, n)
              for name in backend.handed}
     seconds, algorithm = min((backend.starts.get(name, 0.0) + max(least.get(name, 0.0), FORMULAS[name](
-        Call(backend, kind, crossed, nbytes, wire, name))), name)
+        CollectiveCall(backend, kind, crossed, nbytes, wire, name))), name)
         for name in backend.algorithms[kind] for wire in backend.wires)
     return Price(backend.startup + seconds, algorithm, crossed[-1].level.name)
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from autoddl.core.errors import InputError
 
-__all__ = ["Curve", "Kernel", "curve_of", "least", "seconds_of", "table", "text_of"]
+__all__ = ["Curve", "Kernel", "curve_lower_bound", "curve_seconds", "curves_by_name", "curves_to_text", "find_curve"]
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 _WIDTH = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -104,28 +104,28 @@ def _between(line: tuple[float, ...], size: float) -> tuple[tuple[int, float], .
     return ((after - 1, 1.0 - share), (after, share))
 
 
-def seconds_of(text: str, kernel: Kernel) -> float | None:
+def curve_seconds(text: str, kernel: Kernel) -> float | None:
     """Seconds by the curves of `Device.curves`; None where none is of this kernel. A product is no faster than a copy
     of its bytes."""
-    curve = curve_of(text, kernel.name, kernel.dtype)
+    curve = find_curve(text, kernel.name, kernel.dtype)
     if curve is None:
         return None
     seconds = curve.seconds(kernel.work, kernel.sizes)
-    copy = curve_of(text, "copy", kernel.dtype) if kernel.shape else None
+    copy = find_curve(text, "copy", kernel.dtype) if kernel.shape else None
     return max(seconds, copy.seconds(kernel.nbytes, (kernel.nbytes,))) if copy else seconds
 
 
-def least(text: str, kernel: Kernel, ranks: int) -> float | None:
+def curve_lower_bound(text: str, kernel: Kernel, ranks: int) -> float | None:
     """Less than any part of an even cut among `ranks` takes: the best rate of any curve of the kind; None as above."""
-    curve = curve_of(text, kernel.name, kernel.dtype)
+    curve = find_curve(text, kernel.name, kernel.dtype)
     if curve is None:
         return None
-    alike = [other for (name, _), other in table(text).items() if name.startswith(kernel.kind)] or [curve]
+    alike = [other for (name, _), other in curves_by_name(text).items() if name.startswith(kernel.kind)] or [curve]
     return max(kernel.work / ranks / max(other.best for other in alike), min(other.floor for other in alike))
 
 
 @lru_cache(maxsize=64)
-def table(text: str) -> Mapping[tuple[str, str], Curve]:
+def curves_by_name(text: str) -> Mapping[tuple[str, str], Curve]:
     """The curves of `Device.curves` by name and dtype."""
     return MappingProxyType({(c["name"], c["dtype"]): _curve(c) for c in (json.loads(text) if text else ())})
 
@@ -137,10 +137,10 @@ def _curve(tree: Mapping[str, Any]) -> Curve:
     return Curve(tree["name"], tree["dtype"], grid, rates, min(seconds))
 
 
-def curve_of(text: str, name: str, dtype: str) -> Curve | None:
+def find_curve(text: str, name: str, dtype: str) -> Curve | None:
     """The curve of kernels `name`: of this dtype, else of one as wide, else of the nearest wider; None if there is
     none."""
-    known = table(text)
+    known = curves_by_name(text)
     name, width = _known(known, name), _WIDTH.get(dtype, 4)
     for other in (dtype, *(d for d in _DTYPES if _WIDTH[d] == width), *(d for d in _DTYPES if _WIDTH[d] > width),
                   *_DTYPES):
@@ -155,7 +155,7 @@ def _known(known: Mapping[tuple[str, str], Curve], name: str) -> str:
     return name if any(timed == name for timed, _ in known) else rows
 
 
-def text_of(curves: Sequence[Mapping[str, Any]], source: str) -> str:
+def curves_to_text(curves: Sequence[Mapping[str, Any]], source: str) -> str:
     """Canonical JSON of curves as they are written: name, dtype, grid, work and seconds at every point."""
     for curve in curves:
         place = f"{source}: measured: curve {curve.get('name')!r}"

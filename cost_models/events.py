@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-__all__ = ["Edges", "Where", "overlapping", "sequential"]
+__all__ = ["Edges", "TaskTraits", "run_overlapping", "run_sequentially"]
 
 Edges = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]
 """(tasks after each task, number of tasks before it)."""
@@ -18,7 +18,7 @@ FLOOR = 0.1
 """Of its processor a computation keeps that, however much is sent beside it."""
 
 
-class Where(NamedTuple):
+class TaskTraits(NamedTuple):
     """A task's ranks, whether it computes, the link that it shares, what it takes of a processor, its stretch while its
     rank computes, and the part of the link that it uses alone."""
 
@@ -30,7 +30,7 @@ class Where(NamedTuple):
     share: float = 1.0
 
 
-def sequential(seconds: Sequence[float], edges: Edges) -> tuple[list[float], list[float]]:
+def run_sequentially(seconds: Sequence[float], edges: Edges) -> tuple[list[float], list[float]]:
     """Starts and ends at rate 1."""
     after, before = edges[0], [*edges[1]]
     starts, ends = [0.0] * len(seconds), [-1.0] * len(seconds)
@@ -47,8 +47,8 @@ def sequential(seconds: Sequence[float], edges: Edges) -> tuple[list[float], lis
     return starts, ends
 
 
-def overlapping(seconds: Sequence[float], edges: Edges, where: Sequence[Where], slowdown: float
-                ) -> tuple[list[float], list[float]]:
+def run_overlapping(seconds: Sequence[float], edges: Edges, where: Sequence[TaskTraits], slowdown: float
+                    ) -> tuple[list[float], list[float]]:
     """Starts and ends where computation and communication slow each other."""
     after, before = edges[0], [*edges[1]]
     run = _Run(seconds, where, slowdown)
@@ -67,7 +67,7 @@ def overlapping(seconds: Sequence[float], edges: Edges, where: Sequence[Where], 
 class _Run:
     """The clock, what runs, at which rate, and when it will be done if nothing changes."""
 
-    def __init__(self, seconds: Sequence[float], where: Sequence[Where], slowdown: float) -> None:
+    def __init__(self, seconds: Sequence[float], where: Sequence[TaskTraits], slowdown: float) -> None:
         self.now, self.slowdown, self.where = 0.0, slowdown, where
         self.starts, self.ends = [0.0] * len(seconds), [-1.0] * len(seconds)
         self.left, self.since, self.stretch = [*seconds], [0.0] * len(seconds), [1.0] * len(seconds)

@@ -20,7 +20,7 @@ from math import prod
 from autoddl.core.errors import InputError
 from autoddl.cost_models.links import latency_of, protocol_of
 from autoddl.cost_models.machine import Cluster, Level
-from autoddl.cost_models.topologies import PATTERNS, check, slowdown
+from autoddl.cost_models.topologies import PATTERNS, check_topology, slowdown
 
 __all__ = ["Crossing", "Group", "crossings"]
 
@@ -106,7 +106,7 @@ def crossings(cluster: Cluster, group: Group) -> tuple[Crossing, ...]:
 
 def _crossing(cluster: Cluster, group: Group, index: int, members: int, ways: int) -> Crossing:
     level, step = cluster.levels[index], _step(cluster, group, index)
-    check(level)
+    check_topology(level)
     inside_host = not protocol_of(level.protocol).network if level.protocol else index == 0
     slowed = tuple(slowdown(level, ways, step, pattern) for pattern in PATTERNS)
     return Crossing(level, ways, members, cluster.sharers(index), step, inside_host, slowed)

@@ -35,12 +35,12 @@ from autoddl.cost_models.algorithms import (
     tree_latency,
 )
 from autoddl.cost_models.backends import TREE_EFFICIENCY, Algorithm
-from autoddl.cost_models.call import Call
+from autoddl.cost_models.call import CollectiveCall
 
 __all__ = ["FORMULAS", "in_network_tree", "level_rings", "three_level", "two_level"]
 
 
-def level_rings(call: Call) -> float:
+def level_rings(call: CollectiveCall) -> float:
     """Rings in every level, pipelined: what `message_programs` sends (Cho et al., BlueConnect 2019)."""
     n = call.size
     latency = sum((c.ways - 1) * call.latency(c) for c in call.crossings)
@@ -51,17 +51,17 @@ def level_rings(call: Call) -> float:
     return call.phases * latency + slowest + (sum(times) - slowest) / messages
 
 
-def two_level(call: Call) -> float:
+def two_level(call: CollectiveCall) -> float:
     """Inside, across, inside, split at the best level (Jia et al. 2018, 3.2; Horovod's hierarchical form)."""
     return min((_split(call, at, _flat) for at in range(1, len(call.crossings))), default=inf)
 
 
-def three_level(call: Call) -> float:
+def three_level(call: CollectiveCall) -> float:
     """Two-level, and again across: device, host and rack each reduce what they share (Cho et al., BlueConnect 2019)."""
     return min((_split(call, at, two_level) for at in range(1, len(call.crossings) - 1)), default=inf)
 
 
-def _split(call: Call, at: int, outer: Callable[[Call], float]) -> float:
+def _split(call: CollectiveCall, at: int, outer: Callable[[CollectiveCall], float]) -> float:
     """reduce-scatter over the first `at` crossings, `outer` over the others on N / r, all-gather over the first."""
     if call.kind not in ("all-reduce", "all-gather", "reduce-scatter"):
         return inf
@@ -75,12 +75,12 @@ def _split(call: Call, at: int, outer: Callable[[Call], float]) -> float:
     return seconds
 
 
-def _flat(call: Call) -> float:
+def _flat(call: CollectiveCall) -> float:
     """The best of one stage."""
     return min(stage(call) for stage in (ring, doubling, halving_doubling, in_network))
 
 
-def in_network_tree(call: Call) -> float:
+def in_network_tree(call: CollectiveCall) -> float:
     """NVLSTree: switches reduce inside, a tree of N / r per rank between hosts, both pipelined (NCCL 2.18).
 
     2 sum a_i inside + tree latency across + max(wire inside, wire across).
@@ -95,7 +95,7 @@ def in_network_tree(call: Call) -> float:
     return latency + max(reduced, flows)
 
 
-FORMULAS: Mapping[Algorithm, Callable[[Call], float]] = MappingProxyType({
+FORMULAS: Mapping[Algorithm, Callable[[CollectiveCall], float]] = MappingProxyType({
     Algorithm.RING: ring, Algorithm.RING_IN_TURNS: ring_in_turns, Algorithm.DOUBLING: doubling,
     Algorithm.HALVING_DOUBLING: halving_doubling, Algorithm.RECURSIVE_DOUBLING: recursive_doubling,
     Algorithm.BRUCK: bruck, Algorithm.PAT: pat, Algorithm.PAIRWISE: pairwise, Algorithm.ROUNDS: pairwise,

@@ -56,7 +56,7 @@ def kernel_seconds(device: Device, kernel: Kernel) -> float:
     """Seconds of `kernel` alone on `device`."""
     if kernel.kind not in KINDS:
         raise InputError(f"{kernel.kind!r} is no kind of kernel; the kinds are {', '.join(KINDS)}")
-    if device.curves and (measured := curves.seconds_of(device.curves, kernel)) is not None:
+    if device.curves and (measured := curves.curve_seconds(device.curves, kernel)) is not None:
         return measured
     plain = _roofline(device, 0.0 if device.units else _equivalent(device, kernel), kernel.nbytes, kernel.dtype)
     if kernel.kind == "memory" or not device.units or not kernel.flops:
@@ -67,7 +67,7 @@ def kernel_seconds(device: Device, kernel: Kernel) -> float:
 
 def least_seconds(device: Device, kernel: Kernel, ranks: int) -> float:
     """Less than any part of an even cut among `ranks` takes: no waves, no tiles, the best efficiency of its kind."""
-    if device.curves and (measured := curves.least(device.curves, kernel, ranks)) is not None:
+    if device.curves and (measured := curves.curve_lower_bound(device.curves, kernel, ranks)) is not None:
         return measured
     flops = 0.0 if kernel.kind == "memory" else _equivalent(device, kernel)
     return _roofline(device, flops / ranks, kernel.nbytes / ranks, kernel.dtype)

@@ -19,7 +19,7 @@ import yaml
 from autoddl.core.errors import InputError
 from autoddl.cost_models.machine import Level
 
-__all__ = ["LINKS_FILE", "PROTOCOLS", "Protocol", "expanded", "latency_of", "protocol_of"]
+__all__ = ["LINKS_FILE", "PROTOCOLS", "Protocol", "expand_link", "latency_of", "protocol_of"]
 
 LINKS_FILE = Path(__file__).parent / "hardware" / "links.yaml"
 
@@ -68,7 +68,7 @@ def _links() -> Mapping[str, Mapping[str, Any]]:
     return MappingProxyType(yaml.safe_load(LINKS_FILE.read_text(encoding="utf-8")))
 
 
-def expanded(tree: Mapping[str, Any]) -> dict[str, Any]:
+def expand_link(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a level with those of its `link` filled in; a key that is written wins."""
     name = str(tree["link"])
     by_lower = {known.lower(): known for known in _links()}

@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from autoddl.core.errors import InputError
-from autoddl.cost_models.units import write
+from autoddl.cost_models.units import format_quantity
 
 __all__ = ["BACKEND_NAMES", "DTYPES", "ITEMSIZE_OF_PEAK", "KERNELS", "TOPOLOGIES", "Cluster", "Device", "Host",
            "Level"]
@@ -211,18 +211,19 @@ class Cluster:
 
 
 def _device_tree(device: Device) -> dict[str, Any]:
-    return {"name": device.name, "kind": device.kind, "memory": write(device.memory, "bytes"),
-            "bandwidth": write(device.bandwidth, "bytes/s"),
-            "peak": {dtype: write(peak, "flop/s") for dtype, peak in device.peaks},
-            "launch": write(device.launch, "seconds"), "efficiency": device.efficiency,
+    return {"name": device.name, "kind": device.kind, "memory": format_quantity(device.memory, "bytes"),
+            "bandwidth": format_quantity(device.bandwidth, "bytes/s"),
+            "peak": {dtype: format_quantity(peak, "flop/s") for dtype, peak in device.peaks},
+            "launch": format_quantity(device.launch, "seconds"), "efficiency": device.efficiency,
             "memory_efficiency": device.memory_efficiency, "elementwise_efficiency": device.elementwise_efficiency,
             "units": device.units, "kernels": dict(device.kernels)} | ({"compiled": True} if device.compiled else {})
 
 
 def _level_tree(level: Level) -> dict[str, Any]:
     tree = asdict(level)
-    tree["bandwidth"], tree["latency"] = write(level.bandwidth, "bytes/s"), write(level.latency, "seconds")
-    tree["dims"], tree["group_bandwidth"] = list(level.dims), {n: write(b, "bytes/s") for n, b in level.group_bandwidth}
+    tree |= {"bandwidth": format_quantity(level.bandwidth, "bytes/s"),
+             "latency": format_quantity(level.latency, "seconds"), "dims": list(level.dims),
+             "group_bandwidth": {n: format_quantity(b, "bytes/s") for n, b in level.group_bandwidth}}
     always = ("name", "size", "bandwidth", "latency", "topology")
     standard = {field.name: field.default for field in fields(Level)}
     return {key: value for key, value in tree.items()

@@ -19,12 +19,12 @@ from typing import Any
 from pydantic import Field, StrictInt
 
 from autoddl.core.errors import InputError
-from autoddl.cost_models.curves import text_of
+from autoddl.cost_models.curves import curves_to_text
 from autoddl.cost_models.links import PROTOCOLS
 from autoddl.cost_models.machine import Cluster, Device, Host, Level
-from autoddl.cost_models.schema import PeakName, Written, validated
+from autoddl.cost_models.schema import PeakName, Written, validate_tree
 
-__all__ = ["calibrated", "paced"]
+__all__ = ["apply_measurements", "scale_to_pulse"]
 
 Positive = Field(gt=0)
 
@@ -87,24 +87,24 @@ class WrittenMeasured(Written):
     host: WrittenHost | None = None
 
 
-def calibrated(tree: Mapping[str, Any] | None, device: Device, levels: tuple[Level, ...], source: str
-               ) -> tuple[str, Device, tuple[Level, ...]]:
+def apply_measurements(tree: Mapping[str, Any] | None, device: Device, levels: tuple[Level, ...], source: str
+                       ) -> tuple[str, Device, tuple[Level, ...]]:
     """`measured:` as canonical JSON, and the device and levels with what it says; both as they were without it."""
     if tree is None:
         return "", device, levels
-    written = validated(WrittenMeasured, tree, f"{source}: measured")
+    written = validate_tree(WrittenMeasured, tree, f"{source}: measured")
     origin = written.device
     if (origin.name, origin.kind) != (device.name, device.kind):
         raise InputError(f"{source}: measured is of the {origin.kind} {origin.name!r}, and the file's device is the "
                          f"{device.kind} {device.name!r}; measure this one with `autoddl measure`, or remove measured")
-    curves = text_of([curve.model_dump(mode="json") for curve in written.curves], source)
+    curves = curves_to_text([curve.model_dump(mode="json") for curve in written.curves], source)
     found = replace(device, curves=curves if written.curves else "")
     if written.host is not None:
         found = replace(found, host=Host(**written.host.model_dump()))
     return json.dumps(tree, sort_keys=True), found, _linked(levels, written.links, source)
 
 
-def paced(cluster: Cluster, pulse: float) -> Cluster:
+def scale_to_pulse(cluster: Cluster, pulse: float) -> Cluster:
     """The cluster while the machine has this pulse: its kernels and what its host does as much slower, or faster, as
     that is longer than when it was measured. Raises InputError where no pulse was."""
     usual, host, device = cluster.measurements.get("pulse", 0.0), cluster.device.host, cluster.device
@@ -115,7 +115,8 @@ def paced(cluster: Cluster, pulse: float) -> Cluster:
               for curve in json.loads(device.curves or "[]")]
     slowed = None if host is None else replace(
         host, **{name: by * getattr(host, name) for name in ("call", "message", "byte", "drag", "issue")})
-    return replace(cluster, device=replace(device, curves=text_of(curves, cluster.name) if curves else "", host=slowed))
+    text = curves_to_text(curves, cluster.name) if curves else ""
+    return replace(cluster, device=replace(device, curves=text, host=slowed))
 
 
 def _linked(levels: tuple[Level, ...], links: Sequence[WrittenLink], source: str) -> tuple[Level, ...]:

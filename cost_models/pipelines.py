@@ -23,12 +23,12 @@ from types import MappingProxyType
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline import Action, Schedule, needs
 from autoddl.cost_models.events import Edges
-from autoddl.cost_models.timeline import Task, Timeline, edges_of, run
+from autoddl.cost_models.timeline import Task, Timeline, order_edges, simulate_ordered
 
-__all__ = ["PipelineTasks", "pipeline", "pipeline_tasks", "with_ends"]
+__all__ = ["PipelineTasks", "add_ends", "pipeline_tasks", "simulate_pipeline"]
 
 
-def with_ends(seconds: Sequence[float], embedding: float, logits: float) -> tuple[float, ...]:
+def add_ends(seconds: Sequence[float], embedding: float, logits: float) -> tuple[float, ...]:
     """Seconds per stage with the embedding on the first and the logits and loss on the last."""
     ends = [0.0] * len(seconds)
     ends[0] += embedding
@@ -36,9 +36,9 @@ def with_ends(seconds: Sequence[float], embedding: float, logits: float) -> tupl
     return tuple(stage + end for stage, end in zip(seconds, ends, strict=True))
 
 
-def pipeline(schedule: Schedule, forward_seconds: Sequence[float], backward_seconds: Sequence[float],
-             weight_seconds: Sequence[float], p2p_seconds: float | Sequence[float] = 0.0,
-             reduction_seconds: Sequence[float] | None = None, slowdown: float = 1.0) -> Timeline:
+def simulate_pipeline(schedule: Schedule, forward_seconds: Sequence[float], backward_seconds: Sequence[float],
+                      weight_seconds: Sequence[float], p2p_seconds: float | Sequence[float] = 0.0,
+                      reduction_seconds: Sequence[float] | None = None, slowdown: float = 1.0) -> Timeline:
     """`backward_seconds` are those of the input's gradient; p2p may differ per boundary between stages s and s+1."""
     stages = schedule.stages
     between = [p2p_seconds] * (stages - 1) if isinstance(p2p_seconds, int | float) else p2p_seconds
@@ -52,7 +52,7 @@ def pipeline(schedule: Schedule, forward_seconds: Sequence[float], backward_seco
     work = pipeline_tasks(schedule, tuple(s > 0 for s in between), tuple(s > 0 for s in reductions))
     tasks = [Task(task.name, seconds[what][at], task.ranks, task.stream, task.needs, task.kind)
              for task, (what, at) in zip(work.tasks, work.sources, strict=True)]
-    return run(tasks, work.edges, slowdown)
+    return simulate_ordered(tasks, work.edges, slowdown)
 
 
 def _check(numbers: Sequence[float], count: int, wanted: str) -> None:
@@ -93,7 +93,7 @@ def pipeline_tasks(schedule: Schedule, crossing: tuple[bool, ...], reduced: tupl
         if reduced[stage]:
             tasks.append(task)
             sources.append(("reduce", stage))
-    return PipelineTasks(tuple(tasks), tuple(sources), edges_of(tasks))
+    return PipelineTasks(tuple(tasks), tuple(sources), order_edges(tasks))
 
 
 def _boundary(action: Action) -> int:

@@ -20,11 +20,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, 
 from pydantic import model_validator as validator
 
 from autoddl.core.errors import InputError
-from autoddl.cost_models.links import PROTOCOLS, expanded
+from autoddl.cost_models.links import PROTOCOLS, expand_link
 from autoddl.cost_models.machine import BACKEND_NAMES, DTYPES, KERNELS, TOPOLOGIES
-from autoddl.cost_models.units import parse
+from autoddl.cost_models.units import parse_quantity
 
-__all__ = ["WrittenCluster", "WrittenDevice", "WrittenLevel", "validated"]
+__all__ = ["WrittenCluster", "WrittenDevice", "WrittenLevel", "validate_tree"]
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _AXIS = re.compile(r"[A-Za-z_][\w.-]*")
@@ -36,7 +36,7 @@ def _quantity(dimension: str) -> Callable[[Any], float]:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise ValueError(f"{value!r} is no quantity of {dimension}")
         try:
-            return parse(value, dimension)
+            return parse_quantity(value, dimension)
         except InputError as error:
             raise ValueError(str(error)) from None  # pydantic adds the place
     return read
@@ -123,7 +123,7 @@ class WrittenLevel(Written):
     @classmethod
     def _of_link(cls, data: Any) -> Any:
         try:
-            return expanded(data) if isinstance(data, dict) and data.get("link") is not None else data
+            return expand_link(data) if isinstance(data, dict) and data.get("link") is not None else data
         except InputError as error:
             raise ValueError(str(error)) from None
 
@@ -148,7 +148,7 @@ class WrittenCluster(Written):
         return self
 
 
-def validated(model: type[_Model], tree: Any, source: str) -> _Model:
+def validate_tree(model: type[_Model], tree: Any, source: str) -> _Model:
     """`tree` as a model; the first mistake is raised with its place, like `levels.1.bandwidth`."""
     if not isinstance(tree, dict):
         raise InputError(f"{source}: expected keys with values, found {tree!r}; "

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from autoddl.core.errors import InputError
-from autoddl.cost_models.events import Edges, Where, overlapping, sequential
+from autoddl.cost_models.events import Edges, TaskTraits, run_overlapping, run_sequentially
 
-__all__ = ["COMPUTE", "Task", "Timeline", "edges_of", "run", "simulate"]
+__all__ = ["COMPUTE", "Task", "Timeline", "order_edges", "simulate", "simulate_ordered"]
 
 COMPUTE = "compute"
 
@@ -109,10 +109,10 @@ def simulate(tasks: Sequence[Task], slowdown: float = 1.0) -> Timeline:
         if not 0 <= task.seconds < float("inf") or not task.ranks or not all(0 <= n < len(tasks) for n in task.needs):
             raise InputError(f"{task}: a task takes a finite time of at least 0, on one rank or more, and needs tasks "
                              f"0 to {len(tasks) - 1}")
-    return run(tasks, edges_of(tasks), slowdown)
+    return simulate_ordered(tasks, order_edges(tasks), slowdown)
 
 
-def edges_of(tasks: Sequence[Task]) -> Edges:
+def order_edges(tasks: Sequence[Task]) -> Edges:
     """For every task those after it, and how many are before it: needs and neighbours on a stream alike."""
     after: list[list[int]] = [[] for _ in tasks]
     before = []
@@ -129,17 +129,17 @@ def edges_of(tasks: Sequence[Task]) -> Edges:
     return tuple(map(tuple, after)), tuple(before)
 
 
-def run(tasks: Sequence[Task], edges: Edges, slowdown: float) -> Timeline:
+def simulate_ordered(tasks: Sequence[Task], edges: Edges, slowdown: float) -> Timeline:
     """`simulate` with the edges given, which stay the same while the seconds change."""
     if not 1 <= slowdown < float("inf"):
         raise InputError(f"a slowdown of {slowdown}: what overlaps is slowed by a finite factor of at least 1")
     seconds = [task.seconds for task in tasks]
     if slowdown == 1 and not any(task.link or task.load or task.beside > 1 for task in tasks):
-        starts, ends = sequential(seconds, edges)
+        starts, ends = run_sequentially(seconds, edges)
     else:
-        where = [Where(task.ranks, task.stream == COMPUTE, task.link, task.load, task.beside, task.share)
+        where = [TaskTraits(task.ranks, task.stream == COMPUTE, task.link, task.load, task.beside, task.share)
                  for task in tasks]
-        starts, ends = overlapping(seconds, edges, where, slowdown)
+        starts, ends = run_overlapping(seconds, edges, where, slowdown)
     if min(ends, default=0.0) < 0:
         late = next(i for i, end in enumerate(ends) if end < 0)
         raise InputError(f"task {late}, {tasks[late].name!r}, waits for itself: what it needs, or what stands before "

@@ -34,7 +34,7 @@ from types import MappingProxyType
 from autoddl.core.errors import InputError
 from autoddl.cost_models.machine import Level
 
-__all__ = ["CUBE_MESH_RINGS", "PATTERNS", "check", "distance", "hamming_mesh", "hops", "slowdown", "torus"]
+__all__ = ["CUBE_MESH_RINGS", "PATTERNS", "check_topology", "distance", "hamming_mesh", "hops", "slowdown", "torus"]
 
 PATTERNS = ("ring", "all-to-all", "send")
 
@@ -61,7 +61,7 @@ def hops(level: Level, ways: int, step: int) -> float:
     return distance(level, ways, step) if level.topology in ("ring", "torus") else 1.0
 
 
-def check(level: Level) -> None:
+def check_topology(level: Level) -> None:
     """Raise where the keys of a topology contradict the size of the level."""
     boards = level.board**2 if level.topology == "hammingmesh" else 1
     if level.dims and prod(level.dims) * boards != level.size:

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from autoddl.core.errors import InputError
 
-__all__ = ["UNITS", "bytes_above", "parse", "show_bytes", "show_rate", "show_seconds", "write"]
+__all__ = ["UNITS", "bytes_above", "format_quantity", "parse_quantity", "show_bytes", "show_rate", "show_seconds"]
 
 _DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY = {f"{prefix}i": 1024.0**power for power, prefix in enumerate("KMGTPE", start=1)}
@@ -34,7 +34,7 @@ UNITS: Mapping[str, Mapping[str, float]] = MappingProxyType({
 _QUANTITY = re.compile(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(\S*)\s*")
 
 
-def parse(text: str | int | float, dimension: str) -> float:
+def parse_quantity(text: str | int | float, dimension: str) -> float:
     """`number unit` -> number of base units of `dimension`."""
     if dimension not in UNITS:
         raise InputError(f"{dimension!r} is no dimension; the dimensions are {', '.join(UNITS)}")
@@ -80,7 +80,7 @@ def show_bytes(nbytes: float) -> str:
 def bytes_above(nbytes: float) -> str:
     """As `show_bytes` prints it, but rounded up: whoever takes the text at its word has at least `nbytes`."""
     text = show_bytes(nbytes)
-    if parse(text, "bytes") >= nbytes:
+    if parse_quantity(text, "bytes") >= nbytes:
         return text
     return show_bytes(nbytes + 10.0 ** (math.floor(math.log10(nbytes)) - 2))  # one more in the third digit
 
@@ -90,9 +90,9 @@ def show_rate(rate: float, what: str = "B") -> str:
     return f"{show_bytes(rate).removesuffix('B')}{what}/s"
 
 
-def write(value: float, dimension: str) -> str | float:
+def format_quantity(value: float, dimension: str) -> str | float:
     """The shortest text that parses to exactly `value`; the bare number where a unit would round it."""
     shown = {"bytes": show_bytes(value), "bytes/s": show_rate(value), "seconds": show_seconds(value),
              "flop/s": show_rate(value, "FLOP")}
     text = shown[dimension]
-    return text if parse(text, dimension) == value else value
+    return text if parse_quantity(text, dimension) == value else value

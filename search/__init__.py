@@ -12,16 +12,35 @@ from collections.abc import Callable
 
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.problem import EXACT, Problem, Solution
-from autoddl.search.coordinate_descent import descend, greedy, restarts
-from autoddl.search.cp_sat import satisfy
-from autoddl.search.exact import EFFORT, Outcome, Statistics, exact, feasible, relaxed, space_of, statistics
-from autoddl.search.exhaustive import exhaustive
-from autoddl.search.large import by_messages, is_large, lower_bound
+from autoddl.search.coordinate_descent import choose_greedily, descend, descend_from_starts
+from autoddl.search.cp_sat import solve_with_cp_sat
+from autoddl.search.exact import (
+    EFFORT,
+    Outcome,
+    Statistics,
+    build_space,
+    find_feasible,
+    solve_exactly,
+    solve_relaxation,
+    statistics,
+)
+from autoddl.search.exhaustive import search_exhaustively
+from autoddl.search.large import is_large, lower_bound, solve_by_messages
 from autoddl.search.limits import Above, Clock, Limits, Progress
 from autoddl.search.relaxations import Space
 
-__all__ = ["SOLVERS", "Above", "Space", "Statistics", "is_large", "lower_bound", "relax", "solve", "space_of",
-           "statistics"]
+__all__ = [
+    "SOLVERS",
+    "Above",
+    "Space",
+    "Statistics",
+    "build_space",
+    "is_large",
+    "lower_bound",
+    "relax",
+    "solve",
+    "statistics",
+]
 
 
 def solve(
@@ -50,13 +69,13 @@ def solve(
     tell = progress or (lambda seconds, bound: None)
     limits = Limits(tolerance, ceiling, Clock.start(time_limit, EFFORT), tell, seed, price)
     if solver == "exact" and (space is not None or not is_large(problem)):
-        return _scored(problem, exact(problem, limits, space=space), solver)
+        return _scored(problem, solve_exactly(problem, limits, space=space), solver)
     return _scored(problem, SOLVERS[solver](problem, limits), solver)
 
 
 def relax(problem: Problem, price: float = 0.0, space: Space | None = None) -> Solution:
     """The least seconds + price * bytes, the budget apart: a choice that may not fit, and a bound of those that do."""
-    outcome = relaxed(problem, price, space)
+    outcome = solve_relaxation(problem, price, space)
     return Solution(outcome.choice, problem.cost(outcome.choice), problem.nbytes(outcome.choice), outcome.bound,
                     outcome.proof, "exact", price)
 
@@ -73,27 +92,29 @@ def _scored(problem: Problem, outcome: Outcome, solver: str) -> Solution:
 
 
 def _exhaustive(problem: Problem, limits: Limits) -> Outcome:
-    choice = exhaustive(problem)
+    choice = search_exhaustively(problem)
     return Outcome(choice, problem.cost(choice), "every choice")
 
 
 def _descent(problem: Problem, limits: Limits) -> Outcome:
-    choice = restarts(problem, limits.seed, limits.clock) or descend(problem, feasible(problem), limits.clock)
+    choice = descend_from_starts(problem, limits.seed, limits.clock)
+    if choice is None:
+        choice = descend(problem, find_feasible(problem), limits.clock)
     return Outcome(choice, _least(problem), "sum of the tables' minima")
 
 
 def _greedy(problem: Problem, limits: Limits) -> Outcome:
-    choice = greedy(problem)
-    choice = choice if problem.feasible(choice) else feasible(problem)
+    choice = choose_greedily(problem)
+    choice = choice if problem.feasible(choice) else find_feasible(problem)
     return Outcome(choice, _least(problem), "sum of the tables' minima")
 
 
 def _satisfied(problem: Problem, limits: Limits) -> Outcome:
     """What CP-SAT proves not to fit is told with the least bytes."""
     try:
-        found = satisfy(problem, limits.clock, limits.seed)
+        found = solve_with_cp_sat(problem, limits.clock, limits.seed)
     except Infeasible:
-        feasible(problem)
+        find_feasible(problem)
         raise
     return Outcome(found.choice, found.bound, found.proof)
 
@@ -105,7 +126,7 @@ def _least(problem: Problem) -> float:
 
 
 SOLVERS: dict[str, Callable[[Problem, Limits], Outcome]] = {
-    "exact": by_messages,
+    "exact": solve_by_messages,
     "exhaustive": _exhaustive,
     "coordinate-descent": _descent,
     "greedy": _greedy,

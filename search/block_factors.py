@@ -13,12 +13,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from autoddl.core.problem import Problem
-from autoddl.search.repeated_blocks import Fold, Short
+from autoddl.search.repeated_blocks import Fold, FoldedProblem
 
-__all__ = ["stand_ins"]
+__all__ = ["match_factors"]
 
 
-def stand_ins(problem: Problem, short: Short) -> list[int]:
+def match_factors(problem: Problem, short: FoldedProblem) -> list[int]:
     """Per factor of the whole problem the number of the short one that stands for it."""
     known: defaultdict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
     for i, factor in enumerate(short.problem.factors):
@@ -40,7 +40,7 @@ def stand_ins(problem: Problem, short: Short) -> list[int]:
     return found
 
 
-def _across(short: Short, fold: Fold, places: list[int], stand: list[int]) -> Iterator[tuple[int, int]]:
+def _across(short: FoldedProblem, fold: Fold, places: list[int], stand: list[int]) -> Iterator[tuple[int, int]]:
     """(axis, short variable) where a factor joins neighbouring blocks of a run."""
     start, last = int(short.position[fold.blocks[0][0]]), fold.times + 1
     block = {axis: (p - start) // fold.period for axis, p in enumerate(places)

@@ -15,9 +15,9 @@ from autoddl.search.elimination_program import Ids
 from autoddl.search.repeated_blocks import Fold
 
 if TYPE_CHECKING:
-    from autoddl.search.elimination_order import Network
+    from autoddl.search.elimination_order import FactorGraph
 
-__all__ = ["raised"]
+__all__ = ["raise_to_power"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +37,7 @@ class _Power:
     length: int
 
 
-def raised(network: "Network", fold: Fold) -> None:
+def raise_to_power(network: "FactorGraph", fold: Fold) -> None:
     """Replace the factors of block 1 by their power; its border becomes that of the last block it stands for."""
     left, right = _borders(network, fold)
     made = network.finish(v for v in fold.blocks[1] if v not in right)
@@ -56,14 +56,14 @@ def raised(network: "Network", fold: Fold) -> None:
         network.positions[v] += (fold.times - 1) * fold.period
 
 
-def _borders(network: "Network", fold: Fold) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _borders(network: "FactorGraph", fold: Fold) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The variables of block 1 that factors outside of it know, and the same ones of block 0."""
     known = {v for v in fold.blocks[1] if any(i not in fold.factors for i in network.incident[v])}
     places = [k for k, v in enumerate(fold.blocks[1]) if v in known]
     return tuple(fold.blocks[0][k] for k in places), tuple(fold.blocks[1][k] for k in places)
 
 
-def _lifted(network: "Network", factors: list[int], length: int) -> _Power:
+def _lifted(network: "FactorGraph", factors: list[int], length: int) -> _Power:
     """Factors taken out of the network."""
     pieces = tuple(_Piece(network.slots[i], network.scopes[i], network.ids[i]) for i in sorted(factors))
     for i in factors:
@@ -71,7 +71,7 @@ def _lifted(network: "Network", factors: list[int], length: int) -> _Power:
     return _Power(pieces, length)
 
 
-def _product(network: "Network", fold: Fold, left: tuple[int, ...], right: tuple[int, ...], first: _Power,
+def _product(network: "FactorGraph", fold: Fold, left: tuple[int, ...], right: tuple[int, ...], first: _Power,
              second: _Power) -> _Power:
     """T^(m + n)"""
     shift = first.length * fold.period

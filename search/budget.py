@@ -17,12 +17,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from autoddl.search.lagrangian import FINE, Dual, dual
+from autoddl.search.lagrangian import FINE, Dual, solve_dual
 from autoddl.search.limits import Clock, Exhausted, Limits
-from autoddl.search.relaxations import Point, Space
-from autoddl.search.window import Found, windowed
+from autoddl.search.relaxations import HullPoint, Space
+from autoddl.search.window import WindowResult, search_window
 
-__all__ = ["Best", "within_budget"]
+__all__ = ["BestPlan", "solve_within_budget"]
 
 FIRST_WINDOW = 2e-6
 GROWTH = 3.0
@@ -54,10 +54,10 @@ class _Ladder:
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
+class BestPlan:
     """The best plan so far, the bound so far, and the multiplier of the range solved last."""
 
-    point: Point
+    point: HullPoint
     bound: float
     price: float
 
@@ -77,7 +77,7 @@ class _Node:
     share: float = 0.5
 
 
-def within_budget(space: Space, first: Point, bound: float, limits: Limits) -> Best:
+def solve_within_budget(space: Space, first: HullPoint, bound: float, limits: Limits) -> BestPlan:
     """The best plan that fits, starting from one that does, and the least bound over all thresholds."""
     count = itertools.count()
     heap = [(bound, 0, _Node(bound, 0, len(space.thresholds) - 1, limits.price))]
@@ -96,11 +96,11 @@ def within_budget(space: Space, first: Point, bound: float, limits: Limits) -> B
             heapq.heappush(heap, (child.bound, next(count), child))
         limits.tell(best.seconds, min([best.seconds, *spent, *(b for b, _, _ in heap)]))
     best = _polished(space, heap, count, best, limits)
-    return Best(best, min([best.seconds, *spent, *(b for b, _, _ in heap)]), price)
+    return BestPlan(best, min([best.seconds, *spent, *(b for b, _, _ in heap)]), price)
 
 
-def _polished(space: Space, heap: list[tuple[float, int, _Node]], count: Iterator[int], best: Point, limits: Limits
-              ) -> Point:
+def _polished(space: Space, heap: list[tuple[float, int, _Node]], count: Iterator[int], best: HullPoint, limits: Limits
+              ) -> HullPoint:
     """A plan that is perhaps better, from the next window of the node with the least bound, which changes in the
     heap."""
     near = replace(limits, tolerance=limits.tolerance * NEARLY)
@@ -116,7 +116,7 @@ def _polished(space: Space, heap: list[tuple[float, int, _Node]], count: Iterato
     return min([best, *filter(space.fits, found)], key=lambda p: p.seconds)
 
 
-def _refine(space: Space, node: _Node, best: Point, limits: Limits) -> tuple[list[_Node], list[Point]]:
+def _refine(space: Space, node: _Node, best: HullPoint, limits: Limits) -> tuple[list[_Node], list[HullPoint]]:
     """One step on one node: a first bound, its dual, or its next window; what replaces it, and the choices found."""
     clock, enough = limits.clock, min(best.seconds, limits.ceiling)
     if node.dual is not None:
@@ -127,9 +127,9 @@ def _refine(space: Space, node: _Node, best: Point, limits: Limits) -> tuple[lis
     if not node.probed:
         point = space.point(node.lam, tau)
         return [replace(node, bound=max(node.bound, point.value - node.lam * cap), probed=True)], [point]
-    new = dual(space, tau, cap, node.lam, enough, COARSE, clock)
+    new = solve_dual(space, tau, cap, node.lam, enough, COARSE, clock)
     if new.best is not None and (node.low == node.high or space.fits(new.best)):
-        new = dual(space, tau, cap, node.lam, enough, FINE, clock)
+        new = solve_dual(space, tau, cap, node.lam, enough, FINE, clock)
     if math.isinf(new.bound):
         return [], []
     node = replace(node, bound=max(node.bound, new.bound), lam=new.lam)
@@ -139,7 +139,7 @@ def _refine(space: Space, node: _Node, best: Point, limits: Limits) -> tuple[lis
     return _after(space, node, new.best), list(space.known.values())
 
 
-def _widen(space: Space, node: _Node, best: Point, clock: Clock) -> tuple[list[_Node], list[Point]]:
+def _widen(space: Space, node: _Node, best: HullPoint, clock: Clock) -> tuple[list[_Node], list[HullPoint]]:
     """The labels of the next window; with all of them kept, the bound rises by the window."""
     assert node.dual is not None
     open_ = [ladder for ladder in node.ladders if ladder.window is not None]
@@ -152,9 +152,9 @@ def _widen(space: Space, node: _Node, best: Point, clock: Clock) -> tuple[list[_
     window = min(ladder.window, room)
     granted = clock.part(SHARE)
     try:
-        found = windowed(space, space.messages(node.lam, tau), tau, cap, window, ladder.keep, node.share, granted)
+        found = search_window(space, space.messages(node.lam, tau), tau, cap, window, ladder.keep, node.share, granted)
     except Exhausted:
-        found = Found(None, False, node.share)
+        found = WindowResult(None, False, node.share)
         window = room
     clock.pairs -= granted.spent
     further = _Ladder(ladder.keep, window * GROWTH if found.complete or window < room else None,
@@ -170,7 +170,7 @@ def _widen(space: Space, node: _Node, best: Point, clock: Clock) -> tuple[list[_
     return _after(space, wider, point), [point]
 
 
-def _after(space: Space, node: _Node, point: Point) -> list[_Node]:
+def _after(space: Space, node: _Node, point: HullPoint) -> list[_Node]:
     """The node again, closed if its choice attains the bound; split where its choice uses more than it is charged."""
     if space.fits(point):
         return [] if point.seconds <= node.bound else [node]

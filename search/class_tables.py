@@ -13,11 +13,11 @@ import numpy as np
 
 from autoddl.core.problem import Array, Classes
 
-__all__ = ["Joint", "Mapped", "joined", "whole"]
+__all__ = ["ClassTable", "JointClasses", "class_table", "join_classes"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Mapped:
+class ClassTable:
     """One table over options."""
 
     core: Array
@@ -37,23 +37,23 @@ class Mapped:
         return self.core[np.ix_(*self.classes)] if self.classes else self.core
 
 
-def whole(table: Array) -> Mapped:
+def class_table(table: Array) -> ClassTable:
     """Every option its own class."""
-    return Mapped(table, tuple(np.arange(n) for n in table.shape))
+    return ClassTable(table, tuple(np.arange(n) for n in table.shape))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Joint:
+class JointClasses:
     """The classes of a variable that several tables tell apart: of each the first option, of each option its class."""
 
     first: Classes
     of: Classes
 
 
-def joined(parts: Sequence[Classes], count: int) -> Joint:
+def join_classes(parts: Sequence[Classes], count: int) -> JointClasses:
     """Options are one class if every part says so; classes are numbered by their first option's classes."""
     code = np.zeros(count, dtype=np.intp)
     for classes in parts:
         code = np.unique(code * (int(classes.max()) + 1) + classes, return_inverse=True)[1]
     _, first, of = np.unique(code, return_index=True, return_inverse=True)
-    return Joint(first, of)
+    return JointClasses(first, of)

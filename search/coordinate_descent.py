@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from autoddl.core.problem import Array, Problem
 from autoddl.search.limits import Clock
 
-__all__ = ["descend", "greedy", "restarts"]
+__all__ = ["choose_greedily", "descend", "descend_from_starts"]
 
 SWEEPS = 100
 RESTARTS = 20
@@ -52,7 +52,7 @@ class _Index:
         return seconds, retained, transient
 
 
-def greedy(problem: Problem) -> tuple[int, ...]:
+def choose_greedily(problem: Problem) -> tuple[int, ...]:
     """Variables in order, each by its least seconds given those before it."""
     index, choice = _Index.of(problem), [-1] * len(problem.sizes)
     for v in range(len(choice)):
@@ -120,12 +120,12 @@ def _first(*scores: NDArray[np.float64]) -> int:
     return int(np.lexsort(scores[::-1])[0])
 
 
-def restarts(problem: Problem, seed: int, clock: Clock, count: int = RESTARTS) -> tuple[int, ...] | None:
+def descend_from_starts(problem: Problem, seed: int, clock: Clock, count: int = RESTARTS) -> tuple[int, ...] | None:
     """The best feasible choice over all starts, if any start led to one."""
     random = np.random.default_rng(seed)
     best: tuple[float, tuple[int, ...]] | None = None
     for attempt in range(count):
-        start = greedy(problem) if attempt == 0 else tuple(int(random.integers(n)) for n in problem.sizes)
+        start = choose_greedily(problem) if attempt == 0 else tuple(int(random.integers(n)) for n in problem.sizes)
         choice = descend(problem, start, clock)
         if problem.feasible(choice) and (best is None or problem.cost(choice) < best[0]):
             best = problem.cost(choice), choice

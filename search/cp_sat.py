@@ -21,7 +21,7 @@ from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.problem import Array, Problem, Table
 from autoddl.search.limits import Clock
 
-__all__ = ["LIMIT", "Found", "satisfy"]
+__all__ = ["LIMIT", "CpSatResult", "solve_with_cp_sat"]
 
 LIMIT = 300_000
 """Cells of all factors, beyond which CP-SAT is hopeless."""
@@ -34,7 +34,7 @@ Rounded = Callable[[float], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CpSatResult:
     choice: tuple[int, ...]
     bound: float
     proof: str
@@ -48,18 +48,18 @@ class _Scale:
     byte: float
 
 
-def satisfy(problem: Problem, clock: Clock, seed: int) -> Found:
+def solve_with_cp_sat(problem: Problem, clock: Clock, seed: int) -> CpSatResult:
     """The plan that CP-SAT finds and its bound; Infeasible if it proves that there is none."""
     found = _solved(problem, clock, seed, math.floor)
     if problem.feasible(found.choice):
         return found
     try:
-        return Found(_solved(problem, clock, seed, math.ceil).choice, found.bound, found.proof)
+        return CpSatResult(_solved(problem, clock, seed, math.ceil).choice, found.bound, found.proof)
     except Infeasible:
         raise InputError("cp-sat found no plan that fits by more than its rounding; use the solver 'exact'") from None
 
 
-def _solved(problem: Problem, clock: Clock, seed: int, rounded: Rounded) -> Found:
+def _solved(problem: Problem, clock: Clock, seed: int, rounded: Rounded) -> CpSatResult:
     from ortools.sat.python import cp_model
 
     cells = sum(problem.tables[f.table].core[0].size for f in problem.factors)
@@ -86,7 +86,7 @@ def _solved(problem: Problem, clock: Clock, seed: int, rounded: Rounded) -> Foun
         raise InputError("cp-sat found no plan in its time; give it more, or use the solver 'exact'")
     choice = tuple(next(k for k, x in enumerate(row) if solver.value(x)) for row in options)
     proof = "cp-sat, proved" if status == cp_model.OPTIMAL else "cp-sat, stopped by its time"
-    return Found(choice, problem.fixed_seconds + solver.best_objective_bound * scale.second, proof)
+    return CpSatResult(choice, problem.fixed_seconds + solver.best_objective_bound * scale.second, proof)
 
 
 def _scale(problem: Problem) -> _Scale:

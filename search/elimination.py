@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from autoddl.core.problem import Array
-from autoddl.search.class_tables import Joint, Mapped, joined, whole
-from autoddl.search.elimination_program import Ids, Part, Program, Recipe
+from autoddl.search.class_tables import ClassTable, JointClasses, class_table, join_classes
+from autoddl.search.elimination_program import EliminationProgram, Ids, Recipe, RecipePart
 
-__all__ = ["Node", "argmin", "column", "mapped_messages", "messages", "value", "walked"]
+__all__ = ["Node", "argmin", "class_messages", "least_value", "messages", "option_costs", "read_choice"]
 
 Node = tuple[int, tuple[int, ...], int]
 """The slot of a message, a cell of it, and a mark."""
@@ -25,12 +25,12 @@ BLOCK = 1 << 15
 """Cells that are worked on together: a few hundred kilobytes, which caches hold."""
 
 
-def messages(program: Program, tables: Sequence[Array]) -> list[Array]:
+def messages(program: EliminationProgram, tables: Sequence[Array]) -> list[Array]:
     """S for every slot, over all options: the given tables, then every distinct message."""
-    return [*tables, *(m.dense() for m in mapped_messages(program, [whole(t) for t in tables])[len(tables):])]
+    return [*tables, *(m.dense() for m in class_messages(program, [class_table(t) for t in tables])[len(tables):])]
 
 
-def mapped_messages(program: Program, tables: Sequence[Mapped]) -> list[Mapped]:
+def class_messages(program: EliminationProgram, tables: Sequence[ClassTable]) -> list[ClassTable]:
     """S for every slot, by classes."""
     values = list(tables)
     for _, recipe in program.messages():
@@ -38,22 +38,23 @@ def mapped_messages(program: Program, tables: Sequence[Mapped]) -> list[Mapped]:
     return values
 
 
-def value(program: Program, values: Sequence[Mapped]) -> float:
+def least_value(program: EliminationProgram, values: Sequence[ClassTable]) -> float:
     """The sum of the messages with an empty scope."""
     return math.fsum(values[top.slot].core.item() for top in program.tops)
 
 
-def argmin(program: Program, values: Sequence[Mapped]) -> Ids:
+def argmin(program: EliminationProgram, values: Sequence[ClassTable]) -> Ids:
     """The choice, by position."""
     def take(node: Node) -> tuple[int, list[Node]]:
         slot, cell, _ = node
-        k = int(column(program.recipe_of(slot), values, cell).argmin())
+        k = int(option_costs(program.recipe_of(slot), values, cell).argmin())
         return k, [(part, there, 0) for part, there in program.parts(slot, cell, k)]
 
-    return walked(program, [(top.slot, (), 0) for top in program.tops], take)
+    return read_choice(program, [(top.slot, (), 0) for top in program.tops], take)
 
 
-def walked(program: Program, starts: Sequence[Node], take: Callable[[Node], tuple[int, list[Node]]]) -> Ids:
+def read_choice(program: EliminationProgram, starts: Sequence[Node], take: Callable[[Node], tuple[int, list[Node]]]
+                ) -> Ids:
     """The choice, by position, from the tops down. `take` says of a message, a cell of it and a mark which option its
     variable takes, and how the messages among its parts go on; equal nodes are walked once."""
     choice, known = np.zeros(program.count, dtype=np.intp), dict[Node, Ids]()
@@ -73,7 +74,7 @@ def walked(program: Program, starts: Sequence[Node], take: Callable[[Node], tupl
     return choice
 
 
-def column(recipe: Recipe, values: Sequence[Mapped], cell: Sequence[int]) -> Array:
+def option_costs(recipe: Recipe, values: Sequence[ClassTable], cell: Sequence[int]) -> Array:
     """C_k(cell) for every option k of the eliminated variable."""
     total = np.zeros(recipe.shape[0])
     for part in recipe.parts:
@@ -81,10 +82,10 @@ def column(recipe: Recipe, values: Sequence[Mapped], cell: Sequence[int]) -> Arr
     return total
 
 
-def _message(recipe: Recipe, values: Sequence[Mapped]) -> Mapped:
+def _message(recipe: Recipe, values: Sequence[ClassTable]) -> ClassTable:
     """S(scope), over classes of the scope's options and blocks of classes of the eliminated variable's."""
     if not recipe.parts:
-        return Mapped(np.zeros(()), ())
+        return ClassTable(np.zeros(()), ())
     own = [p for p in recipe.parts if p.axes == (0,)]
     joints = [_joint(recipe, values, u) for u in range(len(recipe.shape))]
     groups = _merged(recipe, values, joints)
@@ -95,16 +96,16 @@ def _message(recipe: Recipe, values: Sequence[Mapped]) -> Mapped:
             total += values[part.slot].column([slice(None)])
         np.minimum.at(single, joints[0].of, total)
         if not groups:
-            return Mapped(np.asarray(single.min()), ())
+            return ClassTable(np.asarray(single.min()), ())
         groups[0] = groups[0] + single.reshape([-1] + [1] * (groups[0].ndim - 1))
-    return Mapped(_minimum(groups, tuple(len(j.first) for j in joints[1:])), tuple(j.of for j in joints[1:]))
+    return ClassTable(_minimum(groups, tuple(len(j.first) for j in joints[1:])), tuple(j.of for j in joints[1:]))
 
 
-def _joint(recipe: Recipe, values: Sequence[Mapped], u: int) -> Joint:
+def _joint(recipe: Recipe, values: Sequence[ClassTable], u: int) -> JointClasses:
     """The classes of local variable u that the tables with another variable tell apart; those of one alone only if it
     stays."""
     views = [values[p.slot].classes[p.axes.index(u)] for p in recipe.parts if u in p.axes and (u or len(p.axes) > 1)]
-    return joined(views, recipe.shape[u])
+    return join_classes(views, recipe.shape[u])
 
 
 def _minimum(groups: list[Array], shape: tuple[int, ...]) -> Array:
@@ -130,7 +131,7 @@ def _minimum(groups: list[Array], shape: tuple[int, ...]) -> Array:
     return out
 
 
-def _merged(recipe: Recipe, values: Sequence[Mapped], joints: Sequence[Joint]) -> list[Array]:
+def _merged(recipe: Recipe, values: Sequence[ClassTable], joints: Sequence[JointClasses]) -> list[Array]:
     """The recipe's tables, but those of the eliminated variable alone, with axes in local order, added where one's
     variables are among another's, ready to add."""
     groups: dict[tuple[int, ...], Array] = {}
@@ -145,7 +146,7 @@ def _merged(recipe: Recipe, values: Sequence[Mapped], joints: Sequence[Joint]) -
     return [_spread(table, axes, everything) for axes, table in groups.items()]
 
 
-def _aligned(part: Part, table: Mapped, joints: Sequence[Joint]) -> tuple[tuple[int, ...], Array]:
+def _aligned(part: RecipePart, table: ClassTable, joints: Sequence[JointClasses]) -> tuple[tuple[int, ...], Array]:
     """A part's local variables in rising order, and its table over their classes with axes in that order."""
     order = sorted(range(len(part.axes)), key=lambda i: part.axes[i])
     core = table.core[np.ix_(*[c[joints[u].first] for c, u in zip(table.classes, part.axes, strict=True)])]

@@ -20,11 +20,11 @@ import numpy as np
 
 from autoddl.core.errors import InputError
 from autoddl.core.problem import Problem
-from autoddl.search.block_powers import raised
-from autoddl.search.elimination_program import Ids, Part, Program, Recipe, Step, Top
-from autoddl.search.repeated_blocks import Short
+from autoddl.search.block_powers import raise_to_power
+from autoddl.search.elimination_program import Elimination, EliminationProgram, Ids, Recipe, RecipePart, Top
+from autoddl.search.repeated_blocks import FoldedProblem
 
-__all__ = ["CAP", "Network", "answering", "order", "order_of"]
+__all__ = ["CAP", "FactorGraph", "plan_elimination", "plan_exact_elimination", "plan_folded_elimination"]
 
 CAP = 30_000_000
 WORK = 1e10
@@ -33,16 +33,16 @@ TIERS = (3, 9, 21, 53, 109, 257, 1025)
 """How often a recipe must occur to go before rarer ones; between the depths that models usually have."""
 
 
-def order(problem: Problem, cap: int = CAP) -> Program:
+def plan_elimination(problem: Problem, cap: int = CAP) -> EliminationProgram:
     """The elimination of all variables of a problem."""
-    network = Network(problem, cap, range(len(problem.sizes)))
+    network = FactorGraph(problem, cap, range(len(problem.sizes)))
     network.finish(range(len(problem.sizes)))
     return network.result(len(problem.sizes))
 
 
-def answering(problem: Problem) -> Program:
+def plan_exact_elimination(problem: Problem) -> EliminationProgram:
     """`order`, where computing its messages takes seconds. Raises InputError where it takes minutes."""
-    program = order(problem)
+    program = plan_elimination(problem)
     work = sum(math.prod(recipe.shape) for _, recipe in program.messages())
     if not program.exact or work > WORK:
         raise InputError(f"this problem is too large for exact answers and certificates: they would look at {work:.1g} "
@@ -50,17 +50,17 @@ def answering(problem: Problem) -> Program:
     return program
 
 
-def order_of(short: Short, problem: Problem, cap: int = CAP) -> Program:
+def plan_folded_elimination(short: FoldedProblem, problem: Problem, cap: int = CAP) -> EliminationProgram:
     """The elimination of the whole problem behind a short one, whose reduced form `problem` is: the blocks of every run
     are raised to their power."""
-    network = Network(problem, cap, short.position.tolist())
+    network = FactorGraph(problem, cap, short.position.tolist())
     for fold in short.folds:
-        raised(network, fold)
+        raise_to_power(network, fold)
     network.finish(range(len(problem.sizes)))
     return replace(network.result(len(short.of)), steps=(), slots=(), roots=())
 
 
-class Network:
+class FactorGraph:
     """The factors that are left, and the variables that are left by the recipe that would eliminate them."""
 
     def __init__(self, problem: Problem, cap: int, positions: Sequence[int]) -> None:
@@ -76,7 +76,7 @@ class Network:
         self.index: dict[tuple[tuple[tuple[int, tuple[int, ...]], ...], tuple[int, ...]], int] = {}
         self.recipes: list[Recipe] = []
         self.computed: dict[int, int] = {}
-        self.steps: list[Step] = []
+        self.steps: list[Elimination] = []
         self.roots: list[int] = []
         self.exact = True
         self.gone: set[int] = set()
@@ -135,7 +135,7 @@ class Network:
         key = tuple([(slot, axes) for slot, axes, _ in parts]), tuple([self.sizes[u] for u in local])
         if key not in self.index:
             self.index[key] = len(self.recipes)
-            self.recipes.append(Recipe(tuple(Part(*part) for part in key[0]), key[1]))
+            self.recipes.append(Recipe(tuple(RecipePart(*part) for part in key[0]), key[1]))
         return self.index[key], tuple(local)[1:], tuple([i for _, _, i in parts])
 
     def regroup(self, variables: Sequence[int] | range) -> None:
@@ -184,7 +184,7 @@ class Network:
             buckets = self.buckets(v, sources)
             made = [(r, scope, sources)] if len(buckets) == 1 else [self.recipe(v, bucket) for bucket in buckets]
             outputs = tuple(self.emit(v, *new) for new in made)
-            self.steps.append(Step(v, scope, r, sources, outputs))
+            self.steps.append(Elimination(v, scope, r, sources, outputs))
             dirty.update(dict.fromkeys(scope))
             del self.members[self.of.pop(v)][v]
             self.gone.add(v)
@@ -220,9 +220,9 @@ class Network:
                 home.append(i)
         return buckets
 
-    def result(self, count: int) -> Program:
+    def result(self, count: int) -> EliminationProgram:
         tops = tuple(Top(self.slots[i], self.ids[i]) for i in self.roots)
-        return Program(
+        return EliminationProgram(
             self.base,
             tuple(self.recipes),
             tuple(self.computed),

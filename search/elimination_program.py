@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Ids", "Part", "Program", "Recipe", "Step", "Top"]
+__all__ = ["Elimination", "EliminationProgram", "Ids", "Recipe", "RecipePart", "Top"]
 
 Ids = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Part:
+class RecipePart:
     """A table of a recipe: its slot, and for each axis the local variable (0: eliminated, 1..: the scope)."""
 
     slot: int
@@ -32,12 +32,12 @@ class Part:
 class Recipe:
     """The tables that are added; `shape` is the size of the eliminated variable, then those of the scope."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[RecipePart, ...]
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Elimination:
     """One variable goes: `recipe` adds all its factors, `sources` are their ids, `outputs` the new factors' ids."""
 
     variable: int
@@ -56,14 +56,14 @@ class Top:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Program:
+class EliminationProgram:
     """Slots 0..base-1 are the problem's tables, slot base + i is the message of `recipes[computed[i]]`. `count` is the
     number of positions. `steps`, `slots` and `roots` say it per factor; of a folded problem they are empty."""
 
     base: int
     recipes: tuple[Recipe, ...]
     computed: tuple[int, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[Elimination, ...]
     slots: tuple[int, ...]
     roots: tuple[int, ...]
     exact: bool

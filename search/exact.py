@@ -14,15 +14,16 @@ import numpy as np
 
 from autoddl.core.errors import Infeasible
 from autoddl.core.problem import Problem
-from autoddl.search.budget import within_budget
-from autoddl.search.coordinate_descent import descend, restarts
-from autoddl.search.elimination_order import CAP, order_of
-from autoddl.search.lagrangian import FINE, dual, least_bytes
+from autoddl.search.budget import solve_within_budget
+from autoddl.search.coordinate_descent import descend, descend_from_starts
+from autoddl.search.elimination_order import CAP, plan_folded_elimination
+from autoddl.search.lagrangian import FINE, find_least_bytes, solve_dual
 from autoddl.search.limits import Above, Limits
-from autoddl.search.presolve import folded
-from autoddl.search.relaxations import Point, Space
+from autoddl.search.presolve import presolve_folded
+from autoddl.search.relaxations import HullPoint, Space
 
-__all__ = ["EFFORT", "Outcome", "Statistics", "exact", "feasible", "relaxed", "space_of", "statistics"]
+__all__ = ["EFFORT", "Outcome", "Statistics", "build_space", "find_feasible", "solve_exactly", "solve_relaxation",
+           "statistics"]
 
 EFFORT = 4e7
 """Label pairs without a time limit: a second or two, the same plan on every machine."""
@@ -53,14 +54,14 @@ class Statistics:
 
 def statistics(problem: Problem, cap: int = CAP) -> Statistics:
     """How far equal blocks are shared, without solving."""
-    plan = space_of(problem, cap).program
+    plan = build_space(problem, cap).program
     largest = max((math.prod(recipe.shape[1:]) for _, recipe in plan.messages()), default=0)
     return Statistics(len(plan.computed), plan.count, largest, plan.exact)
 
 
-def exact(problem: Problem, limits: Limits, cap: int = CAP, space: Space | None = None) -> Outcome:
+def solve_exactly(problem: Problem, limits: Limits, cap: int = CAP, space: Space | None = None) -> Outcome:
     """The optimum, or the best plan found with the best bound proved. `space`: of the problem, if it is there."""
-    space = space_of(problem, cap) if space is None else space
+    space = build_space(problem, cap) if space is None else space
     limits = replace(limits, ceiling=limits.ceiling - problem.fixed_seconds)
     point = space.point(limits.price, space.thresholds[-1])
     bound = _lagrangian(space, point)
@@ -72,74 +73,74 @@ def exact(problem: Problem, limits: Limits, cap: int = CAP, space: Space | None 
         return _bounded(problem, space, point, bound, limits)
     if not limits.price and space.fits(point):
         return _outcome(space, point, point.value, "elimination")
-    best = within_budget(space, _first(space, limits.price), bound, limits)
+    best = solve_within_budget(space, _first(space, limits.price), bound, limits)
     return _outcome(space, best.point, best.bound, "elimination, Lagrangian bounds and labels", best.price)
 
 
-def relaxed(problem: Problem, price: float = 0.0, space: Space | None = None) -> Outcome:
+def solve_relaxation(problem: Problem, price: float = 0.0, space: Space | None = None) -> Outcome:
     """The least seconds + price * bytes without the budget: a choice, which may not fit, and a bound within it."""
-    space = space_of(problem) if space is None else space
+    space = build_space(problem) if space is None else space
     point = space.point(price, space.thresholds[-1])
     if math.isinf(point.value):
         raise Infeasible(math.inf, _budget(problem), "every choice meets a forbidden combination")
     return _outcome(space, point, _lagrangian(space, point), "elimination at one price", price)
 
 
-def _lagrangian(space: Space, point: Point) -> float:
+def _lagrangian(space: Space, point: HullPoint) -> float:
     """V(lam) - lam * cap"""
     if not point.lam:
         return point.value
     return point.value - point.lam * (_budget(space.problem) - space.problem.fixed_bytes - space.thresholds[0])
 
 
-def space_of(problem: Problem, cap: int = CAP) -> Space:
+def build_space(problem: Problem, cap: int = CAP) -> Space:
     """The problem folded and reduced; unfolded where a message is too large."""
-    short, reduced = folded(problem)
-    program = order_of(short, reduced.problem, cap)
+    short, reduced = presolve_folded(problem)
+    program = plan_folded_elimination(short, reduced.problem, cap)
     kept = np.array([k for options in reduced.kept for k in options], dtype=np.intp)
     start = np.cumsum([0, *map(len, reduced.kept)])[:-1]
     offset, back = start[short.of], np.argsort(short.variable)
     return Space.of(reduced.problem, program, problem, lambda found: kept[offset + found][back])
 
 
-def feasible(problem: Problem) -> tuple[int, ...]:
+def find_feasible(problem: Problem) -> tuple[int, ...]:
     """Any choice that fits, by elimination for the least bytes; Infeasible if there is none."""
-    return tuple(_first(space_of(problem)).choice.tolist())
+    return tuple(_first(build_space(problem)).choice.tolist())
 
 
-def _first(space: Space, price: float = 0.0) -> Point:
+def _first(space: Space, price: float = 0.0) -> HullPoint:
     """A choice that fits, or Infeasible with the least bytes. Near a price that is guessed there is a good one."""
     budget = _budget(space.problem)
     for factor in DEARER if price else ():
         near = space.point(price * factor, space.thresholds[-1])
         if space.fits(near):
             return near
-    needed, point = least_bytes(space, budget)
+    needed, point = find_least_bytes(space, budget)
     if point is None:
         detail = "" if needed > budget else "no plan was found, but it is not proved that there is none"
         raise Infeasible(needed, budget, detail)
     return point
 
 
-def _bounded(problem: Problem, space: Space, free: Point, bound: float, limits: Limits) -> Outcome:
+def _bounded(problem: Problem, space: Space, free: HullPoint, bound: float, limits: Limits) -> Outcome:
     """A bound from mini-buckets, `bound` or better, and the best plan that descends from their choices or from other
     starts."""
     clock = limits.clock
     starts = [free.choice]
     if problem.budget is not None:
         cap = problem.budget - problem.fixed_bytes - space.thresholds[0]
-        bound = max(bound, dual(space, space.thresholds[-1], cap, 0.0, math.inf, FINE, clock).bound)
+        bound = max(bound, solve_dual(space, space.thresholds[-1], cap, 0.0, math.inf, FINE, clock).bound)
         starts += [point.choice for point in space.known.values()]
     if math.isinf(bound):
-        raise Infeasible(least_bytes(space, _budget(problem))[0], _budget(problem))
+        raise Infeasible(find_least_bytes(space, _budget(problem))[0], _budget(problem))
     found = [descend(problem, start, clock) for start in dict.fromkeys(tuple(start.tolist()) for start in starts)]
-    other = restarts(problem, limits.seed, clock)
+    other = descend_from_starts(problem, limits.seed, clock)
     plans = [c for c in (*found, *([other] if other else [])) if problem.feasible(c)]
     choice = min(plans, key=problem.cost) if plans else tuple(_first(space).choice.tolist())
     return Outcome(choice, bound + problem.fixed_seconds, "mini-buckets and coordinate descent")
 
 
-def _outcome(space: Space, point: Point, bound: float, proof: str, price: float = 0.0) -> Outcome:
+def _outcome(space: Space, point: HullPoint, bound: float, proof: str, price: float = 0.0) -> Outcome:
     return Outcome(tuple(point.choice.tolist()), bound + space.problem.fixed_seconds, proof, price)
 
 

@@ -7,12 +7,12 @@ import numpy as np
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.problem import Array, Problem
 
-__all__ = ["LIMIT", "exhaustive"]
+__all__ = ["LIMIT", "search_exhaustively"]
 
 LIMIT = 4_000_000
 
 
-def exhaustive(problem: Problem) -> tuple[int, ...]:
+def search_exhaustively(problem: Problem) -> tuple[int, ...]:
     """The least seconds within the budget; the lowest choice of equal ones."""
     count = math.prod(problem.sizes)
     if count > LIMIT:

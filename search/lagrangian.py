@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from autoddl.search.limits import Clock
-from autoddl.search.relaxations import Point, Space
+from autoddl.search.relaxations import HullPoint, Space
 
-__all__ = ["FINE", "Dual", "between", "dual", "least_bytes"]
+__all__ = ["FINE", "Dual", "bracket_of", "find_least_bytes", "solve_dual"]
 
 ROUNDS = 40
 FINE = 1e-9
@@ -29,12 +29,12 @@ class Dual:
 
     lam: float
     bound: float
-    best: Point | None
+    best: HullPoint | None
 
 
-def dual(space: Space, tau: float, cap: float, hint: float, ceiling: float, close: float, clock: Clock) -> Dual:
+def solve_dual(space: Space, tau: float, cap: float, hint: float, ceiling: float, close: float, clock: Clock) -> Dual:
     """bound, for cells up to the threshold `tau` and `cap` retained bytes; the first that reaches `ceiling` will do."""
-    heavy, light = between(space, tau, cap)
+    heavy, light = bracket_of(space, tau, cap)
     if heavy is None or light is None:
         first = space.point(hint, tau)
         if first.value - hint * cap >= ceiling:
@@ -47,7 +47,7 @@ def dual(space: Space, tau: float, cap: float, hint: float, ceiling: float, clos
     return _secant(space, tau, cap, heavy, light, close, ceiling, clock)
 
 
-def between(space: Space, tau: float, cap: float) -> tuple[Point | None, Point | None]:
+def bracket_of(space: Space, tau: float, cap: float) -> tuple[HullPoint | None, HullPoint | None]:
     """Of the points known, the one above the cap with the highest multiplier, and the one below it with the lowest."""
     known = [p for _, p in sorted(((lam, p) for (lam, t), p in space.known.items() if t == tau), key=itemgetter(0))]
     heavy = [p for p in known if p.retained > cap]
@@ -55,7 +55,7 @@ def between(space: Space, tau: float, cap: float) -> tuple[Point | None, Point |
     return heavy[-1] if heavy else None, light[0] if light else None
 
 
-def _bracket(space: Space, tau: float, cap: float, first: Point) -> tuple[Point | None, Point]:
+def _bracket(space: Space, tau: float, cap: float, first: HullPoint) -> tuple[HullPoint | None, HullPoint]:
     """A choice above the cap, None if the least seconds are not, and one below it, if the least bytes are."""
     heavy, light = (first, None) if first.retained > cap else (None, first)
     for factor in FARTHER:
@@ -72,8 +72,8 @@ def _bracket(space: Space, tau: float, cap: float, first: Point) -> tuple[Point 
     return (heavy, light) if light is not None else (heavy, point)
 
 
-def _secant(space: Space, tau: float, cap: float, heavy: Point, light: Point, close: float, ceiling: float, clock: Clock
-            ) -> Dual:
+def _secant(space: Space, tau: float, cap: float, heavy: HullPoint, light: HullPoint, close: float, ceiling: float,
+            clock: Clock) -> Dual:
     """next lam, until no choice lies under the secant by more than `close`."""
     best = light
     for _ in range(ROUNDS):
@@ -91,7 +91,7 @@ def _secant(space: Space, tau: float, cap: float, heavy: Point, light: Point, cl
     return Dual(lam, bound, best)
 
 
-def least_bytes(space: Space, budget: float) -> tuple[float, Point | None]:
+def find_least_bytes(space: Space, budget: float) -> tuple[float, HullPoint | None]:
     """min over tau of (least retained bytes with cells up to tau) + tau, or the first choice within the budget.
 
     Ranges of thresholds, least bound first: the largest decides what is allowed, the smallest what is charged;

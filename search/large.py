@@ -16,15 +16,15 @@ import numpy as np
 
 from autoddl.core.errors import Infeasible
 from autoddl.core.problem import Array, Problem
-from autoddl.search.block_factors import stand_ins
-from autoddl.search.elimination_order import order_of
-from autoddl.search.exact import EFFORT, Outcome, exact
+from autoddl.search.block_factors import match_factors
+from autoddl.search.elimination_order import plan_folded_elimination
+from autoddl.search.exact import EFFORT, Outcome, solve_exactly
 from autoddl.search.limits import Above, Clock, Limits
-from autoddl.search.presolve import Kept, narrowed
-from autoddl.search.repeated_blocks import Short, shortened
-from autoddl.search.tree_reweighted import Diffused, Sent, diffused, gifts
+from autoddl.search.presolve import Kept, keep_options
+from autoddl.search.repeated_blocks import FoldedProblem, fold_blocks
+from autoddl.search.tree_reweighted import MessageBound, Messages, pass_messages, reparametrize
 
-__all__ = ["CELLS", "bounded", "by_messages", "given", "is_large", "lower_bound", "momentary"]
+__all__ = ["CELLS", "bound_and_plan", "is_large", "lower_bound", "momentary", "prove_by_messages", "solve_by_messages"]
 
 CELLS = 6_000_000
 """Cells of all tables from which on an elimination takes tens of seconds."""
@@ -69,46 +69,47 @@ class _Bound:
 
     seconds: float
     price: float
-    sent: Sent
+    sent: Messages
 
 
-def by_messages(problem: Problem, limits: Limits) -> Outcome:
+def solve_by_messages(problem: Problem, limits: Limits) -> Outcome:
     """A plan and its bound. Where none was found: raises Above if there is a ceiling, else Infeasible."""
-    best, bound = bounded(problem, _short(problem), limits)
+    best, bound = bound_and_plan(problem, _short(problem), limits)
     return _ended(problem, best, bound.seconds, limits)
 
 
 def lower_bound(problem: Problem, price: float) -> float:
     """Seconds that no plan is below, by one round of sweeps at one price of a byte. Infeasible if none is allowed."""
     price = 0.0 if problem.budget is None else price
-    found = diffused(_short(problem), price, math.inf, 1, Clock.start(None, EFFORT))
+    found = pass_messages(_short(problem), price, math.inf, 1, Clock.start(None, EFFORT))
     if found.bound == math.inf:
         raise _forbidden(problem)
     return found.bound - price * _room(problem) + problem.fixed_seconds
 
 
-def given(problem: Problem, seconds: float, tolerance: float) -> tuple[float, dict[int, tuple[Array, Array]]]:
+def prove_by_messages(problem: Problem, seconds: float, tolerance: float
+                      ) -> tuple[float, dict[int, tuple[Array, Array]]]:
     """The price of a byte, and what every factor of two variables gives to either of them: a proof that all plans take
     `seconds`, or nearly so."""
     short = _short(problem)
     limits = Limits(tolerance, seconds, Clock.start(None, EFFORT), lambda best, bound: None)
-    bound = bounded(problem, short, limits)[1]
-    made, stand = gifts(short, bound.price, bound.sent), stand_ins(problem, short)
+    bound = bound_and_plan(problem, short, limits)[1]
+    made, stand = reparametrize(short, bound.price, bound.sent), match_factors(problem, short)
     return bound.price, {i: made[s] for i, s in enumerate(stand) if s in made}
 
 
-def _short(problem: Problem) -> Short:
-    return shortened(problem, problem.tables, np.arange(len(problem.tables)))
+def _short(problem: Problem) -> FoldedProblem:
+    return fold_blocks(problem, problem.tables, np.arange(len(problem.tables)))
 
 
-def bounded(problem: Problem, short: Short, limits: Limits) -> tuple[_Best, _Bound]:
+def bound_and_plan(problem: Problem, short: FoldedProblem, limits: Limits) -> tuple[_Best, _Bound]:
     """Bounds and plans in turn."""
     limits = replace(limits, ceiling=limits.ceiling - problem.fixed_seconds)
     cap = _room(problem)
     lam, planned = 0.0 if problem.budget is None else limits.price, math.nan
     best, bound, sent, before = _Best(None, math.inf, lam), _Bound(-math.inf, lam, {}), None, -math.inf
     for rounds in ROUNDS:
-        found = diffused(short, lam, limits.target(best.seconds) + lam * cap, rounds, limits.clock, sent)
+        found = pass_messages(short, lam, limits.target(best.seconds) + lam * cap, rounds, limits.clock, sent)
         if lam == planned and found.bound <= before:
             break  # at this price nothing is to be had any more
         sent, before = found.sent, found.bound
@@ -163,15 +164,15 @@ def _budget(problem: Problem) -> float:
     return math.inf if problem.budget is None else problem.budget
 
 
-def _among(problem: Problem, short: Short, found: Diffused, limits: Limits, price: float) -> _Best:
+def _among(problem: Problem, short: FoldedProblem, found: MessageBound, limits: Limits, price: float) -> _Best:
     """The best plan of the options that the beliefs favour. Where there is none, bytes should cost more, if there is a
     budget: at first as much as makes all of it as dear as the time."""
     kept = _favoured(short, found)
-    few = narrowed(problem, [kept[v] for v in short.of[np.argsort(short.variable)].tolist()])
+    few = keep_options(problem, [kept[v] for v in short.of[np.argsort(short.variable)].tolist()])
     granted = limits.clock.part(SHARE)
     try:
         closer = replace(limits, tolerance=min(limits.tolerance, NEAR), price=price, ceiling=math.inf, clock=granted)
-        outcome = exact(few.problem, closer)
+        outcome = solve_exactly(few.problem, closer)
     except Infeasible:
         return _Best(None, math.inf, 2 * price or max(0.0, found.bound) / (problem.budget or 1.0))
     finally:
@@ -180,7 +181,7 @@ def _among(problem: Problem, short: Short, found: Diffused, limits: Limits, pric
     return _Best(replace(outcome, choice=choice), problem.cost(choice) - problem.fixed_seconds, outcome.price)
 
 
-def _favoured(short: Short, found: Diffused) -> list[Kept]:
+def _favoured(short: FoldedProblem, found: MessageBound) -> list[Kept]:
     """Per short variable; the blocks of a run have the same."""
     many = FAVOURED
     while True:
@@ -192,7 +193,7 @@ def _favoured(short: Short, found: Diffused) -> list[Kept]:
                     kept[v] = whole
         rows = [tuple(sorted(k for k in options if math.isfinite(belief[k]))) or (int(belief.argmin()),)
                 for options, belief in zip(kept, found.beliefs, strict=True)]
-        program = order_of(short, narrowed(short.problem, rows).problem)
+        program = plan_folded_elimination(short, keep_options(short.problem, rows).problem)
         if many <= 1 or (program.exact and sum(math.prod(r.shape) for _, r in program.messages()) <= WORK):
             return rows
         many //= 2

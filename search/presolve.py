@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoddl.core.problem import Array, Classes, Factor, Problem, Table
-from autoddl.search.repeated_blocks import Short, shortened
+from autoddl.search.repeated_blocks import FoldedProblem, fold_blocks
 
-__all__ = ["Reduced", "folded", "narrowed", "reduce"]
+__all__ = ["Reduced", "keep_options", "presolve", "presolve_folded"]
 
 Kept = tuple[int, ...]
 
@@ -37,31 +37,31 @@ class Reduced:
         return tuple(kept[k] for kept, k in zip(self.kept, choice, strict=True))
 
 
-def reduce(problem: Problem) -> Reduced:
+def presolve(problem: Problem) -> Reduced:
     """Drop dead and dominated options, slice out variables that stand alone, share equal tables."""
     pool = _Pool()
     laid = [pool.intern(table) for table in problem.tables]
     factors = tuple(Factor(f.variables, laid[f.table]) for f in problem.factors)
     shared = Problem(problem.names, problem.sizes, tuple(pool.tables), factors, problem.budget, problem.fixed_seconds,
                      problem.fixed_bytes)
-    return narrowed(shared, _kept(shared))
+    return keep_options(shared, _kept(shared))
 
 
-def folded(problem: Problem) -> tuple[Short, Reduced]:
+def presolve_folded(problem: Problem) -> tuple[FoldedProblem, Reduced]:
     """The short problem of a problem, and that one reduced."""
     pool = _Pool()
     numbers = np.array([pool.intern(table) for table in problem.tables], dtype=np.intp)
-    short = shortened(problem, tuple(pool.tables), numbers)
+    short = fold_blocks(problem, tuple(pool.tables), numbers)
     kept = _kept(short.problem)
     for fold in short.folds:  # what stands for equal blocks keeps equal options
         for alike in zip(*fold.blocks, strict=True):
             whole = tuple(sorted({k for v in alike for k in kept[v]}))
             for v in alike:
                 kept[v] = whole
-    return short, narrowed(short.problem, kept)
+    return short, keep_options(short.problem, kept)
 
 
-def narrowed(problem: Problem, kept: Sequence[Kept]) -> Reduced:
+def keep_options(problem: Problem, kept: Sequence[Kept]) -> Reduced:
     """The problem with these options only. Its tables must be distinct."""
     sliced: dict[tuple[int, tuple[Kept, ...]], int] = {}
     result, final = [], _Pool()

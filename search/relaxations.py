@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autoddl.core.problem import Array, Problem, Table
-from autoddl.search.class_tables import Mapped
-from autoddl.search.elimination import argmin, mapped_messages, value
-from autoddl.search.elimination_program import Ids, Program
+from autoddl.search.class_tables import ClassTable
+from autoddl.search.elimination import argmin, class_messages, least_value
+from autoddl.search.elimination_program import EliminationProgram, Ids
 
-__all__ = ["Point", "Space", "floor_of", "mapped", "priced"]
+__all__ = ["HullPoint", "Space", "least_transient", "price_classes", "price_options"]
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class HullPoint:
     """One relaxation solved: its value (a lower bound), and the whole problem's choice found with what it costs."""
 
     lam: float
@@ -41,32 +41,32 @@ class Space:
     """
 
     problem: Problem
-    program: Program
+    program: EliminationProgram
     thresholds: tuple[float, ...]
     whole: Problem
     restore: Callable[[Ids], Ids]
-    known: dict[tuple[float, float], Point] = field(default_factory=dict)
-    latest: dict[tuple[float, float], list[Mapped]] = field(default_factory=dict)
+    known: dict[tuple[float, float], HullPoint] = field(default_factory=dict)
+    latest: dict[tuple[float, float], list[ClassTable]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, problem: Problem, program: Program, whole: Problem | None = None,
+    def of(cls, problem: Problem, program: EliminationProgram, whole: Problem | None = None,
            restore: Callable[[Ids], Ids] = lambda choice: choice) -> "Space":
         return cls(problem, program, _thresholds(problem), problem if whole is None else whole, restore)
 
-    def messages(self, lam: float, tau: float) -> list[Mapped]:
+    def messages(self, lam: float, tau: float) -> list[ClassTable]:
         """S for every slot at one multiplier and one threshold; the latest are kept."""
         key = (lam, tau)
         if key not in self.latest:
             self.latest.clear()
-            self.latest[key] = mapped_messages(self.program, [mapped(t, lam, tau) for t in self.problem.tables])
+            self.latest[key] = class_messages(self.program, [price_classes(t, lam, tau) for t in self.problem.tables])
         return self.latest[key]
 
-    def point(self, lam: float, tau: float) -> Point:
+    def point(self, lam: float, tau: float) -> HullPoint:
         """V(lam, tau), solved once."""
         key = (lam, tau)
         if key not in self.known:
             values = self.messages(lam, tau)
-            self.known[key] = self.measured(lam, value(self.program, values), argmin(self.program, values))
+            self.known[key] = self.measured(lam, least_value(self.program, values), argmin(self.program, values))
         return self.known[key]
 
     def forget(self, lam: float) -> None:
@@ -74,22 +74,22 @@ class Space:
         for key in [key for key in self.known if key[0] != lam]:
             del self.known[key]
 
-    def measured(self, lam: float, bound: float, found: Ids) -> Point:
+    def measured(self, lam: float, bound: float, found: Ids) -> HullPoint:
         """What the program found, with its true seconds and bytes; the seconds are without the fixed ones, as the value
         is."""
         choice = self.restore(found)
         seconds, retained, transient = self.whole.totals(choice)
-        return Point(lam, bound, choice, seconds - self.problem.fixed_seconds, retained, transient)
+        return HullPoint(lam, bound, choice, seconds - self.problem.fixed_seconds, retained, transient)
 
-    def nbytes(self, point: Point) -> float:
+    def nbytes(self, point: HullPoint) -> float:
         return self.problem.fixed_bytes + point.retained + point.transient
 
-    def fits(self, point: Point) -> bool:
+    def fits(self, point: HullPoint) -> bool:
         budget = self.problem.budget
         return point.seconds < math.inf and (budget is None or self.nbytes(point) <= budget)
 
 
-def floor_of(problem: Problem) -> float:
+def least_transient(problem: Problem) -> float:
     """The transient bytes that no choice can do without: no less than any one factor has at least."""
     laid = [problem.tables[number].core for number, _ in problem.arrays.groups]
     return max((float(np.where(np.isfinite(core[0]), core[2], math.inf).min()) for core in laid
@@ -98,23 +98,23 @@ def floor_of(problem: Problem) -> float:
 
 def _thresholds(problem: Problem) -> tuple[float, ...]:
     """The transients that a choice may come to."""
-    floor = floor_of(problem)
+    floor = least_transient(problem)
     every = np.unique(np.concatenate([np.array([floor]), *(t.core[2][np.isfinite(t.core[0])] for t in problem.tables)]))
     return tuple(every[every >= floor].tolist())
 
 
-def priced(table: Table, lam: float, tau: float) -> Array:
+def price_options(table: Table, lam: float, tau: float) -> Array:
     """`mapped`, over options."""
-    return mapped(table, lam, tau).dense()
+    return price_classes(table, lam, tau).dense()
 
 
-def mapped(table: Table, lam: float, tau: float) -> Mapped:
+def price_classes(table: Table, lam: float, tau: float) -> ClassTable:
     """seconds + lam * retained, or retained alone; infinite where forbidden or above the threshold."""
     seconds, retained, transient = table.core
     if tau == math.inf and lam < math.inf:  # nothing to leave out: infinite seconds stay so in the sum
         price = lam * retained
         price += seconds
-        return Mapped(price, table.classes)
+        return ClassTable(price, table.classes)
     allowed = np.isfinite(seconds) & (transient <= tau)
     price = retained if math.isinf(lam) else seconds + lam * retained
-    return Mapped(np.where(allowed, price, math.inf), table.classes)
+    return ClassTable(np.where(allowed, price, math.inf), table.classes)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from autoddl.core.problem import MAX_NDIM, Factor, FactorArrays, Problem, Table
 
-__all__ = ["Fold", "Short", "shortened"]
+__all__ = ["Fold", "FoldedProblem", "fold_blocks"]
 
 Rows = NDArray[np.intp]
 
@@ -47,7 +47,7 @@ class Fold:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Short:
+class FoldedProblem:
     """`position` of every short variable; at every position the whole problem's `variable`, and the short variable
     that stands for it (`of`)."""
 
@@ -73,7 +73,7 @@ class _State:
     periods: tuple[int, ...] = ()
 
 
-def shortened(problem: Problem, tables: tuple[Table, ...], numbers: Rows) -> Short:
+def fold_blocks(problem: Problem, tables: tuple[Table, ...], numbers: Rows) -> FoldedProblem:
     """The short problem; the whole one, reordered, if it repeats nothing. `tables` are the distinct ones, `numbers`
     says which of them each table of the problem is."""
     order = _order(problem.arrays, len(problem.sizes))
@@ -89,7 +89,7 @@ def shortened(problem: Problem, tables: tuple[Table, ...], numbers: Rows) -> Sho
                     for row, t in zip(state.scopes.tolist(), state.tables.tolist(), strict=True))
     short = replace(problem, names=names, sizes=tuple(state.sizes.tolist()), tables=tables, factors=factors)
     folds = tuple(_fold(state, i) for i in range(len(state.times)))
-    return Short(short, folds, state.position, order, of)
+    return FoldedProblem(short, folds, state.position, order, of)
 
 
 def _fold(state: _State, i: int) -> Fold:

@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 
 from autoddl.core.cost_table import Array, Classes, Table, row_blocks
 from autoddl.search.limits import Clock
-from autoddl.search.relaxations import mapped
-from autoddl.search.repeated_blocks import Short
+from autoddl.search.relaxations import price_classes
+from autoddl.search.repeated_blocks import FoldedProblem
 
-__all__ = ["Diffused", "Sent", "diffused", "gifts"]
+__all__ = ["MessageBound", "Messages", "pass_messages", "reparametrize"]
 
 INNER = 4
 """Sweeps that leave out the first and the last block of every run, before each one over all."""
@@ -46,18 +46,18 @@ LESS, MOST = 1 - 2.0**-22, 3e38
 
 Rough = NDArray[np.float32]
 
-Sent = dict[tuple[int, int], Array]
+Messages = dict[tuple[int, int], Array]
 """The message to end 0 or 1 of an edge, over the edge's classes there."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Diffused:
+class MessageBound:
     """No choice costs less than `bound`. The lower `beliefs[v][k]`, the more the messages favour option k of v. `sent`
     is where another call can go on."""
 
     bound: float
     beliefs: tuple[Array, ...]
-    sent: Sent
+    sent: Messages
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,7 +140,7 @@ class _Graph:
     edges: tuple[_Edge, ...]
     at: tuple[tuple[tuple[int, int], ...], ...]
 
-    def belief(self, v: int, sent: Sent) -> Array:
+    def belief(self, v: int, sent: Messages) -> Array:
         """theta_v"""
         theta = self.own[v].copy()
         for e, end in self.at[v]:
@@ -155,7 +155,7 @@ class _Graph:
             ends[end] += self.edges[e].sides[end].times
         return ends[0], ends[1]
 
-    def given(self, v: int, theta: Array, end: int, sent: Sent) -> Iterator[tuple[int, Array]]:
+    def given(self, v: int, theta: Array, end: int, sent: Messages) -> Iterator[tuple[int, Array]]:
         """g_v * theta_v - M_e->v of every edge of which v is this end."""
         share = theta / max(*self.counts(v), 1)
         for e, there in self.at[v]:
@@ -163,8 +163,8 @@ class _Graph:
                 yield e, _less(self.edges[e].sides[end].least(share), sent[e, end])
 
 
-def diffused(short: Short, lam: float, target: float, rounds: int, clock: Clock, known: Sent | None = None
-             ) -> Diffused:
+def pass_messages(short: FoldedProblem, lam: float, target: float, rounds: int, clock: Clock,
+                  known: Messages | None = None) -> MessageBound:
     """The bound of seconds + lam * retained, once it reaches `target`, rises too little, the clock is out, or after so
     many `rounds` of sweeps. Factors are over one or two variables. `known`: messages to begin with."""
     graph = _graph(short, lam)
@@ -182,10 +182,10 @@ def diffused(short: Short, lam: float, target: float, rounds: int, clock: Clock,
         best = max(best, (bound, dict(sent)), key=lambda found: found[0])
         if clock.expired or bound >= target or bound - before < LEAST * (target - bound):
             break
-    return Diffused(best[0], tuple([graph.belief(v, best[1]) for v in range(len(graph.own))]), best[1])
+    return MessageBound(best[0], tuple([graph.belief(v, best[1]) for v in range(len(graph.own))]), best[1])
 
 
-def gifts(short: Short, lam: float, sent: Sent) -> dict[int, tuple[Array, Array]]:
+def reparametrize(short: FoldedProblem, lam: float, sent: Messages) -> dict[int, tuple[Array, Array]]:
     """What each factor of two variables, by number, gives to either of them: then left_v and left_e are what is left.
     What is forbidden gets nothing."""
     graph, found = _graph(short, lam), dict[int, tuple[Array, Array]]()
@@ -206,7 +206,7 @@ def _less(costs: Array, sent: Array) -> Array:
     return np.where(allowed, costs, math.inf) - np.where(allowed, sent, 0.0)
 
 
-def _graph(short: Short, lam: float) -> _Graph:
+def _graph(short: FoldedProblem, lam: float) -> _Graph:
     """What a short problem looks like to the messages."""
     problem, twins, known = short.problem, _twins(short), dict[int, _Pair]()
     block = {v: j for fold in short.folds for j, members in enumerate(fold.blocks) for v in members}
@@ -215,7 +215,7 @@ def _graph(short: Short, lam: float) -> _Graph:
     edges, number = list[_Edge](), dict[int, int]()
     for i, factor in enumerate(problem.factors):
         if len(factor.variables) == 1:
-            cost = mapped(problem.tables[factor.table], lam, math.inf)
+            cost = price_classes(problem.tables[factor.table], lam, math.inf)
             own[factor.variables[0]] = own[factor.variables[0]] + cost.core[cost.classes[0]]
             continue
         if factor.table not in known:
@@ -236,7 +236,7 @@ def _graph(short: Short, lam: float) -> _Graph:
     return _Graph(tuple(own), tuple([times.get(v, 1) for v in range(len(own))]), tuple(edges), tuple(map(tuple, at)))
 
 
-def _twins(short: Short) -> dict[int, int]:
+def _twins(short: FoldedProblem) -> dict[int, int]:
     """Factors between blocks 0 and 1, and the same ones between 1 and the last: each other's, by number."""
     found: dict[int, int] = {}
     factors = short.problem.factors
@@ -254,7 +254,7 @@ def _twins(short: Short) -> dict[int, int]:
     return found
 
 
-def _sweep(graph: _Graph, sent: Sent, order: Sequence[int], end: int) -> None:
+def _sweep(graph: _Graph, sent: Messages, order: Sequence[int], end: int) -> None:
     """Messages from these variables, in turn, to the later ones (end 0) or to the earlier ones (end 1)."""
     for v in order:
         for e, given in graph.given(v, _raised(graph.belief(v, sent)), end, sent):
@@ -292,7 +292,7 @@ def _through(table: NDArray[Any], given: NDArray[Any]) -> Array:
     return out.astype(np.float64)
 
 
-def _bound(graph: _Graph, sent: Sent) -> float:
+def _bound(graph: _Graph, sent: Messages) -> float:
     """The sum of the minima of all left_v and left_e, each as often as there are copies."""
     parts = []
     for v, copies in enumerate(graph.copies):

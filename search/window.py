@@ -14,21 +14,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from autoddl.core.problem import Array
-from autoddl.search.class_tables import Mapped
-from autoddl.search.elimination import Node, column, walked
-from autoddl.search.elimination_program import Ids, Program, Recipe
+from autoddl.search.class_tables import ClassTable
+from autoddl.search.elimination import Node, option_costs, read_choice
+from autoddl.search.elimination_program import EliminationProgram, Ids, Recipe
 from autoddl.search.labels import Labels, combine, single, thin, union
 from autoddl.search.limits import Clock
-from autoddl.search.relaxations import Space, mapped
+from autoddl.search.relaxations import Space, price_classes
 
-__all__ = ["Found", "windowed"]
+__all__ = ["WindowResult", "search_window"]
 
 Cell = tuple[int, ...]
 Needs = list[dict[Cell, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class WindowResult:
     """The best choice within the cap, if any, whether every choice of the window was looked at, and where between the
     lightest label and the heaviest the cap is."""
 
@@ -41,25 +41,25 @@ class Found:
 class _Pass:
     """The tables and messages of one multiplier; `scale` is the size of a total, for judging rounding."""
 
-    program: Program
-    values: list[Mapped]
-    seconds: list[Mapped]
-    retained: list[Mapped]
+    program: EliminationProgram
+    values: list[ClassTable]
+    seconds: list[ClassTable]
+    retained: list[ClassTable]
     scale: float
     keep: int
     share: float
     clock: Clock
 
 
-def windowed(
-    space: Space, values: list[Mapped], tau: float, cap: float, window: float, keep: int, share: float, clock: Clock
-) -> Found:
+def search_window(
+    space: Space, values: list[ClassTable], tau: float, cap: float, window: float, keep: int, share: float, clock: Clock
+) -> WindowResult:
     """The best choice within `cap` and within `window` of the messages' minimum; at most `keep` labels a cell, those
     nearest to `share` of its bytes the closest."""
     program, tables = space.program, space.problem.tables
-    seconds = [mapped(t, 0.0, tau) for t in tables]
+    seconds = [price_classes(t, 0.0, tau) for t in tables]
     scale = abs(sum(values[top.slot].core.item() for top in program.tops))
-    run = _Pass(program, values, seconds, [Mapped(t.core[1], t.classes) for t in tables], scale, keep, share, clock)
+    run = _Pass(program, values, seconds, [ClassTable(t.core[1], t.classes) for t in tables], scale, keep, share, clock)
     needs = _needs(run, window + 1e-12 * scale)
     store, complete = _labels(run, needs)
     roots = [store[top.slot - program.base][()] for top in program.tops]
@@ -67,8 +67,8 @@ def windowed(
     there = _share(whole.retained, cap, share)
     whole = whole[whole.retained <= cap]
     if not len(whole):
-        return Found(None, complete, there)
-    return Found(_trace(program, store, whole.back[int(whole.seconds.argmin())].tolist()), complete, there)
+        return WindowResult(None, complete, there)
+    return WindowResult(_trace(program, store, whole.back[int(whole.seconds.argmin())].tolist()), complete, there)
 
 
 def _share(retained: Array, cap: float, otherwise: float) -> float:
@@ -123,13 +123,13 @@ def _cell(run: _Pass, recipe: Recipe, cell: Cell, room: float, store: Sequence[d
 
 def _options(run: _Pass, recipe: Recipe, cell: Cell, room: float) -> list[tuple[int, float]]:
     """The options of the eliminated variable within the room, each with its slack; the best one always."""
-    costs = column(recipe, run.values, cell)
+    costs = option_costs(recipe, run.values, cell)
     slack = costs - costs.min()
     within = np.flatnonzero(slack <= room)
     return list(zip(within.tolist(), slack[within].tolist(), strict=True))
 
 
-def _parts(program: Program, recipe: Recipe, cell: Cell, k: int) -> list[tuple[int, Cell]]:
+def _parts(program: EliminationProgram, recipe: Recipe, cell: Cell, k: int) -> list[tuple[int, Cell]]:
     """The messages among a recipe's parts, and the cell of each."""
     return [(p.slot - program.base, _index(p.axes, cell, k)) for p in recipe.parts if p.slot >= program.base]
 
@@ -138,7 +138,7 @@ def _index(axes: tuple[int, ...], cell: Cell, k: int) -> Cell:
     return tuple([cell[a - 1] if a else k for a in axes])
 
 
-def _trace(program: Program, store: Sequence[dict[Cell, Labels]], rows: Sequence[int]) -> Ids:
+def _trace(program: EliminationProgram, store: Sequence[dict[Cell, Labels]], rows: Sequence[int]) -> Ids:
     """The choice, by position, behind one label of every top: a node's mark is the label taken."""
     def take(node: Node) -> tuple[int, list[Node]]:
         slot, cell, row = node
@@ -147,4 +147,4 @@ def _trace(program: Program, store: Sequence[dict[Cell, Labels]], rows: Sequence
         parts = program.parts(slot, cell, k)
         return k, [(part, there, mark) for (part, there), mark in zip(parts, labels.back[row].tolist(), strict=True)]
 
-    return walked(program, [(top.slot, (), row) for top, row in zip(program.tops, rows, strict=True)], take)
+    return read_choice(program, [(top.slot, (), row) for top, row in zip(program.tops, rows, strict=True)], take)

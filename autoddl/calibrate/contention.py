@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from autoddl.core.conversion import Step
 from autoddl.core.layout import B, Layout, P
-from autoddl.cost_models import sent_bytes, steps
+from autoddl.cost_models import sent_bytes, step_count
 from autoddl.cost_models.machine import Host
 from autoddl.runtime.process_groups import Groups
 from autoddl.runtime.redistribute import moves
@@ -70,7 +70,7 @@ def lateness(slowdown: float) -> float:
 
 def busyness() -> float:
     """Seconds that computing adds to a step of an all-reduce, alike on every rank."""
-    square, many = torch.ones(SIDE, SIDE), steps("all-reduce", dist.get_world_size())
+    square, many = torch.ones(SIDE, SIDE), step_count("all-reduce", dist.get_world_size())
 
     def took(buffer: torch.Tensor, computing: bool) -> float:
         dist.barrier()
@@ -105,7 +105,7 @@ def turning() -> float:
             run()
             took = torch.tensor(time.perf_counter() - start)
             dist.all_reduce(took, dist.ReduceOp.MAX)
-            found.append(float(took) / steps(kind, ranks))
+            found.append(float(took) / step_count(kind, ranks))
     return median(found)
 
 
@@ -159,5 +159,5 @@ def dragging(host: Host) -> float:
     shared = torch.tensor(median(lost() for _ in range(FLIGHTS)))
     dist.all_reduce(shared)
     sent = sent_bytes("all-reduce", ranks, float(LARGE))
-    known = host.call + host.message * steps("all-reduce", ranks) + host.byte * sent
+    known = host.call + host.message * step_count("all-reduce", ranks) + host.byte * sent
     return max(0.0, float(shared) / ranks - known) / sent

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import median
 
-from autoddl.cost_models import Cluster, Group, collective, sent_bytes, steps
+from autoddl.cost_models import Cluster, Group, collective, sent_bytes, step_count
 
 __all__ = ["FEW", "Point", "fitted", "host_of"]
 
@@ -41,14 +41,14 @@ def host_of(points: Sequence[Point]) -> tuple[float, float, float, float] | None
     by_steps: dict[int, list[tuple[float, float]]] = {}
     for p in points:
         if p.nbytes <= FEW and p.processor:
-            by_steps.setdefault(steps(p.kind, p.ranks), []).append((p.processor, p.seconds - p.processor))
+            by_steps.setdefault(step_count(p.kind, p.ranks), []).append((p.processor, p.seconds - p.processor))
     if not by_steps:
         return None
     least, most = min(by_steps), max(by_steps)
     low, high = (tuple(map(median, zip(*by_steps[many], strict=True))) for many in (least, most))
     message, wait = (max(0.0, b - a) / max(1, most - least) for a, b in zip(low, high, strict=True))
     call = max(0.0, low[0] - message * least)
-    large = [(p.processor - call - message * steps(p.kind, p.ranks)) / sent_bytes(p.kind, p.ranks, p.nbytes)
+    large = [(p.processor - call - message * step_count(p.kind, p.ranks)) / sent_bytes(p.kind, p.ranks, p.nbytes)
              for p in points if p.nbytes >= MANY]
     return call, message, max(0.0, median(large)) if large else 0.0, wait
 

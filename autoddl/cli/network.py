@@ -11,7 +11,7 @@ from autoddl.cli.options import AsJson, ClusterPath, Set
 from autoddl.cli.output import progress_bar, show
 from autoddl.cli.table_style import columns
 from autoddl.core.errors import InputError
-from autoddl.cost_models import Cluster, load_cluster, parse, show_seconds
+from autoddl.cost_models import Cluster, load_cluster, parse_quantity, show_seconds
 from autoddl.cost_models.links import PROTOCOLS
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def network(cluster: ClusterPath, model: Model, set_: Set = None, protocol: Prot
             as_json: AsJson = False) -> None:
     """Table what communication takes of a data parallel step."""
     place, build = load_cluster(cluster), _builder(model, set_ or [])
-    width, waits = _width(gradient), float(parse(host, "seconds"))
+    width, waits = _width(gradient), float(parse_quantity(host, "seconds"))
     from autoddl.explain.communication_share import Network, shares
     networks = [Network.parse(text) for text in protocol or [name for name, p in PROTOCOLS.items() if p.network]]
     counts = _counts(ranks)

@@ -8,7 +8,7 @@ A task begins at its column with its name and goes on in dashes; one shorter tha
 
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline import Schedule, check_schedule
-from autoddl.cost_models.pipelines import pipeline
+from autoddl.cost_models.pipelines import simulate_pipeline
 from autoddl.cost_models.timeline import COMPUTE, Timeline
 
 __all__ = ["draw_schedule", "draw_timeline", "unit_timeline"]
@@ -44,7 +44,7 @@ def unit_timeline(schedule: Schedule) -> Timeline:
     """The schedule with F, B and W of one unit each (a B that is not split is two), free transfers."""
     check_schedule(schedule)
     ones = [1.0] * schedule.stages
-    return pipeline(schedule, ones, ones, ones)
+    return simulate_pipeline(schedule, ones, ones, ones)
 
 
 def draw_schedule(schedule: Schedule) -> str:

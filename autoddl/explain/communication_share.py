@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from autoddl.core.errors import InputError
 from autoddl.core.plan import BUCKET_BYTES
-from autoddl.cost_models import Cluster, Group, Level, collective, parse
-from autoddl.cost_models.links import expanded, protocol_of
+from autoddl.cost_models import Cluster, Group, Level, collective, parse_quantity
+from autoddl.cost_models.links import expand_link, protocol_of
 from autoddl.cost_models.timeline import Task, simulate
 from autoddl.explain.data_parallel_work import Traced, Work, work_of
 from autoddl.pricing.price import HOST
@@ -37,7 +37,7 @@ class Network:
         if not protocol_of(name).network:
             raise InputError(f"{name!r} is a protocol inside a host; name one of a network")
         if link:
-            expanded({"link": link})
+            expand_link({"link": link})
         return cls(name, link)
 
     def __str__(self) -> str:
@@ -79,9 +79,9 @@ def _over(level: Level, network: Network) -> Level:
     if not network.link:
         same = level.protocol == network.protocol
         return replace(level, protocol=network.protocol, efficiency=level.efficiency if same else None)
-    facts = expanded({"link": network.link, "protocol": network.protocol})
-    return replace(level, protocol=network.protocol, bandwidth=parse(facts["bandwidth"], "bytes/s"),
-                   latency=parse(facts["latency"], "seconds"), efficiency=facts.get("efficiency"))
+    facts = expand_link({"link": network.link, "protocol": network.protocol})
+    return replace(level, protocol=network.protocol, bandwidth=parse_quantity(facts["bandwidth"], "bytes/s"),
+                   latency=parse_quantity(facts["latency"], "seconds"), efficiency=facts.get("efficiency"))
 
 
 def shares(model: Traced, cluster: Cluster, networks: Sequence[Network], ranks: Sequence[int], *, overlap: bool = True,

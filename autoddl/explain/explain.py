@@ -23,8 +23,8 @@ from autoddl.planner.mesh_search import Progress
 from autoddl.planner.pins import allowed_meshes
 from autoddl.planner.question import Rebuilt, problem_on, question_of, rebuild, solve_question, split_by_microbatches
 from autoddl.pricing.space import Variable
-from autoddl.search.certify.alternatives import alternatives, bounding, bounds_of
-from autoddl.search.certify.certificate import check
+from autoddl.search.certify.alternatives import alternatives, bounding_beliefs, option_bounds
+from autoddl.search.certify.certificate import check_certificate
 from autoddl.search.certify.prove import prove
 
 __all__ = ["Explained", "Named", "Other", "PinPrice", "Proved", "explain", "price_of_pins", "proved"]
@@ -127,13 +127,13 @@ def _texts(variable: Variable) -> tuple[str, ...]:
 def _named(made: Rebuilt, names: Sequence[str], count: int, tolerance: float) -> tuple[Named, ...]:
     """Every match; those with one pattern of names, one choice and one set of bounds are answered once."""
     cost = made.problem.cost(made.choice)
-    known = bounding(made.problem, cost)
+    known = bounding_beliefs(made.problem, cost)
     groups: dict[object, list[int]] = {}
     for v in _matching(made, names):
         variable = made.variables[v]
         label = _texts(variable)[-1] if isinstance(variable.item, Op) else variable.name
         pattern = re.sub(r"\d+", "#", label)
-        bounds = tuple(float(f"{b:.9g}") for b in bounds_of(known, v))
+        bounds = tuple(float(f"{b:.9g}") for b in option_bounds(known, v))
         target = variable.item.target if isinstance(variable.item, Op) else ""
         groups.setdefault((pattern, target, made.choice[v], id(variable.choices), bounds), []).append(v)
     found = []
@@ -158,7 +158,7 @@ def proved(plan: Plan, everywhere: bool = False) -> Proved:
     made = rebuild(plan)
     seconds = made.problem.cost(made.choice)
     problems = {str(plan.mesh): made.problem} | (_others(plan) if everywhere else {})
-    checked = [check(problem, prove(problem, seconds)) for problem in problems.values()]
+    checked = [check_certificate(problem, prove(problem, seconds)) for problem in problems.values()]
     return Proved(tuple(problems), seconds, min(seconds, *(one.bound for one in checked)), plan.bound,
                   sum(one.inequalities for one in checked), sum(one.distinct for one in checked),
                   tuple(lam for one in checked for lam in one.multipliers))

@@ -17,12 +17,12 @@ from autoddl.core.errors import AutoDDLError, Infeasible, InputError
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Problem, Solution
 from autoddl.cost_models import Cluster, Level
-from autoddl.cost_models.topologies import check
+from autoddl.cost_models.topologies import check_topology
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.question import Question, question_of, rebuild, solve_question
 from autoddl.search import solve
-from autoddl.search.elimination_order import answering
-from autoddl.search.relaxations import Point, Space
+from autoddl.search.elimination_order import plan_exact_elimination
+from autoddl.search.relaxations import HullPoint, Space
 
 __all__ = ["DevicePoint", "PointOfBytes", "front_of_bytes", "front_of_devices", "least_bytes", "resized"]
 
@@ -85,7 +85,7 @@ def _under(problem: Problem, budget: float, tolerance: float) -> Solution | None
 def _corners(problem: Problem) -> list[PointOfBytes]:
     """Plans that are best for some price of a retained byte: hull corners, found between their neighbours."""
     try:
-        space = Space.of(problem, answering(problem))
+        space = Space.of(problem, plan_exact_elimination(problem))
     except InputError:
         return []
     top = space.thresholds[-1]
@@ -102,7 +102,7 @@ def _corners(problem: Problem) -> list[PointOfBytes]:
     return [PointOfBytes(space.nbytes(p), p.seconds + fixed, None) for p in points if p.seconds < float("inf")]
 
 
-def _between(space: Space, top: float, heavy: Point, light: Point) -> Point | None:
+def _between(space: Space, top: float, heavy: HullPoint, light: HullPoint) -> HullPoint | None:
     """A corner below the line through two others, if there is one."""
     slope = (light.seconds - heavy.seconds) / (heavy.retained - light.retained)
     point = space.point(slope, top)
@@ -139,7 +139,7 @@ def _of_size(level: Level, size: int) -> Level:
     found = replace(level, size=size, bandwidth=level.bandwidth * links,
                     leaf=None if level.leaf is None else min(level.leaf, size))
     try:
-        check(found)
+        check_topology(found)
     except InputError as error:
         raise InputError(f"level {level.name!r} with {size} children instead of {level.size}: {error}, in a cluster "
                          "file of its own") from None

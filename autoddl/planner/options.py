@@ -11,7 +11,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, ParamSpec, TypedDict, TypeVar, cast
 
 from autoddl.core.errors import InputError
-from autoddl.cost_models import Cluster, parse
+from autoddl.cost_models import Cluster, parse_quantity
 from autoddl.pricing.price import OPTIMIZERS
 from autoddl.search import SOLVERS
 
@@ -111,7 +111,7 @@ class PlanOptions:
 
 def _bytes(budget: float | str) -> float:
     """A budget as a number. Raises InputError for one of 0 bytes or less."""
-    limit = float(parse(budget, "bytes"))
+    limit = float(parse_quantity(budget, "bytes"))
     if limit <= 0:
         raise InputError(f"a memory budget is above 0 bytes, not {budget}")
     return limit

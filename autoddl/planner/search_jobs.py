@@ -12,7 +12,7 @@ from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.problem import Problem, Solution
 from autoddl.planner.candidates import Built, Candidate, bounds, build_problem
 from autoddl.planner.task import PlanTask
-from autoddl.search import Above, Space, is_large, lower_bound, relax, solve, space_of
+from autoddl.search import Above, Space, build_space, is_large, lower_bound, relax, solve
 
 __all__ = ["Answer", "Job", "Jobs"]
 
@@ -51,7 +51,7 @@ class Jobs:
             made = build_problem(self.task, self.candidates[i])
             if self.task.options.solver == "exact" and is_large(made[2]):
                 return made, None
-            self.kept[i] = made, space_of(made[2]) if self.task.options.solver == "exact" else None
+            self.kept[i] = made, build_space(made[2]) if self.task.options.solver == "exact" else None
             while len(self.kept) > 1 and sum(_cells(made[2]) for made, _ in self.kept.values()) > self.CELLS:
                 del self.kept[next(iter(self.kept))]
         return self.kept[i]

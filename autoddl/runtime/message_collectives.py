@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from autoddl.cost_models.algorithms import pieces_of
+from autoddl.cost_models.algorithms import message_pieces
 from autoddl.schedule.message_programs import Program, Receive, program
 
 __all__ = ["TAGS", "exchange"]
@@ -37,7 +37,7 @@ def exchange(kind: str, got: Tensor, given: Tensor, ways: tuple[int, ...], group
     """
     n, rank = prod(ways), group.rank()
     whole = got if kind == "all-gather" else given
-    pieces = pieces_of(n, whole.numel() * whole.element_size())
+    pieces = message_pieces(n, whole.numel() * whole.element_size())
     source = _cut(whole, n, pieces)
     target = _cut(got, n, pieces) if kind == "all-to-all" else source
     if kind in ("all-gather", "all-to-all"):

@@ -13,9 +13,9 @@ from typing import Any
 
 from autoddl.core.errors import InputError
 from autoddl.cost_models import Cluster, load_device
-from autoddl.cost_models.links import expanded
+from autoddl.cost_models.links import expand_link
 from autoddl.cost_models.machine import Level
-from autoddl.cost_models.units import parse
+from autoddl.cost_models.units import parse_quantity
 from autoddl.validation.facts import find_beginning, read_facts
 from autoddl.validation.runs import Run
 
@@ -94,13 +94,13 @@ def _node_levels(link: str, size: int, node: int, words: str) -> list[Level]:
     facts = LINKS.get(link, LinkFacts())
     if facts.package:
         return _package_levels(facts, size)
-    written = expanded({"link": link})
-    bandwidth, topology = parse(written["bandwidth"], "bytes/s"), written.get("topology", "switch")
+    written = expand_link({"link": link})
+    bandwidth, topology = parse_quantity(written["bandwidth"], "bytes/s"), written.get("topology", "switch")
     if topology == "fully-connected" and size > 1:
         bandwidth *= (size - 1) / max(1, node - 1)
     if facts.without_switch and node <= facts.without_switch["most"] and "switch" not in words.lower():
         topology = facts.without_switch["topology"]
-    return [Level("node", size, bandwidth, parse(written["latency"], "seconds"), protocol=written["protocol"],
+    return [Level("node", size, bandwidth, parse_quantity(written["latency"], "seconds"), protocol=written["protocol"],
                   topology=topology if size > 1 else "switch", efficiency=written.get("efficiency"),
                   in_network_reduction=facts.in_network_reduction,
                   in_network_efficiency=written.get("in_network_efficiency", 0.85))]
@@ -108,7 +108,7 @@ def _node_levels(link: str, size: int, node: int, words: str) -> list[Level]:
 
 def _package_levels(facts: LinkFacts, size: int) -> list[Level]:
     """Packages of devices, and a ring of these."""
-    package, ring = ((parse(level["bandwidth"], "bytes/s"), parse(level["latency"], "seconds"))
+    package, ring = ((parse_quantity(level["bandwidth"], "bytes/s"), parse_quantity(level["latency"], "seconds"))
                      for level in (facts.package, facts.ring))
     each = facts.package["size"]
     inner = Level("package", min(each, size), *package, protocol="direct")
@@ -127,7 +127,7 @@ def build_cluster(device: str, gpus: int, node: int, link: str, network: float) 
         raise InputError(f"{gpus} GPUs do not fill nodes of {node}")
     levels = _node_levels(_link(link, system), size, node, link)
     if gpus > size:
-        rate = network / node if network else parse(system.network, "bytes/s")
+        rate = network / node if network else parse_quantity(system.network, "bytes/s")
         levels.append(Level("net", gpus // size, rate, 14e-6, topology="fat-tree", protocol="rdma"))
     return Cluster(f"{device} x {gpus}", load_device(system.file), tuple(levels), "nccl")
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline_schedules import generate
 from autoddl.cost_models import Cluster, Group, collective, elementwise_seconds
-from autoddl.cost_models.pipelines import pipeline
+from autoddl.cost_models.pipelines import simulate_pipeline
 from autoddl.validation.clusters import cluster_of
 from autoddl.validation.layer_seconds import LayerSeconds, layer_seconds
 from autoddl.validation.part import Part
@@ -109,7 +109,7 @@ def _boundaries(run: Run, cluster: Cluster, microbatch: int, chunks: int) -> tup
 def _line(name: str, ranks: int, count: int, forward: tuple[float, ...], backward: tuple[float, ...],
           weight: tuple[float, ...], between: tuple[float, ...]) -> float:
     try:
-        line = pipeline(generate(name, ranks, count), forward, backward, weight, between)
+        line = simulate_pipeline(generate(name, ranks, count), forward, backward, weight, between)
     except InputError as error:
         raise Unpriced(str(error)) from None
     if not name.startswith("zb"):

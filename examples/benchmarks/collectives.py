@@ -17,7 +17,7 @@ from statistics import fmean
 
 from autoddl.cost_models import Cluster, Group, parse_cluster
 from autoddl.cost_models.backends import BACKENDS, Backend, Wire
-from autoddl.cost_models.collectives import cheapest
+from autoddl.cost_models.collectives import cheapest_price
 from autoddl.cost_models.groups import Crossing, crossings
 
 DATA = Path(__file__).parent / "data" / "published_collectives.csv"
@@ -82,7 +82,7 @@ def error(point: Point, constants: Constants | None = None) -> float:
             crossing.level, efficiency=constants.links[link],
             in_network_efficiency=constants.links.get(f"{link}+", 1.0))) for crossing, link in
             zip(point.crossed, point.links, strict=True))
-    return cheapest(backend, point.kind, crossed, point.nbytes).seconds / point.seconds - 1
+    return cheapest_price(backend, point.kind, crossed, point.nbytes).seconds / point.seconds - 1
 
 
 def mean_error(some: Sequence[Point], least: float, constants: Constants | None = None) -> tuple[int, float, float]:

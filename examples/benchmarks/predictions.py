@@ -43,7 +43,7 @@ from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import Cluster, load_cluster
-from autoddl.cost_models.measured import paced
+from autoddl.cost_models.measured import scale_to_pulse
 from autoddl.planner.bucket_size import best_buckets
 from autoddl.planner.meshes import meshes
 from autoddl.schedule.timeline import timeline_of
@@ -107,7 +107,7 @@ def again(file: str, folder: Path) -> Iterator[Row]:
             graphs[row.model] = add_hubs(capture(*made(row.model)).graph)
         place, chosen = load_cluster(folder / f"{row.cluster}.yaml"), load_plan(
             kept(folder, row.model, row.cluster, row.plan))
-        there = paced(place, row.pulse * place.measurements["pulse"])
+        there = scale_to_pulse(place, row.pulse * place.measurements["pulse"])
         yield replace(row, line=timeline_of(chosen, graphs[row.model], there).step.seconds)
 
 
@@ -127,7 +127,7 @@ def measured(model: str, cluster: Path, folder: Path, count: int, rounds: int) -
         chosen = plans[one.name]
         seconds, beat = map(statistics.median, zip(*one.quiet(usual), strict=True))
         beaten = place.measurements.get("pulse", 0.0)
-        line = timeline_of(chosen, graph, paced(place, beat) if beaten else place).step.seconds
+        line = timeline_of(chosen, graph, scale_to_pulse(place, beat) if beaten else place).step.seconds
         yield Row(model, place.name, one.name, line, chosen.predicted.seconds, seconds, os.getloadavg()[0],
                   beat / beaten if beaten else 1.0)
 

@@ -14,12 +14,12 @@ import numpy as np
 from autoddl.core.errors import Infeasible
 from autoddl.core.problem import Array, Factor, Problem, Table
 from autoddl.search import solve
-from autoddl.search.certify.branch import ranges
-from autoddl.search.certify.min_marginals import Beliefs, beliefs
-from autoddl.search.elimination_order import answering
+from autoddl.search.certify.branch import transient_ranges
+from autoddl.search.certify.min_marginals import Beliefs, compute_beliefs
+from autoddl.search.elimination_order import plan_exact_elimination
 from autoddl.search.relaxations import Space
 
-__all__ = ["Alternative", "alternatives", "bounding", "bounds_of", "pinned_to"]
+__all__ = ["Alternative", "alternatives", "bounding_beliefs", "option_bounds", "pin_option"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +32,25 @@ class Alternative:
     bound: float
 
 
-def bounding(problem: Problem, seconds: float) -> tuple[Beliefs, ...]:
+def bounding_beliefs(problem: Problem, seconds: float) -> tuple[Beliefs, ...]:
     """Beliefs whose least marginal bounds what a pinned plan costs under the budget; `seconds` is the plan's cost."""
-    space = Space.of(problem, answering(problem))
+    space = Space.of(problem, plan_exact_elimination(problem))
     found = []
-    for low, high, lam in ranges(space, seconds):
+    for low, high, lam in transient_ranges(space, seconds):
         cap = math.inf if problem.budget is None else problem.budget - problem.fixed_bytes - space.thresholds[low]
         if cap >= 0:
-            known = beliefs(problem, lam, space.thresholds[high])
+            known = compute_beliefs(problem, lam, space.thresholds[high])
             found.append(replace(known, offset=known.offset - (lam * cap if lam else 0.0)))
     return tuple(found)
 
 
-def bounds_of(known: Sequence[Beliefs], v: int) -> Array:
+def option_bounds(known: Sequence[Beliefs], v: int) -> Array:
     """A lower bound for every option of v: the least over all ranges."""
     least: Array = np.min([one.marginal(v) for one in known], axis=0)
     return least
 
 
-def pinned_to(problem: Problem, v: int, option: int) -> Problem:
+def pin_option(problem: Problem, v: int, option: int) -> Problem:
     """The problem in which variable v has no option but one."""
     seconds = np.full(problem.sizes[v], math.inf)
     seconds[option] = 0.0
@@ -63,7 +63,7 @@ def alternatives(problem: Problem, v: int, known: Sequence[Beliefs], count: int,
                  own: tuple[int, float] | None = None) -> tuple[Alternative, ...]:
     """Every option of v: those whose price is known, the best first, then the others. Under a budget the `count` best
     are solved, the others at least bounded; `own` is the option of a plan at hand, and what that plan takes."""
-    bounds = bounds_of(known, v)
+    bounds = option_bounds(known, v)
     found: list[Alternative] = []
     for option in np.argsort(bounds, kind="stable").tolist():
         bound = float(bounds[option])
@@ -88,7 +88,7 @@ def _rank(one: Alternative) -> tuple[bool, float, int]:
 def _solved(problem: Problem, v: int, option: int, tolerance: float) -> Alternative:
     """The option pinned and the whole solved again."""
     try:
-        solution = solve(pinned_to(problem, v, option), tolerance=tolerance)
+        solution = solve(pin_option(problem, v, option), tolerance=tolerance)
     except Infeasible:
         return Alternative(option, math.inf, math.inf)
     return Alternative(option, solution.seconds, solution.bound)

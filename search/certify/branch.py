@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from autoddl.core.problem import Problem
-from autoddl.search.certify.certificate import Allowed, narrowed
-from autoddl.search.elimination_order import answering
-from autoddl.search.lagrangian import FINE, between, dual
+from autoddl.search.certify.certificate import Allowed, restrict_options
+from autoddl.search.elimination_order import plan_exact_elimination
+from autoddl.search.lagrangian import FINE, bracket_of, solve_dual
 from autoddl.search.limits import Clock
-from autoddl.search.relaxations import Point, Space
+from autoddl.search.relaxations import HullPoint, Space
 
-__all__ = ["Branch", "branched", "ranges"]
+__all__ = ["Branch", "branch_until_close", "transient_ranges"]
 
 Range = tuple[int, int, float]
 """The first and the last threshold of transient bytes, and the multiplier that bounds what lies between."""
@@ -55,7 +55,7 @@ class Branch:
         return self.space.thresholds[self.high]
 
 
-def branched(problem: Problem, roots: list[Branch], seconds: float) -> list[Branch]:
+def branch_until_close(problem: Problem, roots: list[Branch], seconds: float) -> list[Branch]:
     """Branches that cover `roots`: the one with the least bound is divided, as long as effort is left. Without a budget
     there is no gap."""
     if problem.budget is None:
@@ -84,7 +84,7 @@ def _halves(problem: Problem, branch: Branch, enough: float) -> list[Branch]:
     if met > space.thresholds[low] and met in space.thresholds:
         middle = space.thresholds.index(met)
         return [_branch(space, *part, branch, branch.allowed, enough) for part in ((low, middle - 1), (middle, high))]
-    heavy, light = between(space, branch.tau, _cap(space, low))
+    heavy, light = bracket_of(space, branch.tau, _cap(space, low))
     v = None if heavy is None or light is None else _telling(space, heavy, light)
     if v is None or heavy is None:
         return []
@@ -93,8 +93,8 @@ def _halves(problem: Problem, branch: Branch, enough: float) -> list[Branch]:
     found = []
     for some in ((chosen,), others):
         within = tuple((allowed | {v: some}).items())
-        less = narrowed(problem, within)
-        found.append(_branch(Space.of(less, answering(less)), low, high, branch, within, enough))
+        less = restrict_options(problem, within)
+        found.append(_branch(Space.of(less, plan_exact_elimination(less)), low, high, branch, within, enough))
     return found
 
 
@@ -102,7 +102,7 @@ def _branch(space: Space, low: int, high: int, above: Branch, allowed: Allowed, 
     return Branch(space, low, high, _bounded(space, low, high, above.lam, enough)[1], allowed)
 
 
-def _telling(space: Space, heavy: Point, light: Point) -> int | None:
+def _telling(space: Space, heavy: HullPoint, light: HullPoint) -> int | None:
     """Of the variables that the two choices decide differently the one whose option alone changes most bytes."""
     found = []
     for v in np.flatnonzero(heavy.choice != light.choice)[:DIFFERENT].tolist():
@@ -112,7 +112,7 @@ def _telling(space: Space, heavy: Point, light: Point) -> int | None:
     return -max(found)[1] if found else None
 
 
-def ranges(space: Space, seconds: float) -> list[Range]:
+def transient_ranges(space: Space, seconds: float) -> list[Range]:
     """Ranges that cover all transients: the one with the least bound is split, as long as that helps."""
     top, enough = len(space.thresholds) - 1, seconds - space.problem.fixed_seconds
     if space.problem.budget is None or space.point(0.0, space.thresholds[top]).value >= enough - CLOSE * seconds:
@@ -135,7 +135,7 @@ def _bounded(space: Space, low: int, high: int, hint: float, enough: float) -> t
     least = space.point(math.inf, tau).value if cap >= 0 else math.inf
     if least > cap:
         return math.inf, 0.0 if math.isinf(least) else 2.0 * max(enough, 0.0) / (least - cap)
-    found = dual(space, tau, cap, hint, math.inf, FINE, Clock.start(None, math.inf))
+    found = solve_dual(space, tau, cap, hint, math.inf, FINE, Clock.start(None, math.inf))
     return found.bound, found.lam
 
 

@@ -24,9 +24,10 @@ import numpy as np
 
 from autoddl.core.problem import Array, Problem, Table
 from autoddl.core.problem import Factor as ProblemFactor
-from autoddl.search.certify.reparametrization import Reparametrised, check_reparametrised
+from autoddl.search.certify.reparametrization import ReparametrizedPiece, check_reparametrized
 
-__all__ = ["Allowed", "Certificate", "Checked", "Message", "Piece", "check", "laid", "narrowed"]
+__all__ = ["Allowed", "Certificate", "CheckedBound", "Message", "Piece", "align_axes", "check_certificate",
+           "restrict_options"]
 
 CELLS = 1 << 22
 """Cells that are compared at a time."""
@@ -66,11 +67,11 @@ class Piece:
 class Certificate:
     """Pieces, by rising range."""
 
-    pieces: tuple[Piece | Reparametrised, ...]
+    pieces: tuple[Piece | ReparametrizedPiece, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedBound:
     """The bound that holds; how many inequalities were checked, and how many of them are distinct; the multipliers."""
 
     bound: float
@@ -79,14 +80,14 @@ class Checked:
     multipliers: tuple[float, ...]
 
 
-def laid(table: Array, scope: Scope, over: Scope) -> Array:
+def align_axes(table: Array, scope: Scope, over: Scope) -> Array:
     """`table` with its axes in the order of `over`, of length one where `over` has a variable that `scope` has not."""
     order = sorted(range(len(scope)), key=lambda i: over.index(scope[i]))
     sizes = {scope[i]: table.shape[i] for i in order}
     return table.transpose(order).reshape([sizes.get(v, 1) for v in over])
 
 
-def narrowed(problem: Problem, allowed: Allowed) -> Problem:
+def restrict_options(problem: Problem, allowed: Allowed) -> Problem:
     """The problem with one more factor for each variable of `allowed`, which forbids its other options."""
     tables, factors = list(problem.tables), list(problem.factors)
     for v, options in allowed:
@@ -97,16 +98,16 @@ def narrowed(problem: Problem, allowed: Allowed) -> Problem:
     return replace(problem, tables=tuple(tables), factors=tuple(factors))
 
 
-def check(problem: Problem, certificate: Certificate) -> Checked:
+def check_certificate(problem: Problem, certificate: Certificate) -> CheckedBound:
     """The bound that `certificate` proves. One that proves nothing is our own mistake and raises AssertionError."""
     _check_cover(problem, certificate.pieces)
-    found = [_check_piece(problem, piece) if isinstance(piece, Piece) else check_reparametrised(problem, piece)
+    found = [_check_piece(problem, piece) if isinstance(piece, Piece) else check_reparametrized(problem, piece)
              for piece in certificate.pieces]
-    return Checked(min(bound for bound, _, _ in found), sum(n for _, n, _ in found), sum(n for _, _, n in found),
-                   tuple(piece.lam for piece in certificate.pieces))
+    return CheckedBound(min(bound for bound, _, _ in found), sum(n for _, n, _ in found), sum(n for _, _, n in found),
+                        tuple(piece.lam for piece in certificate.pieces))
 
 
-def _check_cover(problem: Problem, pieces: Sequence[Piece | Reparametrised]) -> None:
+def _check_cover(problem: Problem, pieces: Sequence[Piece | ReparametrizedPiece]) -> None:
     """No choice's transient bytes lie below, between or above the pieces: they are those of some cell, and no less than
     the least of any one factor."""
     cells = [t.transient[np.isfinite(t.seconds)] for t in problem.tables]
@@ -116,7 +117,7 @@ def _check_cover(problem: Problem, pieces: Sequence[Piece | Reparametrised]) -> 
     assert problem.budget is not None or all(piece.lam == 0 for piece in pieces), "a multiplier without a budget"
 
 
-def _check_branches(levels: Array, pieces: Sequence[Piece | Reparametrised], sizes: Sequence[int]) -> None:
+def _check_branches(levels: Array, pieces: Sequence[Piece | ReparametrizedPiece], sizes: Sequence[int]) -> None:
     """Option by option of every variable that some piece is narrowed to: those that the same pieces allow are one."""
     narrow = [dict(piece.allowed) if isinstance(piece, Piece) else {} for piece in pieces]
     named = next((v for allowed in narrow for v in allowed), None)
@@ -132,15 +133,15 @@ def _check_branches(levels: Array, pieces: Sequence[Piece | Reparametrised], siz
         _check_branches(levels, those, sizes)
 
 
-def _without(piece: Piece | Reparametrised, v: int) -> Piece | Reparametrised:
-    if isinstance(piece, Reparametrised):
+def _without(piece: Piece | ReparametrizedPiece, v: int) -> Piece | ReparametrizedPiece:
+    if isinstance(piece, ReparametrizedPiece):
         return piece
     return replace(piece, allowed=tuple([(u, options) for u, options in piece.allowed if u != v]))
 
 
 def _check_piece(problem: Problem, piece: Piece) -> tuple[float, int, int]:
     """(bound, inequalities, distinct inequalities) of one piece."""
-    problem = narrowed(problem, piece.allowed)
+    problem = restrict_options(problem, piece.allowed)
     cap = math.inf if problem.budget is None else problem.budget - problem.fixed_bytes - piece.low
     if cap < 0:
         return math.inf, 0, 0
@@ -189,8 +190,8 @@ def _missed(sources: Sequence[Factor], result: Factor, tables: Sequence[Array]) 
     scope, table = result
     sizes = {v: n for s, t in (*sources, result) for v, n in zip(s, tables[t].shape, strict=True)}
     over = (*(v for v in sizes if v not in scope), *scope)
-    parts = [laid(tables[t], s, over) for s, t in sources]
-    claim = laid(tables[table], scope, over)
+    parts = [align_axes(tables[t], s, over) for s, t in sources]
+    claim = align_axes(tables[table], scope, over)
     cells = math.prod(sizes[v] for v in over)
     rows = max(1, CELLS // max(1, cells // (sizes[over[0]] if over else 1)))
     worst = 0.0

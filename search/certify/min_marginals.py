@@ -19,20 +19,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autoddl.core.problem import Array, Problem
-from autoddl.search.certify.certificate import laid
+from autoddl.search.certify.certificate import align_axes
 from autoddl.search.elimination import messages
-from autoddl.search.elimination_order import answering
-from autoddl.search.elimination_program import Program, Step
-from autoddl.search.relaxations import priced
+from autoddl.search.elimination_order import plan_exact_elimination
+from autoddl.search.elimination_program import Elimination, EliminationProgram
+from autoddl.search.relaxations import price_options
 
-__all__ = ["Beliefs", "beliefs", "minimised"]
+__all__ = ["Beliefs", "compute_beliefs", "minimise_out"]
 
 Scope = tuple[int, ...]
 Laid = tuple[Scope, Array]
 CELLS = 1 << 21
 
 
-def minimised(factors: Sequence[Laid], keep: Scope) -> Array:
+def minimise_out(factors: Sequence[Laid], keep: Scope) -> Array:
     """min over all variables but `keep` of the factors' sum, cheapest variable first."""
     pool, sizes = list(factors), {v: n for scope, table in factors for v, n in zip(scope, table.shape, strict=True)}
     while rest := sorted({v for scope, _ in pool for v in scope} - set(keep)):
@@ -42,13 +42,13 @@ def minimised(factors: Sequence[Laid], keep: Scope) -> Array:
         pool = [f for f in pool if v not in f[0]] + [(met[v], out)]
     total = np.zeros([sizes[v] for v in keep])
     for scope, table in pool:
-        total = total + laid(table, scope, keep)
+        total = total + align_axes(table, scope, keep)
     return total
 
 
 def _without(v: int, scope: Scope, factors: Sequence[Laid], sizes: dict[int, int]) -> Array:
     """min over v of the factors' sum, over blocks of options of v."""
-    parts = [laid(table, s, (v, *scope)) for s, table in factors]
+    parts = [align_axes(table, s, (v, *scope)) for s, table in factors]
     out = np.full([sizes[u] for u in scope], math.inf)
     rows = max(1, CELLS // max(1, out.size))
     for start in range(0, sizes[v], rows):
@@ -61,11 +61,11 @@ def _without(v: int, scope: Scope, factors: Sequence[Laid], sizes: dict[int, int
 class Beliefs:
     """One elimination of one problem at one multiplier. `offset` is what every cost has besides the factors."""
 
-    program: Program
+    program: EliminationProgram
     values: list[Array]
     scopes: tuple[Scope, ...]
-    step_of: dict[int, Step]
-    user: dict[int, Step]
+    step_of: dict[int, Elimination]
+    user: dict[int, Elimination]
     offset: float
     rest: dict[int, Array] = field(default_factory=dict)
 
@@ -74,7 +74,7 @@ class Beliefs:
         step = self.step_of[v]
         (output,) = step.outputs
         above = self.scopes[output], self._rest(output)
-        return minimised([*map(self._factor, step.sources), above], (v,)) + self.offset
+        return minimise_out([*map(self._factor, step.sources), above], (v,)) + self.offset
 
     def _factor(self, i: int) -> Laid:
         return self.scopes[i], self.values[self.program.slots[i]]
@@ -93,14 +93,14 @@ class Beliefs:
             step = self.user[i]
             above = step.outputs[0]
             others = [self._factor(j) for j in step.sources if j != i]
-            self.rest[i] = minimised([*others, (self.scopes[above], self.rest[above])], self.scopes[i])
+            self.rest[i] = minimise_out([*others, (self.scopes[above], self.rest[above])], self.scopes[i])
         return self.rest[output]
 
 
-def beliefs(problem: Problem, lam: float = 0.0, tau: float = math.inf) -> Beliefs:
+def compute_beliefs(problem: Problem, lam: float = 0.0, tau: float = math.inf) -> Beliefs:
     """The elimination of seconds + lam * retained bytes on the cells up to transient `tau`."""
-    program = answering(problem)
-    values = messages(program, [priced(table, lam, tau) for table in problem.tables])
+    program = plan_exact_elimination(problem)
+    values = messages(program, [price_options(table, lam, tau) for table in problem.tables])
     scopes = tuple(f.variables for f in problem.factors) + tuple(step.scope for step in program.steps)
     user = {i: step for step in program.steps for i in step.sources if i >= len(problem.factors)}
     step_of = {step.variable: step for step in program.steps}

@@ -11,22 +11,22 @@ import math
 
 from autoddl.core.problem import Array, Problem
 from autoddl.search import is_large
-from autoddl.search.certify.branch import Branch, branched, ranges
+from autoddl.search.certify.branch import Branch, branch_until_close, transient_ranges
 from autoddl.search.certify.certificate import Certificate, Message, Piece
-from autoddl.search.certify.reparametrization import Reparametrised
+from autoddl.search.certify.reparametrization import ReparametrizedPiece
 from autoddl.search.elimination import messages
-from autoddl.search.elimination_order import answering
-from autoddl.search.elimination_program import Program
-from autoddl.search.large import given
-from autoddl.search.relaxations import Space, floor_of, priced
+from autoddl.search.elimination_order import plan_exact_elimination
+from autoddl.search.elimination_program import EliminationProgram
+from autoddl.search.large import prove_by_messages
+from autoddl.search.relaxations import Space, least_transient, price_options
 
-__all__ = ["NEAR", "messages_of", "prove"]
+__all__ = ["NEAR", "program_messages", "prove"]
 
 NEAR = 5e-4
 """A large problem's proof is sought until it is this near."""
 
 
-def messages_of(program: Program) -> tuple[Message, ...]:
+def program_messages(program: EliminationProgram) -> tuple[Message, ...]:
     """The messages of `program`, each with the factors that it replaces; those of one recipe name one table."""
     return tuple(Message(step.sources, step.scope, program.slots[step.outputs[0]] - program.base)
                  for step in program.steps)
@@ -36,26 +36,26 @@ def prove(problem: Problem, seconds: float) -> Certificate:
     """A certificate whose bound is as near to `seconds`, the cost of the plan at hand, as multipliers bring it."""
     if is_large(problem):
         return Certificate((_reparametrised(problem, seconds),))
-    space = Space.of(problem, answering(problem))
-    roots = [Branch(space, low, high, lam, ()) for low, high, lam in ranges(space, seconds)]
-    return Certificate(tuple(map(_piece, branched(problem, roots, seconds))))
+    space = Space.of(problem, plan_exact_elimination(problem))
+    roots = [Branch(space, low, high, lam, ()) for low, high, lam in transient_ranges(space, seconds)]
+    return Certificate(tuple(map(_piece, branch_until_close(problem, roots, seconds))))
 
 
 def _piece(branch: Branch) -> Piece:
     """The messages of its elimination, written down."""
     space, tau = branch.space, branch.tau
-    values = messages(space.program, [priced(table, branch.lam, tau) for table in space.problem.tables])
-    return Piece(space.thresholds[branch.low], tau, branch.lam, messages_of(space.program),
+    values = messages(space.program, [price_options(table, branch.lam, tau) for table in space.problem.tables])
+    return Piece(space.thresholds[branch.low], tau, branch.lam, program_messages(space.program),
                  tuple(values[space.program.base:]), branch.allowed)
 
 
-def _reparametrised(problem: Problem, seconds: float) -> Reparametrised:
+def _reparametrised(problem: Problem, seconds: float) -> ReparametrizedPiece:
     """One piece for all transients; factors that give the same name one table."""
-    lam, made = given(problem, seconds, NEAR)
+    lam, made = prove_by_messages(problem, seconds, NEAR)
     tables, number = list[Array](), dict[int, int]()
     for gift in (gift for both in made.values() for gift in both):
         if id(gift) not in number:
             number[id(gift)] = len(tables)
             tables.append(gift)
     every = tuple((i, tuple([number[id(gift)] for gift in both])) for i, both in made.items())
-    return Reparametrised(floor_of(problem), math.inf, lam, every, tuple(tables))
+    return ReparametrizedPiece(least_transient(problem), math.inf, lam, every, tuple(tables))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from autoddl.core.problem import Array, Problem, Table
 
-__all__ = ["Reparametrised", "check_reparametrised"]
+__all__ = ["ReparametrizedPiece", "check_reparametrized"]
 
 Bools = NDArray[np.bool_]
 
@@ -30,7 +30,7 @@ ROUNDING = 16 * 2.0**-53
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reparametrised:
+class ReparametrizedPiece:
     """What is proved for choices whose transient bytes lie in `low`..`high`: `given` are (factor, for each of its axes
     the table, by number, of what it gives to that variable)."""
 
@@ -41,7 +41,7 @@ class Reparametrised:
     tables: tuple[Array, ...]
 
 
-def check_reparametrised(problem: Problem, piece: Reparametrised) -> tuple[float, int, int]:
+def check_reparametrized(problem: Problem, piece: ReparametrizedPiece) -> tuple[float, int, int]:
     """(bound, cells, distinct cells) of one piece."""
     cap = math.inf if problem.budget is None else problem.budget - problem.fixed_bytes - piece.low
     if cap < 0:
@@ -76,7 +76,7 @@ class _Term:
     cells: int
 
 
-def _owned(problem: Problem, piece: Reparametrised, cores: Sequence[Array], alive: Sequence[Bools]) -> list[Array]:
+def _owned(problem: Problem, piece: ReparametrizedPiece, cores: Sequence[Array], alive: Sequence[Bools]) -> list[Array]:
     """Of every variable what it costs alone, and what it is given."""
     sums, given = [np.where(able, 0.0, math.inf) for able in alive], dict(piece.given)
     for i, factor in enumerate(problem.factors):
@@ -89,7 +89,7 @@ def _owned(problem: Problem, piece: Reparametrised, cores: Sequence[Array], aliv
     return sums
 
 
-def _priced(table: Table, piece: Reparametrised) -> Array:
+def _priced(table: Table, piece: ReparametrizedPiece) -> Array:
     """seconds + lam * retained on the cells up to `high`, over classes; elsewhere no choice of the piece can be."""
     seconds, retained, transient = table.core
     allowed = np.isfinite(seconds) & (transient <= piece.high)

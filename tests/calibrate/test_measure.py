@@ -19,7 +19,7 @@ from autoddl.core.errors import InputError
 from autoddl.cost_models import Cluster, Kernel, collective, kernel_seconds, least_seconds, load_cluster
 from autoddl.cost_models import parse_cluster as parse
 from autoddl.cost_models.collectives import Group
-from autoddl.cost_models.curves import curve_of, text_of
+from autoddl.cost_models.curves import curves_to_text, find_curve
 from autoddl.launch.launch import launch
 
 
@@ -159,7 +159,7 @@ def test_a_short_measurement_writes_a_file_that_prices(tmp_path: Path) -> None:
     cluster = load_cluster(out)
     assert cluster.measurements == found.measured and set(found.measured["versions"]) == {"python", "torch"}
     kernel = Kernel("matmul", (1, 32, 32, 32), 2.0 * 32**3, 12288.0, "float32", "matmul weight")
-    assert curve_of(cluster.device.curves, "exponential backward", "float32") is not None
+    assert find_curve(cluster.device.curves, "exponential backward", "float32") is not None
     assert 0 < kernel_seconds(cluster.device, kernel) != kernel_seconds(load_cluster(path).device, kernel)
     assert [point["kind"] for point in found.measured["links"][0]["points"]][::2] == [
         "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send"]
@@ -182,7 +182,7 @@ def test_a_machine_without_the_device_and_other_mistakes_are_answered(tmp_path: 
 
 
 def test_text_of_is_canonical() -> None:
-    assert text_of([COPY], "x") == text_of([dict(reversed(COPY.items()))], "x")
+    assert curves_to_text([COPY], "x") == curves_to_text([dict(reversed(COPY.items()))], "x")
 
 
 def test_ranks_keep_what_a_step_frees() -> None:

@@ -14,7 +14,7 @@ from autoddl.core.errors import InputError
 from autoddl.cost_models import kernel_seconds, load_cluster
 from autoddl.cost_models import parse_cluster as parse
 from autoddl.cost_models.machine import Host
-from autoddl.cost_models.measured import paced
+from autoddl.cost_models.measured import scale_to_pulse
 
 
 def test_a_pulse_is_the_time_of_a_fixed_work() -> None:
@@ -36,13 +36,13 @@ def test_times_of_a_slow_minute_are_steadied_by_the_pulses_around_them() -> None
 def test_a_cluster_at_another_pace_computes_slower_and_its_links_stay() -> None:
     host = {"call": 1e-3, "message": 2e-3, "byte": 1e-8, "late": 0.02}
     usual = parse(written(pulse=0.01, host=host), "x")
-    slow = paced(usual, 0.02)
+    slow = scale_to_pulse(usual, 0.02)
     assert kernel_seconds(slow.device, moved(1e4)) == pytest.approx(2 * kernel_seconds(device(), moved(1e4)))
     assert slow.device.host == Host(2e-3, 4e-3, 2e-8, late=0.02) and slow.levels == usual.levels
-    assert paced(usual, 0.01) == replace(usual, device=paced(usual, 0.01).device)
+    assert scale_to_pulse(usual, 0.01) == replace(usual, device=scale_to_pulse(usual, 0.01).device)
     for cluster, beat in ((parse(written(), "x"), 0.01), (usual, 0.0)):
         with pytest.raises(InputError, match="no pulse to set"):
-            paced(cluster, beat)
+            scale_to_pulse(cluster, beat)
 
 
 def test_shaped_links_are_for_ranks_that_start_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

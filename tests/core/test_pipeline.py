@@ -9,7 +9,7 @@ from autoddl.cli.pipeline_text import draw_schedule
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline import Action, Schedule, check_schedule, live_activations, needs, peak_activations
 from autoddl.core.pipeline_schedules import generate
-from autoddl.cost_models.pipelines import pipeline
+from autoddl.cost_models.pipelines import simulate_pipeline
 
 DEPTHS = range(2, 9)
 LINES = [(text, depth, n) for depth in range(1, 9) for n in (1, depth, 2 * depth, 3 * depth + 1)
@@ -25,7 +25,7 @@ ZIGZAG = "microbatches 2, stages on ranks 0 1\nrank 0: 0F0 0F1 0B0 0B1\nrank 1: 
 def seconds(schedule: Schedule, forward: float = 1, backward: float = 1, weight: float = 1) -> float:
     """Makespan with equal stages and free transfers."""
     stages = schedule.stages
-    return pipeline(schedule, [forward] * stages, [backward] * stages, [weight] * stages).makespan
+    return simulate_pipeline(schedule, [forward] * stages, [backward] * stages, [weight] * stages).makespan
 
 
 @pytest.mark.parametrize("action", [Action(2, "F", 0), Action(1, "B", 3), Action(0, "W", 12), Action(2, "F", 0, 1)])
@@ -65,7 +65,7 @@ def test_bubbles_of_gpipe_and_1f1b(depth: int) -> None:
     """(D-1)/(N+D-1), whatever F and B."""
     for n, backward, text in product((1, depth, 2 * depth, 4 * depth), (0, 1), ("gpipe", "1f1b")):
         schedule, ones = generate(text, depth, n), [1.0] * depth
-        line = pipeline(schedule, ones, [float(backward)] * depth, ones)
+        line = simulate_pipeline(schedule, ones, [float(backward)] * depth, ones)
         assert line.bubble == pytest.approx((depth - 1) / (n + depth - 1))
 
 
@@ -91,7 +91,7 @@ def test_a_v_of_equal_parts_has_no_bubble_on_any_rank(depth: int) -> None:
     """With F = B = W a rank never waits between its first and last action; rank r starts r later."""
     for n in (2 * depth, 3 * depth):
         schedule, ones = generate("zb-v", depth, n), [1.0] * 2 * depth
-        line = pipeline(schedule, ones, ones, ones)
+        line = simulate_pipeline(schedule, ones, ones, ones)
         for rank in range(depth):
             own = [i for i, task in enumerate(line.tasks) if rank in task.ranks]
             assert max(line.ends[i] for i in own) - min(line.starts[i] for i in own) == line.busy(rank) == 6 * n
@@ -102,7 +102,7 @@ def test_chimera() -> None:
     """Bubble (D-2f)/(2fN+D-2f) if F = B; activations within [D-D/2f+1, D]; 2f stages per rank (Li & Hoefler 2021)."""
     for text, depth, n in PAIRS:
         schedule, pipes = generate(text, depth, n), 2 * int(text.partition(":")[2])
-        line = pipeline(schedule, [1.0] * depth, [0.5] * depth, [0.5] * depth)
+        line = simulate_pipeline(schedule, [1.0] * depth, [0.5] * depth, [0.5] * depth)
         assert line.bubble == pytest.approx((depth - pipes) / (pipes * n + depth - pipes))
         assert (min(peak_activations(schedule)), max(peak_activations(schedule))) == (depth - depth / pipes + 1, depth)
         stages = Counter(rank for pipe in schedule.placement for rank in pipe)

@@ -12,7 +12,7 @@ from autoddl.core.errors import InputError
 from autoddl.core.layout import Mesh
 from autoddl.cost_models.cluster import device_names, load_cluster, load_device, parse_cluster
 from autoddl.cost_models.links import LINKS_FILE, PROTOCOLS
-from autoddl.cost_models.units import bytes_above, parse, show_bytes, show_rate, show_seconds
+from autoddl.cost_models.units import bytes_above, parse_quantity, show_bytes, show_rate, show_seconds
 from autoddl.planner.meshes import meshes
 
 CLUSTERS = sorted((Path(__file__).parent.parent.parent / "examples" / "clusters").glob("*.yaml"))
@@ -33,7 +33,7 @@ levels:
     ("1.5 ms", "seconds", 1.5e-3), ("312 TFLOP/s", "flop/s", 312e12), ("2e9", "bytes", 2e9), (7, "seconds", 7.0),
 ])
 def test_quantities_are_read_in_base_units(text: str | int, dimension: str, value: float) -> None:
-    assert parse(text, dimension) == pytest.approx(value, rel=1e-15)
+    assert parse_quantity(text, dimension) == pytest.approx(value, rel=1e-15)
 
 
 @pytest.mark.parametrize(("text", "dimension", "message"), [
@@ -44,7 +44,7 @@ def test_quantities_are_read_in_base_units(text: str | int, dimension: str, valu
 ])
 def test_wrong_quantities_name_the_way_out(text: str, dimension: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        parse(text, dimension)
+        parse_quantity(text, dimension)
 
 
 def test_numbers_print_with_three_digits() -> None:
@@ -58,7 +58,7 @@ def test_bytes_that_are_offered_are_enough() -> None:
         "12.4 GB", "12.4 GB", "12.3 GB", "10 GB", "1 GB", "1 B", "0 B"]
     for seed in range(1000):
         nbytes = 10 ** random.Random(seed).uniform(0, 15)
-        assert nbytes <= parse(bytes_above(nbytes), "bytes") <= 1.01 * nbytes + 1
+        assert nbytes <= parse_quantity(bytes_above(nbytes), "bytes") <= 1.01 * nbytes + 1
 
 
 @pytest.mark.parametrize("name", ["NVL-72", "_x", "rack.two", "Fläche"])

@@ -21,7 +21,7 @@ from autoddl.cost_models import (
     wire_seconds,
 )
 from autoddl.cost_models.backends import BACKENDS, KINDS, Algorithm, Backend, Wire
-from autoddl.cost_models.call import Call
+from autoddl.cost_models.call import CollectiveCall
 from autoddl.cost_models.groups import crossings
 from autoddl.cost_models.hierarchy import FORMULAS
 from autoddl.cost_models.machine import Host
@@ -39,7 +39,7 @@ def cluster(*levels: Level, backend: str = "nccl") -> Cluster:
 
 def seconds(name: str, kind: str, group: Group, nbytes: float, *levels: Level, rails: bool = True) -> float:
     """One formula alone, on links that reach what they promise."""
-    call = Call(replace(IDEAL, rails=rails), kind, crossings(cluster(*levels), group), nbytes)
+    call = CollectiveCall(replace(IDEAL, rails=rails), kind, crossings(cluster(*levels), group), nbytes)
     return FORMULAS[Algorithm(name)](call)
 
 
@@ -144,7 +144,7 @@ def test_a_double_tree_sends_twice_the_buffer_up_and_down() -> None:
 
 def test_a_pipeline_fills_in_the_root_of_latency_and_time() -> None:
     crossing = crossings(cluster(NODE), INSIDE)[0]
-    call = Call(IDEAL, "all-gather", (crossing,), 8e8, Wire("filling", 0.5, 0.8, fill=2.0))
+    call = CollectiveCall(IDEAL, "all-gather", (crossing,), 8e8, Wire("filling", 0.5, 0.8, fill=2.0))
     assert call.seconds(crossing, 8e8) == pytest.approx(0.01 + sqrt(2 * 2e-6 * 0.01))
     assert call.latency(crossing) == 1e-6
 
@@ -240,7 +240,8 @@ def test_rings_in_levels_send_least_over_each_and_overlap() -> None:
     """16 in 2 nodes of 8 with one port each: 1 - 8/16 of N over it per phase and rank of a node, 15/16 inside."""
     shared = replace(NET, shared_by="node")
     nbytes, group = 16 * 2.0**20, Group(((2, 8), (8, 1)))
-    call = Call(BACKENDS["gloo"], "all-reduce", crossings(cluster(NODE, shared, backend="gloo"), group), nbytes)
+    crossed = crossings(cluster(NODE, shared, backend="gloo"), group)
+    call = CollectiveCall(BACKENDS["gloo"], "all-reduce", crossed, nbytes)
     inside, across = 2 * 15 / 16 * nbytes / 100e9, 2 * (1 - 8 / 16) * nbytes / 10e9
     messages = 4 * 16 / 8  # chunks of 1 MiB in 4 pieces
     assert FORMULAS[Algorithm.LEVEL_RINGS](call) == pytest.approx(2 * (7 * 2e-6 + 10e-6) + across + inside / messages)

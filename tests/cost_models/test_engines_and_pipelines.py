@@ -8,9 +8,9 @@ import pytest
 from autoddl.cli.pipeline_text import draw_timeline
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline_schedules import generate
-from autoddl.cost_models.events import FLOOR, Where, overlapping
-from autoddl.cost_models.pipelines import pipeline, with_ends
-from autoddl.cost_models.timeline import COMPUTE, Task, Timeline, edges_of, simulate
+from autoddl.cost_models.events import FLOOR, TaskTraits, run_overlapping
+from autoddl.cost_models.pipelines import add_ends, simulate_pipeline
+from autoddl.cost_models.timeline import COMPUTE, Task, Timeline, order_edges, simulate
 
 PUBLISHED = [  # ranks, microbatches, F, B, W, transfer in ms; bubble of 1F1B, of ZB-H1
     (8, 24, 18.522, 18.086, 9.337, 0.601, 0.2431, 0.1585), (8, 32, 18.513, 18.086, 9.331, 0.626, 0.1985, 0.1242),
@@ -91,8 +91,8 @@ def random_tasks(seed: int) -> list[Task]:
 def test_both_engines_agree_and_work_is_kept(seed: int) -> None:
     tasks = random_tasks(seed)
     alone = simulate(tasks)
-    where = [Where(task.ranks, task.stream == COMPUTE) for task in tasks]
-    starts, ends = overlapping([task.seconds for task in tasks], edges_of(tasks), where, 1.0)
+    where = [TaskTraits(task.ranks, task.stream == COMPUTE) for task in tasks]
+    starts, ends = run_overlapping([task.seconds for task in tasks], order_edges(tasks), where, 1.0)
     assert (tuple(starts), tuple(ends)) == (alone.starts, alone.ends)
     slow = simulate(tasks, 1.5)
     assert slow == simulate(tasks, 1.5)
@@ -108,7 +108,7 @@ def test_both_engines_agree_and_work_is_kept(seed: int) -> None:
 def test_published_bubbles(ranks: int, n: int, f: float, b: float, w: float, move: float, plain: float, split: float
                            ) -> None:
     for text, rate in (("1f1b", plain), ("zb-h1", split)):
-        line = pipeline(generate(text, ranks, n), [f] * ranks, [b] * ranks, [w] * ranks, move)
+        line = simulate_pipeline(generate(text, ranks, n), [f] * ranks, [b] * ranks, [w] * ranks, move)
         assert 1 - n * (f + b + w) / line.makespan == pytest.approx(rate, abs=0.5e-4)
 
 
@@ -120,7 +120,7 @@ def test_published_bubble_of_interleaved_1f1b() -> None:
     ranks, n, f, b, w, move, *_ = PUBLISHED[0]
     third = [[x / 3] * 3 * ranks for x in (f, b, w)]
     schedule = generate("interleaved:3", ranks, n)
-    line = pipeline(schedule, third[0], third[1], third[2], move)
+    line = simulate_pipeline(schedule, third[0], third[1], third[2], move)
     freed = [task._replace(needs=()) if action.microbatch % 8 and action.stage % 8 == (0 if action.kind == "F" else 7)
              else task for task, action in zip(line.tasks, schedule, strict=False)]
     loose = simulate([*freed, *line.tasks[len(freed):]])
@@ -134,42 +134,43 @@ def test_unequal_stages(seed: int) -> None:
     rng = random.Random(seed)
     stages, n = rng.randrange(2, 9), rng.randrange(1, 12)
     forward, backward, weight = ([float(rng.randrange(1, 9)) for _ in range(stages)] for _ in range(3))
-    forward = list(with_ends(forward, 2, 5))
+    forward = list(add_ends(forward, 2, 5))
     whole = [b + w for b, w in zip(backward, weight, strict=True)]
     expected = sum(forward) + sum(whole) + (n - 1) * (max(forward) + max(whole))
-    assert pipeline(generate("gpipe", stages, n), forward, backward, weight).makespan == expected
+    assert simulate_pipeline(generate("gpipe", stages, n), forward, backward, weight).makespan == expected
     least = max(n * (forward[s] + whole[s]) + sum(forward[:s]) + sum(whole[:s]) for s in range(stages))
-    assert pipeline(generate("1f1b", stages, n), forward, backward, weight).makespan >= least
+    assert simulate_pipeline(generate("1f1b", stages, n), forward, backward, weight).makespan >= least
 
 
 def test_ends() -> None:
-    assert with_ends([1, 1, 1], 0.5, 2) == (1.5, 1, 3) and with_ends([1], 0.5, 2) == (3.5,)
-    slow_last = pipeline(generate("1f1b", 4, 8), with_ends([1.0] * 4, 0, 1), [1.0] * 4, [1.0] * 4)
+    assert add_ends([1, 1, 1], 0.5, 2) == (1.5, 1, 3) and add_ends([1], 0.5, 2) == (3.5,)
+    slow_last = simulate_pipeline(generate("1f1b", 4, 8), add_ends([1.0] * 4, 0, 1), [1.0] * 4, [1.0] * 4)
     assert slow_last.makespan == 3 * 3 + 8 * 4  # down and up three stages, and eight times through the slow one
 
 
 def test_transfers() -> None:
     """Two ranks, one microbatch: there and back; a boundary may have its own time, a turn on one rank has none."""
     ones = [1.0, 1.0]
-    line = pipeline(generate("1f1b", 2, 1), ones, ones, ones, 0.25)
+    line = simulate_pipeline(generate("1f1b", 2, 1), ones, ones, ones, 0.25)
     assert line.makespan == 6.5 and line.streams(0) == (COMPUTE, "0 to 1", "1 to 0") and line.exposed(1) == 0.5
     four = [1.0] * 4
     there_and_back = 4 + 1 + 1 + 1 + 1 + 1 + 1 + 2 * (0.25 + 0.5)  # the W of stages 2 and 0 stand in the way
-    assert pipeline(generate("zb-v", 2, 1), four, four, four, [0.25, 100.0, 0.5]).makespan == there_and_back
+    assert simulate_pipeline(generate("zb-v", 2, 1), four, four, four, [0.25, 100.0, 0.5]).makespan == there_and_back
 
 
 def test_the_reduction_of_a_stage_runs_beside_what_still_computes() -> None:
     """Two stages on one rank: that of stage 1 beside the last backward, that of stage 0 at the end."""
     ones = [1.0, 1.0]
     schedule = generate("interleaved:2", 1, 1)
-    line = pipeline(schedule, ones, ones, ones, reduction_seconds=[1.0, 1.0], slowdown=1.5)
+    line = simulate_pipeline(schedule, ones, ones, ones, reduction_seconds=[1.0, 1.0], slowdown=1.5)
     assert line.makespan == 7.5 and line.hidden(0) == 1.5 and line.exposed(0) == 1.0
-    assert pipeline(schedule, ones, ones, ones, reduction_seconds=[3.0, 0.0]).makespan == 9
+    assert simulate_pipeline(schedule, ones, ones, ones, reduction_seconds=[3.0, 0.0]).makespan == 9
 
 
 def test_both_owners_of_a_stage_reduce_it_together() -> None:
     for pairs in (1, 2, 4):
-        line = pipeline(generate(f"chimera:{pairs}", 8, 16), [1.0] * 8, [0.5] * 8, [0.5] * 8, 0.1, [2.0] * 8, 1.1)
+        schedule = generate(f"chimera:{pairs}", 8, 16)
+        line = simulate_pipeline(schedule, [1.0] * 8, [0.5] * 8, [0.5] * 8, 0.1, [2.0] * 8, 1.1)
         reductions = [task for task in line.tasks if task.kind == "reduce"]
         assert len(reductions) == 8 and all(len(task.ranks) == 2 * pairs for task in reductions)
         assert line.makespan > 32
@@ -181,7 +182,7 @@ def test_the_order_of_reductions_is_one_on_all_ranks() -> None:
         schedule = generate(text, 4, 8)
         ones = [1.0] * schedule.stages
         for slowdown in (1.0, 1.2):
-            assert pipeline(schedule, ones, ones, ones, 0.125, ones, slowdown).makespan > 24
+            assert simulate_pipeline(schedule, ones, ones, ones, 0.125, ones, slowdown).makespan > 24
 
 
 def test_drawing() -> None:
@@ -209,8 +210,8 @@ def test_time_lines_that_cannot_be(tasks: list[Task], slowdown: float, words: st
 def test_pipelines_that_cannot_be() -> None:
     schedule, ones = generate("1f1b", 2, 2), [1.0, 1.0]
     with pytest.raises(InputError, match="give finite numbers of at least 0, one for each of 2 stages"):
-        pipeline(schedule, [1.0], ones, ones)
+        simulate_pipeline(schedule, [1.0], ones, ones)
     with pytest.raises(InputError, match="one for each of 2 stages"):
-        pipeline(schedule, ones, [1.0, -1.0], ones)
+        simulate_pipeline(schedule, ones, [1.0, -1.0], ones)
     with pytest.raises(InputError, match="one for each of 1 boundaries"):
-        pipeline(schedule, ones, ones, ones, ones)
+        simulate_pipeline(schedule, ones, ones, ones, ones)

@@ -8,10 +8,10 @@ import pytest
 from autoddl.core.errors import InputError
 from autoddl.cost_models import Cluster, Group, Level, collective, load_device, parse_cluster
 from autoddl.cost_models.backends import BACKENDS
-from autoddl.cost_models.call import Call
+from autoddl.cost_models.call import CollectiveCall
 from autoddl.cost_models.groups import crossings
 from autoddl.cost_models.machine import TOPOLOGIES
-from autoddl.cost_models.topologies import CUBE_MESH_RINGS, PATTERNS, check, hops, slowdown
+from autoddl.cost_models.topologies import CUBE_MESH_RINGS, PATTERNS, check_topology, hops, slowdown
 
 Links = dict[frozenset[int], int]
 
@@ -107,14 +107,14 @@ def test_measured_bandwidths_of_groups_win() -> None:
 
 def test_what_was_measured_in_a_group_is_what_it_gets() -> None:
     whole = level("switch", 8, group_bandwidth=((8, 0.5e9),))
-    call = Call(BACKENDS["nccl"], "all-gather", crossings(_cluster(whole), Group(((8, 1),))), 1e9)
+    call = CollectiveCall(BACKENDS["nccl"], "all-gather", crossings(_cluster(whole), Group(((8, 1),))), 1e9)
     crossing = call.crossings[0]
     assert call.seconds(crossing, crossing.crowd("ring") * 0.5e9) == pytest.approx(1.0, rel=0.01)
 
 
 def test_a_large_cube_mesh_needs_the_bandwidth_of_every_group() -> None:
     with pytest.raises(InputError, match="among 4, 8, 16"):
-        check(level("hybrid-cube-mesh", 16, group_bandwidth=((2, 0.25e9),)))
+        check_topology(level("hybrid-cube-mesh", 16, group_bandwidth=((2, 0.25e9),)))
 
 
 @pytest.mark.parametrize(("board", "side", "percent"), [(2, 16, 26.6), (4, 8, 14.3)])
@@ -122,7 +122,7 @@ def test_hamming_mesh_all_to_all_of_a_thousand_accelerators(board: int, side: in
     """1/(a (2 p2 + p1)), as a fraction of injection (Hoefler et al., SC 2022)."""
     mesh = level("hammingmesh", board**2 * side**2, dims=(side, side), board=board)
     assert 100 / slowdown(mesh, mesh.size, 1, "all-to-all") == pytest.approx(percent, abs=0.5)
-    call = Call(BACKENDS["gloo"], "all-to-all", crossings(_cluster(mesh), Group(((mesh.size, 1),))), 1e9)
+    call = CollectiveCall(BACKENDS["gloo"], "all-to-all", crossings(_cluster(mesh), Group(((mesh.size, 1),))), 1e9)
     crossing = call.crossings[0]
     assert 100 / crossing.crowd("all-to-all") == pytest.approx(percent, abs=0.5)
 

@@ -21,7 +21,7 @@ from autoddl.capture.capture import capture
 from autoddl.core.errors import Infeasible, InputError, MismatchError
 from autoddl.core.graph import graph_from_text, graph_to_text
 from autoddl.core.plan import Plan, load_plan
-from autoddl.cost_models import parse, parse_cluster
+from autoddl.cost_models import parse_cluster, parse_quantity
 from autoddl.explain.breakdown import shares
 from autoddl.explain.diff import difference
 from autoddl.explain.explain import explain, price_of_pins, proved
@@ -29,8 +29,8 @@ from autoddl.explain.pareto import front_of_bytes, front_of_devices, least_bytes
 from autoddl.explain.relax import relaxations
 from autoddl.planner.question import question_of, rebuild, solve_question
 from autoddl.search import solve
-from autoddl.search.certify.alternatives import alternatives, bounding, pinned_to
-from autoddl.search.certify.min_marginals import beliefs
+from autoddl.search.certify.alternatives import alternatives, bounding_beliefs, pin_option
+from autoddl.search.certify.min_marginals import compute_beliefs
 
 MESH = "net=2,node=2"
 PINS = ("blocks.*.up.weight: node=S(0)", "head.weight: net=S(1)")
@@ -90,11 +90,11 @@ def test_shares_add_up(free: Plan, tight: Plan) -> None:
 def test_min_marginals_of_random_problems_equal_solving_again() -> None:
     for seed in range(120):
         problem = replace(random_problem(seed), budget=None)
-        known = beliefs(problem)
+        known = compute_beliefs(problem)
         for v, size in enumerate(problem.sizes):
             for k, seconds in enumerate(known.marginal(v).tolist()):
                 try:
-                    expected = solve(pinned_to(problem, v, k), "exhaustive").seconds
+                    expected = solve(pin_option(problem, v, k), "exhaustive").seconds
                 except Infeasible:
                     expected = math.inf
                 assert seconds == pytest.approx(expected, rel=1e-12), (seed, v, k, size)
@@ -103,14 +103,14 @@ def test_min_marginals_of_random_problems_equal_solving_again() -> None:
 def test_min_marginals_of_a_plan_equal_solving_again(free: Plan) -> None:
     made, random = rebuild(free), np.random.default_rng(0)
     problem = replace(made.problem, budget=None)
-    known = beliefs(problem)
+    known = compute_beliefs(problem)
     for _ in range(50):
         v = int(random.integers(len(problem.sizes)))
         k = int(random.integers(problem.sizes[v]))
         marginal = known.marginal(v)
         assert marginal.min() == pytest.approx(free.predicted.seconds, rel=1e-12)
         try:
-            expected = solve(pinned_to(problem, v, k)).seconds
+            expected = solve(pin_option(problem, v, k)).seconds
         except Infeasible:
             expected = math.inf
         assert marginal[k] == pytest.approx(expected, rel=1e-12)
@@ -118,14 +118,14 @@ def test_min_marginals_of_a_plan_equal_solving_again(free: Plan) -> None:
 
 def test_alternatives_under_a_budget_are_the_best_ones(tight: Plan) -> None:
     made = rebuild(tight)
-    known, random = bounding(made.problem, tight.predicted.seconds), np.random.default_rng(1)
+    known, random = bounding_beliefs(made.problem, tight.predicted.seconds), np.random.default_rng(1)
     for v in random.choice(len(made.problem.sizes), 4, replace=False).tolist():
         found = alternatives(made.problem, v, known, 2)
         seconds = [a.seconds for a in found if a.seconds is not None]
         expected = []
         for k in range(made.problem.sizes[v]):
             try:
-                expected.append(solve(pinned_to(made.problem, v, k)).seconds)
+                expected.append(solve(pin_option(made.problem, v, k)).seconds)
             except Infeasible:
                 expected.append(math.inf)
         assert seconds[:2] == pytest.approx(sorted(expected)[:2])
@@ -233,10 +233,10 @@ def test_what_would_fit_is_found_and_priced() -> None:
     assert len(rows) == 7
     fits = {row.what.split()[0]: row for row in rows if row.seconds is not None}
     budget = fits["a"].what.removeprefix("a budget of ")
-    assert fits["a"].nbytes <= parse(budget, "bytes") <= 1.01 * caught.value.needed
+    assert fits["a"].nbytes <= parse_quantity(budget, "bytes") <= 1.01 * caught.value.needed
     assert api.plan(model, place, budget=budget, max_axes=2).predicted.seconds == pytest.approx(fits["a"].seconds)
     compared = api.compare(model, place, budget=budget, max_axes=2)[0]
-    assert compared.plan is not None and compared.plan.predicted.peak_bytes > parse(budget, "bytes")
+    assert compared.plan is not None and compared.plan.predicted.peak_bytes > parse_quantity(budget, "bytes")
     assert compared.detail.startswith("its peak is above the budget of ")
     half = next(row for row in rows if row.what.startswith("half"))
     assert half.seconds is None or half.nbytes <= 20_000

@@ -22,7 +22,7 @@ from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.cost_models import Cluster
-from autoddl.cost_models.curves import text_of
+from autoddl.cost_models.curves import curves_to_text
 from autoddl.planner.candidates import Candidate, bounds, build_problem
 from autoddl.planner.mesh_search import ROUGH, Found, _gains_by_roughness, search
 from autoddl.planner.meshes import meshes
@@ -254,7 +254,7 @@ def test_a_number_of_microbatches_bounds_its_multiples_in_one_region() -> None:
     assert bounds(task, whole, two) and bounds(task, two, four) and not bounds(task, four, six)
     assert not bounds(task, whole, replace(whole, microbatches=8))  # one row each
     assert not bounds(task, whole, replace(two, region=other))
-    device = replace(PLACE.device, curves=text_of([COPY], "a test"))
+    device = replace(PLACE.device, curves=curves_to_text([COPY], "a test"))
     assert not bounds(replace(task, cluster=replace(PLACE, device=device)), whole, two)
 
 

@@ -12,7 +12,7 @@ from random_problems import blocks, least_bytes, random_problem
 import autoddl
 from autoddl.core.errors import Infeasible
 from autoddl.search import solve
-from autoddl.search.certify.certificate import Certificate, Message, Piece, check
+from autoddl.search.certify.certificate import Certificate, Message, Piece, check_certificate
 from autoddl.search.certify.prove import prove
 
 
@@ -38,7 +38,7 @@ def test_what_is_proved_is_true(start: int) -> None:
         except Infeasible:
             best = math.inf
         target = best if math.isfinite(best) else 100.0
-        bound = check(problem, prove(problem, target)).bound
+        bound = check_certificate(problem, prove(problem, target)).bound
         assert bound <= best + 1e-9, seed
         free = replace(problem, budget=None)
         try:
@@ -46,7 +46,7 @@ def test_what_is_proved_is_true(start: int) -> None:
         except Infeasible:
             continue
         for asked in (least, 2 * least + 1):
-            assert check(free, prove(free, asked)).bound == pytest.approx(least, rel=1e-12), seed
+            assert check_certificate(free, prove(free, asked)).bound == pytest.approx(least, rel=1e-12), seed
 
 
 def test_a_budget_costs_a_small_gap_only() -> None:
@@ -55,7 +55,7 @@ def test_a_budget_costs_a_small_gap_only() -> None:
     for share in (0.2, 0.5, 0.8):
         problem = blocks(24, 12, 12, budget=least + share * (most - least))
         found = solve(problem)
-        checked = check(problem, prove(problem, found.seconds))
+        checked = check_certificate(problem, prove(problem, found.seconds))
         assert found.seconds * (1 - 1e-2) <= checked.bound <= found.seconds * (1 + 1e-12)
         assert max(checked.multipliers) > 0
 
@@ -70,18 +70,18 @@ def test_branches_close_the_gap_of_a_budget() -> None:
         except Infeasible:
             continue
         certificate = prove(problem, best)
-        assert check(problem, certificate).bound == pytest.approx(best, rel=1e-8), seed
+        assert check_certificate(problem, certificate).bound == pytest.approx(best, rel=1e-8), seed
         narrow = [piece for piece in certificate.pieces if isinstance(piece, Piece) and piece.allowed]
         if narrow and problem.budget is not None and min(piece.low for piece in narrow) < problem.budget:
             branched += 1
             others = tuple(piece for piece in certificate.pieces if piece is not narrow[0])
             with pytest.raises(AssertionError, match="leaves out"):
-                check(problem, Certificate(others))
+                check_certificate(problem, Certificate(others))
     assert branched > 5
 
 
 def test_equal_blocks_are_checked_once() -> None:
-    few, many = (check(p, prove(p, 0.0)) for p in (blocks(16, 8, 6), blocks(256, 8, 6)))
+    few, many = (check_certificate(p, prove(p, 0.0)) for p in (blocks(16, 8, 6), blocks(256, 8, 6)))
     assert many.inequalities > 15 * few.inequalities
     assert many.distinct <= 2 * few.distinct
 
@@ -98,7 +98,7 @@ def test_a_wrong_certificate_proves_less_not_more() -> None:
         for raised in (0.01, 1.0):
             tables = tuple(table + raised * random.random(table.shape) for table in piece.tables)
             wrong = Certificate((replace(piece, tables=tables),))
-            assert check(problem, wrong).bound <= best + 1e-9, seed
+            assert check_certificate(problem, wrong).bound <= best + 1e-9, seed
 
 
 def test_what_cannot_be_a_proof_is_refused() -> None:
@@ -107,11 +107,11 @@ def test_what_cannot_be_a_proof_is_refused() -> None:
     assert isinstance(piece, Piece)
     twice = replace(piece, messages=(*piece.messages, Message((0,), (), len(piece.tables) - 1)))
     with pytest.raises(AssertionError, match="twice"):
-        check(problem, Certificate((twice,)))
+        check_certificate(problem, Certificate((twice,)))
     with pytest.raises(AssertionError, match="leaves out"):
-        check(problem, Certificate((replace(piece, low=1.0, high=3.0),)))
+        check_certificate(problem, Certificate((replace(piece, low=1.0, high=3.0),)))
     with pytest.raises(AssertionError, match="without a budget"):
-        check(problem, Certificate((replace(piece, lam=0.5),)))
+        check_certificate(problem, Certificate((replace(piece, lam=0.5),)))
     forbidding = tuple(np.full(table.shape, math.inf) for table in piece.tables)
     with pytest.raises(AssertionError, match="forbids"):
-        check(problem, Certificate((replace(piece, tables=forbidding),)))
+        check_certificate(problem, Certificate((replace(piece, tables=forbidding),)))

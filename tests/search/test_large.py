@@ -13,16 +13,16 @@ from zoo import gpt
 import autoddl
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.problem import Factor, Problem, Table
-from autoddl.search import Above, elimination_order, large, solve, space_of
-from autoddl.search.certify.alternatives import bounding
-from autoddl.search.certify.certificate import Certificate, check
-from autoddl.search.certify.min_marginals import beliefs
+from autoddl.search import Above, build_space, elimination_order, large, solve
+from autoddl.search.certify.alternatives import bounding_beliefs
+from autoddl.search.certify.certificate import Certificate, check_certificate
+from autoddl.search.certify.min_marginals import compute_beliefs
 from autoddl.search.certify.prove import NEAR, prove
-from autoddl.search.certify.reparametrization import Reparametrised
+from autoddl.search.certify.reparametrization import ReparametrizedPiece
 from autoddl.search.limits import Clock, Limits
-from autoddl.search.relaxations import floor_of
-from autoddl.search.repeated_blocks import shortened
-from autoddl.search.tree_reweighted import diffused
+from autoddl.search.relaxations import least_transient
+from autoddl.search.repeated_blocks import fold_blocks
+from autoddl.search.tree_reweighted import pass_messages
 
 CLOSE = 1e-9
 ROUGH = 1e-5
@@ -58,12 +58,12 @@ def problems() -> list[Problem]:
 def test_messages_bound_the_optimum_at_every_price() -> None:
     folds = close = count = 0
     for problem in problems():
-        short = shortened(problem, problem.tables, np.arange(len(problem.tables)))
-        space = space_of(problem)
+        short = fold_blocks(problem, problem.tables, np.arange(len(problem.tables)))
+        space = build_space(problem)
         for lam in (0.0, 0.07):
             least = space.point(lam, space.thresholds[-1]).value
-            found = diffused(short, lam, math.inf, 6, clock())
-            again = diffused(short, lam, math.inf, 2, clock(), found.sent)
+            found = pass_messages(short, lam, math.inf, 6, clock())
+            again = pass_messages(short, lam, math.inf, 2, clock(), found.sent)
             if math.isinf(least):
                 continue
             assert max(found.bound, again.bound) <= least + CLOSE * (1 + abs(least))
@@ -105,7 +105,7 @@ def test_messages_along_a_chain_are_exact() -> None:
     tables = tuple([table(random, tuple(sizes[v] for v in scope)) for scope in scopes])
     problem = Problem(tuple(map(str, range(12))), tuple(sizes), tables,
                       tuple([Factor(scope, t) for t, scope in enumerate(scopes)]))
-    found = diffused(shortened(problem, tables, np.arange(len(tables))), 0.0, math.inf, 1, clock())
+    found = pass_messages(fold_blocks(problem, tables, np.arange(len(tables))), 0.0, math.inf, 1, clock())
     assert found.bound == pytest.approx(solve(problem).seconds, rel=1e-6)
 
 
@@ -120,9 +120,9 @@ def test_what_the_middle_block_cannot_do_the_first_may() -> None:
         for blocks in (8, 12, 20):
             factors = (*(Factor((v,), 0) for v in range(blocks)), *(Factor((v - 1, v), 1) for v in range(1, blocks)))
             problem = Problem(tuple(map(str, range(blocks))), (states,) * blocks, tables, factors)
-            short = shortened(problem, tables, np.arange(2))
+            short = fold_blocks(problem, tables, np.arange(2))
             assert short.folds
-            assert diffused(short, 0.0, math.inf, 6, clock()).bound <= solve(problem).seconds * (1 + CLOSE)
+            assert pass_messages(short, 0.0, math.inf, 6, clock()).bound <= solve(problem).seconds * (1 + CLOSE)
 
 
 def test_a_plan_and_a_true_bound() -> None:
@@ -132,10 +132,10 @@ def test_a_plan_and_a_true_bound() -> None:
             best = solve(problem).seconds
         except Infeasible:
             with pytest.raises(Infeasible):
-                large.by_messages(problem, limits())
+                large.solve_by_messages(problem, limits())
             continue
         try:
-            found = large.by_messages(problem, limits(0.05 * (n % 2)))
+            found = large.solve_by_messages(problem, limits(0.05 * (n % 2)))
         except Infeasible as error:
             assert "not proved" in str(error)
             continue
@@ -154,7 +154,7 @@ def test_a_ceiling_that_no_plan_is_below_is_said_with_the_bound() -> None:
         try:
             best = solve(problem).seconds
             with pytest.raises(Above) as above:
-                large.by_messages(problem, limits(0.05, ceiling=0.3 * best))
+                large.solve_by_messages(problem, limits(0.05, ceiling=0.3 * best))
         except (Infeasible, pytest.fail.Exception):
             continue
         assert above.value.bound <= best + CLOSE * (1 + abs(best))
@@ -170,7 +170,7 @@ def test_without_a_budget_bytes_cost_nothing(monkeypatch: pytest.MonkeyPatch) ->
     problem = Problem(("a", "b"), (2, 2), (alone, other), (Factor((0,), 0), Factor((1,), 0), Factor((0, 1), 1)))
     best = solve(problem).seconds
     with pytest.raises(Above) as above:
-        large.by_messages(problem, limits(ceiling=5.0))
+        large.solve_by_messages(problem, limits(ceiling=5.0))
     assert above.value.bound <= best
 
 
@@ -187,7 +187,7 @@ def test_no_choice_needs_less_than_the_floor() -> None:
         for _ in range(20):
             choice = [int(random.integers(n)) for n in problem.sizes]
             seconds, _, transient = problem.totals(choice)
-            assert math.isinf(seconds) or transient >= floor_of(problem)
+            assert math.isinf(seconds) or transient >= least_transient(problem)
 
 
 def test_large_problems_go_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,17 +217,17 @@ def test_what_proves_a_large_problem_is_checked_without_the_solver(monkeypatch: 
         except Infeasible:
             continue
         (piece,) = (certificate := prove(problem, best)).pieces
-        assert isinstance(piece, Reparametrised)
-        bound = check(problem, certificate).bound
-        short = shortened(problem, problem.tables, np.arange(len(problem.tables)))
-        told = large.bounded(problem, short, replace(limits(ceiling=best), tolerance=NEAR))[1]
+        assert isinstance(piece, ReparametrizedPiece)
+        bound = check_certificate(problem, certificate).bound
+        short = fold_blocks(problem, problem.tables, np.arange(len(problem.tables)))
+        told = large.bound_and_plan(problem, short, replace(limits(ceiling=best), tolerance=NEAR))[1]
         assert bound <= best + CLOSE * (1 + abs(best))
         least = told.seconds + problem.fixed_seconds  # of tables rounded down, with fewer bytes of the moment
         more = piece.lam * (piece.low - large.momentary(problem))
         assert least - CLOSE * (1 + abs(least)) <= bound <= least + more + ROUGH * (1 + abs(least))
         random = np.random.default_rng(n)
         wrong = replace(piece, tables=tuple([table + random.random(table.shape) for table in piece.tables]))
-        assert check(problem, Certificate((wrong,))).bound <= best + CLOSE * (1 + abs(best))
+        assert check_certificate(problem, Certificate((wrong,))).bound <= best + CLOSE * (1 + abs(best))
         proved, folds = proved + (bound >= 0.98 * best), folds + bool(short.folds)
     assert proved > 15
     assert folds > 8
@@ -236,6 +236,6 @@ def test_what_proves_a_large_problem_is_checked_without_the_solver(monkeypatch: 
 def test_exact_answers_say_what_is_too_large_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = stack(0, 8)
     monkeypatch.setattr(elimination_order, "WORK", 1.0)
-    for ask in (beliefs, partial(prove, seconds=1.0), partial(bounding, seconds=1.0)):
+    for ask in (compute_beliefs, partial(prove, seconds=1.0), partial(bounding_beliefs, seconds=1.0)):
         with pytest.raises(InputError, match="fewer axes"):
             ask(problem)

@@ -8,9 +8,9 @@ from random_problems import least_bytes, stack
 
 from autoddl.core.errors import Infeasible
 from autoddl.search import solve
-from autoddl.search.elimination_order import order
-from autoddl.search.exact import space_of
-from autoddl.search.presolve import folded, reduce
+from autoddl.search.elimination_order import plan_elimination
+from autoddl.search.exact import build_space
+from autoddl.search.presolve import presolve, presolve_folded
 from autoddl.search.relaxations import Space
 
 
@@ -19,9 +19,9 @@ def test_a_folded_elimination_is_the_plain_one(start: int) -> None:
     folds = 0
     for seed in range(start, start + 25):
         problem = stack(seed, 8 + seed % 17)
-        plain = reduce(problem).problem
-        one, other = Space.of(plain, order(plain)), space_of(problem)
-        folds += bool(folded(problem)[0].folds)
+        plain = presolve(problem).problem
+        one, other = Space.of(plain, plan_elimination(plain)), build_space(problem)
+        folds += bool(presolve_folded(problem)[0].folds)
         for lam in (0.0, 0.07, math.inf):
             for tau in (one.thresholds[0], one.thresholds[-1]):
                 expected, found = one.point(lam, tau), other.point(lam, tau)
@@ -54,11 +54,11 @@ def test_a_budget_on_folded_blocks(seed: int) -> None:
 
 def test_what_repeats_nothing_is_not_folded() -> None:
     problem = stack(3, 4)
-    assert not folded(problem)[0].folds
+    assert not presolve_folded(problem)[0].folds
     assert solve(problem).seconds == pytest.approx(solve(replace(problem, budget=1e9)).seconds)
 
 
 def test_the_depth_adds_no_messages_but_its_logarithm() -> None:
     for seed in (3, 7, 13):
-        few, many = (len(space_of(stack(seed, blocks)).program.computed) for blocks in (16, 1024))
+        few, many = (len(build_space(stack(seed, blocks)).program.computed) for blocks in (16, 1024))
         assert many - few <= 7 * 8

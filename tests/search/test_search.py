@@ -16,7 +16,7 @@ from random_problems import blocks, least_bytes, random_problem, table
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
 from autoddl.core.problem import Array, Factor, Problem, Table
 from autoddl.search import SOLVERS, solve, statistics
-from autoddl.search.exact import exact
+from autoddl.search.exact import solve_exactly
 from autoddl.search.limits import Clock, Limits
 
 
@@ -57,7 +57,8 @@ def test_mini_buckets_bound_and_never_claim_more_than_is_true() -> None:
         problem = random_problem(seed)
         try:
             best = solve(problem, "exhaustive").seconds
-            outcome = exact(problem, Limits(0.0, math.inf, Clock.start(None, 1e6), lambda seconds, bound: None), cap=4)
+            limits = Limits(0.0, math.inf, Clock.start(None, 1e6), lambda seconds, bound: None)
+            outcome = solve_exactly(problem, limits, cap=4)
         except Infeasible:
             continue
         assert outcome.bound <= best + 1e-9
@@ -266,7 +267,7 @@ def test_mini_buckets_at_a_price_bound_seconds_alone() -> None:
     seconds = np.array([[[1.0, 2.0], [2.0, 1.0]]] * 3)
     problem = triangle(seconds, np.full_like(seconds, 10.0), np.zeros_like(seconds), 100.0)
     limits = Limits(0.0, math.inf, Clock.start(None, 1e6), lambda seconds, bound: None, price=1.0)
-    found = exact(problem, limits, cap=1)
+    found = solve_exactly(problem, limits, cap=1)
     assert found.bound <= problem.cost(found.choice) == 3.0
 
 
@@ -277,7 +278,7 @@ def test_least_bytes_where_every_choice_read_back_is_forbidden() -> None:
     transient[0, 0, 1] = transient[1, 0, 1] = 7.0
     problem = triangle(seconds, retained, transient, 1.0)
     with pytest.raises(Infeasible) as error:
-        exact(problem, Limits(0.0, math.inf, Clock.start(None, 1e6), lambda seconds, bound: None), cap=1)
+        solve_exactly(problem, Limits(0.0, math.inf, Clock.start(None, 1e6), lambda seconds, bound: None), cap=1)
     assert error.value.needed <= min(problem.nbytes(c) for c in itertools.product(range(2), repeat=3)
                                      if problem.cost(c) < math.inf)
 
