@@ -52,8 +52,8 @@ class Room:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """The sentences of a docstring's paragraphs: what is indented is a table or code, and is left out."""
-    kept = "\n".join("" if line.startswith("    ") else line for line in text.splitlines())
+    """The sentences of a docstring's paragraphs; lines that are indented or set in columns are tables or code."""
+    kept = "\n".join("" if re.search(r"^    |\S {2,}\S", line) else line for line in text.splitlines())
     for paragraph in re.split(r"\n\s*\n", kept):
         plain = " ".join(re.sub(r"`[^`]*`", "code", paragraph).split())
         yield from re.split(r"(?<=[.!?])\s+(?=[A-Z`(])", plain)

@@ -1,6 +1,6 @@
 """Solvers of cost networks: numbers in, numbers out.
 
-    solve(problem, solver) -> Solution        minimise problem.cost(x) subject to problem.feasible(x)
+    solve(problem, solver) -> Solution        minimise problem.cost(x) subject to problem.is_feasible(x)
 
 `exact` proves its plan optimal, or says how far it may be from that; `exhaustive` looks at every choice;
 `coordinate-descent`, `greedy` and `cp-sat` are there to be compared with. Whatever a solver says is
@@ -105,7 +105,7 @@ def _descent(problem: Problem, limits: Limits) -> Outcome:
 
 def _greedy(problem: Problem, limits: Limits) -> Outcome:
     choice = choose_greedily(problem)
-    choice = choice if problem.feasible(choice) else find_feasible(problem)
+    choice = choice if problem.is_feasible(choice) else find_feasible(problem)
     return Outcome(choice, _least(problem), "sum of the tables' minima")
 
 

@@ -127,7 +127,7 @@ def descend_from_starts(problem: Problem, seed: int, clock: Clock, count: int = 
     for attempt in range(count):
         start = choose_greedily(problem) if attempt == 0 else tuple(int(random.integers(n)) for n in problem.sizes)
         choice = descend(problem, start, clock)
-        if problem.feasible(choice) and (best is None or problem.cost(choice) < best[0]):
+        if problem.is_feasible(choice) and (best is None or problem.cost(choice) < best[0]):
             best = problem.cost(choice), choice
         if clock.expired:
             break

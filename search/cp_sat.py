@@ -51,7 +51,7 @@ class _Scale:
 def solve_with_cp_sat(problem: Problem, clock: Clock, seed: int) -> CpSatResult:
     """The plan that CP-SAT finds and its bound; Infeasible if it proves that there is none."""
     found = _solved(problem, clock, seed, math.floor)
-    if problem.feasible(found.choice):
+    if problem.is_feasible(found.choice):
         return found
     try:
         return CpSatResult(_solved(problem, clock, seed, math.ceil).choice, found.bound, found.proof)

@@ -135,7 +135,7 @@ def _bounded(problem: Problem, space: Space, free: HullPoint, bound: float, limi
         raise Infeasible(find_least_bytes(space, _budget(problem))[0], _budget(problem))
     found = [descend(problem, start, clock) for start in dict.fromkeys(tuple(start.tolist()) for start in starts)]
     other = descend_from_starts(problem, limits.seed, clock)
-    plans = [c for c in (*found, *([other] if other else [])) if problem.feasible(c)]
+    plans = [c for c in (*found, *([other] if other else [])) if problem.is_feasible(c)]
     choice = min(plans, key=problem.cost) if plans else tuple(_first(space).choice.tolist())
     return Outcome(choice, bound + problem.fixed_seconds, "mini-buckets and coordinate descent")
 

@@ -133,7 +133,7 @@ def _room(problem: Problem) -> float:
 
 def momentary(problem: Problem) -> float:
     """Transient bytes that no choice can do without."""
-    least = [problem.tables[number].momentary for number, _ in problem.arrays.groups]
+    least = [problem.tables[number].least_transient for number, _ in problem.arrays.groups]
     return max((nbytes for nbytes in least if math.isfinite(nbytes)), default=0.0)
 
 

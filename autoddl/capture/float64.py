@@ -26,7 +26,7 @@ NAMES = tuple(str(dtype).removeprefix("torch.") for dtype in FLOATS)
 def widened(captured: Captured) -> Captured:
     """The same program, every float a float64."""
     graph = captured.graph
-    tensors = tuple(replace(t, dtype="float64") if t.floating else t for t in graph.tensors)
+    tensors = tuple(replace(t, dtype="float64") if t.is_floating else t for t in graph.tensors)
     constants = {t: value.double() if value.dtype in FLOATS else value for t, value in captured.constants.items()}
     program = copy.deepcopy(captured.program)
     for node in program.graph.nodes:

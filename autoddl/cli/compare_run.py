@@ -12,7 +12,7 @@ from autoddl.cli.options import AsJson, PlanPath
 from autoddl.cli.output import show
 from autoddl.cli.table_style import columns, grid
 from autoddl.core.errors import InputError
-from autoddl.core.files import check_file, check_opened, write_atomically
+from autoddl.core.files import check_file, check_in_place, write_atomically
 from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import show_bytes, show_seconds
 
@@ -37,7 +37,7 @@ def record_path(plan: Path, given: Path | None, none: bool) -> Path | None:
     written."""
     path = None if none else given or plan.with_suffix(".record.jsonl")
     try:
-        check_opened(path)
+        check_in_place(path)
     except InputError as error:
         raise InputError(f"{error} for the record with --record FILE, or take --no-record") from None
     return path

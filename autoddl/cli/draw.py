@@ -15,7 +15,7 @@ Out = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="FILE.
 def draw(plan: PlanPath, output: Out) -> None:
     """Draw a plan: time line, memory, seconds by kind."""
     from autoddl.cli.picture import draw
-    from autoddl.core.files import check_opened
+    from autoddl.core.files import check_in_place
     from autoddl.core.plan import load_plan
-    check_opened(output)
+    check_in_place(output)
     draw(load_plan(plan), output)

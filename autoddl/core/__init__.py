@@ -1,1 +1,17 @@
-"""The values that every stage hands on, and their text forms."""
+"""The values that every stage hands on to the next, and their text forms.
+
+Reading order:
+
+    errors                 everything that AutoDDL raises on purpose
+    layout, conversion     meshes, SBP layouts, and the steps between two layouts
+    graph, hubs            the captured model as a table of operators, and the graph that is planned
+    cost_table, problem    a cost network: tables of seconds and bytes over variables, and its solution
+    plan                   the result of planning, as JSON
+    pipeline, pipeline_schedules     schedules of pipelines as text, and their generators
+    record                 what the ranks of a run sent, and when
+    layout_codes           layouts as integers, for arrays of thousands of them
+    names, files, processes          folded names, safe writing of files, signals and ranks
+
+Other rooms may use all of it. This room imports nothing of ours from outside, and never torch. It knows no prices; only
+`files`, `plan` and `record` read or write files, and only `processes` speaks to the system.
+"""

@@ -1,19 +1,19 @@
-"""From one layout to another: a short list of collectives.
+"""Conversions: the steps that take a tensor from one layout to another.
 
-A *step* changes the state of one or several mesh axes at once, from one state to another:
+A *step* changes the state of one mesh axis, or of several at once:
 
     S(d) -> B     all-gather          P -> B     all-reduce         S(i) -> S(j)  all-to-all
     P -> S(d)     reduce-scatter      B -> S(d)  slice (local)      B, S(d) -> P  fill (local: zeros elsewhere)
 
 Several axes that make the same change may do it as one collective over the ranks of all of them. A step from or to S(d)
-is legal only if no later axis outside the step splits d: a later axis is an inner split, and cutting or joining outside
-of it would interleave its pieces.
+is legal only if no later axis outside the step splits d. A later axis is an inner split: cutting or joining outside of
+it would interleave its pieces.
 
-`payload` is the full buffer of a step in bytes: what a gather ends with, what a reduce-scatter or all-reduce starts
-with, what an all-to-all sends, padded so that every rank's piece is as large as the largest. A ring sends (n-1)/n of it
-per rank, an all-reduce twice that.
+The *payload* of a step is its full buffer in bytes. An all-gather ends with it, a reduce-scatter or an all-reduce
+starts with it, an all-to-all sends it. It is padded: every rank's piece counts as much as the largest. In a ring each
+rank sends (n-1)/n of the payload, in an all-reduce twice that.
 
-The steps between two layouts are a shortest path in the graph of legal layouts: see `routes`.
+The steps between two layouts are a shortest path in the graph of legal layouts: see `pricing.routes`.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,10 @@ COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Text, with the mesh's names: `net+node: P->S(0)`."""
+    """One change of state on some mesh axes. Text, with the mesh's names: `net+node: P->S(0)`.
+
+    `axes` are indices into the mesh, rising. Raises InputError where nothing would change.
+    """
 
     axes: tuple[int, ...]
     source: State
@@ -42,7 +45,7 @@ class Step:
 
     @property
     def kind(self) -> str:
-        """The collective, or `slice` or `fill` where nothing is sent."""
+        """The name of the collective; `slice` or `fill` where nothing is sent."""
         if self.target == P:
             return "fill"
         if self.source == P:
@@ -52,10 +55,12 @@ class Step:
         return "all-gather" if self.target == B else "all-to-all"
 
     def text(self, mesh: Mesh) -> str:
+        """The step as a plan file writes it."""
         return f"{'+'.join(mesh.names[a] for a in self.axes)}: {self.source}->{self.target}"
 
     @classmethod
     def parse(cls, text: str, mesh: Mesh) -> "Step":
+        """The step that `text` says; InputError where it is not one, or names an axis that the mesh lacks."""
         names, _, change = text.partition(": ")
         source, arrow, target = change.partition("->")
         if not arrow:
@@ -63,10 +68,11 @@ class Step:
         return cls(tuple(mesh.index(name) for name in names.split("+")), parse_state(source), parse_state(target))
 
     def after(self, layout: Layout) -> Layout:
+        """The layout that this step makes of `layout`."""
         return layout.replace(self.axes, self.target)
 
     def is_legal(self, layout: Layout) -> bool:
-        """Whether `layout` has the source state there, and no inner split outside the step is cut across."""
+        """Whether `layout` has the source state on these axes, and the step cuts across no inner split."""
         if any(layout[a] != self.source for a in self.axes):
             return False
         moved = {s for s in (self.source, self.target) if isinstance(s, Split)}
@@ -74,7 +80,7 @@ class Step:
 
 
 def group_size(step: Step, mesh: Mesh) -> int:
-    """Ranks that take part in one collective of the step."""
+    """Number of ranks in one collective of the step."""
     size = 1
     for axis in step.axes:
         size *= mesh.sizes[axis]
@@ -83,14 +89,17 @@ def group_size(step: Step, mesh: Mesh) -> int:
 
 def _widest(shape: tuple[int, ...], layout: Layout, mesh: Mesh, at: tuple[int, ...], axes: tuple[int, ...]
             ) -> tuple[int, ...]:
-    """Local sizes of the group member with the largest piece: the one at 0 along the group's axes."""
+    """Local shape of the group member with the largest piece: the one at 0 along the group's axes."""
     first = tuple(0 if a in axes else c for a, c in enumerate(at))
     return tuple(size for _, size in extents(shape, layout, mesh, first))
 
 
 def payload(step: Step, shape: tuple[int, ...], itemsize: int, layout: Layout, mesh: Mesh,
             coordinate: tuple[int, ...] | None = None) -> int:
-    """Bytes of the full buffer of `step` on a tensor of `shape` in `layout`, on the rank at `coordinate` (rank 0)."""
+    """Bytes of the full buffer of `step` on a tensor of global `shape` in `layout`; 0 for local steps.
+
+    `coordinate` is that of the rank; by default rank 0, which has the largest pieces.
+    """
     at = coordinate or (0,) * len(mesh.axes)
     before = _widest(shape, layout, mesh, at, step.axes)
     after = _widest(shape, step.after(layout), mesh, at, step.axes)
@@ -110,7 +119,7 @@ def payload(step: Step, shape: tuple[int, ...], itemsize: int, layout: Layout, m
 @lru_cache(maxsize=100_000)
 def step_sizes(steps: tuple[Step, ...], shape: tuple[int, ...], itemsize: int, start: Layout, mesh: Mesh,
           coordinate: tuple[int, ...] | None = None) -> tuple[tuple[int, int], ...]:
-    """Per step, one after the other from layout `start`: its `payload`, and bytes of the piece that it starts with."""
+    """(payload, bytes of the local piece that it starts with) of each of `steps`, run in turn from layout `start`."""
     here, found = start, list[tuple[int, int]]()
     for step in steps:
         touched = prod(local_shape(shape, here, mesh, coordinate)) * itemsize
@@ -120,27 +129,26 @@ def step_sizes(steps: tuple[Step, ...], shape: tuple[int, ...], itemsize: int, s
 
 
 def ring_bytes(kind: str, ranks: int, nbytes: float) -> float:
-    """Bytes a rank sends in a ring collective with a full buffer of `nbytes`: (n-1)/n of it, an all-reduce twice."""
+    """Bytes that a rank sends in a ring with a full buffer of `nbytes`: (n-1)/n of it, twice that in an all-reduce.
+
+    Raises InputError where `kind` is not one of COLLECTIVES.
+    """
     if kind not in COLLECTIVES:
-        raise InputError(f"{kind!r} sends nothing that is known; collectives are {', '.join(COLLECTIVES)}")
+        raise InputError(f"{kind!r} is no collective of a ring; those are {', '.join(COLLECTIVES)}")
     return (2.0 if kind == "all-reduce" else 1.0) * (ranks - 1) / ranks * nbytes
 
 
 def slice_steps(mesh: Mesh, source: Layout, target: Layout) -> tuple[Step, ...]:
-    """Local steps from `source` to `target`, which only splits axes that `source` broadcasts: outermost first."""
-    found = []
-    for axis in range(len(mesh.axes)):
-        if source[axis] != target[axis]:
-            found.append(Step((axis,), source[axis], target[axis]))
-    return tuple(found)
+    """The slices from `source` to `target`, outermost axis first; only axes that `source` broadcasts may differ."""
+    return tuple(Step((axis,), source[axis], target[axis])
+                 for axis in range(len(mesh.axes)) if source[axis] != target[axis])
 
 
 def is_conversion(steps: tuple[Step, ...], source: Layout, target: Layout) -> bool:
-    """Whether `steps` lead legally from `source` to `target`; `load_plan` checks every conversion with it."""
+    """Whether `steps` lead legally from `source` to `target`. `load_plan` checks a plan with it."""
     here = source
     for step in steps:
         if not step.is_legal(here):
             return False
         here = step.after(here)
     return here == target
-

@@ -1,4 +1,12 @@
-"""One table of a cost network: what every combination of the options of one to three variables costs."""
+"""One table of a cost network: the cost of every combination of the options of one to three variables.
+
+A table holds three numbers per combination: seconds, retained bytes and transient bytes (`problem`). Many options cost
+the same in a table, so the numbers are kept per *class* of options:
+
+    number(k1, k2, ...) = cells[classes[0][k1], classes[1][k2], ...]
+
+Large tables compute their cells when they are asked for, some rows at a time (`Cells`).
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -17,21 +25,25 @@ Classes = NDArray[np.intp]
 Rows = slice | Classes
 
 BLOCK = 1 << 15
-"""Cells that are made at a time, so that they stay near."""
+"""Cells that are computed at a time, so that they stay in the processor's cache."""
 
 MAX_NDIM = 3
+"""Variables that one table may be over."""
 
 
 def row_blocks(shape: Sequence[int]) -> Iterator[slice]:
-    """Rows of an array of `shape`, some at a time."""
+    """Slices of rows that cover an array of `shape`, each of about BLOCK cells."""
     step = max(1, BLOCK * shape[0] // math.prod(shape))
     return (slice(begin, begin + step) for begin in range(0, shape[0], step))
 
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """Numbers over classes that are made when they are asked for: some rows, or the whole, which stays then. None is
-    below `least`, if that is known before."""
+    """An array over classes that is computed when it is asked for.
+
+    `make` computes some rows, the classes along the first axis. The whole array, once asked for, is kept. `least` is a
+    lower bound on its numbers, if one is known beforehand.
+    """
 
     shape: tuple[int, ...]
     make: Callable[[Rows], Array]
@@ -39,7 +51,7 @@ class Cells:
 
     @classmethod
     def of(cls, values: Array) -> "Cells":
-        """What is there already."""
+        """Cells that are computed already: a read-only copy of `values`."""
         whole = _frozen(values)
         found = cls(whole.shape, whole.__getitem__)
         found.__dict__["whole"] = whole
@@ -47,6 +59,7 @@ class Cells:
 
     @cached_property
     def whole(self) -> Array:
+        """The whole array, read-only."""
         found = np.empty(self.shape)
         for rows in row_blocks(self.shape):
             found[rows] = self.make(rows)
@@ -54,7 +67,7 @@ class Cells:
         return found
 
     def rows(self, which: Rows) -> Array:
-        """Of some classes along the first axis."""
+        """The rows of some classes of the first axis."""
         whole: Array | None = self.__dict__.get("whole")
         return self.make(which) if whole is None else whole[which]
 
@@ -63,8 +76,9 @@ class Cells:
 class Table:
     """Seconds, retained bytes and transient bytes of every combination of the options of one to three variables.
 
-    Options that cost the same in a table are one *class* of it: `cells` are the three numbers over classes, and
-    `classes[axis][option]` is the class. Without classes every option is its own.
+    Options with equal costs are one *class*: `cells` are the three arrays over classes, `classes[axis][option]` is the
+    class of an option. Without `classes` every option is a class of its own. Seconds may be inf, which forbids a
+    combination. Raises InputError where shapes or numbers are wrong.
     """
 
     cells: tuple[Cells, Cells, Cells]
@@ -77,7 +91,7 @@ class Table:
 
     @classmethod
     def over(cls, seconds: Cells, retained: Cells, transient: Cells, classes: Sequence[Classes]) -> "Table":
-        """A table whose numbers are made when they are asked for: large ones are never asked for all."""
+        """A table whose cells are computed when they are asked for; its numbers are not checked."""
         table = object.__new__(cls)
         table._set(seconds, retained, transient, classes)
         return table
@@ -109,69 +123,71 @@ class Table:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Options along every axis."""
+        """Number of options along each axis."""
         return tuple(len(c) for c in self.classes)
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Classes along every axis."""
+        """Number of classes along each axis."""
         return self.cells[0].shape
 
     @property
     def core(self) -> tuple[Array, Array, Array]:
-        """The three numbers of all classes."""
+        """(seconds, retained, transient) over all classes."""
         seconds, retained, transient = self.cells
         return seconds.whole, retained.whole, transient.whole
 
     @property
-    def momentary(self) -> float:
-        """Transient bytes that no allowed combination can do without."""
+    def least_transient(self) -> float:
+        """The least transient bytes of any allowed combination, or a known lower bound on them."""
         seconds, _, transient = self.cells
         if transient.least is not None:
             return transient.least
         return float(np.where(np.isfinite(seconds.whole), transient.whole, math.inf).min())
 
     def part(self, used: Sequence[Classes]) -> tuple[Array, Array, Array]:
-        """The three numbers of some classes along every axis."""
+        """(seconds, retained, transient) over some classes along each axis."""
         index = np.ix_(np.arange(len(used[0])), *used[1:])
         seconds, retained, transient = (cells.rows(used[0])[index] for cells in self.cells)
         return seconds, retained, transient
 
-    def picked(self, classes: Sequence[Classes]) -> tuple[Array, Array, Array]:
-        """The three numbers of single cells, whose classes along every axis are given."""
+    def pick(self, classes: Sequence[Classes]) -> tuple[Array, Array, Array]:
+        """(seconds, retained, transient) of single cells; `classes[axis][i]` is the class of cell i."""
         rows, row = np.unique(classes[0], return_inverse=True)
         seconds, retained, transient = (cells.rows(rows)[(row, *classes[1:])] for cells in self.cells)
         return seconds, retained, transient
 
     def at(self, cell: Sequence[int]) -> tuple[float, float, float]:
-        """(seconds, retained, transient) of one combination of options."""
+        """(seconds, retained, transient) of one combination of options, one per axis."""
         where = tuple([c.item(k) for c, k in zip(self.classes, cell, strict=True)])
         seconds, retained, transient = self.core
         return seconds.item(where), retained.item(where), transient.item(where)
 
     @property
     def seconds(self) -> Array:
-        """Over options. Made when asked for, as are the next two."""
+        """Seconds over options, computed at each call."""
         return self._over_options(0)
 
     @property
     def retained(self) -> Array:
+        """Retained bytes over options, computed at each call."""
         return self._over_options(1)
 
     @property
     def transient(self) -> Array:
+        """Transient bytes over options, computed at each call."""
         return self._over_options(2)
 
     def _over_options(self, which: int) -> Array:
         if all(np.array_equal(c, np.arange(n)) for c, n in zip(self.classes, self.lengths, strict=True)):
             return self.core[which]
-        wide: Array = self.core[which][np.ix_(*self.classes)]
-        wide.flags.writeable = False
-        return wide
+        found: Array = self.core[which][np.ix_(*self.classes)]
+        found.flags.writeable = False
+        return found
 
 
 def _frozen(values: Array) -> Array:
-    """A read-only float64 array of our own; one that is read-only already is kept, so sharing survives."""
+    """A read-only float64 copy of `values`; an array that is read-only already is kept, and may stay shared."""
     array = np.asarray(values, dtype=np.float64)
     if array.flags.writeable or not array.flags.c_contiguous:
         array = np.array(array, order="C")
@@ -180,7 +196,7 @@ def _frozen(values: Array) -> Array:
 
 
 def _positions(classes: Classes) -> Classes:
-    """Read-only indices."""
+    """`classes` as a read-only array of indices."""
     array = np.ascontiguousarray(classes, dtype=np.intp)
     if array.flags.writeable:
         array = array.copy()

@@ -1,24 +1,24 @@
-"""Everything AutoDDL raises on purpose, as a tree.
+"""Every error that AutoDDL raises on purpose, as a tree.
 
-AutoDDLError
-  x InputError            what was written or given is wrong: says the value, the rule and the way out
-      x CaptureError      the model cannot be captured: names the operator and the user's source line
-      x MismatchError     a plan for another model, cluster, version, world size or batch
-  x Infeasible            no plan fits the memory: carries the bytes needed and the budget
-  x MachineError          a process, link or collective failed while running
+    AutoDDLError
+      InputError            an input is wrong: says the value, the rule and the way out
+        CaptureError        the model cannot be captured: names the operator and the user's source line
+        MismatchError       the plan is for another model, cluster, version, world size or batch
+      Infeasible            no plan fits the memory: carries the bytes needed and the budget
+      MachineError          a process, link or collective failed while running
 
-Anything else that escapes is a bug of ours.
+Any other exception that escapes is a bug of ours.
 """
 
 __all__ = ["AutoDDLError", "CaptureError", "Infeasible", "InputError", "MachineError", "MismatchError"]
 
 
 class AutoDDLError(Exception):
-    """The root: one clear sentence, shown without a traceback by the shell."""
+    """The root of the tree. Its text is one clear sentence, which the shell shows without a traceback."""
 
 
 class InputError(AutoDDLError):
-    """What was written or given is wrong."""
+    """An argument, an option or a file is wrong."""
 
 
 class CaptureError(InputError):
@@ -26,17 +26,17 @@ class CaptureError(InputError):
 
 
 class MismatchError(InputError):
-    """A plan meets a model, cluster, version, world or batch that it was not made for."""
+    """The plan was made for another model, cluster, version, number of ranks or batch."""
 
 
 def _bytes(count: float) -> str:
-    """`12.3 GB`: what is near the budget is told apart."""
+    """`12.3456 GB`: with enough digits to tell the need from a budget that is nearly as large."""
     unit, size = next(((u, s) for u, s in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if count >= s), ("bytes", 1.0))
     return f"{count / size:.6g} {unit}"
 
 
 class Infeasible(AutoDDLError):
-    """No choice fits: `needed` is the least bytes per device that any choice takes, `budget` what there is."""
+    """No plan fits. `needed` is the least bytes per device that any plan takes, `budget` the bytes that there are."""
 
     def __init__(self, needed: float, budget: float, detail: str = "") -> None:
         self.needed, self.budget, self.detail = needed, budget, detail

@@ -1,9 +1,13 @@
-"""Where a verb will write is looked at before its work: what was found should not be lost for want of a folder.
+"""Writing of files: checked before the work that fills them, and never half done.
 
-    check_file(path)      a file that is written beside its place and then renamed: the folder is there, and takes
-                          files; what is no file, like /dev/stdout, takes what is written
-    check_opened(path)    a file that is written where it is: that one, where it is there, else as above
-    check_folder(path)    a folder that is made, with those above it: the nearest that is there takes files
+    write_atomically(path, text)    writes a new file next to `path`, then renames it
+    check_file(path)                whether that will work: the folder exists and takes files
+    check_in_place(path)            the check for a file that is opened and written where it is
+    check_folder(path)              the check for a folder that will be made, with those above it
+
+A long command checks its outputs first, so that its result is not lost for want of a folder. The checks raise
+InputError with the way out; None stands for an output that was not asked for, and passes. A path that is not a regular
+file, like /dev/stdout, is written in place.
 """
 
 import os
@@ -13,22 +17,22 @@ from pathlib import Path
 
 from autoddl.core.errors import InputError
 
-__all__ = ["check_file", "check_folder", "check_opened", "write_atomically"]
+__all__ = ["check_file", "check_folder", "check_in_place", "write_atomically"]
 
 
 def check_file(path: Path | None) -> None:
-    """InputError where `path` could not be written; None is written nowhere."""
+    """Raise InputError where `write_atomically` could not write `path`."""
     if path is None:
         return
     if path.is_dir():
         raise InputError(f"cannot write {path}: it is a folder; give the name of a file in it")
     if path.exists() and not path.is_file():
-        return check_opened(path)
+        return check_in_place(path)
     _try(Path(os.path.realpath(path)).parent, path)
 
 
-def check_opened(path: Path | None) -> None:
-    """The same, where it is not renamed."""
+def check_in_place(path: Path | None) -> None:
+    """Raise InputError where `path` could not be opened and written in place."""
     if path is None or not path.exists() or path.is_dir():
         return check_file(path)
     if not os.access(path, os.W_OK):
@@ -36,7 +40,7 @@ def check_opened(path: Path | None) -> None:
 
 
 def check_folder(path: Path | None) -> None:
-    """InputError where the folder `path` could not be made; None is made nowhere."""
+    """Raise InputError where the folder `path` could not be made."""
     if path is None:
         return
     nearest = next((folder for folder in path.absolute().parents if folder.exists()), Path("/"))
@@ -44,7 +48,7 @@ def check_folder(path: Path | None) -> None:
 
 
 def _try(folder: Path, path: Path) -> None:
-    """Make a file in `folder`, which is gone at once."""
+    """Raise InputError, about `path`, where no file can be made in `folder`: one is made and removed at once."""
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=path.name):
             pass
@@ -54,9 +58,11 @@ def _try(folder: Path, path: Path) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write to a temporary name beside `path`, then rename: whoever reads sees the old text or the new one. Who may
-    read it stays as it was, and is as for any new file where there was none. A link is followed; what is no file, like
-    /dev/stdout, is written to."""
+    """Write `text` to a temporary file next to `path`, then rename it: readers see the old text or the new one.
+
+    The file keeps its mode and, where this process may set it, its owner; a new file gets the usual mode. Links are
+    followed. Raises InputError where the system refuses.
+    """
     try:
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")
@@ -67,7 +73,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Rename a new file with `text` to `path`; where that fails nothing is left of it."""
+    """Rename a new file with `text` to `path`; where that fails, remove the new file."""
     number, new = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
         with open(number, "w", encoding="utf-8") as file:
@@ -80,7 +86,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _as_before(new: str, path: Path) -> None:
-    """Give the file `new` the mode of `path`, and its owner if this process may."""
+    """Give the file `new` the mode of `path`, and its owner if this process may; else the mode of a new file."""
     if path.exists():
         before = path.stat()
         os.chmod(new, stat.S_IMODE(before.st_mode))

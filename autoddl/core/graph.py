@@ -1,19 +1,19 @@
-"""The model as a table: tensors, and operators in the order in which they run. No torch.
+"""The captured model as a table: tensors, and operators in the order in which they run. Free of torch.
 
-A `Tensor` is an input, a parameter, a buffer, a constant or the result of one op; it is known by its position in
-`Graph.tensors`. An `Op` reads tensors through named *slots* (the argument names of the torch operator, `weight`;
-members of a list argument are `tensors.0`, `tensors.1`) and writes one or more tensors. Everything else it was called
-with is in `args`: plain frozen values by argument name, defaults included.
+A `Tensor` is an input, a parameter, a buffer, a constant or the result of one op. Its number is its position in
+`Graph.tensors`. An `Op` reads tensors through named *slots* and writes one or more tensors. A slot is an argument name
+of the torch operator, like `weight`; the members of a list argument are `tensors.0`, `tensors.1`. All other arguments
+of the call, defaults included, are plain frozen values in `args`.
 
-The *cone* is what depends on no parameter: position ids, masks, rotary tables, labels. It carries no gradient and is
-computed by every rank, so a consumer takes its piece of it by slicing.
+The *cone* are the tensors that depend on no parameter: position ids, masks, rotary tables, labels. It carries no
+gradient, and every rank computes all of it, so a consumer takes its piece by slicing.
 
-Graph <-> text: what a plan keeps of the model, so that it can be explained without the model.
+A graph has a text, which a plan keeps so that it can be explained without the model:
 
     {"words": [...], "values": [...], "tensors": [[...], ...], "ops": [[...], ...], "outputs": [...], "updates": [...]}
 
-Every text stands once in `words`, every set of slots or arguments once in `values`; rows hold their positions. Blocks
-that repeat differ in numbers only. A tuple is written as a list; nothing else of a Graph is one.
+Each string stands once in `words`, each set of slots or arguments once in `values`, and rows hold their positions. So
+the rows of repeated blocks differ in numbers only. JSON's lists are read back as tuples: a graph holds no lists.
 """
 
 import hashlib
@@ -34,10 +34,12 @@ ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8,
 
 _STOPS = frozenset(f"aten.{name}.default" for name in (
     "detach", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"))
-"""Operators that hand no gradient on to the tensor that they read."""
+"""Operators through which no gradient flows back to the tensor that they read."""
 
 
 class Kind(StrEnum):
+    """The origin of a tensor."""
+
     INPUT = "input"
     PARAMETER = "parameter"
     BUFFER = "buffer"
@@ -47,8 +49,16 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """`name` is the graph's own, unique; `fqn` the name in the user's module (parameters, buffers) or the input's.
-    Tied parameters are one Tensor; `aliases` are its other names. `trained` parameters receive gradients."""
+    """One tensor of the program, with its global shape.
+
+        name       the graph's own name, unique
+        shape      sizes of the dims
+        dtype      name of the torch dtype, like `float32`
+        kind       where it comes from
+        fqn        name of a parameter or buffer in the user's module, or of the input; "" for results
+        aliases    other names of a tied parameter, which is one Tensor
+        trained    whether it is a parameter that receives a gradient
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -60,6 +70,7 @@ class Tensor:
 
     @property
     def itemsize(self) -> int:
+        """Bytes of an element; InputError where the dtype is unknown."""
         if self.dtype not in ITEMSIZE:
             raise InputError(f"tensor {self.name} has dtype {self.dtype}; known are {', '.join(ITEMSIZE)}")
         return ITEMSIZE[self.dtype]
@@ -73,13 +84,24 @@ class Tensor:
         return self.numel * self.itemsize
 
     @property
-    def floating(self) -> bool:
+    def is_floating(self) -> bool:
+        """Whether the dtype is a floating-point one."""
         return self.dtype.startswith(("float", "bfloat"))
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """`target` is the torch operator (`aten.linear.default`) or one of ours (`autoddl.dropout`)."""
+    """One call of an operator.
+
+        name       the graph's own name, unique
+        target     the torch operator (`aten.linear.default`) or one of ours (`autoddl.dropout`)
+        inputs     numbers of the tensors that it reads
+        slots      the argument name of each input
+        outputs    numbers of the tensors that it writes
+        args       (argument name, plain value) pairs, defaults included
+        module     name of the user's submodule that made the call
+        source     line of the user's code, `file:line`
+    """
 
     name: str
     target: str
@@ -104,7 +126,7 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """`outputs` are the tensors that the program returns, the loss first; `updates` pairs (buffer, its new value)."""
+    """A program. `outputs` are the tensors that it returns, the loss first; `updates` are (buffer, new value) pairs."""
 
     tensors: tuple[Tensor, ...]
     ops: tuple[Op, ...]
@@ -112,11 +134,11 @@ class Graph:
     updates: tuple[tuple[int, int], ...] = ()
 
     def producers(self) -> dict[int, int]:
-        """tensor -> position of the op that writes it."""
+        """Tensor -> position of the op that writes it."""
         return {t: i for i, op in enumerate(self.ops) for t in op.outputs}
 
     def consumers(self) -> dict[int, tuple[tuple[int, int], ...]]:
-        """tensor -> (op, slot position) pairs that read it, in order."""
+        """Tensor -> the (position of the op, position of the slot) pairs that read it, in order."""
         uses: dict[int, list[tuple[int, int]]] = {t: [] for t in range(len(self.tensors))}
         for i, op in enumerate(self.ops):
             for k, t in enumerate(op.inputs):
@@ -124,7 +146,7 @@ class Graph:
         return {t: tuple(pairs) for t, pairs in uses.items()}
 
     def dependent(self) -> frozenset[int]:
-        """Tensors that depend on a parameter; the others are the cone."""
+        """The tensors that depend on a parameter; all others are the cone."""
         found = {t for t, tensor in enumerate(self.tensors) if tensor.kind is Kind.PARAMETER}
         for op in self.ops:
             if any(t in found for t in op.inputs):
@@ -132,12 +154,15 @@ class Graph:
         return frozenset(found)
 
     def differentiable(self) -> frozenset[int]:
-        """Tensors through which a gradient flows: floating, reached from a trained parameter through floats, and read
-        on the way to the loss, or written beside what is."""
+        """The tensors through which a gradient flows.
+
+        They are floating, reached from a trained parameter through floating tensors, and read on the way to the loss.
+        The other outputs of an op with such an output are among them.
+        """
         found = {t for t, tensor in enumerate(self.tensors) if tensor.trained}
         for op in self.ops:
             if any(t in found for t in op.inputs) and op.target not in _STOPS:
-                found.update(t for t in op.outputs if self.tensors[t].floating)
+                found.update(t for t in op.outputs if self.tensors[t].is_floating)
         back = found.intersection(self.outputs[:1])
         for op in reversed(self.ops):
             if not back.isdisjoint(op.outputs):
@@ -152,8 +177,8 @@ class Graph:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-class _Table:
-    """Values in the order in which they were first met."""
+class _Pool:
+    """Distinct values in the order in which they were first met. A call returns the position of its value."""
 
     def __init__(self) -> None:
         self.index: dict[str, int] = {}
@@ -167,8 +192,8 @@ class _Table:
 
 
 def graph_to_text(graph: Graph) -> str:
-    """`graph` as one line."""
-    word, value = _Table(), _Table()
+    """The text of `graph`, one line of JSON."""
+    word, value = _Pool(), _Pool()
     tensors = [[word(t.name), t.shape, word(t.dtype), word(t.kind), word(t.fqn), [word(a) for a in t.aliases],
                 int(t.trained)] for t in graph.tensors]
     ops = [[word(op.name), word(op.target), op.inputs, value(op.slots), op.outputs, value(op.args), word(op.module),
@@ -179,7 +204,7 @@ def graph_to_text(graph: Graph) -> str:
 
 
 def graph_from_text(text: str) -> Graph:
-    """The graph that `graph_to_text` wrote; anything else is an InputError."""
+    """The graph that `graph_to_text` wrote. Raises InputError for any other text."""
     try:
         tree = json.loads(text)
         words, values = tree["words"], [_frozen(value) for value in tree["values"]]
@@ -195,5 +220,5 @@ def graph_from_text(text: str) -> Graph:
 
 
 def _frozen(value: Any) -> Any:
-    """Lists -> tuples, at every depth."""
+    """`value` with its lists turned into tuples, at every depth."""
     return tuple(_frozen(part) for part in value) if isinstance(value, list) else value

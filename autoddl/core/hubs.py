@@ -1,9 +1,11 @@
-"""The graph that is planned: only what the loss and the buffer updates need, and a hub behind every shared tensor.
+"""Makes the graph that is planned: only the ops that are needed, and a hub behind every shared tensor.
 
-A tensor that depends on a parameter and has several consumers passes through one *hub*, an identity: the tensor is
-converted once to the hub's layout, each consumer converts from there, the consumers' gradients add up at the hub and
-are converted back once. So every cost of a plan belongs to an op or to one edge, nothing is counted twice, and what a
-shared conversion saves is part of the problem and not of a later pass. On one mesh axis a hub is in one of
+Needed are the ops that the loss or a buffer update depends on. A tensor that depends on a parameter and has several
+consumers passes through one *hub*, an identity op. The tensor is converted once to the hub's layout, and each consumer
+converts from there. The consumers' gradients add up at the hub and are converted back once.
+
+So every cost of a plan belongs to an op or to one edge, and nothing is counted twice. The saving of a shared conversion
+is part of the problem, and not of a later pass. On one mesh axis a hub is in one of these states:
 
     S(d)   reads S(d), gradients add up as S(d)          P    reads P, gradients add up as B
     B      reads B, gradients add up as B                B'   reads B, gradients add up as P (one all-reduce for all)
@@ -19,7 +21,7 @@ HUB = "autoddl.hub"
 
 
 def _prune(graph: Graph) -> tuple[Op, ...]:
-    """The ops that the loss or a buffer update depends on."""
+    """The ops that the loss or a buffer update depends on, in order."""
     wanted = {graph.outputs[0], *(new for _, new in graph.updates)}
     kept = []
     for op in reversed(graph.ops):
@@ -30,7 +32,7 @@ def _prune(graph: Graph) -> tuple[Op, ...]:
 
 
 def add_hubs(graph: Graph) -> Graph:
-    """The pruned graph with hubs; tensors keep their positions, those behind hubs are added at the end."""
+    """The pruned graph with hubs. Tensors keep their positions; the outputs of hubs are added at the end."""
     ops = _prune(graph)
     alive = replace(graph, ops=ops, outputs=graph.outputs[:1])
     dependent, consumers = alive.dependent(), alive.consumers()

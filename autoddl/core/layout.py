@@ -1,6 +1,6 @@
 """Meshes and layouts: where the pieces of a tensor are.
 
-A *mesh* is an ordered tuple of named axes; ranks are numbered with the last axis fastest. It needs no devices.
+A *mesh* is an ordered tuple of named axes. Ranks are numbered with the last axis fastest. A mesh needs no devices.
 A *layout* gives each axis one state:
 
     S(d)   split       the ranks of the axis hold consecutive chunks of dim d (torch.chunk: ceil(n/p), the last smaller)
@@ -28,6 +28,8 @@ Extent = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Split:
+    """S(dim): the ranks of the axis hold consecutive chunks of dim `dim`."""
+
     dim: int
 
     def __str__(self) -> str:
@@ -36,12 +38,16 @@ class Split:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Broadcast:
+    """B: every rank of the axis holds the same values."""
+
     def __str__(self) -> str:
         return "B"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class PartialSum:
+    """P: the tensors of the axis' ranks add up to the value."""
+
     def __str__(self) -> str:
         return "P"
 
@@ -52,7 +58,7 @@ P = PartialSum()
 
 
 def parse_state(text: str) -> State:
-    """Parse `S(1)`, `B` or `P`."""
+    """The state that `S(1)`, `B` or `P` names. Raises InputError for any other text."""
     if text == "B":
         return B
     if text == "P":
@@ -64,13 +70,18 @@ def parse_state(text: str) -> State:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
+    """A mesh axis with its number of ranks."""
+
     name: str
     size: int
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Named axes, outermost first. Text: `net=4,node=2`. Its hash is kept: it is asked for very often."""
+    """Named axes, outermost first. Text: `net=4,node=2`. The hash is computed once, because it is needed very often.
+
+    Raises InputError without axes, where two have one name, and for a size below 1.
+    """
 
     axes: tuple[Axis, ...]
     _hash: int = field(init=False, repr=False, compare=False)
@@ -94,6 +105,7 @@ class Mesh:
 
     @classmethod
     def parse(cls, text: str) -> "Mesh":
+        """The mesh that `text` says; InputError where it is none."""
         axes = []
         for part in text.split(","):
             match = re.fullmatch(r"\s*([A-Za-z_][\w.-]*)\s*=\s*(\d+)\s*", part)
@@ -115,10 +127,12 @@ class Mesh:
 
     @property
     def sizes(self) -> tuple[int, ...]:
+        """Ranks along each axis."""
         return tuple(axis.size for axis in self.axes)
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Names of the axes."""
         return tuple(axis.name for axis in self.axes)
 
     @property
@@ -131,15 +145,17 @@ class Mesh:
         return tuple(reversed(strides))
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
+        """Position of `rank` along each axis."""
         return tuple(rank // stride % size for stride, size in zip(self.strides, self.sizes, strict=True))
 
     def index(self, name: str) -> int:
+        """Position of the axis called `name`; InputError where there is none."""
         if name not in self.names:
             raise InputError(f"mesh '{self}' has no axis {name!r}; its axes are {', '.join(self.names)}")
         return self.names.index(name)
 
     def members(self, axes: tuple[int, ...], coordinate: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """Coordinates of the ranks of the group over `axes` in which the rank at `coordinate` is, row-major."""
+        """Coordinates of the ranks in the group over `axes` that the rank at `coordinate` belongs to, row-major."""
         found = []
         for index in product(*(range(self.sizes[a]) for a in sorted(axes))):
             place = dict(zip(sorted(axes), index, strict=True))
@@ -149,7 +165,7 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One state per mesh axis. Text: `S(0) B`. Its hash is kept: it is asked for millions of times."""
+    """One state per mesh axis. Text: `S(0) B`. The hash is computed once, because it is needed millions of times."""
 
     states: tuple[State, ...]
     _hash: int = field(init=False, repr=False, compare=False)
@@ -165,10 +181,12 @@ class Layout:
 
     @classmethod
     def parse(cls, text: str) -> "Layout":
+        """The layout that `text` says; InputError where a state is none."""
         return cls(tuple(parse_state(part) for part in text.split()))
 
     @classmethod
     def broadcast(cls, mesh: Mesh) -> "Layout":
+        """B on every axis of `mesh`."""
         return cls((B,) * len(mesh.axes))
 
     def __str__(self) -> str:
@@ -184,11 +202,12 @@ class Layout:
         return len(self.states)
 
     def replace(self, axes: tuple[int, ...], new: State) -> "Layout":
+        """This layout with the state `new` on `axes`."""
         return Layout(tuple(new if a in axes else old for a, old in enumerate(self.states)))
 
 
 def _chunk(extent: Extent, parts: int, index: int) -> Extent:
-    """The piece of `extent` that torch.chunk gives part `index`: ceil(n/p) each, the last ones smaller."""
+    """The piece of `extent` that torch.chunk gives to part `index`: ceil(n/p) elements, the last ones fewer."""
     offset, size = extent
     width = -(-size // parts)
     begin = min(index * width, size)
@@ -196,7 +215,7 @@ def _chunk(extent: Extent, parts: int, index: int) -> Extent:
 
 
 def extents(shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> tuple[Extent, ...]:
-    """(offset, size) along each dim of the piece that the rank at `coordinate` holds."""
+    """(offset, size) along each dim of the piece that the rank at `coordinate` holds of a tensor of global `shape`."""
     pieces: list[Extent] = [(0, size) for size in shape]
     for axis, part, index in zip(mesh.axes, layout, coordinate, strict=True):
         if isinstance(part, Split):
@@ -206,7 +225,7 @@ def extents(shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tupl
 
 def local_shape(shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tuple[int, ...] | None = None
                 ) -> tuple[int, ...]:
-    """Sizes of the piece at `coordinate`; without one, of rank 0, which holds the largest."""
+    """Shape of the piece that the rank at `coordinate` holds; by default rank 0, which holds the largest."""
     return _local_shape(shape, layout, mesh, coordinate or (0,) * len(mesh.axes))
 
 
@@ -217,7 +236,7 @@ def _local_shape(shape: tuple[int, ...], layout: Layout, mesh: Mesh, at: tuple[i
 
 @lru_cache(maxsize=100_000)
 def _divides(size: int, parts: tuple[int, ...]) -> bool:
-    """Whether cutting `size` by `parts` in turn leaves nobody empty."""
+    """Whether no piece is empty when `size` elements are cut by each of `parts` in turn."""
     sizes = {size}
     for count in parts:
         sizes = {_chunk((0, n), count, index)[1] for n in sizes for index in range(count)}
@@ -227,7 +246,7 @@ def _divides(size: int, parts: tuple[int, ...]) -> bool:
 
 
 def is_legal(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> bool:
-    """Whether every split dim exists and no rank's piece is empty. An axis of one rank is always B."""
+    """Whether every split dim exists and no rank's piece is empty. An axis of one rank must be B."""
     cuts: dict[int, list[int]] = {}
     for axis, part in zip(mesh.axes, layout, strict=True):
         if axis.size == 1 and part != B:

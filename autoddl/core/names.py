@@ -1,4 +1,4 @@
-"""Dotted names that differ in a number, folded into one: `layers.0-31.q_proj`."""
+"""Folds dotted names that differ in one number into one name: `layers.0-31.q_proj`."""
 
 import re
 from collections.abc import Hashable, Iterable, Sequence
@@ -9,11 +9,11 @@ __all__ = ["fold_names", "fold_rows", "number_ranges"]
 Value = TypeVar("Value", bound=Hashable)
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-"""A part of a dotted name that is a number."""
+"""Matches a part of a dotted name that is a number."""
 
 
 def fold_names(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Names that differ in their first number only, under one name with the numbers as ranges."""
+    """Folded name -> the names behind it, in order: those that differ in their first number only."""
     return {name: tuple(members) for name, _, members in fold_rows((name, None) for name in names)}
 
 

@@ -1,27 +1,28 @@
-"""Pipelines as text: who runs which stage on which microbatch, in which order.
+"""Schedules of pipelines: which rank runs which stage on which microbatch, and in which order.
 
-An action is `2F0`: stage 2, Forward, microbatch 0. `B` is the backward, `W` the gradient of the weights where that is
-split off: then B gives the gradient of the input alone. In schedules of several pipes (Chimera) `1:2F0` is in pipe 1.
-A schedule is a list of actions per rank. A stage is on one rank per pipe, a microbatch goes through one pipe:
+A schedule is a list of actions per rank. A stage is on one rank per pipe, and a microbatch goes through one pipe. The
+text of a schedule of two ranks and two microbatches (`Schedule.parse`):
 
     microbatches 2, stages on ranks 0 1
     rank 0: 0F0 0F1 0B0 0B1
     rank 1: 1F0 1B0 1F1 1B1
 
-What must have finished before an action is said once, in `needs`:
+The action `2F0` is the forward F of microbatch 0 through stage 2. `B` is the backward. Where `W` stands for the
+gradient of the weights, B computes the gradient of the input alone. In schedules of several pipes (Chimera) `1:2F0` is
+in pipe 1.
+
+An action may run once all actions are finished that it `needs`:
 
     F(s) <- F(s-1)        B(s) <- F(s), B(s+1)        W(s) <- B(s)        all of the same microbatch and pipe
 
-Activations are held from F until the last of B and W (Qi et al. 2024, "Zero bubble pipeline parallelism", section 2).
+Activations are live from F until the last of B and W (Qi et al. 2024, "Zero bubble pipeline parallelism", section 2).
 
-Whether a schedule can run: every microbatch once through every stage, forward and backward, and nobody stuck.
+`check_schedule` says whether a schedule can run. The rules, in the order in which they are checked:
 
-    1  placement: pipes of equally many stages, on ranks that have a list
-    2  every action names a stage, pipe and microbatch that exist, on the rank where the stage is, and only once
+    1  pipes have equally many stages, on ranks that have a list of actions
+    2  an action names a stage, pipe and microbatch that exist, on the rank of that stage, and stands once
     3  every microbatch goes through one pipe, with an F and a B at each of its stages
-    4  run rank by rank, every action finds what it `needs` finished
-
-The first breach is raised with rank and step in words, and the schedule with that row marked.
+    4  when all ranks run as far as they can, no rank is stuck
 """
 
 import re
@@ -38,7 +39,7 @@ Kind = Literal["F", "B", "W"]
 
 
 class Action(NamedTuple):
-    """One stage, one microbatch, one direction. Text: `2F0`, in a further pipe `1:2F0`."""
+    """The work of one stage on one microbatch: `kind` is F, B or W. Text: `2F0`, in pipe 1 `1:2F0`."""
 
     stage: int
     kind: Kind
@@ -50,6 +51,7 @@ class Action(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Action":
+        """The action that `text` says; InputError where it is none."""
         match = re.fullmatch(r"(?:(\d+):)?(\d+)([FBW])(\d+)", text)
         if match is None:
             raise InputError(f"{text!r} is no action; write stage, F, B or W, and microbatch, like '2F0' or '1:2F0'")
@@ -58,7 +60,7 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """placement[pipe][stage] is a rank; actions[rank] is what it runs, in order."""
+    """`placement[pipe][stage]` is a rank; `actions[rank]` are the actions that it runs, in order."""
 
     placement: tuple[tuple[int, ...], ...]
     actions: tuple[tuple[Action, ...], ...]
@@ -66,9 +68,11 @@ class Schedule:
 
     @property
     def stages(self) -> int:
+        """Number of stages of a pipe."""
         return len(self.placement[0])
 
     def rank(self, action: Action) -> int:
+        """The rank that runs `action`."""
         return self.placement[action.pipe][action.stage]
 
     def __iter__(self) -> Iterator[Action]:
@@ -82,7 +86,7 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str) -> "Schedule":
-        """The schedule that `text` says; `check_schedule` tells whether it can run."""
+        """The schedule that `text` says; InputError where it is none. `check_schedule` says whether it can run."""
         head, *rows = [line.strip() for line in text.strip().split("\n")]
         match = re.fullmatch(r"microbatches (\d+), stages on ranks (\d+(?: (?:/ )?\d+)*)", head)
         if match is None:
@@ -100,7 +104,7 @@ def _row(rank: int, row: str) -> tuple[Action, ...]:
 
 
 def needs(action: Action, schedule: Schedule) -> tuple[Action, ...]:
-    """F(s) <- F(s-1), B(s) <- F(s), B(s+1), W(s) <- B(s): what must have finished before."""
+    """The actions that must have finished before: F(s) <- F(s-1), B(s) <- F(s), B(s+1), W(s) <- B(s)."""
     stage, kind, microbatch, pipe = action
     if kind == "F":
         return (Action(stage - 1, "F", microbatch, pipe),) if stage else ()
@@ -113,9 +117,10 @@ def needs(action: Action, schedule: Schedule) -> tuple[Action, ...]:
 
 def live_activations(schedule: Schedule, sizes: Sequence[float] | None = None, kept: float = 1.0
                      ) -> tuple[tuple[float, ...], ...]:
-    """Activations that each rank holds after each of its actions, in microbatches of a stage, or in bytes.
+    """Activations that are live on each rank after each of its actions, in microbatches of a stage, or in bytes.
 
-    `sizes` are the bytes of one microbatch per stage; after a split B the share `kept` of them waits for the W.
+    `sizes` are the bytes of one microbatch's activations per stage. Where W is split off, the share `kept` of them
+    stays live from B to W.
     """
     weights = {action for action in schedule if action.kind == "W"}
 
@@ -131,20 +136,23 @@ def live_activations(schedule: Schedule, sizes: Sequence[float] | None = None, k
 
 
 def peak_activations(schedule: Schedule, sizes: Sequence[float] | None = None, kept: float = 1.0) -> tuple[float, ...]:
-    """The most that each rank holds at once."""
+    """The most activations that are live at once on each rank, in the units of `live_activations`."""
     return tuple(max(row, default=0.0) for row in live_activations(schedule, sizes, kept))
 
 
 def check_schedule(schedule: Schedule) -> None:
-    """Raise InputError at the first breach."""
-    _placement(schedule)
-    _each(schedule)
-    _complete(schedule)
-    _runs(schedule)
+    """Raise InputError where the schedule cannot run.
+
+    The message names rank and step, and shows the schedule with that row marked.
+    """
+    _check_placement(schedule)
+    _check_actions(schedule)
+    _check_complete(schedule)
+    _check_progress(schedule)
 
 
 def _fail(schedule: Schedule, rank: int, step: int, words: str) -> InputError:
-    """`step` counts from 1; one past the end marks what is missing there."""
+    """The error at `step` of `rank`, counted from 1; one past the end marks a missing action."""
     rows = []
     for row, actions in enumerate(schedule.actions):
         texts = [f"[{a}]" if (row, i) == (rank, step) else str(a) for i, a in enumerate(actions, start=1)]
@@ -154,7 +162,8 @@ def _fail(schedule: Schedule, rank: int, step: int, words: str) -> InputError:
     return InputError("\n".join((f"rank {rank}, step {step}: {words}", *rows)))
 
 
-def _placement(schedule: Schedule) -> None:
+def _check_placement(schedule: Schedule) -> None:
+    """Rule 1."""
     if schedule.microbatches < 1 or len({len(pipe) for pipe in schedule.placement}) != 1 or not schedule.stages:
         raise InputError(f"{str(schedule).splitlines()[0]!r}: a schedule has at least one microbatch and stage, "
                          "and equally many stages in every pipe")
@@ -164,8 +173,8 @@ def _placement(schedule: Schedule) -> None:
                          f"{len(schedule.actions)} ranks; add a line 'rank {beyond[0]}: ...'")
 
 
-def _each(schedule: Schedule) -> None:
-    """Every action is possible where it stands, and stands once."""
+def _check_actions(schedule: Schedule) -> None:
+    """Rule 2."""
     seen: set[Action] = set()
     for rank, actions in enumerate(schedule.actions):
         for step, action in enumerate(actions, start=1):
@@ -182,8 +191,8 @@ def _each(schedule: Schedule) -> None:
             seen.add(action)
 
 
-def _complete(schedule: Schedule) -> None:
-    """Nothing is missing."""
+def _check_complete(schedule: Schedule) -> None:
+    """Rule 3."""
     seen = set(schedule)
     kinds: tuple[Kind, ...] = ("F", "B")
     for microbatch in range(schedule.microbatches):
@@ -202,8 +211,8 @@ def _complete(schedule: Schedule) -> None:
                         f"{extra}: microbatch {microbatch} goes through pipe {pipes[0]} already")
 
 
-def _runs(schedule: Schedule) -> None:
-    """Run all ranks as far as they come; if one is stuck, say where and for what it waits."""
+def _check_progress(schedule: Schedule) -> None:
+    """Rule 4: run all ranks as far as they come."""
     done: set[Action] = set()
     at = [0] * len(schedule.actions)
     moved = True
@@ -220,7 +229,7 @@ def _runs(schedule: Schedule) -> None:
 
 
 def _stuck(schedule: Schedule, stuck: list[int], at: list[int], done: set[Action]) -> InputError:
-    """A rank that waits for itself explains most; else the first."""
+    """The error for the first stuck rank that waits for itself, which explains most; else for the first stuck rank."""
     found = []
     for rank in stuck:
         action = schedule.actions[rank][at[rank]]

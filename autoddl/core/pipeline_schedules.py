@@ -1,15 +1,16 @@
-"""Generators of schedules for D ranks and N microbatches, by name: `1f1b`, `interleaved:2`, `chimera:1` ...
+"""Generates schedules of pipelines for D ranks and N microbatches by name: `1f1b`, `interleaved:2`, `chimera:1` ...
 
     gpipe          all F, then all B                                                     Huang et al. 2019
     1f1b           rank r: D-1-r forwards, then F and B in turn                          Narayanan et al. 2019, 2021
     interleaved:v  v stages per rank, round the ranks; 2(D-1-r) + (v-1)D forwards first  Narayanan et al. 2021
     zb-h1          1f1b with W split off, r microbatches late                            Qi et al. 2024, figure 3
     zb-h2          twice the forwards of 1f1b first, W 2r microbatches late              Qi et al. 2024, section 2.2
-    zb-v           two stages per rank, there and back                                   Qi et al. 2024, section 6
-    dualpipe-v     the same placement, forward of one way beside backward of the other   DeepSeek-AI 2025
+    zb-v           two stages per rank, down and back                                    Qi et al. 2024, section 6
+    dualpipe-v     that placement, with forwards of one way among backwards of the other DeepSeek-AI 2025
     chimera:f      f pairs of pipes in opposite directions                               Li & Hoefler 2021
 
-Bubbles in seconds per rank, where F, B and W are what one rank takes for one microbatch (B without W if split):
+Bubbles in seconds per rank. F, B and W are the seconds of one rank for one microbatch; B is without W where W is split
+off:
 
     gpipe, 1f1b      (D-1)(F+B)
     interleaved      (D-1)(F+B)/v
@@ -17,20 +18,19 @@ Bubbles in seconds per rank, where F, B and W are what one rank takes for one mi
     zb-h1            (D-1)(F+B-W) if W is the shortest, in general (D-1) max(F, B, F+B-W)
     chimera, F = B   (D/2f-1)(F+B), direct concatenation of units; B = 2F and N = D takes D F + (2D-2) B with one pair
 
-Schedules in the shape of a V: rank r of D has stage r on the way there and stage 2D-1-r on the way back.
-
-A rank's list is a word of letters, capitals for the way there and small ones for the way back:
+In schedules in the shape of a V, rank r of D has stage r on the way down and stage 2D-1-r on the way back. The list of
+a rank is written as a word, with capitals for the way down and small letters for the way back:
 
     F f  forward          B b  whole backward          I i  backward of the input alone
-    W w  weight gradient of the oldest I (i) that lacks it          +  the same of the oldest of both ways
+    W w  weight gradient of the oldest I (i) that lacks it          +  weight gradient of the oldest I or i
 
-Every letter takes the next microbatch of its way. Words, with n = max(N, 2D-1):
+Each letter takes the next microbatch of its way. The words, with n = max(N, 2D-1):
 
     zb-v        F^(2(D-r)-1) (fF)^r (fiw)^(D-r) (FIWfiw)^(n-2D+r+1) (IWfiw)^(D-r-1) (Ii)^r (IW)^(D-r) w^r W^r
                 Qi et al. 2024, arXiv 2401.10241 section 6: no bubble if F = B = W, memory of 1F1B
     dualpipe-v  F^2(D-r-1) (Ff)^(r+1) (iwf)^(D-r-1) (FbfB)^(N-2D+r+1) (bfB)^(D-r-1) end (+I)^(D-r-1) +^(r+1)
                 end = (bB)^h (iI)^h if r+1 = 2h, else (bB)^h bI (iI)^h with r = 2h
-                DeepSeek-AI 2025, DualPipe, its "cut-in-half" form for N >= 2D; here the F and the B that go together
+                DeepSeek-AI 2025, DualPipe, its "cut-in-half" form for N >= 2D; here an F and a B that overlap there
                 run one after the other
 """
 
@@ -47,17 +47,17 @@ __all__ = ["SCHEDULES", "chimera", "dualpipe_v", "generate", "gpipe", "interleav
 
 
 def gpipe(ranks: int, microbatches: int) -> Schedule:
-    """Every F, then every B."""
+    """All forwards, then all backwards."""
     return _line(ranks, microbatches, lambda rank: microbatches)
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
-    """At most D-r microbatches in flight on rank r."""
+    """One forward and one backward in turn: at most D-r microbatches in flight on rank r."""
     return _line(ranks, microbatches, lambda rank: ranks - 1 - rank)
 
 
 def _line(ranks: int, microbatches: int, ahead: Callable[[int], int]) -> Schedule:
-    """One stage per rank."""
+    """A schedule with one stage per rank, in which rank r runs `ahead(r)` forwards first."""
     rows = (_alternate([Action(rank, "F", m) for m in range(microbatches)],
                        [Action(rank, "B", m) for m in range(microbatches)], ahead(rank)) for rank in range(ranks))
     return Schedule((tuple(range(ranks)),), tuple(rows), microbatches)
@@ -72,7 +72,10 @@ def _alternate(forwards: Sequence[Action], backwards: Iterable[Action], ahead: i
 
 
 def interleaved(ranks: int, microbatches: int, chunks: int) -> Schedule:
-    """Stage s on rank s mod D; D microbatches go through one chunk of a rank before the next chunk has its turn."""
+    """`chunks` stages per rank, stage s on rank s mod D; a rank runs D microbatches per chunk in turn.
+
+    Raises InputError where the microbatches are no multiple of the ranks.
+    """
     if chunks == 1:
         return one_f_one_b(ranks, microbatches)
     if microbatches % ranks:
@@ -87,17 +90,17 @@ def interleaved(ranks: int, microbatches: int, chunks: int) -> Schedule:
 
 
 def zb_h1(ranks: int, microbatches: int) -> Schedule:
-    """1F1B whose W follows r microbatches behind its B, so that every rank holds D microbatches and W fills the end."""
+    """1F1B with W split off, r microbatches behind its B: each rank keeps D microbatches live, and W fills the end."""
     return _weights_late(one_f_one_b(ranks, microbatches), 1)
 
 
 def zb_h2(ranks: int, microbatches: int) -> Schedule:
-    """2(D-1-r) forwards first and W 2r microbatches late: no bubble if F = B = W, up to 2D-1 microbatches held."""
+    """2(D-1-r) forwards first and W 2r microbatches late: no bubble if F = B = W, up to 2D-1 microbatches live."""
     return _weights_late(_line(ranks, microbatches, lambda rank: 2 * (ranks - 1 - rank)), 2)
 
 
 def _weights_late(schedule: Schedule, turns: int) -> Schedule:
-    """W split off, on rank r `turns` r microbatches behind its B."""
+    """`schedule` with W split off: on rank r it follows `turns` r microbatches behind its B."""
     rows = []
     for rank, actions in enumerate(schedule.actions):
         row, weights = [], iter([Action(rank, "W", m) for m in range(schedule.microbatches)])
@@ -113,7 +116,8 @@ def chimera(ranks: int, microbatches: int, pairs: int) -> Schedule:
     """f pairs of pipes: the i-th down pipe has stage s on rank s + iD/f, its up pipe on rank D-1-s + iD/f (mod D).
 
     A unit of D microbatches gives each pipe D/2f. With F = B = 1 its k-th passes stage s forward at time s + 2k and
-    backward at 2D-1-s + 2k. No two of a rank then meet, and units follow each other every 2D (direct concatenation).
+    backward at 2D-1-s + 2k. No two actions of a rank then meet, and units follow each other every 2D (direct
+    concatenation). Raises InputError unless 2f divides the ranks and the microbatches.
     """
     if ranks % (2 * pairs) or microbatches % (2 * pairs):
         raise InputError(f"chimera:{pairs}: {ranks} ranks and {microbatches} microbatches; both have to be multiples "
@@ -134,7 +138,7 @@ def chimera(ranks: int, microbatches: int, pairs: int) -> Schedule:
 
 
 def zb_v(ranks: int, microbatches: int) -> Schedule:
-    """The word above; microbatches beyond N, which only fill the pipe, are left out."""
+    """ZB-V by its word above. Microbatches beyond N, which only fill the pipe, are left out."""
     n = max(microbatches, 2 * ranks - 1)
     words = [("F" * (2 * (ranks - r) - 1) + "fF" * r + "fiw" * (ranks - r) + "FIWfiw" * (n - 2 * ranks + r + 1)
               + "IWfiw" * (ranks - r - 1) + "Ii" * r + "IW" * (ranks - r) + "w" * r + "W" * r) for r in range(ranks)]
@@ -142,7 +146,7 @@ def zb_v(ranks: int, microbatches: int) -> Schedule:
 
 
 def dualpipe_v(ranks: int, microbatches: int) -> Schedule:
-    """The word above."""
+    """DualPipe-V by its word above. Raises InputError for fewer than 2D microbatches."""
     if microbatches < 2 * ranks:
         raise InputError(f"dualpipe-v: {microbatches} microbatches are too few for {ranks} ranks; "
                          f"use {2 * ranks} or more")
@@ -157,19 +161,20 @@ def dualpipe_v(ranks: int, microbatches: int) -> Schedule:
 
 
 def _schedule(words: list[str], microbatches: int) -> Schedule:
+    """The schedule in the shape of a V with one word per rank."""
     ranks = len(words)
     rows = (tuple(a for a in _actions(word, rank, 2 * ranks - 1 - rank) if a.microbatch < microbatches)
             for rank, word in enumerate(words))
     return Schedule(((*range(ranks), *reversed(range(ranks))),), tuple(rows), microbatches)
 
 
-def _actions(word: str, there: int, back: int) -> list[Action]:
-    """Read the letters."""
+def _actions(word: str, down: int, back: int) -> list[Action]:
+    """The actions of a word; stage `down` is on the way down, stage `back` on the way back."""
     row: list[Action] = []
     waiting: list[Action] = []
     count: Counter[tuple[int, Kind]] = Counter()
     for letter in word:
-        stage = there if letter.isupper() else back
+        stage = down if letter.isupper() else back
         if letter in "+Ww":
             oldest = next(action for action in waiting if letter == "+" or action.stage == stage)
             waiting.remove(oldest)
@@ -193,12 +198,15 @@ SCHEDULES: Mapping[str, Callable[[int, int, int], Schedule]] = MappingProxyType(
     "dualpipe-v": lambda ranks, microbatches, _: dualpipe_v(ranks, microbatches),
     "chimera": chimera,
 })
-"""Name -> (ranks, microbatches, what follows the colon) -> schedule."""
+"""Name -> function of (ranks, microbatches, number behind the colon) -> schedule."""
 
 
 @lru_cache(maxsize=256)
 def generate(text: str, ranks: int, microbatches: int) -> Schedule:
-    """The schedule of that name: `1f1b`, `interleaved:2` (chunks per rank), `chimera:1` (pairs of pipes)."""
+    """The schedule called `text`: `1f1b`, `interleaved:2` (chunks per rank), `chimera:1` (pairs of pipes).
+
+    Raises InputError for an unknown name, and where the numbers do not fit the schedule.
+    """
     name, colon, width = text.partition(":")
     counted = name in ("interleaved", "chimera")
     if name not in SCHEDULES or bool(colon) != counted or (counted and not (width.isdecimal() and int(width))):

@@ -1,9 +1,11 @@
-"""A plan: everything that running needs and planning decided, as JSON.
+"""A plan: everything that planning decided and running needs, as JSON.
 
-`decisions` says the layouts in which each op reads and writes; `conversions` the steps on every edge where a layout
-changes; `stored` what a rank owns of each parameter. A tensor with several consumers passes through a *hub*: it is
-converted once to the hub's layout, and each consumer converts from there; their gradients add up at the hub and are
-converted back once. Hubs stand among the decisions, their `gradient` is the layout in which gradients add up.
+    decisions      the layouts in which each op reads and writes
+    conversions    the steps on every edge where a layout changes
+    stored         the part of each parameter that a rank owns
+
+A tensor with several consumers passes through a *hub* (`hubs`). Hubs stand among the decisions; their `gradient` is the
+layout in which the consumers' gradients add up.
 
 A plan is data: reading one runs no code that it names.
 """
@@ -45,7 +47,7 @@ _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
 @checked(frozen=True, slots=True, config=_STRICT)
 class Decision:
-    """Layouts in which op `name` reads its inputs (by slot) and writes its outputs; `gradient` only for hubs."""
+    """The layouts in which op `name` reads its inputs, one per slot, and writes its outputs. Hubs have a `gradient`."""
 
     name: str
     target: str
@@ -56,9 +58,18 @@ class Decision:
 
 @checked(frozen=True, slots=True, config=_STRICT)
 class Conversion:
-    """On the edge `tensor` -> slot `slot` of op `op` (`output` is the program's end): steps there and of the gradient
-    back, as text. `source`/`target` are layouts of the tensor before and after, `gradient`/`wanted` of its gradient as
-    the consumer's backward yields it and as the producer's needs it (None where no gradient flows)."""
+    """The steps on one edge of the graph: of the tensor forward, and of its gradient backward.
+
+        op         the op that reads the tensor; `output` is the end of the program
+        slot       the slot of the op
+        tensor     name of the tensor
+        source     layout in which its producer writes it
+        target     layout in which the op reads it
+        forward    the steps from `source` to `target`, as text
+        gradient   layout of the gradient that the op's backward yields; None where no gradient flows
+        wanted     layout of the gradient that the producer's backward needs; None where no gradient flows
+        backward   the steps from `gradient` to `wanted`, as text
+    """
 
     op: str
     slot: str
@@ -73,7 +84,10 @@ class Conversion:
 
 @checked(frozen=True, slots=True, config=_STRICT)
 class Stored:
-    """What a rank owns of parameter `fqn`, updates and saves; `regather`: gathered again for backward, not kept."""
+    """The part of parameter `fqn` that a rank owns, updates and saves.
+
+    With `regather` the gathered copy is not kept from forward to backward, but gathered again.
+    """
 
     fqn: str
     layout: LayoutText
@@ -82,11 +96,19 @@ class Stored:
 
 @checked(frozen=True, slots=True, config=_STRICT)
 class Prediction:
-    """Per rank and step. `communication`: seconds by axis (`net+node` for a collective over both);
-    `nbytes`: bytes by kind at the peak of the memory line; `volume`: sent bytes by axis; `fallback`: seconds of ops
-    that have no rule. `charged_bytes` is what the search charged, and held to the budget: None in a plan of before the
-    memory line, whose `nbytes` are that. `line_seconds` are those of the time line, and no plan's is shorter than
-    `line_bound`, where the plan was chosen for it."""
+    """The predicted seconds and bytes of one rank in one step.
+
+        seconds          of the step, as the search priced it
+        compute          seconds of the kernels
+        communication    seconds by mesh axis; `net+node` for collectives over both
+        volume           bytes that the rank sends, by axis
+        nbytes           bytes by kind at the peak of the memory line
+        fallback         seconds by op of the ops that have no rule
+        charged_bytes    bytes that the search charged and kept within the budget; None in older plans, whose
+                         `nbytes` are those
+        line_seconds     seconds of the time line, where the plan was chosen by it
+        line_bound       seconds below which no plan's time line is, where the plan was chosen by it
+    """
 
     seconds: float
     compute: float
@@ -100,11 +122,12 @@ class Prediction:
 
     @property
     def peak_bytes(self) -> float:
+        """Bytes at the peak of the memory line."""
         return sum(self.nbytes.values())
 
     @property
     def charged(self) -> float:
-        """What the search keeps within the budget."""
+        """Bytes that the search kept within the budget."""
         return self.peak_bytes if self.charged_bytes is None else self.charged_bytes
 
 
@@ -119,7 +142,31 @@ class PlanIndex:
 
 @checked(frozen=True, slots=True, config=_STRICT)
 class Plan:
-    """`timings`, how long planning took, are not written: the same inputs give the same file."""
+    """The result of planning: how one model trains on one cluster.
+
+        model           name of the model
+        mesh            the mesh of ranks
+        decisions       layouts of every op and hub
+        conversions     steps on every edge where a layout changes
+        stored          stored layout of every parameter
+        inputs          layout of every input of the program
+        predicted       seconds and bytes of a rank in a step
+        bound           seconds that no plan of the space is below, under the model of costs
+        proof           how the bound was proved
+        budget          bytes of memory of a device that the plan may use
+        candidates      number of meshes and variants that were looked at
+        cluster         name of the cluster
+        backend         communication library, `gloo` or `nccl`
+        levels          level of the cluster by mesh axis
+        fingerprints    hashes of the model's graph and of the cluster, and AutoDDL's version of plans
+        sample          shapes and dtypes of the sample batch
+        factory         how the shell makes the model again
+        source          the options of planning, and the graph's text
+        timings         seconds of each stage of planning; not written, so that equal inputs give equal files
+        microbatches    microbatches of a step, one after the other
+        bucket_bytes    limit of a bucket of gathers or gradients
+        version         of the format
+    """
 
     model: str
     mesh: MeshText
@@ -146,12 +193,12 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """How far from optimal the plan can be under the model, as a fraction of its seconds."""
+        """The most by which a better plan could be faster under the model, as a fraction of the plan's seconds."""
         seconds = self.predicted.seconds
         return max(0.0, (seconds - self.bound) / seconds) if seconds else 0.0
 
     def __str__(self) -> str:
-        """Three lines; `report.plan_table` is the whole."""
+        """The plan in three lines; `cli.plan_tables` prints all of it."""
         predicted, links = self.predicted, self.predicted.communication
         sent = ", ".join(f"{axes} {seconds * 1e3:.3g} ms" for axes, seconds in sorted(links.items())) or "none"
         return (f"plan of {self.model} for {self.cluster}: mesh {self.mesh}\n"
@@ -166,14 +213,16 @@ class Plan:
                          {s.fqn: s for s in self.stored})
 
     def to_json(self) -> str:
+        """The text of the plan file."""
         return json.dumps(_ADAPTER.dump_python(self, mode="json"), indent=1, ensure_ascii=False) + "\n"
 
     def fingerprint(self) -> str:
-        """Of what every rank must agree on: all but what it was made from."""
+        """A short hash of everything on which the ranks must agree; it leaves out how the plan was made."""
         data = _ADAPTER.dump_python(self, mode="json") | {"timings": {}, "factory": {}, "source": {}}
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
     def save(self, path: str | Path) -> None:
+        """Write the plan file; InputError where that fails."""
         write_atomically(Path(path), self.to_json())
 
 
@@ -181,7 +230,11 @@ _ADAPTER: TypeAdapter[Plan] = TypeAdapter(Plan)
 
 
 def load_plan(path: str | Path) -> Plan:
-    """Read a plan. Raises InputError, which names the file, for what is no plan or whose conversions lead elsewhere."""
+    """The plan in the file `path`.
+
+    Raises InputError, naming the file, where it cannot be read, holds no plan, or holds steps that do not lead from one
+    layout of an edge to the other.
+    """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -206,7 +259,7 @@ def load_plan(path: str | Path) -> Plan:
 
 
 def _check_conversions(plan: Plan) -> None:
-    """Raises InputError where the steps of a conversion do not lead from its layout to its target, or back."""
+    """Raise InputError where the steps of a conversion do not lead from its layout to its target, or back."""
     known: dict[tuple[tuple[str, ...], Layout, Layout], bool] = {}
     for one in plan.conversions:
         ways = [("forward", one.forward, one.source, one.target)]
@@ -231,5 +284,5 @@ def _leads(mesh: Mesh, texts: tuple[str, ...], source: Layout, target: Layout) -
 
 
 def level_of(plan: Plan, axes: str) -> str:
-    """The level of the cluster over which a collective over `axes` goes: that of the outermost."""
+    """Name of the cluster's level that a collective over `axes` crosses: that of the first axis with one, or ""."""
     return next((level for name in axes.split("+") if (level := plan.levels.get(name))), "")

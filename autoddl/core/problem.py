@@ -1,12 +1,12 @@
-"""A cost network: pick one option x_i for every variable i; every factor f charges the cell of its table.
+"""A cost network: one option x_i is picked for every variable i, and every factor f charges the cell of its table.
 
     seconds(x)   = fixed_seconds + sum over f of f.seconds[x]        infinite where a combination is forbidden
-    retained(x)  = sum over f of f.retained[x]                       bytes that are held at the same time: they add
-    transient(x) = max over f of f.transient[x]                      bytes held for a moment: only the worst counts
+    retained(x)  = sum over f of f.retained[x]                       bytes that are live at the same time: they add
+    transient(x) = max over f of f.transient[x]                      bytes that are live briefly: the most counts
     nbytes(x)    = fixed_bytes + retained(x) + transient(x)          must be <= budget, where there is a budget
 
-A solver minimises seconds(x) subject to nbytes(x) <= budget; these functions are what every solver is tested against.
-Factors of repeated blocks name the same table, so repetition is there to be seen in the numbers.
+A solver minimises seconds(x) subject to nbytes(x) <= budget. Every solver is tested against the functions here. Factors
+of repeated blocks name the same table, so a solver can see the repetition in the numbers.
 """
 
 import math
@@ -24,12 +24,12 @@ from autoddl.core.errors import InputError
 __all__ = ["MAX_NDIM", "Array", "Classes", "Factor", "FactorArrays", "Problem", "Solution", "Table"]
 
 EXACT = 1e-9
-"""A solution this close to its bound, relatively, is optimal: the rest is the rounding of sums."""
+"""A solution whose relative distance to its bound is at most this is optimal: sums round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One table laid over variables: axis j of the table is the option of `variables[j]`."""
+    """One table over some variables: the options of `variables[j]` are axis j of table number `table`."""
 
     variables: tuple[int, ...]
     table: int
@@ -37,8 +37,11 @@ class Factor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FactorArrays:
-    """The factors as arrays: factor i lays table `tables[i]` over `scopes[i]`, a row of three filled up with -1; and
-    for every table that is used, the variables that it is laid over, a row per factor."""
+    """The factors of a problem as arrays.
+
+    Factor i is table `tables[i]` over the variables `scopes[i]`: a row of three, filled up with -1. For every table
+    that some factor uses, `groups` has (table, rows of `scopes`).
+    """
 
     scopes: NDArray[np.intp]
     tables: NDArray[np.intp]
@@ -46,6 +49,7 @@ class FactorArrays:
 
     @classmethod
     def of(cls, factors: Sequence[Factor]) -> "FactorArrays":
+        """The arrays of `factors`."""
         scopes = np.array([f.variables + (-1,) * (MAX_NDIM - len(f.variables)) for f in factors], dtype=np.intp)
         tables = np.array([f.table for f in factors], dtype=np.intp)
         scopes, rows = scopes.reshape(-1, MAX_NDIM), np.argsort(tables, kind="stable")
@@ -56,7 +60,16 @@ class FactorArrays:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Variables with their numbers of options, tables, and the factors that lay tables over variables."""
+    """A cost network. Raises InputError where its parts do not fit each other.
+
+        names            of the variables
+        sizes            options of each variable
+        tables           the distinct tables
+        factors          which table is over which variables
+        budget           bytes that a choice may take; None for any number
+        fixed_seconds    seconds that every choice costs
+        fixed_bytes      bytes that every choice takes
+    """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -74,7 +87,7 @@ class Problem:
         self._check()
 
     def _check(self) -> None:
-        """Every factor lays a table of the right shape over distinct variables."""
+        """Raise InputError unless every factor has a table of the right shape over distinct variables."""
         if any(len(f.variables) > MAX_NDIM for f in self.factors):
             raise InputError(f"a factor is over at most {MAX_NDIM} variables")
         scopes, count = self.arrays.scopes, len(self.sizes)
@@ -95,8 +108,8 @@ class Problem:
             wrong = np.flatnonzero((given != expected).any(axis=1))
             if len(wrong):
                 row = given[wrong[0]]
-                laid, needed = rows[wrong[0]][row > 0].tolist(), tuple(row[row > 0].tolist())
-                raise InputError(f"table {table} is laid over variables {laid}: that needs a table of shape {needed}, "
+                scope, needed = rows[wrong[0]][row > 0].tolist(), tuple(row[row > 0].tolist())
+                raise InputError(f"table {table} is over variables {scope}: that needs a table of shape {needed}, "
                                  f"not {shape}")
 
     @cached_property
@@ -105,50 +118,50 @@ class Problem:
         return FactorArrays.of(self.factors)
 
     def within(self, budget: float | None) -> "Problem":
-        """The same problem under another budget; nothing is checked or laid out again."""
+        """This problem under another budget; nothing is checked or computed again."""
         made = replace(self, factors=(), budget=budget)
         made.__dict__.update(factors=self.factors, arrays=self.arrays)
         return made
 
     def cells(self, choice: Sequence[int]) -> Iterator[tuple[Table, tuple[int, ...]]]:
-        """Every factor's table, and the cell of it that `choice` picks."""
+        """(table, the cell of it that `choice` picks) of every factor."""
         if len(choice) != len(self.sizes):
             raise InputError(f"a choice names one option per variable: {len(self.sizes)}, not {len(choice)}")
         for factor in self.factors:
             yield self.tables[factor.table], tuple([choice[v] for v in factor.variables])
 
     def totals(self, choice: Sequence[int] | NDArray[np.intp]) -> tuple[float, float, float]:
-        """(seconds, retained, transient)."""
+        """(seconds(x), retained(x), transient(x)) of the choice x; InputError unless it has an option per variable."""
         if len(choice) != len(self.sizes):
             raise InputError(f"a choice names one option per variable: {len(self.sizes)}, not {len(choice)}")
         options, found = np.asarray(choice, dtype=np.intp), []
         for number, scopes in self.arrays.groups:
             table = self.tables[number]
             cells = [c[options[scopes[:, axis]]] for axis, c in enumerate(table.classes)]
-            found.append(np.stack(table.picked(cells)))
+            found.append(np.stack(table.pick(cells)))
         seconds, retained, transient = np.concatenate(found, axis=1) if found else np.zeros((3, 0))
         return (self.fixed_seconds + float(seconds.sum()), float(retained.sum()),
                 float(transient.max(initial=0.0)))
 
     def cost(self, choice: Sequence[int]) -> float:
-        """seconds(x)"""
+        """seconds(x) of the choice x."""
         return self.totals(choice)[0]
 
     def retained(self, choice: Sequence[int]) -> float:
-        """retained(x)"""
+        """retained(x) of the choice x, in bytes."""
         return self.totals(choice)[1]
 
     def transient(self, choice: Sequence[int]) -> float:
-        """transient(x)"""
+        """transient(x) of the choice x, in bytes."""
         return self.totals(choice)[2]
 
     def nbytes(self, choice: Sequence[int]) -> float:
-        """nbytes(x)"""
+        """nbytes(x) of the choice x."""
         _, retained, transient = self.totals(choice)
         return self.fixed_bytes + retained + transient
 
-    def feasible(self, choice: Sequence[int]) -> bool:
-        """No forbidden combination, and within the budget."""
+    def is_feasible(self, choice: Sequence[int]) -> bool:
+        """Whether the choice meets no forbidden combination and is within the budget."""
         seconds, retained, transient = self.totals(choice)
         fits = self.budget is None or self.fixed_bytes + retained + transient <= self.budget
         return seconds < math.inf and fits
@@ -176,7 +189,7 @@ class Problem:
 
     @classmethod
     def load(cls, path: str | Path) -> "Problem":
-        """Read what `save` wrote."""
+        """The problem that `save` wrote to `path`."""
         with np.load(path, allow_pickle=False) as data:
             shapes = [tuple(int(n) for n in row if n >= 0) for row in data["shapes"]]
             ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
@@ -191,8 +204,16 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """A choice, what it costs, and a proven lower bound on what any choice costs. `price`: about how many seconds one
-    more byte of budget would save."""
+    """A choice, its cost, and a proven lower bound on the cost of every choice.
+
+        choice     the option of each variable
+        seconds    of the choice
+        nbytes     of the choice
+        bound      seconds that no choice within the budget is below
+        proof      how the bound was proved
+        solver     name of the solver
+        price      seconds that one more byte of budget would save, about
+    """
 
     choice: tuple[int, ...]
     seconds: float
@@ -203,19 +224,20 @@ class Solution:
     price: float = 0.0
 
     @property
-    def optimal(self) -> bool:
+    def is_optimal(self) -> bool:
+        """Whether the choice reaches its bound, but for rounding."""
         return self.seconds <= self.bound + EXACT * abs(self.bound)
 
     @property
     def gap(self) -> float:
-        """The part of the seconds that a better choice might still save."""
-        return 0.0 if self.optimal else (self.seconds - self.bound) / abs(self.seconds)
+        """The fraction of the seconds that a better choice could save at most."""
+        return 0.0 if self.is_optimal else (self.seconds - self.bound) / abs(self.seconds)
 
     def __str__(self) -> str:
-        verdict = "optimal" if self.optimal else f"at most {self.gap:.3%} above the optimum"
+        verdict = "optimal" if self.is_optimal else f"at most {self.gap:.3%} above the optimum"
         return f"{self.seconds:.6g} s, {self.nbytes / 1e9:.4g} GB, {verdict} ({self.solver}: {self.proof})"
 
 
 def _padded(rows: Sequence[tuple[int, ...]]) -> NDArray[np.int64]:
-    """Short tuples as rows of three, filled up with -1."""
+    """Tuples of up to three numbers as rows of three, filled up with -1."""
     return np.array([row + (-1,) * (MAX_NDIM - len(row)) for row in rows], dtype=np.int64).reshape(-1, MAX_NDIM)

@@ -1,8 +1,10 @@
-"""How processes end with each other: what is to be cleaned up is, and nothing outlives what started it.
+"""Signals and ranks: cleanup when a process is ended, children that die with their parent, and launched ranks.
 
-    signals_raise     SIGTERM and SIGHUP unwind the stack, as SIGINT does, so that `finally` and `with` do their part;
-                      one that is ignored, as under nohup, stays ignored
-    die_with_parent   in a child: the kernel ends it when its parent is gone, whatever ended that (Linux)
+    signals_raise      SIGTERM and SIGHUP raise, as SIGINT does, so that `finally` and `with` blocks run; a signal that
+                       is ignored, as under nohup, stays ignored
+    signals_default    undoes that in a forked child
+    die_with_parent    the kernel kills this child when its parent is gone (Linux)
+    is_rank            whether torchrun or SLURM started this process as a rank
 """
 
 import ctypes
@@ -24,12 +26,12 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(SystemExit):
-    """A signal asked this process to end."""
+    """SIGTERM or SIGHUP asked this process to end."""
 
 
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise Ended; only the main thread may say so, elsewhere nothing changes."""
+    """Within the block SIGTERM and SIGHUP raise Terminated. In other threads than the main one nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -43,14 +45,14 @@ def signals_raise() -> Iterator[None]:
 
 
 def signals_default() -> None:
-    """In a forked child: SIGTERM ends it at once, and so does SIGHUP if it is not ignored."""
+    """Let SIGTERM end this forked child at once, and SIGHUP too unless it is ignored."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def die_with_parent() -> None:
-    """In the child: be killed when the parent is gone."""
+    """Have this child killed when its parent is gone."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -60,7 +62,10 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def is_rank() -> bool:
-    """Whether this process is a rank already; SLURM's names are turned into torchrun's."""
+    """Whether a launcher started this process as a rank.
+
+    In a step of SLURM the environment variables of torchrun are set from SLURM's.
+    """
     environment = os.environ
     if "RANK" in environment and "WORLD_SIZE" in environment:
         return True
@@ -74,7 +79,7 @@ def is_rank() -> bool:
 
 
 def _first_host() -> str:
-    """The first host of the SLURM job."""
+    """Name of the first host of the SLURM job."""
     names = os.environ.get("SLURM_STEP_NODELIST", os.environ.get("SLURM_JOB_NODELIST", "127.0.0.1"))
     try:
         listed = subprocess.run(["scontrol", "show", "hostnames", names], capture_output=True, text=True, check=True)

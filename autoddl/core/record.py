@@ -1,19 +1,18 @@
-"""The record of a run: what every rank sent in every step, and when. `record_file` has its text.
+"""The record of a run: which collectives every rank ran in every step, and when.
 
-Times of a step are seconds from its start. A collective is in flight from `start` to `end`, and the last `wait` seconds
-of that its rank did nothing but wait:
+Times of a step are seconds from its start. A collective is in flight from `start` to `end`. During the last `wait`
+seconds of that, its rank did nothing but wait. `end` is when the wait ended. Where the collective was done before
+anybody waited for it, `end` is when its library reported that.
 
     exposed = sum of wait                      hidden = time with anything in flight, without the time spent waiting
-    own     = end - max(start, end of the one before it on the same axes)         the time that it took by itself
+    own     = end - max(start, end of the one before it on the same axes)         seconds that it took by itself
 
-`end` is when waiting ended; of one that was done before anybody waited, when its library said so.
-
-A record as JSON lines, readable up to where a run broke off.
+A record is written as JSON lines, so it can be read up to the line where a run broke off:
 
     {"autoddl_record": 1, "plan": fingerprint, ...}     the header: plan, model, mesh, cluster, ranks, versions
     {"step": 0, "rank": 2, "events": [...], ...}        one line per step and rank, written when the step is over
 
-Where ranks ran on several machines a record is in parts, FILE.0, FILE.1, ..., each with the header.
+Where the ranks ran on several machines, a record is in parts FILE.0, FILE.1, ..., each with the header.
 """
 
 import json
@@ -27,11 +26,26 @@ from autoddl.core.errors import InputError
 __all__ = ["FORMAT", "Event", "Header", "Record", "RecordedStep", "header_text", "hidden_seconds", "own_seconds",
            "parse_record", "read_record", "step_text"]
 
+FORMAT = 1
+"""Version of the text."""
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One collective of one rank: `axes` like `net+node`, `level` of the cluster, `nbytes` of its full buffer, `origin`
-    for what it was."""
+    """One collective of one rank.
+
+        step         number of the step
+        rank         number of the rank
+        direction    the pass in which it ran, like `forward`
+        kind         of the collective, like `all-gather`
+        axes         mesh axes of its group, like `net+node`
+        level        outermost level of the cluster that the group crosses
+        nbytes       bytes of the full buffer
+        start        seconds from the start of the step to its start
+        end          seconds from the start of the step to its end
+        wait         seconds that the rank waited for it
+        origin       the tensor, parameter or bucket that was sent
+    """
 
     step: int
     rank: int
@@ -48,7 +62,15 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """One step of one rank. `began` is seconds since 1970; `passes` are (name, its first second), in order."""
+    """One step of one rank.
+
+        step       number of the step
+        rank       number of the rank
+        began      seconds since 1970 at its start
+        seconds    that it took
+        passes     (name, seconds from the start of the step to its first) of each pass, in order
+        events     the collectives
+    """
 
     step: int
     rank: int
@@ -59,10 +81,12 @@ class RecordedStep:
 
     @property
     def exposed(self) -> float:
+        """Seconds that the rank waited for its collectives."""
         return sum(event.wait for event in self.events)
 
     @property
     def hidden(self) -> float:
+        """Seconds with a collective in flight while the rank did not wait."""
         return hidden_seconds(self.events, self.events)
 
     def during(self, name: str) -> float:
@@ -73,7 +97,16 @@ class RecordedStep:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Of which plan the record is, and what ran it; `versions` by package."""
+    """The plan whose run was recorded, and what ran it.
+
+        plan        fingerprint of the plan
+        model       name of the model
+        mesh        text of the mesh
+        cluster     name of the cluster
+        backend     communication library
+        ranks       number of ranks
+        versions    version by package
+    """
 
     plan: str
     model: str
@@ -86,25 +119,26 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """`cut`: the last line is not whole."""
+    """All steps of a run, of all its ranks. `cut` says that the last line was not whole and is left out."""
 
     header: Header
     steps: tuple[RecordedStep, ...]
     cut: bool = False
 
     def of_rank(self, rank: int) -> tuple[RecordedStep, ...]:
+        """The steps of one rank, in order."""
         return tuple(step for step in self.steps if step.rank == rank)
 
 
-def hidden_seconds(events: Iterable[Event], beside: Iterable[Event]) -> float:
-    """Time with any of `events` in flight, without that in which the rank waited for any of `beside`."""
+def hidden_seconds(events: Iterable[Event], waited: Iterable[Event]) -> float:
+    """Seconds with any of `events` in flight, without those in which the rank waited for any of `waited`."""
     flights = [(e.start, e.end) for e in events]
-    waits = [(e.end - e.wait, e.end) for e in beside if e.wait > 0]
+    waits = [(e.end - e.wait, e.end) for e in waited if e.wait > 0]
     return max(0.0, _covered(flights + waits) - _covered(waits))
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Length of the union."""
+    """Length of the union of (start, end) spans."""
     total, until = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, until))
@@ -113,7 +147,7 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def own_seconds(events: Sequence[Event]) -> tuple[float, ...]:
-    """What each event took by itself: it begins where the one before it on its axes ended."""
+    """Seconds that each event took by itself: it starts no earlier than the one before it on its axes ended."""
     free: dict[str, float] = {}
     found = [0.0] * len(events)
     for i in sorted(range(len(events)), key=lambda i: (events[i].end, events[i].start)):
@@ -123,18 +157,16 @@ def own_seconds(events: Sequence[Event]) -> tuple[float, ...]:
     return tuple(found)
 
 
-FORMAT = 1
-
-
 _COLUMNS = tuple(f.name for f in fields(Event) if f.name not in ("step", "rank"))
 
 
 def header_text(header: Header) -> str:
+    """The first line of a record."""
     return json.dumps({"autoddl_record": FORMAT, **asdict(header), "columns": _COLUMNS}) + "\n"
 
 
 def step_text(step: RecordedStep) -> str:
-    """The line of one step; times are kept to 0.1 us."""
+    """The line of one step; times are rounded to 0.1 us."""
     rows = [[round(v, 7) if isinstance(v, float) else v for v in (getattr(e, name) for name in _COLUMNS)]
             for e in step.events]
     passes = [[name, round(start, 7)] for name, start in step.passes]
@@ -143,7 +175,7 @@ def step_text(step: RecordedStep) -> str:
 
 
 def read_record(path: str | Path) -> Record:
-    """The record in `path` or in its parts; what is wrong with it is one InputError that names it."""
+    """The record in the file `path`, or in its parts. Raises InputError, naming the file, where it holds no record."""
     path = Path(path)
     parts = [path] if path.exists() else sorted(p for p in path.parent.glob(f"{path.name}.*") if p.suffix[1:].isdigit())
     try:
@@ -159,7 +191,10 @@ def read_record(path: str | Path) -> Record:
 
 
 def parse_record(text: str, source: str) -> Record:
-    """`text` of a record; a last line that is not whole is left out. `source` names it in errors."""
+    """The record that `text` holds; a last line that is not whole is left out. `source` names it in errors.
+
+    Raises InputError where the header or a line before the last is wrong.
+    """
     lines = text.splitlines()
     if not lines:
         raise InputError(f"{source} is no record: it is empty; `run` and `rehearse` write records")

@@ -122,7 +122,7 @@ def variables(graph: Graph, mesh: Mesh, region: Region = everything) -> tuple[Va
             choices = _of_parameter(item.shape, mesh, item.name in tied)
         elif item.target == HUB:
             source = graph.tensors[item.inputs[0]]
-            choices = _of_hub(source.shape, mesh, source.floating and source.kind is not Kind.PARAMETER,
+            choices = _of_hub(source.shape, mesh, source.is_floating and source.kind is not Kind.PARAMETER,
                               item.inputs[0] in differentiable)
         else:
             choices = _of_op(rows(item, graph, mesh), axes)

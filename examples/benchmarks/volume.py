@@ -94,7 +94,7 @@ def least(graph: Graph, place: Cluster, tried: Iterable[Mesh], allowed: Callable
             continue
         problem = problem_of(pricing, space, None)
         solution = solve(problem)
-        assert solution.optimal
+        assert solution.is_optimal
         if solution.seconds < found.total * (1 - 1e-6):
             found = moved(pricing, problem, solution, space)
     return found

@@ -67,7 +67,7 @@ def test_arguments_and_slots() -> None:
 
 def test_sizes() -> None:
     assert tensor("x").nbytes == 24 and tensor("m", dtype="bool").nbytes == 6
-    assert tensor("h", dtype="bfloat16").floating and not tensor("i", dtype="int64").floating
+    assert tensor("h", dtype="bfloat16").is_floating and not tensor("i", dtype="int64").is_floating
     with pytest.raises(InputError, match="has dtype float3"):
         _ = tensor("odd", dtype="float3").nbytes
 

@@ -29,8 +29,8 @@ def test_seconds_and_retained_add_and_transient_is_the_largest() -> None:
 def test_a_forbidden_cell_costs_infinity_and_fits_no_budget() -> None:
     problem = small()
     assert problem.cost((1, 0)) == math.inf
-    assert not problem.feasible((1, 0))
-    assert problem.feasible((0, 0)) and problem.feasible((1, 1))
+    assert not problem.is_feasible((1, 0))
+    assert problem.is_feasible((0, 0)) and problem.is_feasible((1, 1))
 
 
 def test_tables_cannot_be_written_and_do_not_follow_their_source() -> None:
@@ -97,8 +97,8 @@ def test_an_empty_problem_is_saved_too(tmp_path: Path) -> None:
 def test_a_solution_knows_whether_it_is_optimal() -> None:
     best = Solution((0,), 2.0, 3e9, 2.0, "elimination", "exact")
     rough = Solution((0,), 2.0, 3e9, 1.5, "labels", "exact")
-    assert best.optimal and best.gap == 0.0
-    assert not rough.optimal and rough.gap == 0.25
+    assert best.is_optimal and best.gap == 0.0
+    assert not rough.is_optimal and rough.gap == 0.25
     assert str(best) == "2 s, 3 GB, optimal (exact: elimination)"
     assert str(rough) == "2 s, 3 GB, at most 25.000% above the optimum (exact: labels)"
 
@@ -118,11 +118,11 @@ def test_cells_that_are_made_when_asked_for_are_those_of_a_table() -> None:
     lazy = Table.over(made(whole[0]), made(whole[1]), made(whole[2], 0.25), classes)
     assert lazy.shape == eager.shape == (500, 40) and lazy.lengths == eager.lengths == (300, 200)
     used = np.array([7, 3, 250]), np.array([0, 199])
-    for mine, given in ((lazy.part(used), eager.part(used)), (lazy.picked((used[0][:2], used[1])), [
+    for mine, given in ((lazy.part(used), eager.part(used)), (lazy.pick((used[0][:2], used[1])), [
             values[[7, 3], [0, 199]] for values in whole])):
         assert all(np.array_equal(a, b) for a, b in zip(mine, given, strict=True))
     assert max(asked) <= 3
-    assert lazy.momentary == 0.25 and eager.momentary == whole[2].min()
+    assert lazy.least_transient == 0.25 and eager.least_transient == whole[2].min()
     assert all(np.array_equal(a, b) for a, b in zip(lazy.core, eager.core, strict=True))
     assert max(asked) < 300 and not lazy.core[0].flags.writeable
     assert lazy.at((4, 5)) == eager.at((4, 5))

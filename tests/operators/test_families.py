@@ -11,7 +11,7 @@ from cases import case
 from autoddl.capture.capture import capture
 from autoddl.core import graph as graphs
 from autoddl.core.graph import Graph, Op
-from autoddl.core.hubs import planned
+from autoddl.core.hubs import add_hubs
 from autoddl.operators.families import FAMILIES, family_of, flagged
 from autoddl.operators.footprints.footprint import Call
 from autoddl.operators.footprints.storages import Value, contiguous
@@ -83,7 +83,7 @@ def every_op() -> Iterator[tuple[Graph, Op]]:
     for one in listed:
         yield one.graph, one.op
     for name in ("gpt", "llama", "t5", "vgg_bn", "mixture"):
-        graph = planned(capture(*getattr(zoo, name)()).graph)
+        graph = add_hubs(capture(*getattr(zoo, name)()).graph)
         yield from ((graph, op) for op in graph.ops)
 
 

@@ -71,7 +71,7 @@ def test_exact_equals_exhaustive_on_real_graphs(model: type[nn.Module], mesh: st
     if torch.tensor(problem.sizes, dtype=torch.float64).prod() > 4e6:
         pytest.skip(f"{problem.sizes} is too much to look at")
     free = solve(problem)
-    assert free.optimal and free.seconds == pytest.approx(solve(problem, "exhaustive").seconds, rel=1e-12)
+    assert free.is_optimal and free.seconds == pytest.approx(solve(problem, "exhaustive").seconds, rel=1e-12)
     least = solve(replace(problem, budget=free.nbytes)).nbytes
     for share in (0.5, 0.75, 0.9):
         tight = replace(problem, budget=share * least)

@@ -286,7 +286,7 @@ def test_what_backward_reads_is_what_autograd_saves(one: Case, needs: tuple[int,
     held = footprint_of(call)
     nbytes = sum(reads[k].nbytes for k in held.saves) + sum(outputs[k].nbytes for k in held.keeps) + held.extra
     assert nbytes + sum(size for _, size in held.copies) == sum(x.untyped_storage().nbytes() for x in found.values())
-    flows = frozenset(needs) | {t for t in one.op.outputs if one.graph.tensors[t].floating}
+    flows = frozenset(needs) | {t for t in one.op.outputs if one.graph.tensors[t].is_floating}
     assert [keeps_input(one.op, k, one.graph, flows) for k in range(len(leaves))] == [
         x.untyped_storage().data_ptr() in found for x in leaves]
     del made

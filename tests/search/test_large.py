@@ -139,7 +139,7 @@ def test_a_plan_and_a_true_bound() -> None:
         except Infeasible as error:
             assert "not proved" in str(error)
             continue
-        assert problem.feasible(found.choice)
+        assert problem.is_feasible(found.choice)
         cost = problem.cost(found.choice)
         assert found.bound <= best + CLOSE * (1 + abs(best)) and best <= cost + CLOSE * (1 + abs(cost))
         planned += 1

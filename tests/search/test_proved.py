@@ -46,7 +46,7 @@ def test_the_optimum_is_proved_without_the_solver(name: str, mesh: str) -> None:
     for case in (replace(problem, budget=None), narrow(problem, 0.4)):
         found = solve(case)
         cost, bounds = case.cost(found.choice), [linear_bound(case, found.seconds)]
-        assert found.optimal and case.feasible(found.choice)
+        assert found.is_optimal and case.is_feasible(found.choice)
         if cells <= SMALL:
             other = solve(case, "cp-sat", time_limit=60.0)
             assert case.cost(other.choice) >= cost * (1 - 1e-9)

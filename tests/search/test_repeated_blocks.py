@@ -46,7 +46,7 @@ def test_a_budget_on_folded_blocks(seed: int) -> None:
         tight = problem.within(least + share * (free - least))
         found, expected = solve(tight), solve(tight, "cp-sat", time_limit=20)
         assert found.bound <= expected.seconds * (1 + 1e-9)
-        if found.optimal:
+        if found.is_optimal:
             assert expected.bound <= found.seconds * (1 + 1e-6)
             if "proved" in expected.proof:
                 assert found.seconds == pytest.approx(expected.seconds, rel=1e-6)

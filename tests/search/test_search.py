@@ -34,7 +34,7 @@ def test_exact_agrees_with_exhaustive_search(start: int) -> None:
             continue
         found = solve(problem)
         assert found.seconds == pytest.approx(expected.seconds, rel=1e-9), seed
-        assert found.optimal and problem.feasible(found.choice), seed
+        assert found.is_optimal and problem.is_feasible(found.choice), seed
 
 
 def test_the_random_problems_are_of_every_kind() -> None:
@@ -62,7 +62,7 @@ def test_mini_buckets_bound_and_never_claim_more_than_is_true() -> None:
         except Infeasible:
             continue
         assert outcome.bound <= best + 1e-9
-        assert problem.feasible(outcome.choice) and problem.cost(outcome.choice) >= best - 1e-9
+        assert problem.is_feasible(outcome.choice) and problem.cost(outcome.choice) >= best - 1e-9
 
 
 @pytest.mark.parametrize("solver", ["coordinate-descent", "greedy"])
@@ -76,7 +76,7 @@ def test_exact_is_never_worse(solver: str) -> None:
                 solve(problem)
             continue
         assert solve(problem).seconds <= other.seconds + 1e-9
-        assert problem.feasible(other.choice) and other.bound <= other.seconds
+        assert problem.is_feasible(other.choice) and other.bound <= other.seconds
 
 
 def test_larger_random_problems_agree_too() -> None:
@@ -117,7 +117,7 @@ def test_repeated_blocks_with_skips_agree_with_exhaustive_search() -> None:
             assert caught.value.needed == pytest.approx(error.needed), seed
             continue
         found = solve(problem)
-        assert found.optimal and found.seconds == pytest.approx(expected.seconds, rel=1e-9), seed
+        assert found.is_optimal and found.seconds == pytest.approx(expected.seconds, rel=1e-9), seed
 
 
 def test_cp_sat_agrees_with_exhaustive_search() -> None:
@@ -158,7 +158,7 @@ def test_classes_of_options_change_no_number() -> None:
 def test_a_chain_of_two_thousand_variables_takes_well_under_two_seconds() -> None:
     problem = blocks(depth=100, width=20, size=36)
     start = time.process_time()
-    assert solve(problem).optimal
+    assert solve(problem).is_optimal
     assert time.process_time() - start < 2.0
 
 

@@ -56,6 +56,16 @@ def test_importing_and_naming_do_not_wait_for_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_plan_is_read_at_once() -> None:
+    """About 0.2 s on an idle machine, most of it pydantic. Seconds of the CPU count, so that other programs do not."""
+    code = ("import sys, time; import autoddl; autoddl.load_plan(sys.argv[1])\n"
+            "assert 'torch' not in sys.modules; print(time.process_time())")
+    plan = ROOT / "tests" / "plans" / "mixture-two-racks-10g.json"
+    done = [subprocess.run([sys.executable, "-c", code, plan], capture_output=True, text=True) for _ in range(3)]
+    assert not any(one.returncode for one in done), done[0].stderr
+    assert min(float(one.stdout) for one in done) < 1.0
+
+
 def test_the_licence_and_the_notes_are_there() -> None:
     assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert PROJECT["project"]["version"] in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

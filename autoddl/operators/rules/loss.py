@@ -22,7 +22,7 @@ def _class_loss(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
     if reduction == 1:
         return Rule(fixed(inputs, outputs))
     full = [*tokens[:1], ".", *tokens[1:]]
-    given = [full if target == logits and inputs[1].floating else tokens, *(["."] for _ in inputs[2:])]
+    given = [full if target == logits and inputs[1].is_floating else tokens, *(["."] for _ in inputs[2:])]
     string = text([full, *given], [tokens if reduction == 0 else []], " | sum" if reduction else "")
     return Rule(string, _vocabulary(op, inputs) if op.target == "autoddl.token_loss" else ())
 
@@ -30,7 +30,7 @@ def _class_loss(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
 def _vocabulary(op: Op, inputs: Tensors) -> tuple[Signature, ...]:
     """Logits split along the vocabulary, class weights with them or not, target and loss B; the kernel reduces."""
     dim = min(1, len(inputs[0].shape) - 1)
-    if inputs[1].floating or inputs[0].shape[dim] == 1:
+    if inputs[1].is_floating or inputs[0].shape[dim] == 1:
         return ()
     return (Signature((Split(dim), *(B for _ in inputs[1:])), (B,), "v", (), True),)
 

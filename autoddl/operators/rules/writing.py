@@ -29,8 +29,8 @@ def text(inputs: Iterable[Sequence[str]], outputs: Iterable[Sequence[str]], tail
 def form(inputs: Tensors, outputs: Tensors, products: Iterable[tuple[int, ...]]) -> str:
     """The form of a sum of products. Only floating tensors are partial sums: others leave their product, and where a
     product has none left, or an output is not floating, there is no form."""
-    kept = [tuple(i for i in term if inputs[i].floating) for term in products]
-    if not kept or not all(kept) or not all(t.floating for t in outputs):
+    kept = [tuple(i for i in term if inputs[i].is_floating) for term in products]
+    if not kept or not all(kept) or not all(t.is_floating for t in outputs):
         return ""
     return " | " + " + ".join("*".join(map(str, term)) for term in kept)
 
