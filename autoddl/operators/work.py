@@ -79,7 +79,7 @@ def keeps_input(op: Op, k: int, graph: Graph, differentiable: frozenset[int]) ->
         case "shape":  # of one value a channel adaptive pooling is a mean
             return not (base(op) == "aten.adaptive_avg_pool2d" and prod(graph.tensors[op.outputs[0]].shape[-2:]) == 1)
         case "indices":
-            return not graph.tensors[op.inputs[k]].floating
+            return not graph.tensors[op.inputs[k]].is_floating
         case "place":
             return len(op.outputs) == 1
         case "source":

@@ -98,7 +98,7 @@ def call_of(graph: Graph, op: Op, flows: frozenset[int]) -> Call:
 def test_footprints_keep_what_backward_reads() -> None:
     compared = 0
     for graph, op in every_op():
-        flows = frozenset(t for t in (*op.inputs, *op.outputs) if graph.tensors[t].floating)
+        flows = frozenset(t for t in (*op.inputs, *op.outputs) if graph.tensors[t].is_floating)
         if not has_footprint(base(op)) or flows.isdisjoint(op.inputs) or flows.isdisjoint(op.outputs):
             continue
         made = footprint_of(call_of(graph, op, flows))
