@@ -17,7 +17,10 @@ Microbatches = Annotated[int, typer.Option(min=1, help="microbatches of a step")
 
 
 def schedule(name: Name, ranks: Ranks = 4, microbatches: Microbatches = 8, as_json: AsJson = False) -> None:
-    """Show a pipeline schedule and its time line, with passes of one unit each and free transfers."""
+    """Show a pipeline schedule and its time line.
+
+    Each pass takes one unit of time, and transfers take none.
+    """
     from autoddl.cli.pipeline_text import draw_schedule, unit_timeline
     from autoddl.core.pipeline_schedules import generate
     made = generate(name, ranks, microbatches)

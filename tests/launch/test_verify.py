@@ -12,7 +12,7 @@ import pytest
 import torch
 import zoo
 from planmaker import random_plans
-from shell import FACTORY, LAPTOP, PAIR, ROOT, shell
+from shell import FACTORY, LAPTOP, PAIR, ROOT
 
 import autoddl
 from autoddl.capture.factory import Factory
@@ -53,10 +53,8 @@ def test_a_wrong_plan_does_not_pass(tmp_path: Path) -> None:
     plan = planned(factory, str(tmp_path / "two.yaml"), mesh="net=2", pins=["blocks.0.up*: net=S(0)"])
     edge = next(c for c in plan.conversions if c.backward == ("net: P->B",) and c.tensor.startswith("p_"))
     wrong = tuple(replace(c, backward=()) if c is edge else c for c in plan.conversions)
-    replace(plan, conversions=wrong).save(tmp_path / "wrong.json")
-    said = shell("verify", str(tmp_path / "wrong.json"), FACTORY, "--json")
-    data = json.loads(said.out)
-    assert said.code == 1 and not data["passed"] and data["gradient_error"] > 1e-6
+    checked = verify(replace(plan, conversions=wrong), factory)
+    assert not checked.passed and checked.gradient_error > 1e-6
 
 
 def test_a_plan_for_many_ranks_is_verified_on_fewer() -> None:
