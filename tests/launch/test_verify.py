@@ -47,12 +47,12 @@ def test_a_plan_of_microbatches_computes_what_one_process_does(tmp_path: Path, d
 
 
 def test_a_wrong_plan_does_not_pass(tmp_path: Path) -> None:
-    """Without the reduction of one gradient."""
+    """Every step is legal, but one gradient is called whole that still waits for its reduction."""
     factory = Factory.parse(FACTORY, {"dropout": 0.0, "batch": 64, "width": 64})
     (tmp_path / "two.yaml").write_text(PAIR)
     plan = planned(factory, str(tmp_path / "two.yaml"), mesh="net=2", pins=["blocks.0.up*: net=S(0)"])
     edge = next(c for c in plan.conversions if c.backward == ("net: P->B",) and c.tensor.startswith("p_"))
-    wrong = tuple(replace(c, backward=()) if c is edge else c for c in plan.conversions)
+    wrong = tuple(replace(c, gradient=c.wanted, backward=()) if c is edge else c for c in plan.conversions)
     checked = verify(replace(plan, conversions=wrong), factory)
     assert not checked.passed and checked.gradient_error > 1e-6
 
