@@ -1,5 +1,5 @@
 # make demo    plan, prove and train a small GPT on four local processes
-# make test    the tests         make test-all   with the long ones
+# make test    the tests on two workers, a real case of every promise; make test-all   with the long ones (marked slow)
 # make fuzz    random plans of every model on four ranks against one process: all 240
 # make check   ruff, mypy and the import contracts
 # make setup   the environment in .venv (every target makes it when needed)
@@ -7,6 +7,7 @@
 PYTHON := $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: setup demo fuzz test test-all check size clean
 
@@ -22,13 +23,13 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 test: setup
-	$(BIN)/python -m pytest -q -m 'not slow'
+	$(PYTEST) -m 'not slow'
 
 fuzz: setup
-	$(BIN)/python -m pytest -q --timeout=1500 tests/whole/test_fuzz.py
+	$(PYTEST) --timeout=1500 tests/whole/test_fuzz.py
 
 test-all: setup
-	$(BIN)/python -m pytest -q
+	$(PYTEST) --timeout=1500
 
 check: setup
 	$(BIN)/ruff check .

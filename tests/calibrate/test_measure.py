@@ -151,6 +151,7 @@ def test_a_case_is_named_and_counted_by_the_planner() -> None:
     assert len({case.target for case in cases(SMALL)}) == 15
 
 
+@pytest.mark.ranks
 def test_a_short_measurement_writes_a_file_that_prices(tmp_path: Path) -> None:
     path, out = tmp_path / "two.yaml", tmp_path / "measured.yaml"
     path.write_text(LAPTOP)
@@ -167,6 +168,7 @@ def test_a_short_measurement_writes_a_file_that_prices(tmp_path: Path) -> None:
     assert "links" not in load_cluster(out).measurements and out.read_text().count("measured:") == 1
 
 
+@pytest.mark.ranks
 def test_a_machine_without_the_device_and_other_mistakes_are_answered(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(LAPTOP)
@@ -185,6 +187,7 @@ def test_text_of_is_canonical() -> None:
     assert curves_to_text([COPY], "x") == curves_to_text([dict(reversed(COPY.items()))], "x")
 
 
+@pytest.mark.ranks
 def test_ranks_keep_what_a_step_frees() -> None:
     names = "'MALLOC_MMAP_MAX_', 'MALLOC_TRIM_THRESHOLD_'"
     check = f"import os, sys; sys.exit([os.environ[n] for n in ({names})] != ['0', '{2**40}'])"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from measured_cluster import LAPTOP, device, moved, written
+from sampling import parametrize_or_slow
 from shaping import shaping
 
 from autoddl.calibrate.machine_speed import pulse, steadied
@@ -55,15 +56,17 @@ def test_shaped_links_are_for_ranks_that_start_here(tmp_path: Path, monkeypatch:
         measure(path, shaped=True)
 
 
+@parametrize_or_slow("inside", [1], [2])
 @shaping
-def test_on_shaped_links_the_host_is_measured_and_links_stay_as_written(tmp_path: Path) -> None:
+def test_on_shaped_links_the_host_is_measured_and_links_stay_as_written(tmp_path: Path, inside: int) -> None:
+    """On two nodes of one rank or two."""
     path, out = tmp_path / "slow.yaml", tmp_path / "measured.yaml"
-    node = "  - {name: node, size: 2, bandwidth: 1 GB/s, latency: 60 us}\n"
+    node = f"  - {{name: node, size: {inside}, bandwidth: 1 GB/s, latency: 60 us}}\n"
     path.write_text(LAPTOP.replace("name: all, size: 2, bandwidth: 1 GB/s", "name: net, size: 2, bandwidth: 25 MB/s")
                     .replace("levels:\n", f"levels:\n{node}"))
     found = measure(path, output=out, seconds=0.1, shaped=True, small=True)
-    assert found is not None and [link["level"] for link in found.measured["links"]] == ["node"]
-    assert found.measured["pulse"] > 0 and found.measured["device"]["ranks"] == 4
+    assert found is not None and [link["level"] for link in found.measured["links"]] == ["node"] * (inside > 1)
+    assert found.measured["pulse"] > 0 and found.measured["device"]["ranks"] == 2 * inside
     before, after = load_cluster(path), load_cluster(out)
     assert after.levels[1] == before.levels[1] and after.device.host is not None
     assert after.device.host.call >= 0 and after.device.host.turn > 0

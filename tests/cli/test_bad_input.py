@@ -210,6 +210,7 @@ def test_a_plan_that_is_not_there_or_cannot_be_written(folder: Path) -> None:
     refused(shell("plan", FACTORY, str(folder / "1.yaml"), "-o", "/nowhere/p.json"), "cannot write /nowhere/p.json")
 
 
+@pytest.mark.ranks
 def test_a_place_that_cannot_be_written_is_told_before_the_work(folder: Path) -> None:
     """The factory fails, and the network needs root: neither is reached."""
     plan, missing, failing = str(folder / "plan-2.json"), folder / "missing", f"{TINY}:failing"
@@ -281,6 +282,7 @@ def ranks(folder: Path, text: str) -> list[str]:
     return [sys.executable, str(path)]
 
 
+@pytest.mark.ranks
 def test_two_ranks_with_different_plans(folder: Path) -> None:
     autoddl.plan(tiny(), folder / "2.yaml", pins=["head.weight: machine=S(0)"]).save(folder / "plan-other.json")
     files = [str(folder / "plan-2.json"), str(folder / "plan-other.json")]
@@ -289,6 +291,7 @@ def test_two_ranks_with_different_plans(folder: Path) -> None:
         launch(2, command, timeout=120)
 
 
+@pytest.mark.ranks
 def test_a_rank_killed_in_a_step(folder: Path) -> None:
     before = (folder / "plan-2.json").read_bytes()
     command = ranks(folder, f"""

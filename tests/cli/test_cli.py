@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import OrderedDict
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from sampling import parametrize_or_slow
 from shell import FACTORY, LAPTOP, PAIR, ROOT, shell
 from tiny import tiny
 from torch import nn
@@ -40,6 +42,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.ranks
 def test_help_fits_one_screen() -> None:
     environment = {**os.environ, "COLUMNS": "80", "TERM": "dumb"}
     text = subprocess.run([sys.executable, "-m", "autoddl.cli", "--help"], env=environment, capture_output=True,
@@ -71,6 +74,7 @@ def test_plan_prints_one_json_object(tmp_path: Path) -> None:
     assert data["fallback_ops"] == {} and data["candidates"] >= 2
 
 
+@pytest.mark.ranks
 @pytest.mark.slow
 def test_a_plan_of_microbatches_is_made_shown_and_run(tmp_path: Path) -> None:
     made = str(tmp_path / "parts.json")
@@ -98,6 +102,7 @@ def test_show_repeats_the_plan(path: Path) -> None:
     assert json.loads(shell("show", str(path), "--json").out) == json.loads(json.dumps(summary(plan)))
 
 
+@pytest.mark.ranks
 def test_reading_a_plan_does_not_wait_for_torch(path: Path) -> None:
     code = (f"import sys; from autoddl.cli.main import main\ntry: main(['show', {str(path)!r}])\n"
             "finally: assert 'torch' not in sys.modules")
@@ -159,6 +164,7 @@ def loud():
 """
 
 
+@pytest.mark.ranks
 def test_what_the_users_code_prints_is_not_in_the_answer(tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text(LOUD)
     factory, made, two = f"{tmp_path / 'loud.py'}:loud", str(tmp_path / "plan.json"), str(tmp_path / "two.yaml")
@@ -170,6 +176,13 @@ def test_what_the_users_code_prints_is_not_in_the_answer(tmp_path: Path) -> None
     assert len(json.loads(shell("compare", factory, two, "--solvers", "--json").out)) == 5
     said = shell("verify", made, factory, "--json")
     assert json.loads(said.out)["collective_mismatches"] == 0, said
+
+
+def planned_for_two(folder: Path) -> Path:
+    """A plan for two ranks."""
+    (folder / "two.yaml").write_text(PAIR)
+    assert shell("plan", FACTORY, str(folder / "two.yaml"), "-o", str(folder / "plan.json")).code == 0
+    return folder / "plan.json"
 
 
 def test_an_interrupted_comparison_shows_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +208,11 @@ def test_an_interrupted_comparison_shows_what_was_done(monkeypatch: pytest.Monke
     assert shell("compare", FACTORY, LAPTOP).code == 130 and len(searches) == 1
 
 
-def test_run_trains_and_saves(path: Path, tmp_path: Path) -> None:
+@pytest.mark.ranks
+@parametrize_or_slow("ranks", [2], [4])
+def test_run_trains_and_saves(path: Path, tmp_path: Path, ranks: int) -> None:
+    if ranks == 2:
+        path = planned_for_two(tmp_path)
     said = shell("run", str(path), FACTORY, "--steps", "4", "--lr", "0.01", "--save", str(tmp_path / "saved"), "--json")
     assert said.code == 0, said
     data = json.loads(said.out)
@@ -204,10 +221,10 @@ def test_run_trains_and_saves(path: Path, tmp_path: Path) -> None:
     assert (tmp_path / "saved" / ".metadata").exists()
 
 
+@pytest.mark.ranks
 def test_run_joins_torchrun(tmp_path: Path) -> None:
-    two, made = tmp_path / "two.yaml", str(tmp_path / "plan.json")
-    two.write_text(PAIR)
-    assert shell("plan", FACTORY, str(two), "-o", made).code == 0 and "net=2" in shell("show", made).out
+    made = str(planned_for_two(tmp_path))
+    assert "net=2" in shell("show", made).out
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "autoddl.cli", "run",
                made, FACTORY, "--steps", "2", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -215,9 +232,16 @@ def test_run_joins_torchrun(tmp_path: Path) -> None:
     assert len(json.loads(done.stdout)["losses"]) == 2
 
 
-def test_a_script_of_ones_own_runs_under_torchrun() -> None:
-    script = str(ROOT / "examples" / "train.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", script]
+@pytest.mark.ranks
+@parametrize_or_slow("ranks", [2], [4])
+def test_a_script_of_ones_own_runs_under_torchrun(tmp_path: Path, ranks: int) -> None:
+    """The example on its four ranks, or on a cluster of two."""
+    script = ROOT / "examples" / "train.py"
+    if ranks == 2:
+        (tmp_path / "clusters").mkdir()
+        (tmp_path / "clusters" / "laptop.yaml").write_text(PAIR)
+        script = Path(shutil.copy(script, tmp_path))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), str(script)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     losses = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("step")]

@@ -14,6 +14,7 @@ import pytest
 import tiny
 from planmaker import cluster_of
 from random_problems import random_problem
+from sampling import few_seeds, parametrize_or_slow
 from shell import LAPTOP, shell
 
 from autoddl import api
@@ -87,8 +88,9 @@ def test_shares_add_up(free: Plan, tight: Plan) -> None:
         assert {"blocks.0-1.up", "head"} <= {share.block for share in said.blocks}
 
 
-def test_min_marginals_of_random_problems_equal_solving_again() -> None:
-    for seed in range(120):
+@few_seeds(30, 120)
+def test_min_marginals_of_random_problems_equal_solving_again(seeds: range) -> None:
+    for seed in seeds:
         problem = replace(random_problem(seed), budget=None)
         known = compute_beliefs(problem)
         for v, size in enumerate(problem.sizes):
@@ -116,10 +118,11 @@ def test_min_marginals_of_a_plan_equal_solving_again(free: Plan) -> None:
         assert marginal[k] == pytest.approx(expected, rel=1e-12)
 
 
-def test_alternatives_under_a_budget_are_the_best_ones(tight: Plan) -> None:
+@parametrize_or_slow("count", [2], [4])
+def test_alternatives_under_a_budget_are_the_best_ones(tight: Plan, count: int) -> None:
     made = rebuild(tight)
     known, random = bounding_beliefs(made.problem, tight.predicted.seconds), np.random.default_rng(1)
-    for v in random.choice(len(made.problem.sizes), 4, replace=False).tolist():
+    for v in random.choice(len(made.problem.sizes), count, replace=False).tolist():
         found = alternatives(made.problem, v, known, 2)
         seconds = [a.seconds for a in found if a.seconds is not None]
         expected = []
@@ -323,6 +326,7 @@ def test_the_verbs_print_tables_and_json(free: Plan, insisted: Plan, tmp_path: P
     assert shell("explain", str(path), "nothing").code == 2
 
 
+@pytest.mark.ranks
 def test_explaining_does_not_wait_for_torch(free: Plan, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     free.save(path)

@@ -35,6 +35,7 @@ def alive(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.ranks
 def test_every_rank_gets_the_environment_of_torchrun(tmp_path: Path) -> None:
     launch(3, script(tmp_path, f"""
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS")
@@ -46,6 +47,7 @@ def test_every_rank_gets_the_environment_of_torchrun(tmp_path: Path) -> None:
         f"{rank} {rank} 3 3 127.0.0.1 {threads}" for rank in range(3)]
 
 
+@pytest.mark.ranks
 def test_a_ranks_own_error_becomes_the_launchers_and_ends_all(tmp_path: Path) -> None:
     command = script(tmp_path, """
         from autoddl.core.errors import MachineError, MismatchError
@@ -64,6 +66,7 @@ def test_a_ranks_own_error_becomes_the_launchers_and_ends_all(tmp_path: Path) ->
     assert not alive(tmp_path)
 
 
+@pytest.mark.ranks
 def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
     command = script(tmp_path, "os.kill(os.getpid(), 9) if rank == 1 else time.sleep(600)")
     with pytest.raises(MachineError, match=r"rank 1 was killed by SIGKILL; all ranks were ended"):
@@ -71,11 +74,13 @@ def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
     assert not alive(tmp_path)
 
 
+@pytest.mark.ranks
 def test_a_silent_failure_is_named_with_its_exit_code(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match=r"rank 0 ended with exit code 7 and left no word"):
         launch(1, script(tmp_path, "sys.exit(7)"))
 
 
+@pytest.mark.ranks
 def test_a_timeout_names_the_ranks_that_still_run(tmp_path: Path) -> None:
     command = script(tmp_path, "time.sleep(600 if rank else 0)")
     with pytest.raises(MachineError, match=r"after 0.5 s rank 1 still ran"):
@@ -83,6 +88,7 @@ def test_a_timeout_names_the_ranks_that_still_run(tmp_path: Path) -> None:
     assert not alive(tmp_path)
 
 
+@pytest.mark.ranks
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends ranks with their launcher on Linux only")
 def test_no_rank_outlives_a_killed_launcher(tmp_path: Path) -> None:
     command = script(tmp_path, "time.sleep(600)")
@@ -100,6 +106,7 @@ def test_no_rank_outlives_a_killed_launcher(tmp_path: Path) -> None:
     assert not alive(tmp_path)
 
 
+@pytest.mark.ranks
 def test_a_slurm_step_is_a_rank_and_one_process_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID",
                  "SLURM_STEP_NUM_TASKS"):

@@ -42,6 +42,7 @@ def test_the_clusters_for_rehearsals_have_links_to_shape(name: str, ranks: int, 
     assert all(12.5e6 <= uplink.rate <= 50e6 for uplink in built.uplinks)
 
 
+@pytest.mark.ranks
 def test_a_rank_starts_in_its_place(tmp_path: Path) -> None:
     script = f"import os; open(f'{tmp_path}/' + os.environ['RANK'], 'w').write(os.environ['WORD'])"
     launch(2, [sys.executable, "-c", script], places=[Place(("env", "WORD=before")), Place((), {"WORD": "around"})])

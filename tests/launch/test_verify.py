@@ -29,6 +29,8 @@ def planned(factory: Factory, cluster: str, **options: object) -> autoddl.Plan:
     return autoddl.plan(model, cluster, sample, factory=factory.to_json(), **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.ranks
+@pytest.mark.slow
 def test_a_plan_computes_what_one_process_does() -> None:
     factory = Factory.parse(FACTORY)
     checked = verify(planned(factory, LAPTOP, mesh="machine=2,pair=2", pins=PINS), factory)
@@ -36,6 +38,7 @@ def test_a_plan_computes_what_one_process_does() -> None:
     assert checked.collective_mismatches == 0 and checked.gradient_error < 1e-12
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("drop", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 def test_a_plan_of_microbatches_computes_what_one_process_does(tmp_path: Path, drop: float) -> None:
     factory = Factory.parse(FACTORY, {"dropout": drop})
@@ -46,6 +49,7 @@ def test_a_plan_of_microbatches_computes_what_one_process_does(tmp_path: Path, d
     assert plan.microbatches == 4 and checked.passed and checked.collective_mismatches == 0, checked
 
 
+@pytest.mark.ranks
 def test_a_wrong_plan_does_not_pass(tmp_path: Path) -> None:
     """Every step is legal, but one gradient is called whole that still waits for its reduction."""
     factory = Factory.parse(FACTORY, {"dropout": 0.0, "batch": 64, "width": 64})
@@ -57,6 +61,7 @@ def test_a_wrong_plan_does_not_pass(tmp_path: Path) -> None:
     assert not checked.passed and checked.gradient_error > 1e-6
 
 
+@pytest.mark.ranks
 def test_a_plan_for_many_ranks_is_verified_on_fewer() -> None:
     factory = Factory.parse(FACTORY, {"batch": 64})
     plan = planned(factory, str(ROOT / "examples" / "clusters" / "a100-4x8.yaml"), max_axes=2)
@@ -66,6 +71,7 @@ def test_a_plan_for_many_ranks_is_verified_on_fewer() -> None:
     assert "32 ranks do not fit here" in checked.note
 
 
+@pytest.mark.ranks
 @pytest.mark.slow
 def test_a_model_on_the_meta_device_is_verified() -> None:
     factory = Factory.parse(FACTORY.replace(":tiny", ":on_meta"))
@@ -73,6 +79,7 @@ def test_a_model_on_the_meta_device_is_verified() -> None:
     assert checked.passed
 
 
+@pytest.mark.ranks
 def test_a_tensor_on_the_meta_device_that_is_no_buffer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "turning.py").write_text(textwrap.dedent("""
         import torch
@@ -143,6 +150,7 @@ def test_a_rank_that_yields_nan_fails_whichever_it_is(monkeypatch: pytest.Monkey
     assert not checked.passed and checked.gradient_error == math.inf
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(("start", "said"), [
     (-1.0, "already gets a loss of nan"), (0.0, "already gets a gradient of weight that is not finite")])
 def test_a_model_that_yields_nan_itself_is_refused(tmp_path: Path, start: float, said: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import zoo
+from sampling import parametrize_or_slow
 from shell import FACTORY, LAPTOP, shell
 from torch import Tensor, nn
 
@@ -59,7 +60,7 @@ def test_a_chain_moves_its_ends_and_launches_once() -> None:
     assert floor_seconds(graph, as_compiled(place)) < floor_seconds(graph, place)
 
 
-@pytest.mark.parametrize("name", ["llama", "mixture"])
+@parametrize_or_slow("name", ["llama"], ["mixture"])
 def test_compiled_plans_are_faster_and_no_slower_than_what_eager_chose(name: str) -> None:
     """The search sees the new prices: its plan is the best under them, and its bound holds."""
     model, sample = zoo.ZOO[name]()

@@ -178,6 +178,7 @@ def test_workers_keep_the_order_and_pass_errors_on() -> None:
         list(run([1, 2]))
 
 
+@pytest.mark.ranks
 def test_workers_do_not_outlive_who_is_killed() -> None:
     script = ("import os, time, sys\n"
               "from autoddl.planner.process_pool import mapper\n"

@@ -2,7 +2,7 @@
 checkpoints is ever replaced."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 import zoo
 from planmaker import random_plans
 from ranks import on_ranks
+from sampling import parametrize_or_slow
 from shell import FACTORY, shell
 from tiny import tiny
 
@@ -85,20 +86,23 @@ def plans(mesh: str, count: int) -> list[Plan]:
     return random_plans(model, sample, mesh, count, seed=5, captured=captured())
 
 
-def test_saved_under_one_plan_and_loaded_under_others(tmp_path: Path) -> None:
-    path = str(tmp_path / "checkpoint")
-    ((_, held, expected),) = on_ranks(1, write, plans("one=1", 1)[0], path)
-    again = str(tmp_path / "again")
-    _, held_again, losses = on_ranks(4, write, plans("a=2,b=2", 1)[0], again)[0]
-    assert all(torch.allclose(held[name], held_again[name], rtol=0, atol=1e-7) for name in held)
-    for plan in (*plans("a=4", 1), *plans("a=2,b=2", 2)[1:]):
-        for found, resumed in on_ranks(4, read, plan, again):
-            assert all(torch.equal(found[name], held_again[name]) for name in held_again)
-            assert resumed == pytest.approx(losses, abs=2e-6) and resumed == pytest.approx(expected, abs=2e-6)
-    for plan, ranks in ((plans("one=1", 1)[0], 1), (plans("a=2", 1)[0], 2)):
-        found, resumed = on_ranks(ranks, read, plan, path)[0]
-        assert all(torch.equal(found[name], held[name]) for name in held)
-        assert resumed == pytest.approx(expected, abs=2e-6)
+@pytest.mark.ranks
+@parametrize_or_slow("loads", [(("one=1", "a=2"), ("a=2,b=2", "one=1"))],
+                     [(("one=1", "one=1"), ("a=2,b=2", "a=4"), ("a=2,b=2", "a=2,b=2"))])
+def test_saved_under_one_plan_and_loaded_under_others(tmp_path: Path, loads: Sequence[tuple[str, str]]) -> None:
+    """The mesh that a checkpoint is saved on, and that of the plan that goes on from it."""
+    held, losses = dict[str, dict[str, torch.Tensor]](), dict[str, list[float]]()
+    for mesh in ("one=1", "a=2,b=2"):
+        plan = plans(mesh, 1)[0]
+        _, held[mesh], losses[mesh] = on_ranks(plan.mesh.size, write, plan, str(tmp_path / mesh))[0]
+    one, four = held.values()
+    assert all(torch.allclose(one[name], four[name], rtol=0, atol=1e-7) for name in one)
+    for saved, mesh in loads:
+        plan = plans(mesh, 2)[1]
+        for found, resumed in on_ranks(plan.mesh.size, read, plan, str(tmp_path / saved)):
+            assert all(torch.equal(found[name], held[saved][name]) for name in held[saved])
+            for expected in (losses[saved], losses["one=1"]):
+                assert resumed == pytest.approx(expected, abs=2e-6)
 
 
 def damage(plan: Plan, path: str) -> str:
@@ -125,6 +129,7 @@ def damage(plan: Plan, path: str) -> str:
     return "kept"
 
 
+@pytest.mark.ranks
 def test_a_failed_save_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     assert on_ranks(4, damage, plans("a=4", 1)[0], str(tmp_path / "checkpoint")) == ["kept"] * 4
 
@@ -148,6 +153,7 @@ def whole_state(plan: Plan) -> bool:
     return all(torch.equal(whole(value), moved[name]) for name, value in parallel.state_dict().items())
 
 
+@pytest.mark.ranks
 def test_whole_tensors_are_loaded_into_pieces() -> None:
     model, sample = zoo.gpt(dtype=torch.float64, dropout=0.1)
     (plan,) = random_plans(model, sample, "a=4", 1, roles={"a": "zero"})
@@ -186,6 +192,7 @@ def idle(path: str) -> list[list[float]]:
     return losses
 
 
+@pytest.mark.ranks
 def test_a_checkpoint_changes_nothing_and_restores_all(tmp_path: Path) -> None:
     for losses in on_ranks(2, idle, str(tmp_path)):
         for other in losses[1:]:
@@ -250,12 +257,14 @@ def refused(plan: Plan, path: str) -> str:
     return str(error.value)
 
 
+@pytest.mark.ranks
 def test_every_rank_hears_of_a_refusal(tmp_path: Path) -> None:
     kept = noted(tmp_path / "work" / "notes.txt")
     said = on_ranks(2, refused, plans("a=2", 1)[0], str(tmp_path / "work"))
     assert all("work is there and is no checkpoint" in text for text in said) and kept.read_text() == "mine"
 
 
+@pytest.mark.ranks
 def test_a_run_is_refused_before_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one.yaml").write_text(
         "{name: one, levels: [{name: machine, size: 1, bandwidth: 1 GB/s, latency: 60 us}], device: "

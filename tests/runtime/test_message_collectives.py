@@ -86,6 +86,7 @@ def run_all(kind: str, ways: tuple[int, ...], cases: list[Case]) -> list[Tensor]
     return [run(kind, ways, *case) for case in cases]
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ways", [pytest.param((4,), marks=pytest.mark.slow), (2, 2), (3,)])
 def test_every_collective_gives_what_it_should(kind: str, ways: tuple[int, ...]) -> None:
@@ -130,6 +131,7 @@ def several() -> float:
     return told.wait()  # type: ignore[no-any-return]
 
 
+@pytest.mark.ranks
 def test_several_are_under_way_at_once() -> None:
     assert on_ranks(4, several) == [0.0] * 4
 
@@ -150,6 +152,7 @@ def left_alone(rank_that_stays_away: int) -> tuple[float, list[str]]:
     return elapsed, said
 
 
+@pytest.mark.ranks
 def test_a_rank_that_does_not_come_is_told_within_the_timeout() -> None:
     try:
         results = on_ranks(4, left_alone, 3)

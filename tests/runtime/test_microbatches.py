@@ -15,6 +15,7 @@ from planmaker import random_plans
 from precise import Precise
 from random_plans import random_plan
 from ranks import on_ranks
+from sampling import parametrize_or_slow
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -34,6 +35,8 @@ STRATEGIES = {"data": ("data", "data", None), "zero kept": ("zero", "zero", Fals
               "zero regathered": ("zero", "zero", True), "tensor x data": ("data", "tensor", None),
               "tensor x zero": ("zero", "tensor", True)}
 """The roles of axes a and b, and whether parameters are gathered again."""
+USUAL = ("zero regathered", "tensor x zero")
+"""Strategies that run by default; the others of STRATEGIES are slow."""
 
 
 def built(name: str, rows: int = ROWS) -> tuple[nn.Module, Sample]:
@@ -116,29 +119,34 @@ def check(name: str, plan: Plan) -> None:
         assert not result["mismatches"] and not result["held"], at
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(("name", "microbatches", "strategy"), [
-    pytest.param(name, m, strategy, marks=[] if m == 2 or strategy == "zero regathered" else pytest.mark.slow)
+    pytest.param(name, m, strategy, marks=[] if m == 2 and strategy in USUAL else pytest.mark.slow)
     for name, m in (("gpt", 2), ("llama", 4)) for strategy in STRATEGIES])
 def test_strategies_on_four_ranks(name: str, microbatches: int, strategy: str) -> None:
     check(name, plans_of(name, microbatches, strategy))
 
 
-@pytest.mark.parametrize("strategy", ["data", "zero kept", "zero regathered"])
+@pytest.mark.ranks
+@parametrize_or_slow("strategy", ["data"], ["zero kept", "zero regathered"])
 def test_strategies_on_two_ranks(strategy: str) -> None:
     check("vit", plans_of("vit", 4, strategy, "a=2"))
 
 
-@pytest.mark.parametrize("strategy", ["data", "zero kept", "zero regathered"])
+@pytest.mark.ranks
+@parametrize_or_slow("strategy", ["zero kept"], ["data", "zero regathered"])
 def test_a_bucket_for_each_parameter(strategy: str) -> None:
     check("gpt", replace(plans_of("gpt", 2, strategy, "a=2"), bucket_bytes=1))
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(("name", "seed", "microbatches"), [
     ("gpt", 5, 4), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("llama", 6, 2), ("vit", 7, 2)))])
 def test_random_plans(name: str, seed: int, microbatches: int) -> None:
     check(name, random_plan(captured(name, microbatches), seed, microbatches=microbatches))
 
 
+@pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "llama", "vit", "t5"])
 @pytest.mark.parametrize("microbatches", [2, 4])
@@ -198,6 +206,7 @@ def accumulated(plan: Plan) -> tuple[float, list[float]]:
                if p.grad is not None), evaluated
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("strategy", ["zero kept", pytest.param("zero regathered", marks=pytest.mark.slow),
                                       pytest.param("tensor x data", marks=pytest.mark.slow)])
 def test_steps_add_up_until_gradients_are_zeroed(strategy: str) -> None:
@@ -217,6 +226,7 @@ def dropped(plan: Plan, seed: int) -> list[float]:
     return [float(parallel.step(sample)) for _ in range(2)]
 
 
+@pytest.mark.ranks
 def test_every_microbatch_drops_otherwise_and_always_the_same() -> None:
     """Two microbatches with the same rows would have the same loss if they had the same masks."""
     module, sample = zoo.gpt(B=4, dropout=0.2, dtype=torch.float64)

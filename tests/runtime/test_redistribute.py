@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import on_ranks
+from sampling import parametrize_or_slow
 
 from autoddl.core.conversion import COLLECTIVES, Step, group_size, payload
 from autoddl.core.layout import B, Layout, Mesh, P, Split, extents
@@ -99,9 +100,11 @@ def cases_of(shape: Shape, mesh: Mesh, stride: int) -> list[Case]:
     return found
 
 
-@pytest.mark.parametrize(("mesh", "shape", "stride"), [
-    ("a=4", (8, 4), 1), ("a=4", (7, 4, 10), 1), ("a=3", (7, 5), 1), ("a=2,b=2", (8, 4), 1), ("a=2,b=2", (7, 11), 1),
-    ("a=2,b=2", (5, 2, 7), 3), ("a=2,b=2,c=1", (6, 7), 29), ("a=1,b=2,c=2", (9, 4), 31)])
+@pytest.mark.ranks
+@parametrize_or_slow("mesh,shape,stride", [
+    ("a=4", (7, 4, 10), 1), ("a=3", (7, 5), 1), ("a=2,b=2", (8, 4), 3), ("a=2,b=2", (7, 11), 3),
+    ("a=2,b=2", (5, 2, 7), 10), ("a=2,b=2,c=1", (6, 7), 29), ("a=1,b=2,c=2", (9, 4), 31)], [
+    ("a=4", (8, 4), 1), ("a=2,b=2", (8, 4), 1), ("a=2,b=2", (7, 11), 1), ("a=2,b=2", (5, 2, 7), 3)])
 def test_every_pair_of_layouts(mesh: str, shape: Shape, stride: int) -> None:
     _check(Mesh.parse(mesh), shape, stride)
 
@@ -115,13 +118,16 @@ levels:
 """Links so slow that collectives of our own pay at any size."""
 
 
-@pytest.mark.parametrize(("mesh", "shape", "stride", "nodes"), [
-    ("a=4", (7, 4), 1, 2), ("a=3", (7, 5), 1, 3), ("a=2,b=2", (8, 4), 2, 2), ("a=2,b=2", (7, 11), 3, 2)])
+@pytest.mark.ranks
+@parametrize_or_slow("mesh,shape,stride,nodes", [
+    ("a=4", (7, 4), 1, 2), ("a=3", (7, 5), 1, 3), ("a=2,b=2", (7, 11), 7, 2)], [
+    ("a=2,b=2", (8, 4), 2, 2), ("a=2,b=2", (7, 11), 3, 2)])
 def test_every_pair_of_layouts_by_messages(mesh: str, shape: Shape, stride: int, nodes: int) -> None:
     parsed = Mesh.parse(mesh)
     _check(parsed, shape, stride, SLOW % (parsed.size // nodes, nodes))
 
 
+@pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(13, 11), (8, 16)])
 def test_eight_ranks(shape: Shape) -> None:
@@ -165,6 +171,7 @@ def run_all_coalesced(mesh: Mesh, cases: list[Coalesced]) -> list[list[torch.Ten
     return [run_coalesced(groups, step, layout, dtype) for layout, step, dtype in cases]
 
 
+@pytest.mark.ranks
 def test_one_collective_for_several_tensors() -> None:
     mesh = Mesh.parse("a=2,b=2")
     steps = (Step((0, 1), P, Split(0)), Step((0, 1), Split(0), B), Step((0, 1), P, B), Step((1,), Split(0), B),
@@ -188,6 +195,7 @@ def run_bools(mesh: Mesh) -> torch.Tensor:
     return found
 
 
+@pytest.mark.ranks
 def test_bools_travel_as_bytes() -> None:
     for found in on_ranks(4, run_bools, Mesh.parse("a=4")):
         assert torch.equal(found, whole((7, 5)) > 0)
@@ -200,5 +208,6 @@ def run_sparse(mesh: Mesh) -> str:
     return type(error.value).__name__
 
 
+@pytest.mark.ranks
 def test_an_error_of_ones_own_is_not_a_peers() -> None:
     assert "MachineError" not in on_ranks(2, run_sparse, Mesh.parse("a=2"))

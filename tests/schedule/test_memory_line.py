@@ -212,6 +212,7 @@ def deep() -> torch.nn.Module:
                  nn.functional.mse_loss)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(("model", "sample", "role", "microbatches"), [
     (deep(), (torch.randn(16, 512), torch.randn(16, 512)), "data", 2),
     (deep(), (torch.randn(16, 512), torch.randn(16, 512)), "tensor", 2),

@@ -2,12 +2,14 @@
 certificates, which other code checks."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import zoo
 from linear import linear_bound
 from planmaker import cluster_of
 from random_problems import random_problem
+from sampling import few_seeds, parametrize_or_slow
 from shell import ROOT
 from tasks import task_of
 
@@ -34,10 +36,11 @@ def narrow(problem: Problem, share: float) -> Problem:
 
 GRAPHS = ("tiny", "deep", "gpt", "llama", "vgg", "resnet")
 MESHES = ("a=2", "a=4", "a=8", "a=2,b=2")
+USUAL = (("tiny", "a=2,b=2"), ("tiny", "a=8"), ("deep", "a=4"), ("gpt", "a=2"), ("llama", "a=2"), ("vgg", "a=8"),
+         ("resnet", "a=2,b=2"))
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("name", GRAPHS)
+@parametrize_or_slow("name,mesh", USUAL, sorted({*product(GRAPHS, MESHES)} - {*USUAL}))
 def test_the_optimum_is_proved_without_the_solver(name: str, mesh: str) -> None:
     """Free, and with a budget that binds: costs, which the problem itself adds up, are equal to what is proved."""
     task = task_of(name, cluster_of(mesh))
@@ -55,9 +58,8 @@ def test_the_optimum_is_proved_without_the_solver(name: str, mesh: str) -> None:
         assert cost == pytest.approx(max(bounds), rel=1e-6)
 
 
-@pytest.mark.parametrize(("model", "cluster", "microbatches"), [
-    ("gpt", "laptop", 2), ("llama", "a100-4x8", 1), ("vgg_bn", "frontier", 1), ("vgg_bn", "frontier", 2),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (("gpt", "laptop", 1), ("llama", "a100-4x8", 2)))])
+@parametrize_or_slow("model,cluster,microbatches", [("gpt", "laptop", 2), ("vgg_bn", "frontier", 1)], [
+    ("llama", "a100-4x8", 1), ("vgg_bn", "frontier", 2), ("gpt", "laptop", 1), ("llama", "a100-4x8", 2)])
 def test_plans_under_a_budget_are_proved(model: str, cluster: str, microbatches: int) -> None:
     """What the certificate proves lies between the optimum without a budget and the plan; on models this small the
     bound by one price of a byte leaves some of the gap open."""
@@ -74,8 +76,9 @@ def test_plans_under_a_budget_are_proved(model: str, cluster: str, microbatches:
     assert checked.bound > free.predicted.seconds and checked.gap < 0.1 and checked.inequalities > 0
 
 
-def test_the_linear_bound_is_one() -> None:
-    for seed in range(60):
+@few_seeds(20, 60)
+def test_the_linear_bound_is_one(seeds: range) -> None:
+    for seed in seeds:
         problem = random_problem(seed)
         try:
             best = solve(problem, "exhaustive").seconds

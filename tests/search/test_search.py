@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from random_problems import blocks, least_bytes, random_problem, table
+from sampling import parametrize_or_slow
 
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
 from autoddl.core.problem import Array, Factor, Problem, Table
@@ -170,7 +171,7 @@ def test_depth_costs_a_logarithm() -> None:
     assert uniform[1] <= uniform[0] + 4 * 4
 
 
-@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+@parametrize_or_slow("share", [0.5], [0.2, 0.8])
 def test_deep_problems_with_a_budget_are_nearly_proved(share: float) -> None:
     free = blocks(24, 12, 12)
     most, least = solve(free).nbytes, least_bytes(free)
@@ -237,6 +238,7 @@ def test_effort_past_the_tolerance_only_betters_the_plan(monkeypatch: pytest.Mon
     assert better
 
 
+@pytest.mark.ranks
 def test_the_same_plan_whatever_the_hash_seed() -> None:
     code = (
         "import sys; sys.path[:0] = ['tests/support']; from random_problems import blocks;"

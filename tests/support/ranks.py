@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-__all__ = ["RankError", "forget", "on_ranks"]
+__all__ = ["RankError", "before_start", "forget", "on_ranks"]
 
 
 class RankError(AssertionError):
@@ -102,8 +102,13 @@ class _Pool:
 _pools: dict[int, _Pool] = {}
 
 
+def before_start(world: int) -> None:
+    """Called before every use of `world` ranks, warm or not: conftest.py replaces it to check the test's mark."""
+
+
 def on_ranks(world: int, function: Callable[..., Any], *args: Any, seconds: float = 300) -> list[Any]:
     """`function(*args)` on `world` ranks of one initialised gloo group; what each returned."""
+    before_start(world)
     if world not in _pools:
         _pools[world] = _Pool(world)
     try:

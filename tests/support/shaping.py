@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,14 @@ def why_not() -> str:
 
 
 SKIP = why_not()
-shaping = pytest.mark.skipif(bool(SKIP), reason=SKIP or "links can be shaped here")
+
+
+def shaping(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that shapes links: it needs root's rights, starts processes, and is skipped where links cannot be
+    shaped."""
+    allowed = pytest.mark.skipif(bool(SKIP), reason=SKIP or "links can be shaped here")
+    marked: Callable[..., None] = pytest.mark.ranks(pytest.mark.root(allowed(test)))
+    return marked
 
 
 def spaces() -> list[str]:

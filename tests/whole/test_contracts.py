@@ -32,10 +32,12 @@ def broken(folder: Path) -> list[str]:
     return names
 
 
+@pytest.mark.ranks
 def test_the_tree_keeps_all_contracts(copied: Path) -> None:
     assert broken(copied) == []
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("file, line, contract", [
     ("autoddl/core/names.py", "from autoddl.cli import main", "rooms import downward"),
     ("autoddl/schedule/traffic.py", "from autoddl.planner import task", "rooms import downward"),

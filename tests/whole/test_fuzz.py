@@ -1,6 +1,6 @@
 """Random valid plans on four ranks do what one process does: loss, gradients, three AdamW steps, and what is sent.
 
-    make fuzz        all 240 plans in float64 and 30 in float32; `make test` runs one of each model, on all meshes
+    make fuzz        all 240 plans in float64 and 30 in float32; `make test` runs one of most models, on all meshes
 """
 
 from collections import Counter
@@ -14,6 +14,7 @@ import zoo
 from precise import Precise
 from random_plans import random_plan
 from ranks import on_ranks
+from sampling import parametrize_or_slow
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -24,6 +25,8 @@ from autoddl.runtime.parallelize import parallelize
 from autoddl.schedule.traffic import traffic
 
 MODELS = ("gpt", "gpt2", "llama", "bert", "t5", "vit", "vgg_bn", "resnet", "mixture", "regression")
+USUAL = ("bert", "t5", "mixture", "regression")
+"""Those of `make test`; test_parallelize.py and test_microbatches.py run plans of the others there."""
 STEPS = 3
 LR = 1e-3
 
@@ -102,11 +105,13 @@ def _check(name: str, seed: int, dtype: torch.dtype) -> None:
         assert not close or result["state"] <= 1e-7, at  # in float32 Adam makes a step of the rounding of a zero
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.ranks
+@parametrize_or_slow("name", USUAL, sorted({*MODELS} - {*USUAL}))
 def test_random_plans(name: str) -> None:
     _check(name, MODELS.index(name), torch.float64)
 
 
+@pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_many_random_plans(name: str) -> None:
@@ -114,6 +119,7 @@ def test_many_random_plans(name: str) -> None:
         _check(name, seed, torch.float64)
 
 
+@pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_random_plans_in_single_precision(name: str) -> None:

@@ -47,6 +47,7 @@ def test_no_strategy_beats_the_plan(model: str, cluster: str) -> None:
         assert one.plan is None or found.plan.predicted.seconds <= one.plan.predicted.seconds * (1 + 1e-9), one.name
 
 
+@pytest.mark.ranks
 def test_the_same_inputs_give_the_same_file(tmp_path: Path) -> None:
     """Byte for byte, with one worker and with two, again and in another process."""
     place, files = tmp_path / "three.yaml", [tmp_path / f"{n}.json" for n in range(4)]

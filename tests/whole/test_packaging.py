@@ -40,12 +40,14 @@ def test_tests_are_no_package() -> None:
     assert not list((ROOT / "tests").rglob("__init__.py"))
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("name", ["search", "cost_models"])
 def test_no_global_module_of_the_engines(name: str, tmp_path: Path) -> None:
     code = f"import importlib.util as u, sys; sys.exit(u.find_spec({name!r}) is not None)"
     assert subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.ranks
 def test_importing_and_naming_do_not_wait_for_torch() -> None:
     code = ("import sys, autoddl, autoddl.core.plan; from autoddl.core.plan import Plan\n"
             "assert 'torch' not in sys.modules and callable(autoddl.plan) and autoddl.Plan is Plan\n"
@@ -56,6 +58,7 @@ def test_importing_and_naming_do_not_wait_for_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.ranks
 def test_a_plan_is_read_at_once() -> None:
     """About 0.2 s on an idle machine, most of it pydantic. Seconds of the CPU count, so that other programs do not."""
     code = ("import sys, time; import autoddl; autoddl.load_plan(sys.argv[1])\n"
@@ -72,6 +75,7 @@ def test_the_licence_and_the_notes_are_there() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) > 40
 
 
+@pytest.mark.ranks
 @pytest.mark.skipif(importlib.util.find_spec("setuptools") is None, reason="setuptools builds the wheel")
 def test_the_wheel_holds_every_module_once(tmp_path: Path) -> None:
     code = f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
