@@ -1,9 +1,20 @@
-"""What a cluster costs: facts in (a cluster file, device sheets, sizes), seconds and bytes out.
+"""Prices of a cluster: facts in (a cluster file, device sheets, shapes), seconds and bytes out.
 
-A `Cluster` is read from YAML and is a plain value. `kernel_seconds` prices a kernel on one device by its shape,
-`compute_seconds`, `copy_seconds` and `elementwise_seconds` by a plain roofline, `collective` prices communication
-among a `Group` of ranks by the cheapest algorithm for its place in the hierarchy. Nothing here knows models, plans or
-torch.
+A `Cluster` is a plain value, read from YAML. `kernel_seconds` prices a kernel on one device by its shape;
+`compute_seconds`, `copy_seconds` and `elementwise_seconds` use a plain roofline. `collective` prices communication
+among a `Group` of ranks by the cheapest algorithm for its place in the hierarchy.
+
+Reading order:
+
+    units, machine, links, schema, cluster, measured        a cluster file, and the value that is read from it
+    curves, kernel                                          seconds of one kernel on one device
+    topologies, groups                                      where a group sits in the hierarchy, and whom it shares with
+    backends, call, algorithms, hierarchy, collectives      seconds of a collective by algorithm, and the cheapest
+    events, timeline, pipelines                             a time line of tasks on the streams of ranks
+
+The face is what is exported here, and of single modules: `machine` (Device, Host), `groups` (crossings), `curves`,
+`timeline` (Task, simulate), `pipelines` (simulate_pipeline), `links` and `backends` (their tables), `units` (texts).
+This room imports `core` alone. Nothing here knows models, plans or torch.
 """
 
 from autoddl.cost_models.backends import MESSAGE_ALGORITHMS, Algorithm

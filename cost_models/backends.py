@@ -1,8 +1,9 @@
-"""What the communication libraries can do, as one table of facts: algorithms, wire protocols, seconds to start.
+"""Facts about the communication libraries: algorithms, wire protocols, and seconds to start, with their sources.
 
-A wire protocol w of a library scales a link to latency w.latency a and bandwidth w.efficiency e b. A transfer goes in
-chunks: k of them cost some k a to pass on and t/k to fill the pipeline, the least of which, over all k, is
-sqrt(w.fill a t) beyond the t seconds of the bytes alone. So bandwidth depends on size.
+A wire protocol w of a library turns the latency a of a link into w.latency a, and its bandwidth b into w.efficiency b.
+A transfer whose bytes take t seconds goes in k chunks. To pass the chunks on costs in proportion to k a, to fill the
+pipeline t/k. At the best k both together are sqrt(w.fill a t), which comes on top of t. So the bandwidth that is
+reached depends on the size.
 """
 
 from collections.abc import Mapping
@@ -44,7 +45,7 @@ MESSAGE_ALGORITHMS = (Algorithm.LEVEL_RINGS, Algorithm.ROUNDS)
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """How a library moves bytes: factors on the latency and bandwidth of a link, and how slowly its pipeline fills."""
+    """A wire protocol: factors on the latency and the bandwidth of a link, and the `fill` of its pipeline."""
 
     name: str
     latency: float = 1.0
@@ -57,12 +58,16 @@ PLAIN = Wire("plain")
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What a library can do: algorithms per kind, seconds before the first byte.
+    """One communication library.
 
-    `efficiency` is the fraction of what a link reaches that an algorithm reaches, 1 where not listed; `starts` its own
-    seconds before the first byte, besides `startup`. `link_efficiency` is for links that say nothing themselves. With
-    `rails` a ring leaves a unit by all of its ports in turn, without by one. A step of what is `handed` from thread to
-    thread takes `Host.turn` at least, where that was timed.
+        algorithms         the algorithms that it has, by kind of collective
+        efficiency         fraction of a link's rate that an algorithm reaches; 1 where not listed
+        startup            seconds before the first byte of any collective
+        rails              whether a ring leaves a unit by all of its ports in turn, or by one
+        link_efficiency    fraction of a link's bandwidth that is reached, for links that do not say it
+        wires              its wire protocols
+        starts             more seconds before the first byte, by algorithm
+        threaded           algorithms whose steps pass from thread to thread: a step takes `Host.turn` at least
     """
 
     algorithms: Mapping[str, tuple[Algorithm, ...]]
@@ -72,12 +77,12 @@ class Backend:
     link_efficiency: float = 1.0
     wires: tuple[Wire, ...] = (PLAIN,)
     starts: Mapping[Algorithm, float] = field(default_factory=dict)
-    handed: frozenset[Algorithm] = frozenset()
+    threaded: frozenset[Algorithm] = frozenset()
 
 
 BACKENDS: Mapping[str, Backend] = MappingProxyType({
     # NCCL 2.2x has rings, double binary trees between hosts with chains inside, reduction in NVSwitches (NVLS), these
-    # below a tree between hosts (NVLSTree), and Bruck's pattern (PAT) where a group has one rank per host. It has no
+    # under a tree between hosts (NVLSTree), and Bruck's pattern (PAT) where a group has one rank per host. It has no
     # hierarchical reduce-scatter or all-gather. Wires and startup were fitted by examples/benchmarks/collectives.py
     # to 222 published collectives on A100, V100, H200, B200 and MI300X; link efficiency as 235 of 300 GB/s on 8 A100.
     "nccl": Backend(
@@ -87,11 +92,11 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType({
         efficiency={}, startup=35e-6, rails=True, link_efficiency=0.8,
         wires=(Wire("LL", 0.35, 0.17), Wire("LL128", 0.66, 0.9), Wire("Simple", fill=3.5))),
     # gloo, measured with torch 2.13 over shaped links (examples/benchmarks/shaped_collectives.py): its all-reduce and
-    # all-gather reach the bound of a ring, but for the all-gather of a pair (PAIR_WAIT); its reduce-scatter takes what
-    # an all-reduce takes, its all-to-all reaches 0.65. 1 kB between two ranks of one machine: 0.22 ms. It has no trees,
-    # no hierarchy, and leaves a host by one port. LEVEL_RINGS and ROUNDS are the runtime's own, made
-    # of gloo's point-to-point messages (`message_programs`). A step of 4 or 32 kB among 4 or 8 ranks of two cores takes
-    # 0.9 to 1.9 ms in gloo's rings, each of which is handed from thread to thread, and 0.4 to 1.3 ms by messages.
+    # all-gather reach the bound of a ring, but for the all-gather of a pair (PAIR_WAIT). Its reduce-scatter takes as
+    # long as an all-reduce, and its all-to-all reaches 0.65 of the bound. 1 kB between two ranks of one machine: 0.22
+    # ms. It has no trees, no hierarchy, and leaves a host by one port. LEVEL_RINGS and ROUNDS are the runtime's own,
+    # made of gloo's point-to-point messages (`message_programs`). A step of 4 or 32 kB among 4 or 8 ranks of two cores
+    # takes 0.9 to 1.9 ms in gloo's rings, each of which is handed from thread to thread, and 0.4 to 1.3 ms by messages.
     "gloo": Backend(
         algorithms={"all-reduce": (Algorithm.RING, Algorithm.LEVEL_RINGS),
                     "all-gather": (Algorithm.RING_IN_TURNS, Algorithm.LEVEL_RINGS),
@@ -100,8 +105,8 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType({
                     "send": (Algorithm.SEND,)},
         efficiency={Algorithm.PAIRWISE: 0.65}, startup=100e-6, rails=False,
         starts={Algorithm.LEVEL_RINGS: 1e-3, Algorithm.ROUNDS: 3e-3},
-        handed=frozenset((Algorithm.RING, Algorithm.RING_IN_TURNS, Algorithm.AS_ALL_REDUCE))),
+        threaded=frozenset((Algorithm.RING, Algorithm.RING_IN_TURNS, Algorithm.AS_ALL_REDUCE))),
 })
 
 TREE_EFFICIENCY = 0.85
-"""A tree of NCCL reaches that of a ring's bandwidth (tuning.cc)."""
+"""The fraction of a ring's bandwidth that NCCL's tree reaches (tuning.cc)."""

@@ -1,14 +1,15 @@
-"""One collective of one group, as every formula sees it, and what crossing a level costs.
+"""One collective of one group, as every formula sees it, and the cost of crossing a level.
 
     wire_i(v)  = t + sqrt(w a_i t),  t = v / (e b_i)      seconds that v bytes take through one port of level i
 
-a_i and b_i are latency and bandwidth of the level, e the fraction that the link and the algorithm reach, w how the
-library's wire protocol fills.
+The latency of level i is a_i, its bandwidth b_i. The link and the algorithm reach the fraction e of it, and w is the
+`fill` of the library's wire protocol (`backends`).
 """
 
 from dataclasses import dataclass
 from math import isfinite, prod, sqrt
 
+from autoddl.core.conversion import COLLECTIVES, ring_bytes
 from autoddl.core.errors import InputError
 from autoddl.cost_models.backends import KINDS, PLAIN, Algorithm, Backend, Wire
 from autoddl.cost_models.groups import Crossing
@@ -19,7 +20,15 @@ __all__ = ["CollectiveCall", "sent_bytes"]
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """One collective of one group, over one wire protocol of the backend."""
+    """One collective of one group, over one wire protocol of the backend.
+
+        backend      the communication library
+        kind         kind of the collective
+        crossings    the levels that the group crosses, innermost first
+        nbytes       bytes of the full buffer
+        wire         the wire protocol
+        algorithm    whose efficiency the links reach; None for all of it
+    """
 
     backend: Backend
     kind: str
@@ -30,18 +39,24 @@ class CollectiveCall:
 
     @property
     def size(self) -> int:
+        """Number of members."""
         return prod(crossing.ways for crossing in self.crossings)
 
     @property
     def phases(self) -> int:
+        """How often the buffer goes round a ring: 2 for an all-reduce, else 1."""
         return 2 if self.kind == "all-reduce" else 1
 
     def latency(self, crossing: Crossing) -> float:
-        """Seconds of a message between neighbours."""
+        """Seconds of a message between neighbours of a level."""
         return self.wire.latency * crossing.latency
 
+    def rings(self, crossing: Crossing) -> float:
+        """Rings that share a port of a level."""
+        return crossing.port_rings(self.backend.rails)
+
     def seconds(self, crossing: Crossing, nbytes: float) -> float:
-        """Seconds that nbytes take through one port: t + sqrt(w a t), t = nbytes / (e b)."""
+        """Seconds that `nbytes` take through one port of a level: t + sqrt(w a t), t = nbytes / (e b)."""
         own = self.backend.efficiency.get(self.algorithm, 1.0) if self.algorithm else 1.0
         reached = own * _reached(self.backend, crossing)
         seconds = nbytes / (reached * self.wire.efficiency * crossing.level.bandwidth)
@@ -49,8 +64,11 @@ class CollectiveCall:
 
 
 def _reached(backend: Backend, crossing: Crossing) -> float:
-    """The fraction of a link that large transfers reach: as the level says, else its protocol, else the backend; all
-    of what was measured in groups of this size."""
+    """The fraction of a link that large transfers reach.
+
+    The level says it, else its protocol, else the backend. A bandwidth measured in groups of this size is reached
+    whole.
+    """
     level = crossing.level
     if crossing.ways in dict(level.group_bandwidth):
         return 1.0
@@ -60,11 +78,14 @@ def _reached(backend: Backend, crossing: Crossing) -> float:
 
 
 def sent_bytes(kind: str, n: int, nbytes: float) -> float:
-    """Bytes that each of n ranks sends: (n-1)/n N, twice that for an all-reduce; in a broadcast or send all N."""
+    """Bytes that each of n ranks sends: (n-1)/n N, twice that in an all-reduce, and all N in a broadcast or send.
+
+    Raises InputError for another kind, and for impossible numbers.
+    """
     if kind not in KINDS:
         raise InputError(f"{kind!r} is no collective; the collectives are {', '.join(KINDS)}")
     if n < 1 or nbytes < 0 or not isfinite(nbytes):
         raise InputError(f"{kind} of {nbytes} bytes among {n} ranks: there is at least 1 rank and at least 0 bytes")
-    if kind in ("broadcast", "send"):
+    if kind not in COLLECTIVES:
         return nbytes if n > 1 else 0.0
-    return (2 if kind == "all-reduce" else 1) * (n - 1) / n * nbytes
+    return ring_bytes(kind, n, nbytes)

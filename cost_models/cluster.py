@@ -155,5 +155,5 @@ def weakest_device(devices: Sequence[Device]) -> Device:
                   memory_efficiency=min(device.memory_efficiency for device in devices),
                   elementwise_efficiency=min(d.elementwise_efficiency or d.memory_efficiency for d in devices),
                   units=min(device.units for device in devices),
-                  kernels=tuple((name, min(device.reached(name) for device in devices)) for name in kernels),
+                  kernels=tuple((name, min(device.efficiency_of(name) for device in devices)) for name in kernels),
                   compiled=all(device.compiled for device in devices))

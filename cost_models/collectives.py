@@ -2,17 +2,17 @@
 
     price = startup + min over the algorithms and wire protocols of the backend of start + seconds by `FORMULAS`
 
-Where a calibration timed what a collective takes of a rank's processor (gloo), that stands for startup and start, and
-what is handed from thread to thread takes turn * steps at least:
+With gloo a collective also takes the rank's CPU. Where a calibration timed that (`Host`), it stands in place of startup
+and start, and an algorithm whose steps pass from thread to thread takes turn * steps at least:
 
     host  = call + message * steps + byte * bytes sent       steps = phases (n - 1), each with a message
-    alone = host + wait * steps                              a step's receiver is woken, and nothing computes then
-    price = max(seconds by `FORMULAS`, alone)                while bytes are on their way the host does its part
-    busy  = max(seconds by `FORMULAS` + 2 busy, alone + busy * steps) - price      more, while the ranks compute: what
-                                                             sends waits for a core when it starts and when it ends
-    drag  = drag * bytes sent                                what is computed meanwhile takes host + drag longer
+    alone = host + wait * steps                              the receiver of a step is woken while nothing computes
+    price = max(seconds by `FORMULAS`, alone)                the host works while bytes are on their way
+    busy  = max(seconds by `FORMULAS` + 2 busy, alone + busy * steps) - price      more seconds while the ranks compute:
+                                                             the sender waits for a core at its start and at its end
+    drag  = drag * bytes sent                                computation meanwhile takes host + drag seconds longer
 
-Every disjoint group of the same form runs the collective at the same time, so shared links are divided among them.
+All disjoint groups of the same form run the collective at the same time, so they divide shared links among them.
 """
 
 from dataclasses import dataclass, replace
@@ -31,8 +31,15 @@ __all__ = ["KINDS", "Group", "Price", "cheapest_price", "collective", "link_of",
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Seconds, how they are reached, the outermost level crossed, the seconds of the rank's own processor, those that
-    are added while the ranks compute beside it, and those that this computation loses more than its processor's."""
+    """The price of a collective.
+
+        seconds      until it is done, while nothing else runs
+        algorithm    the cheapest algorithm
+        level        name of the outermost level that is crossed
+        host         seconds of the rank's own CPU
+        busy         seconds more while the ranks compute
+        drag         seconds that this computation loses besides `host`
+    """
 
     seconds: float
     algorithm: Algorithm
@@ -44,47 +51,55 @@ class Price:
 
 @lru_cache(maxsize=200_000)
 def collective(cluster: Cluster, kind: str, group: Group, nbytes: float) -> Price:
-    """The cheapest way to run `kind` in every group of this form at once; nbytes is the full buffer.
+    """The price of running `kind` in every group of this form at once; `nbytes` are those of the full buffer.
 
-    Full is: the tensor of an all-reduce, the result of an all-gather, the input of a reduce-scatter, the whole send
-    buffer of a rank in an all-to-all, the tensor of a broadcast, the message of a send (of each rank to one other).
+        all-reduce, broadcast    the tensor
+        all-gather               the result
+        reduce-scatter           the input
+        all-to-all               all that a rank sends
+        send                     the message of each rank to one other
+
+    Raises InputError for an unknown kind, impossible sizes, and a group that lies unevenly over the cluster.
     """
     sent = sent_bytes(kind, group.size, nbytes)  # raises on an unknown kind and on impossible sizes
     backend, device = BACKENDS[cluster.backend], cluster.device
     found = cheapest_price(backend, kind, crossings(cluster, group), nbytes, device.host.turn if device.host else 0.0)
     if cluster.backend != "gloo" or device.host is None:
         return found
-    many = step_count(kind, group.size)
-    host = device.host.call + device.host.message * many + device.host.byte * sent
-    network, alone = _network(backend, found), host + device.host.wait * many
-    seconds, beside = max(network, alone), max(network + 2 * device.host.busy, alone + device.host.busy * many)
-    return replace(found, seconds=seconds, host=host, busy=max(0.0, beside - seconds), drag=device.host.drag * sent)
+    count = step_count(kind, group.size)
+    host = device.host.call + device.host.message * count + device.host.byte * sent
+    network, alone = _network(backend, found), host + device.host.wait * count
+    seconds, computing = max(network, alone), max(network + 2 * device.host.busy, alone + device.host.busy * count)
+    return replace(found, seconds=seconds, host=host, busy=max(0.0, computing - seconds), drag=device.host.drag * sent)
 
 
 def _network(backend: Backend, price: Price) -> float:
-    """Its seconds by `FORMULAS`."""
+    """The seconds of a price by `FORMULAS` alone: without startup and start."""
     return price.seconds - backend.startup - backend.starts.get(price.algorithm, 0.0)
 
 
 @lru_cache(maxsize=20_000)
 def wire_seconds(cluster: Cluster, kind: str, group: Group, nbytes: float) -> float:
-    """For how long its bytes keep the links busy: what the network takes beyond a byte of every rank."""
+    """Seconds for which the collective's bytes keep the links busy: those beyond a buffer of one byte per rank."""
     backend, crossed = BACKENDS[cluster.backend], crossings(cluster, group)
     whole, least = (_network(backend, cheapest_price(backend, kind, crossed, n)) for n in (nbytes, float(group.size)))
     return max(0.0, whole - least)
 
 
 def step_count(kind: str, n: int) -> int:
-    """Messages that a rank sends one after the other, when each waits for the one before."""
+    """Number of messages of a rank among `n` that must follow one another in a ring, or in a broadcast's tree."""
     return {"send": 1, "broadcast": ceil(log2(n)), "all-reduce": 2 * (n - 1)}.get(kind, n - 1)
 
 
 def cheapest_price(backend: Backend, kind: str, crossed: tuple[Crossing, ...], nbytes: float, turn: float = 0.0
                    ) -> Price:
-    """The least seconds over the algorithms and wire protocols of a backend. `turn`: of a step that is handed on."""
+    """The least price over the algorithms and wire protocols of a backend, including its startup.
+
+    `turn` are the least seconds of a step that passes from thread to thread.
+    """
     n = prod(crossing.ways for crossing in crossed)
     least = {name: turn * step_count("all-reduce" if name is Algorithm.AS_ALL_REDUCE else kind, n)
-             for name in backend.handed}
+             for name in backend.threaded}
     seconds, algorithm = min((backend.starts.get(name, 0.0) + max(least.get(name, 0.0), FORMULAS[name](
         CollectiveCall(backend, kind, crossed, nbytes, wire, name))), name)
         for name in backend.algorithms[kind] for wire in backend.wires)
@@ -92,5 +107,5 @@ def cheapest_price(backend: Backend, kind: str, crossed: tuple[Crossing, ...], n
 
 
 def link_of(cluster: Cluster, group: Group) -> str:
-    """The outermost level that the group crosses."""
+    """Name of the outermost level that the group crosses."""
     return crossings(cluster, group)[-1].level.name

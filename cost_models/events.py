@@ -26,7 +26,7 @@ class TaskTraits(NamedTuple):
     computes: bool
     link: str = ""
     load: float = 0.0
-    beside: float = 1.0
+    contention: float = 1.0
     share: float = 1.0
 
 
@@ -119,7 +119,7 @@ class _Run:
         slowed = self.slowdown if both else 1.0
         if one.computes:
             return slowed * max(map(self._left_over, one.ranks))
-        return slowed * self._crowd(task) * (one.beside if both else 1.0)
+        return slowed * self._crowd(task) * (one.contention if both else 1.0)
 
     def _crowd(self, task: int) -> float:
         """What all on the link of this one would use of it, where that is most; a link that is not full slows none."""
@@ -131,7 +131,7 @@ class _Run:
 
     def _left_over(self, rank: int) -> float:
         """What sending takes of the rank's processor, as the stretch of what it computes."""
-        taken = sum(one.load / (self._crowd(other) * one.beside * self.slowdown)
+        taken = sum(one.load / (self._crowd(other) * one.contention * self.slowdown)
                     for other, one in ((other, self.where[other]) for other in self.on[rank]) if one.load)
         return 1 / max(FLOOR, 1 - taken)
 

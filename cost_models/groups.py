@@ -1,6 +1,6 @@
-"""Where the members of a group sit: how often a group crosses each level, and whom it shares the links with.
+"""Where the members of a group sit: which levels a group crosses, and whom it shares the links with.
 
-A group is {base + sum_k c_k * stride_k, 0 <= c_k < size_k}; its cosets (one per base) are disjoint, cover the cluster
+A group is {base + sum_k c_k * stride_k, 0 <= c_k < size_k}. Its cosets, one per base, are disjoint, cover the cluster
 and work at the same time. With U_i devices in a unit of level i,
 
     m_i = prod_k inside(size_k, stride_k, U_i)      members of one group in a unit of level i, m_0 = 1
@@ -9,7 +9,7 @@ and work at the same time. With U_i devices in a unit of level i,
 
     step_i = min stride_k / U_{i-1} over the extents within unit i: children from one member's to the next
 
-A level is crossed if ways_i > 1. Levels that a group does not cross do not slow it: links further out are no faster.
+A level is crossed if ways_i > 1. Levels that a group does not cross do not slow it: inner links are no slower.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,10 @@ __all__ = ["Crossing", "Group", "crossings"]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Ranks that work together: (size, stride) pairs, outermost first. Text: `4@8,2@1`."""
+    """Ranks that work together: (size, stride) pairs, outermost first. Text: `4@8,2@1`.
+
+    Raises InputError where two index tuples would name one rank.
+    """
 
     extents: tuple[tuple[int, int], ...]
 
@@ -44,15 +47,21 @@ class Group:
 
     @property
     def size(self) -> int:
+        """Number of members."""
         return prod(size for size, _ in self.extents)
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A level that a group crosses: `ways` children of one unit, with `members` of the group in each child.
+    """A level that a group crosses.
 
-    The children lie `step` apart. `sharers` devices stand behind one port; all belong to some group of the same form.
-    A level without a protocol is `inside_host` if it is the innermost. `slowed` is the topology's, in each pattern.
+        level          the level
+        ways           children of one unit that the group touches
+        members        members of the group in each of these children
+        sharers        devices that share one port; all of them belong to some group of the same form
+        step           distance from one of the children to the next
+        inside_host    whether messages stay inside a host: as the protocol says, else on the innermost level
+        slowdowns      how many times longer than on its port alone a child sends, by pattern of traffic
     """
 
     level: Level
@@ -61,28 +70,28 @@ class Crossing:
     sharers: int
     step: int = 1
     inside_host: bool = True
-    slowed: tuple[float, ...] = (1.0,) * len(PATTERNS)
+    slowdowns: tuple[float, ...] = (1.0,) * len(PATTERNS)
 
     @property
     def latency(self) -> float:
-        """Seconds of a message between neighbours."""
+        """Seconds of a message between neighbours of the level."""
         return latency_of(self.level)
 
-    def crowd(self, pattern: str) -> float:
-        """Senders per port when every device sends across in this pattern, each counted as often as it is slowed."""
-        return self.sharers * self.slowed[PATTERNS.index(pattern)]
+    def port_load(self, pattern: str) -> float:
+        """Senders per port when every device sends in this pattern, each counted by the topology's slowdown."""
+        return self.sharers * self.slowdowns[PATTERNS.index(pattern)]
 
-    def flows(self, rails: bool) -> float:
-        """Rings per port, one per group and child: U/m groups over U/sharers ports, or over their thinner trunk.
+    def port_rings(self, rails: bool) -> float:
+        """Rings per port: the rings of U/m groups leave by U/sharers ports, or by their thinner trunk.
 
-        Without `rails` a ring leaves a child by one port however many there are, so some port carries a whole ring.
+        Without `rails` a ring leaves a child by one port, however many there are, so some port carries a whole ring.
         """
-        rings = self.crowd("ring") / self.members
+        rings = self.port_load("ring") / self.members
         return rings if rails else max(1.0, rings)
 
 
 def _inside(size: int, stride: int, unit: int) -> int | None:
-    """Members of one extent in one aligned unit; None if the units hold unequal numbers."""
+    """Members of one extent in one aligned unit of `unit` ranks; None where units hold unequal numbers."""
     if stride % unit == 0:
         return 1
     if unit % (size * stride) == 0:
@@ -92,7 +101,10 @@ def _inside(size: int, stride: int, unit: int) -> int | None:
 
 @lru_cache(maxsize=10_000)
 def crossings(cluster: Cluster, group: Group) -> tuple[Crossing, ...]:
-    """The levels that a group crosses, innermost first."""
+    """The levels that a group crosses, innermost first.
+
+    Raises InputError where the group does not fit in the cluster, has one member, or lies unevenly over some units.
+    """
     last = sum((size - 1) * stride for size, stride in group.extents)
     if last >= cluster.size:
         raise InputError(f"group {group} reaches {last} ranks beyond its first, but cluster {cluster.name} "
@@ -113,14 +125,14 @@ def _crossing(cluster: Cluster, group: Group, index: int, members: int, ways: in
 
 
 def _step(cluster: Cluster, group: Group, index: int) -> int:
-    """Children from one that the group touches to the next."""
+    """Distance, in children, from one that the group touches to the next."""
     unit, parent = cluster.units[index], cluster.units[index + 1]
     return min(max(1, stride // unit) for size, stride in group.extents
                if size > 1 and stride < parent and size * stride > unit)
 
 
 def _members(cluster: Cluster, group: Group, index: int) -> int:
-    """m_i; raises where a group has different numbers of members in different units."""
+    """m_i for i = `index`. Raises InputError where a group has different numbers of members in different units."""
     if index == len(cluster.levels):
         return group.size
     unit, total = cluster.units[index], 1

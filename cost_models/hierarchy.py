@@ -1,15 +1,17 @@
 """Algorithms that treat the levels of a network differently, and the table of all algorithms by name.
 
     level rings       = phases sum (w_i-1) a_i + max_i t_i + (sum t_i - max t_i) / messages,
-                        t_i = wire_i(crowd_i phases (1/m_i - 1/n) N)
+                        t_i = wire_i(load_i phases (1/m_i - 1/n) N)
     two-level         = reduce-scatter(N) inside + collective(N / r) across + all-gather(N) inside
-    three-level       = the same, with the collective across itself two-level
-    in-network tree   = tree between hosts of what the switches inside reduced, 2 sum a_i and no copy among the ranks
+    three-level       = two-level, with the collective across itself two-level
+    in-network tree   = a tree between hosts over the sums of the switches inside: 2 sum a_i, no copy among the ranks
 
-r is the members inside; of a reduce-scatter the last part is left out, of an all-gather the first. m_i members stand
-behind a port of level i, and all that they send beyond it passes there. What a rank passes on in the innermost ring
-is n/w_1 chunks in pieces, so many messages; they follow each other through the levels, and the slowest level idles only
-while the first comes and the last leaves.
+The symbols are those of `algorithms`; r are the members inside. A reduce-scatter has no all-gather inside, and an
+all-gather no reduce-scatter.
+
+In level rings, m_i members are behind a port of level i, and all that they send out passes there. In the innermost ring
+a rank passes on n/w_1 chunks, each cut in pieces: these are the `messages`. They follow each other through the levels.
+The slowest level idles only until the first message arrives and after the last one has left.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,10 +43,10 @@ __all__ = ["FORMULAS", "in_network_tree", "level_rings", "three_level", "two_lev
 
 
 def level_rings(call: CollectiveCall) -> float:
-    """Rings in every level, pipelined: what `message_programs` sends (Cho et al., BlueConnect 2019)."""
+    """Rings in every level, pipelined, as `schedule.message_programs` sends them (Cho et al., BlueConnect 2019)."""
     n = call.size
     latency = sum((c.ways - 1) * call.latency(c) for c in call.crossings)
-    times = [call.seconds(c, c.crowd("ring") * call.phases * (1 / c.members - 1 / n) * call.nbytes)
+    times = [call.seconds(c, c.port_load("ring") * call.phases * (1 / c.members - 1 / n) * call.nbytes)
              for c in call.crossings]
     slowest = max(times)
     messages = max(1.0, call.nbytes / n / SEGMENT_BYTES) * n / call.crossings[0].ways
@@ -52,17 +54,17 @@ def level_rings(call: CollectiveCall) -> float:
 
 
 def two_level(call: CollectiveCall) -> float:
-    """Inside, across, inside, split at the best level (Jia et al. 2018, 3.2; Horovod's hierarchical form)."""
+    """Inside, across, inside, cut at the best level (Jia et al. 2018, section 3.2; Horovod's hierarchical form)."""
     return min((_split(call, at, _flat) for at in range(1, len(call.crossings))), default=inf)
 
 
 def three_level(call: CollectiveCall) -> float:
-    """Two-level, and again across: device, host and rack each reduce what they share (Cho et al., BlueConnect 2019)."""
+    """Two-level, and two-level again across: devices, hosts and racks reduce in turn (Cho et al., BlueConnect 2019)."""
     return min((_split(call, at, two_level) for at in range(1, len(call.crossings) - 1)), default=inf)
 
 
 def _split(call: CollectiveCall, at: int, outer: Callable[[CollectiveCall], float]) -> float:
-    """reduce-scatter over the first `at` crossings, `outer` over the others on N / r, all-gather over the first."""
+    """Reduce-scatter over the first `at` crossings, `outer` over the others with N / r bytes, all-gather back."""
     if call.kind not in ("all-reduce", "all-gather", "reduce-scatter"):
         return inf
     inner = call.crossings[:at]
@@ -76,12 +78,12 @@ def _split(call: CollectiveCall, at: int, outer: Callable[[CollectiveCall], floa
 
 
 def _flat(call: CollectiveCall) -> float:
-    """The best of one stage."""
+    """The least seconds of one stage by an algorithm without levels."""
     return min(stage(call) for stage in (ring, doubling, halving_doubling, in_network))
 
 
 def in_network_tree(call: CollectiveCall) -> float:
-    """NVLSTree: switches reduce inside, a tree of N / r per rank between hosts, both pipelined (NCCL 2.18).
+    """NVLSTree: switches reduce inside hosts, trees of N / r bytes per rank join them, both pipelined (NCCL 2.18).
 
     2 sum a_i inside + tree latency across + max(wire inside, wire across).
     """
@@ -90,9 +92,8 @@ def in_network_tree(call: CollectiveCall) -> float:
     if not inside or not across or call.kind != "all-reduce":
         return inf
     latency = tree_latency(replace(call, crossings=across))
-    flows = max(call.seconds(c, c.flows(call.backend.rails) * 2 * call.nbytes / TREE_EFFICIENCY) for c in across)
-    reduced = in_network(replace(call, crossings=inside))
-    return latency + max(reduced, flows)
+    tree = max(call.seconds(c, call.rings(c) * 2 * call.nbytes / TREE_EFFICIENCY) for c in across)
+    return latency + max(in_network(replace(call, crossings=inside)), tree)
 
 
 FORMULAS: Mapping[Algorithm, Callable[[CollectiveCall], float]] = MappingProxyType({

@@ -86,8 +86,8 @@ def _roofline(device: Device, flops: float, nbytes: float, dtype: str) -> float:
 def _efficiency(device: Device, kernel: Kernel) -> float:
     """e: the fraction of the peak that the largest kernels of this kind, or of this dtype, reach."""
     if kernel.kind.startswith("attention"):
-        return device.reached(kernel.kind)
-    return device.reached(device.runs_as(kernel.dtype))
+        return device.efficiency_of(kernel.kind)
+    return device.efficiency_of(device.runs_as(kernel.dtype))
 
 
 def _matmul(device: Device, kernel: Kernel) -> float:

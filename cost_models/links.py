@@ -1,6 +1,7 @@
 """Links by name and protocols by name: `link: NVLink3` in place of bandwidth, latency and efficiency.
 
-`hardware/links.yaml` lists the links with their sources. What a level reaches of its bandwidth, and its latency, are
+`hardware/links.yaml` lists the links with their sources. A level reaches the fraction e of its bandwidth, and has the
+latency a:
 
     e = efficiency of the level, else of its protocol, else of the backend
     a = latency of the level + latency of its protocol
@@ -26,7 +27,10 @@ LINKS_FILE = Path(__file__).parent / "hardware" / "links.yaml"
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """The fraction of a link that a large transfer reaches, seconds added to a message, whether it leaves a host."""
+    """How messages are moved: the fraction of a link that large ones reach, and the seconds added to each.
+
+    `network` says whether they leave a host.
+    """
 
     efficiency: float
     latency: float
@@ -52,14 +56,14 @@ PROTOCOLS: Mapping[str, Protocol] = MappingProxyType({
 
 
 def protocol_of(name: str) -> Protocol:
-    """A protocol by name."""
+    """The protocol called `name`; InputError where there is none."""
     if name not in PROTOCOLS:
         raise InputError(f"{name!r} is no protocol; it is one of {', '.join(PROTOCOLS)}")
     return PROTOCOLS[name]
 
 
 def latency_of(level: Level) -> float:
-    """Seconds of one message of a level with its protocol."""
+    """Seconds of one message over a level, by its protocol."""
     return level.latency + (protocol_of(level.protocol).latency if level.protocol else 0.0)
 
 
@@ -69,7 +73,10 @@ def _links() -> Mapping[str, Mapping[str, Any]]:
 
 
 def expand_link(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a level with those of its `link` filled in; a key that is written wins."""
+    """The keys of a level, with those of its `link` filled in; a key that is written wins.
+
+    Raises InputError where the link is unknown, naming the nearest that exists.
+    """
     name = str(tree["link"])
     by_lower = {known.lower(): known for known in _links()}
     if name.lower() not in by_lower:

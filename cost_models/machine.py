@@ -100,7 +100,7 @@ class Device:
         """flop/s for `dtype`: as listed, else that of the next wider dtype listed."""
         return dict(self.peaks)[self.runs_as(dtype)]
 
-    def reached(self, kernel: str) -> float:
+    def efficiency_of(self, kernel: str) -> float:
         """The fraction of the peak that the largest kernels of a kind or dtype reach."""
         return dict(self.kernels).get(kernel, self.efficiency)
 

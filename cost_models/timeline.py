@@ -44,7 +44,7 @@ class Task(NamedTuple):
     kind: str = ""
     link: str = ""
     load: float = 0.0
-    beside: float = 1.0
+    contention: float = 1.0
     share: float = 1.0
 
 
@@ -134,10 +134,10 @@ def simulate_ordered(tasks: Sequence[Task], edges: Edges, slowdown: float) -> Ti
     if not 1 <= slowdown < float("inf"):
         raise InputError(f"a slowdown of {slowdown}: what overlaps is slowed by a finite factor of at least 1")
     seconds = [task.seconds for task in tasks]
-    if slowdown == 1 and not any(task.link or task.load or task.beside > 1 for task in tasks):
+    if slowdown == 1 and not any(task.link or task.load or task.contention > 1 for task in tasks):
         starts, ends = run_sequentially(seconds, edges)
     else:
-        where = [TaskTraits(task.ranks, task.stream == COMPUTE, task.link, task.load, task.beside, task.share)
+        where = [TaskTraits(task.ranks, task.stream == COMPUTE, task.link, task.load, task.contention, task.share)
                  for task in tasks]
         starts, ends = run_overlapping(seconds, edges, where, slowdown)
     if min(ends, default=0.0) < 0:

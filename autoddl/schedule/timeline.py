@@ -178,10 +178,10 @@ class _Line:
         link = next((self.links[name] for name in axes.split("+") if self.links.get(name)), axes)
         load = min(1.0, (action.host + action.drag) / action.seconds) if action.host else 0.0
         own = busy * self._others(axes.split("+")) if at_once and self.late else 0.0
-        beside = 1 + busy / action.seconds if busy and not at_once else 1.0
+        contention = 1 + busy / action.seconds if busy and not at_once else 1.0
         share = min(1.0, action.wire / action.seconds) if action.seconds else 0.0
         return Task(action.sent.origin, action.seconds + own, stream=self._stream(action, at_once), needs=needs,
-                    link=link, load=load, beside=beside, share=share)
+                    link=link, load=load, contention=contention, share=share)
 
     def _stream(self, action: Start, at_once: bool) -> str:
         """Behind what a collective on gloo queues: the library's take the lanes of their axes in `turns`."""

@@ -109,7 +109,7 @@ def test_what_was_measured_in_a_group_is_what_it_gets() -> None:
     whole = level("switch", 8, group_bandwidth=((8, 0.5e9),))
     call = CollectiveCall(BACKENDS["nccl"], "all-gather", crossings(_cluster(whole), Group(((8, 1),))), 1e9)
     crossing = call.crossings[0]
-    assert call.seconds(crossing, crossing.crowd("ring") * 0.5e9) == pytest.approx(1.0, rel=0.01)
+    assert call.seconds(crossing, crossing.port_load("ring") * 0.5e9) == pytest.approx(1.0, rel=0.01)
 
 
 def test_a_large_cube_mesh_needs_the_bandwidth_of_every_group() -> None:
@@ -124,7 +124,7 @@ def test_hamming_mesh_all_to_all_of_a_thousand_accelerators(board: int, side: in
     assert 100 / slowdown(mesh, mesh.size, 1, "all-to-all") == pytest.approx(percent, abs=0.5)
     call = CollectiveCall(BACKENDS["gloo"], "all-to-all", crossings(_cluster(mesh), Group(((mesh.size, 1),))), 1e9)
     crossing = call.crossings[0]
-    assert 100 / crossing.crowd("all-to-all") == pytest.approx(percent, abs=0.5)
+    assert 100 / crossing.port_load("all-to-all") == pytest.approx(percent, abs=0.5)
 
 
 def _cluster(*levels: Level) -> Cluster:
