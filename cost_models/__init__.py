@@ -1,8 +1,8 @@
 """Prices of a cluster: facts in (a cluster file, device sheets, shapes), seconds and bytes out.
 
-A `Cluster` is a plain value, read from YAML. `kernel_seconds` prices a kernel on one device by its shape;
-`compute_seconds`, `copy_seconds` and `elementwise_seconds` use a plain roofline. `collective` prices communication
-among a `Group` of ranks by the cheapest algorithm for its place in the hierarchy.
+A `Cluster` is a plain value, read from YAML. The price of a kernel on one device is `kernel_seconds`, by its shape;
+`compute_seconds`, `copy_seconds` and `elementwise_seconds` use a plain roofline. The price of communication among a
+`Group` of ranks is `collective`: the cheapest algorithm for the group's place in the hierarchy.
 
 Reading order:
 
@@ -12,8 +12,11 @@ Reading order:
     backends, call, algorithms, hierarchy, collectives      seconds of a collective by algorithm, and the cheapest
     events, timeline, pipelines                             a time line of tasks on the streams of ranks
 
-The face is what is exported here, and of single modules: `machine` (Device, Host), `groups` (crossings), `curves`,
-`timeline` (Task, simulate), `pipelines` (simulate_pipeline), `links` and `backends` (their tables), `units` (texts).
+Others use the names that this file exports. They also import some modules by name:
+
+    machine (Device, Host), groups (crossings), curves, timeline (Task, simulate), pipelines (simulate_pipeline),
+    links and backends (their tables), units (texts)
+
 This room imports `core` alone. Nothing here knows models, plans or torch.
 """
 

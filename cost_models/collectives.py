@@ -2,8 +2,8 @@
 
     price = startup + min over the algorithms and wire protocols of the backend of start + seconds by `FORMULAS`
 
-With gloo a collective also takes the rank's CPU. Where a calibration timed that (`Host`), it stands in place of startup
-and start, and an algorithm whose steps pass from thread to thread takes turn * steps at least:
+With gloo a collective also takes the rank's CPU. Where a calibration timed that (`Host`), it replaces startup and
+start. An algorithm whose steps pass from thread to thread then takes turn * steps at least:
 
     host  = call + message * steps + byte * bytes sent       steps = phases (n - 1), each with a message
     alone = host + wait * steps                              the receiver of a step is woken while nothing computes

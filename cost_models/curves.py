@@ -1,16 +1,17 @@
-"""What was measured of a device's kernels, as curves: seconds between and beyond the sizes that were timed.
+"""Curves of measured kernels: seconds of a kernel between and beyond the sizes that were timed.
 
     seconds = max(work / rate(x), floor)
 
-work are the flops of a product, convolution or attention, and the bytes that any other kernel moves; x its sizes; floor
-the least seconds of the curve, which even nothing takes. A curve has seconds at every point of a rectangular grid of x:
+The work of a product, convolution or attention is its flops, that of any other kernel the bytes that it moves. The
+sizes of the kernel are x, and floor is the least of the curve's seconds. A curve has seconds at every point of a
+rectangular grid of x:
 
     products, convolutions   x = (m, n, k)                   attention   x = (queries, head size)
     others                   x = (bytes,)
 
-log rate is linear in the log of each x between the grid's points, and outside that of the border (multilinear
-interpolation, as roofline tables of Williams et al. 2009 have it). A device's curves are kept as canonical JSON, so
-that the device stays a value that hashes fast; `table` reads it once.
+Between the points of the grid, log rate is linear in the log of each x. This is multilinear interpolation, as in the
+roofline tables of Williams et al. 2009. Outside the grid, the rate is that of its border. A device holds its curves
+as canonical JSON, so that it stays a value that hashes fast; `curves_by_name` reads them once.
 """
 
 import json
@@ -32,9 +33,16 @@ _WIDTH = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel. `shape`: (batch, m, n, k) of a matmul, or of the matmul that a convolution is; (batch * heads,
-    queries, keys, head size, causal) of attention; () of memory. `nbytes` are read and written; `name` is the
-    curve that it follows on a device that was measured (`curves`)."""
+    """One kernel, as far as its price depends on it.
+
+        kind      one of `kernel.KINDS`
+        shape     (batch, m, n, k) of a matmul, or of the matmul to which a convolution amounts;
+                  (batch * heads, queries, keys, head size, causal) of attention; () of memory
+        flops     multiplications and additions
+        nbytes    bytes read and written
+        dtype     dtype of the operands
+        name      the curve that prices it on a device that was measured
+    """
 
     kind: str
     shape: tuple[int, ...]
@@ -52,14 +60,16 @@ class Kernel:
 
     @property
     def work(self) -> float:
-        """What the rate of its curve is per second of."""
+        """The quantity whose rate per second its curve has: flops, or bytes where the kernel has no shape."""
         return self.flops if self.shape else self.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Kernels of one `name` and dtype: `grid` has the sizes along each x, `rates` work per second at every point, row
-    major, `floor` the least seconds."""
+    """The measured rates of kernels of one `name` and dtype.
+
+    `grid` has the sizes along each x, `rates` the work per second at every point, row major, `floor` the least seconds.
+    """
 
     name: str
     dtype: str
@@ -105,8 +115,10 @@ def _between(line: tuple[float, ...], size: float) -> tuple[tuple[int, float], .
 
 
 def curve_seconds(text: str, kernel: Kernel) -> float | None:
-    """Seconds by the curves of `Device.curves`; None where none is of this kernel. A product is no faster than a copy
-    of its bytes."""
+    """Seconds of a kernel by the curves of `Device.curves`; None where no curve is of this kernel.
+
+    A product is no faster than a copy of its bytes.
+    """
     curve = find_curve(text, kernel.name, kernel.dtype)
     if curve is None:
         return None
@@ -116,7 +128,10 @@ def curve_seconds(text: str, kernel: Kernel) -> float | None:
 
 
 def curve_lower_bound(text: str, kernel: Kernel, ranks: int) -> float | None:
-    """Less than any part of an even cut among `ranks` takes: the best rate of any curve of the kind; None as above."""
+    """A lower bound on the seconds of each part of an even cut among `ranks`, by the best rate of its kind.
+
+    None where no curve is of this kernel.
+    """
     curve = find_curve(text, kernel.name, kernel.dtype)
     if curve is None:
         return None
@@ -138,8 +153,10 @@ def _curve(tree: Mapping[str, Any]) -> Curve:
 
 
 def find_curve(text: str, name: str, dtype: str) -> Curve | None:
-    """The curve of kernels `name`: of this dtype, else of one as wide, else of the nearest wider; None if there is
-    none."""
+    """The curve of kernels `name`: of this dtype, else of a dtype as wide, else of the nearest wider, else of any.
+
+    None if no dtype has one.
+    """
     known = curves_by_name(text)
     name, width = _known(known, name), _WIDTH.get(dtype, 4)
     for other in (dtype, *(d for d in _DTYPES if _WIDTH[d] == width), *(d for d in _DTYPES if _WIDTH[d] > width),
@@ -150,13 +167,16 @@ def find_curve(text: str, name: str, dtype: str) -> Curve | None:
 
 
 def _known(known: Mapping[tuple[str, str], Curve], name: str) -> str:
-    """What was timed before blocks were is timed as rows."""
+    """The curve's name; in files from before `blocks` were timed, the kernel's name by rows."""
     rows = name.replace(" blocks", "")
     return name if any(timed == name for timed, _ in known) else rows
 
 
 def curves_to_text(curves: Sequence[Mapping[str, Any]], source: str) -> str:
-    """Canonical JSON of curves as they are written: name, dtype, grid, work and seconds at every point."""
+    """Canonical JSON of curves: name, dtype, grid, and work and seconds at every point of it.
+
+    Raises InputError where a grid does not rise, has another number of points than values, or a value is not positive.
+    """
     for curve in curves:
         place = f"{source}: measured: curve {curve.get('name')!r}"
         points = prod(len(line) for line in curve["grid"])

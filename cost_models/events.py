@@ -1,8 +1,8 @@
-"""When tasks start and end, given what comes before what: the two engines of `timeline`.
+"""Finds when tasks start and end, given their order: the two engines of `timeline`.
 
-`sequential` is a pass in topological order: end = max(ends before) + seconds. `overlapping` steps from event to event,
-because the rate of a task changes when something starts or ends on one of its ranks. Both leave -1 as the end of a task
-that never starts.
+The first, `run_sequentially`, is one pass in topological order, with end = max(ends before) + seconds. The second,
+`run_overlapping`, steps from event to event: the rate of a task changes when another starts or ends on one of its
+ranks. Both leave -1 as the end of a task that never starts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,12 +15,19 @@ Edges = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]
 """(tasks after each task, number of tasks before it)."""
 
 FLOOR = 0.1
-"""Of its processor a computation keeps that, however much is sent beside it."""
+"""The least fraction of its CPU that a computation keeps, however much is sent at the same time."""
 
 
 class TaskTraits(NamedTuple):
-    """A task's ranks, whether it computes, the link that it shares, what it takes of a processor, its stretch while its
-    rank computes, and the part of the link that it uses alone."""
+    """The traits of a task by which its rate follows from what runs at the same time.
+
+        ranks         the ranks on which it runs
+        computes      whether it computes; else it communicates
+        link          the link that it shares, "" if none
+        load          fraction of its rank's CPU that it takes
+        contention    how many times longer it takes while its rank computes
+        share         fraction of the link that it uses when alone
+    """
 
     ranks: tuple[int, ...]
     computes: bool
@@ -31,7 +38,7 @@ class TaskTraits(NamedTuple):
 
 
 def run_sequentially(seconds: Sequence[float], edges: Edges) -> tuple[list[float], list[float]]:
-    """Starts and ends at rate 1."""
+    """Starts and ends in seconds, of tasks that do not slow each other."""
     after, before = edges[0], [*edges[1]]
     starts, ends = [0.0] * len(seconds), [-1.0] * len(seconds)
     ready = [i for i, count in enumerate(before) if not count]
@@ -49,7 +56,7 @@ def run_sequentially(seconds: Sequence[float], edges: Edges) -> tuple[list[float
 
 def run_overlapping(seconds: Sequence[float], edges: Edges, where: Sequence[TaskTraits], slowdown: float
                     ) -> tuple[list[float], list[float]]:
-    """Starts and ends where computation and communication slow each other."""
+    """Starts and ends in seconds, of tasks that `slowdown` slows where one rank computes and communicates."""
     after, before = edges[0], [*edges[1]]
     run = _Run(seconds, where, slowdown)
     ready = [i for i, count in enumerate(before) if not count]
@@ -65,7 +72,7 @@ def run_overlapping(seconds: Sequence[float], edges: Edges, where: Sequence[Task
 
 
 class _Run:
-    """The clock, what runs, at which rate, and when it will be done if nothing changes."""
+    """The clock, the tasks that run, their rates, and when each will end if nothing changes."""
 
     def __init__(self, seconds: Sequence[float], where: Sequence[TaskTraits], slowdown: float) -> None:
         self.now, self.slowdown, self.where = 0.0, slowdown, where
@@ -76,7 +83,7 @@ class _Run:
         self.on: dict[int, list[int]] = {rank: [] for one in where for rank in one.ranks}
 
     def start(self, tasks: Iterable[int]) -> None:
-        """All at once; then the rates are right again."""
+        """Starts these tasks now, then adapts the rates on their ranks."""
         for task in tasks:
             self.starts[task] = self.since[task] = self.now
             self._put(task)
@@ -85,7 +92,7 @@ class _Run:
         self._adapt({rank for task in tasks for rank in self.where[task].ranks})
 
     def finish(self) -> list[int]:
-        """Step to the next event; all that end there, in order."""
+        """Steps to the next event; returns the tasks that end there, in order."""
         done: list[int] = []
         while self.due and (not done or self.due[0][0] == self.now):
             when, task = heappop(self.due)
@@ -104,7 +111,7 @@ class _Run:
         heappush(self.due, (self.running[task], task))
 
     def _adapt(self, ranks: set[int]) -> None:
-        """Tasks on these ranks whose rate is another now go on with what is left."""
+        """Gives the tasks on these ranks their new rates, with the work that is left of each."""
         for task in sorted({task for rank in ranks for task in self.on[rank]}):
             stretch = self._stretch(task)
             if stretch != self.stretch[task]:
@@ -113,7 +120,7 @@ class _Run:
                 self._put(task)
 
     def _stretch(self, task: int) -> float:
-        """By how much the task is slower now than alone."""
+        """How many times slower the task is now than alone."""
         one = self.where[task]
         both = any(map(self._both, one.ranks))
         slowed = self.slowdown if both else 1.0
@@ -122,7 +129,7 @@ class _Run:
         return slowed * self._crowd(task) * (one.contention if both else 1.0)
 
     def _crowd(self, task: int) -> float:
-        """What all on the link of this one would use of it, where that is most; a link that is not full slows none."""
+        """How many times over its link is used, on the rank where that is most; at least 1."""
         one = self.where[task]
         if not one.link:
             return 1.0
@@ -130,7 +137,7 @@ class _Run:
                           for rank in one.ranks))
 
     def _left_over(self, rank: int) -> float:
-        """What sending takes of the rank's processor, as the stretch of what it computes."""
+        """How many times slower the rank computes, because communication takes a part of its CPU."""
         taken = sum(one.load / (self._crowd(other) * one.contention * self.slowdown)
                     for other, one in ((other, self.where[other]) for other in self.on[rank]) if one.load)
         return 1 / max(FLOOR, 1 - taken)

@@ -7,20 +7,26 @@
     memory     bytes / (bandwidth * elementwise efficiency)
     all        max(compute, bytes) + launch
 
-peak is that of the dtype, e what the largest products reach on the device, r the rate of a tile beside the largest,
-units the multiprocessors that share the peak. A wave takes as long with one tile as with one for each unit (NVIDIA,
-"Matrix multiplication background user's guide", tile and wave quantisation). Every tile starts and ends with loads and
-stores that no multiplication hides: PROLOGUE elements of k. A device without `units`, and every CPU, has the plain
-roofline of `device`. `least_seconds` is below the seconds of every way to cut a kernel among ranks.
+with
 
-Seconds of work on one device: a roofline and a launch floor.
+    peak     peak of the dtype, flop/s
+    e        fraction of the peak that the largest products reach on the device
+    r        rate of a tile as a fraction of the largest tile's
+    units    multiprocessors that share the peak
+
+A wave takes as long with one tile as with one for each unit (NVIDIA, "Matrix multiplication background user's guide",
+tile and wave quantisation). Every tile starts and ends with loads and stores that no multiplication hides: PROLOGUE
+elements of k. The price of no way to cut a kernel among ranks is below `least_seconds`.
+
+Every CPU, and any other device whose `units` are not known, has the plain roofline with a launch floor:
 
     seconds = max(flops / (peak * efficiency), nbytes / (bandwidth * memory_efficiency)) + launch
-            nbytes / (bandwidth * elementwise_efficiency) + launch          norms, softmax, activations
+              nbytes / (bandwidth * elementwise_efficiency) + launch          norms, softmax, activations
 
-Roofline: Williams, Waterman & Patterson 2009. The efficiencies are what large kernels reach and belong to the device:
-794 of 989 TFLOP/s in bfloat16 matmuls of an H100, 270 of 312 on an A100. nbytes counts reads and writes together. What
-only moves bytes comes nearer to the bandwidth than what reduces rows or computes functions of the elements.
+Roofline: Williams, Waterman & Patterson 2009. The efficiencies belong to the device and are those of large kernels.
+Matmuls in bfloat16 reach 794 of 989 TFLOP/s on an H100, and 270 of 312 on an A100. nbytes counts reads and writes
+together. A kernel that only moves bytes comes nearer to the bandwidth than one that reduces rows or computes functions
+of the elements.
 """
 
 from functools import lru_cache
@@ -37,23 +43,23 @@ __all__ = ["KINDS", "Kernel", "compute_seconds", "copy_seconds", "elementwise_se
 KINDS = ("matmul", "convolution", "attention", "attention backward", "memory")
 
 TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 64, 0.6))
-"""Rows, columns and rate beside the largest. The tiles are those that NVIDIA's guide lists; the rates are assumed,
+"""Rows, columns, and rate as a fraction of the largest tile's. NVIDIA's guide lists the tiles. The rates are assumed,
 not measured: a smaller tile reuses less of what it loads."""
 SPLITS = (1, 2, 4, 8)
 """Parts of the contraction that different units may add up (split-K)."""
 PROLOGUE = 128.0
-"""Elements of k that filling and draining the pipeline of a tile costs: assumed to be 4 stages of 32."""
+"""Elements of k that it costs to fill and drain the pipeline of a tile; assumed to be 4 stages of 32."""
 ALIGNED = 16
-"""Bytes that the contiguous dims of a product have to be a multiple of (NVIDIA, same guide, section 2.1) ..."""
+"""Contiguous dims of a product are multiples of so many bytes (NVIDIA, same guide, section 2.1)."""
 MISALIGNED = 0.5
-"""... or its tensor cores load in pieces; that they reach half is assumed."""
+"""Fraction of their rate that tensor cores reach on other dims, which they load in pieces; assumed."""
 BLOCK = 128
 """Queries and keys of a block of fused attention (Dao 2023, "FlashAttention-2", section 3.3)."""
 
 
 @lru_cache(maxsize=500_000)
 def kernel_seconds(device: Device, kernel: Kernel) -> float:
-    """Seconds of `kernel` alone on `device`."""
+    """Seconds of `kernel` alone on `device`. Raises InputError where its kind or dtype has no price."""
     if kernel.kind not in KINDS:
         raise InputError(f"{kernel.kind!r} is no kind of kernel; the kinds are {', '.join(KINDS)}")
     if device.curves and (measured := curves.curve_seconds(device.curves, kernel)) is not None:
@@ -66,7 +72,10 @@ def kernel_seconds(device: Device, kernel: Kernel) -> float:
 
 
 def least_seconds(device: Device, kernel: Kernel, ranks: int) -> float:
-    """Less than any part of an even cut among `ranks` takes: no waves, no tiles, the best efficiency of its kind."""
+    """A lower bound on the seconds of each part of an even cut among `ranks`.
+
+    It counts no waves and no tiles, and takes the best efficiency of the kernel's kind.
+    """
     if device.curves and (measured := curves.curve_lower_bound(device.curves, kernel, ranks)) is not None:
         return measured
     flops = 0.0 if kernel.kind == "memory" else _equivalent(device, kernel)
@@ -74,12 +83,12 @@ def least_seconds(device: Device, kernel: Kernel, ranks: int) -> float:
 
 
 def _equivalent(device: Device, kernel: Kernel) -> float:
-    """Flops that take at the device's efficiency what the kernel's take at its kind's."""
+    """Flops that take, at the device's efficiency, the time of the kernel's flops at the efficiency of its kind."""
     return kernel.flops * device.efficiency / _efficiency(device, kernel) if kernel.flops else 0.0
 
 
 def _roofline(device: Device, flops: float, nbytes: float, dtype: str) -> float:
-    """The longer of both, at the efficiencies of kernels that compute."""
+    """The longer of computing and moving bytes, at the efficiencies of kernels that compute."""
     return max(compute_seconds(device, flops, 0.0, dtype), elementwise_seconds(device, nbytes))
 
 
@@ -118,18 +127,18 @@ def _attention(device: Device, kernel: Kernel) -> float:
 
 
 def compute_seconds(device: Device, flops: float, nbytes: float, dtype: str) -> float:
-    """The roofline of one kernel, and its launch."""
+    """Seconds of one kernel by the plain roofline, with its launch."""
     peak = device.peak(dtype)
     return max(_amount(flops, "flops") / (peak * device.efficiency), _memory_seconds(device, nbytes)) + device.launch
 
 
 def copy_seconds(device: Device, nbytes: float) -> float:
-    """A kernel that only moves bytes: nbytes / (bandwidth * memory_efficiency) + launch."""
+    """Seconds of a kernel that only moves bytes: nbytes / (bandwidth * memory_efficiency) + launch."""
     return _memory_seconds(device, nbytes) + device.launch
 
 
 def elementwise_seconds(device: Device, nbytes: float) -> float:
-    """The bytes of a kernel that computes with them: nbytes / (bandwidth * elementwise_efficiency) + launch."""
+    """Seconds of a kernel that computes on every byte: nbytes / (bandwidth * elementwise_efficiency) + launch."""
     reached = device.elementwise_efficiency or device.memory_efficiency
     return _amount(nbytes, "nbytes") / (device.bandwidth * reached) + device.launch
 

@@ -5,13 +5,13 @@ Level i (innermost first) groups `size` children into one unit, so a unit of lev
     U_i = size_1 * size_2 * ... * size_i     devices, U_0 = 1
 
 Ranks are numbered with the innermost level fastest: ranks k*U_i .. (k+1)*U_i - 1 share a unit of level i.
-Each child has a port of `bandwidth` bytes per second and direction to its siblings: one port per device, or, with
-`shared_by: L`, one port per unit of the inner level L. The trunk that joins the ports of one child to the others
-carries 1/`oversubscription` of what the ports together could send. What a topology leaves of the ports is in
-`topologies`, what a protocol leaves of a link in `links`.
+Each child has a port of `bandwidth` bytes per second and direction to its siblings. There is one port per device, or,
+with `shared_by: L`, one port per unit of the inner level L. The trunk that joins the ports of one child to the others
+carries 1/`oversubscription` of the bytes that the ports together could send. How much of its port a child can use
+follows from the topology (`topologies`), and how much of a link from the protocol (`links`).
 
-Where devices differ, `parts` lists them in the order of the ranks, and `device` is what all of them can do: a program
-that splits evenly waits for the slowest and must fit the smallest.
+Where devices differ, `parts` lists them in the order of the ranks, and `device` has the weakest of each of their
+figures. A program that splits evenly waits for the slowest device and must fit the smallest.
 """
 
 import hashlib
@@ -49,16 +49,20 @@ KERNELS = ("attention", "attention backward", "float8_e4m3fn", "float16", "float
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a collective takes of a rank's processor where the host sends, in seconds: for itself, for every step with a
-    message, for every byte that the rank sends.
+    """Seconds that a collective takes of a rank's CPU, on machines where the CPU sends.
 
-    `wait`: seconds for which a step waits while nobody computes: a rank that slept is woken. `turn`: seconds that a
-    step of the library's own rings takes at least, the processor's with them. `late`: where ranks share cores the
-    last one comes late * sqrt(t) after the mean, when they meet after computing for t seconds: disturbances add up
-    as a random walk does. In seconds to the power of 1/2. `busy`: seconds more for which a step waits for a core
-    while the ranks compute. `drag`: seconds for every byte that is sent by which what the rank computes meanwhile
-    takes longer than by that: interrupts, and what is lost of its caches. `issue`: seconds of the computing thread
-    itself that handing a collective over and taking it back takes."""
+        call       seconds of each collective
+        message    seconds of each step with a message
+        byte       seconds of each byte that the rank sends
+        wait       seconds for which a step waits while nobody computes: a rank that slept is woken
+        turn       seconds that a step of gloo's own rings takes at least, with its CPU seconds
+        late       s^(1/2): ranks that share cores and compute for t seconds meet late * sqrt(t) after their mean,
+                   because disturbances add up as a random walk does
+        busy       seconds more for which a step waits for a core while the ranks compute
+        drag       seconds per byte sent by which computation meanwhile slows beyond the CPU seconds above:
+                   interrupts, and lines that its caches lose
+        issue      seconds in which the computing thread itself hands a collective over and takes it back
+    """
 
     call: float
     message: float
@@ -73,13 +77,24 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What one rank computes on: memory in bytes, bandwidth in bytes/s, peaks in flop/s, launch in seconds.
+    """The device of one rank: its memory, its rates, and the fractions of them that kernels reach.
 
-    `units` multiprocessors share the peak, 0 where that is not known; `kernels` lists (kind or dtype, efficiency) of
-    those that do not reach `efficiency`; `curves` is what a calibration timed, as `curves` reads it. A copy reaches
-    `memory_efficiency` of the bandwidth; kernels that compute with what they read, like norms, softmax and products
-    that wait for memory, `elementwise_efficiency`, by default the same. `host` is there where it was timed. Where
-    programs are `compiled`, elementwise ops in a row are one kernel."""
+        name                       as in the cluster file
+        kind                       "gpu" or "cpu"
+        memory                     bytes
+        bandwidth                  bytes/s of its memory
+        peaks                      (dtype, flop/s), each
+        launch                     seconds to start a kernel
+        efficiency                 fraction of the peak that large kernels reach
+        memory_efficiency          fraction of the bandwidth that a copy reaches
+        units                      multiprocessors that share the peak, 0 where that is not known
+        kernels                    (kind or dtype, efficiency) of kernels that do not reach `efficiency`
+        curves                     canonical JSON of the kernels that a calibration timed (`curves`), "" without
+        elementwise_efficiency     fraction of the bandwidth that kernels reach which compute on what they read: norms,
+                                   softmax, products that wait for memory; None: `memory_efficiency`
+        host                       CPU seconds of its collectives, where a calibration timed them
+        compiled                   whether programs are compiled, so that elementwise ops in a row are one kernel
+    """
 
     name: str
     kind: str
@@ -97,7 +112,7 @@ class Device:
     compiled: bool = False
 
     def peak(self, dtype: str) -> float:
-        """flop/s for `dtype`: as listed, else that of the next wider dtype listed."""
+        """Peak flop/s for `dtype`: as listed, else that of the next wider dtype listed."""
         return dict(self.peaks)[self.runs_as(dtype)]
 
     def efficiency_of(self, kernel: str) -> float:
@@ -105,7 +120,7 @@ class Device:
         return dict(self.kernels).get(kernel, self.efficiency)
 
     def runs_as(self, dtype: str) -> str:
-        """The dtype at whose peak `dtype` runs: itself if listed, else the next wider that is."""
+        """The dtype at whose peak `dtype` runs: itself if listed, else the next wider; InputError if there is none."""
         if dtype not in DTYPES:
             raise InputError(f"{dtype!r} is no dtype with a price; the dtypes are {', '.join(DTYPES)}")
         peaks = dict(self.peaks)
@@ -118,12 +133,25 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """`size` children under one parent: bandwidth in bytes/s per port and direction, latency in seconds per message.
+    """One level of the tree: `size` children under each parent, and the network that joins them.
 
-    bandwidth sums the links of a port; `efficiency` is the fraction that a large transfer reaches, by default that of
-    the protocol, or of the backend. `dims` are the sides of a torus or the boards of a HammingMesh, whose boards have
-    `board` x `board` devices; `leaf` children of a fat tree or dragonfly share a first switch or group, beyond which
-    the oversubscription begins; `group_bandwidth` lists (n, bytes/s) as measured in groups of n children.
+        name                      as in the cluster file; mesh axes are called after it
+        size                      children of a unit
+        bandwidth                 bytes/s per port and direction, summed over the links of a port
+        latency                   seconds per message
+        topology                  one of TOPOLOGIES
+        shared_by                 the inner level whose units share one port each; None: every device has its own
+        oversubscription          how many times more the ports of a child can send than the trunk behind them carries
+        in_network_reduction      whether its switches reduce
+        protocol                  one of `links.PROTOCOLS`, None if the level names none
+        efficiency                fraction of the bandwidth that a large transfer reaches; None: that of the protocol,
+                                  or of the backend
+        in_network_efficiency     that fraction where switches reduce
+        dims                      sides of a torus, or numbers of boards of a HammingMesh
+        board                     a HammingMesh has boards of `board` x `board` devices
+        leaf                      children of a fat tree or dragonfly behind each first switch or in each group;
+                                  oversubscription begins beyond it
+        group_bandwidth           (n, bytes/s) as measured in groups of n children
     """
 
     name: str
@@ -145,9 +173,14 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """`measured` is what a calibration wrote, kept as canonical JSON so that the value stays hashable.
+    """A cluster: devices of one kind, or the parts where they differ, under a tree of levels.
 
-    `parts` are (device, ranks) where devices differ, else empty.
+        name        as in the cluster file
+        device      the device of every rank, or the weakest of each figure where `parts` differ
+        levels      innermost first
+        backend     one of BACKEND_NAMES
+        measured    the text of a calibration, as canonical JSON so that the value stays hashable; "" without
+        parts       (device, ranks) where devices differ, else empty
     """
 
     name: str
@@ -190,8 +223,10 @@ class Cluster:
 
     @property
     def fingerprint(self) -> str:
-        """Short sha256 of the content; two files that say the same have the same. What was timed is in `measured`, and
-        how a program is made is no part of a machine."""
+        """First 12 digits of a sha256 of the content: two files that say the same have the same.
+
+        Measurements count once, as `measured`. `compiled` is left out: it belongs to the program, not to the machine.
+        """
         tree = asdict(self)
         for device in (tree["device"], *(part for part, _ in tree["parts"])):
             for timed in ("curves", "host", "compiled"):

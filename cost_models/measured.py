@@ -1,14 +1,15 @@
-"""What a calibration wrote under `measured:` of a cluster file, and what it changes of the cluster.
+"""Reads the measurements of a calibration, `measured:` in a cluster file, and applies them to the cluster.
 
     date, versions, seconds     when it was measured, with which libraries, and how long that took
-    pulse      seconds of a fixed mixture of work meanwhile: how fast a machine was that is not always alike
-    device     name and kind as the file has them; processor, threads, ranks at once and load while it was measured
+    pulse      seconds of a fixed mixture of work meanwhile: the speed of a machine that is not always equally fast
+    device     name and kind as in the file; processor, threads, ranks at once and load while it was measured
     curves     {name, dtype, grid, work, seconds, spread}             -> Device.curves
     links      {level, ranks, bandwidth, latency, error, points}      -> bandwidth and latency of that level
     host       {call, message, byte, wait, turn, late, busy, drag, issue}  -> Device.host
 
-A link keeps its bandwidth as written and reaches a fraction of it, where what was measured is not above it. Figures of
-one device say nothing of another, so a file whose device is not the one that was measured is refused.
+A link keeps its bandwidth as written, and its efficiency becomes the fraction that was measured; where more was
+measured, that is its bandwidth. A file whose device is not the one that was measured is refused, because the figures of
+one device say nothing of another.
 """
 
 import json
@@ -30,6 +31,8 @@ Positive = Field(gt=0)
 
 
 class WrittenCurve(Written):
+    """Seconds of one kind of kernel on a grid of sizes, as a calibration timed them."""
+
     name: str
     dtype: PeakName
     grid: tuple[tuple[float, ...], ...] = Field(min_length=1)
@@ -39,6 +42,8 @@ class WrittenCurve(Written):
 
 
 class WrittenPoint(Written):
+    """Seconds of one collective of one size; `processor` are its CPU seconds."""
+
     kind: str
     nbytes: float = Positive
     seconds: float = Positive
@@ -47,6 +52,8 @@ class WrittenPoint(Written):
 
 
 class WrittenLink(Written):
+    """Bandwidth in bytes/s and latency in seconds of one level, fitted to `points` with a relative `error`."""
+
     level: str
     ranks: StrictInt = Field(ge=2)
     bandwidth: float = Positive
@@ -56,6 +63,8 @@ class WrittenLink(Written):
 
 
 class WrittenOrigin(Written):
+    """The device that was measured, and how it was used meanwhile."""
+
     name: str
     kind: str
     processor: str = ""
@@ -65,6 +74,8 @@ class WrittenOrigin(Written):
 
 
 class WrittenHost(Written):
+    """CPU seconds of collectives, with the fields of `Host`."""
+
     call: float = Field(ge=0)
     message: float = Field(ge=0)
     byte: float = Field(ge=0)
@@ -77,6 +88,8 @@ class WrittenHost(Written):
 
 
 class WrittenMeasured(Written):
+    """The keys below `measured:`; the docstring of the module explains them."""
+
     date: str
     versions: dict[str, str]
     device: WrittenOrigin
@@ -89,7 +102,10 @@ class WrittenMeasured(Written):
 
 def apply_measurements(tree: Mapping[str, Any] | None, device: Device, levels: tuple[Level, ...], source: str
                        ) -> tuple[str, Device, tuple[Level, ...]]:
-    """`measured:` as canonical JSON, and the device and levels with what it says; both as they were without it."""
+    """`measured:` as canonical JSON, and the device and levels with its figures; unchanged without it.
+
+    Raises InputError where the file's device or a level is not the one that was measured.
+    """
     if tree is None:
         return "", device, levels
     written = validate_tree(WrittenMeasured, tree, f"{source}: measured")
@@ -101,15 +117,17 @@ def apply_measurements(tree: Mapping[str, Any] | None, device: Device, levels: t
     found = replace(device, curves=curves if written.curves else "")
     if written.host is not None:
         found = replace(found, host=Host(**written.host.model_dump()))
-    return json.dumps(tree, sort_keys=True), found, _linked(levels, written.links, source)
+    return json.dumps(tree, sort_keys=True), found, _apply_links(levels, written.links, source)
 
 
 def scale_to_pulse(cluster: Cluster, pulse: float) -> Cluster:
-    """The cluster while the machine has this pulse: its kernels and what its host does as much slower, or faster, as
-    that is longer than when it was measured. Raises InputError where no pulse was."""
+    """The cluster while the machine has this pulse, in seconds.
+
+    Kernels and the work of the host take longer in proportion to the pulse. Raises InputError where none was measured.
+    """
     usual, host, device = cluster.measurements.get("pulse", 0.0), cluster.device.host, cluster.device
     if not usual or pulse <= 0:
-        raise InputError(f"cluster {cluster.name}: no pulse to set {pulse:g} s beside; measure it on a CPU")
+        raise InputError(f"cluster {cluster.name}: no pulse to compare {pulse:g} s with; measure it on a CPU")
     by = pulse / usual
     curves = [curve | {"seconds": [by * second for second in curve["seconds"]]}
               for curve in json.loads(device.curves or "[]")]
@@ -119,18 +137,18 @@ def scale_to_pulse(cluster: Cluster, pulse: float) -> Cluster:
     return replace(cluster, device=replace(device, curves=text, host=slowed))
 
 
-def _linked(levels: tuple[Level, ...], links: Sequence[WrittenLink], source: str) -> tuple[Level, ...]:
-    """The levels, those that were measured with the bandwidth that they reach and the latency that a message takes."""
+def _apply_links(levels: tuple[Level, ...], links: Sequence[WrittenLink], source: str) -> tuple[Level, ...]:
+    """The levels, with bandwidth, efficiency and latency of those that were measured."""
     by_name = {link.level: link for link in links}
     for name in by_name:
         if name not in [level.name for level in levels]:
             raise InputError(f"{source}: measured has a link of level {name!r}, which the file has not; its levels are "
                              f"{', '.join(level.name for level in levels)}; measure again")
-    return tuple(_reached(level, by_name[level.name]) if level.name in by_name else level for level in levels)
+    return tuple(_apply_link(level, by_name[level.name]) if level.name in by_name else level for level in levels)
 
 
-def _reached(level: Level, link: WrittenLink) -> Level:
-    """`level` with a measured link; what its protocol adds to the latency is in what was measured."""
+def _apply_link(level: Level, link: WrittenLink) -> Level:
+    """`level` with a measured link, whose latency includes that of the protocol."""
     added = PROTOCOLS[level.protocol].latency if level.protocol else 0.0
     return replace(level, bandwidth=max(level.bandwidth, link.bandwidth), latency=max(0.0, link.latency - added),
                    efficiency=min(1.0, link.bandwidth / level.bandwidth))

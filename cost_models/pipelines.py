@@ -1,18 +1,21 @@
 """Seconds of a pipeline: a schedule and the seconds of its stages -> its time line.
 
-Stages may differ: embedding and logits make the ends longer (`with_ends`). Per stage s
+Stages may differ: embedding and logits make the ends longer (`add_ends`). Per stage s
 
     F(s) = forward[s]    B(s) = backward[s] where W is split off, else backward[s] + weight[s]    W(s) = weight[s]
 
-With equal stages and p2p = 0 the bubbles are the closed forms of `schedules`; with unequal ones GPipe takes
-sum F + (N-1) max F + sum B + (N-1) max B. What moves and what is reduced when is in `pipeline_tasks`.
+With equal stages and p2p = 0, the bubbles are the closed forms of `core.pipeline_schedules`. With unequal stages, the
+seconds of GPipe are
 
-The tasks of a pipelined step, without their seconds: what `pipelines` prices again and again.
+    sum F + (N-1) max F + sum B + (N-1) max B
 
-Between two ranks an activation or its gradient takes the link of that direction, one after another in the order of the
-sender; on one rank (the turn of a V) it is there at once. When the last gradient of a stage has come on every rank that
-holds it (several in Chimera), it is reduced over the data-parallel replicas: beside what still computes, one stage
-after another on a rank, and in one order on all ranks, so that none waits for another in a circle.
+Between two ranks, an activation or its gradient takes the link of that direction, one after another in the order of the
+sender. On one rank (the turn of a V) it arrives at once. Gradients of a stage are reduced over the data-parallel
+replicas, once all ranks that have the stage (several in Chimera) have its last one. Reductions overlap with
+computation. They run one stage after another on a rank. All ranks have the same order of stages, so that no ranks wait
+for each other in a circle.
+
+`pipeline_tasks` lists these tasks without their seconds, once for many prices.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +42,16 @@ def add_ends(seconds: Sequence[float], embedding: float, logits: float) -> tuple
 def simulate_pipeline(schedule: Schedule, forward_seconds: Sequence[float], backward_seconds: Sequence[float],
                       weight_seconds: Sequence[float], p2p_seconds: float | Sequence[float] = 0.0,
                       reduction_seconds: Sequence[float] | None = None, slowdown: float = 1.0) -> Timeline:
-    """`backward_seconds` are those of the input's gradient; p2p may differ per boundary between stages s and s+1."""
+    """The time line of one step, from the seconds of each stage.
+
+        backward_seconds     of the gradient of the stage's input
+        weight_seconds       of the gradients of its parameters
+        p2p_seconds          of one transfer, or of one for each boundary between stages s and s+1
+        reduction_seconds    of reducing a stage's gradients over its replicas
+        slowdown             factor on tasks of a rank that computes and communicates
+
+    Raises InputError where there are not as many seconds as stages, or one is negative or not finite.
+    """
     stages = schedule.stages
     between = [p2p_seconds] * (stages - 1) if isinstance(p2p_seconds, int | float) else p2p_seconds
     reductions = [0.0] * stages if reduction_seconds is None else reduction_seconds
@@ -65,7 +77,7 @@ KINDS: Mapping[str, str] = MappingProxyType({"F": "forward", "B": "backward", "W
 
 @dataclass(frozen=True, slots=True)
 class PipelineTasks:
-    """Tasks of no seconds; sources[i] says whose seconds task i takes: F, B, BW, W, send or reduce, and of where."""
+    """Tasks without seconds; those of task i are of sources[i]: F, B, BW, W, send or reduce, of a stage or boundary."""
 
     tasks: tuple[Task, ...]
     sources: tuple[tuple[str, int], ...]
@@ -74,7 +86,7 @@ class PipelineTasks:
 
 @lru_cache(maxsize=256)
 def pipeline_tasks(schedule: Schedule, crossing: tuple[bool, ...], reduced: tuple[bool, ...]) -> PipelineTasks:
-    """`crossing` says which boundaries between stages take time, `reduced` which stages are reduced."""
+    """The tasks of a schedule; `crossing` says which boundaries take time, `reduced` which stages are reduced."""
     place = {action: i for i, action in enumerate(schedule)}
     sends = _sends(schedule, place, crossing)
     tasks: list[Task] = []
@@ -97,20 +109,20 @@ def pipeline_tasks(schedule: Schedule, crossing: tuple[bool, ...], reduced: tupl
 
 
 def _boundary(action: Action) -> int:
-    """Where what the action yields crosses: behind its stage for F, before it for B."""
+    """The boundary that the action's result crosses: behind its stage for F, before it for B."""
     return action.stage if action.kind == "F" else action.stage - 1
 
 
 def _sends(schedule: Schedule, place: Mapping[Action, int], crossing: tuple[bool, ...]
            ) -> dict[tuple[Action, int], int]:
-    """(what is sent, to which rank) -> position of the task, in the order of the senders."""
+    """(action whose result is sent, receiving rank) -> position of the task, in the order of the senders."""
     moved = sorted({(place[need], need, schedule.rank(action)) for action in place for need in needs(action, schedule)
                     if schedule.rank(need) != schedule.rank(action) and crossing[_boundary(need)]})
     return {(need, to): len(place) + i for i, (_, need, to) in enumerate(moved)}
 
 
 def _reductions(schedule: Schedule, place: Mapping[Action, int]) -> list[tuple[int, Task]]:
-    """Per stage, once the last B or W of it has run on every rank that holds it; the earliest first."""
+    """The reduction of each stage, after its last B or W on every rank that has it; the earliest first."""
     last: list[dict[int, int]] = [{} for _ in range(schedule.stages)]
     depth = [0] * schedule.stages
     for rank, actions in enumerate(schedule.actions):

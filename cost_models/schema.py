@@ -1,4 +1,4 @@
-"""What a person may write in a cluster file: the keys, which are needed, and the rule of each.
+"""The keys of a cluster file: which are needed, and the rule of each.
 
     cluster   name, device or parts, levels; backend, measured
     part      device, ranks
@@ -7,8 +7,8 @@
     level     name, size, bandwidth and latency or link; topology, shared_by, oversubscription, in_network_reduction,
               protocol, efficiency, in_network_efficiency, dims, board, leaf, group_bandwidth
 
-Those before the semicolon are needed. A level's name becomes that of mesh axes: `node`, `node.1`, `net-node`. A mistake
-is answered with its place, the value, the rule and the way out.
+Keys before the semicolon are needed. Mesh axes are called after their level: `node`, `node.1`, `net-node`. The error of
+a mistake names its place, the value, the rule and the way out.
 """
 
 import re
@@ -51,7 +51,7 @@ def _one_of(names: tuple[str, ...], what: str) -> Callable[[Any], str]:
 
 
 def _axis(value: Any) -> Any:
-    """A level's name as it was written; a number is left to the type."""
+    """A level's name, checked; pydantic refuses what is no text."""
     if isinstance(value, str) and not _AXIS.fullmatch(value):
         better = re.sub(r"[^\w.-]+", "_", value)
         better = better if _AXIS.fullmatch(better) else f"level_{better}"
@@ -71,7 +71,7 @@ KernelName = Annotated[str, BeforeValidator(_one_of(KERNELS, "kind or dtype of k
 
 
 class Written(BaseModel):
-    """What a person writes: an unknown key is answered with the nearest valid one."""
+    """A part of a file that a person writes; the error of an unknown key names the nearest valid one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -87,6 +87,8 @@ class Written(BaseModel):
 
 
 class WrittenDevice(Written):
+    """A device, with the fields of `machine.Device`."""
+
     name: str
     kind: Literal["gpu", "cpu"] = "gpu"
     memory: Bytes
@@ -102,6 +104,8 @@ class WrittenDevice(Written):
 
 
 class WrittenLevel(Written):
+    """A level, with the fields of `machine.Level`; those of a `link` may be left out."""
+
     name: LevelName
     size: StrictInt = Field(ge=1)
     bandwidth: Rate
@@ -129,11 +133,15 @@ class WrittenLevel(Written):
 
 
 class WrittenPart(Written):
+    """Ranks of one device, by name or as written here."""
+
     device: str | dict[str, Any]
     ranks: StrictInt = Field(ge=1)
 
 
 class WrittenCluster(Written):
+    """A cluster file: `device`, or `parts` where devices differ."""
+
     name: str
     device: str | dict[str, Any] | None = None
     levels: tuple[WrittenLevel, ...]
@@ -149,7 +157,7 @@ class WrittenCluster(Written):
 
 
 def validate_tree(model: type[_Model], tree: Any, source: str) -> _Model:
-    """`tree` as a model; the first mistake is raised with its place, like `levels.1.bandwidth`."""
+    """`tree` as a model. Raises InputError for the first mistake, with its place, like `levels.1.bandwidth`."""
     if not isinstance(tree, dict):
         raise InputError(f"{source}: expected keys with values, found {tree!r}; "
                          f"the keys are {', '.join(model.model_fields)}")

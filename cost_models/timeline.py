@@ -1,18 +1,18 @@
 """The time line of a step: tasks on the streams of ranks, a discrete-event simulation.
 
-A task takes `seconds` when alone. It occupies one stream on each of its ranks (a collective or a transfer on several at
-once), and the tasks of a stream run one at a time in the order in which they are listed:
+A task takes `seconds` when alone. It occupies one stream on each of its ranks; a collective or a transfer has several
+ranks at once. Tasks of one stream run one at a time, in the order in which they are listed:
 
     start(t) = max(end(n) for n that t needs, end(p) for p before t on any of its streams)
     end(t)   : the integral from start to end of rate dt = seconds(t)
     rate     = 1/k while, on one of the task's ranks, computation and communication run at once; else 1
-             * 1/beside while its rank computes, for what communicates
-             * 1/max(1, sum of shares) of one of the tasks that run on the same `link` of a rank
-             * 1 - sum of (load * rate) of what communicates on the rank, for computation, and no less than FLOOR
+             * 1/contention while its rank computes, for communication
+             * 1/max(1, sum of shares) over the tasks that run on the same `link` of a rank
+             * max(FLOOR, 1 - sum of (load * rate) of the communication on the rank), for computation
 
-k is one factor per device type: what overlaps is slowed on both sides, T = k * overlapped + rest (Miao et al. 2022,
-"Galvatron", section 3.4). `load` is the part of a rank's processor that a transfer takes where its host sends. Every
-stream but `compute` communicates. For each rank
+The slowdown k is one factor per device type. It slows both computation and communication while they overlap:
+T = k * overlapped + rest (Miao et al. 2022, "Galvatron", section 3.4). Where the CPU sends, a transfer takes the
+fraction `load` of it. Every stream but `compute` communicates. For each rank
 
     hidden  = seconds in which both run       exposed = seconds in which only communication runs
     busy    = seconds in which a stream runs  bubble  = 1 - sum of busy compute / (ranks * makespan)
@@ -31,10 +31,19 @@ COMPUTE = "compute"
 
 
 class Task(NamedTuple):
-    """`needs` are positions in the list of tasks; `kind` is what it counts as: forward, backward, send ...
+    """A task of the time line.
 
-    A task with a `link` shares it with what runs there at the same time, and alone uses `share` of it; `load` is what
-    it takes of a processor, and `beside` by how much longer it takes while its rank computes."""
+        name          for errors and pictures
+        seconds       when nothing else runs
+        ranks         the ranks that it occupies
+        stream        its stream on each of them
+        needs         positions in the list of the tasks that end before it starts
+        kind          the kind of work: forward, backward, send ...
+        link          the link that it shares with the tasks there, "" if none
+        load          fraction of its rank's CPU that it takes
+        contention    how many times longer it takes while its rank computes
+        share         fraction of the link that it uses when alone
+    """
 
     name: str
     seconds: float
@@ -50,7 +59,7 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """When each task starts and ends."""
+    """Tasks with the seconds at which each starts and ends."""
 
     tasks: tuple[Task, ...]
     starts: tuple[float, ...]
@@ -58,14 +67,16 @@ class Timeline:
 
     @property
     def makespan(self) -> float:
+        """Seconds until the last task ends."""
         return max(self.ends, default=0.0)
 
     @property
     def ranks(self) -> tuple[int, ...]:
+        """All ranks that any task occupies, ascending."""
         return tuple(sorted({rank for task in self.tasks for rank in task.ranks}))
 
     def streams(self, rank: int) -> tuple[str, ...]:
-        """Those that the rank uses, compute first."""
+        """Names of the streams that the rank uses, compute first."""
         names = {task.stream for task in self.tasks if rank in task.ranks}
         return tuple(sorted(names, key=lambda name: (name != COMPUTE, name)))
 
@@ -78,12 +89,12 @@ class Timeline:
         return _covered(self._spans(rank)) - self.busy(rank)
 
     def hidden(self, rank: int) -> float:
-        """Seconds in which communication runs beside computation."""
+        """Seconds in which communication and computation both run."""
         return _covered(self._spans(rank, set(self.streams(rank)) - {COMPUTE})) - self.exposed(rank)
 
     @property
     def bubble(self) -> float:
-        """Share of all ranks' time without computation."""
+        """Fraction of all ranks' time without computation."""
         whole = len(self.ranks) * self.makespan
         computed = sum((end - start) * len(task.ranks) for task, start, end in
                        zip(self.tasks, self.starts, self.ends, strict=True) if task.stream == COMPUTE)
@@ -95,7 +106,7 @@ class Timeline:
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Length of the union."""
+    """Length of the union of the spans."""
     total, until = 0.0, 0.0
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, until))
@@ -104,7 +115,7 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def simulate(tasks: Sequence[Task], slowdown: float = 1.0) -> Timeline:
-    """Run all tasks; `slowdown` is k."""
+    """The time line of tasks, with the slowdown k. Raises InputError for impossible seconds, ranks or needs."""
     for task in tasks:
         if not 0 <= task.seconds < float("inf") or not task.ranks or not all(0 <= n < len(tasks) for n in task.needs):
             raise InputError(f"{task}: a task takes a finite time of at least 0, on one rank or more, and needs tasks "
@@ -113,7 +124,7 @@ def simulate(tasks: Sequence[Task], slowdown: float = 1.0) -> Timeline:
 
 
 def order_edges(tasks: Sequence[Task]) -> Edges:
-    """For every task those after it, and how many are before it: needs and neighbours on a stream alike."""
+    """For every task the tasks after it and the number before it, by needs and by order on its streams."""
     after: list[list[int]] = [[] for _ in tasks]
     before = []
     last: dict[tuple[int, str], int] = {}
@@ -130,7 +141,10 @@ def order_edges(tasks: Sequence[Task]) -> Edges:
 
 
 def simulate_ordered(tasks: Sequence[Task], edges: Edges, slowdown: float) -> Timeline:
-    """`simulate` with the edges given, which stay the same while the seconds change."""
+    """The time line of tasks whose edges are known: they stay the same while the seconds change.
+
+    Raises InputError where the slowdown is below 1 or a task waits for itself.
+    """
     if not 1 <= slowdown < float("inf"):
         raise InputError(f"a slowdown of {slowdown}: what overlaps is slowed by a finite factor of at least 1")
     seconds = [task.seconds for task in tasks]

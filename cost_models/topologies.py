@@ -1,24 +1,23 @@
-"""What a topology leaves of the ports: how many times slower than its port a child sends, in each pattern of traffic.
+"""Slowdowns of topologies: how many times slower than its port a child sends, in each pattern of traffic.
 
-    pattern     who sends to whom                                            all groups of the same form at once
+    pattern     who sends to whom, in all groups of one form at once
     ring        every child to its neighbour in one ring, or in as many rings as the links make
     all-to-all  every child to every other of its group, evenly
     send        every child to one other
 
 n children of a level work together, each `step` children from the next; B is the bandwidth of a port, all its links.
 
-    switch, fat-tree, dragonfly   1, and `oversubscription` on what leaves a leaf (all, where no leaf is given)
+    switch, fat-tree, dragonfly   1, times `oversubscription` for traffic that leaves a leaf (all, without leaves)
     dragonfly                     all-to-all * 3/2: adaptive routing sends half of it by a third group (Kim et al. 2008)
     fully-connected               (size-1) / (n-1): a group sees only the links among its members
     hybrid-cube-mesh              6 / rings(n): the NVLinks among n of 8 form that many directed rings
-    ring, torus, hammingmesh      in `grids`
+    ring, torus, hammingmesh      below, by where the group lies
 
-A level with `group_bandwidth` takes what was measured in groups of n, and there the efficiency of the link is in it.
+A level with `group_bandwidth` has the slowdown that was measured in groups of n; it includes the link's efficiency.
 
-Rings, tori and HammingMesh: how many times slower than its port a child sends, by where the group lies.
-
-B is the bandwidth of a port, all its links; k dims give a child links of B/2k each way. Of a dim of `side` children the
-group has `extent`, each `gap` from the next; the groups between share the links. Part of a dim is a line, not a ring.
+Rings, tori and HammingMesh: k dims give a child links of B/2k each way. The group covers `extent` of the `side`
+children of a dim, each `gap` from the next, and the groups between share the links. A part of a dim is a line, not
+a ring.
 
     ring         torus  k / sum over the dims covered of (1, of a line 1/2) / gap       hammingmesh  1
     all-to-all   torus  k n/(n-1) max over the dims of gap extent/4 (of a line twice)   hammingmesh  a (2 p2 + p1)
@@ -46,7 +45,7 @@ one neighbour among the first four: no ring but a chain that passes the buffer u
 
 
 def slowdown(level: Level, ways: int, step: int, pattern: str) -> float:
-    """How many times longer than on its port alone a child sends in `pattern`; at least 1."""
+    """How many times longer a child sends in `pattern` than on its port alone: at least 1."""
     if pattern not in PATTERNS:
         raise InputError(f"{pattern!r} is no pattern of traffic; the patterns are {', '.join(PATTERNS)}")
     measured = dict(level.group_bandwidth).get(2 if pattern == "send" else ways)
@@ -62,7 +61,7 @@ def hops(level: Level, ways: int, step: int) -> float:
 
 
 def check_topology(level: Level) -> None:
-    """Raise where the keys of a topology contradict the size of the level."""
+    """Raises InputError where the keys of a topology contradict the size of the level."""
     boards = level.board**2 if level.topology == "hammingmesh" else 1
     if level.dims and prod(level.dims) * boards != level.size:
         raise InputError(f"dims {list(level.dims)}{f' of boards of {boards}' if boards > 1 else ''} make "
@@ -82,7 +81,7 @@ def check_topology(level: Level) -> None:
 
 
 def _tree(level: Level, ways: int, step: int, pattern: str) -> float:
-    """oversubscription * what leaves a leaf: of a ring one hop in each leaf, of an all-to-all the peers outside."""
+    """oversubscription * fraction that leaves a leaf: one hop of a ring in each leaf, or the peers outside."""
     if level.leaf is None:
         return level.oversubscription
     inside = min(ways, max(1, level.leaf // step))
@@ -93,7 +92,7 @@ def _tree(level: Level, ways: int, step: int, pattern: str) -> float:
 
 
 def _dragonfly(level: Level, ways: int, step: int, pattern: str) -> float:
-    """As a tree of groups; of an even load that leaves its group, half goes by way of a third group."""
+    """A tree of groups, in which half of an even load that leaves its group goes by way of a third group."""
     within = level.leaf is not None and ways <= level.leaf // step
     return _tree(level, ways, step, pattern) * (1.5 if pattern == "all-to-all" and not within else 1.0)
 
@@ -109,15 +108,15 @@ def _cube_mesh(level: Level, ways: int, step: int, pattern: str) -> float:
 
 
 def distance(level: Level, ways: int, step: int) -> float:
-    """Mean links between two members; at least 1."""
+    """Mean number of links between two members; at least 1."""
     return max(1.0, sum(_mean(extent) * gap for _, extent, gap in _box(level, ways, step) if extent > 1))
 
 
 def torus(level: Level, ways: int, step: int, pattern: str) -> float:
-    """k dims of 2 B/2k per child: a ring uses the dims it covers, an even load is bound by its longest dim.
+    """Slowdown on k dims of 2 B/2k per child: a ring uses the dims it covers, the longest dim bounds an even load.
 
-    An even load passes e/4 links of a closed dim on average, and twice that in the middle of a line; `gap` groups that
-    lie between one another share the links.
+    An even load passes e/4 links of a closed dim on average, and twice that in the middle of a line. The `gap` groups
+    that lie between each other share the links.
     """
     k, box = max(1, len(level.dims)), [part for part in _box(level, ways, step) if part[1] > 1]
     if pattern == "ring":
@@ -129,7 +128,7 @@ def torus(level: Level, ways: int, step: int, pattern: str) -> float:
 
 
 def hamming_mesh(level: Level, ways: int, step: int, pattern: str) -> float:
-    """All-to-all a (2 p2 + p1) (Hoefler et al., HammingMesh, SC 2022); two disjoint rings use all four ports."""
+    """Slowdown a (2 p2 + p1) of an all-to-all (Hoefler et al., SC 2022); two disjoint rings use all four ports."""
     if pattern != "all-to-all":
         return 1.0 if pattern == "ring" else 4.0
     x, y = level.dims if ways == level.size else _near_square(max(1, ways // level.board**2))
@@ -143,12 +142,12 @@ def _near_square(n: int) -> tuple[int, int]:
 
 
 def _mean(extent: int) -> float:
-    """Mean links between two of a ring of e: e/4, or (e - 1/e)/4 where e is odd."""
+    """Mean number of links between two members of a ring of e: e/4, or (e - 1/e)/4 where e is odd."""
     return extent / 4 if extent % 2 == 0 else (extent - 1 / extent) / 4
 
 
 def _box(level: Level, ways: int, step: int) -> list[tuple[int, int, int]]:
-    """(side, members, gap) per dim, the first dim fastest: where n children, each `step` from the next, lie."""
+    """(side, members, gap) of each dim, the first dim fastest, for n children of which each is `step` from the next."""
     found = []
     for side in level.dims or (level.size,):
         gap, step = min(step, side), max(1, step // side)

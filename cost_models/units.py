@@ -1,7 +1,7 @@
-"""Quantities as people write them, and back: `number unit` -> base units.
+"""Reads quantities as people write them, and writes them: `number unit` -> base units.
 
     bytes     B, kB ... EB (powers of 1000), KiB ... EiB (powers of 1024)
-    bytes/s   the same per second, and bits: Gb/s = Gbit/s = 1e9 / 8 bytes per second (lower-case b is a bit)
+    bytes/s   those per second, and bits: Gb/s = Gbit/s = 1e9 / 8 bytes per second (lower-case b is a bit)
     seconds   s, ms, us, ns
     flop/s    FLOP/s with k, M, G, T, P, E in front
 
@@ -35,7 +35,7 @@ _QUANTITY = re.compile(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(\S*)\s*")
 
 
 def parse_quantity(text: str | int | float, dimension: str) -> float:
-    """`number unit` -> number of base units of `dimension`."""
+    """The number of base units of `dimension` in a text `number unit`; InputError where it cannot be read."""
     if dimension not in UNITS:
         raise InputError(f"{dimension!r} is no dimension; the dimensions are {', '.join(UNITS)}")
     match = _QUANTITY.fullmatch(str(text))
@@ -70,15 +70,17 @@ def _show(value: float, units: tuple[tuple[str, float], ...]) -> str:
 
 
 def show_seconds(seconds: float) -> str:
+    """Seconds for people: three significant digits, with s, ms, us or ns."""
     return _show(seconds, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)))
 
 
 def show_bytes(nbytes: float) -> str:
+    """Bytes for people: three significant digits, with B, kB, MB ..., powers of 1000."""
     return _show(nbytes, (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0)))
 
 
 def bytes_above(nbytes: float) -> str:
-    """As `show_bytes` prints it, but rounded up: whoever takes the text at its word has at least `nbytes`."""
+    """Bytes for people, rounded up: the text, read back, is at least `nbytes`."""
     text = show_bytes(nbytes)
     if parse_quantity(text, "bytes") >= nbytes:
         return text
@@ -86,7 +88,7 @@ def bytes_above(nbytes: float) -> str:
 
 
 def show_rate(rate: float, what: str = "B") -> str:
-    """A rate per second: of bytes, or with `what="FLOP"` of operations."""
+    """A rate per second for people: of bytes, or with `what="FLOP"` of operations."""
     return f"{show_bytes(rate).removesuffix('B')}{what}/s"
 
 

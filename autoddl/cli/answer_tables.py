@@ -10,7 +10,7 @@ from autoddl.cli.table_style import columns, grid
 from autoddl.core.names import fold_names
 from autoddl.core.plan import Plan
 from autoddl.cost_models.units import show_bytes, show_seconds
-from autoddl.explain.diff import Difference, Group
+from autoddl.explain.diff import BlockDifference, Difference
 from autoddl.explain.explain import Explained, Named, Other, PinPrice, Proved
 from autoddl.explain.pareto import DevicePoint, PointOfBytes
 from autoddl.explain.relax import Relaxation
@@ -142,7 +142,7 @@ def difference_table(found: Difference) -> RenderableType:
                  *(line for group in found.groups for line in _group(group)))
 
 
-def _group(group: Group) -> list[RenderableType]:
+def _group(group: BlockDifference) -> list[RenderableType]:
     if group.seconds is None or group.nbytes is None:
         worth = "cannot stand alone in A"
     else:

@@ -26,11 +26,11 @@ from autoddl.planner.batch_scaling import stretched
 from autoddl.planner.question import Rebuilt, rebuild
 from autoddl.pricing.space import Choice, Variable
 
-__all__ = ["Difference", "Group", "difference"]
+__all__ = ["BlockDifference", "Difference", "difference"]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class BlockDifference:
     """What differs in one block: `words` say how; `seconds` and `nbytes` what B's choices here would change in A, None
     where they cannot stand alone."""
 
@@ -46,7 +46,7 @@ class Difference:
 
     words: tuple[str, ...]
     totals: tuple[tuple[str, float, float, str], ...]
-    groups: tuple[Group, ...]
+    groups: tuple[BlockDifference, ...]
 
 
 def difference(a: Plan, b: Plan) -> Difference:
@@ -148,7 +148,7 @@ def _totals(a: Plan, b: Plan) -> Iterator[tuple[str, float, float, str]]:
             yield f"{what} {part}", x.get(part, 0.0), y.get(part, 0.0), unit
 
 
-def _groups(a: Plan, b: Plan) -> tuple[Group, ...]:
+def _groups(a: Plan, b: Plan) -> tuple[BlockDifference, ...]:
     """The blocks in which the plans choose differently, the one that is worth most first."""
     mine, yours = rebuild(a), rebuild(b)
     chosen = {_key(v): v.choices[k] for v, k in zip(yours.variables, yours.choice, strict=True)}
@@ -163,7 +163,7 @@ def _groups(a: Plan, b: Plan) -> tuple[Group, ...]:
     for name, members in fold_names(blocks).items():
         changed = [i for block in members for i in blocks[block]]
         options = {i: _position(mine, i, theirs[i]) for i in changed}
-        found.append(Group(name, _said(mine, changed, theirs), *_worth(mine, options)))
+        found.append(BlockDifference(name, _said(mine, changed, theirs), *_worth(mine, options)))
     return tuple(sorted(found, key=lambda g: (g.seconds is None, -abs(g.seconds or 0.0), g.block)))
 
 

@@ -42,7 +42,7 @@ def test_a_cluster_at_another_pace_computes_slower_and_its_links_stay() -> None:
     assert slow.device.host == Host(2e-3, 4e-3, 2e-8, late=0.02) and slow.levels == usual.levels
     assert scale_to_pulse(usual, 0.01) == replace(usual, device=scale_to_pulse(usual, 0.01).device)
     for cluster, beat in ((parse(written(), "x"), 0.01), (usual, 0.0)):
-        with pytest.raises(InputError, match="no pulse to set"):
+        with pytest.raises(InputError, match="no pulse to compare"):
             scale_to_pulse(cluster, beat)
 
 
