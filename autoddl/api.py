@@ -16,9 +16,9 @@ from autoddl.capture.gc_pause import uncollected
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
 from autoddl.core.plan import VERSION, Plan
 from autoddl.core.problem import Problem
-from autoddl.cost_models import Cluster, show_bytes
+from autoddl.cost_models import Cluster
 from autoddl.planner.assemble import assemble, plan_of
-from autoddl.planner.bucket_size import best_buckets
+from autoddl.planner.bucket_size import fitting_buckets
 from autoddl.planner.candidates import Candidate, build_problem
 from autoddl.planner.mesh_search import Found, Progress, cut_short, search
 from autoddl.planner.options import Options, PlanOptions, documented
@@ -27,17 +27,12 @@ from autoddl.planner.pins import allowed_meshes, region_of
 from autoddl.planner.question import source_of
 from autoddl.planner.strategies import named_strategies
 from autoddl.planner.task import PlanTask, task_of
-from autoddl.schedule.memory_line import with_memory
 from autoddl.search import SOLVERS, solve
 
 if TYPE_CHECKING:
     from torch import nn
 
 __all__ = ["Comparison", "Progress", "Raced", "compare", "compare_solvers", "plan"]
-
-AGAIN = 2
-"""Searches with more room for what the charge does not know of."""
-
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -73,15 +68,14 @@ def _finish(task: PlanTask, found: Found, count: int, options: PlanOptions) -> P
     task = replace(task, graph=one.graph, original=one.original, spec=one.spec)
     if found.interrupted:
         solved = replace(solved, solution=replace(solved.solution, proof=cut_short(solved.solution.proof)))
-    made = assemble(solved.pricing, solved.problem, solved.solution, solved.variables)
+    made = assemble(solved.pricing, solved.solution, solved.variables)
     timings = {"capture": task.capture_seconds, "solve": found.seconds, "total": perf_counter() - task.began}
     prints = {"model": task.original.fingerprint(), "cluster": task.cluster.fingerprint, "autoddl": str(VERSION)}
     best = plan_of(made, solved.pricing, solved.solution, dict(task.about) | {
         "bound": min(found.bound, made.predicted.seconds), "budget": task.budget, "candidates": count,
         "sample": dict(task.spec), "fingerprints": prints, "timings": timings,
         "source": source_of(task, solved, options)})
-    best = best_buckets(best, task.graph, task.cluster)
-    return with_memory(best, task.graph, options.optimizer, task.cluster)
+    return fitting_buckets(best, task.graph, options.optimizer, task.cluster)
 
 
 @documented
@@ -107,7 +101,8 @@ def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = Non
     task = task_of(model, cluster, sample, PlanOptions.of(options), name, factory)
     tried = _candidates(task)
     finish = partial(_finish, task, count=len(tried), options=task.options)
-    best, found = _fitting(task, tried, progress, finish)
+    found = search(task, tried, progress)
+    best = finish(found)
     if task.options.overlap and not found.interrupted:
         return overlapped(task, found, best, _spaces(task, tried), finish)
     return best
@@ -117,51 +112,6 @@ def _candidates(task: PlanTask) -> list[Candidate]:
     """Every mesh that the options allow, with every number of microbatches."""
     region, allowed = region_of(task.options), allowed_meshes(task.cluster, task.options)
     return [Candidate(mesh, region, n) for n in task.options.microbatches for mesh in allowed]
-
-
-def _fitting(task: PlanTask, tried: Sequence[Candidate], progress: Progress | None, finish: Finish
-             ) -> tuple[Plan, Found]:
-    """The best candidate's plan, and the search that found it. The charge of a search knows of no bucket and of nothing
-    that the optimizer makes for a moment: where these lift the peak above the budget, the search leaves them room and
-    is done again, and the bound stays that of the first. What still does not fit says so (`report`). The first plan is
-    kept where the search is interrupted then, which it says, finds none, or one of a graph that was guessed wrongly."""
-    found = search(task, tried, progress)
-    best, room = finish(found), 0.0
-    try:
-        for _ in range(AGAIN):
-            over = best.predicted.peak_bytes - task.budget
-            if over <= 0 or found.interrupted:
-                break
-            room += over
-            other = _again(replace(task, budget=task.budget - room), found, tried, progress)
-            other = replace(other, bound=min(found.bound, other.bound), seconds=found.seconds + other.seconds)
-            best, found = finish(other), other
-    except (Infeasible, InputError):
-        pass
-    except KeyboardInterrupt:
-        best, found = replace(best, proof=cut_short(best.proof)), replace(found, interrupted=True)
-    return best, found
-
-
-def _again(task: PlanTask, first: Found, tried: Sequence[Candidate], progress: Progress | None) -> Found:
-    """What fits on the mesh of `first`, if that is within the tolerance of its bound; else on any."""
-    best = first.best.pricing
-    same = [one for one in tried if (one.mesh, one.microbatches) == (best.mesh, best.microbatches)]
-    try:
-        near = search(task, same, progress)
-    except Infeasible:
-        if len(same) == len(tried):
-            raise
-        return search(task, tried, progress)
-    enough = first.bound >= near.best.solution.seconds * (1 - task.options.tolerance)
-    if enough or near.interrupted or len(same) == len(tried):
-        return near
-    try:
-        whole = search(task, tried, progress)
-    except KeyboardInterrupt:
-        return replace(near, bound=first.bound, interrupted=True)
-    faster = min(whole, near, key=lambda found: found.best.solution.seconds)
-    return replace(whole, best=faster.best)
 
 
 def _spaces(task: PlanTask, tried: Sequence[Candidate]) -> list[list[Candidate]]:
@@ -211,14 +161,14 @@ def _compared(task: PlanTask, title: str, tried: Sequence[Candidate], progress: 
     if not tried:
         return Comparison(title, None, "no mesh here has an axis for each")
     try:
-        best, found = _fitting(task, tried, progress, finish)
+        found = search(task, tried, progress)
+        best = finish(found)
     except (Infeasible, InputError) as error:
         return Comparison(title, None, str(error), error)
     except KeyboardInterrupt:
         return Comparison(title, None, "interrupted before it had a plan", interrupted=True)
-    said = ["interrupted: its best so far"] * found.interrupted
-    said += [f"its peak is above the budget of {show_bytes(task.budget)}"] * (best.predicted.peak_bytes > task.budget)
-    return Comparison(title, best, "; ".join(said), interrupted=found.interrupted)
+    said = "interrupted: its best so far" * found.interrupted
+    return Comparison(title, best, said, interrupted=found.interrupted)
 
 
 @documented

@@ -25,6 +25,7 @@ from autoddl.search.exact import (
     statistics,
 )
 from autoddl.search.exhaustive import search_exhaustively
+from autoddl.search.lagrangian import find_least_bytes
 from autoddl.search.large import is_large, lower_bound, solve_by_messages
 from autoddl.search.limits import Above, Clock, Limits, Progress
 from autoddl.search.relaxations import Space
@@ -38,6 +39,7 @@ __all__ = [
     "is_large",
     "lower_bound",
     "relax",
+    "smallest",
     "solve",
     "statistics",
 ]
@@ -78,6 +80,17 @@ def relax(problem: Problem, price: float = 0.0, space: Space | None = None) -> S
     outcome = solve_relaxation(problem, price, space)
     return Solution(outcome.choice, problem.cost(outcome.choice), problem.nbytes(outcome.choice), outcome.bound,
                     outcome.proof, "exact", price)
+
+
+def smallest(problem: Problem) -> tuple[float, tuple[int, ...] | None]:
+    """(bytes that no choice is below, the choice that takes them), whatever the budget.
+
+    The choice is None where elimination only bounds. Raises Infeasible where every choice is forbidden.
+    """
+    needed, point = find_least_bytes(build_space(problem.within(None)), math.inf)
+    if math.isinf(needed):
+        raise Infeasible(math.inf, math.inf, "every choice meets a forbidden combination")
+    return needed, None if point is None else tuple(point.choice.tolist())
 
 
 def _scored(problem: Problem, outcome: Outcome, solver: str) -> Solution:

@@ -83,7 +83,8 @@ def solve_relaxation(problem: Problem, price: float = 0.0, space: Space | None =
     point = space.point(price, space.thresholds[-1])
     if math.isinf(point.value):
         raise Infeasible(math.inf, _budget(problem), "every choice meets a forbidden combination")
-    return _outcome(space, point, _lagrangian(space, point), "elimination at one price", price)
+    proof = "elimination at one price" if price else "elimination"
+    return _outcome(space, point, _lagrangian(space, point), proof, price)
 
 
 def _lagrangian(space: Space, point: HullPoint) -> float:
@@ -117,8 +118,7 @@ def _first(space: Space, price: float = 0.0) -> HullPoint:
             return near
     needed, point = find_least_bytes(space, budget)
     if point is None:
-        detail = "" if needed > budget else "no plan was found, but it is not proved that there is none"
-        raise Infeasible(needed, budget, detail)
+        raise Infeasible(needed, budget)
     return point
 
 

@@ -153,7 +153,7 @@ def _ended(problem: Problem, best: _Best, bound: float, limits: Limits) -> Outco
         raise _forbidden(problem)
     if math.isfinite(limits.ceiling):
         raise Above(bound + problem.fixed_seconds)
-    raise Infeasible(0.0, _budget(problem), "no plan was found, but it is not proved that there is none")
+    raise Infeasible(0.0, _budget(problem))
 
 
 def _forbidden(problem: Problem) -> Infeasible:

@@ -23,16 +23,16 @@ def explained_table(said: Explained) -> RenderableType:
     """Blocks, axes and operators without rules; or, where names were asked for, only these."""
     if said.named:
         return Lines(*(line for one in said.named for line in (*_named(one, said.seconds), "")))
-    blocks = columns("block", "seconds", "share", "compute", "conversions", "charged")
+    blocks = columns("block", "seconds", "share", "compute", "conversions", "bytes")
     for share in said.blocks:
         blocks.add_row(share.block, show_seconds(share.seconds), _part(share.seconds, said.seconds),
                        show_seconds(share.compute), show_seconds(share.conversions), show_bytes(share.nbytes))
     axes = columns("axis", "seconds", "share", "sent")
     for name, seconds, sent in said.axes:
         axes.add_row(name, show_seconds(seconds), _part(seconds, said.seconds), show_bytes(sent))
-    where, most = said.peak
-    peak = (f"{show_bytes(said.nbytes)} at the peak; {show_bytes(said.charged)} charged of {show_bytes(said.budget)} a "
-            f"rank, {show_bytes(most)} of it for a moment, at {where}")
+    where, most = said.moment
+    peak = (f"{show_bytes(said.nbytes)} at the peak of {show_bytes(said.budget)} a rank; blocks' bytes are those at "
+            f"`{where}`, {show_bytes(most)}")
     return Lines(blocks, "", axes if said.axes else "nothing is sent", "", peak, "", _unruled(said))
 
 

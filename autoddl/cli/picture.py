@@ -1,7 +1,7 @@
 """A plan as a picture: the predicted step of one rank, its memory over the step, and its seconds by kind.
 
     time line   a row for computation, one for the collectives over each set of axes, one for waiting
-    memory      bytes held, and what the search charged
+    memory      bytes of a rank, and its budget
     kinds       computation, and the collectives of each kind over each set of axes: in flight, and waited for
 """
 
@@ -44,7 +44,7 @@ def _picture(plan: Plan, line: Foreseen, memory: MemoryLine, path: Path) -> None
                     f"{line.step.exposed:.3g} s of it waiting")
     _time_line(top, line)
     middle.step(memory.times, [n / 1e9 for n in memory.nbytes], where="post", linewidth=0.8)
-    middle.axhline(memory.bound / 1e9, linestyle="--", linewidth=0.8, color="black", label="charged by the search")
+    middle.axhline(memory.budget / 1e9, linestyle="--", linewidth=0.8, color="black", label="budget")
     middle.set_ylim(bottom=0.0)
     middle.set_xlim(0.0, line.step.seconds)
     middle.set_ylabel("GB held")

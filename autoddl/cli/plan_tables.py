@@ -47,7 +47,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "compute_seconds": predicted.compute, "communication_seconds": predicted.communication,
         "bound_seconds": plan.bound, "gap": plan.gap, "proof": plan.proof, "peak_bytes": predicted.peak_bytes,
         "line_seconds": predicted.line_seconds, "line_bound_seconds": predicted.line_bound,
-        "charged_bytes": predicted.charged, "bytes": predicted.nbytes, "budget_bytes": plan.budget,
+        "bytes": predicted.nbytes, "budget_bytes": plan.budget,
         "sent_bytes": predicted.volume,
         "candidates": plan.candidates, "wall_seconds": plan.timings.get("total"),
         "capture_seconds": plan.timings.get("capture"), "solve_seconds": plan.timings.get("solve"),
@@ -147,19 +147,13 @@ def _figures(plan: Plan) -> Table:
         table.add_row("overlap", f"{show_seconds(predicted.line_seconds)} on the time line, where parameters' "
                                  f"collectives hide; no plan takes less than {show_seconds(predicted.line_bound)}")
     table.add_row("memory", f"{show_bytes(predicted.peak_bytes)} at the peak: {kinds}")
-    table.add_row("budget", f"{show_bytes(predicted.charged)} charged of {show_bytes(plan.budget)} a rank"
-                            f"{_above(plan)}")
+    table.add_row("budget", f"{show_bytes(plan.budget)} a rank, of which the peak takes "
+                            f"{predicted.peak_bytes / plan.budget:.1%}")
     table.add_row("proof", f"no plan takes less than {show_seconds(plan.bound)} under the model: this one is at most "
                            f"{plan.gap:.2%} from the best ({plan.proof})")
     table.add_row("search", f"{plan.candidates:,} configurations weighed{_took(plan.timings)}")
     table.add_row("no rule", f"replicated on every rank: {slow}" if slow else "every operator has one")
     return table
-
-
-def _above(plan: Plan) -> str:
-    """Where the peak is above the budget, which what is charged never is."""
-    above = plan.predicted.peak_bytes > plan.budget
-    return ", but the peak is above it: with less in a bucket or another optimizer it may fit" * above
 
 
 def _took(timings: Mapping[str, float]) -> str:

@@ -10,6 +10,8 @@
 Any other exception that escapes is a bug of ours.
 """
 
+from math import inf
+
 __all__ = ["AutoDDLError", "CaptureError", "Infeasible", "InputError", "MachineError", "MismatchError"]
 
 
@@ -36,18 +38,29 @@ def _bytes(count: float) -> str:
 
 
 class Infeasible(AutoDDLError):
-    """No plan fits. `needed` is the least bytes per device that any plan takes, `budget` the bytes that there are."""
+    """No plan fits, or none was found that does: `is_proved` tells them apart. All in bytes per device.
 
-    def __init__(self, needed: float, budget: float, detail: str = "") -> None:
-        self.needed, self.budget, self.detail = needed, budget, detail
-        hint = detail or "use more devices, a smaller batch, or a larger budget"
-        super().__init__(
-            f"no plan fits: the least any plan needs is {_bytes(needed)} per device, "
-            f"the budget is {_bytes(budget)}; {hint}"
-        )
+        needed       no plan takes less; infinite where every choice is forbidden
+        budget       what there is
+        detail       what would help
+        reachable    the least peak of a plan that is known; infinite where none is
+    """
 
-    def __reduce__(self) -> tuple[type["Infeasible"], tuple[float, float, str]]:
-        return type(self), (self.needed, self.budget, self.detail)
+    def __init__(self, needed: float, budget: float, detail: str = "", reachable: float = inf) -> None:
+        self.needed, self.budget, self.detail, self.reachable = needed, budget, detail, reachable
+        least = f"no plan takes less than {_bytes(needed)} per device" if needed < inf else "no combination is allowed"
+        known = f", the smallest that is known takes {_bytes(reachable)}" if reachable < inf else ""
+        said = "no plan fits" if self.is_proved else "no plan was found, though it is not proved that none fits"
+        hint = detail or "use more devices, a smaller batch, more microbatches, or a larger budget"
+        super().__init__(f"{said}: {least}{known}, the budget is {_bytes(budget)}; {hint}")
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether it is proved that no plan fits."""
+        return self.needed > self.budget
+
+    def __reduce__(self) -> tuple[type["Infeasible"], tuple[float, float, str, float]]:
+        return type(self), (self.needed, self.budget, self.detail, self.reachable)
 
 
 class MachineError(AutoDDLError):

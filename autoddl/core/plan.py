@@ -104,8 +104,6 @@ class Prediction:
         volume           bytes that the rank sends, by axis
         nbytes           bytes by kind at the peak of the memory line
         fallback         seconds by op of the ops that have no rule
-        charged_bytes    bytes that the search charged and kept within the budget; None in older plans, whose
-                         `nbytes` are those
         line_seconds     seconds of the time line, where the plan was chosen by it
         line_bound       seconds below which no plan's time line is, where the plan was chosen by it
     """
@@ -116,7 +114,6 @@ class Prediction:
     volume: dict[str, float]
     nbytes: dict[str, float]
     fallback: dict[str, float]
-    charged_bytes: float | None = None
     line_seconds: float | None = None
     line_bound: float | None = None
 
@@ -124,11 +121,6 @@ class Prediction:
     def peak_bytes(self) -> float:
         """Bytes at the peak of the memory line."""
         return sum(self.nbytes.values())
-
-    @property
-    def charged(self) -> float:
-        """Bytes that the search kept within the budget."""
-        return self.peak_bytes if self.charged_bytes is None else self.charged_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,11 @@ up to one part behind its first number, with the numbers folded: `layers.0-31.at
 (`common`) is the part of the problem that no choice moves.
 
     seconds of a block = compute of its ops + conversions (all else that its factors cost)
-    bytes of a block   = what its factors retain; the transient peak belongs to the one factor that is largest
+    bytes of a block   = those of its factors at the moment at which the plan is largest (its row)
 """
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoddl.core.graph import Op, Tensor
@@ -17,14 +18,14 @@ from autoddl.core.names import fold_names
 from autoddl.planner.question import Rebuilt
 from autoddl.pricing.price import op_seconds
 
-__all__ = ["COMMON", "Share", "block_of", "peak_at", "shares"]
+__all__ = ["COMMON", "Share", "block_of", "row_text", "shares"]
 
 COMMON = "(common)"
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Seconds and retained bytes of one block."""
+    """Seconds of one block, and its bytes at the moment of the plan's row."""
 
     block: str
     compute: float
@@ -45,7 +46,7 @@ def block_of(item: Op | Tensor) -> str:
 
 
 def shares(made: Rebuilt) -> tuple[Share, ...]:
-    """All blocks, the most expensive first; they add up to the plan's seconds and retained bytes."""
+    """All blocks, the most expensive first; they add up to the plan's seconds and its row's bytes."""
     graph, problem = made.pricing.graph, made.problem
     differentiable = graph.differentiable()
     blocks = [block_of(v.item) for v in made.variables]
@@ -68,9 +69,8 @@ def shares(made: Rebuilt) -> tuple[Share, ...]:
     return tuple(sorted(found, key=lambda share: (-share.seconds, share.block)))
 
 
-def peak_at(made: Rebuilt) -> tuple[str, float]:
-    """Where the transient peak is, and its bytes."""
-    at = [(table.at(cell)[2], made.variables[factor.variables[-1]].name)
-          for factor, (table, cell) in zip(made.problem.factors, made.problem.cells(made.choice), strict=True)]
-    nbytes, name = max(at, default=(0.0, ""), key=lambda pair: pair[0])
-    return name, nbytes
+def row_text(row: Mapping[str, float]) -> str:
+    """The moments of a row: `backward blocks_3_up`, or `60 % around add_7 and 40 % update`."""
+    if len(row) == 1:
+        return next(iter(row))
+    return " and ".join(f"{weight:.0%} {moment}".replace("%", " %", 1) for moment, weight in row.items())

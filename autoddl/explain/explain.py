@@ -18,7 +18,7 @@ from autoddl.core.graph import Op
 from autoddl.core.hubs import HUB
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Problem
-from autoddl.explain.breakdown import Share, peak_at, shares
+from autoddl.explain.breakdown import Share, row_text, shares
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.pins import allowed_meshes
 from autoddl.planner.question import Rebuilt, problem_on, question_of, rebuild, solve_question, split_by_microbatches
@@ -54,16 +54,24 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """`nbytes` at the peak, `charged` to the budget; `axes` are (axes, seconds, bytes sent), `unruled` (operator,
-    seconds): replicated for want of a rule. `peak` is the moment that is charged."""
+    """Where a plan spends.
+
+        seconds    of the step
+        nbytes     at the peak of the memory line
+        budget     bytes that a rank has
+        blocks     seconds and bytes of each block
+        axes       (axes, seconds, bytes sent)
+        moment     the moments of the row that the budget is proved by, and its bytes under the plan
+        unruled    (operator, seconds) of what is replicated for want of a rule
+        named      what was asked for by name
+    """
 
     seconds: float
     nbytes: float
-    charged: float
     budget: float
     blocks: tuple[Share, ...]
     axes: tuple[tuple[str, float, float], ...]
-    peak: tuple[str, float]
+    moment: tuple[str, float]
     unruled: tuple[tuple[str, float], ...]
     named: tuple[Named, ...]
 
@@ -102,8 +110,10 @@ def explain(plan: Plan, names: Sequence[str] = (), count: int = 3) -> Explained:
     axes = tuple((name, seconds, predicted.volume.get(name, 0.0)) for name, seconds in
                  sorted(predicted.communication.items(), key=lambda pair: -pair[1]))
     unruled = tuple(sorted(predicted.fallback.items(), key=lambda pair: -pair[1]))
-    return Explained(predicted.seconds, predicted.peak_bytes, predicted.charged, plan.budget, shares(made), axes,
-                     peak_at(made), unruled, _named(made, names, count, plan.source["tolerance"]) if names else ())
+    moment = row_text(plan.source["row"]), made.problem.nbytes(made.choice)
+    return Explained(predicted.seconds, predicted.peak_bytes, plan.budget, shares(made), axes,
+                     moment, unruled,
+                     _named(made, names, count, plan.source["tolerance"]) if names else ())
 
 
 def _matching(made: Rebuilt, names: Sequence[str]) -> list[int]:
@@ -173,7 +183,7 @@ def _others(plan: Plan) -> dict[str, Problem]:
         for mesh in allowed_meshes(asked.cluster, asked.options):
             if parts or mesh != plan.mesh:
                 with suppress(InputError):
-                    found[f"{mesh}{parts}"] = problem_on(one, mesh)[2]
+                    found[f"{mesh}{parts}"] = problem_on(one, mesh, plan.source["row"])[2]
     return found
 
 

@@ -5,22 +5,26 @@
     devices   the whole search on clusters whose outermost level is cut to each of its divisors, the batch as it is;
               a size for which there is no plan, or no such cluster, has a row that says why
 
-Every point is a plan: its seconds and bytes are what `Problem` says of its choice. Points that another one beats in
-both are left out.
+Every point is a plan, at its predicted seconds. Points that another one beats in
+both are left out. Bytes are those at the peak of the memory line.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import inf
 
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Problem, Solution
 from autoddl.cost_models import Cluster, Level
 from autoddl.cost_models.topologies import check_topology
+from autoddl.planner.budget_search import BudgetSearch
 from autoddl.planner.mesh_search import Progress
+from autoddl.planner.peaks import Peaks
 from autoddl.planner.question import Question, question_of, rebuild, solve_question
-from autoddl.search import solve
+from autoddl.pricing.build_problem import CostNetwork
+from autoddl.search import smallest, solve
 from autoddl.search.elimination_order import plan_exact_elimination
 from autoddl.search.relaxations import HullPoint, Space
 
@@ -53,36 +57,34 @@ class DevicePoint:
 
 
 def least_bytes(problem: Problem) -> float:
-    """The bytes that any plan needs."""
-    try:
-        solve(problem.within(-1.0))
-    except Infeasible as error:
-        return error.needed
-    return 0.0
+    """Bytes of the problem's row that any plan needs."""
+    return smallest(problem)[0]
 
 
 def front_of_bytes(plan: Plan, budgets: int = BUDGETS, progress: Progress | None = None) -> tuple[PointOfBytes, ...]:
-    """Plans on the mesh of `plan`, the smallest first."""
-    problem, tell = rebuild(plan).problem, progress or (lambda what, done, total: None)
-    free, least = solve(problem.within(None)), least_bytes(problem)
-    found = [PointOfBytes(free.nbytes, free.seconds, free.bound), *_corners(problem.within(None))]
+    """Plans on the mesh of `plan`, the smallest first; `nbytes` is the peak of the memory line."""
+    made, tell = rebuild(plan), progress or (lambda what, done, total: None)
+    free, peaks = solve(made.problem.within(None)), Peaks(made.network)
+    found = [PointOfBytes(peaks.of(free.choice).nbytes, free.seconds, free.bound),
+             *_corners(made.problem.within(None), peaks)]
+    least = min(point.nbytes for point in found)
     for i in range(budgets):
-        budget = least + (free.nbytes - least) * i / budgets
+        budget = least + (found[0].nbytes - least) * i / budgets
         tell("solving under budgets", i, budgets)
-        solution = _under(problem, budget * (1 + 1e-12), plan.source["tolerance"])
+        solution = _under(made.network, budget * (1 + 1e-12), plan.source["tolerance"])
         if solution is not None:
             found.append(PointOfBytes(solution.nbytes, solution.seconds, solution.bound))
     return _undominated(found)
 
 
-def _under(problem: Problem, budget: float, tolerance: float) -> Solution | None:
+def _under(network: CostNetwork, budget: float, tolerance: float) -> Solution | None:
     try:
-        return solve(problem.within(budget), tolerance=tolerance)
+        return BudgetSearch(network, budget).solve(None, 0.0, inf, tolerance).solution
     except Infeasible:
         return None
 
 
-def _corners(problem: Problem) -> list[PointOfBytes]:
+def _corners(problem: Problem, peaks: Peaks) -> list[PointOfBytes]:
     """Plans that are best for some price of a retained byte: hull corners, found between their neighbours."""
     try:
         space = Space.of(problem, plan_exact_elimination(problem))
@@ -99,7 +101,8 @@ def _corners(problem: Problem) -> list[PointOfBytes]:
             break
         points.append(new)
     fixed = problem.fixed_seconds
-    return [PointOfBytes(space.nbytes(p), p.seconds + fixed, None) for p in points if p.seconds < float("inf")]
+    return [PointOfBytes(peaks.of(p.choice.tolist()).nbytes, p.seconds + fixed, None)
+            for p in points if p.seconds < inf]
 
 
 def _between(space: Space, top: float, heavy: HullPoint, light: HullPoint) -> HullPoint | None:

@@ -1,7 +1,7 @@
 """What would fit where nothing does: a larger budget, more devices, microbatches, a smaller batch, each at its best
 plan's price.
 
-    budget         the least bytes that any plan needs, rounded up to what one would write
+    budget         the peak of the smallest plan that is known, rounded up to what one would write
     devices        the outermost level two and four times as large
     microbatches   the same batch in two, four, eight times as many parts: the fewest that fit
     batch          the leading dim of the sample's tensors halved, and the model captured again with it
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Relaxation", "relaxations"]
 
 ROOM = 1 + 1e-9
-"""The least bytes again, with room for the rounding of their sum."""
+"""The smallest plan again, with room for the rounding of its sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class Relaxation:
     detail: str = ""
 
 
-def relaxations(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *, needed: float,
+def relaxations(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *, reachable: float,
                 progress: Progress | None = None, **options: Unpack[Options]) -> tuple[Relaxation, ...]:
-    """What would fit, the fastest first; `needed` is what Infeasible carries, the rest what `plan` was called with."""
+    """What would fit, the fastest first; `reachable` is what Infeasible carries, the rest what `plan` was called with."""
     from autoddl.capture.capture import capture
     from autoddl.capture.sample import as_sample, parted, sample_for
 
@@ -61,7 +61,7 @@ def relaxations(model: "nn.Module", cluster: str | Path | Cluster, sample: objec
                 for n in parts]
 
     asked = questions(given, counts)
-    found = [*_richer(asked, needed, progress), *_wider(asked, progress)]
+    found = [*_richer(asked, reachable, progress), *_wider(asked, progress)]
     with suppress(InputError):  # the batch is no multiple
         for n in (2 * counts[-1], 4 * counts[-1], 8 * counts[-1]):
             found.append(_row(f"{n} microbatches", questions(given, [n]), progress))
@@ -77,11 +77,11 @@ def relaxations(model: "nn.Module", cluster: str | Path | Cluster, sample: objec
     return tuple(sorted(found, key=lambda row: (row.seconds is None, row.seconds or 0.0)))
 
 
-def _richer(asked: Sequence[Question], needed: float, progress: Progress | None) -> list[Relaxation]:
-    """With a budget as large as the plan that needs the least; none where no budget is enough."""
-    if not isfinite(needed):
+def _richer(asked: Sequence[Question], reachable: float, progress: Progress | None) -> list[Relaxation]:
+    """With a budget as large as the smallest plan that is known; none where there is none."""
+    if not isfinite(reachable):
         return []
-    budget = bytes_above(needed * ROOM)
+    budget = bytes_above(reachable * ROOM)
     enough = [one.asking(budget=budget) for one in asked]
     return [_row(f"a budget of {budget}", enough, progress)]
 

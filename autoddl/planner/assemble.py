@@ -5,7 +5,7 @@ optimum is made, or it is not written.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,14 +16,14 @@ from autoddl.core.graph import Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import Layout, local_shape
 from autoddl.core.plan import BUCKET_BYTES, Conversion, Decision, Plan, Prediction, Stored
-from autoddl.core.problem import Problem, Solution
+from autoddl.core.problem import Solution
 from autoddl.cost_models import link_of
 from autoddl.operators.rules.table import has_rule
 from autoddl.pricing.build_problem import carries, edges_of, gathered_back
-from autoddl.pricing.price import OPTIMIZERS, Pricing, cone_cost, inner_seconds, op_seconds, routes_of
+from autoddl.pricing.price import Pricing, cone_cost, inner_seconds, op_seconds, routes_of
 from autoddl.pricing.space import Choice, Variable
 
-__all__ = ["Assembled", "assemble", "plan_of"]
+__all__ = ["Assembled", "assemble", "assemble_choice", "plan_of"]
 
 
 @dataclass(slots=True)
@@ -139,27 +139,6 @@ def _cone(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choic
     return found, {graph.tensors[t].fqn: layout for t, layout in fed.items()}
 
 
-def _nbytes(pricing: Pricing, problem: Problem, solution: Solution, variables: tuple[Variable, ...]
-            ) -> dict[str, float]:
-    """What the search charges, by kind; `memory_line.with_memory` puts the bytes of the peak in the place."""
-    found: dict[str, float] = defaultdict(float)
-    by_number = {v: variables[v] for v in range(len(variables))}
-    for factor in problem.factors:
-        cell = tuple(solution.choice[v] for v in factor.variables)
-        held = problem.tables[factor.table].at(cell)[1]
-        first = by_number[factor.variables[0]].item
-        if isinstance(first, Tensor) and len(factor.variables) == 1:
-            copies = 2 + OPTIMIZERS[pricing.optimizer] if first.trained else 1
-            found["parameters"] += held / copies
-            found["gradients"] += held / copies if copies > 1 else 0.0
-            found["optimizer"] += held * (copies - 2) / copies if copies > 1 else 0.0
-        else:
-            found["gathered parameters" if isinstance(first, Tensor) else "activations"] += held
-    found["buffers and inputs"] = problem.fixed_bytes
-    found["transient"] = problem.transient(solution.choice)
-    return dict(found)
-
-
 def _unruled(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choice, ...]) -> dict[str, float]:
     """Seconds of the ops that run replicated because no rule is known for them."""
     differentiable = pricing.graph.differentiable()
@@ -171,10 +150,22 @@ def _unruled(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Ch
     return dict(found)
 
 
-def assemble(pricing: Pricing, problem: Problem, solution: Solution, variables: tuple[Variable, ...]) -> Assembled:
-    """The plan's parts. A prediction whose parts do not add up to the solution's seconds is a bug and raises."""
+def assemble(pricing: Pricing, solution: Solution, variables: tuple[Variable, ...]) -> Assembled:
+    """The plan's parts, whose bytes `memory_line.with_memory` adds.
+
+    A prediction whose parts do not add up to the solution's seconds is a bug and raises AssertionError.
+    """
+    made = assemble_choice(pricing, solution.choice, variables)
+    if abs(made.predicted.seconds - solution.seconds) > 1e-6 * solution.seconds:
+        raise AssertionError(f"the plan's parts add up to {made.predicted.seconds} s, the solution claims "
+                             f"{solution.seconds} s")
+    return made
+
+
+def assemble_choice(pricing: Pricing, options: Sequence[int], variables: tuple[Variable, ...]) -> Assembled:
+    """The parts of the plan of any choice, all of its seconds counted."""
     graph = pricing.graph
-    chosen = tuple(v.choices[i] for v, i in zip(variables, solution.choice, strict=True))
+    chosen = tuple(v.choices[i] for v, i in zip(variables, options, strict=True))
     parts, whole = _Parts(pricing), Layout.broadcast(pricing.mesh)
     conversions = _edges(pricing, variables, chosen, parts) + _ends(pricing, variables, chosen, parts)
     sliced, inputs = _cone(pricing, variables, chosen)
@@ -195,10 +186,8 @@ def assemble(pricing: Pricing, problem: Problem, solution: Solution, variables: 
     idle = tuple(Stored(t.fqn, whole) for t in graph.tensors
                  if t.kind is Kind.PARAMETER and t.fqn not in {s.fqn for s in stored})
     total = compute + sum(parts.seconds.values())
-    if abs(total - solution.seconds) > 1e-6 * solution.seconds:
-        raise AssertionError(f"the plan's parts add up to {total} s, the solution claims {solution.seconds} s")
-    predicted = Prediction(total, compute, dict(parts.seconds), dict(parts.volume),
-                           _nbytes(pricing, problem, solution, variables), _unruled(pricing, variables, chosen))
+    predicted = Prediction(total, compute, dict(parts.seconds), dict(parts.volume), {},
+                           _unruled(pricing, variables, chosen))
     return Assembled(tuple(decisions), tuple(conversions + sliced), stored + idle, inputs, predicted)
 
 

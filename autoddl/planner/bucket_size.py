@@ -1,7 +1,8 @@
 """The bucket size of a plan by its time line.
 
 Large buckets cost few starts, small ones can begin before backward ends; in between the predicted step is shortest.
-Sizes that give the same buckets are the same; of equals the plan's own stays, then the largest.
+Sizes that give the same buckets are the same; of equals the plan's own stays, then the largest. A bucket is held until
+it is sent: where the best size lifts the peak above the budget, the best of those that fit is taken.
 """
 
 from collections.abc import Sequence
@@ -12,9 +13,10 @@ from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster
 from autoddl.schedule.buckets import gather_buckets, gradient_buckets, parameter_edges
 from autoddl.schedule.issue_order import Known
+from autoddl.schedule.memory_line import with_memory
 from autoddl.schedule.timeline import timeline_of
 
-__all__ = ["SIZES", "best_buckets"]
+__all__ = ["SIZES", "best_buckets", "fitting_buckets"]
 
 SIZES = tuple(2**k * 2**17 for k in range(9))
 """128 KiB to 32 MiB."""
@@ -34,3 +36,17 @@ def best_buckets(plan: Plan, graph: Graph, cluster: Cluster, sizes: Sequence[int
         return plan
     known = Known()
     return min(different.values(), key=lambda one: timeline_of(one, graph, cluster, known=known).step.seconds)
+
+
+def fitting_buckets(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster) -> Plan:
+    """The plan with the best bucket size whose peak is within the plan's budget, and with the bytes at that peak.
+
+    Where none is within it, with one tensor a bucket.
+    """
+    best = with_memory(best_buckets(plan, graph, cluster), graph, optimizer, cluster)
+    if best.predicted.peak_bytes <= plan.budget:
+        return best
+    small = replace(plan, bucket_bytes=1)
+    fits = [n for n in (plan.bucket_bytes, *SIZES) if n != best.bucket_bytes and with_memory(
+        replace(plan, bucket_bytes=n), graph, optimizer, cluster).predicted.peak_bytes <= plan.budget]
+    return with_memory(best_buckets(small, graph, cluster, fits), graph, optimizer, cluster)

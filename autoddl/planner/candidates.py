@@ -1,6 +1,7 @@
 """Candidates of the outer search: a mesh, a region of its plans, a number of microbatches.
 
-    build_problem(task, candidate)      the candidate's problem under the budget, all choices priced
+    build_network(task, candidate)      all choices of the candidate, priced
+    build_problem(task, candidate)      its problem under the budget, with the bytes of a row of moments
     chosen(task, candidate, solution)   what a solution of it chose, priced alone
 """
 
@@ -11,11 +12,11 @@ from autoddl.core.graph import Graph, Kind
 from autoddl.core.layout import Mesh
 from autoddl.core.problem import Problem, Solution
 from autoddl.planner.task import PlanTask
-from autoddl.pricing.build_problem import problem_of
+from autoddl.pricing.build_problem import CostNetwork, Row, network_of
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Choice, Region, Variable, variables
 
-__all__ = ["Built", "Candidate", "Solved", "bounds", "build_problem", "chosen"]
+__all__ = ["Built", "Candidate", "Solved", "bounds", "build_network", "build_problem", "chosen"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +33,27 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """One mesh, solved: `variables` have what was chosen alone, and `problem` is what that costs."""
+    """One mesh, solved: `variables` have what was chosen alone; the bound was proved under `row`."""
 
     pricing: Pricing
     variables: tuple[Variable, ...]
-    problem: Problem
     solution: Solution
+    row: Row
 
 
 Built = tuple[Pricing, tuple[Variable, ...], Problem]
 """The prices of a mesh, its variables, and the problem that they make."""
 
 
-def build_problem(task: PlanTask, candidate: Candidate) -> Built:
-    """The candidate's problem under the budget."""
-    pricing, choices = _space(task, candidate)
-    return pricing, choices, problem_of(pricing, choices, task.budget)
+def build_network(task: PlanTask, candidate: Candidate) -> CostNetwork:
+    """All choices of the candidate, priced."""
+    return network_of(*_space(task, candidate))
+
+
+def build_problem(task: PlanTask, candidate: Candidate, row: Row | None = None) -> Built:
+    """The candidate's problem under the budget, whose bytes are those of `row`, by default of the update."""
+    network = build_network(task, candidate)
+    return network.pricing, network.variables, network.problem(task.budget, row)
 
 
 def _space(task: PlanTask, candidate: Candidate) -> tuple[Pricing, tuple[Variable, ...]]:
@@ -56,15 +62,14 @@ def _space(task: PlanTask, candidate: Candidate) -> tuple[Pricing, tuple[Variabl
     return pricing, variables(graph, candidate.mesh, candidate.region(graph, candidate.mesh))
 
 
-def chosen(task: PlanTask, candidate: Candidate, solution: Solution) -> Solved:
-    """What `solution` chose, priced alone: a worker priced the rest, and that stays there. Variables with the same
+def chosen(task: PlanTask, candidate: Candidate, solution: Solution, row: Row) -> Solved:
+    """What `solution` chose alone: a worker priced the rest, and that stays there. Variables with the same
     choices that chose alike share one, so that they are priced once."""
     pricing, choices = _space(task, candidate)
     single: dict[tuple[int, int], tuple[Choice, ...]] = {}
     picked = tuple(Variable(v.item, single.setdefault((id(v.choices), k), (v.choices[k],)))
                    for v, k in zip(choices, solution.choice, strict=True))
-    problem = problem_of(pricing, picked, task.budget)
-    return Solved(pricing, picked, problem, replace(solution, choice=(0,) * len(picked)))
+    return Solved(pricing, picked, replace(solution, choice=(0,) * len(picked)), row)
 
 
 def bounds(task: PlanTask, one: Candidate, other: Candidate) -> bool:

@@ -30,8 +30,9 @@ from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.problem import Solution
 from autoddl.planner.candidates import Candidate, Solved, bounds, chosen
 from autoddl.planner.process_pool import mapper
-from autoddl.planner.search_jobs import Answer, Job, Jobs
+from autoddl.planner.search_jobs import Answer, Guess, Job, Jobs
 from autoddl.planner.task import PlanTask
+from autoddl.pricing.build_problem import Row
 from autoddl.pricing.price import floor_seconds
 
 __all__ = ["Found", "Progress", "cut_short", "search"]
@@ -71,6 +72,7 @@ class _State:
 
     bounds: list[float]
     best: Solution | None = None
+    row: Row | None = None
     where: int = -1
     failed: list[Infeasible | InputError] = field(default_factory=list)
     done: int = 0
@@ -87,15 +89,16 @@ class _State:
             if answer.fits:
                 self.reached[microbatches] = min(self.reached.get(microbatches, inf), answer.solution.seconds)
             if answer.fits and (self.best is None or answer.solution.seconds < self.best.seconds):
-                self.best, self.where = answer.solution, i
+                self.best, self.row, self.where = answer.solution, answer.row, i
 
     @property
     def seconds(self) -> float:
         return inf if self.best is None else self.best.seconds
 
     @property
-    def price(self) -> float:
-        return 0.0 if self.best is None else self.best.price
+    def guess(self) -> Guess:
+        """The row under which the best plan was found, and what a byte of it is worth."""
+        return (None, 0.0) if self.best is None or not self.best.price else (self.row, self.best.price)
 
     @property
     def bound(self) -> float:
@@ -141,9 +144,19 @@ def search(task: PlanTask, candidates: Sequence[Candidate], progress: Progress |
         interrupted = True
     tell(f"searched: {state.text()}", 2 * len(candidates), 2 * len(candidates))
     if state.best is None:
-        raise min(state.failed, key=lambda e: e.needed if isinstance(e, Infeasible) else inf)
-    best = chosen(task, candidates[state.where], state.best)
+        raise _worst(state.failed)
+    assert state.row is not None
+    best = chosen(task, candidates[state.where], state.best, state.row)
     return Found(best, state.bound, perf_counter() - start, interrupted)
+
+
+def _worst(failed: Sequence[Infeasible | InputError]) -> Infeasible | InputError:
+    """Why there is no plan: the least bytes that no candidate excludes, and the smallest plan that any knows."""
+    starved = [error for error in failed if isinstance(error, Infeasible)]
+    if not starved:
+        return failed[0]
+    first = min(starved, key=lambda error: error.needed)
+    return Infeasible(first.needed, first.budget, first.detail, min(error.reachable for error in starved))
 
 
 def _turn(candidate: Candidate) -> int:
@@ -187,8 +200,8 @@ def _candidate(job: Job) -> int:
 def _bound(state: _State, task: PlanTask, candidates: Sequence[Candidate], which: Sequence[int], run: Run,
            tell: Progress) -> None:
     """The bound of every candidate of `which`, and of more microbatches on the same meshes."""
-    price = state.price
-    for i, answer in zip(which, run([(i, None, price, task.options.tolerance) for i in which]), strict=True):
+    guess = state.guess
+    for i, answer in zip(which, run([(i, None, guess, task.options.tolerance) for i in which]), strict=True):
         state.take(i, candidates[i].microbatches, answer)
         here = candidates[i]
         for j, other in enumerate(candidates):
@@ -210,7 +223,7 @@ def _solve(state: _State, candidates: Sequence[Candidate], which: Sequence[int],
     alone = any(_turn(candidates[i]) == 2 for i in order)
     for these in (order[:1], *_together(order[1:])) if alone else _together(order):
         left = [i for i in these if not _hopeless(state, i, tolerance)]
-        jobs = [(i, state.seconds, state.price, tolerance) for i in left]
+        jobs = [(i, state.seconds, state.guess, tolerance) for i in left]
         for i, answer in zip(left, run(jobs), strict=True):
             state.take(i, candidates[i].microbatches, answer)
             tell(f"solved {candidates[i]}: {state.text()}", state.done, 2 * len(candidates))

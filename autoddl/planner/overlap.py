@@ -44,7 +44,7 @@ def overlapped(task: PlanTask, first: Found, plan: Plan, spaces: Sequence[Sequen
             raise KeyboardInterrupt
         for made in _finished(_others(task, first, spaces), finish):
             line = _line(task, made)
-            if line < least and made.predicted.peak_bytes <= max(task.budget, plan.predicted.peak_bytes):
+            if line < least and made.predicted.peak_bytes <= task.budget:
                 best, least = made, line
     except KeyboardInterrupt:
         best = replace(best, proof=cut_short(best.proof))
@@ -78,7 +78,7 @@ def _others(task: PlanTask, first: Found, spaces: Sequence[Sequence[Candidate]])
         found = other.best
         if _key(found) not in known:
             known.add(_key(found))
-            yield replace(first, best=_counted(found, task.budget, first.bound))
+            yield replace(first, best=_counted(found, first.bound))
 
 
 def _key(solved: Solved) -> Hashable:
@@ -86,14 +86,13 @@ def _key(solved: Solved) -> Hashable:
     return solved.pricing.mesh, solved.pricing.microbatches, chosen
 
 
-def _counted(solved: Solved, budget: float, bound: float) -> Solved:
+def _counted(solved: Solved, bound: float) -> Solved:
     """The same choice with all of its seconds; `bound` is that of their sum."""
     pricing = replace(solved.pricing, hidden=0.0)
-    problem, choice = problem_of(pricing, solved.variables, budget), solved.solution.choice
-    seconds = problem.cost(choice)
+    seconds = problem_of(pricing, solved.variables, None).cost(solved.solution.choice)
     solution = replace(solved.solution, seconds=seconds, bound=min(bound, seconds),
                        proof=f"{solved.solution.proof}; taken for its time line")
-    return replace(solved, pricing=pricing, problem=problem, solution=solution)
+    return replace(solved, pricing=pricing, solution=solution)
 
 
 def _line(task: PlanTask, plan: Plan) -> float:

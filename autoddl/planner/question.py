@@ -22,19 +22,21 @@ from autoddl.core.layout import Mesh
 from autoddl.core.plan import Plan, Stored
 from autoddl.core.problem import Problem
 from autoddl.cost_models import Cluster, parse_cluster
-from autoddl.planner.candidates import Built, Candidate, build_problem
+from autoddl.planner.candidates import Built, Candidate, build_network
 from autoddl.planner.mesh_search import Found, Progress, search
 from autoddl.planner.microbatch_variants import Variant, Variants
 from autoddl.planner.options import PlanOptions
+from autoddl.planner.peaks import Peaks
 from autoddl.planner.pins import allowed_meshes, region_of
 from autoddl.planner.task import PlanTask
+from autoddl.pricing.build_problem import CostNetwork, Row, network_of
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Choice, Variable
 
 if TYPE_CHECKING:
     from autoddl.planner.candidates import Solved
 
-__all__ = ["Question", "Rebuilt", "problem_on", "question_of", "rebuild", "solve_question", "source_of",
+__all__ = ["Question", "Rebuilt", "network_on", "problem_on", "question_of", "rebuild", "solve_question", "source_of",
            "split_by_microbatches"]
 
 SAME = 1e-9
@@ -42,12 +44,13 @@ SAME = 1e-9
 
 
 class Rebuilt(NamedTuple):
-    """A plan's problem, on its mesh, and the option that it chose for every variable."""
+    """A plan's problem, on its mesh, with the bytes of the plan's row, and the option chosen for every variable."""
 
     pricing: Pricing
     variables: tuple[Variable, ...]
     problem: Problem
     choice: tuple[int, ...]
+    network: CostNetwork
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +75,15 @@ def source_of(task: PlanTask, solved: "Solved", options: PlanOptions) -> dict[st
     inner = {v.name: list(v.choices[k].inner) for v, k in chosen if v.choices[k].inner}
     return {"graph": graph_to_text(task.original), "cluster": task.cluster.to_yaml(), "optimizer": options.optimizer,
             "tolerance": options.tolerance, "pins": list(options.pins), "mesh": options.mesh,
-            "max_axes": options.max_axes, "inner": inner, "counts": list(options.microbatches),
+            "max_axes": options.max_axes, "inner": inner, "row": _row(solved), "counts": list(options.microbatches),
             "parts": _parts(task, solved.pricing.microbatches, options.microbatches)}
+
+
+def _row(solved: "Solved") -> dict[str, float]:
+    """The row that the bound was proved under; where the budget does not bind, the moment of the plan's own peak."""
+    if solved.solution.price:
+        return dict(solved.row)
+    return {Peaks(network_of(solved.pricing, solved.variables)).moment_of(solved.solution.choice): 1.0}
 
 
 def _parts(task: PlanTask, own: int, counts: Sequence[int]) -> dict[str, str]:
@@ -94,7 +104,7 @@ def _absent(microbatches: int) -> Variant:
 def question_of(plan: Plan) -> Question:
     """The question that `plan` answers."""
     source = plan.source
-    if "graph" not in source:
+    if "graph" not in source or "row" not in source:
         raise InputError("this plan does not say what it was made from: an earlier version made it; make it again")
     cluster = parse_cluster(source["cluster"], "the plan's cluster")
     options = PlanOptions(mesh=source["mesh"], pins=tuple(source["pins"]), budget=plan.budget,
@@ -124,22 +134,30 @@ def _task(question: Question, variants: Variants) -> PlanTask:
                     question.options, {}, 0.0, perf_counter(), variants=variants)
 
 
-def problem_on(question: Question, mesh: Mesh) -> Built:
-    """The problem that the question poses on one mesh, with its own number of microbatches."""
+def network_on(question: Question, mesh: Mesh) -> CostNetwork:
+    """All choices that the question leaves on one mesh, priced, with its own number of microbatches."""
     own = replace(question, parts={})
     candidate = Candidate(mesh, region_of(question.options), question.microbatches)
-    return build_problem(_task(own, _variants(own)), candidate)
+    return build_network(_task(own, _variants(own)), candidate)
+
+
+def problem_on(question: Question, mesh: Mesh, row: Row | None = None) -> Built:
+    """The problem of the question on one mesh, whose bytes are those of `row`, by default of the update."""
+    network = network_on(question, mesh)
+    known = row if row is not None and network.lifetimes.has(row) else None
+    return network.pricing, network.variables, network.problem(question.options.limit(question.cluster), known)
 
 
 def rebuild(plan: Plan) -> Rebuilt:
     """The problem that `plan` solves and its choice. Raises MismatchError if the plan does not come out again."""
-    pricing, space, problem = problem_on(question_of(plan), plan.mesh)
-    choice = _choice(plan, space)
+    network = network_on(question_of(plan), plan.mesh)
+    choice = _choice(plan, network.variables)
+    problem = network.problem(plan.budget, plan.source["row"])
     seconds = problem.cost(choice)
     if abs(seconds - plan.predicted.seconds) > SAME * plan.predicted.seconds:
         raise MismatchError(f"the plan says {plan.predicted.seconds} s, this AutoDDL prices it at {seconds} s: "
                             "it was made by another version; make it again")
-    return Rebuilt(pricing, space, problem, choice)
+    return Rebuilt(network.pricing, network.variables, problem, choice, network)
 
 
 def _key(choice: Choice, hub: bool) -> tuple[object, ...]:

@@ -1,38 +1,43 @@
 """Pricing -> Problem: a table of costs for every op, parameter and edge; those that are alike share one.
 
-    own(v)        forward and backward of an op, what it keeps and needs for the moment (`charges`); value, gradient and
-                  optimizer state of a parameter
-    edge(u, v)    conversion there + conversion of the gradient back, the copies kept, the buffers of the moment
+    own(v)        forward and backward of an op; the bytes of its own terms, and of what a parameter stores
+    edge(u, v)    conversion there + conversion of the gradient back; the bytes of copies and of parameters' gradients
     end(v)        from the op that writes the loss or a new buffer value to the program's end
 
 Alike are variables with the same target, arguments, shapes, gradients and choices: a repeated block names the same
 tables, and the search solves it once.
+
+Bytes are those of a *row*: a sum over moments of weight * what lives then (`lifetimes`), with weights that add up to
+one. Every plan whose peak is within a budget meets every row within it; so the problem of a row bounds them all.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
 
+from autoddl.core.cost_table import Cells, Classes
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
-from autoddl.core.layout import Mesh
-from autoddl.core.layout_codes import Codes, decode_states, local_shapes
 from autoddl.core.problem import Factor, Problem, Table
 from autoddl.operators.fusion import Chained
-from autoddl.operators.work import keeps_input, keeps_output, read_back
+from autoddl.operators.work import read_back
+from autoddl.pricing.byte_rows import Sizes, bytes_of_edge, sizes_of, weighted
 from autoddl.pricing.choice_classes import Ports, pieces_of
 from autoddl.pricing.choices import Choice, numbered
-from autoddl.pricing.edge_tables import Use, counted, edge_table
-from autoddl.pricing.memory_charges import Charges
+from autoddl.pricing.edge_tables import Ends, Use, counted, edge_ends, edge_seconds
+from autoddl.pricing.lifetimes import UPDATE, Lifetimes, Moment, Owner, Pattern, lifetimes_of
 from autoddl.pricing.price import OPTIMIZERS, Kernels, Pricing, cone_cost, end_seconds, inner_seconds
 from autoddl.pricing.space import Variable
 
-__all__ = ["Edge", "carries", "edges_of", "gathered_back", "problem_of", "saved_tensors"]
+__all__ = ["CostNetwork", "Edge", "Row", "carries", "edges_of", "gathered_back", "network_of", "problem_of"]
 
 Array = npt.NDArray[np.float64]
+
+Row = Mapping[Moment, float]
+"""The weight of every moment whose bytes are added up; the weights add up to one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +64,6 @@ def edges_of(graph: Graph, variables: tuple[Variable, ...]) -> tuple[Edge, ...]:
                  for k, t in enumerate(variable.item.inputs) if t in written)
 
 
-def kept(graph: Graph, edge: Edge, source: Variable, target: Variable, differentiable: frozenset[int],
-         saved: frozenset[int]) -> tuple[bool, bool]:
-    """Whether the reader's backward needs the value of this edge, and whether the writer's needs its own output.
-    A hub reads for its consumers where it stands behind a parameter; else it is charged by itself, once."""
-    assert isinstance(target.item, Op)
-    if target.item.target == HUB:
-        by_reader = isinstance(source.item, Tensor) and target.item.outputs[0] in saved
-    else:
-        by_reader = keeps_input(target.item, edge.slot, graph, differentiable)
-    return by_reader, isinstance(source.item, Op) and keeps_output(source.item, differentiable)
-
-
 def carries(edge: Edge, target: Variable, differentiable: frozenset[int]) -> bool:
     """Whether a gradient comes back along the edge: none does from what has no gradient itself, like an argmax."""
     assert isinstance(target.item, Op)
@@ -82,47 +75,6 @@ def gathered_back(graph: Graph, differentiable: frozenset[int]) -> frozenset[int
     uses = graph.consumers()
     return frozenset(t for t, tensor in enumerate(graph.tensors)
                      if tensor.kind is Kind.PARAMETER and read_back(t, graph, uses, differentiable))
-
-
-def saved_tensors(graph: Graph, differentiable: frozenset[int]) -> frozenset[int]:
-    """Tensors that the backward of some op reads."""
-    return frozenset(t for op in graph.ops for k, t in enumerate(op.inputs)
-                     if keeps_input(op, k, graph, differentiable))
-
-
-def _local(tensor: Tensor, layouts: Codes, mesh: Mesh) -> Array:
-    """Bytes of rank 0's piece in the layout of each number."""
-    elements: Codes = local_shapes(tensor.shape, decode_states(layouts, len(mesh.axes)), mesh).prod(axis=1)
-    return (elements * tensor.itemsize).astype(np.float64)
-
-
-def _op_table(pricing: Pricing, ports: Ports, op: Op, choices: Sequence[Choice], differentiable: frozenset[int],
-              shared: bool, hubs: frozenset[int]) -> Table:
-    """Unary costs of an op. `shared`: it is a hub of an activation that some consumer's backward reads; `hubs` are the
-    tensors that hubs write."""
-    graph, mesh, nothing = pricing.graph, pricing.mesh, np.zeros(len(choices))
-    if op.target == HUB:
-        own = _local(graph.tensors[op.outputs[0]], numbered(choices).outputs[0], mesh)
-        return Table(nothing, own * shared, nothing)
-    found, count = pieces_of(choices, [graph.tensors[t].shape for t in (*op.inputs, *op.outputs)], mesh), len(op.inputs)
-    seconds, retained, transient = (np.zeros(len(found.shapes)) for _ in range(3))
-    kernels = Kernels.of(pricing, op, differentiable)
-    charges = Charges.of(op, graph, differentiable, hubs, pricing.cluster.device.kind == "cpu")
-    inner = numbered(choices).inner[found.first].astype(bool).tolist()
-    for c, (shapes, reduces) in enumerate(zip(found.shapes, inner, strict=True)):
-        forward, backward = kernels.seconds(shapes[:count], shapes[count:])
-        seconds[c] = sum((*forward, *backward))
-        if reduces:
-            seconds[c] += sum(inner_seconds(pricing, op, choices[found.first.item(c)]).values())
-        retained[c], transient[c] = charges.of_pieces(shapes[:count], shapes[count:], reduces)
-    return Table(seconds * pricing.microbatches, retained, transient, (found.classes,))
-
-
-def _parameter_table(pricing: Pricing, tensor: Tensor, choices: Sequence[Choice]) -> Table:
-    """Value, gradient and optimizer state of what is stored."""
-    own = _local(tensor, numbered(choices).outputs[0], pricing.mesh)
-    copies = 2 + OPTIMIZERS[pricing.optimizer] if tensor.trained else 1
-    return Table(np.zeros(len(choices)), own * copies, np.zeros(len(choices)))
 
 
 class _Tables:
@@ -139,8 +91,19 @@ class _Tables:
         return self.index[key]
 
 
-def _itself(table: Table) -> Table:
-    return table
+def _op_seconds(pricing: Pricing, op: Op, choices: Sequence[Choice]) -> tuple[Array, Classes]:
+    """Seconds of an op's kernels over the classes of its pieces, and the class of every option."""
+    graph = pricing.graph
+    count, every = len(op.inputs), [graph.tensors[t].shape for t in (*op.inputs, *op.outputs)]
+    found = pieces_of(choices, every, pricing.mesh)
+    seconds, kernels = np.zeros(len(found.shapes)), Kernels.of(pricing, op, graph.differentiable())
+    inner = numbered(choices).inner[found.first].astype(bool).tolist()
+    for c, (shapes, reduces) in enumerate(zip(found.shapes, inner, strict=True)):
+        forward, backward = kernels.seconds(shapes[:count], shapes[count:])
+        seconds[c] = sum((*forward, *backward))
+        if reduces:
+            seconds[c] += sum(inner_seconds(pricing, op, choices[found.first.item(c)]).values())
+    return seconds * pricing.microbatches, found.classes
 
 
 def likeness(graph: Graph, variable: Variable, differentiable: frozenset[int], dependent: frozenset[int],
@@ -157,54 +120,173 @@ def likeness(graph: Graph, variable: Variable, differentiable: frozenset[int], d
     return (op.target, op.slots, args, tensors, id(variable.choices), chained.get(op.name))
 
 
-def _end_factors(pricing: Pricing, tables: _Tables, v: int, variable: Variable, alike: int, ends: dict[int, bool]
-                 ) -> list[Factor]:
-    """What it costs to bring an op's outputs to the program's end, where that is where they go."""
-    assert isinstance(variable.item, Op)
-    found = []
-    for port, t in enumerate(variable.item.outputs):
-        if t in ends:
-            costs = np.array([end_seconds(pricing, t, c, port, ends[t]) for c in variable.choices])
-            costs = counted(costs * pricing.microbatches, pricing.hidden)
-            table = Table(costs, np.zeros_like(costs), np.zeros_like(costs))
-            found.append(Factor((v,), tables.number(("end", alike, port, ends[t]), partial(_itself, table))))
-    return found
+@dataclass(frozen=True, slots=True, eq=False)
+class _Entry:
+    """One factor before its bytes are known: its seconds over `classes` of the options of `variables`, what it is
+    like (equal entries share a table), and the owner of its bytes, if any."""
+
+    variables: tuple[int, ...]
+    likeness: Hashable
+    seconds: Cells
+    classes: tuple[Classes, ...]
+    owner: Owner | None = None
+    ends: Ends | None = None
 
 
-def _of_parameter(graph: Graph, hub: Op) -> bool:
-    return graph.tensors[hub.inputs[0]].kind is Kind.PARAMETER
+@dataclass(frozen=True, eq=False)
+class CostNetwork:
+    """All costs of all choices but for the budget: `problem` makes a cost network of it for any row of bytes."""
+
+    pricing: Pricing
+    variables: tuple[Variable, ...]
+    entries: tuple[_Entry, ...]
+    _sizes: dict[Hashable, Sizes] = field(default_factory=dict)
+
+    @cached_property
+    def lifetimes(self) -> Lifetimes:
+        """What lives when."""
+        return lifetimes_of(self.pricing.graph, OPTIMIZERS[self.pricing.optimizer], self.pricing.microbatches,
+                            self.pricing.cluster.device.kind == "cpu")
+
+    @cached_property
+    def fixed(self) -> tuple[float, float]:
+        """Seconds and bytes that every choice has."""
+        seconds, nbytes = cone_cost(self.pricing)
+        return seconds * self.pricing.microbatches, nbytes
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Options of each variable."""
+        return tuple(len(v.choices) for v in self.variables)
+
+    @cached_property
+    def _free(self) -> Problem:
+        return self.problem(None)
+
+    def problem(self, budget: float | None, row: Row | None = None) -> Problem:
+        """The cost network whose bytes are those of `row`, of the update alone by default.
+
+        `budget` is in bytes per device, None for no limit. Raises KeyError where the graph has no such moment.
+        """
+        row = {UPDATE: 1.0} if row is None else row
+        patterns, tables, factors = self.lifetimes.patterns(row), _Tables(), list[Factor]()
+        for entry in self.entries:
+            pattern = patterns.get(entry.owner, ()) if entry.owner else ()
+            make = partial(self._table, entry, pattern)
+            factors.append(Factor(entry.variables, tables.number((entry.likeness, pattern), make)))
+        seconds, nbytes = self.fixed
+        return Problem(tuple(v.name for v in self.variables), self.sizes,
+                       tuple(tables.found), tuple(factors), budget, seconds, nbytes * sum(row.values()))
+
+    def _table(self, entry: _Entry, pattern: Pattern) -> Table:
+        nothing = _nothing(entry.seconds.shape)
+        if not pattern:
+            nbytes = nothing
+        elif entry.ends is not None:
+            nbytes = bytes_of_edge(entry.ends, pattern)
+        else:
+            nbytes = Cells.of(weighted(self.entry_sizes(entry), pattern))
+        return Table.over(entry.seconds, nbytes, nothing, entry.classes)
+
+    def entry_sizes(self, entry: _Entry) -> Sizes:
+        """The sizes of the terms that the entry's variable owns, over the classes of its table."""
+        if entry.likeness not in self._sizes:
+            variable = self.variables[entry.variables[0]]
+            self._sizes[entry.likeness] = sizes_of(self.pricing, variable.item, variable.choices)
+        return self._sizes[entry.likeness]
+
+    def seconds(self, choice: Sequence[int]) -> float:
+        """Seconds of one choice, infinite where it is forbidden."""
+        return self._free.cost(choice)
+
+    def row_bytes(self, choice: Sequence[int], row: Row) -> float:
+        """The bytes of `row` under one choice."""
+        owned = {entry.owner: entry for entry in self.entries if entry.owner is not None}
+        known, total = dict[Hashable, float](), self.fixed[1] * sum(row.values())
+        for owner, pattern in self.lifetimes.patterns(row).items():
+            if owner in owned:
+                entry = owned[owner]
+                key = entry.likeness, pattern, tuple([choice[v] for v in entry.variables])
+                if key not in known:
+                    known[key] = self._bytes_at(entry, pattern, choice)
+                total += known[key]
+        return total
+
+    def _bytes_at(self, entry: "_Entry", pattern: Pattern, choice: Sequence[int]) -> float:
+        at = tuple([int(c[choice[v]]) for c, v in zip(entry.classes, entry.variables, strict=True)])
+        if entry.ends is None:
+            return float(weighted(self.entry_sizes(entry), pattern)[at])
+        return float(bytes_of_edge(entry.ends.only(at), pattern).whole[0, 0])
 
 
-def problem_of(pricing: Pricing, variables: tuple[Variable, ...], budget: float | None) -> Problem:
-    """All costs of all choices. `budget`: bytes per device, None for no limit."""
-    graph, tables, ports, factors = pricing.graph, _Tables(), Ports(), list[Factor]()
+def _nothing(shape: tuple[int, ...]) -> Cells:
+    """Zeros, made when they are asked for."""
+    return Cells(shape, partial(_zeros, shape), 0.0)
+
+
+def _zeros(shape: tuple[int, ...], rows: slice | Classes) -> Array:
+    return np.zeros((len(np.arange(shape[0])[rows]), *shape[1:]))
+
+
+def network_of(pricing: Pricing, variables: tuple[Variable, ...]) -> CostNetwork:
+    """All seconds of all choices."""
+    graph, ports, made = pricing.graph, Ports(), dict[Hashable, tuple[Cells, tuple[Classes, ...]]]()
     differentiable, dependent = graph.differentiable(), graph.dependent()
-    saved, read = saved_tensors(graph, differentiable), gathered_back(graph, differentiable)
     hubs = frozenset(t for op in graph.ops if op.target == HUB for t in op.outputs)
-    ends = {graph.outputs[0]: True} | {new: False for _, new in graph.updates}
     classes: dict[Hashable, int] = {}
     alike = [classes.setdefault(likeness(graph, v, differentiable, dependent, hubs, pricing.chained), len(classes))
              for v in variables]
+    ops = {op.name: i for i, op in enumerate(graph.ops)}
+    parameters = {t.name: i for i, t in enumerate(graph.tensors)}
+    entries, read = list[_Entry](), gathered_back(graph, differentiable)
     for v, variable in enumerate(variables):
+        item = variable.item
         key: Hashable = ("own", alike[v])
-        if isinstance(variable.item, Tensor):
-            make = partial(_parameter_table, pricing, variable.item, variable.choices)
-        else:
-            shared = (variable.item.target == HUB and not _of_parameter(graph, variable.item)
-                      and variable.item.outputs[0] in saved)
-            key = ("own", alike[v], shared)
-            make = partial(_op_table, pricing, ports, variable.item, variable.choices, differentiable, shared, hubs)
-            factors += _end_factors(pricing, tables, v, variable, alike[v], ends)
-        factors.append(Factor((v,), tables.number(key, make)))
+        if isinstance(item, Op):
+            entries += _end_entries(pricing, v, item, variable, alike[v], made)
+        if key not in made:
+            made[key] = _own_seconds(pricing, variable)
+        owner = ("op", ops[item.name], 0) if isinstance(item, Op) else ("parameter", parameters[item.name], 0)
+        entries.append(_Entry((v,), key, *made[key], owner))
+    ends: dict[Hashable, Ends] = {}
     for edge in edges_of(graph, variables):
         source, target = variables[edge.source], variables[edge.target]
-        keep, flows = kept(graph, edge, source, target, differentiable, saved), carries(edge, target, differentiable)
-        back = edge.tensor in read
-        key = ("edge", alike[edge.source], edge.port, alike[edge.target], edge.slot, keep, flows, back)
-        use = Use(graph.tensors[edge.tensor], edge.port, edge.slot, keep, flows, back)
-        make = partial(edge_table, pricing, ports, source, target, use)
-        factors.append(Factor((edge.source, edge.target), tables.number(key, make)))
-    seconds, nbytes = cone_cost(pricing)
-    seconds *= pricing.microbatches
-    return Problem(tuple(v.name for v in variables), tuple(len(v.choices) for v in variables), tuple(tables.found),
-                   tuple(factors), budget, seconds, nbytes)
+        assert isinstance(target.item, Op)
+        use = Use(graph.tensors[edge.tensor], edge.port, edge.slot, carries(edge, target, differentiable),
+                  edge.tensor in read)
+        key = ("edge", alike[edge.source], edge.port, alike[edge.target], edge.slot, use.flows, use.back)
+        if key not in made:
+            ends[key] = edge_ends(pricing, ports, source, target, use)
+            made[key] = edge_seconds(pricing, ports, target, use, ends[key]), ends[key].classes
+        entries.append(_Entry((edge.source, edge.target), key, *made[key], ("edge", ops[target.item.name], edge.slot),
+                              ends[key]))
+    return CostNetwork(pricing, variables, tuple(entries))
+
+
+def _own_seconds(pricing: Pricing, variable: Variable) -> tuple[Cells, tuple[Classes, ...]]:
+    """Seconds of what a variable costs by itself: of a parameter and of a hub none."""
+    if isinstance(variable.item, Tensor) or variable.item.target == HUB:
+        return _nothing((len(variable.choices),)), (np.arange(len(variable.choices)),)
+    seconds, classes = _op_seconds(pricing, variable.item, variable.choices)
+    return Cells.of(seconds), (classes,)
+
+
+def _end_entries(pricing: Pricing, v: int, op: Op, variable: Variable, alike: int,
+                 made: dict[Hashable, tuple[Cells, tuple[Classes, ...]]]) -> list[_Entry]:
+    """What it costs to bring an op's outputs to the program's end, where that is where they go."""
+    ends, found = {pricing.graph.outputs[0]: True} | {new: False for _, new in pricing.graph.updates}, []
+    for port, t in enumerate(op.outputs):
+        if t in ends:
+            key = ("end", alike, port, ends[t])
+            if key not in made:
+                costs = np.array([end_seconds(pricing, t, c, port, ends[t]) for c in variable.choices])
+                made[key] = (Cells.of(counted(costs * pricing.microbatches, pricing.hidden)),
+                             (np.arange(len(costs)),))
+            found.append(_Entry((v,), key, *made[key]))
+    return found
+
+
+def problem_of(pricing: Pricing, variables: tuple[Variable, ...], budget: float | None, row: Row | None = None
+               ) -> Problem:
+    """All costs of all choices: `CostNetwork.problem` of their network."""
+    return network_of(pricing, variables).problem(budget, row)

@@ -72,12 +72,12 @@ class Ports:
         """Where the routes have the k-th layout of every value. Those that are equal are one array."""
         at = (id(port), k, id(table))
         if at not in self.found:
-            found = self._place(table)[port.columns[k]]
+            found = self.place(table)[port.columns[k]]
             assert found.min() >= 0, "a layout that no conversion reaches"
             self.found[at] = port, table, self.equal.setdefault((id(table), found.tobytes()), found)
         return self.found[at][2]
 
-    def _place(self, table: Routes) -> Classes:
+    def place(self, table: Routes) -> Classes:
         """The position of the layout of each number, -1 where there is none."""
         if id(table) not in self.places:
             place = np.full(BASE ** len(table.layouts[0]), -1, dtype=np.intp)

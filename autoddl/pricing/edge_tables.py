@@ -1,12 +1,12 @@
-"""The table of an edge: what every pair of a class of its writer and a class of its reader costs.
+"""The seconds of an edge: what every pair of a class of its writer and a class of its reader costs.
 
     seconds    there[i, j] * forward[i] + back[j, i] * backward[i]       conversions of the value and of the gradient
-    retained   writer's bytes if its backward reads its own output, + the copy if the reader's backward does
-    transient  (both ends' bytes, where they differ) + the gradient's
 
-Bytes are sums of one number of the row and one of the column, but for the few cells where the layouts are the same and
-nothing is converted. Tables that say the same share their cells: readers of one tensor are often alike. Cells are made
-when they are asked for, some rows at a time: of a large table a search never wants all three numbers of all of them.
+Tables that say the same share their cells: readers of one tensor are often alike. Cells are made when they are asked
+for, some rows at a time: of a large table a search never wants all numbers of all of them.
+
+In front of a view of one input nothing is converted that can as well be converted behind it: both plans send alike and
+take the same time, and of the second alone the bytes at a moment are a sum (`lifetimes`). The first is forbidden.
 """
 
 from dataclasses import dataclass
@@ -15,38 +15,42 @@ from functools import cached_property, partial
 import numpy as np
 import numpy.typing as npt
 
-from autoddl.core.cost_table import Classes, Rows, Table
+from autoddl.core.cost_table import Cells, Classes, Rows
 from autoddl.core.graph import Op, Tensor
 from autoddl.core.hubs import HUB
-from autoddl.pricing.choice_classes import Port, Ports
+from autoddl.operators.work import VIEWS, base
+from autoddl.pricing.choice_classes import Ports
+from autoddl.pricing.choices import numbered
 from autoddl.pricing.price import Pricing, routes_of
 from autoddl.pricing.routes import Routes
 from autoddl.pricing.space import Variable
 
-__all__ = ["Use", "counted", "edge_table"]
+__all__ = ["Ends", "Use", "counted", "edge_ends", "edge_seconds"]
 
 Array = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
+ALIKE = 1e-12
+"""Relative seconds by which sums of the same conversions differ: they round."""
+
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What an edge carries, from output `port` to input `slot`. `keep` says whether the reader's backward needs the
-    value, and the writer's its own output; `flows` whether a gradient comes back; `back` whether a parameter is needed
-    in backward."""
+    """What an edge carries, from output `port` to input `slot`: `flows` says whether a gradient comes back, `back`
+    whether a parameter is needed in backward."""
 
     tensor: Tensor
     port: int
     slot: int
-    keep: tuple[bool, bool]
     flows: bool
     back: bool
 
 
 @dataclass(frozen=True, eq=False)
-class _Ends:
+class Ends:
     """An edge's classes as positions in the routes: `here` writes and `there` reads the value, `yields` and `wanted`
-    the gradient. `again` are the rows of a parameter that is gathered again."""
+    the gradient. `again` are the rows of a parameter that is gathered again. `classes` are those of the two variables'
+    options."""
 
     routes: Routes
     here: Classes
@@ -55,6 +59,7 @@ class _Ends:
     wanted: Classes
     again: Bools
     parameter: bool
+    classes: tuple[Classes, Classes]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -66,10 +71,12 @@ class _Ends:
         return (id(self.routes), id(self.here), id(self.there), id(self.yields), id(self.wanted),
                 self.again.tobytes(), self.parameter)
 
-    @cached_property
-    def order(self) -> Classes:
-        """Columns by their layout."""
-        return np.argsort(self.there, kind="stable")
+    def only(self, cell: tuple[int, ...]) -> "Ends":
+        """One cell alone, as ends of a table of one."""
+        i, j = cell
+        one = np.zeros(1, dtype=np.intp)
+        return Ends(self.routes, self.here[i:i + 1], self.there[j:j + 1], self.yields[j:j + 1], self.wanted[i:i + 1],
+                    self.again[i:i + 1], self.parameter, (one, one))
 
     @cached_property
     def sent(self) -> Bools:
@@ -77,39 +84,75 @@ class _Ends:
         found: Bools = self.routes.sends(self.yields, self.wanted).T & ~self.again[:, None]
         return found
 
-    def same(self, rows: Rows) -> tuple[Classes, Classes]:
-        """The cells of these rows (numbered from 0) where the writer's layout is the reader's."""
-        here, there = self.here[rows], self.there
-        first, last = (np.searchsorted(there, here, side, sorter=self.order) for side in ("left", "right"))
-        row = np.repeat(np.arange(len(here)), last - first)
-        return row, self.order[np.arange(len(row)) - (np.cumsum(last - first) - last)[row]]
 
-
-def edge_table(pricing: Pricing, ports: Ports, source: Variable, target: Variable, use: Use) -> Table:
-    """Pairwise costs."""
+def edge_ends(pricing: Pricing, ports: Ports, source: Variable, target: Variable, use: Use) -> Ends:
+    """The two ends of an edge. Without a gradient the layouts of none are asked for: a boolean has no PartialSum."""
     table, parameter = routes_of(pricing, use.tensor), isinstance(source.item, Tensor)
     writes, reads = ports.writes(source.choices, use.port), ports.reads(target.choices, use.slot)
-    ends = _ends(ports, table, writes, reads, parameter)
-    alone = not (parameter or (isinstance(source.item, Op) and source.item.target == HUB)) and not use.keep[1]
-    held = use.keep[0] or (parameter and pricing.microbatches > 1)
-    sums = parameter and use.flows and pricing.microbatches > 1
-    seconds = ports.cells(("seconds", *ends.key, use.flows, use.back), ends.shape,
-                          partial(_seconds, pricing, ports, ends, use.flows, use.back))
-    retained = ports.cells(("retained", *ends.key, held, alone, use.keep[1], sums), ends.shape,
-                           partial(_retained, ends, held, alone, use.keep[1], sums))
-    transient = ports.cells(("transient", *ends.key, use.flows), ends.shape, partial(_transient, ends, use.flows),
-                            float(ends.routes.nbytes[ends.yields].min()) * use.flows)
-    return Table.over(seconds, retained, transient, (writes.classes, reads.classes))
+    here, there = ports.positions(writes, 0, table), ports.positions(reads, 0, table)
+    wanted, yields = (ports.positions(writes, 1, table), ports.positions(reads, 1, table)) if use.flows \
+        else (here, there)
+    return Ends(table, here, there, yields, wanted, writes.columns[2] & parameter, parameter,
+                (writes.classes, reads.classes))
 
 
-def _ends(ports: Ports, table: Routes, writes: Port, reads: Port, parameter: bool) -> _Ends:
-    here, wanted = (ports.positions(writes, k, table) for k in (0, 1))
-    there, yields = (ports.positions(reads, k, table) for k in (0, 1))
-    again = writes.columns[2] & parameter
-    return _Ends(table, here, there, yields, wanted, again, parameter)
+def edge_seconds(pricing: Pricing, ports: Ports, target: Variable, use: Use, ends: Ends) -> Cells:
+    """Pairwise seconds, infinite where a conversion in front of a view is as well made behind it."""
+    plain = ports.cells(("seconds", *ends.key, use.flows, use.back), ends.shape,
+                        partial(_seconds, pricing, ports, ends, use.flows, use.back))
+    behind = _behind(pricing, ports, target, use, ends)
+    if behind is None:
+        return plain
+    return Cells(ends.shape, partial(_without, plain, ends, behind))
 
 
-def _seconds(pricing: Pricing, ports: Ports, ends: _Ends, flows: bool, back: bool, rows: Rows) -> Array:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Behind:
+    """A view's output: its routes; by its input's layout, the one option that reads it (-1: none or several); by
+    option, the layouts of output and of both gradients."""
+
+    routes: Routes
+    option: Classes
+    output: Classes
+    wanted: Classes
+    yields: Classes
+    flows: bool
+
+
+def _behind(pricing: Pricing, ports: Ports, target: Variable, use: Use, ends: Ends) -> _Behind | None:
+    """What is behind the reader; None unless it is a view of one tensor with one output."""
+    op = target.item
+    assert isinstance(op, Op)
+    if ends.parameter or op.target == HUB or base(op) not in VIEWS or len(op.inputs) != 1 or len(op.outputs) != 1:
+        return None
+    routes, given = routes_of(pricing, pricing.graph.tensors[op.outputs[0]]), numbered(target.choices)
+    inside, outside = ports.place(ends.routes), ports.place(routes)
+    reads, output = inside[given.inputs[0]], outside[given.outputs[0]]
+    option, many = np.full(len(ends.routes.layouts), -1), np.bincount(reads, minlength=len(ends.routes.layouts))
+    option[reads] = np.arange(len(reads))
+    option[many != 1] = -1
+    if not use.flows:
+        return _Behind(routes, option, output, output, reads, False)
+    return _Behind(routes, option, output, outside[given.wanted[0]], inside[given.gradients[0]], True)
+
+
+def _without(plain: Cells, ends: Ends, view: _Behind, rows: Rows) -> Array:
+    """`plain` seconds without what is as well converted behind the view."""
+    found = np.array(plain.rows(rows))
+    stays, goes = view.option[ends.here[rows]], view.option[ends.there]
+    movable = (stays >= 0)[:, None] & (goes >= 0) & (ends.here[rows][:, None] != ends.there)
+    a, b = np.maximum(stays, 0), np.maximum(goes, 0)
+    front = ends.routes.seconds[np.ix_(ends.here[rows], ends.there)]
+    back = view.routes.seconds[np.ix_(view.output[a], view.output[b])]
+    if view.flows:
+        front = front + ends.routes.seconds[np.ix_(view.yields[b], ends.wanted[rows])].T
+        back = back + view.routes.seconds[np.ix_(view.wanted[b], view.wanted[a])].T
+        back = back + ends.routes.seconds[view.yields[a], ends.wanted[rows]][:, None]
+    found[movable & (back <= front * (1 + ALIKE))] = np.inf
+    return found
+
+
+def _seconds(pricing: Pricing, ports: Ports, ends: Ends, flows: bool, back: bool, rows: Rows) -> Array:
     """Conversions there, and of the gradient back."""
     forward, backward = pricing.times(ends.parameter, ends.again[rows], back)
     found = _gathered(ends.routes.seconds, ends.here[rows], ends.there, forward)
@@ -126,29 +169,6 @@ def _gathered(seconds: Array, rows: Classes, columns: Classes, times: npt.NDArra
             found *= float(times[0])
     else:
         found *= times[:, None].astype(np.float64)
-    return found
-
-
-def _retained(ends: _Ends, held: bool, alone: bool, own: bool, sums: bool, rows: Rows) -> Array:
-    """The copy that is `held`, made even of an equal layout where the writer does not keep its own output and stands
-    `alone`; the writer's `own`; and, with `sums`, gradients that add up over microbatches before they are sent."""
-    before, after = ends.routes.nbytes[ends.here[rows]] * own, ends.routes.nbytes[ends.there] * held
-    again, found = ends.again[rows], np.add(before[:, None], after)
-    if not alone:
-        row, column = ends.same(rows)
-        found[row, column] = before[row]
-    found[again] = before[again, None]
-    if sums:
-        found += ends.routes.nbytes[ends.yields] * ends.sent[rows]
-    return found
-
-
-def _transient(ends: _Ends, flows: bool, rows: Rows) -> Array:
-    """What is converted, before and after, and the gradient that the reader yields."""
-    yields = ends.routes.nbytes[ends.yields] * flows
-    found = np.add(ends.routes.nbytes[ends.here[rows]][:, None], ends.routes.nbytes[ends.there] + yields)
-    row, column = ends.same(rows)
-    found[row, column] = yields[column]
     return found
 
 

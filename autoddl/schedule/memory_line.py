@@ -8,10 +8,9 @@
                 one before (torch.optim.adam, _single_tensor_adam); on an accelerator, on plain tensors, it goes over
                 all at once (_multi_tensor_adam) and holds one such buffer for each
 
-`memory_step` acts it out on a heap that counts bytes. All is of rank 0, whose pieces are the largest. The peak is what
-the plan predicts. The search has charged `Problem.nbytes`: all activations, all gradients and the worst moment at once.
-Not in it are the buffers of buckets and what the optimizer needs for itself, which count at the end of a step, when no
-activation is left: where these are small, the line may rise above the charge.
+`memory_forward` and its neighbours act it out on a heap that counts bytes. All is of rank 0, whose pieces are the
+largest. The peak is what the plan predicts and what the search holds to the budget; its own rows of moments
+(`pricing.lifetimes`) never lie above this line.
 """
 
 from collections import defaultdict
@@ -36,11 +35,11 @@ MOST_PARTS = 3
 
 @dataclass(frozen=True, slots=True)
 class MemoryLine:
-    """From `times[i]` seconds on, `nbytes[i]` are held; `bound` is what the search has charged."""
+    """From `times[i]` seconds on, `nbytes[i]` are held; `budget` is what a rank has."""
 
     times: tuple[float, ...]
     nbytes: tuple[float, ...]
-    bound: float
+    budget: float
 
     @property
     def peak(self) -> float:
@@ -98,10 +97,9 @@ def _update(heap: Heap, grads: dict[str, Value], copies: int, together: bool) ->
 
 
 def with_memory(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster) -> Plan:
-    """`plan`, whose prediction is what the search has charged, with the peak of its memory line in the place."""
+    """`plan`, whose prediction says the bytes by kind at the peak of its memory line."""
     heap = foreseen_memory(plan, graph, optimizer, cluster)
-    return replace(plan, predicted=replace(plan.predicted, nbytes={k: v for k, v in heap.most.items() if v},
-                                           charged_bytes=plan.predicted.charged))
+    return replace(plan, predicted=replace(plan.predicted, nbytes={k: v for k, v in heap.most.items() if v}))
 
 
 def memory_line(plan: Plan, foreseen: Foreseen, graph: Graph, optimizer: str, cluster: Cluster) -> MemoryLine:
@@ -119,7 +117,7 @@ def memory_line(plan: Plan, foreseen: Foreseen, graph: Graph, optimizer: str, cl
         now = max(now, end if here == 2 * count else _at(spans, graph.ops[here % count].name, here >= count, part, now))
         times.append(now)
         line.append(held)
-    return MemoryLine(tuple(times), tuple(line), plan.predicted.charged)
+    return MemoryLine(tuple(times), tuple(line), plan.budget)
 
 
 def _at(spans: dict[str, list[Span]], name: str, backward: bool, part: int, now: float) -> float:

@@ -9,8 +9,7 @@ from math import prod
 
 from autoddl.core.graph import Graph, Op, Tensor
 from autoddl.core.layout import Layout, Mesh, local_shape
-from autoddl.operators.work import VIEWS, base, keeps_output, kept_beside
-from autoddl.pricing.build_problem import saved_tensors
+from autoddl.operators.work import VIEWS, base, keeps_input, keeps_output, kept_beside
 from autoddl.validation.layers import ATTENTION
 from autoddl.validation.part import Part, PartChoice, add_parts
 
@@ -42,7 +41,8 @@ def _storages(fuses: bool, found: PartChoice, layouts: dict[int, Layout]) -> set
     """Tensors that backward reads, each by the writer of its storage."""
     graph, storages = found.pricing.graph, set[int]()
     makers, users = graph.producers(), graph.consumers()
-    read = saved_tensors(graph, found.differentiable) | {
+    read = {t for op in graph.ops for k, t in enumerate(op.inputs)
+            if keeps_input(op, k, graph, found.differentiable)} | {
         t for op in graph.ops if keeps_output(op, found.differentiable) for t in op.outputs}
     for t in read:
         while t in makers and base(graph.ops[makers[t]]) in VIEWS and graph.ops[makers[t]].inputs[0] in layouts:

@@ -95,7 +95,7 @@ def main(wanted: str) -> None:
             for title, plan in made.items():
                 errors.append(plan.predicted.peak_bytes / found[title] - 1)
                 print(f"{ranks} ranks  {title:44} predicted {plan.predicted.peak_bytes / 1e6:8.2f} MB  tracked "
-                      f"{found[title] / 1e6:8.2f} MB  {errors[-1]:+7.2%}  charged {plan.predicted.charged / 1e6:8.2f}",
+                      f"{found[title] / 1e6:8.2f} MB  {errors[-1]:+7.2%}",
                       flush=True)
             print(f"{ranks} ranks  median {statistics.median(map(abs, errors)):.2%}, "
                   f"worst {max(map(abs, errors)):.2%}, of {len(errors)}")

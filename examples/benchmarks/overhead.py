@@ -68,7 +68,7 @@ def plan_as(role: str, ranks: int) -> Plan:
     problem = problem_of(pricing, space, None)
     solution = solve(problem)
     prints = {"model": captured.graph.fingerprint(), "cluster": place.fingerprint, "autoddl": str(VERSION)}
-    return plan_of(assemble(pricing, problem, solution, space), pricing, solution, {
+    return plan_of(assemble(pricing, solution, space), pricing, solution, {
         "model": role, "bound": solution.bound, "budget": 1e12, "candidates": 1, "sample": dict(captured.spec),
         "fingerprints": prints})
 

@@ -102,7 +102,7 @@ def least(graph: Graph, place: Cluster, tried: Iterable[Mesh], allowed: Callable
 
 def moved(pricing: Pricing, problem: Problem, solution: Solution, space: tuple[Variable, ...]) -> Moved:
     """What a solution sends."""
-    made, graph, mesh = assemble(pricing, problem, solution, space), pricing.graph, pricing.mesh
+    made, graph, mesh = assemble(pricing, solution, space), pricing.graph, pricing.mesh
     total = sum(made.predicted.volume.values()) / WORD
     assert abs(total - solution.seconds) < 1e-3 * total, "words are not all that costs"
     decided = {d.name: d for d in made.decisions}

@@ -28,6 +28,7 @@ from autoddl.explain.diff import difference
 from autoddl.explain.explain import explain, price_of_pins, proved
 from autoddl.explain.pareto import front_of_bytes, front_of_devices, least_bytes, resized
 from autoddl.explain.relax import relaxations
+from autoddl.planner.budget_search import BudgetSearch
 from autoddl.planner.question import question_of, rebuild, solve_question
 from autoddl.search import solve
 from autoddl.search.certify.alternatives import alternatives, bounding_beliefs, pin_option
@@ -47,7 +48,7 @@ def free() -> Plan:
 def tight(free: Plan) -> Plan:
     """The same within fewer bytes than it would take."""
     least = least_bytes(rebuild(free).problem)
-    return api.plan(tiny.tiny(), cluster_of(MESH), mesh=MESH, budget=0.5 * (least + free.predicted.charged))
+    return api.plan(tiny.tiny(), cluster_of(MESH), mesh=MESH, budget=0.5 * (least + free.predicted.peak_bytes))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ def test_a_plan_comes_out_again_from_its_file(free: Plan, tight: Plan, insisted:
         plan.save(tmp_path / "plan.json")
         made = rebuild(load_plan(tmp_path / "plan.json"))
         assert made.problem.cost(made.choice) == pytest.approx(plan.predicted.seconds, rel=1e-12)
-        assert made.problem.nbytes(made.choice) == pytest.approx(plan.predicted.charged, rel=1e-12)
+        assert 0.5 * plan.predicted.peak_bytes < made.problem.nbytes(made.choice) <= plan.predicted.peak_bytes
 
 
 def test_a_plan_of_another_version_is_refused(free: Plan) -> None:
@@ -84,7 +85,7 @@ def test_shares_add_up(free: Plan, tight: Plan) -> None:
     for plan in (free, tight):
         said = explain(plan)
         assert sum(share.seconds for share in said.blocks) == pytest.approx(plan.predicted.seconds)
-        assert sum(share.nbytes for share in said.blocks) == pytest.approx(plan.predicted.charged - said.peak[1])
+        assert sum(share.nbytes for share in said.blocks) == pytest.approx(said.moment[1])
         assert {"blocks.0-1.up", "head"} <= {share.block for share in said.blocks}
 
 
@@ -174,15 +175,15 @@ def test_pins_have_a_price(free: Plan, insisted: Plan) -> None:
 
 def test_the_front_falls_and_its_points_are_optimal(free: Plan) -> None:
     points = front_of_bytes(free, budgets=3)
-    problem = rebuild(free).problem
+    made = rebuild(free)
     assert points[-1].seconds == pytest.approx(free.predicted.seconds)
-    assert points[0].nbytes == pytest.approx(least_bytes(problem))
+    assert points[0].nbytes >= least_bytes(made.problem)
     for a, b in pairwise(points):
         assert a.nbytes < b.nbytes and a.seconds > b.seconds
     for point in points[1:-1:3]:
-        best = solve(replace(problem, budget=point.nbytes * (1 + 1e-12))).seconds
-        assert best <= point.seconds * (1 + 1e-9)
-        assert point.bound is None or point.bound <= best * (1 + 1e-9)
+        best = BudgetSearch(made.network, point.nbytes * (1 + 1e-12)).solve(None, 0.0, math.inf, 1e-3).solution
+        assert best.bound <= point.seconds * (1 + 1e-9) and best.seconds <= point.seconds * (1 + 1.1e-3)
+        assert point.bound is None or point.bound <= best.seconds * (1 + 1e-9)
 
 
 def test_devices_are_the_divisors_of_the_outermost_level(free: Plan) -> None:
@@ -231,16 +232,15 @@ def test_what_would_fit_is_found_and_priced() -> None:
     model, place = tiny.tiny(), cluster_of(MESH)
     with pytest.raises(Infeasible) as caught:
         api.plan(model, place, budget=20_000, max_axes=2)
-    rows = relaxations(model, place, needed=caught.value.needed, budget=20_000, max_axes=2)
+    rows = relaxations(model, place, reachable=caught.value.reachable, budget=20_000, max_axes=2)
     assert [row.what for row in rows if "microbatches" in row.what] == [f"{n} microbatches" for n in (2, 4, 8)]
     assert len(rows) == 7
     fits = {row.what.split()[0]: row for row in rows if row.seconds is not None}
     budget = fits["a"].what.removeprefix("a budget of ")
-    assert fits["a"].nbytes <= parse_quantity(budget, "bytes") <= 1.01 * caught.value.needed
+    assert fits["a"].nbytes <= parse_quantity(budget, "bytes") <= 1.01 * caught.value.reachable
     assert api.plan(model, place, budget=budget, max_axes=2).predicted.seconds == pytest.approx(fits["a"].seconds)
     compared = api.compare(model, place, budget=budget, max_axes=2)[0]
-    assert compared.plan is not None and compared.plan.predicted.peak_bytes > parse_quantity(budget, "bytes")
-    assert compared.detail.startswith("its peak is above the budget of ")
+    assert compared.plan is not None and compared.plan.predicted.peak_bytes <= parse_quantity(budget, "bytes")
     half = next(row for row in rows if row.what.startswith("half"))
     assert half.seconds is None or half.nbytes <= 20_000
     assert all("needs" in row.detail for row in rows if row.seconds is None)
@@ -250,17 +250,17 @@ def test_the_budget_that_is_offered_is_enough() -> None:
     """Whatever the third digit is rounded to."""
     model, place = tiny.tiny(1), cluster_of(MESH)
     for needed in (50_449.0, 50_451.0):
-        budget = relaxations(model, place, needed=needed, budget=1.0, max_axes=1)
+        budget = relaxations(model, place, reachable=needed, budget=1.0, max_axes=1)
         assert {"a budget of 50.5 kB"} == {row.what for row in budget if "budget" in row.what}
-    assert not [row for row in relaxations(model, place, needed=math.inf, max_axes=1) if "budget" in row.what]
+    assert not [row for row in relaxations(model, place, reachable=math.inf, max_axes=1) if "budget" in row.what]
 
 
 def test_one_device_and_a_torus_have_rows_that_say_why_there_are_no_more_devices() -> None:
     model, alone = tiny.tiny(1), parse_cluster((TORUS % "").split("levels")[0] + "levels: []", "x")
-    rows = relaxations(model, alone, needed=1e5, budget=1.0)
+    rows = relaxations(model, alone, reachable=1e5, budget=1.0)
     (row,) = [row for row in rows if "devices" in row.what]
     assert row.seconds is None and "cluster torus has no level for them: write one" in row.detail
-    rows = relaxations(model, parse_cluster(TORUS % "topology: torus, dims: [4]", "x"), needed=1e5, budget=1.0)
+    rows = relaxations(model, parse_cluster(TORUS % "topology: torus, dims: [4]", "x"), reachable=1e5, budget=1.0)
     assert [row.detail.partition(":")[0] for row in rows if "devices" in row.what] == [
         "level 'net' with 8 children instead of 4", "level 'net' with 16 children instead of 4"]
 
@@ -270,12 +270,12 @@ def test_microbatches_are_offered_where_they_fit() -> None:
     with pytest.raises(Infeasible) as caught:
         api.plan(model, place, budget=1.0)
     needed = caught.value.needed
-    rows = relaxations(model, place, needed=needed, budget=0.999 * needed)
+    rows = relaxations(model, place, reachable=caught.value.reachable, budget=0.999 * needed)
     (row,) = [row for row in rows if "microbatches" in row.what]
     found = api.plan(model, place, budget=0.999 * needed, microbatches=(1, 2))
     assert row.what == "2 microbatches" and row.seconds == pytest.approx(found.predicted.seconds, rel=2e-3)
     assert row.nbytes <= 0.999 * needed
-    more = relaxations(model, place, needed=needed, budget=1.0, microbatches=(1, 4))
+    more = relaxations(model, place, reachable=caught.value.reachable, budget=1.0, microbatches=(1, 4))
     assert {row.what for row in more if "microbatches" in row.what} == {"8 microbatches", "16 microbatches"}
 
 

@@ -222,7 +222,7 @@ def test_microbatches_fit_where_nothing_else_does_and_cost_more() -> None:
         plan(model, PLACE, budget=budget)
     found = plan(model, PLACE, budget=budget, microbatches=(1, 2, 4))
     whole, parts = plan(model, PLACE), plan(model, PLACE, microbatches=(2,))
-    assert found.microbatches > 1 and found.predicted.charged <= budget
+    assert found.microbatches > 1 and found.predicted.peak_bytes <= budget
     assert found.sample["args"][0]["tensor"][0] == 16 // found.microbatches
     assert whole.microbatches == 1 and parts.microbatches == 2
     assert whole.predicted.seconds <= parts.predicted.seconds <= found.predicted.seconds * 1.001

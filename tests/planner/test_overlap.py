@@ -3,11 +3,9 @@
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from planmaker import cluster_of
 from random_plans import random_plan
 from shell import FACTORY, shell
 from tiny import tiny
@@ -20,7 +18,6 @@ from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import Cluster, load_cluster
-from autoddl.planner.mesh_search import Found, search
 from autoddl.planner.question import rebuild
 from autoddl.pricing.build_problem import problem_of
 from autoddl.pricing.price import Pricing
@@ -96,24 +93,6 @@ def test_an_interrupt_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("autoddl.planner.overlap.search", interrupted)
     assert autoddl.plan(tiny(batch=64), load_cluster(FLAT), overlap=True).proof.endswith("; interrupted")
-
-
-def test_an_interrupt_of_a_search_that_is_done_again_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A budget that holds what is charged and not the peak: the search is done again, and has no plan yet."""
-    place = cluster_of("net=2,node=2")
-    whole, searches = autoddl.plan(tiny(), place), []
-
-    def interrupted(*given: Any) -> Found:
-        searches.append(given)
-        if len(searches) > 1:
-            raise KeyboardInterrupt
-        return search(*given)
-
-    monkeypatch.setattr("autoddl.api.search", interrupted)
-    monkeypatch.setattr("autoddl.planner.overlap.search", interrupted)
-    plan = autoddl.plan(tiny(), place, budget=0.5 * whole.predicted.charged, overlap=True)
-    assert plan.predicted.charged <= plan.budget < plan.predicted.peak_bytes
-    assert len(searches) == 2 and plan.proof.endswith("; interrupted") and plan.predicted.line_seconds is None
 
 
 class Other(nn.Module):

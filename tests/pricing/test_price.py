@@ -124,7 +124,7 @@ def test_the_parts_of_a_plan_add_up(captured: Captured, seed: int) -> None:
     plan = random_plan(captured, seed)
     predicted = plan.predicted
     assert predicted.seconds == pytest.approx(predicted.compute + sum(predicted.communication.values()), rel=1e-12)
-    assert 0 < predicted.compute < inf and predicted.peak_bytes > 0
+    assert 0 < predicted.compute < inf
     assert plan.gap == 1.0
 
 
@@ -157,7 +157,7 @@ def test_a_problem_whose_parts_disagree_is_refused(captured: Captured) -> None:
     problem = problem_of(pricing, space, None)
     solution = solve(problem)
     with pytest.raises(AssertionError, match="add up"):
-        assemble(pricing, problem, replace(solution, seconds=solution.seconds * 1.01), space)
+        assemble(pricing, replace(solution, seconds=solution.seconds * 1.01), space)
 
 
 class Codes(nn.Module):

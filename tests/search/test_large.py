@@ -198,7 +198,7 @@ def test_large_problems_go_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
     place = cluster_of("hall=2,rack=2,node=2")
     model, sample = gpt(6)
     exact = autoddl.plan(model, place, sample, mesh="hall=2,rack=2,node=2")
-    budget = 0.6 * exact.predicted.charged
+    budget = 0.6 * exact.predicted.peak_bytes
     tight = autoddl.plan(model, place, sample, mesh="hall=2,rack=2,node=2", budget=budget)
     monkeypatch.setattr(large, "CELLS", 0)
     for best, asked in ((exact, None), (tight, budget)):

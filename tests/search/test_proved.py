@@ -68,7 +68,7 @@ def test_plans_under_a_budget_are_proved(model: str, cluster: str, microbatches:
     free = plan(module, place, sample, max_axes=2, microbatches=parts)
     with pytest.raises(Infeasible) as caught:
         plan(module, place, sample, max_axes=2, budget=1.0, microbatches=parts)
-    budget = 0.5 * (caught.value.needed + free.predicted.charged)
+    budget = 0.5 * (caught.value.needed + free.predicted.peak_bytes)
     tight = plan(module, place, sample, max_axes=2, budget=budget, microbatches=parts)
     assert proved(free).gap < 1e-9
     checked = proved(tight)

@@ -60,7 +60,7 @@ def random_plans(model: nn.Module, sample: object, mesh: str, count: int, seed: 
         chosen = tuple(draw.choice([i for i, c in enumerate(v.choices) if regather in (None, c.regather) or not (
             isinstance(v.item, Tensor) and any(c.regather for c in v.choices))]) for v in choices)
         solution = Solution(chosen, problem.cost(chosen), problem.nbytes(chosen), 0.0, "drawn", "random")
-        made = assemble(pricing, problem, solution, choices)
+        made = assemble(pricing, solution, choices)
         found.append(plan_of(made, pricing, solution, {
             "model": type(model).__name__, "bound": 0.0, "budget": 1e12, "candidates": 1, "sample": dict(captured.spec),
             "fingerprints": prints, "timings": {}}))

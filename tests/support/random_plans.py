@@ -55,7 +55,7 @@ def random_plan(captured: Captured, seed: int, mesh: str | None = None, cluster:
     choice = leaning if problem.cost(leaning) < float("inf") else choice
     seconds = problem.cost(choice)
     solution = Solution(choice, seconds, problem.nbytes(choice), 0.0, "none: drawn at random", "random")
-    made = assemble(pricing, problem, solution, space)
+    made = assemble(pricing, solution, space)
     return plan_of(made, pricing, solution, {
         "model": "random", "bound": 0.0, "budget": place.device.memory, "candidates": 1, "sample": dict(captured.spec),
         "fingerprints": {"model": captured.graph.fingerprint(), "cluster": place.fingerprint, "autoddl": str(VERSION)}})

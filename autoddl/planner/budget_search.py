@@ -1,0 +1,368 @@
+"""The fastest plan of a candidate whose memory line fits the budget, and a bound for all that fit.
+
+    row w over moments     sum over t of w_t bytes_t(x) <= budget,   w >= 0, sum of w = 1     (`pricing.build_problem`)
+
+Every plan that fits meets every row: the optimum under one row is a bound, and its plan is the answer if its line fits.
+Rows are chosen by the plans that they let through:
+
+    1   no row: the free optimum. Its line fits: done
+    2   the row of the moment at which the last plan's line is highest
+    3   the row of several such moments, with the weights that make the bound highest: the Lagrangian dual
+            max over lam >= 0 of  min over x of  seconds(x) + sum over t of lam_t (bytes_t(x) - budget)
+        by cutting planes over the choices seen (Kelley 1960); w = lam / sum of lam
+    4   the row lets a plan through that is larger than its row says: with less room, by what the line had too much, the
+        search finds plans that fit; the bound stays that of the whole budget
+    5   of small problems every choice is looked at, the fastest first, if the gap is not closed by then
+
+No plan fits if the least bytes of a row are above the budget. Where no plan was found and no row says so, the error
+says that instead (`Infeasible.is_proved`).
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from math import inf, prod
+from typing import Any
+
+import numpy as np
+from ortools.linear_solver.python import model_builder
+
+from autoddl.core.errors import Infeasible
+from autoddl.core.problem import EXACT, Problem, Solution
+from autoddl.planner.peaks import Peaks
+from autoddl.pricing.build_problem import CostNetwork, Row
+from autoddl.pricing.lifetimes import UPDATE, Moment
+from autoddl.search import Above, Space, build_space, is_large, relax, smallest, solve
+from autoddl.search.exhaustive import choice_at, score_every_choice
+
+__all__ = ["BudgetSearch", "Fitted"]
+
+ROUNDS = 5
+"""Rows that are tried."""
+
+SHRINKS = 4
+"""Times that the room is made smaller for a plan that fits."""
+
+PLANES = 12
+"""Cutting planes of the dual."""
+
+FEW = 50_000
+"""Choices among which the best is looked for one by one."""
+
+LINES = 200
+"""Memory lines that are drawn for that."""
+
+SMALLER = 5
+"""Rows that are tried for the least peak of any plan."""
+
+CLOSE = 1e-4
+"""The gap of the dual that is good enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A solution whose memory line fits, `nbytes` its peak, with the row that its bound was proved under."""
+
+    solution: Solution
+    row: Row
+
+
+@dataclass(frozen=True, eq=False)
+class BudgetSearch:
+    """The search of one candidate; `solver` and `time_limit` (seconds) are those of every problem it solves."""
+
+    network: CostNetwork
+    budget: float
+    solver: str = "exact"
+    time_limit: float | None = None
+    peaks: Peaks = field(init=False)
+    _made: dict[tuple[tuple[Moment, float], ...], tuple[Problem, Space | None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "peaks", Peaks(self.network))
+
+    def fits(self, choice: Sequence[int]) -> bool:
+        """Whether the memory line of an allowed choice is within the budget."""
+        return self.peaks.of(choice).nbytes <= self.budget
+
+    def ready(self, row: Row) -> tuple[Problem, Space | None]:
+        """The problem of a row, and what the exact solver makes of it first, unless it is large."""
+        key = tuple(sorted(row.items()))
+        if key not in self._made:
+            self._made.clear()
+            problem = self.network.problem(self.budget, row)
+            exact = self.solver == "exact" and not is_large(problem)
+            self._made[key] = problem, build_space(problem) if exact else None
+        return self._made[key]
+
+    def solve(self, row: Row | None, price: float, ceiling: float, tolerance: float) -> Fitted:
+        """The fastest plan that fits, within the tolerance of its bound if that can be had.
+
+        `row` and `price` are a guess of where the budget binds and of the seconds that a byte is worth. Raises Above
+        where no plan is below `ceiling` seconds, and Infeasible where none fits or none is found.
+        """
+        state = _State(self, ceiling, tolerance)
+        tried = set[object]()
+        try:
+            if row is None:
+                state.free()
+            while not state.closed and state.rounds < ROUNDS:
+                row = state.next_row(row)
+                if row_key(row) in tried:
+                    break
+                tried.add(row_key(row))
+                state.under(row, price)
+                price = state.price
+        except Above as above:
+            if state.best is None:
+                raise Above(max(above.bound, state.bound)) from None
+            state.bound, state.row = max((state.bound, state.row), (above.bound, row or state.row), key=lambda b: b[0])
+        return state.ended()
+
+
+def row_key(row: Row) -> tuple[tuple[Moment, float], ...]:
+    """The row as a sorted tuple."""
+    return tuple(sorted(row.items()))
+
+
+@dataclass(slots=True)
+class _State:
+    """What is known: the best plan that fits, the bound and its row, the moments at which plans were too large."""
+
+    search: BudgetSearch
+    ceiling: float
+    tolerance: float
+    best: Solution | None = None
+    bound: float = -inf
+    row: Row = field(default_factory=lambda: {UPDATE: 1.0})
+    proof: str = ""
+    moments: list[Moment] = field(default_factory=list)
+    rounds: int = 0
+    price: float = 0.0
+    needed: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return inf if self.best is None else self.best.seconds
+
+    @property
+    def closed(self) -> bool:
+        """Whether the best plan is within the tolerance of the bound."""
+        return self.bound >= self.seconds * (1 - max(self.tolerance, EXACT))
+
+    def free(self) -> None:
+        """The optimum without a budget, and the moment at which it is too large."""
+        search = self.search
+        problem, space = search.ready(self.row)
+        if space is not None and space.program.exact:
+            solution = relax(problem, 0.0, space)
+        else:
+            solution = solve(problem.within(None), search.solver, time_limit=search.time_limit,
+                             tolerance=self.tolerance, ceiling=self.ceiling)
+        if solution.bound >= self.ceiling * (1 - self.tolerance):
+            raise Above(solution.bound)
+        self._bounded(solution, self.row, solution.bound)
+        self._take(solution)
+
+    def _bounded(self, solution: Solution, row: Row, bound: float) -> None:
+        if bound > self.bound:
+            self.bound, self.row, self.proof = bound, row, solution.proof
+            self.price = solution.price
+
+    def _take(self, solution: Solution) -> bool:
+        """Keeps the plan if it fits, else its moment. Returns whether it fits."""
+        search = self.search
+        if solution.seconds >= self.seconds:
+            return search.fits(solution.choice)
+        if search.fits(solution.choice):
+            self.best = replace(solution, nbytes=search.peaks.of(solution.choice).nbytes)
+            return True
+        moment = search.peaks.moment_of(solution.choice)
+        if moment not in self.moments:
+            self.moments.append(moment)
+        return False
+
+    def next_row(self, guess: Row | None) -> Row:
+        """The guess first, then the row of the moments seen."""
+        if guess is not None and not self.rounds:
+            for moment in guess:
+                if moment not in self.moments:
+                    self.moments.append(moment)
+            return guess
+        return _dual_row(self.search, self.moments)
+
+    def under(self, row: Row, price: float) -> None:
+        """The optimum under a row; where its plan does not fit, plans with less room."""
+        self.rounds += 1
+        search = self.search
+        problem, space = search.ready(row)
+        try:
+            solution = solve(problem, search.solver, time_limit=search.time_limit, tolerance=self.tolerance,
+                             ceiling=min(self.ceiling, self.seconds), price=price, space=space)
+        except Infeasible as error:
+            self._starved(error)
+            return
+        self._bounded(solution, row, solution.bound)
+        self.price = solution.price
+        if not self._take(solution):
+            self._shrink(problem, solution)
+
+    def _starved(self, error: Infeasible) -> None:
+        """No choice fits the row: no plan fits; or none was found, and the smallest is tried."""
+        if error.is_proved:
+            needed = max(error.needed, _least_peak(self.search, self.moments)[0] if error.needed < inf else inf)
+            raise Infeasible(needed, self.search.budget, error.detail, self.search.peaks.least_bytes)
+        self.needed = max(self.needed, error.needed)
+
+    def _shrink(self, problem: Problem, solution: Solution) -> None:
+        """Plans under the row with less room: by what the last plan's line was above the budget."""
+        search, room = self.search, self.search.budget
+        for k in range(SHRINKS):
+            over = search.peaks.of(solution.choice).nbytes - search.budget
+            room -= over * (1 + k / 2) + 1e-6 * search.budget
+            try:
+                solution = solve(problem.within(room), search.solver, time_limit=search.time_limit,
+                                 tolerance=self.tolerance, ceiling=min(self.ceiling, self.seconds), price=self.price)
+            except (Infeasible, Above):
+                return
+            if self._take(solution):
+                return
+
+    def ended(self) -> Fitted:
+        """The best plan with its bound, after the last means to find one. Raises Infeasible where there is none."""
+        if not self.closed:
+            self._every_choice()
+        if self.best is None:
+            self._smallest()
+        if self.best is None:
+            raise Infeasible(self.needed, self.search.budget, "", self.search.peaks.least_bytes)
+        bound = min(max(self.bound, 0.0), self.best.seconds)
+        return Fitted(replace(self.best, bound=bound, proof=self.proof or self.best.proof, price=self.price), self.row)
+
+    def _smallest(self) -> None:
+        """The plan with the least peak that the rows lead to, and a faster one under the row that says so."""
+        if is_large(self.search.ready(self.row)[0]):
+            return
+        needed, row = _least_peak(self.search, self.moments)
+        self.needed = max(self.needed, needed)
+        choice = self.search.peaks.least
+        if choice is None or not self.search.fits(choice):
+            return
+        seconds = self.search.network.seconds(choice)
+        self.best = Solution(choice, seconds, self.search.peaks.of(choice).nbytes, min(self.bound, seconds), self.proof,
+                             self.search.solver)
+        with suppress(Above):
+            self.under(row, self.price)
+
+    def _every_choice(self) -> None:
+        """Of a small problem the fastest choice whose line fits, which then is the optimum."""
+        search, row = self.search, self.row
+        if prod(search.network.sizes) > FEW:
+            return
+        seconds, nbytes = score_every_choice(search.network.problem(None, row))
+        seconds = np.where(nbytes <= search.budget, seconds, inf)
+        order, known, drawn = np.argsort(seconds, kind="stable"), {row_key(row)}, 0
+        for place in order.tolist():
+            if seconds[place] == inf:
+                continue
+            if seconds[place] >= min(self.seconds, self.ceiling):
+                break
+            if drawn >= LINES:
+                self.bound = max(self.bound, float(seconds[place]))
+                return
+            choice, drawn = choice_at(search.network.problem(None, row), place), drawn + 1
+            if search.fits(choice):
+                self.best = Solution(choice, float(seconds[place]), search.peaks.of(choice).nbytes, self.bound,
+                                     "every choice", search.solver)
+                break
+            moment = search.peaks.moment_of(choice)
+            if ((moment, 1.0),) not in known:
+                known.add(((moment, 1.0),))
+                other = score_every_choice(search.network.problem(None, {moment: 1.0}))[1]
+                seconds = np.where(other <= search.budget, seconds, inf)
+        if self.best is None:
+            if self.ceiling < inf:
+                raise Above(max(self.bound, self.ceiling))
+            self.needed = max(self.needed, float(np.nextafter(search.budget, inf)))
+            _least_peak(search, self.moments)
+            return
+        self.bound, self.proof = self.best.seconds, "every choice"
+
+
+def _dual_row(search: BudgetSearch, moments: Sequence[Moment]) -> Row:
+    """The row of the moments whose bound is the highest, about: the weights are the dual's multipliers."""
+    if len(moments) == 1:
+        return {moments[0]: 1.0}
+    even = {moment: 1 / len(moments) for moment in moments}
+    if search.solver != "exact" or is_large(search.ready(even)[0]):
+        return even
+    planes = [_plane(search, choice, moments) for choice in search.peaks.drawn]
+    best, lam = -inf, np.zeros(len(moments))
+    for _ in range(PLANES):
+        most, tried = _master(planes, len(moments))
+        value, choice = _lagrangian(search, moments, tried)
+        if value > best:
+            best, lam = value, tried
+        if most - best <= CLOSE * abs(most) or choice is None:
+            break
+        planes.append(_plane(search, choice, moments))
+    total = float(lam.sum())
+    return {m: float(v) / total for m, v in zip(moments, lam, strict=True) if v > 0} if total else {moments[-1]: 1.0}
+
+
+def _least_peak(search: BudgetSearch, moments: Sequence[Moment]) -> tuple[float, Row]:
+    """(bytes that no plan's peak is below, the row that says so), by rows that lead to ever smaller plans.
+
+    min over x of max over t of bytes_t(x) >= max over w of min over x of sum w_t bytes_t(x): cutting planes again.
+    """
+    known, row = list(moments) or [UPDATE], {(list(moments) or [UPDATE])[-1]: 1.0}
+    best, planes = (0.0, row), list[tuple[int, ...]]()
+    for _ in range(SMALLER):
+        needed, choice = smallest(search.ready(row)[0])
+        best = max(best, (needed, row), key=lambda one: one[0])
+        if choice is None or choice in planes or search.peaks.of(choice).nbytes <= best[0] * (1 + CLOSE):
+            break
+        planes.append(choice)
+        moment = search.peaks.moment_of(choice)
+        known += [moment] * (moment not in known)
+        weights = _master([(0.0, *(search.peaks.row_bytes(x, m) / search.budget for m in known)) for x in planes],
+                          len(known), 1.0)
+        row = {m: float(w) for m, w in zip(known, weights[1] / weights[1].sum(), strict=True) if w > 0}
+    return best
+
+
+def _plane(search: BudgetSearch, choice: Sequence[int], moments: Sequence[Moment]) -> tuple[float, ...]:
+    """(seconds, bytes over budget - 1 at each moment) of a choice."""
+    over = [search.peaks.row_bytes(choice, moment) / search.budget - 1 for moment in moments]
+    return search.network.seconds(choice), *over
+
+
+def _master(planes: Sequence[tuple[float, ...]], count: int, total: float | None = None) -> tuple[float, np.ndarray]:
+    """max z subject to z <= seconds + sum of lam_t over_t for every plane, lam >= 0: (z, lam in seconds).
+
+    `total` is the sum of lam, where it is given.
+    """
+    model: Any = model_builder.Model()  # type: ignore[no-untyped-call]
+    unit = max(plane[0] for plane in planes) or 1.0
+    z = model.new_num_var(-1e6, 1e6, "z")
+    lam = [model.new_num_var(0.0, 1e3, f"lam{t}") for t in range(count)]
+    for seconds, *over in planes:
+        model.add(z <= seconds / unit + sum(x * o for x, o in zip(lam, over, strict=True)))
+    if total is not None:
+        model.add(sum(lam) == total)
+    model.maximize(z)
+    solver = model_builder.Solver("GLOP")
+    solver.solve(model)
+    return float(solver.value(z)) * unit, np.array([max(0.0, float(solver.value(x))) for x in lam]) * unit
+
+
+def _lagrangian(search: BudgetSearch, moments: Sequence[Moment], lam: np.ndarray
+                ) -> tuple[float, tuple[int, ...] | None]:
+    """min over x of seconds(x) + sum of lam_t (bytes_t(x) / budget - 1), and where it is attained."""
+    total = float(lam.sum())
+    if not total:
+        return -inf, None
+    row = {moment: float(x) / total for moment, x in zip(moments, lam, strict=True) if x > 0}
+    problem, space = search.ready(row)
+    found = relax(problem, total / search.budget, space)
+    return found.bound, found.choice if found.seconds < inf else None

@@ -1,0 +1,96 @@
+"""Choice -> the peak of its memory line, and the moment whose row comes next to it.
+
+The line of a plan (`schedule.memory_line`) is what a rank holds; rows (`pricing.lifetimes`) are sums over choices that
+lie below it. `Peaks` draws the line of a choice once, and names the moment of its peak: the largest of the rows of the
+op at which the line is highest. How much goes into a bucket is decided afterwards (`bucket_size`): lines are drawn with
+one tensor a bucket, which holds the least.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from autoddl.core.plan import Plan
+from autoddl.core.problem import Solution
+from autoddl.planner.assemble import assemble_choice, plan_of
+from autoddl.pricing.build_problem import CostNetwork
+from autoddl.pricing.lifetimes import UPDATE, Moment
+from autoddl.schedule.memory_line import foreseen_memory
+
+__all__ = ["Peak", "Peaks", "draft_of"]
+
+KINDS = ("around", "backward", "forward", "before")
+"""Moments of an op, those first that say more."""
+
+LEVEL = 1e-4
+"""A moment that says more is taken if its bytes are so close, relatively, to the most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The most bytes that a rank holds, and the op at which; None at the optimizer's update."""
+
+    nbytes: float
+    op: str | None
+
+
+def draft_of(network: CostNetwork, choice: Sequence[int]) -> Plan:
+    """The plan of a choice without proof, sample and origin: its layouts and conversions, one gradient a bucket."""
+    pricing, solution = network.pricing, Solution(tuple(choice), 0.0, 0.0, 0.0, "", "")
+    made = plan_of(assemble_choice(pricing, choice, network.variables), pricing, solution, {
+        "model": "", "bound": 0.0, "budget": 0.0, "candidates": 1, "sample": {}, "fingerprints": {},
+        "source": {"cluster": pricing.cluster.name}})
+    return replace(made, bucket_bytes=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Peaks:
+    """The peaks of the choices of one network, each drawn once."""
+
+    network: CostNetwork
+    _known: dict[tuple[int, ...], Peak] = field(default_factory=dict)
+    _rows: dict[tuple[int, ...], dict[Moment, float]] = field(default_factory=dict)
+
+    def of(self, choice: Sequence[int]) -> Peak:
+        """The peak of the memory line of `choice`."""
+        key = tuple(choice)
+        if key not in self._known:
+            self._known[key] = self._drawn(key)
+        return self._known[key]
+
+    def _drawn(self, choice: tuple[int, ...]) -> Peak:
+        pricing = self.network.pricing
+        heap = foreseen_memory(draft_of(self.network, choice), pricing.graph, pricing.optimizer, pricing.cluster)
+        here, nbytes = max(heap.line, key=lambda point: point[1])
+        ops = pricing.graph.ops
+        return Peak(nbytes, None if here == 2 * len(ops) else ops[here % len(ops)].name)
+
+    def moment_of(self, choice: Sequence[int]) -> Moment:
+        """The moment of the peak's op whose row has the most bytes under `choice`."""
+        at = self.of(choice).op
+        if at is None:
+            return UPDATE
+        rows = {moment: self.row_bytes(choice, moment) for moment in (f"{kind} {at}" for kind in KINDS)}
+        return next(moment for moment, nbytes in rows.items() if nbytes >= max(rows.values()) * (1 - LEVEL))
+
+    def row_bytes(self, choice: Sequence[int], moment: Moment) -> float:
+        """The bytes at one moment under `choice`, as the rows count them."""
+        known = self._rows.setdefault(tuple(choice), {})
+        if moment not in known:
+            known[moment] = self.network.row_bytes(choice, {moment: 1.0})
+        return known[moment]
+
+    @property
+    def least(self) -> tuple[int, ...] | None:
+        """The choice with the least peak of those drawn so far."""
+        return min(self._known, key=lambda choice: self._known[choice].nbytes, default=None)
+
+    @property
+    def least_bytes(self) -> float:
+        """The least peak drawn so far, infinite where there is none."""
+        return min((peak.nbytes for peak in self._known.values()), default=inf)
+
+    @property
+    def drawn(self) -> tuple[tuple[int, ...], ...]:
+        """The choices drawn so far."""
+        return tuple(self._known)

@@ -1,0 +1,148 @@
+"""Bytes of every term of `lifetimes` for every option: what a row over moments adds up.
+
+    parameter    own            the piece that is stored
+    op           read k, saved k, written n, kept n, through, beside, during, before, back, yields    (`Footprint`)
+                 max of sums of these, at an `around`
+    hub          the piece that it reads and writes, and the gradient that waits
+    edge         copy, gathered     the piece that is read, where a collective brings it
+                 gradient           no more than the smaller of what the reader yields and what is stored
+
+A row of a problem is the sum of weight * bytes over the terms that a moment counts (`Lifetimes.patterns`).
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from autoddl.core.cost_table import Array, Cells, Rows
+from autoddl.core.graph import Op, Tensor
+from autoddl.core.hubs import HUB
+from autoddl.core.layout import Mesh
+from autoddl.core.layout_codes import Codes, decode_states, local_shapes
+from autoddl.operators.footprints.footprint import Call, Footprint, by_itself
+from autoddl.operators.footprints.storages import Value, contiguous
+from autoddl.operators.footprints.table import footprint_of
+from autoddl.operators.work import VIEWS, base
+from autoddl.pricing.choice_classes import pieces_of
+from autoddl.pricing.choices import Choice, numbered
+from autoddl.pricing.edge_tables import Ends
+from autoddl.pricing.lifetimes import Pattern, What
+from autoddl.pricing.price import Pricing
+
+__all__ = ["Sizes", "bytes_of_edge", "sizes_of", "weighted"]
+
+Sizes = Mapping[What, Array]
+"""Bytes of every kind of term of one variable, over the classes of its own table."""
+
+
+def sizes_of(pricing: Pricing, item: Op | Tensor, choices: Sequence[Choice]) -> Sizes:
+    """The sizes of the terms that one variable owns."""
+    given = numbered(choices)
+    if isinstance(item, Tensor):
+        return {("own",): _local(item, given.outputs[0], pricing.mesh)}
+    if item.target == HUB:
+        tensor = pricing.graph.tensors[item.outputs[0]]
+        piece = _local(tensor, given.outputs[0], pricing.mesh)
+        return {("read", 0): piece, ("saved", 0): piece, ("written", 0): piece, ("through",): piece,
+                ("waiting",): _local(tensor, given.wanted[0], pricing.mesh)}
+    return _op_sizes(pricing, item, choices)
+
+
+def _local(tensor: Tensor, layouts: Codes, mesh: Mesh) -> Array:
+    """Bytes of rank 0's piece in the layout of each number."""
+    elements: Codes = local_shapes(tensor.shape, decode_states(layouts, len(mesh.axes)), mesh).prod(axis=1)
+    return (elements * tensor.itemsize).astype(np.float64)
+
+
+def _op_sizes(pricing: Pricing, op: Op, choices: Sequence[Choice]) -> Sizes:
+    """The sizes of an op's terms, for every class of pieces."""
+    graph = pricing.graph
+    found = pieces_of(choices, [graph.tensors[t].shape for t in (*op.inputs, *op.outputs)], pricing.mesh)
+    inner = numbered(choices).inner[found.first].astype(bool).tolist()
+    flows, rows = graph.differentiable(), defaultdict[What, list[float]](list)
+    needs = tuple([k for k, t in enumerate(op.inputs) if t in flows]) if any(o in flows for o in op.outputs) else ()
+    sizes = [tuple([graph.tensors[t].itemsize for t in ts]) for ts in (op.inputs, op.outputs)]
+    for shapes, reduces in zip(found.shapes, inner, strict=True):
+        reads, writes = shapes[:len(op.inputs)], shapes[len(op.inputs):]
+        values = tuple([Value(-1, shape, contiguous(shape), size)
+                        for shape, size in zip(reads, sizes[0], strict=True)])
+        call = Call(op, values, writes, sizes[1], needs, by_itself(op, graph, reads, reduces),
+                    pricing.cluster.device.kind == "cpu")
+        for what, nbytes in _call_sizes(call).items():
+            rows[what].append(nbytes)
+    return {what: np.array(column) for what, column in rows.items()}
+
+
+def _call_sizes(call: Call) -> dict[What, float]:
+    """The sizes of the terms of one call on local pieces."""
+    made = Footprint() if base(call.op) in VIEWS else footprint_of(call)
+    reads = [float(x.nbytes) for x in call.inputs]
+    writes = [float(prod(shape) * size) for shape, size in zip(call.outputs, call.wide, strict=True)]
+    yields = [(prod(call.outputs[0]) if made.wide else prod(call.inputs[k].shape)) * call.inputs[k].itemsize
+              for k in call.needs if k not in made.passes]
+    least = min([*reads[:1], *writes[:1]], default=0.0)
+    found: dict[What, float] = {
+        ("through",): reads[0] if base(call.op) == "aten.expand" else least, ("beside",): made.beside,
+        ("during",): made.during, ("before",): made.before, ("back",): made.back, ("yields",): float(sum(yields))}
+    for k, nbytes in enumerate(reads):
+        found |= {("read", k): nbytes, ("saved", k): nbytes * (k in made.saves)}
+    for n, nbytes in enumerate(writes):
+        found |= {("written", n): nbytes, ("kept", n): nbytes * (n in made.keeps)}
+    return found
+
+
+def weighted(sizes: Sizes, pattern: Pattern) -> Array:
+    """The sum of weight * bytes over the terms of a pattern, over the classes of the variable's own table."""
+    found: Array = np.sum([weight * _size(sizes, what) for what, weight in pattern], axis=0)
+    return found
+
+
+def _size(sizes: Sizes, what: What) -> Array:
+    """Bytes of one term; `max` is the largest of several sums."""
+    if what[0] == "own":
+        return float(what[1]) * sizes[("own",)]
+    if what[0] != "max":
+        return sizes[what]
+    nothing = np.zeros(len(next(iter(sizes.values()))))
+    found: Array = np.max([sum((_size(sizes, one) for one in several), nothing) for several in what[1]], axis=0)
+    return found
+
+
+def bytes_of_edge(ends: Ends, pattern: Pattern) -> Cells:
+    """The sum of weight * bytes over the terms of a pattern of an edge, some rows at a time."""
+    return Cells(ends.shape, partial(_edge_rows, ends, pattern), 0.0)
+
+
+def _edge_rows(ends: Ends, pattern: Pattern, rows: Rows) -> Array:
+    here, again = ends.here[rows], ends.again[rows]
+    found = np.zeros((len(here), len(ends.there)))
+    copies = [weight * _counts(what[0], again) for what, weight in pattern if what[0] in _COPIES]
+    if copies:
+        sent = np.where(ends.routes.sends(here, ends.there), ends.routes.nbytes[ends.there], 0.0)
+        found += sent * np.sum(copies, axis=0)[:, None]
+    for what, weight in pattern:
+        if what[0] == "gradient":
+            found += weight * np.minimum(ends.routes.nbytes[here][:, None], ends.routes.nbytes[ends.yields])
+        elif what[0] == "gradient summed":
+            found += weight * _summed(ends, rows)
+    return found
+
+
+_COPIES = ("copy", "gathered", "gathered kept", "gathered again")
+
+
+def _counts(what: str, again: npt.NDArray[np.bool_]) -> Array:
+    """Whether a copy counts in each row: one that is kept where it is not gathered again, and the other way round."""
+    if what == "gathered kept":
+        return np.logical_not(again).astype(np.float64)
+    return again.astype(np.float64) if what == "gathered again" else np.ones(len(again))
+
+
+def _summed(ends: Ends, rows: Rows) -> Array:
+    """The sum of the gradients of several microbatches: as yielded where it is sent once a step, else as stored."""
+    stored = ends.routes.nbytes[ends.here[rows]][:, None]
+    return np.where(ends.sent[rows], ends.routes.nbytes[ends.yields], stored)

@@ -1,0 +1,331 @@
+"""From which moment of a step to which everything lives that a choice decides the size of.
+
+A step of N ops has 3 N + 1 moments, in this order:
+
+    W_0 F_0 W_1 F_1 ...     forward of op i: before its outputs are there, and with them
+    B_(N-1) ... B_0         backward of op i
+    U                       the optimizer's update
+
+What lives is a *term*: bytes that one op, one parameter or one edge decides, over an interval of moments. So the bytes
+at a moment are a sum over choices, and a plan that fits a budget meets every one of these sums:
+
+    parameter    own piece and optimizer state: always; the gradient at U, and from B of its reader to U;
+                 gathered copies: at their readers, and until the backward that reads them unless gathered again
+    op           operands read: W..F; kept for backward: to B; outputs: from F to their readers;
+                 temporaries: at W, F or B; gradients given and yielded: at B
+    hub          a gradient that waits for those of the other readers of its tensor
+
+Terms of one *alias* share storage: at a moment one of them counts. Where a storage is shared through views, one chain
+of views counts. So the terms never add up to more than the memory line (`schedule.memory_line`) has at that moment. The
+line may have more: buffers of buckets, and what the rules above leave out.
+
+`Moment` names a moment: `forward OP`, `before OP`, `backward OP`, `update`; and `around OP`, which is below the largest
+of the op's three: the terms that live at all three, and the largest sum of the op's own terms at one of them. It is one
+sum again, and a plan need not say in which of the three the peak will be.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autoddl.core.graph import Graph, Kind, Op
+from autoddl.core.hubs import HUB
+from autoddl.operators.footprints.footprint import Call, Footprint
+from autoddl.operators.footprints.storages import Value, contiguous
+from autoddl.operators.footprints.table import footprint_of
+from autoddl.operators.work import VIEWS, base
+
+__all__ = ["UPDATE", "Lifetimes", "Moment", "Owner", "Pattern", "Term", "lifetimes_of"]
+
+Moment = str
+"""`before OP`, `forward OP`, `backward OP`, `around OP` or `update`."""
+
+UPDATE: Moment = "update"
+
+Owner = tuple[str, int, int]
+"""("op", op, 0), ("parameter", tensor, 0) or ("edge", op that reads, slot): whose choice decides the size."""
+
+What = tuple[Any, ...]
+"""The kind of a term, and its number among those of this kind: ("read", 0)."""
+
+Pattern = tuple[tuple[What, float], ...]
+"""The terms of one owner that count, with their weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """Bytes that `owner` decides, from the moment `start` to the moment `end`, as numbers; `alias` is the storage."""
+
+    owner: Owner
+    what: What
+    start: int
+    end: int
+    alias: Hashable
+
+
+@dataclass(frozen=True, eq=False)
+class Lifetimes:
+    """The terms of a graph, and its moments by name and number."""
+
+    graph: Graph
+    terms: tuple[Term, ...]
+    index: Mapping[str, int]
+    """The number of every op."""
+
+    def numbers(self, moment: Moment) -> tuple[int, ...]:
+        """The numbers of a moment, three of an `around`. Raises KeyError where the graph has no such op."""
+        count = len(self.graph.ops)
+        if moment == UPDATE:
+            return (3 * count,)
+        kind, _, name = moment.partition(" ")
+        i = self.index[name]
+        known = {"before": (2 * i,), "forward": (2 * i + 1,), "backward": (3 * count - 1 - i,)}
+        return known[kind] if kind != "around" else (*known["before"], *known["forward"], *known["backward"])
+
+    def has(self, row: Mapping[Moment, float]) -> bool:
+        """Whether the graph has every moment of `row`."""
+        return all(moment == UPDATE or moment.partition(" ")[2] in self.index for moment in row)
+
+    def alive(self, number: int) -> list[Term]:
+        """The terms that count at a moment: the first of every alias."""
+        found: dict[Hashable, Term] = {}
+        for term in self.terms:
+            if term.start <= number <= term.end:
+                found.setdefault(term.alias, term)
+        return list(found.values())
+
+    def patterns(self, row: Mapping[Moment, float]) -> dict[Owner, Pattern]:
+        """What counts of every owner in the sum over moments of weight * bytes at the moment."""
+        found: dict[Owner, dict[What, float]] = defaultdict(lambda: defaultdict(float))
+        for moment, weight in row.items():
+            for owner, what in self._counted(moment):
+                found[owner][what] += weight
+        return {owner: tuple(sorted(what.items(), key=str)) for owner, what in found.items()}
+
+    def _counted(self, moment: Moment) -> Iterator[tuple[Owner, What]]:
+        """(owner, what) of every term at the moment; of an `around` with the op's alternatives as one `max`."""
+        sums = [Counter((term.owner, term.what) for term in self.alive(n)) for n in self.numbers(moment)]
+        if len(sums) == 1:
+            yield from sums[0].elements()
+            return
+        common = sums[0] & sums[1] & sums[2]
+        yield from common.elements()
+        own: Owner = ("op", self.index[moment.partition(" ")[2]], 0)
+        rest = tuple(tuple(sorted((what for owner, what in (one - common).elements() if owner == own), key=str))
+                     for one in sums)
+        yield own, ("max", rest)
+
+
+def lifetimes_of(graph: Graph, copies: int, microbatches: int, processor: bool) -> Lifetimes:
+    """The lifetimes in a step of `graph`, with hubs, of one of `microbatches`.
+
+    `copies` are the optimizer's, in sizes of a parameter; `processor` says that the device is one.
+    """
+    made = _Builder(graph, copies, microbatches, processor)
+    return Lifetimes(graph, tuple(made.terms), {op.name: i for i, op in enumerate(graph.ops)})
+
+
+class _Builder:
+    """Terms as they are found."""
+
+    def __init__(self, graph: Graph, copies: int, microbatches: int, processor: bool) -> None:
+        self.graph, self.copies, self.microbatches, self.count = graph, copies, microbatches, len(graph.ops)
+        self.flows, self.dependent = graph.differentiable(), graph.dependent()
+        self.readers, self.writer = graph.consumers(), graph.producers()
+        self.is_view = [base(op) in VIEWS for op in graph.ops]
+        self.made = [Footprint() if view else _footprint(op, graph, self.flows, processor)
+                     for op, view in zip(graph.ops, self.is_view, strict=True)]
+        self.terms: list[Term] = []
+        self._parameters()
+        for i, op in enumerate(graph.ops):
+            if not self.is_view[i] and set(op.inputs) & self.dependent:
+                self._op(i, op)
+        self._gradients()
+
+    def before(self, i: int) -> int:
+        return 2 * i
+
+    def forward(self, i: int) -> int:
+        return 2 * i + 1
+
+    def backward(self, i: int) -> int:
+        return 3 * self.count - 1 - i
+
+    @property
+    def update(self) -> int:
+        return 3 * self.count
+
+    def add(self, owner: Owner, what: What, start: int, end: int, alias: Hashable = None) -> None:
+        if start <= end:
+            self.terms.append(Term(owner, what, start, end, len(self.terms) if alias is None else alias))
+
+    def saves(self, i: int, k: int) -> bool:
+        """Whether backward of op i, no view, reads its input k."""
+        return not self.is_view[i] and k in self.made[i].saves
+
+    def savers(self, i: int, k: int) -> list[int]:
+        """The ops whose backward reads input k of op i, itself or behind views."""
+        if not self.is_view[i]:
+            return [i] * (k in self.made[i].saves)
+        return [s for o in self.graph.ops[i].outputs for reader in self.readers[o] for s in self.savers(*reader)]
+
+    def yields(self, op: Op) -> bool:
+        """Whether a gradient comes to the op."""
+        return any(o in self.flows for o in op.outputs)
+
+    def _parameters(self) -> None:
+        graph, largest = self.graph, None
+        for t, tensor in enumerate(graph.tensors):
+            if tensor.kind is not Kind.PARAMETER:
+                continue
+            trained, owner = t in self.flows, ("parameter", t, 0)
+            self.add(owner, ("own", 1 + self.copies * trained), 0, self.update)
+            if trained:
+                self.add(owner, ("own", 1), self.update, self.update)
+                if self.copies == 2 and (largest is None or tensor.nbytes > graph.tensors[largest].nbytes):
+                    largest = t
+            for j, k in self.readers[t]:
+                self._gathered(j, k)
+                if trained and self.yields(graph.ops[j]):
+                    self._reduced(j, k)
+        if largest is not None:  # AdamW holds two temporaries of the parameter at hand
+            self.add(("parameter", largest, 0), ("own", 2), self.update, self.update)
+
+    def _gathered(self, j: int, k: int) -> None:
+        """The gathered copy that op j reads, `kept` or gathered `again` in backward."""
+        edge, savers = ("edge", j, k), sorted(set(self.savers(j, k)))
+        if self.microbatches > 1:
+            self.add(edge, ("gathered kept",), 0, self.before(j) - 1)
+        self.add(edge, ("gathered",), self.before(j), self.forward(j))
+        if savers:
+            self.add(edge, ("gathered kept",), self.forward(j) + 1, self.backward(savers[0]))
+        for i in savers:
+            if i != j:
+                self.add(edge, ("gathered again",), self.forward(i), self.forward(i))
+            self.add(edge, ("gathered again",), self.backward(i), self.backward(i))
+
+    def _reduced(self, j: int, k: int) -> None:
+        """The gradient that op j yields of a parameter, from then on; of several microbatches it is summed up."""
+        edge, op = ("edge", j, k), self.graph.ops[j]
+        passes = op.target == HUB or self.is_view[j] or k in self.made[j].passes
+        if self.microbatches > 1:
+            self.add(edge, ("gradient summed",), 0, self.backward(j))
+        if self.microbatches > 1 or not passes:
+            self.add(edge, ("gradient",), self.backward(j) + 1, self.update - 1)
+
+    def _op(self, i: int, op: Op) -> None:
+        made, owner = self.made[i], ("op", i, 0)
+        self.add(owner, ("beside",), self.forward(i), self.backward(i))
+        self.add(owner, ("during",), self.forward(i), self.forward(i))
+        self.add(owner, ("before",), self.before(i), self.before(i))
+        for n, o in enumerate(op.outputs):
+            if n in made.keeps:
+                self.add(owner, ("kept", n), self.forward(i), self.backward(i))
+                self._copies(o)
+            else:
+                self._storage(o, owner, ("written", n), self.forward(i))
+
+    def _storage(self, t: int, owner: Owner, what: What, start: int) -> None:
+        """The storage of tensor t from `start` on, along the views to the first op that keeps it or the last reader."""
+        found = [(min(savers), i, k) for i, k in self.readers[t] if (savers := self.savers(i, k))]
+        if not found and not self.readers[t]:
+            return
+        _, i, k = min(found) if found else (0, *max(self.readers[t]))
+        self.add(owner, what, start, self.forward(i) - 2)
+        op, reader = self.graph.ops[i], ("op", i, 0)
+        if not self.is_view[i]:
+            self.add(reader, ("read", k), self.before(i), self.forward(i))
+            if found:
+                self.add(reader, ("saved", k), self.forward(i) + 1, self.backward(i))
+        elif len(op.outputs) > 1:  # it cuts: the pieces live on their own
+            for n, o in enumerate(op.outputs):
+                self._storage(o, reader, ("written", n), self.before(i))
+        else:
+            self._storage(op.outputs[0], reader, ("through",), self.before(i))
+        for i2, k2 in self.readers[t]:
+            if (i2, k2) != (i, k) and self.saves(i2, k2):
+                self.add(("edge", i2, k2), ("copy",), self.forward(i2), self.backward(i2))
+
+    def _copies(self, t: int) -> None:
+        """The copies that readers keep of an output that its own op keeps."""
+        for i, k in self.readers[t]:
+            if self.is_view[i]:
+                for o in self.graph.ops[i].outputs:
+                    self._copies(o)
+            elif k in self.made[i].saves:
+                self.add(("edge", i, k), ("copy",), self.forward(i), self.backward(i))
+
+    def _gradients(self) -> None:
+        """Gradients of activations: given to an op, yielded by it, and waiting at a hub for those of later readers."""
+        shared = self._shared_gradients()
+        for i, op in enumerate(self.graph.ops):
+            if not self.yields(op):
+                continue
+            now, owner = self.backward(i), ("op", i, 0)
+            if not self.is_view[i] and any(t in self.flows for t in op.inputs):
+                given = next(o for o in op.outputs if o in self.flows)
+                self.add(owner, ("written", op.outputs.index(given)), now, now, shared.find(("given", given)))
+                self.add(owner, ("yields",), now, now)
+                self.add(owner, ("back",), now, now)
+            if op.target == HUB and op.inputs[0] in self.flows and not self._is_parameter(op.inputs[0]):
+                reads = self._yielding(op.outputs[0])
+                if len(reads) > 1:
+                    first, second = self.backward(reads[-1]), self.backward(reads[-2])
+                    self.add(owner, ("waiting",), first + 1, second, shared.find(("waits", op.outputs[0])))
+                    self.add(owner, ("waiting",), second + 1, now - 1)
+
+    def _yielding(self, t: int) -> list[int]:
+        """The readers of t that yield a gradient of it, in order."""
+        return [i for i, _ in self.readers[t] if self.yields(self.graph.ops[i])]
+
+    def _is_parameter(self, t: int) -> bool:
+        return self.graph.tensors[t].kind is Kind.PARAMETER
+
+    def _shared_gradients(self) -> "_Sets":
+        """Which gradients may be one storage: those that views, hubs and ops pass on as they are."""
+        found = _Sets({})
+        for i, op in enumerate(self.graph.ops):
+            if not self.yields(op):
+                continue
+            if op.target == HUB or self.is_view[i]:
+                for o in op.outputs:
+                    found.join(("given", op.inputs[0]), ("given", o))
+                continue
+            for k in self.made[i].passes:
+                t = op.inputs[k]
+                if t in self.flows and not self._is_parameter(t):
+                    self._passed(found, i, t)
+        return found
+
+    def _passed(self, found: "_Sets", i: int, t: int) -> None:
+        """Op i passes its gradient on to t: behind a hub with several readers, as what waits if it is the first."""
+        writer, reads, own = self.writer.get(t), self._yielding(t), ("given", self.graph.ops[i].outputs[0])
+        if writer is None or self.graph.ops[writer].target != HUB or len(reads) < 2:
+            found.join(("given", t), own)
+        elif reads[-1] == i:
+            found.join(("waits", t), own)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sets:
+    """Disjoint sets."""
+
+    parent: dict[Hashable, Hashable]
+
+    def find(self, a: Hashable) -> Hashable:
+        while self.parent.get(a, a) != a:
+            a = self.parent[a]
+        return a
+
+    def join(self, a: Hashable, b: Hashable) -> None:
+        self.parent[self.find(a)] = self.find(b)
+
+
+def _footprint(op: Op, graph: Graph, flows: frozenset[int], processor: bool) -> Footprint:
+    """What the op keeps on whole tensors: which of its inputs and outputs."""
+    tensors = graph.tensors
+    values = tuple([Value(-1, tensors[t].shape, contiguous(tensors[t].shape), tensors[t].itemsize) for t in op.inputs])
+    needs = tuple([k for k, t in enumerate(op.inputs) if t in flows]) if any(o in flows for o in op.outputs) else ()
+    return footprint_of(Call(op, values, tuple([tensors[t].shape for t in op.outputs]),
+                             tuple([tensors[t].itemsize for t in op.outputs]), needs, False, processor))

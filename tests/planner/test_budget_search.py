@@ -1,0 +1,126 @@
+"""The budget is held by the memory line: against every choice of small modules, all of their lines drawn."""
+
+import random
+from math import inf
+
+import numpy as np
+import pytest
+import torch
+from random_plans import LAPTOP
+from torch import Tensor, nn
+
+from autoddl.capture.capture import capture
+from autoddl.core.errors import Infeasible
+from autoddl.core.hubs import add_hubs
+from autoddl.core.layout import Mesh
+from autoddl.cost_models import load_cluster
+from autoddl.planner.budget_search import BudgetSearch
+from autoddl.planner.peaks import Peaks
+from autoddl.pricing.build_problem import CostNetwork, network_of
+from autoddl.pricing.price import Pricing
+from autoddl.pricing.space import variables
+from autoddl.search import Above
+from autoddl.search.exhaustive import choice_at, score_every_choice
+
+MOST = 1_500
+"""Allowed choices of a module whose lines are drawn."""
+
+PARTS = ("linear", "relu", "norm", "mul", "residual", "view", "softmax", "dropout", "where", "square", "turn")
+
+
+class Small(nn.Module):
+    """A few layers of `width` picked by a seed, and their mean."""
+
+    def __init__(self, parts: tuple[str, ...], width: int) -> None:
+        super().__init__()
+        self.parts = parts
+        self.layers = nn.ModuleList([nn.Linear(width, width, bias=k % 2 == 0) if part == "linear" else
+                                     nn.LayerNorm(width) if part == "norm" else
+                                     nn.Dropout(0.1) if part == "dropout" else nn.Identity()
+                                     for k, part in enumerate(parts)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part, layer in zip(self.parts, self.layers, strict=True):
+            match part:
+                case "relu":
+                    x = x.relu()
+                case "mul":
+                    x = x * x.sigmoid()
+                case "residual":
+                    x = x + x.tanh()
+                case "view":
+                    x = x.reshape(x.shape[0], 2, -1).flatten(1)
+                case "softmax":
+                    x = x.softmax(-1)
+                case "where":
+                    x = torch.where(x > 0, x, x * 0.5)
+                case "square":
+                    x = x * x
+                case "turn":
+                    x = (x.transpose(0, 1) * 2.0).transpose(0, 1)
+                case _:
+                    x = layer(x)
+        loss: Tensor = x.mean()
+        return loss
+
+
+def small_network(seed: int) -> CostNetwork:
+    """A module of `seed`, on two to four ranks."""
+    rng = random.Random(seed)
+    width = rng.choice((8, 16, 64))
+    parts = ("linear", *rng.sample(PARTS, rng.choice((1, 1, 2, 2, 3))))
+    graph = add_hubs(capture(Small(parts, width), (torch.zeros(rng.choice((4, 8, 64)), width),)).graph)
+    pricing = Pricing(graph, Mesh.parse(rng.choice(("pair=2", "pair=2", "machine=2", "all=4"))), load_cluster(LAPTOP),
+                      rng.choice(("sgd", "adamw")), rng.choice((1, 1, 2)))
+    return network_of(pricing, variables(graph, pricing.mesh))
+
+
+def every_line(network: CostNetwork) -> tuple[np.ndarray, np.ndarray] | None:
+    """(seconds, peak of the memory line) of every allowed choice; None where there are too many."""
+    problem = network.problem(None)
+    seconds, _ = score_every_choice(problem)
+    places, peaks = np.flatnonzero(np.isfinite(seconds)), Peaks(network)
+    if len(places) > MOST:
+        return None
+    return seconds[places], np.array([peaks.of(choice_at(problem, place)).nbytes for place in places.tolist()])
+
+
+def check(seed: int) -> bool:
+    """Five budgets of one module; whether there were few enough choices."""
+    network = small_network(seed)
+    lines = every_line(network) if np.prod([float(n) for n in network.sizes]) <= 2e6 else None
+    if lines is None:
+        return False
+    seconds, peaks = lines
+    least, most = peaks.min(), peaks[seconds.argmin()]
+    for share in (-0.01, 1e-9, 0.2, 0.6, 1.0):
+        budget = least + share * max(most - least, 0.01 * least)
+        best = seconds[peaks <= budget].min(initial=inf)
+        try:
+            found = BudgetSearch(network, budget).solve(None, 0.0, inf, 1e-3).solution
+        except Infeasible as error:
+            assert best == inf, (seed, share, best, budget, least, str(error))
+            continue
+        assert found.nbytes <= budget and found.bound <= best * (1 + 1e-9), (seed, share, found, best)
+        assert found.seconds >= best * (1 - 1e-9) and found.seconds * (1 - found.gap) <= best * (1 + 1e-9)
+        assert found.gap <= 1e-3, (seed, share, found)
+    return True
+
+
+def test_every_choice_of_small_modules() -> None:
+    assert sum(check(seed) for seed in range(12)) >= 6
+
+
+@pytest.mark.slow
+def test_every_choice_of_many_small_modules() -> None:
+    counted = seed = 100
+    while counted < 400:
+        counted, seed = counted + check(seed), seed + 1
+
+
+def test_a_plan_above_the_ceiling_is_not_wanted() -> None:
+    network = small_network(3)
+    free = BudgetSearch(network, 1e12).solve(None, 0.0, inf, 0.0).solution
+    with pytest.raises(Above) as above:
+        BudgetSearch(network, 1e12).solve(None, 0.0, 0.5 * free.seconds, 0.0)
+    assert 0.5 * free.seconds <= above.value.bound <= free.seconds
