@@ -28,10 +28,15 @@ OURS = RESHAPES | COPIES | CASTS | CHECKS | DROPOUTS | {"chunk.default"}
 """Operators that `normalise` and `randomness` write out whether or not the program was decomposed."""
 
 
+FILLED = frozenset(("empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like",
+                    "zeros_like"))
+"""Tensors of one number, zero where it is left open: none depends on the value of what it is made like."""
+
+
 def normalise(module: GraphModule) -> None:
-    """One name per meaning: reshape, _to_copy, split; what copies or checks without changing a value is dropped, what
-    is written over another value takes its place, and the gradient of a table is dense, as collectives need it: the
-    same numbers."""
+    """One name per meaning: reshape, _to_copy, split, full; what copies or checks without changing a value is dropped,
+    what is written over another value takes its place, and the gradient of a table is dense, as collectives need it:
+    the same numbers."""
     for node in operators(module):
         name = name_of(node.target)
         if name in CHECKS:
@@ -45,6 +50,8 @@ def normalise(module: GraphModule) -> None:
             node.args = (node.args[0], list(node.meta["val"].shape))
         elif name == "chunk.default":
             _split(node)
+        elif name.partition(".")[0] in FILLED:
+            _filled(node)
         elif name == "broadcast_tensors.default":
             _expand(node)
         elif name == "copy.default":
@@ -64,6 +71,15 @@ def gradients(module: GraphModule, trained: frozenset[str]) -> None:
         elif detach and node.args[0] not in reached:
             replace(node, node.args[0])
     module.recompile()
+
+
+def _filled(node: Node) -> None:
+    """One number, expanded: of the tensor it is called on it takes the shape, dtype and device alone."""
+    value, name = node.meta["val"], name_of(node.target).partition(".")[0]
+    fill = arguments(node)["fill_value"] if "full" in name else int("ones" in name)
+    one = insert(node, aten.full.default, ([1] * value.dim(), fill), value.new_empty([1] * value.dim()))
+    one.kwargs = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+    replace(node, one if value.numel() == 1 else insert(node, aten.expand.default, (one, list(value.shape)), value))
 
 
 def _expand(node: Node) -> None:

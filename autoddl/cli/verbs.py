@@ -40,7 +40,8 @@ def plan(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, set_:
         except Infeasible as error:
             if relax:
                 from autoddl.explain.relax import relaxations
-                rows = relaxations(model, place, sample, reachable=error.reachable, progress=progress, **options.words())
+                rows = relaxations(model, place, sample, reachable=error.reachable, progress=progress,
+                                   **options.words())
                 Console(stderr=True).print(relaxation_table(rows))
             raise
     if output is not None:

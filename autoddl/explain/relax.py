@@ -47,7 +47,7 @@ class Relaxation:
 
 def relaxations(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *, reachable: float,
                 progress: Progress | None = None, **options: Unpack[Options]) -> tuple[Relaxation, ...]:
-    """What would fit, the fastest first; `reachable` is what Infeasible carries, the rest what `plan` was called with."""
+    """What would fit, the fastest first; `reachable` is what Infeasible carries, all else what `plan` was given."""
     from autoddl.capture.capture import capture
     from autoddl.capture.sample import as_sample, parted, sample_for
 

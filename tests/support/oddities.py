@@ -1,0 +1,90 @@
+"""Small modules whose middle once went wrong: factories, in float64, on eight rows of sixteen."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+ODD: dict[str, Callable[[Tensor], Tensor]] = {}
+
+
+def odd(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Keeps a middle by its name."""
+    ODD[function.__name__] = function
+    return function
+
+
+class Middle(nn.Module):
+    """A linear layer, the middle `name`, a mean."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.first, self.name = nn.Linear(16, 16, dtype=torch.float64), name
+
+    def example_inputs(self) -> tuple[Tensor]:
+        return (torch.linspace(-1.0, 1.0, 8 * 16, dtype=torch.float64).reshape(8, 16),)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ODD[self.name](self.first(x)).mean()
+
+
+def middle(name: str = "masked_product") -> nn.Module:
+    """The factory."""
+    return Middle(name)
+
+
+@odd
+def masked_product(h: Tensor) -> Tensor:
+    return h * (h > 0)
+
+
+@odd
+def where(h: Tensor) -> Tensor:
+    return torch.where(h > 0, h, h * 0.5)
+
+
+@odd
+def masked_fill(h: Tensor) -> Tensor:
+    return h.masked_fill(h < 0, 0)
+
+
+@odd
+def filled_new_empty(h: Tensor) -> Tensor:
+    """As MiniCPM 3 builds its rotated queries."""
+    found = h.new_empty(8, 16)
+    found[:, :8] = h[:, 8:]
+    found[:, 8:] = 2 * h[:, :8]
+    return found
+
+
+@odd
+def filled_empty_like(h: Tensor) -> Tensor:
+    """As Wan's rotary embedding does."""
+    found = torch.empty_like(h)
+    found[..., 0::2] = h[..., 1::2]
+    found[..., 1::2] = -h[..., 0::2]
+    return found
+
+
+@odd
+def new_zeros(h: Tensor) -> Tensor:
+    return (h.new_zeros(16) + 1) * h
+
+
+@odd
+def full_like(h: Tensor) -> Tensor:
+    return torch.full_like(h, 2.0) * h
+
+
+@odd
+def mask_of_zeros(h: Tensor) -> Tensor:
+    """As Swin's mask of shifted windows."""
+    mask = h.new_zeros(8, 16)
+    mask[:4, :8] = 1.0
+    return h.masked_fill(mask == 0, 0.5) + h
+
+
+@odd
+def cast_down_and_up(h: Tensor) -> Tensor:
+    """A cast down and up again."""
+    return h.float().double() * 2
