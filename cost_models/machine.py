@@ -41,6 +41,9 @@ DTYPES: dict[str, tuple[str, ...]] = {
     **_WHOLE,  # whole numbers run on the float32 pipes
 }
 """dtype -> the dtypes whose peak it runs at, the first that the device lists."""
+FLOAT64_SHARE = 0.5
+"""float64 peak over float32 peak of a device that lists none: as of A100 and H100 without tensor cores."""
+
 ITEMSIZE_OF_PEAK = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 """Bytes of an element of a dtype with a peak."""
 KERNELS = ("attention", "attention backward", "float8_e4m3fn", "float16", "float32", "float64")
@@ -112,21 +115,27 @@ class Device:
     compiled: bool = False
 
     def peak(self, dtype: str) -> float:
-        """Peak flop/s for `dtype`: as listed, else that of the next wider dtype listed."""
-        return dict(self.peaks)[self.runs_as(dtype)]
+        """Peak flop/s for `dtype`: as listed, else of the next wider dtype listed; float64 by FLOAT64_SHARE."""
+        name = self.runs_as(dtype)
+        return dict(self.peaks)[name] * (FLOAT64_SHARE if dtype == "float64" and name != dtype else 1.0)
 
     def efficiency_of(self, kernel: str) -> float:
         """The fraction of the peak that the largest kernels of a kind or dtype reach."""
         return dict(self.kernels).get(kernel, self.efficiency)
 
     def runs_as(self, dtype: str) -> str:
-        """The dtype at whose peak `dtype` runs: itself if listed, else the next wider; InputError if there is none."""
+        """The dtype at whose peak `dtype` runs: itself if listed, else the next wider, float32 for float64.
+
+        Raises InputError where the device lists none of these.
+        """
         if dtype not in DTYPES:
             raise InputError(f"{dtype!r} is no dtype with a price; the dtypes are {', '.join(DTYPES)}")
         peaks = dict(self.peaks)
         for name in DTYPES[dtype]:
             if name in peaks:
                 return name
+        if dtype == "float64" and "float32" in peaks:
+            return "float32"
         raise InputError(f"device {self.name} lists no peak for {dtype} or a wider dtype, only for {', '.join(peaks)}; "
                          f"add {dtype} to its peak")
 

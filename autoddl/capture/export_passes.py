@@ -1,6 +1,6 @@
 """Rewrites of the raw exported program, in place, before anything makes it functional.
 
-    whole_dropout        feature and in-place dropout in terms of dropout
+    whole_dropout        feature, alpha and in-place dropout in terms of dropout
     inline_regions       no_grad and disabled autocast written out; no_grad becomes detach
     check_averages       running averages of instances, which no operator yields, are refused
     needs_decomposition  whether run_decompositions({}) has anything to do
@@ -19,6 +19,9 @@ from autoddl.core.errors import CaptureError
 __all__ = ["check_averages", "inline_regions", "needs_decomposition", "whole_dropout"]
 
 aten = torch.ops.aten
+SATURATED = -1.7580993408473766
+"""Where SELU ends on the left: -scale * alpha."""
+
 STATEFUL = {"batch_norm.default", "instance_norm.default"}
 
 
@@ -45,21 +48,36 @@ def check_averages(module: GraphModule) -> None:
 
 
 def whole_dropout(module: GraphModule) -> None:
-    """feature_dropout(x) -> x * dropout(ones of (n, c, 1, 1)); f_(x) -> copy_(x, f(x)), for run_decompositions."""
+    """feature_dropout(x) -> x * dropout(ones of (n, c, 1, 1)), alpha_dropout in terms of such a mask; f_(x) ->
+    copy_(x, f(x)), for run_decompositions."""
     for node in operators(module):
         name = name_of(node.target)
         if not name.endswith(("dropout.default", "dropout_.default")) or name in DROPOUTS:
             continue
-        if "alpha" in name:
-            raise CaptureError(f"aten.{name} at {line_of(node.meta.get('stack_trace'))} has no rule; use dropout")
         x, p, train = node.args
         new: Any = x
         if train and p:
-            new = _masked(node, x, p, "feature" in name)
+            new = (_saturated if "alpha" in name else _masked)(node, x, p, "feature" in name)
             if name.endswith("_.default"):
                 new = insert(node, aten.copy_.default, (x, new), x.meta["val"])  # type: ignore[union-attr]
         replace(node, new)
     module.recompile()
+
+
+def _saturated(node: Node, x: Any, p: Any, feature: bool) -> Node:
+    """Alpha dropout (Klambauer et al. 2017): x m + s (1 - m), scaled and shifted to mean 0 and variance 1; m is 0 at p.
+
+    dropout(ones) is m / (1 - p); s = -scale * alpha of SELU.
+    """
+    value = x.meta["val"]
+    shape = [*value.shape[:2], *[1] * (value.dim() - 2)] if feature else list(value.shape)
+    ones = insert(node, aten.new_ones.default, (x, shape), value.new_empty(shape))
+    kept = insert(node, aten.dropout.default, (ones, p, True), ones.meta["val"])
+    scale = ((1 - p) * (1 + p * SATURATED ** 2)) ** -0.5 if p < 1 else 0.0
+    taken = insert(node, aten.mul.Tensor, (kept, (1 - p) * scale), kept.meta["val"])
+    given = insert(node, aten.add.Tensor, (insert(node, aten.mul.Tensor, (taken, -SATURATED), kept.meta["val"]),
+                                           SATURATED * scale * (1 - p)), kept.meta["val"])
+    return insert(node, aten.add.Tensor, (insert(node, aten.mul.Tensor, (x, taken), value), given), value)
 
 
 def _masked(node: Node, x: Any, p: Any, feature: bool) -> Node:

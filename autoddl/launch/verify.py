@@ -162,7 +162,8 @@ def _pass(captured: "Captured", model: "nn.Module", batch: "Sample", part: int, 
     loss = found[0] / parts
     loss.backward()
     with torch.no_grad():
-        for (old, _), new in zip(captured.graph.updates, found[1:], strict=True):
+        updates = captured.graph.updates  # behind the loss and the other outputs
+        for (old, _), new in zip(updates, found[len(found) - len(updates):], strict=True):
             model.get_buffer(captured.graph.tensors[old].fqn).copy_(new)
     return float(loss.detach())
 

@@ -24,6 +24,9 @@ from autoddl.runtime.packing import Pieces, pieces
 from autoddl.runtime.process_groups import Groups, lost
 from autoddl.runtime.recorder import Executed, Mark, Recorder
 
+AS_BYTES = (torch.int16, torch.uint16, torch.uint32, torch.uint64)
+"""Types that gloo does not know."""
+
 __all__ = ["Executed", "Handle", "Move", "Recorder", "Route", "begun", "moves", "through"]
 
 Shape = tuple[int, ...]
@@ -109,7 +112,10 @@ class Move:
             self._recorder.note(*self.record, buffer.numel() * buffer.element_size(), self._label)
 
     def _sent(self, got: Tensor, given: Tensor, asynchronous: bool) -> Any:
-        """The collective, started; an error before it is no peer's."""
+        """The collective, started; an error before it is no peer's. gloo has no words of two bytes but floats: those
+        go as bytes."""
+        if got.dtype in AS_BYTES and self.kind not in ("all-reduce", "reduce-scatter"):
+            got, given = got.view(torch.uint8), given.view(torch.uint8)
         try:
             return self._start(got, given, asynchronous)
         except RuntimeError as error:

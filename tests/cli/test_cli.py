@@ -55,7 +55,8 @@ def test_help_fits_one_screen() -> None:
 
 def test_the_table_says_what_layers_and_parameters_do(path: Path) -> None:
     text = shell("show", str(path)).out
-    for part in ("machine=2,pair=2", "compute", "communication", "pair", "configurations weighed", "4 GB a rank, of which the peak takes",
+    for part in ("machine=2,pair=2", "compute", "communication", "pair", "configurations weighed",
+                 "4 GB a rank, of which the peak takes",
                  "no plan takes less than", "every operator has one"):
         assert part in text, text
     rows = {line.split()[0]: " ".join(line.split()[1:]) for line in text.splitlines() if line.strip()}

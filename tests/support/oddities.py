@@ -28,7 +28,7 @@ class Middle(nn.Module):
         return ODD[self.name](self.first(x)).mean()
 
 
-def middle(name: str = "masked_product") -> nn.Module:
+def middle(name: str = "masked_product") -> Middle:
     """The factory."""
     return Middle(name)
 
