@@ -17,6 +17,7 @@ import numpy as np
 from autoddl.core.errors import Infeasible
 from autoddl.core.problem import Array, Problem
 from autoddl.search.block_factors import match_factors
+from autoddl.search.coordinate_descent import descend_from_starts
 from autoddl.search.elimination_order import plan_folded_elimination
 from autoddl.search.exact import EFFORT, Outcome, solve_exactly
 from autoddl.search.limits import Above, Clock, Limits
@@ -75,7 +76,18 @@ class _Bound:
 def solve_by_messages(problem: Problem, limits: Limits) -> Outcome:
     """A plan and its bound. Where none was found: raises Above if there is a ceiling, else Infeasible."""
     best, bound = bound_and_plan(problem, _short(problem), limits)
+    if best.outcome is None and bound.seconds < math.inf == limits.ceiling:
+        best = _descended(problem, limits)
     return _ended(problem, best, bound.seconds, limits)
+
+
+def _descended(problem: Problem, limits: Limits) -> _Best:
+    """A plan by coordinate descent, where the favoured options have none."""
+    choice = descend_from_starts(problem, limits.seed, limits.clock)
+    if choice is None:
+        return _Best(None, math.inf, 0.0)
+    return _Best(Outcome(choice, -math.inf, "messages along edges, and coordinate descent"),
+                 problem.cost(choice) - problem.fixed_seconds, 0.0)
 
 
 def lower_bound(problem: Problem, price: float) -> float:
@@ -147,7 +159,8 @@ def _between(best: float, price: float) -> float:
 def _ended(problem: Problem, best: _Best, bound: float, limits: Limits) -> Outcome:
     """What is told of it."""
     if best.outcome is not None:
-        proof = "messages along edges, and elimination of the options they favour"
+        proof = best.outcome.proof if "descent" in best.outcome.proof else (
+            "messages along edges, and elimination of the options they favour")
         return replace(best.outcome, bound=min(bound, best.seconds) + problem.fixed_seconds, proof=proof)
     if bound == math.inf:
         raise _forbidden(problem)

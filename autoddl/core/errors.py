@@ -52,7 +52,8 @@ class Infeasible(AutoDDLError):
         known = f", the smallest that is known takes {_bytes(reachable)}" if reachable < inf else ""
         said = "no plan fits" if self.is_proved else "no plan was found, though it is not proved that none fits"
         hint = detail or "use more devices, a smaller batch, more microbatches, or a larger budget"
-        super().__init__(f"{said}: {least}{known}, the budget is {_bytes(budget)}; {hint}")
+        given = f"the budget is {_bytes(budget)}" if budget < inf else "there is no budget"
+        super().__init__(f"{said}: {least}{known}, {given}; {hint}")
 
     @property
     def is_proved(self) -> bool:

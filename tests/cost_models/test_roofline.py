@@ -39,9 +39,13 @@ def test_a_missing_peak_is_that_of_the_next_wider_dtype(dtype: str, peak: float)
     assert DEVICE.peak(dtype) == peak
 
 
+def test_float64_without_a_peak_runs_at_a_stated_share_of_float32() -> None:
+    assert DEVICE.peak("float64") == 0.5 * DEVICE.peak("float32") and DEVICE.runs_as("float64") == "float32"
+    with pytest.raises(InputError, match="lists no peak for float64 or a wider dtype, only for bfloat16"):
+        replace(DEVICE, peaks=(("bfloat16", 4e12),)).peak("float64")
+
+
 def test_what_has_no_price_raises() -> None:
-    with pytest.raises(InputError, match="lists no peak for float64 or a wider dtype, only for bfloat16, float32"):
-        DEVICE.peak("float64")
     with pytest.raises(InputError, match="'float8' is no dtype with a price"):
         compute_seconds(DEVICE, 1, 1, "float8")
     with pytest.raises(InputError, match=r"flops = -1: .* check the shapes"):

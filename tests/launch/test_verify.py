@@ -62,6 +62,13 @@ def test_a_wrong_plan_does_not_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
+def test_a_model_with_several_outputs_and_a_buffer_is_verified() -> None:
+    factory = Factory.parse(f"{ROOT}/tests/support/oddities.py:several")
+    checked = verify(planned(factory, LAPTOP, mesh="machine-pair=4"), factory)
+    assert checked.passed, checked
+
+
+@pytest.mark.ranks
 def test_a_plan_for_many_ranks_is_verified_on_fewer() -> None:
     factory = Factory.parse(FACTORY, {"batch": 64})
     plan = planned(factory, str(ROOT / "examples" / "clusters" / "a100-4x8.yaml"), max_axes=2)

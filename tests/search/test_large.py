@@ -193,6 +193,30 @@ def test_no_choice_needs_less_than_the_floor() -> None:
             assert math.isinf(seconds) or transient >= least_transient(problem)
 
 
+def test_what_finds_no_plan_has_proved_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two favoured options a variable and twenty cells of work: a feasible problem is solved, or not called infeasible.
+    """
+    monkeypatch.setattr(large, "FAVOURED", 2)
+    monkeypatch.setattr(large, "WORK", 20)
+    counted = 0
+    for seed in range(150):
+        problem = random_problem(seed)
+        if any(len(factor.variables) > 2 for factor in problem.factors):
+            continue
+        try:
+            best = solve(problem, "exhaustive").seconds
+        except Infeasible:
+            continue
+        counted += 1
+        try:
+            found = large.solve_by_messages(problem, Limits(0.0, math.inf, clock(), lambda seconds, bound: None))
+        except Infeasible as error:
+            assert not error.is_proved, seed
+            continue
+        assert problem.is_feasible(found.choice) and found.bound <= best * (1 + CLOSE), seed
+    assert counted > 50
+
+
 def test_large_problems_go_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of a real network on three axes, as if it were large."""
     place = cluster_of("hall=2,rack=2,node=2")
