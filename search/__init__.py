@@ -5,6 +5,11 @@
 `exact` proves its plan optimal, or says how far it may be from that; `exhaustive` looks at every choice;
 `coordinate-descent`, `greedy` and `cp-sat` are there to be compared with. Whatever a solver says is
 scored again by the problem.
+
+Reading order: `exhaustive` (the definition), `relaxations`, `elimination*` (no budget), `repeated_blocks` (a stack of
+equal blocks costs the logarithm of its depth), `budget`, `lagrangian`, `labels` (one sum of bytes within a budget),
+`exact` (which of these, when), `large` with `tree_reweighted` (problems too large for elimination), `certify` (proofs).
+Knows neither models nor clusters: may import `core` alone.
 """
 
 import math
