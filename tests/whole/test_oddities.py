@@ -34,6 +34,7 @@ def _errors(name: str, seeds: tuple[int, ...]) -> list[float]:
     return found
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("name", sorted(ODD))
 def test_an_odd_middle_does_what_one_process_does(name: str) -> None:
     for errors in on_ranks(4, _errors, name, (0, 1)):
