@@ -18,7 +18,8 @@ from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import variables
 from autoddl.search import solve
 
-MODELS = ("gpt", "llama", "mixture", "t5", "resnet", "vgg_bn", "vit", "regression")
+MODELS = ["gpt", "resnet", "vit", "regression", *(
+    pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "mixture", "t5", "vgg_bn"))]
 
 
 def _network(name: str, mesh: str, microbatches: int = 1, optimizer: str = "adamw") -> CostNetwork:
@@ -29,10 +30,10 @@ def _network(name: str, mesh: str, microbatches: int = 1, optimizer: str = "adam
 
 
 def _rows_are_below(network: CostNetwork, choice: tuple[int, ...], seed: int) -> None:
-    """Every row of every tenth op, and of the update."""
+    """Every row of every 25th op, and of the update."""
     peaks, ops = Peaks(network), network.pricing.graph.ops
     peak = peaks.of(choice).nbytes
-    moments = [UPDATE, *(f"{kind} {op.name}" for op in ops[seed % 10::10] for kind in KINDS)]
+    moments = [UPDATE, *(f"{kind} {op.name}" for op in ops[seed % 25::25] for kind in KINDS)]
     above = {m: n for m in moments if (n := peaks.row_bytes(choice, m)) > peak * (1 + 1e-9)}
     assert not above, (peak, above)
 
@@ -40,7 +41,7 @@ def _rows_are_below(network: CostNetwork, choice: tuple[int, ...], seed: int) ->
 @pytest.mark.parametrize("name", MODELS)
 def test_no_row_is_above_the_peak_of_a_random_plan(name: str) -> None:
     for seed, mesh in enumerate(MESHES):
-        network = _network(name, mesh, 1 + seed % 2, "adamw" if seed else "sgd")
+        network = _network(name, mesh, 1 if name == "regression" else 1 + seed % 2, "adamw" if seed else "sgd")
         _rows_are_below(network, random_choice(network.problem(None), random.Random(seed)), seed)
 
 
