@@ -24,6 +24,7 @@ from autoddl.core.conversion import Step, is_conversion
 from autoddl.core.errors import InputError
 from autoddl.core.files import write_atomically
 from autoddl.core.layout import Layout, Mesh
+from autoddl.core.problem import EXACT
 
 __all__ = ["BUCKET_BYTES", "VERSION", "Conversion", "Decision", "Plan", "PlanIndex", "Prediction", "Stored", "level_of",
            "load_plan"]
@@ -224,8 +225,8 @@ _ADAPTER: TypeAdapter[Plan] = TypeAdapter(Plan)
 def load_plan(path: str | Path) -> Plan:
     """The plan in the file `path`.
 
-    Raises InputError, naming the file, where it cannot be read, holds no plan, or holds steps that do not lead from one
-    layout of an edge to the other.
+    Raises InputError, naming the file, where it cannot be read, holds no plan, holds steps that do not lead from one
+    layout of an edge to the other, or claims a peak above its budget or a bound above its seconds.
     """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -244,10 +245,19 @@ def load_plan(path: str | Path) -> Plan:
         where = ".".join(str(part) for part in first["loc"])
         raise InputError(f"{path} is no plan: at {where or 'the top'}: {first['msg']}") from None
     try:
+        _check_numbers(plan)
         _check_conversions(plan)
     except InputError as error:
         raise InputError(f"{path} is no plan: {error}; plan again instead of editing the file") from None
     return plan
+
+
+def _check_numbers(plan: Plan) -> None:
+    """Raise InputError where the peak is above the budget or the bound above the seconds: no planner writes that."""
+    if plan.predicted.peak_bytes > plan.budget:
+        raise InputError(f"its peak of {plan.predicted.peak_bytes:g} bytes is above its budget of {plan.budget:g}")
+    if plan.bound > plan.predicted.seconds * (1 + EXACT):
+        raise InputError(f"its bound of {plan.bound:g} s is above its {plan.predicted.seconds:g} s")
 
 
 def _check_conversions(plan: Plan) -> None:

@@ -29,6 +29,7 @@ from ortools.linear_solver.python import model_builder
 
 from autoddl.core.errors import Infeasible
 from autoddl.core.problem import EXACT, Problem, Solution
+from autoddl.cost_models import show_bytes
 from autoddl.planner.peaks import Peaks
 from autoddl.pricing.build_problem import CostNetwork, Row
 from autoddl.pricing.lifetimes import UPDATE, Moment
@@ -211,7 +212,11 @@ class _State:
         """No choice fits the row: no plan fits; or none was found, and the smallest is tried."""
         if error.is_proved:
             needed = max(error.needed, _least_peak(self.search, self.moments)[0] if error.needed < inf else inf)
-            raise Infeasible(needed, self.search.budget, error.detail, self.search.peaks.least_bytes)
+            weights = self.search.network.weight_bytes
+            detail = (f"parameters and optimizer state alone take {show_bytes(weights)} where they are split as far as "
+                      "they can be: use more devices, another optimizer or a larger budget")
+            raise Infeasible(needed, self.search.budget, detail if weights > self.search.budget else error.detail,
+                             self.search.peaks.least_bytes)
         self.needed = max(self.needed, error.needed)
 
     def _shrink(self, problem: Problem, solution: Solution) -> None:

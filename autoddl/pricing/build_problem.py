@@ -195,6 +195,17 @@ class CostNetwork:
             self._sizes[entry.likeness] = sizes_of(self.pricing, variable.item, variable.choices)
         return self._sizes[entry.likeness]
 
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of parameters and the optimizer's state alone that every choice has."""
+        least = 0.0
+        copies = {term.owner: float(term.what[1]) for term in self.lifetimes.terms
+                  if term.owner[0] == "parameter" and term.start == 0}
+        for entry in self.entries:
+            if entry.owner in copies:
+                least += copies[entry.owner] * float(self.entry_sizes(entry)[("own",)].min())
+        return least
+
     def seconds(self, choice: Sequence[int]) -> float:
         """Seconds of one choice, infinite where it is forbidden."""
         return self._free.cost(choice)

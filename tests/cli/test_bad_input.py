@@ -157,6 +157,18 @@ def test_a_budget_that_nothing_meets(folder: Path) -> None:
     assert caught.value.is_proved and caught.value.needed <= caught.value.reachable < 1e7
     least = autoddl.plan(tiny(), folder / "1.yaml", budget=caught.value.reachable)
     assert least.predicted.peak_bytes <= caught.value.reachable
+    refused(shell("plan", FACTORY, LAPTOP, "--budget", "1 kB", "--max-axes", "1"), "optimizer state alone take", code=3)
+
+
+@pytest.mark.parametrize(("budget", "pattern"), [("0", "above 0 bytes"), ("-1 GB", "no quantity"), ("1 XB", "no unit")])
+def test_a_budget_that_is_none(budget: str, pattern: str) -> None:
+    refused(shell("plan", FACTORY, LAPTOP, "--budget", budget), pattern)
+
+
+def test_a_plan_whose_budget_was_edited_is_refused(folder: Path) -> None:
+    made = autoddl.plan(tiny(), folder / "1.yaml")
+    replace(made, budget=0.5 * made.predicted.peak_bytes).save(folder / "edited.json")
+    refused(shell("show", str(folder / "edited.json")), "its peak of .* is above its budget of .*plan again")
 
 
 @pytest.mark.parametrize(("pins", "pattern"), [
