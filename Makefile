@@ -7,7 +7,8 @@
 PYTHON := $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: setup demo fuzz test test-all check size clean
 
@@ -23,13 +24,15 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 test: setup
-	$(PYTEST) -m 'not slow'
+	$(PYTEST) -m 'root and not slow'
+	$(PYTEST) $(TWO) -m 'not root and not slow'
 
 fuzz: setup
-	$(PYTEST) --timeout=1500 tests/whole/test_fuzz.py
+	$(PYTEST) $(TWO) --timeout=1500 tests/whole/test_fuzz.py
 
 test-all: setup
-	$(PYTEST) --timeout=1500
+	$(PYTEST) --timeout=1500 -m root
+	$(PYTEST) $(TWO) --timeout=1500 -m 'not root'
 
 check: setup
 	$(BIN)/ruff check .
