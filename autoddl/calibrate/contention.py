@@ -27,7 +27,7 @@ from autoddl.core.layout import B, Layout, P
 from autoddl.cost_models import sent_bytes, step_count
 from autoddl.cost_models.machine import Host
 from autoddl.runtime.process_groups import Groups
-from autoddl.runtime.redistribute import moves
+from autoddl.runtime.redistribute import make_moves
 
 __all__ = ["busyness", "dragging", "issuing", "lateness", "turning"]
 
@@ -114,7 +114,7 @@ def issuing(groups: Groups, axes: tuple[int, ...], slowdown: float) -> float:
     other work, alike on every rank; `slowdown`: ranks that share a core."""
     square, shape = torch.ones(2 * SIDE, 2 * SIDE), (64,)
     layout = Layout(tuple(P if a in axes else B for a in range(len(groups.mesh.axes))))
-    (move,) = moves((Step(axes, P, B),), [shape] * MEMBERS, [layout] * MEMBERS, groups)
+    (move,) = make_moves((Step(axes, P, B),), [shape] * MEMBERS, [layout] * MEMBERS, groups)
     gradients, found = [torch.ones(shape) for _ in range(MEMBERS)], []
     for _ in range(TRIALS):
         square @ square

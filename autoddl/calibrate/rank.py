@@ -22,7 +22,7 @@ from autoddl.calibrate.request import Request, origin
 from autoddl.core.errors import InputError
 from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.launch.jobs import Job, serve
-from autoddl.runtime.world import device_of, join, take
+from autoddl.runtime.world import device_of, join_processes, set_current_device
 
 __all__ = ["measured"]
 
@@ -42,7 +42,7 @@ def measured(request: Request, progress: Progress | None = None) -> dict[str, An
     torch.set_num_threads(request.threads)
     mesh = mesh_of(cluster) if request.ranks > 1 else None
     if mesh is not None:
-        join(mesh, device, timedelta(seconds=600))
+        join_processes(mesh, device, timedelta(seconds=600))
     share = request.seconds * (KERNELS if mesh is not None else 1.0)
     slowdown = max(1.0, request.here * request.threads / (os.cpu_count() or 1))
     slowdown = max(_gathered(slowdown)) if dist.is_initialized() else slowdown
@@ -66,7 +66,7 @@ def _device(cluster: Cluster, request: Request) -> torch.device:
     if (device.type == "cuda") != (cluster.device.kind == "gpu"):
         raise InputError(f"{request.source}: its device {cluster.device.name} is a gpu, and this machine has none: "
                          "measure on the cluster")
-    take(device)
+    set_current_device(device)
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         if cluster.device.name.split("-")[0].lower() not in name.lower():

@@ -14,14 +14,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from autoddl.core.record import Event, RecordedStep, own_seconds
-from autoddl.schedule.timeline import Foreseen, Span
+from autoddl.schedule.timeline import PredictedStep, Span
 
 __all__ = ["trace_text"]
 
 Row = dict[str, Any]
 
 
-def trace_text(predicted: Foreseen, recorded: Sequence[RecordedStep]) -> str:
+def trace_text(predicted: PredictedStep, recorded: Sequence[RecordedStep]) -> str:
     """The JSON document: the prediction above one step of every rank."""
     zero = min((step.began for step in recorded), default=0.0)
     rows = list(_process(0, "predicted, rank 0", predicted.step, predicted.computes, 0.0))

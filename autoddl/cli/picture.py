@@ -15,7 +15,7 @@ from autoddl.core.plan import Plan
 from autoddl.core.record import own_seconds
 from autoddl.explain.compare_run import foreseen, foreseen_bytes
 from autoddl.schedule.memory_line import MemoryLine
-from autoddl.schedule.timeline import Foreseen
+from autoddl.schedule.timeline import PredictedStep
 
 __all__ = ["KINDS", "draw"]
 
@@ -35,7 +35,7 @@ def draw(plan: Plan, path: Path) -> None:
     _picture(plan, line, foreseen_bytes(plan, line), path)
 
 
-def _picture(plan: Plan, line: Foreseen, memory: MemoryLine, path: Path) -> None:
+def _picture(plan: Plan, line: PredictedStep, memory: MemoryLine, path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 8), layout="constrained")
@@ -54,7 +54,7 @@ def _picture(plan: Plan, line: Foreseen, memory: MemoryLine, path: Path) -> None
     figure.savefig(path)
 
 
-def _rows(line: Foreseen) -> Bars:
+def _rows(line: PredictedStep) -> Bars:
     """(start, seconds) by row."""
     rows: Bars = {"compute": [(span.start, span.end - span.start) for span in line.computes], "waiting": []}
     for event, own in zip(line.step.events, own_seconds(line.step.events), strict=True):
@@ -64,7 +64,7 @@ def _rows(line: Foreseen) -> Bars:
     return rows
 
 
-def _time_line(axes: Any, line: Foreseen) -> None:
+def _time_line(axes: Any, line: PredictedStep) -> None:
     rows = _rows(line)
     for y, (name, bars) in enumerate(rows.items()):
         axes.broken_barh(bars, (y - 0.4, 0.8), color=f"C{y}", label=name)
@@ -73,7 +73,7 @@ def _time_line(axes: Any, line: Foreseen) -> None:
     axes.invert_yaxis()
 
 
-def _kinds(axes: Any, line: Foreseen) -> None:
+def _kinds(axes: Any, line: PredictedStep) -> None:
     """Seconds by kind."""
     flight: dict[str, float] = defaultdict(float)
     waited: dict[str, float] = defaultdict(float)

@@ -4,7 +4,7 @@
     seconds            by kind and axes, and the largest misses
     exposed, hidden    what ranks waited for, and what was in flight while they computed
 
-Predicted times are those of `timeline_of` on rank 0, read by the same functions as the record (`figures`).
+Predicted times are those of `predict_timeline` on rank 0, read by the same functions as the record (`figures`).
 """
 
 from collections import Counter
@@ -19,8 +19,8 @@ from autoddl.core.record import Event, Record, RecordedStep
 from autoddl.explain.record_statistics import Miss, Pair, Row, late, later, misses, rows, typical
 from autoddl.planner.question import question_of
 from autoddl.schedule.memory_line import MemoryLine, memory_line
-from autoddl.schedule.timeline import Foreseen, timeline_of
-from autoddl.schedule.traffic import Sent, traffic
+from autoddl.schedule.timeline import PredictedStep, predict_timeline
+from autoddl.schedule.traffic import PlannedCollective, traffic
 
 __all__ = ["Compared", "compare_run", "differences", "foreseen", "foreseen_bytes"]
 
@@ -49,13 +49,13 @@ class Compared:
         return not self.mismatches
 
 
-def foreseen(plan: Plan) -> Foreseen:
+def foreseen(plan: Plan) -> PredictedStep:
     """The time line of the plan's step on rank 0, from the plan alone."""
     asked = question_of(plan)
-    return timeline_of(plan, add_hubs(asked.graph), asked.cluster)
+    return predict_timeline(plan, add_hubs(asked.graph), asked.cluster)
 
 
-def foreseen_bytes(plan: Plan, line: Foreseen) -> MemoryLine:
+def foreseen_bytes(plan: Plan, line: PredictedStep) -> MemoryLine:
     """The memory of the plan's step on rank 0 over its time `line`, from the plan alone."""
     asked = question_of(plan)
     return memory_line(plan, line, add_hubs(asked.graph), asked.options.optimizer, asked.cluster)
@@ -96,7 +96,7 @@ def differences(plan: Plan, graph: Graph, record: Record) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _counted(many: Iterable[Sent | Event]) -> Counter[str]:
+def _counted(many: Iterable[PlannedCollective | Event]) -> Counter[str]:
     return Counter(f"{one.direction} {one.kind} over {one.axes} of {one.nbytes} bytes" for one in many)
 
 

@@ -20,7 +20,7 @@ from autoddl.launch.jobs import serve
 from autoddl.launch.shaped_network import Uplink, sent_over
 from autoddl.launch.train import built, one_step, recorded
 from autoddl.runtime.parallelize import ParallelModel, parallelize
-from autoddl.schedule.uplink_bytes import planned_bytes
+from autoddl.schedule.uplink_bytes import count_uplink_bytes
 
 __all__ = ["trained"]
 
@@ -63,7 +63,7 @@ def _crossed(parallel: ParallelModel, uplinks: list[Uplink], before: list[tuple[
     """Planned and counted bytes of a step over each uplink."""
     if not before or parallel.groups.rank != 0:
         return []
-    planned = planned_bytes(parallel.plan, parallel.graph, [range(u.first, u.first + u.ranks) for u in uplinks])
+    planned = count_uplink_bytes(parallel.plan, parallel.graph, [range(u.first, u.first + u.ranks) for u in uplinks])
     return [{"level": uplink.level, "first": uplink.first, "ranks": uplink.ranks, "planned": nbytes,
              "left": (new[0] - old[0]) / steps, "entered": (new[1] - old[1]) / steps}
             for uplink, nbytes, old, new in zip(uplinks, planned, before, after, strict=True)]

@@ -32,7 +32,7 @@ def built(factory: Factory, drawn: bool = False) -> tuple[nn.Module, Sample]:
 def train(job: Job, tell: Callable[[float], None]) -> dict[str, Any]:
     """AdamW on the factory's batch; `tell` hears every loss. What cannot be saved to is refused before the first."""
     if job.get("save"):
-        checkpoint.check(job["save"])
+        checkpoint.check_writable(job["save"])
     plan, factory = load_plan(job["plan"]), Factory(**job["factory"])
     model, batch = built(factory)
     log = recorded(job, plan)

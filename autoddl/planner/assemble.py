@@ -151,7 +151,7 @@ def _unruled(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Ch
 
 
 def assemble(pricing: Pricing, solution: Solution, variables: tuple[Variable, ...]) -> Assembled:
-    """The plan's parts, whose bytes `memory_line.with_memory` adds.
+    """The plan's parts, whose bytes `memory_line.with_memory_peak` adds.
 
     A prediction whose parts do not add up to the solution's seconds is a bug and raises AssertionError.
     """

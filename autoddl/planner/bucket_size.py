@@ -12,9 +12,9 @@ from autoddl.core.graph import Graph
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster
 from autoddl.schedule.buckets import gather_buckets, gradient_buckets, parameter_edges
-from autoddl.schedule.issue_order import Known
-from autoddl.schedule.memory_line import with_memory
-from autoddl.schedule.timeline import timeline_of
+from autoddl.schedule.issue_order import KnownPrices
+from autoddl.schedule.memory_line import with_memory_peak
+from autoddl.schedule.timeline import predict_timeline
 
 __all__ = ["SIZES", "best_buckets", "fitting_buckets"]
 
@@ -34,8 +34,8 @@ def best_buckets(plan: Plan, graph: Graph, cluster: Cluster, sizes: Sequence[int
         different.setdefault((gradient_buckets(one, graph, edges), gather_buckets(one, graph, edges)), one)
     if len(different) == 1:
         return plan
-    known = Known()
-    return min(different.values(), key=lambda one: timeline_of(one, graph, cluster, known=known).step.seconds)
+    known = KnownPrices()
+    return min(different.values(), key=lambda one: predict_timeline(one, graph, cluster, known=known).step.seconds)
 
 
 def fitting_buckets(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster) -> Plan:
@@ -43,10 +43,10 @@ def fitting_buckets(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster) 
 
     Where none is within it, with one tensor a bucket.
     """
-    best = with_memory(best_buckets(plan, graph, cluster), graph, optimizer, cluster)
+    best = with_memory_peak(best_buckets(plan, graph, cluster), graph, optimizer, cluster)
     if best.predicted.peak_bytes <= plan.budget:
         return best
     small = replace(plan, bucket_bytes=1)
-    fits = [n for n in (plan.bucket_bytes, *SIZES) if n != best.bucket_bytes and with_memory(
+    fits = [n for n in (plan.bucket_bytes, *SIZES) if n != best.bucket_bytes and with_memory_peak(
         replace(plan, bucket_bytes=n), graph, optimizer, cluster).predicted.peak_bytes <= plan.budget]
-    return with_memory(best_buckets(small, graph, cluster, fits), graph, optimizer, cluster)
+    return with_memory_peak(best_buckets(small, graph, cluster, fits), graph, optimizer, cluster)

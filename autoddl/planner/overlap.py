@@ -1,6 +1,6 @@
 """The plan with the shortest time line, for who asks what is hidden to count.
 
-The search adds all seconds up. On the time line (`timeline_of`) the collectives of parameters, of the loss and of new
+The search adds all seconds up. On the time line (`timeline`) the collectives of parameters, of the loss and of new
 buffers run beside computation, and all others are waited for at once. So the search is asked again, with the part 1 - h
 of their seconds counted:
 
@@ -24,7 +24,7 @@ from autoddl.planner.mesh_search import Found, cut_short, search
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.build_problem import problem_of
 from autoddl.pricing.price import floor_seconds
-from autoddl.schedule.timeline import timeline_of
+from autoddl.schedule.timeline import predict_timeline
 
 __all__ = ["HIDDEN", "overlapped"]
 
@@ -97,4 +97,4 @@ def _counted(solved: Solved, bound: float) -> Solved:
 
 def _line(task: PlanTask, plan: Plan) -> float:
     graph = task.confirmed(plan.microbatches).graph
-    return timeline_of(plan, graph, task.cluster).step.seconds
+    return predict_timeline(plan, graph, task.cluster).step.seconds

@@ -15,7 +15,7 @@ from autoddl.core.problem import Solution
 from autoddl.planner.assemble import assemble_choice, plan_of
 from autoddl.pricing.build_problem import CostNetwork
 from autoddl.pricing.lifetimes import UPDATE, Moment
-from autoddl.schedule.memory_line import foreseen_memory
+from autoddl.schedule.memory_line import predict_memory
 
 __all__ = ["Peak", "Peaks", "draft_of"]
 
@@ -60,7 +60,7 @@ class Peaks:
 
     def _drawn(self, choice: tuple[int, ...]) -> Peak:
         pricing = self.network.pricing
-        heap = foreseen_memory(draft_of(self.network, choice), pricing.graph, pricing.optimizer, pricing.cluster)
+        heap = predict_memory(draft_of(self.network, choice), pricing.graph, pricing.optimizer, pricing.cluster)
         here, nbytes = max(heap.line, key=lambda point: point[1])
         ops = pricing.graph.ops
         return Peak(nbytes, None if here == 2 * len(ops) else ops[here % len(ops)].name)

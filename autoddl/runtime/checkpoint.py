@@ -28,12 +28,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from autoddl.core.errors import InputError, MachineError, MismatchError
-from autoddl.runtime.process_groups import lost
+from autoddl.runtime.process_groups import peer_error
 
 if TYPE_CHECKING:
     from autoddl.runtime.parallelize import ParallelModel
 
-__all__ = ["check", "load", "save"]
+__all__ = ["check_writable", "load", "save"]
 
 METADATA, REPLACED = ".metadata", ".replaced"
 OURS = re.compile(r"__\d+_\d+\.distcp|\.metadata(\.tmp)?|\.replaced")
@@ -89,7 +89,7 @@ def _without_gradients(optimizer: torch.optim.Optimizer | None) -> Iterator[None
             p.grad = gradient
 
 
-def check(path: str | Path) -> None:
+def check_writable(path: str | Path) -> None:
     """Raise InputError unless `save` may write `path`: asked before training, so that none of it is lost."""
     refusal = _refusal(path)
     if refusal:
@@ -224,7 +224,7 @@ def _of_first(word: str) -> str:
         try:
             dist.broadcast_object_list(said, src=0)
         except RuntimeError as error:
-            raise lost("what all ranks do with the checkpoint", error) from error
+            raise peer_error("what all ranks do with the checkpoint", error) from error
     return said[0]
 
 
@@ -240,7 +240,7 @@ def load(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
             unsaved = _unsaved(model, optimizer, state, found)
             dcp.load(state, checkpoint_id=found, no_dist=not _distributed())
     except RuntimeError as error:
-        raise lost(f"reading the checkpoint {path}", error) from error
+        raise peer_error(f"reading the checkpoint {path}", error) from error
     except (CheckpointException, ValueError) as error:
         raise MismatchError(f"{path} does not fit this model and optimizer ({_reason(error)}); load it into the model "
                             "and the kind of optimizer that it was saved from") from error

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from autoddl.core.layout import local_shape
-from autoddl.runtime.parameters import Held
+from autoddl.runtime.parameters import StoredParameter
 from autoddl.runtime.process_groups import Groups
-from autoddl.runtime.redistribute import Handle, Move, Recorder, moves, through
+from autoddl.runtime.redistribute import Handle, Move, Recorder, make_moves, run_moves
 from autoddl.schedule.buckets import Bucket, ParameterEdge
 from autoddl.schedule.parameter_protocol import Advance, Fill, ReduceProtocol
 
@@ -25,7 +25,7 @@ __all__ = ["Reducer"]
 class _Bucket:
     """The gradients of a bucket on one rank."""
 
-    members: tuple[Held, ...]
+    members: tuple[StoredParameter, ...]
     moves: tuple[Move, ...]
     shapes: tuple[tuple[int, ...], ...]
     """Local shapes of the gradients as they come."""
@@ -71,8 +71,8 @@ class _Bucket:
 class Reducer:
     """Takes gradients as they come (`sink`), and deposits the reduced ones (`finish`)."""
 
-    def __init__(self, buckets: Sequence[Bucket], edges: Mapping[str, ParameterEdge], held: Mapping[str, Held],
-                 groups: Groups, recorder: Recorder) -> None:
+    def __init__(self, buckets: Sequence[Bucket], edges: Mapping[str, ParameterEdge],
+                 held: Mapping[str, StoredParameter], groups: Groups, recorder: Recorder) -> None:
         self._groups, self._recorder = groups, recorder
         self._buckets: list[_Bucket] = []
         self._protocol = ReduceProtocol(buckets)
@@ -81,8 +81,8 @@ class Reducer:
             self._place.update({fqn: (b, k) for k, fqn in enumerate(bucket.members)})
             tensors = [edges[fqn].tensor for fqn in bucket.members]
             starts = [edges[fqn].conversion.gradient or edges[fqn].conversion.target for fqn in bucket.members]
-            path = moves(bucket.steps, [t.shape for t in tensors], starts, groups, recorder, "backward",
-                         f"the gradients of {bucket.members[0]} and {len(tensors) - 1} more")
+            path = make_moves(bucket.steps, [t.shape for t in tensors], starts, groups, recorder, "backward",
+                              f"the gradients of {bucket.members[0]} and {len(tensors) - 1} more")
             shapes = tuple(local_shape(t.shape, start, groups.mesh, groups.coordinate)
                            for t, start in zip(tensors, starts, strict=True))
             members = tuple(held[fqn] for fqn in bucket.members)
@@ -99,7 +99,7 @@ class Reducer:
         for bucket in self._buckets:
             bucket.clear(keep)
 
-    def sink(self, edge: ParameterEdge, held: Held, direct: bool) -> Callable[[Tensor], None] | None:
+    def sink(self, edge: ParameterEdge, held: StoredParameter, direct: bool) -> Callable[[Tensor], None] | None:
         """Where the gradient of a parameter goes; None if there is none, or if the leaf is read as it is (`direct`) and
         gets the stored gradient from autograd."""
         if not held.tensor.trained or edge.conversion.gradient is None:
@@ -107,8 +107,8 @@ class Reducer:
         if edge.tensor.fqn in self._place:
             b, k = self._place[edge.tensor.fqn]
             return lambda gradient: self._add(b, k, gradient)
-        path = moves(edge.backward, [edge.tensor.shape], [edge.conversion.gradient], self._groups, self._recorder,
-                     "backward", edge.tensor.fqn)
+        path = make_moves(edge.backward, [edge.tensor.shape], [edge.conversion.gradient], self._groups, self._recorder,
+                          "backward", edge.tensor.fqn)
         return None if direct and not path else lambda gradient: held.deposit(_locally(path, gradient))
 
     def _add(self, b: int, k: int, gradient: Tensor) -> None:
@@ -139,4 +139,4 @@ class Reducer:
 def _locally(path: tuple[Move, ...], gradient: Tensor) -> Tensor:
     """The stored piece of a gradient, in memory of its own: what autograd handed over may be larger, or another's."""
     with torch.no_grad():
-        return through(path, gradient).clone()
+        return run_moves(path, gradient).clone()

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autoddl.cost_models.algorithms import message_pieces
-from autoddl.schedule.message_programs import Program, Receive, program
+from autoddl.schedule.message_programs import MessageProgram, Receive, message_program
 
 __all__ = ["TAGS", "exchange"]
 
@@ -42,7 +42,7 @@ def exchange(kind: str, got: Tensor, given: Tensor, ways: tuple[int, ...], group
     target = _cut(got, n, pieces) if kind == "all-to-all" else source
     if kind in ("all-gather", "all-to-all"):
         got.view(n, -1)[rank].copy_(given if kind == "all-gather" else given.view(n, -1)[rank])
-    mine = _run(program(kind, ways, rank, pieces), source, target, group, tag, how,
+    mine = _run(message_program(kind, ways, rank, pieces), source, target, group, tag, how,
                 (timeout,) if timeout else ())[rank]
     if kind == "reduce-scatter":
         torch.cat(list(mine), out=got)
@@ -56,7 +56,7 @@ def _cut(buffer: Tensor, n: int, pieces: int) -> Parts:
     return [chunk.tensor_split(pieces) for chunk in buffer.tensor_split(n)]
 
 
-def _run(messages: Program, source: Parts, target: Parts, group: dist.ProcessGroup, tag: int, how: str,
+def _run(messages: MessageProgram, source: Parts, target: Parts, group: dist.ProcessGroup, tag: int, how: str,
          limit: tuple[timedelta, ...]) -> list[list[Tensor]]:
     """The pieces as this rank knows them at the end. Sums are not in `target`, which gets what is kept as it came."""
     holding = [list(row) for row in source]

@@ -17,11 +17,11 @@ from torch import Tensor
 from autoddl.core.conversion import Step
 from autoddl.core.layout import Layout, Mesh, Split, extents
 
-__all__ = ["Pieces", "pieces"]
+__all__ = ["Packing", "packing_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class Packing:
     """`cuts` are (offset, size) in the local tensor along `cut` of what goes to each member, `joins` the sizes along
     `join` of what comes from each, `block` the padded size, `even` whether nothing is padded, `result` the local shape
     afterwards, `mine` this rank's position in the group."""
@@ -86,7 +86,7 @@ class Pieces:
 
 
 @lru_cache(maxsize=100_000)
-def pieces(step: Step, shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> Pieces:
+def packing_of(step: Step, shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> Packing:
     """The pieces of `step` on a tensor of `shape` in `layout`, for the rank at `coordinate`."""
     group = mesh.members(step.axes, coordinate)
     mine = group.index(coordinate)
@@ -94,7 +94,7 @@ def pieces(step: Step, shape: tuple[int, ...], layout: Layout, mesh: Mesh, coord
     after = [extents(shape, step.after(layout), mesh, at) for at in group]
     cut = step.target.dim if isinstance(step.target, Split) else None
     join = step.source.dim if isinstance(step.source, Split) else None
-    return Pieces(
+    return Packing(
         cut, tuple((0, 0) if cut is None else (a[cut][0] - before[mine][cut][0], a[cut][1]) for a in after),
         join, tuple(0 if join is None else b[join][1] for b in before),
         tuple(min(b[1], a[1]) for b, a in zip(before[0], after[0], strict=True)), tuple(s for _, s in after[mine]),

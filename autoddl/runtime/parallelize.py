@@ -34,12 +34,12 @@ from autoddl.core.graph import Graph, Kind
 from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import VERSION, Plan
 from autoddl.runtime.batches import Batches, LocalBatch
-from autoddl.runtime.lowering import Lowered, axes_of, lower
+from autoddl.runtime.lowering import LoweredProgram, communication_axes, lower_plan
 from autoddl.runtime.parameter_store import Store
-from autoddl.runtime.parameters import hold
+from autoddl.runtime.parameters import shard_parameters
 from autoddl.runtime.process_groups import Groups
-from autoddl.runtime.redistribute import Recorder, begun, through
-from autoddl.runtime.world import agree, device_of, join
+from autoddl.runtime.redistribute import Recorder, run_moves, start_moves
+from autoddl.runtime.world import check_agreement, device_of, join_processes
 from autoddl.schedule.traffic import traffic
 
 __all__ = ["LocalBatch", "ParallelModel", "parallelize"]
@@ -58,19 +58,19 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
         raise MismatchError(f"the plan is of version {plan.version}, this AutoDDL runs version {VERSION}: plan again")
     if any(isinstance(p, DTensor) for p in model.parameters()):
         raise InputError("the model's parameters are DTensors already; give parallelize the plain module")
-    join(plan.mesh, place, limit)
+    join_processes(plan.mesh, place, limit)
     if captured is None:
         captured = capture(model, from_spec(plan.sample, "meta") if sample is None
                            else parted(as_sample(sample), plan.microbatches))
     _check_model(captured, plan)
     check_held(captured.graph, captured.constants)
     graph = add_hubs(captured.graph)
-    agree({"plan": (plan.fingerprint(), plan.source.get("cluster"), *traffic(plan, graph)), "seed": [seed]})
+    check_agreement({"plan": (plan.fingerprint(), plan.source.get("cluster"), *traffic(plan, graph)), "seed": [seed]})
     materialise(model, seed)
-    agree({"value of the weights": map(_digest, model.parameters()),
-           "value of the buffers": map(_digest, model.buffers()),
-           "value of the constants": map(_digest, captured.constants.values())})
-    groups = Groups(plan.mesh, axes_of(plan, graph), limit, plan.source.get("cluster"))
+    check_agreement({"value of the weights": map(_digest, model.parameters()),
+                     "value of the buffers": map(_digest, model.buffers()),
+                     "value of the constants": map(_digest, captured.constants.values())})
+    groups = Groups(plan.mesh, communication_axes(plan, graph), limit, plan.source.get("cluster"))
     return ParallelModel(model, plan, captured, graph, groups, place, seed)
 
 
@@ -110,16 +110,16 @@ class ParallelModel:
         inputs = tuple(t for t in graph.tensors if t.kind is Kind.INPUT)
         self._batches = Batches(module.forward, inputs, captured.spec, plan.inputs, groups, device,
                                 plan.microbatches)
-        self._held = hold(module, captured.graph, plan, groups, device)
+        self._held = shard_parameters(module, captured.graph, plan, groups, device)
         self._store = Store(plan, graph, self._held, groups, self.recorder)
         self._train = self._lower(training=True)
-        self._evaluate: Lowered | None = None
+        self._evaluate: LoweredProgram | None = None
 
-    def _lower(self, training: bool) -> Lowered:
-        return lower(self._captured, self.graph, self.plan, self.groups, self._store.parameters, self.recorder,
-                     self._device, self._seed, training)
+    def _lower(self, training: bool) -> LoweredProgram:
+        return lower_plan(self._captured, self.graph, self.plan, self.groups, self._store.parameters, self.recorder,
+                          self._device, self._seed, training)
 
-    def _arguments(self, lowered: Lowered, pieces: Mapping[str, Tensor]) -> list[Tensor]:
+    def _arguments(self, lowered: LoweredProgram, pieces: Mapping[str, Tensor]) -> list[Tensor]:
         """What the program reads, in order: pieces of a microbatch, leaves, buffers, constants."""
         found = []
         for t in lowered.reads:
@@ -154,9 +154,9 @@ class ParallelModel:
             self.recorder.direction = "forward"
         with self._store.gathers.notes():
             results = self._train.program.forward(*self._arguments(self._train, pieces))
-        ends = [begun(route.forward, x) for route, x in zip(self._train.ends, results, strict=True)]
+        ends = [start_moves(route.forward, x) for route, x in zip(self._train.ends, results, strict=True)]
         self.recorder.direction = "backward"
-        results[0].backward(through(self._train.ends[0].backward, torch.full_like(results[0], 1 / parts)))
+        results[0].backward(run_moves(self._train.ends[0].backward, torch.full_like(results[0], 1 / parts)))
         self._store.finish(last)
         loss, *buffers = (end() for end in ends)
         with torch.no_grad():
@@ -179,7 +179,7 @@ class ParallelModel:
         for part, pieces in enumerate(parts):
             self._store.begin(part == len(parts) - 1)
             loss, *_ = self._evaluate.program.forward(*self._arguments(self._evaluate, pieces))
-            losses.append(through(self._evaluate.ends[0].forward, loss))
+            losses.append(run_moves(self._evaluate.ends[0].forward, loss))
         return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
 
     def local_batch(self, batch: object) -> LocalBatch:

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from autoddl.runtime.parameters import Held
+from autoddl.runtime.parameters import StoredParameter
 from autoddl.runtime.process_groups import Groups
-from autoddl.runtime.redistribute import Handle, Recorder, moves
+from autoddl.runtime.redistribute import Handle, Recorder, make_moves
 from autoddl.schedule.buckets import Bucket, ParameterEdge
 from autoddl.schedule.parameter_protocol import GatherProtocol
 
-__all__ = ["Sink", "TensorGathers", "used"]
+__all__ = ["Sink", "TensorGathers", "use_parameter"]
 
 Sink = Callable[[Tensor], None]
 
@@ -38,7 +38,7 @@ class _Use(torch.autograd.Function):
         return None, None, None
 
 
-def used(leaf: Tensor, value: Tensor, sink: Sink | None) -> Tensor:
+def use_parameter(leaf: Tensor, value: Tensor, sink: Sink | None) -> Tensor:
     """`value`, made of `leaf`; under autograd its gradient goes to `sink`."""
     if sink is None or not torch.is_grad_enabled():
         return value
@@ -49,13 +49,13 @@ class _Bucket:
     """The tensors of a bucket: `handle` is a gather under way, `values` stay for later microbatches, `again` are those
     that were regathered for backward."""
 
-    def __init__(self, bucket: Bucket, edges: Mapping[str, ParameterEdge], held: Mapping[str, Held],
+    def __init__(self, bucket: Bucket, edges: Mapping[str, ParameterEdge], held: Mapping[str, StoredParameter],
                  sinks: Mapping[str, Sink | None], groups: Groups, recorder: Recorder) -> None:
         tensors = [edges[fqn].tensor for fqn in bucket.members]
         starts = [edges[fqn].conversion.source for fqn in bucket.members]
         label = f"{bucket.members[0]} and {len(tensors) - 1} more"
         shapes = [t.shape for t in tensors]
-        self._forward, self._backward = (moves(bucket.steps, shapes, starts, groups, recorder, direction, label)
+        self._forward, self._backward = (make_moves(bucket.steps, shapes, starts, groups, recorder, direction, label)
                                          for direction in ("forward", "backward"))
         self.leaves = [held[fqn].leaf for fqn in bucket.members]
         self.sinks = [sinks[fqn] for fqn in bucket.members]
@@ -87,8 +87,9 @@ class _Bucket:
 class TensorGathers:
     """The gather buckets of a program, in the order of first use."""
 
-    def __init__(self, buckets: Sequence[Bucket], edges: Mapping[str, ParameterEdge], held: Mapping[str, Held],
-                 sinks: Mapping[str, Sink | None], groups: Groups, recorder: Recorder) -> None:
+    def __init__(self, buckets: Sequence[Bucket], edges: Mapping[str, ParameterEdge],
+                 held: Mapping[str, StoredParameter], sinks: Mapping[str, Sink | None], groups: Groups,
+                 recorder: Recorder) -> None:
         self._buckets = [_Bucket(bucket, edges, held, sinks, groups, recorder) for bucket in buckets]
         self._protocol = GatherProtocol(buckets)
         self._regathers = any(bucket.regather for bucket in buckets)
@@ -117,7 +118,7 @@ class TensorGathers:
             for k, tensor in enumerate(tensors):
                 storage = tensor.untyped_storage()
                 self._slots[storage._cdata] = StorageWeakRef(storage), b, k
-        return tuple(used(*row) for row in zip(bucket.leaves, tensors, bucket.sinks, strict=True))
+        return tuple(use_parameter(*row) for row in zip(bucket.leaves, tensors, bucket.sinks, strict=True))
 
     def notes(self) -> AbstractContextManager[Any]:
         """While it is entered, autograd saves notes instead of tensors that are gathered again."""

@@ -17,11 +17,11 @@ from torch import Tensor
 from autoddl.core.graph import Graph
 from autoddl.core.plan import Plan
 from autoddl.runtime.gradient_reducer import Reducer
-from autoddl.runtime.lowering import Parameters
-from autoddl.runtime.parameter_gather import Sink, TensorGathers, used
-from autoddl.runtime.parameters import Held
+from autoddl.runtime.lowering import ParameterAccess
+from autoddl.runtime.parameter_gather import Sink, TensorGathers, use_parameter
+from autoddl.runtime.parameters import StoredParameter
 from autoddl.runtime.process_groups import Groups
-from autoddl.runtime.redistribute import Move, Recorder, moves, through
+from autoddl.runtime.redistribute import Move, Recorder, make_moves, run_moves
 from autoddl.schedule.buckets import ParameterEdge, gather_buckets, gradient_buckets, parameter_edges
 
 __all__ = ["Store"]
@@ -30,7 +30,8 @@ __all__ = ["Store"]
 class Store:
     """`parameters` is what lowering needs to know of it."""
 
-    def __init__(self, plan: Plan, graph: Graph, held: Mapping[str, Held], groups: Groups, recorder: Recorder) -> None:
+    def __init__(self, plan: Plan, graph: Graph, held: Mapping[str, StoredParameter], groups: Groups,
+                 recorder: Recorder) -> None:
         edges = {edge.tensor.fqn: edge for edge in parameter_edges(plan, graph)}
         gathered = gather_buckets(plan, graph)
         self.reducer = Reducer(gradient_buckets(plan, graph), edges, held, groups, recorder)
@@ -42,7 +43,7 @@ class Store:
         self._locals = {fqn: _Local(path, sinks[fqn], edges[fqn].per_microbatch) for fqn, path in paths.items() if path}
         for fqn in direct:
             _hook(held[fqn].leaf, sinks[fqn])
-        self.parameters = Parameters(self.gathers.take, taken, self._locals)
+        self.parameters = ParameterAccess(self.gathers.take, taken, self._locals)
         self._plain = [h for h in held.values() if sinks.get(h.tensor.fqn) is None and h.leaf is not h.parameter]
 
     def clear(self) -> None:
@@ -75,7 +76,8 @@ class Store:
 
 def _path(edge: ParameterEdge, groups: Groups, recorder: Recorder) -> tuple[Move, ...]:
     """The local steps from stored to used."""
-    return moves(edge.forward, [edge.tensor.shape], [edge.conversion.source], groups, recorder, label=edge.tensor.fqn)
+    return make_moves(edge.forward, [edge.tensor.shape], [edge.conversion.source], groups, recorder,
+                      label=edge.tensor.fqn)
 
 
 class _Local:
@@ -87,9 +89,9 @@ class _Local:
         self.last = True
 
     def __call__(self, leaf: Tensor) -> Tensor:
-        value = through(self._path, leaf.detach()) if self.value is None else self.value
+        value = run_moves(self._path, leaf.detach()) if self.value is None else self.value
         self.value = None if self._per_microbatch or self.last else value
-        return used(leaf, value, self._sink)
+        return use_parameter(leaf, value, self._sink)
 
 
 def _hook(leaf: Tensor, sink: Sink | None) -> None:

@@ -21,11 +21,11 @@ from autoddl.core.layout import B, Layout, Split, extents
 from autoddl.core.plan import Plan
 from autoddl.runtime.process_groups import Groups
 
-__all__ = ["Held", "hold", "placements"]
+__all__ = ["StoredParameter", "placements", "shard_parameters"]
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class StoredParameter:
     """One parameter on this rank: the module's `parameter`, and the `leaf` that the program reads."""
 
     tensor: graphs.Tensor
@@ -61,20 +61,21 @@ def _slots(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
                 yield module, name, parameter
 
 
-def hold(model: nn.Module, graph: Graph, plan: Plan, groups: Groups, device: torch.device) -> dict[str, Held]:
-    """Replace the parameters of `model` by the pieces that `plan` stores here; fqn -> Held."""
+def shard_parameters(model: nn.Module, graph: Graph, plan: Plan, groups: Groups, device: torch.device
+                     ) -> dict[str, StoredParameter]:
+    """Replaces the parameters of `model` by the pieces that `plan` stores on this rank; returns them by name."""
     stored = plan.index().stored
     whole = plan.mesh.size == 1 or all(state == B for one in stored.values() for state in one.layout)
     mesh = None if whole else groups.device_mesh(device.type)
     by_id: dict[int, nn.Parameter] = {}
-    found: dict[str, Held] = {}
+    found: dict[str, StoredParameter] = {}
     for tensor in graph.tensors:
         if tensor.kind is Kind.PARAMETER:
             old = model.get_parameter(tensor.fqn)
             layout = stored[tensor.fqn].layout if tensor.fqn in stored else Layout.broadcast(plan.mesh)
             new, local = _piece(old, layout, groups, device, mesh)
             by_id[id(old)] = new
-            found[tensor.fqn] = Held(tensor, layout, new, local)
+            found[tensor.fqn] = StoredParameter(tensor, layout, new, local)
     for module, name, old in list(_slots(model)):
         module._parameters[name] = by_id.get(id(old), old)
     return found

@@ -21,10 +21,10 @@ from autoddl.core.layout import Mesh
 from autoddl.cost_models import Cluster, Group, parse_cluster
 from autoddl.runtime.transport import Transport
 
-__all__ = ["Groups", "lost"]
+__all__ = ["Groups", "peer_error"]
 
 
-def lost(what: str, error: Exception) -> MachineError:
+def peer_error(what: str, error: Exception) -> MachineError:
     """`what` all ranks do together, and one of them or a link did not."""
     said = (str(error).splitlines() or [type(error).__name__])[0]
     return MachineError(f"{what} failed: {said}; a peer died or hung, or a link is down: "
@@ -82,7 +82,8 @@ class Groups:
         try:
             made = {tuple(ranks): dist.new_group(ranks, timeout=self._timeout, group_desc=text) for ranks in every}
         except RuntimeError as error:
-            raise lost(f"connecting the ranks along {'+'.join(self.mesh.names[a] for a in axes)}", error) from error
+            names = "+".join(self.mesh.names[a] for a in axes)
+            raise peer_error(f"connecting the ranks along {names}", error) from error
         mine: dist.ProcessGroup = next(group for ranks, group in made.items() if self.rank in ranks)
         return mine
 

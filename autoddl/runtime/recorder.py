@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
-__all__ = ["Executed", "Mark", "Recorder"]
+__all__ = ["ExecutedCollective", "Mark", "Recorder"]
 
 
 @dataclass(frozen=True, slots=True)
-class Executed:
+class ExecutedCollective:
     """One collective that ran: `axes` like `net+node`, `nbytes` of its full buffer."""
 
     direction: str
@@ -32,7 +32,7 @@ class Executed:
 class Mark:
     """When a collective was started, done and waited for; `origin` says for what it was."""
 
-    executed: Executed
+    executed: ExecutedCollective
     origin: str
     start: int
     waited: int = 0
@@ -58,7 +58,7 @@ class Recorder:
         self.clear()
 
     def clear(self) -> None:
-        self.executed: list[Executed] = []
+        self.executed: list[ExecutedCollective] = []
         self.marks: list[Mark] = []
         self.passes: list[tuple[str, int]] = []
         self.direction = "forward"
@@ -75,7 +75,7 @@ class Recorder:
 
     def note(self, direction: str, kind: str, axes: str, nbytes: int, origin: str = "") -> None:
         """A collective is about to start."""
-        one = Executed(direction, kind, axes, nbytes)
+        one = ExecutedCollective(direction, kind, axes, nbytes)
         self.executed.append(one)
         if self.timed:
             self.marks.append(Mark(one, origin, perf_counter_ns()))

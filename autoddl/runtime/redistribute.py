@@ -20,14 +20,14 @@ from torch import Tensor
 
 from autoddl.core.conversion import COLLECTIVES, Step
 from autoddl.core.layout import Layout
-from autoddl.runtime.packing import Pieces, pieces
-from autoddl.runtime.process_groups import Groups, lost
-from autoddl.runtime.recorder import Executed, Mark, Recorder
+from autoddl.runtime.packing import Packing, packing_of
+from autoddl.runtime.process_groups import Groups, peer_error
+from autoddl.runtime.recorder import ExecutedCollective, Mark, Recorder
 
 AS_BYTES = (torch.int16, torch.uint16, torch.uint32, torch.uint64)
 """Types that gloo does not know."""
 
-__all__ = ["Executed", "Handle", "Move", "Recorder", "Route", "begun", "moves", "through"]
+__all__ = ["ExecutedCollective", "Handle", "Move", "Recorder", "Route", "make_moves", "run_moves", "start_moves"]
 
 Shape = tuple[int, ...]
 
@@ -48,7 +48,7 @@ class Handle:
             try:
                 self._work.wait()
             except RuntimeError as error:
-                raise lost(self._text, error) from error
+                raise peer_error(self._text, error) from error
             if self._mark is not None:
                 self._mark.resume()
             self._work = None
@@ -70,7 +70,7 @@ class Move:
         self._n = self._group.size() if self._group is not None else 1
         self._start = partial(groups.start, step.kind, step.axes)
         self._recorder, self._label = recorder, label
-        self._pieces = [pieces(step, shape, layout, mesh, groups.coordinate)
+        self._pieces = [packing_of(step, shape, layout, mesh, groups.coordinate)
                         for shape, layout in zip(shapes, layouts, strict=True)]
         axes = "+".join(mesh.names[a] for a in step.axes)
         self.record = (direction, step.kind, axes)
@@ -102,7 +102,7 @@ class Move:
         return [self._fill(piece, x) for piece, x in zip(self._pieces, tensors, strict=True)]
 
     @staticmethod
-    def _fill(piece: Pieces, x: Tensor) -> Tensor:
+    def _fill(piece: Packing, x: Tensor) -> Tensor:
         if piece.join is not None:
             return piece.alone(x)
         return x if piece.mine == 0 else torch.zeros_like(x)
@@ -119,7 +119,7 @@ class Move:
         try:
             return self._start(got, given, asynchronous)
         except RuntimeError as error:
-            raise lost(self._text, error) from error
+            raise peer_error(self._text, error) from error
 
     def _reduce(self, tensors: list[Tensor], asynchronous: bool) -> tuple[Any, Callable[[], list[Tensor]], object]:
         if len(tensors) > 1:
@@ -153,8 +153,8 @@ class Move:
                 for piece, part in zip(self._pieces, parts, strict=True)]
 
 
-def moves(steps: Sequence[Step], shapes: Sequence[Shape], layouts: Sequence[Layout], groups: Groups,
-          recorder: Recorder | None = None, direction: str = "forward", label: str = "") -> tuple[Move, ...]:
+def make_moves(steps: Sequence[Step], shapes: Sequence[Shape], layouts: Sequence[Layout], groups: Groups,
+               recorder: Recorder | None = None, direction: str = "forward", label: str = "") -> tuple[Move, ...]:
     """The moves of a list of steps on tensors that start in `layouts`; those that change nothing are left out."""
     found, here = [], list(layouts)
     for step in steps:
@@ -174,23 +174,23 @@ class Route:
     def __call__(self, x: Tensor) -> Tensor:
         if x.requires_grad and torch.is_grad_enabled():
             return _Convert.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
-        return through(self.forward, x)
+        return run_moves(self.forward, x)
 
 
-def through(path: tuple[Move, ...], x: Tensor) -> Tensor:
+def run_moves(path: tuple[Move, ...], x: Tensor) -> Tensor:
     """`x` after all moves of `path`."""
     for move in path:
         (x,) = move.run([x])
     return x
 
 
-def begun(path: tuple[Move, ...], x: Tensor) -> Callable[[], Tensor]:
+def start_moves(path: tuple[Move, ...], x: Tensor) -> Callable[[], Tensor]:
     """Go as far as the first move that sends, and start it; the rest, when it is asked for."""
     x = x.detach()
     for k, move in enumerate(path):
         if move.sends:
             handle = move.start([x])
-            return lambda: through(path[k + 1:], handle.wait()[0])
+            return lambda: run_moves(path[k + 1:], handle.wait()[0])
         (x,) = move.run([x])
     return lambda: x
 
@@ -199,9 +199,9 @@ class _Convert(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, route: Route) -> Tensor:
         ctx.route = route
-        found = through(route.forward, x)
+        found = run_moves(route.forward, x)
         return found.view_as(found) if found is x else found
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return through(ctx.route.backward, gradients[0]), None
+        return run_moves(ctx.route.backward, gradients[0]), None

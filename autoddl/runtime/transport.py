@@ -21,7 +21,7 @@ from torch.futures import Future
 
 from autoddl.cost_models import Cluster, Group
 from autoddl.runtime.message_collectives import TAGS, exchange
-from autoddl.schedule.message_programs import chosen
+from autoddl.schedule.message_programs import chosen_ways
 
 __all__ = ["Transport"]
 
@@ -86,7 +86,7 @@ class Transport:
         key = kind, group, max(got.nbytes, given.nbytes), got.device.type
         if key not in self._ways:
             here = got.device.type == "cpu" and dist.get_backend(group) == "gloo"
-            self._ways[key] = chosen(self._cluster, kind, extents, key[2]) if here and self._cluster else None
+            self._ways[key] = chosen_ways(self._cluster, kind, extents, key[2]) if here and self._cluster else None
         ways = self._ways[key]
         if ways is None:
             return _library(kind, got, given, group, asynchronous, how)

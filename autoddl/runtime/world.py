@@ -15,9 +15,9 @@ import torch.distributed as dist
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.core.layout import Mesh
 from autoddl.core.processes import is_rank
-from autoddl.runtime.process_groups import lost
+from autoddl.runtime.process_groups import peer_error
 
-__all__ = ["agree", "device_of", "join", "take"]
+__all__ = ["check_agreement", "device_of", "join_processes", "set_current_device"]
 
 
 def device_of(backend: str, device: torch.device | str | None = None) -> torch.device:
@@ -30,7 +30,7 @@ def device_of(backend: str, device: torch.device | str | None = None) -> torch.d
     return torch.device("cpu")
 
 
-def take(device: torch.device) -> None:
+def set_current_device(device: torch.device) -> None:
     """Make a GPU this process' current one, as NCCL needs it; a bare `cuda` is that already."""
     if device.type != "cuda" or device.index is None:
         return
@@ -44,14 +44,14 @@ def take(device: torch.device) -> None:
         raise MachineError(f"this process cannot use {device}: {str(error).splitlines()[0]}") from error
 
 
-def join(mesh: Mesh, device: torch.device, timeout: timedelta) -> None:
+def join_processes(mesh: Mesh, device: torch.device, timeout: timedelta) -> None:
     """Initialise the process group of `mesh`, unless it is there or one process is enough."""
     ready = dist.is_initialized()
     world = dist.get_world_size() if ready else int(os.environ["WORLD_SIZE"]) if is_rank() else 1
     if world != mesh.size:
         raise MismatchError(f"the plan is for {mesh.size} processes (mesh '{mesh}'), and {world} run: start "
                             f"{mesh.size}, as with torchrun --nproc-per-node, or plan for {world}")
-    take(device)
+    set_current_device(device)
     if ready or world == 1:
         return
     try:
@@ -64,7 +64,7 @@ def join(mesh: Mesh, device: torch.device, timeout: timedelta) -> None:
                            f"{os.environ.get('MASTER_PORT')}: {str(error).splitlines()[0]}") from error
 
 
-def agree(what: dict[str, Iterable[object]]) -> None:
+def check_agreement(what: dict[str, Iterable[object]]) -> None:
     """Raise MismatchError on every rank unless all ranks have the same rows under every name of `what`."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
@@ -73,7 +73,7 @@ def agree(what: dict[str, Iterable[object]]) -> None:
     try:
         dist.all_gather_object(every, mine)
     except RuntimeError as error:
-        raise lost(f"comparing the {' and the '.join(what)} of the ranks", error) from error
+        raise peer_error(f"comparing the {' and the '.join(what)} of the ranks", error) from error
     for name in what:
         prints = [(theirs or {}).get(name) for theirs in every]
         other = next((rank for rank, found in enumerate(prints) if found != prints[0]), None)

@@ -1,15 +1,18 @@
-"""One step of a plan as plain values: what is sent, when, and what is held.
+"""One training step of a plan as values: the collectives that are sent, when they run, and the bytes that are in use.
 
+Nothing is executed here: the runtime follows these orders, and `verify` compares the collectives that ran with them.
 Reading order:
 
-    parameter_protocol   when parameters are gathered and gradients reduced: one state machine for all that act it out
-    buckets              which gathers and gradients travel together
-    issue_order          in which order collectives are started
-    traffic              what a rank sends, step by step
-    timeline             when: the predicted step of one rank
-    memory_line          what is held: the predicted bytes of one rank, with `memory_*` as its parts
-    message_programs     rings and rounds over point-to-point messages; uplink_bytes: what they put on each link
+    traffic              every collective of a step, in the order of the program
+    buckets              parameters that are gathered or reduced together
+    parameter_protocol   when buckets are gathered and reduced: one state machine for tensors, seconds and bytes
+    issue_order          the actions of a rank, in order (`actions`), with parameters by `parameter_order`
+    timeline             those actions on streams: the predicted time line
+    memory_line          bytes in use at every moment; `memory_program` parses the plan, `memory_forward`,
+                         `memory_backward`, `memory_gathers`, `memory_reductions` and `memory_conversions` act it out
+    message_programs     collectives that are lists of messages between ranks
+    uplink_bytes         bytes that leave each unit of a network
 
-Others use `timeline.timeline_of`, `memory_line.with_memory`, `traffic.traffic`, `buckets`. May import `pricing`,
-`operators`, `cost_models` and `core`; no torch.
+Others use traffic, buckets, parameter_protocol, message_programs, timeline, memory_line and uplink_bytes. This room may
+import `pricing`, `operators`, `cost_models` and `core`; it never imports torch.
 """

@@ -1,11 +1,7 @@
-"""What a rank does in a step, as a list: the words in which `issue` writes it, and how a conversion becomes some.
+"""Actions of a rank: the items of the list that `issue_order` writes, and the conversions that become such items.
 
     Compute(name, seconds)    an op, or a local step of a conversion        Pass(name)   a pass begins
     Start(sent, seconds)      a collective is handed over                   Wait(k)      for the k-th that was started
-
-Of its seconds a collective takes `host` of the rank's own processor, where that was timed; and `busy` seconds more if
-the rank computes all the while, and what it computes loses `drag` seconds beside those of `host`. `ours`: it runs by
-messages of the runtime, not by a collective of the library. `wire`: seconds for which its bytes keep the links busy.
 """
 
 from collections.abc import Sequence
@@ -16,35 +12,52 @@ from autoddl.core.graph import Tensor
 from autoddl.core.layout import Layout
 from autoddl.cost_models import MESSAGE_ALGORITHMS, collective, wire_seconds
 from autoddl.pricing.price import Pricing
-from autoddl.schedule.traffic import Sent
+from autoddl.schedule.traffic import PlannedCollective
 
 __all__ = ["Action", "Actions", "Compute", "Leg", "Pass", "Start", "Wait"]
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
+    """An op, or a local step of a conversion, with its seconds."""
+
     name: str
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    sent: Sent
+    """A collective is handed over.
+
+        sent           the collective
+        seconds        seconds until it is done, while the rank does nothing else
+        host           those of them that it takes of the rank's own CPU, where that was timed
+        busy           seconds more if the rank computes all the while
+        drag           seconds that this computation loses besides `host`
+        by_messages    whether it runs by messages of the runtime; else it is a collective of the library
+        wire           seconds for which its bytes keep the links busy
+    """
+
+    sent: PlannedCollective
     seconds: float
     host: float = 0.0
     busy: float = 0.0
     drag: float = 0.0
-    ours: bool = False
+    by_messages: bool = False
     wire: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
+    """The rank waits for the k-th collective that it started."""
+
     k: int
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
+    """A pass begins, "forward" or "backward"."""
+
     name: str
 
 
@@ -63,31 +76,33 @@ class Actions:
     started: int = 0
 
     def start(self, leg: Leg) -> int | None:
-        """Hand a collective over, and its number; what is local is done now."""
+        """Appends a step; returns the number of a collective, None for a local step, which is done at once."""
         self.done.append(leg)
         self.started += isinstance(leg, Start)
         return self.started - 1 if isinstance(leg, Start) else None
 
     def wait(self, k: int | None) -> None:
+        """Appends the wait for collective k, if it is one."""
         if k is not None:
             self.done.append(Wait(k))
 
     def run(self, legs: Sequence[Leg]) -> None:
-        """One after the other, each waited for."""
+        """Appends steps one after the other, each waited for."""
         for leg in legs:
             self.wait(self.start(leg))
 
     def leg(self, direction: str, kind: str, axes: tuple[int, ...], nbytes: int, origin: str) -> Start:
-        """A collective on a full buffer of `nbytes`."""
+        """The start of a collective on a full buffer of `nbytes`, priced."""
         price = collective(self.pricing.cluster, kind, self.pricing.group(axes), float(nbytes))
         names = "+".join(self.pricing.mesh.names[a] for a in axes)
         wire = wire_seconds(self.pricing.cluster, kind, self.pricing.group(axes), float(nbytes))
-        return Start(Sent(direction, kind, names, nbytes, origin), price.seconds, price.host, price.busy, price.drag,
-                     price.algorithm in MESSAGE_ALGORITHMS, wire)
+        sent = PlannedCollective(direction, kind, names, nbytes, origin)
+        return Start(sent, price.seconds, price.host, price.busy, price.drag, price.algorithm in MESSAGE_ALGORITHMS,
+                     wire)
 
     def legs(self, steps: Sequence[Step], tensors: Sequence[Tensor], starts: Sequence[Layout], direction: str,
              origin: str) -> tuple[Leg, ...]:
-        """`steps` on `tensors` that begin in the layouts `starts`, each as one collective over all of them."""
+        """The `steps` on `tensors` that begin in the layouts `starts`, each step one collective over all of them."""
         found = list[Leg]()
         each = [step_sizes(tuple(steps), t.shape, t.itemsize, start, self.pricing.mesh, self.at)
                 for t, start in zip(tensors, starts, strict=True)]

@@ -1,9 +1,13 @@
-"""How many reductions of gradients are under way at once, so that what was sent is freed while backward still runs.
+"""Groups parameters into buckets that share collectives, and limits how many reductions are in flight at once.
 
-Waiting for a bucket's last step frees what it sent if that is larger than what comes: behind a reduce-scatter, but not
-behind an all-reduce, whose buffer is what comes. Of the buckets that free at most `IN_FLIGHT` are under way, or as many
-as they have steps: before another one starts the oldest are waited for. That depends on how many there are and never on
-the time, so every rank does the same in every run.
+Gather buckets are in the order of first use, gradient buckets in the order in which backward completes them. A bucket
+closes at `Plan.bucket_bytes`.
+
+Waiting for the last step of a reduction frees the buffer that was sent, if that is larger than its result. This holds
+after a reduce-scatter, but not after an all-reduce, whose buffer becomes the result. At most `IN_FLIGHT` buckets that
+free memory are in flight, or as many as they have steps. Before another one starts, the oldest are waited for. So
+memory is freed while backward still runs. The rule counts buckets and never looks at the time, so every rank does the
+same in every run.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,11 +20,11 @@ from autoddl.core.layout import Layout, Mesh
 from autoddl.core.plan import Conversion, Plan
 from autoddl.operators.work import read_back
 
-__all__ = ["IN_FLIGHT", "PREFETCH", "Bucket", "frees", "gather_buckets", "gradient_buckets", "overdue",
+__all__ = ["IN_FLIGHT", "PREFETCH", "Bucket", "frees_memory", "gather_buckets", "gradient_buckets", "overdue_buckets",
            "parameter_edges"]
 
 IN_FLIGHT = 2
-"""Buckets whose reductions are under way at once."""
+"""Buckets that free memory and are reduced at once, at most."""
 
 
 PREFETCH = 2
@@ -31,8 +35,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Parameters (by fqn) that take the same steps together, once a step or, with `per_microbatch`, in each of
-    several microbatches; with `regather`, in backward again."""
+    """Parameters (by fqn) that take the same conversion steps together.
+
+    They do so once in a training step, or in each microbatch with `per_microbatch`; with `regather` in backward again.
+    """
 
     members: tuple[str, ...]
     steps: tuple[Step, ...]
@@ -42,8 +48,16 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class ParameterEdge:
-    """A parameter, its conversion, whether backward needs the gathered value (its consumer saves it), and whether it is
-    converted in each of several microbatches."""
+    """A parameter on its way from its stored to its used layout, and its gradient on the way back.
+
+        tensor            the parameter
+        conversion        its conversion in the plan
+        forward           steps from the stored to the used layout
+        backward          steps of the gradient, to the stored layout
+        regather          whether the plan gathers it again in backward
+        saved             whether backward reads its value, because its consumer saves it
+        per_microbatch    whether it is converted in each of several microbatches
+    """
 
     tensor: Tensor
     conversion: Conversion
@@ -57,15 +71,15 @@ class ParameterEdge:
 Edges = tuple[ParameterEdge, ...]
 
 SPAN = 4
-"""How many bucket sizes of parameters, its own and others, a bucket may span."""
+"""A bucket spans at most so many bucket sizes of parameters, its own and others."""
 
 
 MORE = 0.25
-"""By what part of its limit a bucket may overflow."""
+"""A bucket may exceed its limit by this fraction."""
 
 
 def parameter_edges(plan: Plan, graph: Graph) -> tuple[ParameterEdge, ...]:
-    """Every used parameter in the order of first use."""
+    """The edge of every used parameter, in the order of first use."""
     index = plan.index()
     uses, differentiable = graph.consumers(), graph.differentiable()
     found = []
@@ -83,21 +97,25 @@ def parameter_edges(plan: Plan, graph: Graph) -> tuple[ParameterEdge, ...]:
     return tuple(found)
 
 
-def sends(steps: Iterable[Step]) -> bool:
+def has_collective(steps: Iterable[Step]) -> bool:
+    """Whether any of the steps communicates."""
     return any(step.kind in COLLECTIVES for step in steps)
 
 
 def _payloads(tensor: Tensor, steps: tuple[Step, ...], start: Layout, mesh: Mesh, at: tuple[int, ...] | None
               ) -> tuple[int, ...]:
-    """Full-buffer bytes of each step, 0 for the local ones."""
+    """Full-buffer bytes of each step, 0 for local ones."""
     return tuple(full for full, _ in step_sizes(steps, tensor.shape, tensor.itemsize, start, mesh, at))
 
 
 def _fill_buckets(rows: Iterable[tuple[Bucket, str, int]], limit: int) -> tuple[Bucket, ...]:
-    """Rows (bucket of one, dtype, bytes) in order; those that are alike share one, which closes when it has reached its
-    limit, when the next would overflow it by more than MORE of that, or when SPAN times its limit has passed since it
-    was opened: the small parameters of all layers in one bucket would keep the large ones of every layer waiting, or
-    held. A little more than the limit is better than a bias alone in a bucket."""
+    """Merges rows (bucket of one parameter, dtype, bytes), in order, into buckets of the same steps and dtype.
+
+    A bucket closes when it has reached its limit, or when the next row would exceed it by more than MORE of it.
+    It also closes when SPAN times the limit has passed since it was opened. Without SPAN, one bucket would hold the
+    small parameters of all layers, and keep the large ones of every layer waiting or in memory. A little more than the
+    limit is better than a bias alone in a bucket.
+    """
     buckets: list[Bucket] = []
     filled: list[int] = []
     opened: list[int] = []
@@ -119,11 +137,13 @@ def _fill_buckets(rows: Iterable[tuple[Bucket, str, int]], limit: int) -> tuple[
 
 
 def gather_buckets(plan: Plan, graph: Graph, edges: Edges | None = None) -> tuple[Bucket, ...]:
-    """Parameters whose stored layout must be gathered for use, in the order of first use. `edges`: the plan's parameter
-    edges, if they are there."""
+    """Buckets of parameters whose stored layout must be gathered for use, in the order of first use.
+
+    `edges` are the plan's parameter edges, if they are known already.
+    """
     rows = []
     for edge in parameter_edges(plan, graph) if edges is None else edges:
-        if sends(edge.forward):
+        if has_collective(edge.forward):
             regather = edge.regather and edge.saved
             size = max(_payloads(edge.tensor, edge.forward, edge.conversion.source, plan.mesh, None))
             bucket = Bucket((edge.tensor.fqn,), edge.forward, regather, edge.per_microbatch)
@@ -132,11 +152,14 @@ def gather_buckets(plan: Plan, graph: Graph, edges: Edges | None = None) -> tupl
 
 
 def gradient_buckets(plan: Plan, graph: Graph, edges: Edges | None = None) -> tuple[Bucket, ...]:
-    """Parameters whose gradients are reduced, in the order in which backward completes the buckets: what is small and
-    alike in every layer fills one that is complete at the end, and must not keep the others waiting."""
+    """Buckets of parameters whose gradients are reduced, in the order in which backward completes the buckets.
+
+    Small parameters that are alike in every layer fill a bucket that is complete at the end. It must not keep the
+    others waiting. The `edges` are the plan's parameter edges, if they are known already.
+    """
     rows = []
     for edge in reversed(parameter_edges(plan, graph) if edges is None else edges):
-        if sends(edge.backward) and edge.conversion.gradient is not None:
+        if has_collective(edge.backward) and edge.conversion.gradient is not None:
             size = max(_payloads(edge.tensor, edge.backward, edge.conversion.gradient, plan.mesh, None))
             bucket = Bucket((edge.tensor.fqn,), edge.backward, per_microbatch=edge.per_microbatch)
             rows.append((bucket, edge.tensor.dtype, size))
@@ -144,12 +167,14 @@ def gradient_buckets(plan: Plan, graph: Graph, edges: Edges | None = None) -> tu
     return tuple(sorted(_fill_buckets(rows, plan.bucket_bytes), key=lambda bucket: place[bucket.members[-1]]))
 
 
-def frees(bucket: Bucket) -> bool:
-    """Whether the bucket holds less when its last step is done."""
+def frees_memory(bucket: Bucket) -> bool:
+    """Whether the bucket takes less memory when its last step is done."""
     return bool(bucket.steps) and bucket.steps[-1].kind in ("reduce-scatter", "all-to-all")
 
 
-def overdue(under_way: Sequence[T], another: bool) -> Sequence[T]:
-    """Of the buckets that free and are under way, the oldest first, those to be waited for before the next one starts;
-    `another`: that frees too."""
+def overdue_buckets(under_way: Sequence[T], another: bool) -> Sequence[T]:
+    """The buckets to wait for before the next one starts, out of those in flight that free memory, oldest first.
+
+    `another` says whether the next one frees memory too.
+    """
     return under_way[:max(0, len(under_way) + another - IN_FLIGHT)]

@@ -1,10 +1,12 @@
-"""What one rank does in a step, in the order in which the runtime does it, with the seconds that it is priced at.
+"""Lists the actions of one rank in a step, in the order of the runtime, each with its price in seconds.
 
-Forward runs the ops in the order of the graph, backward in the reverse. A conversion of an activation is waited for at
-once, those of the loss and of new buffers at the end of backward, since nothing reads them before; parameters are
-gathered ahead and their gradients reduced behind (`issue_parameters`). Before an op forward its inputs are converted,
-from the first to the last; backward it fills the leaves that it read as they are, then goes through its inputs from the
-last to the first: the order of autograd.
+Forward runs the ops in the order of the graph, backward in the reverse. Conversions of activations are waited for at
+once. Those of the loss and of new buffers are waited for at the end of backward, since nothing reads them before.
+Parameters are gathered ahead and their gradients reduced behind (`parameter_order`).
+
+Before an op runs forward, its inputs are converted, from the first to the last. Backward of an op first fills the
+leaves that the op read without a conversion. It then goes through its inputs from the last to the first. This is the
+order of autograd.
 """
 
 from collections.abc import Sequence
@@ -23,27 +25,29 @@ from autoddl.schedule.buckets import ParameterEdge, gather_buckets, gradient_buc
 from autoddl.schedule.parameter_order import TimedGathers, TimedReductions
 from autoddl.schedule.traffic import option_of
 
-__all__ = ["Known", "issued"]
+__all__ = ["KnownPrices", "list_actions"]
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """Of plans that differ in their bucket size alone, for one rank: seconds of kernels by (op, direction), steps of
-    activations' conversions by (op, slot, direction), as they were first priced."""
+class KnownPrices:
+    """Prices that plans share which differ in their bucket size alone, for one rank.
+
+    `kernels` are seconds by (op, direction), `legs` the priced steps of activations by (op, slot, direction).
+    """
 
     kernels: dict[tuple[str, str], float] = field(default_factory=dict)
     legs: dict[tuple[str, str, str], tuple[Leg, ...]] = field(default_factory=dict)
 
 
-def issued(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, known: Known | None = None
-           ) -> tuple[Action, ...]:
-    """Everything that `rank` does in one step. `graph` is the planned one, of one microbatch."""
+def list_actions(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, known: KnownPrices | None = None
+                 ) -> tuple[Action, ...]:
+    """The actions of `rank` in one step. `graph` is the planned one, of one microbatch; `known` keeps prices."""
     pricing = Pricing(graph, plan.mesh, cluster, microbatches=plan.microbatches)
     actions = Actions(pricing, plan.mesh.coordinate(rank))
     rows = parameter_edges(plan, graph)
     edges = {edge.tensor.fqn: edge for edge in rows}
     program = _Program(plan, graph, actions, edges, TimedGathers(actions, edges, gather_buckets(plan, graph, rows)),
-                       TimedReductions(actions, edges, gradient_buckets(plan, graph, rows)), known or Known())
+                       TimedReductions(actions, edges, gradient_buckets(plan, graph, rows)), known or KnownPrices())
     for part in range(plan.microbatches):
         program.run(part)
     return tuple(actions.done)
@@ -51,13 +55,26 @@ def issued(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, known: Kno
 
 @dataclass
 class _Program:
+    """Writes the actions of a step, op by op.
+
+        plan          the plan
+        graph         the planned graph, of one microbatch
+        actions       the actions so far
+        edges         the parameters' conversions by name
+        gathers       the gathers of parameters
+        reductions    the reductions of their gradients
+        known         prices so far
+        part          number of the microbatch
+        index         the plan by names
+    """
+
     plan: Plan
     graph: Graph
     actions: Actions
     edges: dict[str, ParameterEdge]
     gathers: TimedGathers
     reductions: TimedReductions
-    known: Known
+    known: KnownPrices
     part: int = 0
     index: PlanIndex = field(init=False)
 
@@ -74,7 +91,7 @@ class _Program:
         for i, op in enumerate(self.graph.ops):
             self.arrive(i, op)
             self.kernels(op, "forward")
-        ends = [self.begun(self.legs(self.index.conversions.get(("output", slot)), t, "forward"))
+        ends = [self.start_legs(self.legs(self.index.conversions.get(("output", slot)), t, "forward"))
                 for t, slot in self.ends()]
         self.actions.done.append(Pass("backward"))
         self.edge(self.index.conversions.get(("output", "loss")), self.graph.outputs[0], "backward")
@@ -87,8 +104,8 @@ class _Program:
             self.actions.wait(k)
             self.actions.run(rest)
 
-    def begun(self, legs: Sequence[Leg]) -> tuple[int | None, Sequence[Leg]]:
-        """The collective that runs as soon as nothing local is before it, and what is left then."""
+    def start_legs(self, legs: Sequence[Leg]) -> tuple[int | None, Sequence[Leg]]:
+        """Runs local steps and starts the first collective; returns its number and the steps that are left."""
         for k, leg in enumerate(legs):
             if (number := self.actions.start(leg)) is not None:
                 return number, legs[k + 1:]
@@ -108,7 +125,7 @@ class _Program:
         return fqn not in self.edges or not self.edges[fqn].forward
 
     def arrive(self, i: int, op: Op) -> None:
-        """Inputs of op i, converted."""
+        """Converts the inputs of op i."""
         fqns = self.parameters(op)
         for k, t in enumerate(op.inputs):
             if k not in fqns:
@@ -121,7 +138,7 @@ class _Program:
                                                    fqns[k]))
 
     def hand_back(self, i: int, op: Op) -> None:
-        """Gradients of the inputs of op i."""
+        """Converts the gradients of the inputs of op i."""
         fqns = self.parameters(op)
         self.reductions.add([fqn for fqn in fqns.values() if self.as_it_is(fqn)])
         for k, t in reversed(list(enumerate(op.inputs))):
@@ -131,11 +148,11 @@ class _Program:
                 self.reductions.add(self.gathers.handed_on(i, fqns[k]))
 
     def edge(self, c: Conversion | None, t: int, direction: str) -> None:
-        """An activation's conversion, each step waited for."""
+        """Runs an activation's conversion, each step waited for."""
         self.actions.run(self.legs(c, t, direction))
 
     def legs(self, c: Conversion | None, t: int, direction: str) -> tuple[Leg, ...]:
-        """Its steps. A slice that carries no gradient is free."""
+        """The priced steps of a conversion. A slice that carries no gradient is free."""
         if c is None:
             return ()
         key = c.op, c.slot, direction
@@ -151,7 +168,7 @@ class _Program:
         return self.actions.legs(steps, [self.graph.tensors[t]], [start], direction, f"{c.tensor} for {c.op}")
 
     def kernels(self, op: Op, direction: str) -> None:
-        """The op's kernels of one pass, then what they reduce by themselves."""
+        """Adds the op's kernels of one pass, then the collectives inside them."""
         decision = self.index.decisions.get(op.name)
         if op.target == HUB or decision is None:
             return
@@ -175,7 +192,7 @@ class _Program:
 
 
 def _behind(graph: Graph) -> dict[int, str]:
-    """Per tensor the parameter that it is, or whose value it passes on through hubs."""
+    """For each tensor, the parameter that it is, or whose value it passes on through hubs."""
     found = {t: tensor.fqn for t, tensor in enumerate(graph.tensors) if tensor.kind is Kind.PARAMETER}
     for op in graph.ops:
         if op.target == HUB and op.inputs[0] in found:

@@ -1,9 +1,9 @@
-"""Backward of one microbatch on a heap, in the order of autograd: ops in reverse.
+"""Counts the bytes of backward of one microbatch on a heap, in the order of autograd: ops in reverse.
 
-Gradients of an op's inputs are made beside what was saved and the gradients of its outputs, which are freed then. A
-gradient of what was broadcast is summed to its shape. Gradients of several readers add up in a third buffer, as
-autograd does where it may not write into the first (input_buffer.cpp); those of a bucket that was gathered together are
-handed on where it was first read.
+When the gradients of an op's inputs are made, its saved values and the gradients of its outputs are still there. They
+are freed afterwards. The gradient of a broadcast input is summed to the input's shape. Gradients of several readers add
+up in a third buffer, as in autograd where it may not write into the first (input_buffer.cpp). Gradients of a bucket are
+handed on where the bucket was first read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,33 +15,36 @@ from autoddl.operators.footprints.footprint import Call
 from autoddl.operators.footprints.storages import Value
 from autoddl.operators.footprints.strides import back_through, laid_back, laid_like
 from autoddl.operators.work import VIEWS, base
-from autoddl.schedule.memory_conversions import Moves
+from autoddl.schedule.memory_conversions import ConversionMemory
 from autoddl.schedule.memory_gathers import CountedGathers
-from autoddl.schedule.memory_program import Edge, Node, Program
+from autoddl.schedule.memory_program import BackwardNode, ParsedConversion, ParsedPlan
 from autoddl.schedule.memory_reductions import CountedReductions
 
-__all__ = ["Backward"]
+__all__ = ["BackwardMemory"]
 
 
-class Backward:
-    """`nodes` are what forward left of each op, `first` the parameters of the buckets that an op read first."""
+class BackwardMemory:
+    """Runs backward of one microbatch on the heap of `moves`.
 
-    def __init__(self, moves: Moves, program: Program, gathers: CountedGathers, reductions: CountedReductions,
-                 nodes: Sequence[Node], first: Mapping[int, list[str]]) -> None:
+    `nodes` has the record that forward made of each op, `first` the parameters of the buckets that an op read first.
+    """
+
+    def __init__(self, moves: ConversionMemory, program: ParsedPlan, gathers: CountedGathers,
+                 reductions: CountedReductions, nodes: Sequence[BackwardNode], first: Mapping[int, list[str]]) -> None:
         self.moves, self.heap, self.program, self.gathers = moves, moves.heap, program, gathers
         self.reductions, self.nodes, self.first = reductions, nodes, first
         self.gradients: dict[int, Value] = {}
         self.arrived: dict[str, Value] = {}
 
     def run(self, itemsize: int) -> None:
-        """From the gradient of the loss, of `itemsize` bytes."""
+        """Runs backward, from the gradient of the loss, of `itemsize` bytes."""
         loss, given = self.program.graph.outputs[0], self.heap.value((), itemsize, "transient")
         self._add(loss, self._returned(self.program.conversions.get(("output", "loss")), loss, given))
         for i, op in reversed(list(enumerate(self.program.graph.ops))):
             self.heap.here = len(self.program.graph.ops) + i
             self._op(i, op, self.nodes[i])
 
-    def _op(self, i: int, op: Op, node: Node) -> None:
+    def _op(self, i: int, op: Op, node: BackwardNode) -> None:
         heap, call, found = self.heap, self.program.calls[i], dict[int, Value]()
         given = [self.gradients.pop(t) for t in op.outputs if t in self.gradients]
         if given and call.needs:
@@ -54,8 +57,8 @@ class Backward:
             heap.drop(storage)
         self._hand_on(i, op, found)
 
-    def _of_inputs(self, call: Call, node: Node, given: Value) -> dict[int, Value]:
-        """Gradients by position of the input, each with one user."""
+    def _of_inputs(self, call: Call, node: BackwardNode, given: Value) -> dict[int, Value]:
+        """The gradients by position of the input, each with one user."""
         heap = self.heap
         found = {k: self._of_input(k, call, node, given) for k in call.needs}
         made, alone = node.made, heap.users[given.storage] == 1
@@ -70,7 +73,7 @@ class Backward:
                 heap.drop(value.storage)
         return found
 
-    def _of_input(self, k: int, call: Call, node: Node, given: Value) -> Value:
+    def _of_input(self, k: int, call: Call, node: BackwardNode, given: Value) -> Value:
         """The gradient of input k: the output's own, a view of it, or new; not yet summed."""
         heap, made, x = self.heap, node.made, node.inputs[k]
         if call.op.target == HUB or (k in made.passes and (made.wide or given.shape == x.shape)):
@@ -85,7 +88,7 @@ class Backward:
         return heap.value(shape, x.itemsize, "transient")._replace(strides=strides)
 
     def _hand_on(self, i: int, op: Op, found: Mapping[int, Value]) -> None:
-        """Gradients of the inputs of op i to those who wait for them, the last first."""
+        """Hands the gradients of the inputs of op i to those who wait for them, the last first."""
         for k, value in sorted(found.items(), reverse=True):
             t = op.inputs[k]
             fqn = self.program.parameter(t)
@@ -100,14 +103,14 @@ class Backward:
             if fqn in self.arrived:
                 self.reductions.add(fqn, self.arrived.pop(fqn), False)
 
-    def _returned(self, edge: Edge | None, t: int, value: Value) -> Value:
-        """The gradient after the conversion back."""
+    def _returned(self, edge: ParsedConversion | None, t: int, value: Value) -> Value:
+        """The gradient after its conversion back."""
         if edge is None or edge.gradient is None:
             return value
         return self.moves.through(edge.backward, value, self.program.graph.tensors[t].shape, edge.gradient, "transient")
 
     def _add(self, t: int, value: Value) -> None:
-        """One more gradient of tensor t."""
+        """Adds one more gradient of tensor t."""
         heap, before = self.heap, self.gradients.get(t)
         if before is None:
             self.gradients[t] = value

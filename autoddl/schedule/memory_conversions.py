@@ -1,14 +1,16 @@
-"""The buffers of a conversion's steps, as `redistribute` and `pieces` make them on rank 0.
+"""Counts the buffers of a conversion's steps, as `runtime.redistribute` and `runtime.packing` make them on rank 0.
 
-    all-reduce      a copy, in place                    slice   looks at a part
-    all-gather      what is sent, what came             fill    zeros with the piece in its place; whole: as it is
-    reduce-scatter  what is sent, what came
-    all-to-all      what is sent, what came             several tensors are joined into one buffer
+    all-reduce      a copy, reduced in place             slice   a view of a part
+    all-gather      a send and a receive buffer          fill    zeros with the piece in its place; whole: as it is
+    reduce-scatter  a send and a receive buffer
+    all-to-all      a send and a receive buffer          several tensors are joined into one buffer
 
-What is sent is no copy where the piece lies in one block; what came is none where it is joined along the first dim.
-gloo has no reduce-scatter: it all-reduces a copy of its own (ProcessGroupGloo.cpp), which is counted where torch sees
-it, when it is waited for. A reduction that is made of messages (`exchange`) receives each chunk beside its own, and is
-seen where it runs at once and not in a thread of its own.
+Where the piece is contiguous, it is the send buffer. Where pieces are joined along the first dim, the receive buffer is
+the result.
+
+gloo has no reduce-scatter: it all-reduces a copy of its own (ProcessGroupGloo.cpp). This copy counts when the step is
+waited for, which is where torch sees it. A reduction by messages (`exchange`) receives each chunk into a buffer of its
+own. Torch sees that buffer where the reduction runs at once, and not where it runs in a thread of its own.
 """
 
 from collections.abc import Sequence
@@ -20,27 +22,39 @@ from autoddl.core.layout import Layout, Mesh, Split, local_shape
 from autoddl.cost_models import Algorithm, Cluster, Group, collective
 from autoddl.operators.footprints.storages import Heap, Shape, Value, contiguous, is_contiguous
 
-__all__ = ["Flight", "Moves"]
+__all__ = ["ConversionMemory", "PendingStep"]
 
 
 @dataclass(slots=True)
-class Flight:
-    """A collective under way: its buffers, and for each tensor the shape afterwards and the dim along which pieces are
-    joined; `copied` are bytes of the backend's own."""
+class PendingStep:
+    """A collective in flight, or a local step that is done.
 
-    held: list[int]
+        sent        storages of the send buffers
+        got         storage of the receive buffer, -1 for a local step
+        rows        blocks that are received: one of each member, or one
+        targets     for each tensor its shape afterwards, and the dim along which its blocks are joined
+        whole       whether the receive buffer is the result itself
+        itemsize    bytes of an element
+        copied      bytes that the backend takes for itself
+        done        results of a local step
+    """
+
+    sent: list[int]
     got: int
     rows: int
     targets: list[tuple[Shape, int | None]]
     whole: bool = False
-    wide: int = 4
+    itemsize: int = 4
     copied: float = 0.0
     done: list[Value] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class Moves:
-    """Runs steps on `heap`; `gloo`: by that backend, on `cluster` if that decides how (`transport`)."""
+class ConversionMemory:
+    """Runs the steps of conversions on a heap.
+
+    `gloo` says whether that is the backend; `cluster` decides how collectives run (`runtime.transport`), if given.
+    """
 
     heap: Heap
     mesh: Mesh
@@ -48,7 +62,7 @@ class Moves:
     cluster: Cluster | None = None
 
     def through(self, steps: Sequence[Step], x: Value, shape: Shape, layout: Layout, kind: str) -> Value:
-        """`x`, a piece in `layout` of a tensor of `shape`, after all steps; one user of `x` less, one of the result."""
+        """The piece `x` in `layout` of a tensor of `shape`, after all steps; the result has the user of `x`."""
         for step in steps:
             if group_size(step, self.mesh) > 1:
                 (after,) = self.wait(self.start(step, [x], [shape], [layout], True), kind)
@@ -58,32 +72,35 @@ class Moves:
         return x
 
     def start(self, step: Step, tensors: Sequence[Value], shapes: Sequence[Shape], layouts: Sequence[Layout],
-              now: bool = False, inplace: bool = False) -> Flight:
-        """Hand a step over, to be done `now` or beside; what is local is done in any case. The flight holds what it
-        sends. `inplace`: one tensor may be overwritten by its sum."""
+              now: bool = False, inplace: bool = False) -> PendingStep:
+        """Starts a step, to be waited for `now` or later; a local step is done at once.
+
+        The result is a user of the storages that are sent. With `inplace`, the sum may overwrite a single tensor.
+        """
         after = [local_shape(s, step.after(at), self.mesh) for s, at in zip(shapes, layouts, strict=True)]
         heap = self.heap
         if step.kind not in COLLECTIVES:
             done = [_alone(heap, step, x, shape) for x, shape in zip(tensors, after, strict=True)]
-            return Flight([], -1, 1, [], done=done)
-        total, wide = sum(x.nbytes for x in tensors), tensors[0].itemsize
+            return PendingStep([], -1, 1, [], done=done)
+        total, itemsize = sum(x.nbytes for x in tensors), tensors[0].itemsize
         if step.kind == "all-reduce":
             here = inplace and len(tensors) == 1 and is_contiguous(tensors[0].shape, tensors[0].strides)
             got = heap.keep(tensors[0].storage) if here else heap.new(total, "transient")
-            return Flight([], got, 1, [(shape, None) for shape in after], True, wide, self._own(step, total, now))
+            copied = self._own(step, total, now)
+            return PendingStep([], got, 1, [(shape, None) for shape in after], True, itemsize, copied)
         n, cut = group_size(step, self.mesh), step.target.dim if isinstance(step.target, Split) else None
         sizes = [prod(min(a, b) for a, b in zip(x.shape, shape, strict=True)) for x, shape in zip(tensors, after,
                                                                                                  strict=True)]
         rows = 1 if step.kind == "reduce-scatter" else n
-        held = []
+        sent = []
         if len(tensors) > 1 or not _in_a_block(tensors[0], cut):
-            held.append(heap.new(sum(sizes) * wide * (1 if cut is None else n), "transient"))
+            sent.append(heap.new(sum(sizes) * itemsize * (1 if cut is None else n), "transient"))
         else:
-            held.append(heap.keep(tensors[0].storage))
+            sent.append(heap.keep(tensors[0].storage))
         join = step.source.dim if isinstance(step.source, Split) else None
-        got = heap.new(sum(sizes) * wide * rows, "transient")
-        copied = self._own(step, sum(sizes) * wide * n, now)
-        return Flight(held, got, rows, [(shape, join) for shape in after], wide=wide, copied=copied)
+        got = heap.new(sum(sizes) * itemsize * rows, "transient")
+        copied = self._own(step, sum(sizes) * itemsize * n, now)
+        return PendingStep(sent, got, rows, [(shape, join) for shape in after], itemsize=itemsize, copied=copied)
 
     def _own(self, step: Step, nbytes: int, now: bool) -> float:
         """Bytes that gloo, or the messages, take for themselves to reduce a buffer of `nbytes`."""
@@ -95,8 +112,8 @@ class Moves:
             return nbytes * (1 - 1 / group_size(step, self.mesh)) * now
         return float(nbytes) * (step.kind == "reduce-scatter")
 
-    def wait(self, flight: Flight, kind: str) -> list[Value]:
-        """Wait for it: the tensors, of `kind`; the buffers go."""
+    def wait(self, flight: PendingStep, kind: str) -> list[Value]:
+        """Waits for a step, and frees its buffers; returns the tensors, counted as `kind`."""
         heap, found = self.heap, list[Value]()
         if flight.got < 0:
             return flight.done
@@ -105,11 +122,11 @@ class Moves:
         for shape, join in flight.targets:
             alone = len(flight.targets) == 1
             if flight.whole or join is None or flight.rows == 1 or (alone and not prod(shape[:join]) > 1):
-                found.append(Value(heap.keep(flight.got), shape, contiguous(shape), flight.wide))
+                found.append(Value(heap.keep(flight.got), shape, contiguous(shape), flight.itemsize))
             else:
-                found.append(heap.value(shape, flight.wide, kind))
+                found.append(heap.value(shape, flight.itemsize, kind))
         heap.moment()
-        for storage in (*flight.held, flight.got):
+        for storage in (*flight.sent, flight.got):
             heap.drop(storage)
         if heap.users[flight.got]:
             heap.name(flight.got, kind)
@@ -117,14 +134,14 @@ class Moves:
 
 
 def _alone(heap: Heap, step: Step, x: Value, shape: Shape) -> Value:
-    """A slice looks; a fill of a split tensor makes zeros of the whole, of a whole one rank 0 keeps what it has."""
+    """A local step: a slice is a view, a fill of a split tensor makes zeros; a whole tensor stays on rank 0."""
     if step.kind == "slice" or not isinstance(step.source, Split):
         return Value(heap.keep(x.storage), shape, x.strides, x.itemsize)
     return heap.value(shape, x.itemsize, "transient")
 
 
 def _in_a_block(x: Value, cut: int | None) -> bool:
-    """Whether the pieces to send lie one after the other in memory."""
+    """Whether the pieces to send are one after the other in memory."""
     if not is_contiguous(x.shape, x.strides):
         return False
     return cut is None or prod(x.shape[:cut]) <= 1

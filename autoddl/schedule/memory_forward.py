@@ -1,7 +1,8 @@
-"""A step of one rank on a heap, forward as the generated program runs it; backward is `memory_backward`.
+"""Counts the bytes of a microbatch on a heap, forward in the order of the generated program.
 
-Inputs of an op are converted, its outputs made, what backward reads is saved, and a value is freed after its last
-reader. Parameters come as the store hands them out: as they are, after local steps, or a gathered bucket at a time.
+For each op its inputs are converted, its outputs made, and the values that backward reads are saved. A value is freed
+after its last reader. Parameters are read as stored, after local steps, or a gathered bucket at a time. Backward is in
+`memory_backward`.
 """
 
 from collections.abc import Mapping
@@ -16,30 +17,36 @@ from autoddl.operators.footprints.strides import laid, laid_like, view
 from autoddl.operators.footprints.table import footprint_of
 from autoddl.operators.work import VIEWS, base
 from autoddl.schedule.buckets import gather_buckets, gradient_buckets
-from autoddl.schedule.memory_backward import Backward
-from autoddl.schedule.memory_conversions import Moves
+from autoddl.schedule.memory_backward import BackwardMemory
+from autoddl.schedule.memory_conversions import ConversionMemory
 from autoddl.schedule.memory_gathers import CountedGathers
-from autoddl.schedule.memory_program import Edge, Node, Program
+from autoddl.schedule.memory_program import BackwardNode, ParsedConversion, ParsedPlan
 from autoddl.schedule.memory_reductions import CountedReductions
 
-__all__ = ["Stepping"]
+__all__ = ["MicrobatchMemory"]
 
 
-class Stepping:
-    """Runs the microbatches of a program on `heap`; `stored` are the pieces of parameters, `given` what else is read,
-    `cluster` decides how collectives run. `heap.here` is i forward of op i, backward as many more as there are ops."""
+class MicrobatchMemory:
+    """Runs the microbatches of a parsed plan on a heap.
 
-    def __init__(self, heap: Heap, program: Program, stored: Mapping[str, Value], given: Mapping[int, Value],
+        heap       counts the bytes; `heap.here` is i in forward of op i, and i + number of ops in its backward
+        program    the parsed plan
+        stored     the pieces of parameters that this rank stores, by name
+        given      inputs, buffers and constants, by tensor
+        cluster    decides how collectives run, if given
+    """
+
+    def __init__(self, heap: Heap, program: ParsedPlan, stored: Mapping[str, Value], given: Mapping[int, Value],
                  cluster: Cluster | None) -> None:
         plan, graph, edges = program.plan, program.graph, program.edges
         self.heap, self.program, self.stored, self.given = heap, program, stored, given
-        self.moves, rows = Moves(heap, plan.mesh, plan.backend == "gloo", cluster), tuple(edges.values())
+        self.moves, rows = ConversionMemory(heap, plan.mesh, plan.backend == "gloo", cluster), tuple(edges.values())
         self.locals: dict[str, Value] = {}
         self.gathers = CountedGathers(self.moves, edges, stored, gather_buckets(plan, graph, rows))
         self.reductions = CountedReductions(self.moves, edges, gradient_buckets(plan, graph, rows))
 
     def run(self, last: bool) -> None:
-        """Forward and backward of a microbatch, the `last` or not."""
+        """Runs forward and backward of a microbatch, the `last` or not."""
         self.gathers.begin(last)
         self.reductions.begin(last)
         self.last, self.env = last, {t: self._used(x) for t, x in self.given.items()}
@@ -48,26 +55,26 @@ class Stepping:
         ends = [self._converted(t, self.program.conversions.get(("output", slot))) for t, slot in self.program.ends]
         for x in self.env.values():
             self.heap.drop(x.storage)
-        Backward(self.moves, self.program, self.gathers, self.reductions, nodes, self.first).run(ends[0].itemsize)
+        BackwardMemory(self.moves, self.program, self.gathers, self.reductions, nodes, self.first).run(ends[0].itemsize)
         self.reductions.finish()
         self.heap.moment()
         for x in ends:
             self.heap.drop(x.storage)
 
     def _used(self, x: Value) -> Value:
-        """One more user of `x`."""
+        """`x`, with one more user."""
         self.heap.keep(x.storage)
         return x
 
-    def _converted(self, t: int, edge: Edge | None) -> Value:
-        """Tensor t after its conversion, with one user more."""
+    def _converted(self, t: int, edge: ParsedConversion | None) -> Value:
+        """Tensor t after its conversion, with one more user."""
         x = self._used(self.env[t])
         if edge is None:
             return x
         return self.moves.through(edge.forward, x, self.program.graph.tensors[t].shape, edge.source, "activations")
 
     def _parameter(self, i: int, t: int, fqn: str) -> Value:
-        """The value of a parameter as op i gets it; the first reader of a bucket takes all of it."""
+        """The value of a parameter for op i; the first reader of a bucket takes all of it."""
         if t not in self.env and fqn in self.gathers.place:
             b, _ = self.gathers.place[fqn]
             self.first.setdefault(i, []).extend(self.gathers.members(b))
@@ -78,7 +85,7 @@ class Stepping:
         return self._used(self.env[t])
 
     def _local(self, fqn: str) -> Value:
-        """A parameter after its local steps: done in each microbatch, or in the first and held until the last."""
+        """A parameter after its local steps, which run in each microbatch, or in the first and stay until the last."""
         edge, x = self.program.edges.get(fqn), self.locals.pop(fqn, None)
         if x is None:
             x = self._used(self.stored[fqn])
@@ -88,7 +95,7 @@ class Stepping:
             self.locals[fqn] = self._used(x)
         return x
 
-    def _forward(self, i: int, op: Op) -> Node:
+    def _forward(self, i: int, op: Op) -> BackwardNode:
         heap, inputs = self.heap, list[Value]()
         heap.here = i
         for k, t in enumerate(op.inputs):
@@ -105,18 +112,18 @@ class Stepping:
         return node
 
     def _read(self, i: int, t: int) -> None:
-        """Tensor t goes if nobody reads it after op i: what was converted goes before the op runs."""
+        """Frees tensor t if op i is its last reader: the source of a conversion goes before the op runs."""
         if self.program.last.get(t, -1) <= i and t in self.env:
             self.heap.drop(self.env.pop(t).storage)
 
-    def _viewed(self, call: Call) -> Node:
+    def _viewed(self, call: Call) -> BackwardNode:
         x = call.inputs[0]
         for t, shape in zip(call.op.outputs, call.outputs, strict=True):
             self.env[t] = self._used(x) if call.op.target == HUB else view(self.heap, call.op, x, shape)
         self.heap.moment()
-        return Node(call.inputs, Footprint())
+        return BackwardNode(call.inputs, Footprint())
 
-    def _computed(self, call: Call) -> Node:
+    def _computed(self, call: Call) -> BackwardNode:
         heap, made = self.heap, footprint_of(call)
         if made.before:
             heap.moment(made.before)
@@ -137,4 +144,4 @@ class Stepping:
             else:
                 saved.append(heap.keep(storage))
         self.env.update(zip(call.op.outputs, outputs, strict=True))
-        return Node(call.inputs, made, tuple(saved), tuple(notes))
+        return BackwardNode(call.inputs, made, tuple(saved), tuple(notes))

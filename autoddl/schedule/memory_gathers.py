@@ -1,7 +1,7 @@
-"""Bytes of gathered parameters: the parameter protocol run on counted storages.
+"""Counts the bytes of gathered parameters: the parameter protocol on counted storages.
 
-A bucket's buffers are there while it is under way, its members from when they came until their last user; nobody holds
-what is regathered in between.
+The buffers of a bucket are there while it is in flight. Its members are there from their arrival to their last user.
+Regathered members are freed between forward and backward.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from autoddl.operators.footprints.storages import Value
 from autoddl.schedule.buckets import Bucket, ParameterEdge
-from autoddl.schedule.memory_conversions import Flight, Moves
+from autoddl.schedule.memory_conversions import ConversionMemory, PendingStep
 from autoddl.schedule.parameter_protocol import GatherProtocol
 
 __all__ = ["CountedGathers"]
@@ -19,20 +19,25 @@ Edges = Mapping[str, ParameterEdge]
 
 @dataclass(slots=True)
 class _Gather:
-    """A bucket: its collective in `flight`, the `values` that stay for later microbatches, and what came `again` for
-    backward."""
+    """A bucket: its collective in `flight`, the `values` that stay for later microbatches, and those of backward.
+
+    `again` are the members that were gathered again for backward.
+    """
 
     bucket: Bucket
-    flight: Flight | None = None
+    flight: PendingStep | None = None
     values: list[Value] | None = None
     again: list[Value | None] = field(default_factory=list)
 
 
 class CountedGathers:
-    """`place`: bucket and position of each parameter that is gathered; `origin`: the same by storage, where what was
-    gathered is not kept."""
+    """Gathers the buckets of a microbatch on the heap of `moves`.
 
-    def __init__(self, moves: Moves, edges: Edges, stored: Mapping[str, Value], buckets: Sequence[Bucket]
+    `place` is the bucket and position of each gathered parameter by name; `origin` is that by storage, for parameters
+    that will be gathered again.
+    """
+
+    def __init__(self, moves: ConversionMemory, edges: Edges, stored: Mapping[str, Value], buckets: Sequence[Bucket]
                  ) -> None:
         self._heap, self._moves, self._edges, self._stored = moves.heap, moves, edges, stored
         self._all = [_Gather(bucket) for bucket in buckets]
@@ -41,18 +46,18 @@ class CountedGathers:
         self.begin(last=True)
 
     def begin(self, last: bool) -> None:
-        """Before a microbatch, the `last` of the step or not."""
+        """Called before a microbatch, the `last` of the step or not."""
         self._protocol.begin(last)
         self.origin: dict[int, tuple[int, int]] = {}
         for one in self._all:
             self._forget(one)
 
     def _forget(self, one: _Gather) -> None:
-        """What was gathered for a backward that did not read it goes before the next microbatch."""
+        """Frees members that were gathered for backward and not read there."""
         left = [x.storage for x in one.again if x is not None]
         if one.flight is not None:
-            sent = [*one.flight.held, one.flight.got]
-            left += [x.storage for x in one.flight.done] if one.flight.got < 0 else sent
+            buffers = [*one.flight.sent, one.flight.got]
+            left += [x.storage for x in one.flight.done] if one.flight.got < 0 else buffers
         for storage in left:
             self._heap.drop(storage)
         one.flight, one.again = None, []
@@ -98,13 +103,13 @@ class CountedGathers:
         return self._all[b].bucket.members
 
     def note(self, storage: int) -> tuple[int, int]:
-        """Backward will read once more what lies in `storage`: a bucket and a position."""
+        """Notes that backward will read `storage` once more; returns its bucket and position."""
         b, k = self.origin[storage]
         self._protocol.note(b, k)
         return b, k
 
     def read(self, b: int) -> None:
-        """Backward reads from bucket b: it must have come."""
+        """Called when backward reads from bucket b: waits for it."""
         asked, one = self._protocol.read(b), self._all[b]
         for other in asked.starts:
             self._start(other)
@@ -112,8 +117,10 @@ class CountedGathers:
             one.again = [*self._wait(one)]
 
     def done(self, b: int, k: int) -> None:
-        """What `note` wrote has been read, if anything came: no gradient may have asked for it. The last reader frees
-        the member."""
+        """Called when backward has read a note; the last reader frees the member.
+
+        Nothing was gathered if no gradient came.
+        """
         one = self._all[b]
         if not one.again:
             return

@@ -1,4 +1,4 @@
-"""What acting out a step asks of a plan, worked out once: ops on local pieces, conversions, last readers."""
+"""Parses a plan once for acting out its step: ops on local pieces, conversions, last readers."""
 
 from typing import NamedTuple
 
@@ -12,11 +12,11 @@ from autoddl.operators.rules.nn import REDUCING
 from autoddl.schedule.buckets import ParameterEdge, parameter_edges
 from autoddl.schedule.traffic import option_of
 
-__all__ = ["Edge", "Node", "Program"]
+__all__ = ["BackwardNode", "ParsedConversion", "ParsedPlan"]
 
 
-class Edge(NamedTuple):
-    """A conversion, its steps parsed."""
+class ParsedConversion(NamedTuple):
+    """A conversion with its steps parsed: from `source` forward, and from `gradient` backward."""
 
     source: Layout
     forward: tuple[Step, ...]
@@ -24,9 +24,11 @@ class Edge(NamedTuple):
     backward: tuple[Step, ...]
 
 
-class Node(NamedTuple):
-    """What backward of an op needs to know: its inputs as it read them, the storages that are saved, the bucket and
-    position of what is gathered again."""
+class BackwardNode(NamedTuple):
+    """The record of an op for its backward: the inputs as the op read them, its footprint, and the saved values.
+
+    `saved` are storages, `notes` the bucket and position of parameters that are gathered again.
+    """
 
     inputs: tuple[Value, ...]
     made: Footprint
@@ -34,10 +36,17 @@ class Node(NamedTuple):
     notes: tuple[tuple[int, int], ...] = ()
 
 
-class Program:
-    """`calls` are the graph's ops but for the values that they read; `last` says which op reads a tensor last, `ends`
-    which tensors the program returns, through which slot; `place` is the tensor that a parameter is, `processor` says
-    that the device is one."""
+class ParsedPlan:
+    """A plan on its graph, parsed.
+
+        edges          the parameters' edges by name
+        conversions    parsed conversions by (op, slot)
+        ends           tensors that the program returns, and their slots
+        last           tensor -> position of the op that reads it last
+        place          name of a parameter -> its tensor
+        calls          the ops on local pieces, without the values that they read
+        processor      whether the device is a CPU
+    """
 
     def __init__(self, plan: Plan, graph: Graph, processor: bool = False) -> None:
         self.plan, self.graph, self.mesh, self.processor, index = plan, graph, plan.mesh, processor, plan.index()
@@ -50,9 +59,9 @@ class Program:
         self._flows, self._whole = graph.differentiable(), Layout.broadcast(plan.mesh)
         self.calls = [self._call(op, index.decisions.get(op.name)) for op in graph.ops]
 
-    def _edge(self, c: Conversion) -> Edge:
+    def _edge(self, c: Conversion) -> ParsedConversion:
         forward, backward = (tuple(Step.parse(s, self.mesh) for s in texts) for texts in (c.forward, c.backward))
-        return Edge(c.source, forward, c.gradient, backward)
+        return ParsedConversion(c.source, forward, c.gradient, backward)
 
     def _call(self, op: Op, decision: Decision | None) -> Call:
         tensors, whole = self.graph.tensors, self._whole
@@ -66,11 +75,11 @@ class Program:
         return Call(op, (), writes, tuple([tensors[t].itemsize for t in op.outputs]), needs,
                     by_itself(op, self.graph, reads, inner), self.processor)
 
-    def edge(self, op: Op, k: int) -> Edge | None:
-        """The conversion of input k."""
+    def edge(self, op: Op, k: int) -> ParsedConversion | None:
+        """The conversion of input k of an op, None if it has none."""
         return self.conversions.get((op.name, op.slots[k]))
 
     def parameter(self, t: int) -> str | None:
-        """The name of tensor t if it is a parameter."""
+        """The name of tensor t if it is a parameter, else None."""
         tensor = self.graph.tensors[t]
         return tensor.fqn if tensor.kind is Kind.PARAMETER else None

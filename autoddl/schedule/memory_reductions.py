@@ -1,7 +1,8 @@
-"""Bytes of gradients of parameters on their way to .grad: the parameter protocol run on counted storages.
+"""Counts the bytes of parameters' gradients on their way to .grad: the parameter protocol on counted storages.
 
-A bucket's gradients are there until they are in a buffer to send, and that until it has been waited for; what came of
-them is .grad. Of several microbatches, gradients that are reduced behind the last are added up in a copy of the first.
+The gradients of a bucket are there until they are in its send buffer. That buffer is there until it has been waited
+for, and the result becomes .grad. Gradients that are reduced after the last of several microbatches add up in a copy of
+the first.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +12,7 @@ from autoddl.core.conversion import COLLECTIVES
 from autoddl.core.layout import Layout, local_shape
 from autoddl.operators.footprints.storages import Value, contiguous
 from autoddl.schedule.buckets import Bucket, ParameterEdge
-from autoddl.schedule.memory_conversions import Flight, Moves
+from autoddl.schedule.memory_conversions import ConversionMemory, PendingStep
 from autoddl.schedule.parameter_protocol import Advance, Fill, ReduceProtocol
 
 __all__ = ["CountedReductions"]
@@ -21,20 +22,19 @@ Edges = Mapping[str, ParameterEdge]
 
 @dataclass(slots=True, eq=False)
 class _Reduction:
-    """A bucket of gradients: the layouts in which its members are, and their `values`, which nobody else holds if they
-    are its `own`."""
+    """A bucket of gradients: `starts` are the layouts of its `values`; `own` says that nobody else uses these."""
 
     bucket: Bucket
     starts: list[Layout]
     values: list[Value | None]
-    flight: Flight | None = None
+    flight: PendingStep | None = None
     own: bool = False
 
 
 class CountedReductions:
-    """Gradients on their way to .grad, which `grads` holds by parameter."""
+    """Reduces gradients on the heap of `moves`; `grads` are the results, .grad by parameter."""
 
-    def __init__(self, moves: Moves, edges: Edges, buckets: Sequence[Bucket]) -> None:
+    def __init__(self, moves: ConversionMemory, edges: Edges, buckets: Sequence[Bucket]) -> None:
         self._heap, self._moves, self._edges = moves.heap, moves, edges
         self._all = [_Reduction(one, self._layouts(one), [None] * len(one.members)) for one in buckets]
         self._protocol = ReduceProtocol(buckets)
@@ -47,11 +47,11 @@ class CountedReductions:
         return [self._edges[f].conversion.gradient or self._edges[f].conversion.target for f in bucket.members]
 
     def begin(self, last: bool) -> None:
-        """Before a microbatch, the `last` of the step or not."""
+        """Called before a microbatch, the `last` of the step or not."""
         self._protocol.begin(last)
 
     def add(self, fqn: str, gradient: Value, direct: bool) -> None:
-        """The gradient of `fqn` is there. `direct`: autograd adds it up in the leaf."""
+        """Called when the gradient of `fqn` is there; `direct` says that autograd adds it up in the leaf."""
         edge, heap = self._edges.get(fqn), self._heap
         if fqn in self.place:
             self._collect(*self.place[fqn], gradient)
@@ -64,7 +64,7 @@ class CountedReductions:
             self._deposit(fqn, gradient if direct and heap.users[gradient.storage] == 1 else self._own(gradient))
 
     def _own(self, x: Value) -> Value:
-        """A copy in place of `x`."""
+        """A copy in place of `x`, which loses a user."""
         copy = Value(self._heap.new(x.nbytes, "gradients"), x.shape, contiguous(x.shape), x.itemsize)
         self._heap.moment()
         self._heap.drop(x.storage)
@@ -78,8 +78,10 @@ class CountedReductions:
             self._heap.name(x.storage, "gradients")
 
     def _collect(self, b: int, k: int, gradient: Value) -> None:
-        """One more gradient of a bucket, held by autograd until its reduction has started; what is kept to be added to
-        later is copied."""
+        """Adds one more gradient of a bucket. Autograd uses it until its reduction has started.
+
+        A gradient to which later microbatches add theirs is copied.
+        """
         one, given = self._all[b], self._heap.keep(gradient.storage)
         if one.values[k] is None:
             one.own = not self._protocol.is_due(b)
@@ -103,7 +105,7 @@ class CountedReductions:
                 self._send(one, step.step)
 
     def _send(self, one: _Reduction, number: int) -> None:
-        """Start a step of the bucket, which holds what it sends."""
+        """Starts a step of the bucket, which uses the storages that it sends."""
         heap, values = self._heap, [x for x in one.values if x is not None]
         shapes = [self._edges[fqn].tensor.shape for fqn in one.bucket.members]
         step = one.bucket.steps[number]
@@ -115,7 +117,7 @@ class CountedReductions:
             heap.drop(x.storage)
 
     def _fill(self, one: _Reduction) -> None:
-        """Zeros for the gradients that backward did not yield."""
+        """Makes zeros for the gradients that backward did not yield."""
         for k, (fqn, at) in enumerate(zip(one.bucket.members, one.starts, strict=True)):
             if one.values[k] is None:
                 tensor = self._edges[fqn].tensor
@@ -123,7 +125,7 @@ class CountedReductions:
                                                  "gradients")
 
     def finish(self) -> None:
-        """The end of a backward: start what is left, wait, deposit."""
+        """Called at the end of a backward: starts the rest, waits, and deposits the results."""
         self._do(self._protocol.finish())
         for b in self._protocol.due:
             one = self._all[b]

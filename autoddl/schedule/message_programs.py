@@ -1,19 +1,20 @@
-"""Collectives as lists of messages: what each rank sends and receives, in which order, as plain values.
+"""Collectives as lists of messages: the sends and receives of each rank, in order, as plain values.
 
 The buffer has n chunks, one per member, each cut in pieces; a message is one piece of one chunk. Members are numbered
-with the innermost of `ways` fastest, w_1 inside a node, w_2 across nodes, and so on. Along level j a ring passes on the
-chunks that agree with a member in all levels inside j; of these, X(x) are those with digit x at level j:
+with the innermost of `ways` fastest, w_1 inside a node, w_2 across nodes, and so on. The ring along level j passes on
+the chunks that agree with the member in all levels inside j. X(x) are those of them with digit x at level j:
 
     reduce-scatter  j = 1, 2, ...   in round s = 0 .. w_j - 2 a member at d sends X(d-s-1) to d+1, adds what d-1 sends
     all-gather      j = ..., 2, 1   in round s = 0 .. w_j - 2 a member at d sends X(d-s) to d+1, keeps what d-1 sends
-    all-reduce      the one, then the other
+    all-reduce      reduce-scatter, then all-gather
     all-to-all      in round s = 1 .. n-1 rank r sends chunk r+s to r+s, whatever the levels
 
-With one level these are the rings of Patarasuk & Yuan 2009, with several Cho et al., BlueConnect 2019; a rank sends
-(1/m_j - 1/n) N out of its unit of level j, m_j members, and that is the least for equal units. A send waits only for
-the receives that it passes on, so pieces follow each other through the levels; in an all-to-all, where nothing is
-passed on, a rank runs at most `AHEAD` messages ahead of what it got: so ranks stay in the same round, in which every
-one has a receiver of its own.
+With one level these are the rings of Patarasuk & Yuan 2009, with several those of Cho et al., BlueConnect 2019. A rank
+sends (1/m_j - 1/n) N bytes out of its unit of level j, which has m_j members. For equal units, no algorithm sends less.
+
+A send waits only for the receives that it passes on, so pieces follow each other through the levels. In an all-to-all
+nothing is passed on. There a rank sends at most `AHEAD` messages more than it received. So ranks stay in the same
+round, in which every one has a receiver of its own.
 """
 
 from collections import defaultdict
@@ -26,10 +27,10 @@ from autoddl.core.errors import InputError
 from autoddl.cost_models import Algorithm, Cluster, Group, collective
 from autoddl.cost_models.groups import crossings
 
-__all__ = ["Program", "Receive", "Send", "chosen", "leaving", "program"]
+__all__ = ["MessageProgram", "Receive", "Send", "chosen_ways", "leaving_fraction", "message_program"]
 
 AHEAD = 2
-"""Messages that a rank of an all-to-all may send beyond those that it received."""
+"""Messages that a rank of an all-to-all may have sent more than it received."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,10 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Piece (chunk, piece) comes from member `of`, as message `number` from it, to be added to this rank's own (`add`)
-    or kept as it is."""
+    """Piece (chunk, piece) comes from member `of`, as message `number` from it.
+
+    It is added to this rank's own if `add`, else kept as it is.
+    """
 
     of: int
     chunk: int
@@ -56,8 +59,8 @@ class Receive:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """What one rank does: sends in order of `after`, receives in the order in which it waits for them."""
+class MessageProgram:
+    """The messages of one rank: sends in the order of `after`, receives in the order in which it waits for them."""
 
     sends: tuple[Send, ...]
     receives: tuple[Receive, ...]
@@ -65,7 +68,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """Chunks `out` go to member `to`, chunks `into` come from member `of`."""
+    """A round, in which chunks `out` go to member `to` and chunks `into` come from member `of`."""
 
     to: int
     out: tuple[int, ...]
@@ -75,8 +78,11 @@ class _Round:
 
 
 @lru_cache(maxsize=4096)
-def program(kind: str, ways: tuple[int, ...], rank: int, pieces: int = 1) -> Program:
-    """The messages of `rank` of prod(ways) in a collective, every chunk cut in `pieces`."""
+def message_program(kind: str, ways: tuple[int, ...], rank: int, pieces: int = 1) -> MessageProgram:
+    """The messages of `rank` of prod(ways) in a collective, every chunk cut in `pieces`.
+
+    Raises InputError for a kind that is not made of messages.
+    """
     if kind == "all-to-all":
         return _all_to_all(prod(ways), rank, pieces)
     if kind not in ("all-reduce", "all-gather", "reduce-scatter"):
@@ -99,7 +105,7 @@ def _ring(ways: tuple[int, ...], rank: int, level: int, add: bool) -> list[_Roun
     return [_Round(to, sets[(first - s) % w], of, sets[(first - s - 1) % w], add) for s in range(w - 1)]
 
 
-def _ordered(rounds: list[_Round], pieces: int) -> Program:
+def _ordered(rounds: list[_Round], pieces: int) -> MessageProgram:
     sends: list[Send] = []
     receives: list[Receive] = []
     last: dict[tuple[int, int], int] = {}
@@ -110,24 +116,24 @@ def _ordered(rounds: list[_Round], pieces: int) -> Program:
         for p, c in product(range(pieces), one.into):
             receives.append(Receive(one.of, c, p, next(of[one.of]), one.add))
             last[c, p] = len(receives)
-    return Program(tuple(sorted(sends, key=lambda send: send.after)), tuple(receives))
+    return MessageProgram(tuple(sorted(sends, key=lambda send: send.after)), tuple(receives))
 
 
-def _all_to_all(n: int, rank: int, pieces: int) -> Program:
+def _all_to_all(n: int, rank: int, pieces: int) -> MessageProgram:
     turns = [(p, s) for s in range(1, n) for p in range(pieces)]
-    return Program(tuple(Send((rank + s) % n, (rank + s) % n, p, p, max(0, k - AHEAD + 1))
-                         for k, (p, s) in enumerate(turns)),
-                   tuple(Receive((rank - s) % n, (rank - s) % n, p, p, False) for p, s in turns))
+    return MessageProgram(tuple(Send((rank + s) % n, (rank + s) % n, p, p, max(0, k - AHEAD + 1))
+                                for k, (p, s) in enumerate(turns)),
+                          tuple(Receive((rank - s) % n, (rank - s) % n, p, p, False) for p, s in turns))
 
 
-def leaving(kind: str, ways: tuple[int, ...], rank: int, outside: frozenset[int]) -> float:
-    """The part of the full buffer that `rank` sends to the members `outside`."""
-    return sum(send.to in outside for send in program(kind, ways, rank).sends) / prod(ways)
+def leaving_fraction(kind: str, ways: tuple[int, ...], rank: int, outside: frozenset[int]) -> float:
+    """The fraction of the full buffer that `rank` sends to the members `outside`."""
+    return sum(send.to in outside for send in message_program(kind, ways, rank).sends) / prod(ways)
 
 
 @lru_cache(maxsize=65536)
-def chosen(cluster: Cluster, kind: str, group: Group, nbytes: int) -> tuple[int, ...] | None:
-    """The `ways` of the program that the cost model chooses for a full buffer of `nbytes`, innermost level first.
+def chosen_ways(cluster: Cluster, kind: str, group: Group, nbytes: int) -> tuple[int, ...] | None:
+    """The `ways` of the messages that the cost model chooses for a full buffer of `nbytes`, innermost level first.
 
     None where it chooses a collective of the library.
     """

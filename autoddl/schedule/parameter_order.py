@@ -1,4 +1,4 @@
-"""The parameters' collectives of a step on the time line: the parameter protocol run on names and seconds."""
+"""Adds the parameters' collectives to the actions of a step: the parameter protocol on names and seconds."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -12,7 +12,7 @@ Edges = Mapping[str, ParameterEdge]
 
 
 class TimedGathers:
-    """Gathers as actions; `place` is the bucket of each parameter that is gathered."""
+    """Writes gathers as actions; `place` is the bucket of each parameter that is gathered."""
 
     def __init__(self, actions: Actions, edges: Edges, buckets: tuple[Bucket, ...]) -> None:
         self._actions, self._edges, self._buckets = actions, edges, buckets
@@ -27,7 +27,7 @@ class TimedGathers:
         self._protocol.begin(last)
 
     def _start(self, b: int, direction: str) -> None:
-        """All steps but the last are waited for."""
+        """Starts the gather of bucket b; all its steps but the last are waited for."""
         bucket = self._buckets[b]
         members = [self._edges[fqn] for fqn in bucket.members]
         legs = self._actions.legs(bucket.steps, [m.tensor for m in members], [m.conversion.source for m in members],
@@ -36,7 +36,7 @@ class TimedGathers:
         self._open[b] = self._actions.start(legs[-1])
 
     def take(self, fqn: str, i: int) -> None:
-        """Op i reads `fqn`: the first reader of its bucket waits for it."""
+        """Called when op i reads `fqn`: the first reader of its bucket waits for it."""
         b = self.place[fqn]
         if b in self._first:
             return
@@ -50,7 +50,7 @@ class TimedGathers:
             self._protocol.note(b, 0)
 
     def read_back(self, fqns: set[str]) -> None:
-        """Backward of an op that reads these parameters: those that are regathered are needed now."""
+        """Called in backward of an op that reads these parameters: waits for those that are gathered again."""
         for b in sorted({self.place[fqn] for fqn in fqns if fqn in self.place}, reverse=True):
             if self._buckets[b].regather:
                 asked = self._protocol.read(b)
@@ -60,8 +60,11 @@ class TimedGathers:
                     self._actions.wait(self._open.pop(b))
 
     def handed_on(self, i: int, fqn: str) -> list[str]:
-        """The gradients that arrive where op i read `fqn`: of its whole bucket, last first, if it was the first to read
-        of it; of one that is not gathered, its own."""
+        """Names of the parameters whose gradients arrive where op i read `fqn`.
+
+        The first reader of a bucket has those of the whole bucket, last first, later readers none. A parameter that is
+        not gathered has its own.
+        """
         if fqn not in self.place:
             return [fqn]
         b = self.place[fqn]
@@ -69,7 +72,7 @@ class TimedGathers:
 
 
 class TimedReductions:
-    """Reductions as actions."""
+    """Writes reductions as actions."""
 
     def __init__(self, actions: Actions, edges: Edges, buckets: tuple[Bucket, ...]) -> None:
         self._actions, self._edges = actions, edges
@@ -90,7 +93,7 @@ class TimedReductions:
         self._open: dict[int, int | None] = {}
 
     def add(self, fqns: Sequence[str]) -> None:
-        """The gradients of these parameters are there."""
+        """Called when the gradients of these parameters are there."""
         for fqn in fqns:
             edge = self._edges.get(fqn)
             if fqn in self._place:
@@ -100,7 +103,7 @@ class TimedReductions:
                                                      "backward", fqn))
 
     def finish(self) -> None:
-        """The end of a backward: everything that is left is reduced."""
+        """Called at the end of a backward: reduces everything that is left."""
         self._do(self._protocol.finish())
 
     def _do(self, asked: Iterable[Advance | Fill]) -> None:

@@ -1,38 +1,39 @@
-"""When buckets of parameters are gathered and their gradients reduced: one state machine, run by three interpreters.
+"""Decides when buckets of parameters are gathered and their gradients reduced: one state machine, three interpreters.
 
 The runtime runs it on tensors (`runtime.parameter_gather`, `runtime.gradient_reducer`), the time line on names
-(`parameter_order`) and the memory line on bytes (`memory_gathers`, `memory_reductions`). It is told what happens and
-answers with what to do now; it starts nothing itself, and depends on no time, so every rank does the same in every run.
+(`parameter_order`) and the memory line on bytes (`memory_gathers`, `memory_reductions`). An interpreter reports events,
+and the machine answers with the actions to take now. It starts nothing itself and never looks at the time, so every
+rank does the same in every run.
 
     forward     taking bucket b waits for it, and has started all up to b + PREFETCH
     between     a bucket that is regathered keeps nothing but notes of where backward will read it
     backward    the first read of bucket b waits for it, and has started PREFETCH buckets before it
     reduce      a bucket starts when its last gradient is there, but never before the one in front of it; one of several
-                steps takes its next step whenever a later bucket starts; few are under way at once (`overdue`)
+                steps takes its next step whenever a later bucket starts; few are in flight at once (`overdue_buckets`)
     finish      all that are due are started, and advanced in turn until none has a step left
 
-Of several microbatches every one does this for the buckets that are converted per microbatch; the others are gathered
-in the first, kept until the last has taken them, and reduced in the last.
+With several microbatches, this happens in each of them for the buckets that are converted per microbatch. The other
+buckets are gathered in the first, kept until the last has taken them, and reduced in the last.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from autoddl.schedule.buckets import PREFETCH, Bucket, frees, overdue
+from autoddl.schedule.buckets import PREFETCH, Bucket, frees_memory, overdue_buckets
 
 __all__ = ["Advance", "Fill", "GatherProtocol", "ReduceProtocol", "Take"]
 
 
 class Take(NamedTuple):
-    """What taking or reading a bucket asks for."""
+    """The actions that taking or reading a bucket asks for."""
 
     starts: tuple[int, ...]
     """Buckets to start now, in this order."""
     waits: bool
-    """Whether the bucket is under way and must be waited for."""
+    """Whether the bucket is in flight and must be waited for."""
     keeps: bool = False
-    """Whether what was gathered stays for later microbatches."""
+    """Whether the gathered values stay for later microbatches."""
 
 
 class Advance(NamedTuple):
@@ -40,20 +41,29 @@ class Advance(NamedTuple):
 
     bucket: int
     waits: bool
-    """Whether a step of it is under way and must be waited for."""
+    """Whether a step of it is in flight and must be waited for."""
     step: int | None
-    """The step to start then; None: there is none left."""
+    """The step to start then; None if none is left."""
 
 
 class Fill(NamedTuple):
-    """Gradients of a bucket that backward did not yield count as zeros."""
+    """A bucket whose missing gradients count as zeros, since backward did not yield them."""
 
     bucket: int
 
 
 @dataclass(slots=True)
 class GatherProtocol:
-    """The gathers of one rank's step, by the position of a bucket in the order of first use."""
+    """The gathers of one rank's step, by the position of a bucket in the order of first use.
+
+        buckets    the buckets, in that order
+        _last      whether this is the last microbatch of the step
+        _next      the next bucket to start in forward
+        _back      buckets from here on have been started in backward
+        _kept      buckets whose values stay for later microbatches
+        _open      buckets in flight
+        _notes     for each member of each bucket, how often backward will still read it
+    """
 
     buckets: Sequence[Bucket]
     _last: bool = True
@@ -67,14 +77,14 @@ class GatherProtocol:
         self.begin(True, keep=False)
 
     def begin(self, last: bool, keep: bool = True) -> None:
-        """Before a microbatch, the `last` of a step or not; without `keep` nothing of an earlier one is left."""
+        """Called before a microbatch, the `last` of a step or not; without `keep`, forgets all earlier ones."""
         self._last, self._next, self._back = last, 0, len(self.buckets)
         self._kept = self._kept if keep else set()
         self._open = set()
         self._notes = [[0] * len(bucket.members) for bucket in self.buckets]
 
     def take(self, b: int) -> Take:
-        """The program takes bucket b for its first reader."""
+        """Called when the program takes bucket b for its first reader."""
         starts = []
         while self._next < len(self.buckets) and self._next <= b + PREFETCH:
             if self._next not in self._kept:
@@ -88,11 +98,11 @@ class GatherProtocol:
         return Take(tuple(starts), waits, keeps)
 
     def note(self, b: int, k: int) -> None:
-        """Backward will read member k of bucket b once more."""
+        """Notes that backward will read member k of bucket b once more."""
         self._notes[b][k] += 1
 
     def read(self, b: int) -> Take:
-        """Backward reads from bucket b, which is regathered."""
+        """Called when backward reads from bucket b, which is gathered again."""
         starts = []
         while self._back > max(0, b - PREFETCH):
             self._back -= 1
@@ -104,14 +114,24 @@ class GatherProtocol:
         return Take(tuple(starts), waits)
 
     def release(self, b: int, k: int) -> bool:
-        """Backward has read member k of bucket b; whether that was the last note of it."""
+        """Called when backward has read member k of bucket b; returns whether that was its last note."""
         self._notes[b][k] -= 1
         return not self._notes[b][k]
 
 
 @dataclass(slots=True)
 class ReduceProtocol:
-    """The reductions of one rank's step, by the position of a bucket in the order of reduction."""
+    """The reductions of one rank's step, by the position of a bucket in the order of reduction.
+
+        buckets    the buckets, in that order
+        _last      whether this is the last microbatch of the step
+        _due       the buckets that this backward reduces
+        _next      position in `_due` of the next bucket to start
+        _left      gradients that have not come yet, for each bucket
+        _at        the next step, for each bucket
+        _open      whether a step is in flight, for each bucket
+        _frees     whether waiting for its last step frees memory, for each bucket
+    """
 
     buckets: Sequence[Bucket]
     _last: bool = True
@@ -123,11 +143,11 @@ class ReduceProtocol:
     _frees: list[bool] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._frees = [frees(bucket) for bucket in self.buckets]
+        self._frees = [frees_memory(bucket) for bucket in self.buckets]
         self.begin(True)
 
     def begin(self, last: bool) -> None:
-        """Before a microbatch, the `last` of a step or not."""
+        """Called before a microbatch, the `last` of a step or not."""
         self._last, self._due = last, [b for b, one in enumerate(self.buckets) if last or one.per_microbatch]
         self._next = 0
         self._left = [len(bucket.members) for bucket in self.buckets]
@@ -144,7 +164,7 @@ class ReduceProtocol:
         return self._last or self.buckets[b].per_microbatch
 
     def arrive(self, b: int) -> list[Advance]:
-        """One more gradient of bucket b is there."""
+        """Called when one more gradient of bucket b is there."""
         self._left[b] -= 1
         found: list[Advance] = []
         while self._next < len(self._due) and self._left[self._due[self._next]] <= 0:
@@ -152,7 +172,7 @@ class ReduceProtocol:
         return found
 
     def finish(self) -> Iterator[Advance | Fill]:
-        """The end of a backward: start what is left, then advance all until none has a step left."""
+        """Called at the end of a backward: starts the rest, then advances all until none has a step left."""
         while self._next < len(self._due):
             yield Fill(self._due[self._next])
             yield from self._start()
@@ -165,10 +185,11 @@ class ReduceProtocol:
                 yield advance
 
     def _start(self) -> list[Advance]:
-        """One step of everything under way, in order, and an end of what is overdue; then the next bucket's first."""
+        """Advances all buckets in flight by a step, in order, waits for those overdue, then starts the next."""
         earlier, new = self._due[:self._next], self._due[self._next]
         more = {b for b in earlier if self._at[b] < len(self.buckets[b].steps)}
-        late = overdue([b for b in earlier if self._frees[b] and (b in more or self._open[b])], self._frees[new])
+        open_ones = [b for b in earlier if self._frees[b] and (b in more or self._open[b])]
+        late = overdue_buckets(open_ones, self._frees[new])
         self._next += 1
         return [*(self._advance(b) for b in earlier if b in more or b in late), self._advance(new)]
 

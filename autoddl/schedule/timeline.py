@@ -1,19 +1,26 @@
-"""The time line that a plan's step will have on one rank: what `issue` lists, run by the discrete-event engine.
+"""Predicts the time line of a plan's step on one rank: runs the actions of `issue_order` in the discrete-event engine.
 
-Computation is one stream, the collectives over each set of axes another. With gloo, those of the library run two at a
-time (`LANES`), ours by messages one after the other over all axes, and one that is waited for at once does not queue
-behind those under way; all over the same axes share what they cross, and all that cross the same level its port, where
-it has one for all (`ONE_PORT`). What sending takes of the rank's processor is missing to what it computes, which is
-slower beside it (`Host.drag`). Ranks that share cores come to a collective at different times, so it begins later
-(`Host.late`, of the last of all; of n ranks the last comes E(n) later, the mean of the largest of n normal numbers);
-beside computation it takes longer (`Host.busy`), its own or, where only a part of the ranks waits for it, by as much of
-that as the part of the others; and starting it and waiting for it takes time of the computing stream (`Host.issue`). So
+Computation is one stream, and the collectives over each set of axes another. So
 
     a collective is in flight from when it is handed over to when its stream has done it and those before it
-    exposed = what waiting for it takes         hidden = time in flight during which the rank computes
+    exposed = seconds of waiting for it         hidden = seconds in flight during which the rank computes
 
-It is written as a recorded step is, so that both are read by the same functions. `slowdown` is the factor by which
-computation and communication slow each other while both run (see `cost_models.timeline`).
+With gloo, more is known of the streams and of the CPU:
+
+    lanes         the library's own collectives over the same axes run two at a time (`LANES`)
+    messages      collectives by messages of the runtime run one after the other over all axes
+    at once       a collective that is waited for at once does not queue behind those in flight
+    links         collectives over the same axes share their links; those that cross one level share its port, where
+                  it has one port for all (`ONE_PORT`)
+    host, drag    computation loses the CPU seconds of sending, and is slower meanwhile (`Host.drag`)
+    late          ranks that share cores come to a collective at different times. The last of n ranks comes E(n)
+                  later than the mean, the mean of the largest of n normal numbers; `Host.late` is that of all ranks
+    busy          a collective takes longer while the rank computes (`Host.busy`). Where it is waited for at once,
+                  that counts as much as the fraction of all ranks that is outside its group
+    issue         handing it over and waiting for it takes time of the computing stream (`Host.issue`)
+
+The result has the form of a recorded step: the same functions read both. Computation and communication slow each other
+by the factor `slowdown` while both run (see `cost_models.timeline`).
 """
 
 from collections import Counter
@@ -30,13 +37,13 @@ from autoddl.cost_models import Cluster
 from autoddl.cost_models.machine import Host
 from autoddl.cost_models.timeline import COMPUTE, Task, simulate
 from autoddl.schedule.actions import Action, Compute, Pass, Start, Wait
-from autoddl.schedule.issue_order import Known, issued
+from autoddl.schedule.issue_order import KnownPrices, list_actions
 
-__all__ = ["Foreseen", "Span", "timeline_of"]
+__all__ = ["PredictedStep", "Span", "predict_timeline"]
 
 
 LANES = 2
-"""Threads of a process group of gloo (ProcessGroupGloo: two for each device, and there is one)."""
+"""Threads of a process group of gloo (ProcessGroupGloo has two for each device, and there is one device)."""
 ONE_PORT = ("switch", "fat-tree", "dragonfly")
 """Topologies in which a device has one port to all the others of its level."""
 
@@ -51,24 +58,26 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
-    """A predicted step: its collectives as events of a record, and what it computes."""
+class PredictedStep:
+    """A predicted step: its collectives as events of a record, and its computation as spans."""
 
     step: RecordedStep
     computes: tuple[Span, ...]
 
     @property
     def compute_seconds(self) -> float:
+        """Seconds in which the rank computes."""
         return sum(span.end - span.start for span in self.computes)
 
 
-def timeline_of(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, slowdown: float = 1.0,
-                known: Known | None = None) -> Foreseen:
+def predict_timeline(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, slowdown: float = 1.0,
+                     known: KnownPrices | None = None) -> PredictedStep:
     """The predicted step of `rank`.
 
-    `graph` is the graph of one microbatch with its hubs (`hubs.add_hubs`); `known` is of plans that differ in their
-    bucket size alone."""
-    actions = issued(plan, graph, cluster, rank, known)
+    `graph` is the graph of one microbatch with its hubs (`hubs.add_hubs`). `known` keeps prices for plans that differ
+    in their bucket size alone.
+    """
+    actions = list_actions(plan, graph, cluster, rank, known)
     shared = {level.name for level in cluster.levels if level.topology in ONE_PORT}
     links = {name: level if level in shared else "" for name, level in plan.levels.items()}
     gloo, host = cluster.backend == "gloo", cluster.device.host or Host(0.0, 0.0, 0.0)
@@ -90,15 +99,16 @@ def timeline_of(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, slowd
                    for k, action in enumerate(actions) if isinstance(action, Pass))
     spans = tuple(Span(action.name, line.starts[at[k]], line.ends[at[k]])
                   for k, action in enumerate(actions) if isinstance(action, Compute))
-    return Foreseen(RecordedStep(0, rank, 0.0, line.makespan, passes, tuple(events)), spans)
+    return PredictedStep(RecordedStep(0, rank, 0.0, line.makespan, passes, tuple(events)), spans)
 
 
 def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, late: float = 0.0, issue: float = 0.0,
            sizes: Mapping[str, int] | None = None) -> tuple[list[Task], list[int]]:
-    """The tasks, and for each action its task: that of a Pass is the next one.
+    """The tasks, and the position of each action's task; that of a Pass is the next one.
 
-    `links` is of each axis of the mesh the link that it shares; None where collectives over the same axes queue.
-    `sizes` are those of the axes."""
+    `links` maps each axis of the mesh to the link that it shares, `sizes` to its size. Collectives over the same axes
+    queue where `links` is None.
+    """
     line = _Line(links, late, issue, sizes or {})
     at = [line.add(action, after) for action, after in zip_longest(actions, actions[1:])]
     return line.tasks, at
@@ -106,10 +116,19 @@ def _tasks(actions: Sequence[Action], links: Mapping[str, str] | None, late: flo
 
 @dataclass(slots=True)
 class _Line:
-    """The tasks so far; of every collective its task, its axes and the seconds that were `worked` before it.
+    """The tasks so far. A wait is a computation of no seconds.
 
-    Waiting is computing for no time. Ranks along an axis met when the last of them started a collective over it that
-    was waited for; `met` has the seconds worked until then."""
+        links       axis of the mesh -> link that it shares; None where collectives over the same axes queue
+        late        `Host.late`, in s^(1/2)
+        issue       `Host.issue`, in seconds
+        sizes       axis of the mesh -> its size
+        tasks       the tasks
+        flights     of every collective: its task, its axes, and `worked` when it was handed over
+        turns       number of library collectives so far, by axes
+        met         axis -> `worked` when its ranks last met: at the start of a collective that was waited for
+        computed    the last task that computes
+        worked      seconds computed so far
+    """
 
     links: Mapping[str, str] | None
     late: float
@@ -123,7 +142,7 @@ class _Line:
     worked: float = 0.0
 
     def add(self, action: Action, after: Action | None) -> int:
-        """The task of `action`, which `after` follows."""
+        """Adds the task of `action`, which `after` follows; returns its position."""
         match action:
             case Start():
                 return self._start(action, self.links is not None and after == Wait(len(self.flights)))
@@ -142,7 +161,7 @@ class _Line:
         return self.computed
 
     def _start(self, action: Start, at_once: bool) -> int:
-        """Handing it over, coming late, and the collective."""
+        """Adds the tasks of a collective: handing it over, coming late, and the collective itself."""
         axes = action.sent.axes.split("+")
         alone = self.worked - min(self.met.get(axis, 0.0) for axis in axes)
         if self.issue and not at_once:
@@ -157,21 +176,21 @@ class _Line:
         return len(self.tasks) - 1
 
     def _ranks(self, axes: Sequence[str]) -> tuple[int, int]:
-        """Those of a group over these axes, and all."""
+        """Numbers of ranks: in a group over these axes, and in all."""
         return prod(self.sizes.get(axis, 1) for axis in axes), prod(self.sizes.values())
 
     def _part(self, axes: Sequence[str]) -> float:
-        """E(ranks of the group) / E(all ranks)."""
+        """E(ranks of the group) / E(all ranks): how late the last of the group comes, relative to the last of all."""
         some, every = self._ranks(axes)
         return _largest(some) / _largest(every) if some < every else 1.0
 
     def _others(self, axes: Sequence[str]) -> float:
-        """The part of all ranks that is not in the group."""
+        """The fraction of all ranks that is not in the group."""
         some, every = self._ranks(axes)
         return max(0.0, 1 - some / every)
 
     def _flight(self, action: Start, needs: tuple[int, ...], at_once: bool) -> Task:
-        """A collective. On gloo all over the same axes share what they cross, as all do that cross one port."""
+        """The task of a collective. On gloo, those over the same axes share a link, as do those that cross one port."""
         if self.links is None:
             return Task(action.sent.origin, action.seconds, stream=action.sent.axes, needs=needs)
         axes, busy = action.sent.axes, action.busy
@@ -184,11 +203,11 @@ class _Line:
                     link=link, load=load, contention=contention, share=share)
 
     def _stream(self, action: Start, at_once: bool) -> str:
-        """Behind what a collective on gloo queues: the library's take the lanes of their axes in `turns`."""
+        """The stream on which a collective on gloo queues: the library's take the lanes of their axes in turns."""
         axes = action.sent.axes
         if at_once:
             return f"{axes} at once"
-        if action.ours:
+        if action.by_messages:
             return "messages"
         self.turns[axes] += 1
         return f"{axes} lane {self.turns[axes] % LANES}"
@@ -200,7 +219,7 @@ def _largest(n: int) -> float:
 
 
 def _computed_before(tasks: Sequence[Task]) -> list[int | None]:
-    """Per task the last one before it that computes: when that ends, the rank comes to this one."""
+    """For each task, the last one before it that computes: when it ends, the rank comes to this one."""
     found: list[int | None] = []
     last: int | None = None
     for i, task in enumerate(tasks):

@@ -1,18 +1,21 @@
-"""What a rank sends in one training step, in the order of the program: the relation that pricing, the runtime's
-comparison across ranks and `verify` all read.
+"""Lists the collectives of one training step on one rank, in the order of the program.
 
-* An edge between ops sends its forward steps in forward and its backward steps in backward, in every microbatch.
-* A parameter's edge sends in *buckets*: parameters that take the same steps share one collective per step, in the order
-  of their first use, up to about `Plan.bucket_bytes` of payload. Gather buckets run forward (and again in backward if
-  they are gathered anew), gradient buckets run backward, last used first.
-* With m microbatches a parameter that is kept is gathered once, in the first forward, and its gradients add up where
-  backward yields them and are reduced once, behind the last backward. One that is gathered anew holds neither: all its
-  buckets run in each microbatch.
+The runtime compares this list across ranks before the first step, and `verify` with the collectives that ran.
 
-      kept             1 gather                                 1 reduction of its gradient      a step
-      gathered anew    m gathers forward, m backward if saved   m reductions of its gradient     a step
+An edge between ops sends its forward steps in forward and its backward steps in backward, in every microbatch.
 
-* An op whose kernel reduces by itself (synchronised batch norm, vocabulary-parallel loss) sends that.
+Parameters are sent in *buckets*. Those that take the same steps share one collective per step, in the order of their
+first use, up to about `Plan.bucket_bytes` of payload. Gather buckets run forward, and again in backward if they are
+regathered. Gradient buckets run backward, last used first.
+
+With m microbatches, a parameter that is kept is gathered once, in the first forward. Its gradients add up in the layout
+in which backward yields them, and are reduced once, after the last backward. All buckets of a regathered parameter run
+in each microbatch. In one training step there are
+
+    kept          1 gather                                           1 reduction of its gradient
+    regathered    m gathers forward, m backward if it is saved       m reductions of its gradient
+
+A kernel that reduces by itself (synchronised batch norm, vocabulary-parallel loss) sends its own collectives.
 """
 
 from collections.abc import Iterator
@@ -27,12 +30,12 @@ from autoddl.operators.rules.nn import REDUCING, inner_collectives
 from autoddl.operators.rules.table import Option, options
 from autoddl.schedule.buckets import Bucket, ParameterEdge, _payloads, gather_buckets, gradient_buckets, parameter_edges
 
-__all__ = ["Sent", "option_of", "traffic"]
+__all__ = ["PlannedCollective", "option_of", "traffic"]
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """One collective: `axes` as text (`net+node`), `nbytes` its full buffer (see conversion), `origin` for people."""
+class PlannedCollective:
+    """A collective of the plan: `axes` as text (`net+node`), `nbytes` of its full buffer, `origin` for people."""
 
     direction: str
     kind: str
@@ -42,7 +45,7 @@ class Sent:
 
 
 def option_of(op: Op, graph: Graph, mesh: Mesh, decision: Decision | None) -> Option:
-    """The signatures that the plan decided for `op`; without a decision for it, or a signature, InputError."""
+    """The signature that the plan decided for `op`. Raises InputError without a decision, or a signature for it."""
     if decision is None or decision.target != op.target:
         raise InputError(f"the plan decides nothing for op {op.name} ({op.target}); make the plan again for this model")
     for option in options(op, graph, mesh):
@@ -53,18 +56,18 @@ def option_of(op: Op, graph: Graph, mesh: Mesh, decision: Decision | None) -> Op
 
 
 def _of_bucket(bucket: Bucket, edges: dict[str, ParameterEdge], mesh: Mesh, at: tuple[int, ...], direction: str,
-               gradient: bool) -> Iterator[Sent]:
-    """One collective per sending step of the bucket, its payload the sum of the members'."""
+               gradient: bool) -> Iterator[PlannedCollective]:
+    """One collective for each communicating step of the bucket, with the payloads of its members added up."""
     starts = [edges[fqn].conversion.gradient if gradient else edges[fqn].conversion.source for fqn in bucket.members]
     sizes = [_payloads(edges[fqn].tensor, bucket.steps, start, mesh, at)
              for fqn, start in zip(bucket.members, starts, strict=True) if start is not None]
     for step, column in zip(bucket.steps, zip(*sizes, strict=True), strict=True):
         if step.kind in COLLECTIVES:
             names = "+".join(mesh.names[a] for a in step.axes)
-            yield Sent(direction, step.kind, names, sum(column), ", ".join(bucket.members))
+            yield PlannedCollective(direction, step.kind, names, sum(column), ", ".join(bucket.members))
 
 
-def _of_edge(conversion: Conversion, tensor: Tensor, mesh: Mesh, at: tuple[int, ...]) -> Iterator[Sent]:
+def _of_edge(conversion: Conversion, tensor: Tensor, mesh: Mesh, at: tuple[int, ...]) -> Iterator[PlannedCollective]:
     origin = f"{conversion.tensor} -> {conversion.op}"
     for direction, texts, start in (("forward", conversion.forward, conversion.source),
                                     ("backward", conversion.backward, conversion.gradient)):
@@ -72,17 +75,19 @@ def _of_edge(conversion: Conversion, tensor: Tensor, mesh: Mesh, at: tuple[int, 
         if start is not None:
             for step, nbytes in zip(steps, _payloads(tensor, steps, start, mesh, at), strict=True):
                 if step.kind in COLLECTIVES:
-                    yield Sent(direction, step.kind, "+".join(mesh.names[a] for a in step.axes), nbytes, origin)
+                    names = "+".join(mesh.names[a] for a in step.axes)
+                    yield PlannedCollective(direction, step.kind, names, nbytes, origin)
 
 
-def traffic(plan: Plan, graph: Graph, coordinate: tuple[int, ...] | None = None) -> tuple[Sent, ...]:
-    """All collectives of one step on the rank at `coordinate` (rank 0).
+def traffic(plan: Plan, graph: Graph, coordinate: tuple[int, ...] | None = None) -> tuple[PlannedCollective, ...]:
+    """All collectives of one step on the rank at `coordinate`, by default rank 0.
 
-    `graph` is the graph of one microbatch with its hubs (`hubs.add_hubs`)."""
+    `graph` is the graph of one microbatch with its hubs (`hubs.add_hubs`).
+    """
     mesh, at = plan.mesh, coordinate or (0,) * len(plan.mesh.axes)
     by_name = {t.name: t for t in graph.tensors}
     edges = {edge.tensor.fqn: edge for edge in parameter_edges(plan, graph)}
-    first, each, last = list[Sent](), list[Sent](), list[Sent]()
+    first, each, last = list[PlannedCollective](), list[PlannedCollective](), list[PlannedCollective]()
     for bucket in gather_buckets(plan, graph):
         gathers = each if bucket.per_microbatch else first
         gathers += _of_bucket(bucket, edges, mesh, at, "forward", gradient=False)
@@ -99,6 +104,6 @@ def traffic(plan: Plan, graph: Graph, coordinate: tuple[int, ...] | None = None)
         if op.target in REDUCING:
             option = option_of(op, graph, mesh, decisions.get(op.name))
             for direction, kind, axes, nbytes in inner_collectives(op, graph, option.inputs[0], option.inner, mesh, at):
-                each.append(Sent(direction, kind, "+".join(mesh.names[a] for a in axes), nbytes, op.name))
+                each.append(PlannedCollective(direction, kind, "+".join(mesh.names[a] for a in axes), nbytes, op.name))
     each.sort(key=lambda sent: sent.direction == "backward")
     return (*first, *each * plan.microbatches, *last)

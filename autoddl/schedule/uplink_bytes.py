@@ -1,13 +1,13 @@
-"""Bytes that a step's collectives send over each uplink of a network, by the plan.
+"""Counts the bytes that a step's collectives send over each uplink of a network, by the plan.
 
-A ring visits the members of a group in their order, so a member whose successor sits elsewhere sends over the uplink
-all that it sends; in an all-to-all, each member sends every other an equal piece of its buffer:
+A ring visits the members of a group in their order. So a member whose successor is in another unit sends all its bytes
+over the uplink. In an all-to-all, each member sends every other an equal piece of its buffer:
 
     all-reduce 2 (n-1)/n N,  all-gather and reduce-scatter (n-1)/n N    if the next member is outside
     all-to-all N/n                                                      for every member outside
 
-Where the cost model chooses messages of our own, it is what these send; gloo's own reduce-scatter sends what its
-all-reduce does.
+Where the cost model chooses messages of the runtime, their bytes are counted. The reduce-scatter of gloo sends as many
+bytes as its all-reduce.
 """
 
 from collections.abc import Sequence
@@ -17,25 +17,25 @@ from autoddl.core.layout import Mesh
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, Group, parse_cluster, sent_bytes
 from autoddl.schedule import message_programs
-from autoddl.schedule.traffic import Sent, traffic
+from autoddl.schedule.traffic import PlannedCollective, traffic
 
-__all__ = ["leaving", "planned_bytes"]
+__all__ = ["count_uplink_bytes", "leaving_bytes"]
 
 
-def leaving(kind: str, nbytes: float, group: Sequence[int], rank: int, unit: range,
-            ways: tuple[int, ...] | None = None) -> float:
-    """Bytes that `rank` of `unit` sends out of it in one collective of `group`; by messages if these have `ways`."""
+def leaving_bytes(kind: str, nbytes: float, group: Sequence[int], rank: int, unit: range,
+                  ways: tuple[int, ...] | None = None) -> float:
+    """Bytes that `rank` sends out of its `unit` in one collective of `group`; by messages of these `ways` if given."""
     if ways is not None:
         outside = frozenset(i for i, other in enumerate(group) if other not in unit)
-        return message_programs.leaving(kind, ways, group.index(rank), outside) * nbytes
+        return message_programs.leaving_fraction(kind, ways, group.index(rank), outside) * nbytes
     if kind == "all-to-all":
         return nbytes / len(group) * sum(other not in unit for other in group)
     successor = group[(group.index(rank) + 1) % len(group)]
     return 0.0 if successor in unit else sent_bytes(kind, len(group), nbytes)
 
 
-def planned_bytes(plan: Plan, graph: Graph, units: Sequence[range]) -> tuple[float, ...]:
-    """Bytes that leave each unit, a range of ranks, in one step. `graph` is the planned one."""
+def count_uplink_bytes(plan: Plan, graph: Graph, units: Sequence[range]) -> tuple[float, ...]:
+    """Bytes that leave each unit, a range of ranks, in one step. `graph` is the planned one, of one microbatch."""
     cluster = parse_cluster(plan.source["cluster"], "the plan's cluster") if "cluster" in plan.source else None
     totals = [0.0] * len(units)
     for rank in range(plan.mesh.size):
@@ -49,17 +49,17 @@ def planned_bytes(plan: Plan, graph: Graph, units: Sequence[range]) -> tuple[flo
                 sent.kind
             for i, unit in enumerate(units):
                 if rank in unit:
-                    totals[i] += leaving(kind, sent.nbytes, group, rank, unit, ways)
+                    totals[i] += leaving_bytes(kind, sent.nbytes, group, rank, unit, ways)
     return tuple(totals)
 
 
-def _ways(cluster: Cluster, mesh: Mesh, sent: Sent) -> tuple[int, ...] | None:
+def _ways(cluster: Cluster, mesh: Mesh, sent: PlannedCollective) -> tuple[int, ...] | None:
     axes = [mesh.names.index(name) for name in sent.axes.split("+")]
-    return message_programs.chosen(cluster, sent.kind, Group(tuple((mesh.sizes[a], mesh.strides[a]) for a in axes)),
-                           sent.nbytes)
+    group = Group(tuple((mesh.sizes[a], mesh.strides[a]) for a in axes))
+    return message_programs.chosen_ways(cluster, sent.kind, group, sent.nbytes)
 
 
 def _group(mesh: Mesh, axes: str, at: tuple[int, ...]) -> tuple[int, ...]:
-    """Ranks of the group over `axes` (like `net+node`) that the rank at `at` is in."""
+    """Ranks of the group over `axes` (like `net+node`) of the rank at `at`."""
     places = mesh.members(tuple(mesh.names.index(name) for name in axes.split("+")), at)
     return tuple(sum(c * stride for c, stride in zip(place, mesh.strides, strict=True)) for place in places)

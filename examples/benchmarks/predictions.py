@@ -46,7 +46,7 @@ from autoddl.cost_models import Cluster, load_cluster
 from autoddl.cost_models.measured import scale_to_pulse
 from autoddl.planner.bucket_size import best_buckets
 from autoddl.planner.meshes import meshes
-from autoddl.schedule.timeline import timeline_of
+from autoddl.schedule.timeline import predict_timeline
 
 DEFAULTS = {"models": "gpt-8k,llama,vgg,vit,mixture", "clusters": "4x1-200,2x2-200,8x1-200,2racks", "rounds": "5",
             "random": "3", "seconds": "60", "folder": "", "out": "", "again": ""}
@@ -108,7 +108,7 @@ def again(file: str, folder: Path) -> Iterator[Row]:
         place, chosen = load_cluster(folder / f"{row.cluster}.yaml"), load_plan(
             kept(folder, row.model, row.cluster, row.plan))
         there = scale_to_pulse(place, row.pulse * place.measurements["pulse"])
-        yield replace(row, line=timeline_of(chosen, graphs[row.model], there).step.seconds)
+        yield replace(row, line=predict_timeline(chosen, graphs[row.model], there).step.seconds)
 
 
 def measured(model: str, cluster: Path, folder: Path, count: int, rounds: int) -> Iterator[Row]:
@@ -127,7 +127,7 @@ def measured(model: str, cluster: Path, folder: Path, count: int, rounds: int) -
         chosen = plans[one.name]
         seconds, beat = map(statistics.median, zip(*one.quiet(usual), strict=True))
         beaten = place.measurements.get("pulse", 0.0)
-        line = timeline_of(chosen, graph, scale_to_pulse(place, beat) if beaten else place).step.seconds
+        line = predict_timeline(chosen, graph, scale_to_pulse(place, beat) if beaten else place).step.seconds
         yield Row(model, place.name, one.name, line, chosen.predicted.seconds, seconds, os.getloadavg()[0],
                   beat / beaten if beaten else 1.0)
 

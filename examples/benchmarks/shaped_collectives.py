@@ -27,7 +27,7 @@ from autoddl.cost_models.groups import crossings
 from autoddl.launch.launch import Place, launch
 from autoddl.launch.shaped_network import PORT, layout_of, network
 from autoddl.runtime.message_collectives import exchange
-from autoddl.schedule.message_programs import leaving
+from autoddl.schedule.message_programs import leaving_fraction
 
 CLUSTERS = Path(__file__).parent.parent / "clusters"
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
@@ -58,7 +58,7 @@ def bound(cluster: Cluster, kind: str, nbytes: float, members: int) -> float:
         for rank in inside:
             first = rank - rank % members
             outside = frozenset(m for m in range(members) if first + m not in inside)
-            sent += leaving(kind, ways, rank - first, outside) * nbytes
+            sent += leaving_fraction(kind, ways, rank - first, outside) * nbytes
         found.append(sent / (uplink.rate * MTU_SHARE))
     return max(found)
 

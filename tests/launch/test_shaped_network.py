@@ -19,7 +19,7 @@ from autoddl.core.errors import InputError, MachineError
 from autoddl.cost_models import load_cluster
 from autoddl.launch.launch import Place, launch
 from autoddl.launch.shaped_network import check_machine, commands, layout_of, network, remove_stale
-from autoddl.schedule.uplink_bytes import leaving
+from autoddl.schedule.uplink_bytes import leaving_bytes
 
 CLUSTERS = Path(__file__).parent.parent.parent / "examples" / "clusters"
 
@@ -76,10 +76,10 @@ def test_no_root_and_no_tc_are_said_with_the_way_out(monkeypatch: pytest.MonkeyP
 
 def test_a_ring_leaves_a_unit_once_and_pairs_leave_it_as_often_as_they_are_apart() -> None:
     group, node = (0, 1, 2, 3), range(2)
-    assert [leaving("all-reduce", 8.0, group, rank, node) for rank in node] == [0.0, 12.0]
-    assert [leaving("all-gather", 8.0, group, rank, node) for rank in node] == [0.0, 6.0]
-    assert [leaving("all-to-all", 8.0, group, rank, node) for rank in node] == [4.0, 4.0]
-    assert leaving("all-reduce", 8.0, (0, 1), 1, node) == 0.0
+    assert [leaving_bytes("all-reduce", 8.0, group, rank, node) for rank in node] == [0.0, 12.0]
+    assert [leaving_bytes("all-gather", 8.0, group, rank, node) for rank in node] == [0.0, 6.0]
+    assert [leaving_bytes("all-to-all", 8.0, group, rank, node) for rank in node] == [4.0, 4.0]
+    assert leaving_bytes("all-reduce", 8.0, (0, 1), 1, node) == 0.0
 
 
 RECEIVER = """

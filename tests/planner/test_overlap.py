@@ -22,7 +22,7 @@ from autoddl.planner.question import rebuild
 from autoddl.pricing.build_problem import problem_of
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import variables
-from autoddl.schedule.timeline import timeline_of
+from autoddl.schedule.timeline import predict_timeline
 
 CLUSTERS = Path(__file__).parent.parent.parent / "examples" / "clusters"
 FLAT, PAIRS = CLUSTERS / "rehearsal-4x1-200.yaml", CLUSTERS / "rehearsal-2x2-200.yaml"
@@ -30,7 +30,7 @@ FLAT, PAIRS = CLUSTERS / "rehearsal-4x1-200.yaml", CLUSTERS / "rehearsal-2x2-200
 
 def line(plan: Plan, cluster: Cluster) -> float:
     graph = add_hubs(capture(tiny(batch=64), None).graph)
-    return timeline_of(plan, graph, cluster).step.seconds
+    return predict_timeline(plan, graph, cluster).step.seconds
 
 
 @pytest.mark.parametrize("place", [FLAT, PAIRS])
@@ -62,7 +62,7 @@ def test_no_line_is_below_what_is_waited_for(place: Path, seed: int) -> None:
     choice = [next(k for k, c in enumerate(v.choices) if (stored[v.name] == (c.outputs[0], c.regather)
                    if v.name in stored else decided[v.name] == (c.inputs, c.outputs))) for v in space]
     problem = problem_of(pricing, space, None)
-    assert problem.cost(choice) <= timeline_of(plan, graph, cluster).step.seconds * (1 + 1e-9)
+    assert problem.cost(choice) <= predict_timeline(plan, graph, cluster).step.seconds * (1 + 1e-9)
 
 
 def test_hidden_seconds_are_those_of_parameters() -> None:

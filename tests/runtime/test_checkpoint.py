@@ -244,7 +244,7 @@ def test_what_is_no_checkpoint_is_never_replaced(trained: Trained, tmp_path: Pat
     kept = noted(tmp_path / "here" / mine)
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(InputError, match=pattern):
-        checkpoint.check(target)
+        checkpoint.check_writable(target)
     with pytest.raises(InputError, match=pattern):
         saved(trained, Path(target), 1)
     assert kept.read_text() == "mine"
@@ -284,7 +284,7 @@ def test_an_empty_folder_and_a_checkpoint_are_replaced(trained: Trained, tmp_pat
     path = tmp_path / "work"
     path.mkdir()
     for steps in (1, 2):
-        checkpoint.check(path)
+        checkpoint.check_writable(path)
         saved(trained, path, steps)
         assert loaded(trained, path) == steps and not (path / ".replaced").exists()
     assert [folder.name for folder in tmp_path.iterdir()] == ["work"]

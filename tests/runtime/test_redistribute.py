@@ -13,7 +13,7 @@ from autoddl.core.layout import B, Layout, Mesh, P, Split, extents
 from autoddl.core.layout_codes import legal_layouts
 from autoddl.pricing.routes import Routes, routes
 from autoddl.runtime.process_groups import Groups
-from autoddl.runtime.redistribute import Executed, Move, Recorder, Route, moves
+from autoddl.runtime.redistribute import ExecutedCollective, Move, Recorder, Route, make_moves
 
 Shape = tuple[int, ...]
 
@@ -66,13 +66,13 @@ Case = tuple[Layout, tuple[Step, ...], Layout, Layout, tuple[Step, ...]]
 
 
 def run_cases(mesh: Mesh, shape: Shape, cases: list[Case], cluster: str | None = None
-              ) -> list[tuple[torch.Tensor, torch.Tensor, list[Executed]]]:
+              ) -> list[tuple[torch.Tensor, torch.Tensor, list[ExecutedCollective]]]:
     groups, found = Groups(mesh, subsets(mesh), cluster=cluster), []
     for source, forward, _, arrives, backward in cases:
         x = piece(whole(shape), source, mesh, groups.coordinate).requires_grad_()
         recorder = Recorder()
-        y = Route(moves(forward, [shape], [source], groups, recorder),
-                  moves(backward, [shape], [arrives], groups, recorder, "backward"))(x)
+        y = Route(make_moves(forward, [shape], [source], groups, recorder),
+                  make_moves(backward, [shape], [arrives], groups, recorder, "backward"))(x)
         y.backward(piece(whole(shape, 3), arrives, mesh, groups.coordinate))
         assert x.grad is not None
         found.append((y.detach(), x.grad, recorder.executed))
@@ -80,12 +80,12 @@ def run_cases(mesh: Mesh, shape: Shape, cases: list[Case], cluster: str | None =
 
 
 def priced(steps: tuple[Step, ...], start: Layout, shape: Shape, mesh: Mesh, at: tuple[int, ...], direction: str
-           ) -> list[Executed]:
+           ) -> list[ExecutedCollective]:
     found, here = [], start
     for step in steps:
         if step.kind in COLLECTIVES and group_size(step, mesh) > 1:
             names = "+".join(mesh.names[a] for a in step.axes)
-            found.append(Executed(direction, step.kind, names, payload(step, shape, 8, here, mesh, at)))
+            found.append(ExecutedCollective(direction, step.kind, names, payload(step, shape, 8, here, mesh, at)))
         here = step.after(here)
     return found
 

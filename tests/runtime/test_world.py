@@ -16,7 +16,7 @@ from autoddl.core.layout import Mesh
 from autoddl.cost_models import load_cluster
 from autoddl.runtime.parallelize import parallelize
 from autoddl.runtime.process_groups import Groups
-from autoddl.runtime.world import agree, device_of, take
+from autoddl.runtime.world import check_agreement, device_of, set_current_device
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, gpus: int, local_rank: int) -> None:
@@ -46,7 +46,8 @@ def test_more_processes_than_gpus_is_one_error(monkeypatch: pytest.MonkeyPatch) 
     machine(monkeypatch, 2, 2)
     model, sample = zoo.regression(torch.float64)
     (plan,) = random_plans(model, sample, "one=1", 1)
-    for start in (lambda: take(device_of("nccl")), lambda: parallelize(model, replace(plan, backend="nccl"))):
+    for start in (lambda: set_current_device(device_of("nccl")),
+                  lambda: parallelize(model, replace(plan, backend="nccl"))):
         with pytest.raises(InputError, match=r"on cuda:2, and its machine shows it 2 GPUs: start at most one process"):
             start()
 
@@ -58,9 +59,9 @@ def test_a_gpu_that_cannot_be_used_is_one_line(monkeypatch: pytest.MonkeyPatch) 
     machine(monkeypatch, 2, 1)
     monkeypatch.setattr(torch.cuda, "set_device", busy)
     with pytest.raises(MachineError, match=r"cannot use cuda:1: CUDA error: device is busy$"):
-        take(device_of("nccl"))
-    take(torch.device("cuda"))
-    take(torch.device("cpu"))
+        set_current_device(device_of("nccl"))
+    set_current_device(torch.device("cuda"))
+    set_current_device(torch.device("cpu"))
 
 
 def test_a_measurement_takes_the_device_that_a_plan_would(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,6 +83,6 @@ def test_a_rank_that_is_gone_before_the_first_step_is_a_machine_error(monkeypatc
     for name in ("all_gather_object", "new_group"):
         monkeypatch.setattr(dist, name, closed)
     with pytest.raises(MachineError, match="comparing the plan and the seed of the ranks failed: Connection closed by"):
-        agree({"plan": [1], "seed": [2]})
+        check_agreement({"plan": [1], "seed": [2]})
     with pytest.raises(MachineError, match=r"connecting the ranks along a failed: Connection closed by peer.*restart"):
         Groups(Mesh.parse("a=2"), [(0,)])

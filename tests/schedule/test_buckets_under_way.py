@@ -18,8 +18,8 @@ from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan
 from autoddl.runtime.parallelize import parallelize
 from autoddl.schedule.actions import Action, Start, Wait
-from autoddl.schedule.buckets import IN_FLIGHT, frees, gradient_buckets, overdue
-from autoddl.schedule.issue_order import issued
+from autoddl.schedule.buckets import IN_FLIGHT, frees_memory, gradient_buckets, overdue_buckets
+from autoddl.schedule.issue_order import list_actions
 
 ROWS = 8
 CASES = [("a=4", {"a": "zero"}, 1), ("a=2,b=2", {"a": "zero", "b": "zero"}, 1),
@@ -88,13 +88,13 @@ def test_starts_and_waits_are_those_of_the_time_line(mesh: str, roles: dict[str,
     assert len(buckets) > 4 * IN_FLIGHT
     before = on_ranks(4, ran, plan)
     for rank, ((order, one), (again, other)) in enumerate(zip(before, on_ranks(4, ran, plan), strict=True)):
-        actions = issued(plan, graph, cluster_of(mesh), rank)
+        actions = list_actions(plan, graph, cluster_of(mesh), rank)
         assert order == again == words(actions)
         if all(len(bucket.steps) == 1 for bucket in buckets):
-            assert most(actions) == (IN_FLIGHT if any(map(frees, buckets)) else 0)
+            assert most(actions) == (IN_FLIGHT if any(map(frees_memory, buckets)) else 0)
         assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_what_is_overdue() -> None:
-    assert [[*overdue("abc"[:n], another)] for n in range(4) for another in (False, True)] == [
+    assert [[*overdue_buckets("abc"[:n], another)] for n in range(4) for another in (False, True)] == [
         [], [], [], [], [], ["a"], ["a"], ["a", "b"]]

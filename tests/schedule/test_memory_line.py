@@ -23,7 +23,7 @@ from autoddl.operators.footprints.storages import Value, contiguous, viewed
 from autoddl.operators.footprints.table import footprint_of
 from autoddl.operators.work import keeps_input
 from autoddl.runtime.parallelize import parallelize
-from autoddl.schedule.memory_line import foreseen_memory
+from autoddl.schedule.memory_line import predict_memory
 
 ONE = replace(cluster_of("core=1"), device=replace(cluster_of("core=1").device, kind="cpu"))
 NEAR = 0.05
@@ -83,7 +83,7 @@ def test_what_is_gathered_again_for_no_gradient_is_held_no_longer_than_its_micro
     sample = (torch.zeros(8, 16),)
     graph, place = add_hubs(capture(Taught(), sample).graph), cluster_of("node=4")
     for made in random_plans(Taught(), sample, "node=4", 20, regather=True, microbatches=microbatches):
-        heap, once = (foreseen_memory(made, graph, "adamw", place, most) for most in (microbatches, 1))
+        heap, once = (predict_memory(made, graph, "adamw", place, most) for most in (microbatches, 1))
         assert heap.held == once.held and heap.peak >= heap.held
 
 
@@ -212,7 +212,7 @@ def test_the_line_of_a_rank_is_the_tracked_one(model: torch.nn.Module, sample: t
     (made,) = random_plans(model, parted(as_sample(sample), microbatches), "core=2", 1, roles={"core": role},
                            microbatches=microbatches, regather=False if role == "tensor" else None)
     made = replace(made, backend="gloo")
-    peak = foreseen_memory(made, graph, "adamw", place).peak
+    peak = predict_memory(made, graph, "adamw", place).peak
     assert peak == pytest.approx(on_ranks(2, part_of, model, sample, made)[0], rel=NEAR)
 
 

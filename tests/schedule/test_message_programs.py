@@ -7,7 +7,7 @@ import pytest
 
 from autoddl.core.errors import InputError
 from autoddl.cost_models import Group, collective, parse_cluster
-from autoddl.schedule.message_programs import chosen, leaving, program
+from autoddl.schedule.message_programs import chosen_ways, leaving_fraction, message_program
 
 WAYS = [(2,), (3,), (4,), (2, 2), (3, 2), (2, 4), (4, 2), (2, 2, 2), (2, 3, 2)]
 Held = dict[tuple[int, int], Counter[tuple[int, int, int]]]
@@ -19,7 +19,7 @@ def simulated(kind: str, ways: tuple[int, ...], pieces: int) -> list[Held]:
     A message is told from others between the same ranks by its number, and a rank goes on as far as it can.
     """
     n = prod(ways)
-    programs = [program(kind, ways, rank, pieces) for rank in range(n)]
+    programs = [message_program(kind, ways, rank, pieces) for rank in range(n)]
     source: list[Held] = [{(c, p): Counter([(rank, c, p)]) for c in range(n) for p in range(pieces)}
                           for rank in range(n)]
     target: list[Held] = [{} for _ in range(n)] if kind == "all-to-all" else source
@@ -69,17 +69,17 @@ def test_no_collective_sends_more_than_the_bound(ways: tuple[int, ...]) -> None:
     n = prod(ways)
     for kind, phases in (("all-reduce", 2), ("all-gather", 1), ("reduce-scatter", 1), ("all-to-all", 1)):
         for rank in range(n):
-            assert leaving(kind, ways, rank, frozenset(range(n))) == pytest.approx(phases * (n - 1) / n)
+            assert leaving_fraction(kind, ways, rank, frozenset(range(n))) == pytest.approx(phases * (n - 1) / n)
             for level in range(1, len(ways)):
                 m = prod(ways[:level])
                 outside = frozenset(other for other in range(n) if other // m != rank // m)
                 bound = (n - m) / n if kind == "all-to-all" else phases * (1 / m - 1 / n)
-                assert leaving(kind, ways, rank, outside) == pytest.approx(bound)
+                assert leaving_fraction(kind, ways, rank, outside) == pytest.approx(bound)
 
 
 def test_what_is_no_collective_is_refused() -> None:
     with pytest.raises(InputError, match="'broadcast' is made of no messages"):
-        program("broadcast", (2,), 0)
+        message_program("broadcast", (2,), 0)
 
 
 TEXT = ("name: slow\ndevice: {name: slow, kind: cpu, memory: 1 GB, bandwidth: 1 GB/s, peak: {float32: 1 GFLOP/s}}\n"
@@ -90,9 +90,11 @@ TEXT = ("name: slow\ndevice: {name: slow, kind: cpu, memory: 1 GB, bandwidth: 1 
 def test_the_model_chooses_by_size_group_and_backend() -> None:
     gloo, nccl = parse_cluster(TEXT, "test"), parse_cluster(TEXT + "backend: nccl\n", "test")
     whole, across = Group(((2, 2), (2, 1))), Group(((2, 2),))
-    assert [chosen(gloo, kind, whole, 8_000_000) for kind in ("all-reduce", "reduce-scatter", "all-to-all")] == [
+    assert [chosen_ways(gloo, kind, whole, 8_000_000) for kind in ("all-reduce", "reduce-scatter", "all-to-all")] == [
         (2, 2), (2, 2), (4,)]
-    assert chosen(gloo, "all-reduce", whole, 4_000) is None and chosen(gloo, "all-reduce", across, 8_000_000) is None
-    assert chosen(gloo, "reduce-scatter", across, 8_000_000) == (2,)
-    assert all(chosen(nccl, kind, whole, 8_000_000) is None for kind in ("all-reduce", "reduce-scatter", "all-to-all"))
+    assert chosen_ways(gloo, "all-reduce", whole, 4_000) is None
+    assert chosen_ways(gloo, "all-reduce", across, 8_000_000) is None
+    assert chosen_ways(gloo, "reduce-scatter", across, 8_000_000) == (2,)
+    assert all(chosen_ways(nccl, kind, whole, 8_000_000) is None
+               for kind in ("all-reduce", "reduce-scatter", "all-to-all"))
     assert collective(gloo, "all-reduce", whole, 8_000_000).algorithm == "level rings"

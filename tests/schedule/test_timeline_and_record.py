@@ -44,9 +44,9 @@ from autoddl.planner.question import question_of
 from autoddl.runtime.parallelize import parallelize
 from autoddl.runtime.record_writer import step_of
 from autoddl.schedule.actions import Compute, Start, Wait
-from autoddl.schedule.issue_order import issued
-from autoddl.schedule.timeline import _tasks, timeline_of
-from autoddl.schedule.traffic import Sent, traffic
+from autoddl.schedule.issue_order import list_actions
+from autoddl.schedule.timeline import _tasks, predict_timeline
+from autoddl.schedule.traffic import PlannedCollective, traffic
 
 HEADER = Header("abc", "tiny", "net=2", "pair", "gloo", 2, {"torch": "2.13"})
 
@@ -127,12 +127,12 @@ def test_the_time_line_sends_what_the_plan_sends() -> None:
         cluster = cluster_of(str(plan.mesh))
         for rank in range(4):
             sent = [(s.direction, s.kind, s.axes, s.nbytes) for s in traffic(plan, graph, plan.mesh.coordinate(rank))]
-            line = timeline_of(plan, graph, cluster, rank).step
+            line = predict_timeline(plan, graph, cluster, rank).step
             assert sorted(sent) == sorted((e.direction, e.kind, e.axes, e.nbytes) for e in line.events)
-        whole = timeline_of(plan, graph, cluster)
+        whole = predict_timeline(plan, graph, cluster)
         assert whole.compute_seconds == pytest.approx(plan.predicted.compute * plan.microbatches, rel=1e-3)
         assert whole.step.seconds == pytest.approx(whole.compute_seconds + whole.step.exposed)
-        assert timeline_of(plan, graph, cluster, slowdown=1.5).step.seconds >= whole.step.seconds
+        assert predict_timeline(plan, graph, cluster, slowdown=1.5).step.seconds >= whole.step.seconds
 
 
 def _ran(plan: Plan) -> tuple[list[tuple[str, ...]], RecordedStep]:
@@ -149,7 +149,7 @@ def _ran(plan: Plan) -> tuple[list[tuple[str, ...]], RecordedStep]:
 def test_the_loss_is_waited_for_when_backward_is_done() -> None:
     graph, found = add_hubs(captured().graph), 0
     for plan in (one for one in plans() if one.microbatches == 1):
-        actions = issued(plan, graph, cluster_of(str(plan.mesh)), 0)
+        actions = list_actions(plan, graph, cluster_of(str(plan.mesh)), 0)
         starts = [a for a in actions if isinstance(a, Start)]
         last = max(k for k, a in enumerate(actions) if isinstance(a, Compute))
         for k, start in enumerate(starts):
@@ -161,9 +161,9 @@ def test_the_loss_is_waited_for_when_backward_is_done() -> None:
 
 def test_library_collectives_run_two_at_a_time_and_messages_one_by_one() -> None:
     """Three of 1 second each that share no link: the third waits for a lane, messages for each other."""
-    sent = [Sent("forward", "all-reduce", axes, 8, "x") for axes in "aab"]
+    sent = [PlannedCollective("forward", "all-reduce", axes, 8, "x") for axes in "aab"]
     for ours, end in ((False, 1.0), (True, 3.0)):
-        starts = [Start(one, 1.0, ours=ours) for one in sent]
+        starts = [Start(one, 1.0, by_messages=ours) for one in sent]
         assert simulate(_tasks((*starts, *map(Wait, range(3))), {})[0]).makespan == end
     three = [Start(sent[0], 1.0)] * 3
     assert simulate(_tasks((*three, *map(Wait, range(3))), {})[0]).makespan == 2.0
@@ -171,7 +171,7 @@ def test_library_collectives_run_two_at_a_time_and_messages_one_by_one() -> None
 
 def test_collectives_at_once_share_the_link_for_as_long_as_their_bytes_need_it() -> None:
     """Two of 1 second over one link, of which the bytes take all, half or a tenth."""
-    sent = Sent("forward", "all-reduce", "a", 8, "x")
+    sent = PlannedCollective("forward", "all-reduce", "a", 8, "x")
     for wire, end in ((1.0, 2.0), (0.5, 1.0), (0.1, 1.0)):
         both = [Start(sent, 1.0, wire=wire)] * 2
         assert simulate(_tasks((*both, Wait(0), Wait(1)), {})[0]).makespan == pytest.approx(end)
@@ -181,7 +181,7 @@ def test_ranks_that_share_cores_come_late() -> None:
     """By the root of what they computed since all had started a collective that was waited for; where collectives run
     beside computation, that hides it."""
     def line(backend: str, late: float) -> float:
-        sent = Sent("forward", "all-reduce", "a", 8, "x")
+        sent = PlannedCollective("forward", "all-reduce", "a", 8, "x")
         actions = (Compute("x", 0.5), Compute("y", 0.14), Start(sent, 0.1), Wait(0), Start(sent, 0.1),
                    Compute("z", 0.01), Wait(1), Compute("w", 0.04), Start(sent, 0.1), Wait(2))
         tasks, _ = _tasks(actions, {} if backend == "gloo" else None, late)
@@ -189,15 +189,16 @@ def test_ranks_that_share_cores_come_late() -> None:
 
     assert line("gloo", 0.05) == pytest.approx(line("gloo", 0.0) + 0.05 * (0.64**0.5 + 0.05**0.5))
     assert line("nccl", 0.05) == line("nccl", 0.0)
-    beside = (Compute("x", 0.64), Start(Sent("forward", "all-reduce", "a", 8, "x"), 0.1), Compute("y", 0.12), Wait(0))
-    assert [simulate(_tasks(beside, {}, late)[0]).makespan for late in (0.0, 0.05)] == pytest.approx([0.76, 0.78])
+    sent = PlannedCollective("forward", "all-reduce", "a", 8, "x")
+    overlapped = (Compute("x", 0.64), Start(sent, 0.1), Compute("y", 0.12), Wait(0))
+    assert [simulate(_tasks(overlapped, {}, late)[0]).makespan for late in (0.0, 0.05)] == pytest.approx([0.76, 0.78])
 
 
 def test_ranks_meet_along_an_axis_and_are_held_up_by_the_others() -> None:
     """Over a ranks compute 0.36 s until they meet; over b 0.36 + 0.28 s, whatever they did over a, and over a again
     0.28 s. The last of two comes less late than that of four, and what a part waits for takes its `busy` longer."""
     def sent(axes: str) -> Start:
-        return Start(Sent("forward", "all-gather", axes, 8, "x"), 0.1, busy=0.02)
+        return Start(PlannedCollective("forward", "all-gather", axes, 8, "x"), 0.1, busy=0.02)
 
     def makespan(late: float, sizes: dict[str, int]) -> float:
         actions = (Compute("x", 0.36), sent("a"), Wait(0), Compute("y", 0.28), sent("b"), Wait(1), sent("a"), Wait(2),
@@ -214,7 +215,7 @@ def test_ranks_meet_along_an_axis_and_are_held_up_by_the_others() -> None:
 
 def test_beside_computation_a_collective_takes_longer() -> None:
     """All of the way it takes twice as long; what is waited for at once does not."""
-    sent = Sent("forward", "all-reduce", "a", 8, "x")
+    sent = PlannedCollective("forward", "all-reduce", "a", 8, "x")
     hidden = (Start(sent, 0.1, busy=0.1), Compute("x", 0.3), Wait(0))
     partly = (Start(sent, 0.1, busy=0.1), Compute("x", 0.1), Wait(0))
     at_once = (Start(sent, 0.1, busy=0.1), Wait(0), Compute("x", 0.3))
@@ -235,7 +236,8 @@ def test_the_time_line_has_the_order_of_the_runtime(some: tuple[int, ...]) -> No
     graph = add_hubs(captured().graph)
     for plan in map(plans().__getitem__, some):
         for rank, (executed, step) in enumerate(on_ranks(4, _ran, plan)):
-            starts = [a.sent for a in issued(plan, graph, cluster_of(str(plan.mesh)), rank) if isinstance(a, Start)]
+            actions = list_actions(plan, graph, cluster_of(str(plan.mesh)), rank)
+            starts = [a.sent for a in actions if isinstance(a, Start)]
             assert [(s.direction, s.kind, s.axes, str(s.nbytes)) for s in starts] == executed
             assert [s.origin for s in starts] == [e.origin for e in step.events]
             for one in step.events:
