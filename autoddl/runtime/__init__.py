@@ -1,16 +1,19 @@
-"""Runs a plan on real tensors: the work of one rank.
+"""Runs a plan on real tensors, on one rank.
 
 Reading order:
 
-    world, process_groups  the rank, and a group for every set of mesh axes
-    lowering               the plan's graph as a program on pieces
-    redistribute           one step of a conversion as a collective; message_collectives: over point-to-point messages
-    parameters, parameter_store, parameter_gather    sharded parameters, gathered in buckets
-    gradient_reducer       gradient buckets: filled in backward, sent when they are full
-    parallelize            all of it as a module with `step`
-    checkpoint             save and load, by any plan of the model
-    recorder, record_writer    what was sent and when
+    parallelize            a module and a plan -> a model that trains
+    world                  joins the processes, and compares what they are about to run
+    parameters             the module's parameters, replaced by the pieces that this rank stores
+    parameter_store        values on the way to the program (`parameter_gather`), gradients back (`gradient_reducer`)
+    lowering               the captured program -> the program of this rank, as generated code
+    redistribute           conversions as collectives; `packing` cuts and joins their buffers
+    process_groups         the groups of a mesh; `transport` starts their collectives, of the library or by messages
+                           (`message_collectives`); `c10d_registry` reads torch's private list of groups
+    batches                the global batch -> the pieces of this rank
+    recorder               the collectives that ran; `record_writer` writes them to a file
+    checkpoint             saves under one plan, loads under any other
 
-Others use `parallelize.parallelize`, `checkpoint`. May import `schedule`, `capture`, `operators`, `cost_models` and
-`core`.
+Others use parallelize, checkpoint, world, process_groups, redistribute, record_writer and lowering. This room may
+import `capture`, `schedule`, `pricing`, `operators`, `cost_models` and `core`, and torch.
 """

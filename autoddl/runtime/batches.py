@@ -1,4 +1,4 @@
-"""From the global batch that a user gives to the pieces that this rank reads.
+"""Cuts the global batch that a user gives into the pieces that this rank reads.
 
     global batch --rows of dim 0, in order--> m microbatches --the plan's layouts--> this rank's pieces of each
 """
@@ -23,7 +23,7 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 def _with_defaults(forward: Callable[..., Any], sample: Sample) -> dict[str, Any]:
-    """The leaves of a call by name, those that `forward` has by itself too."""
+    """The leaves of a call by name, with the defaults of `forward`."""
     bound = inspect.signature(forward).bind(*sample.args, **sample.kwargs)
     bound.apply_defaults()
     return named(forward, Sample(bound.args, bound.kwargs))
@@ -31,14 +31,22 @@ def _with_defaults(forward: Callable[..., Any], sample: Sample) -> dict[str, Any
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalBatch:
-    """This rank's pieces of one global batch: of every microbatch, by the name of the input."""
+    """This rank's pieces of one global batch: for every microbatch, the pieces by the name of the input."""
 
     parts: tuple[Mapping[str, Tensor], ...]
 
 
 class Batches:
-    """Checks global batches against the plan's sample, and cuts them. `inputs` are those of one of `microbatches`, and
-    `spec` is the described sample, whose plain values are in the program."""
+    """Checks global batches against the plan's sample, and cuts them.
+
+        forward         the method that is called with a batch
+        inputs          the graph's inputs, of one of `microbatches`
+        spec            the described sample, whose plain values are in the program
+        layouts         the layout of each input, by name
+        groups          the mesh and this rank's place in it
+        device          the device of the pieces
+        microbatches    parts into which the rows of a batch are cut
+    """
 
     def __init__(self, forward: Callable[..., Any], inputs: tuple[graphs.Tensor, ...], spec: Mapping[str, Any],
                  layouts: Mapping[str, Layout], groups: Groups, device: torch.device, microbatches: int = 1) -> None:
@@ -51,7 +59,10 @@ class Batches:
                       for t, piece in pieces.items()}
 
     def local(self, batch: object) -> LocalBatch:
-        """This rank's pieces of the global `batch`: what the model is called with, as the sample to plan for was."""
+        """This rank's pieces of the global `batch`, which has the form of the sample that the plan was made for.
+
+        Raises MismatchError where the batch does not fit that sample.
+        """
         if isinstance(batch, LocalBatch):
             if len(batch.parts) != self._parts:
                 raise MismatchError(f"the local batch is of {len(batch.parts)} microbatches, the plan runs "
@@ -69,7 +80,7 @@ class Batches:
                                 for part in range(self._parts)))
 
     def _check_plain(self, name: str, value: object) -> None:
-        """What is no input is as in the sample, or where that has nothing, as forward has it by itself."""
+        """Raises unless a value that is no input is as in the sample, or else the default of `forward`."""
         if isinstance(value, Tensor):
             raise MismatchError(f"the batch has a tensor {name}, which the plan does not read: it was made for a "
                                 "sample without it; leave it out, or plan for a sample with it")
@@ -79,7 +90,7 @@ class Batches:
                                 "is no tensor is fixed by the plan; give it as there, or plan for a sample with this")
 
     def _checked(self, tensor: graphs.Tensor, value: object) -> Tensor:
-        """`value` if it is the global batch of the input `tensor` of one microbatch."""
+        """`value`, if it fits: it is the global batch of the input `tensor`, which is that of one microbatch."""
         rows = [tensor.shape[0] * self._parts] if tensor.shape else []
         shape = [*rows, *tensor.shape[1:]]
         if not isinstance(value, Tensor):

@@ -1,12 +1,12 @@
-"""Checkpoints that outlive the plan: saved under one, loaded under any other, by any number of ranks.
+"""Saves and loads checkpoints that outlive the plan: saved under one, loaded under any other, by any number of ranks.
 
-    check(path)                       before training: refuses what `save` would not write to
-    save(model, optimizer, path)      writes beside `path`, then renames: a failure leaves the old checkpoint as it was
+    check_writable(path)              before training: refuses a path that `save` would not write to
+    save(model, optimizer, path)      writes next to `path`, then renames: a failure leaves the old checkpoint as it was
     load(model, optimizer, path)      every rank reads the pieces that its own plan stores
 
 A save writes NAME.writing, moves NAME into it as `.replaced`, and renames it to NAME. So at every moment NAME is whole,
-or NAME.writing is, which `load` reads and the next save puts in its place. Nothing is replaced but a checkpoint or an
-empty folder, nothing deleted but what a save wrote.
+or NAME.writing is, which `load` reads and the next save puts in its place. Only a checkpoint or an empty folder is ever
+replaced, and only files that a save wrote are ever deleted.
 
 The format is torch.distributed.checkpoint's: parameters, buffers and optimizer state by the user's own names.
 """
@@ -37,7 +37,7 @@ __all__ = ["check_writable", "load", "save"]
 
 METADATA, REPLACED = ".metadata", ".replaced"
 OURS = re.compile(r"__\d+_\d+\.distcp|\.metadata(\.tmp)?|\.replaced")
-"""Names of what a save puts into its folder."""
+"""Names of the files that a save puts into its folder."""
 
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -52,7 +52,7 @@ def _first() -> bool:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """One process needs no process group, and no warning that there is none."""
+    """Silences the warning that there is no process group: one process needs none."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         yield
@@ -67,8 +67,8 @@ def _fresh(optimizer: torch.optim.Optimizer | None) -> bool:
     return optimizer is not None and not optimizer.state
 
 
-def _forgotten(optimizer: torch.optim.Optimizer | None, state: dict[str, Any]) -> None:
-    """Take back the state that torch made by a step of nothing, which counts as one."""
+def _forget_state(optimizer: torch.optim.Optimizer | None, state: dict[str, Any]) -> None:
+    """Takes back the state that torch made by an empty step, which counts as a step."""
     if optimizer is not None:
         optimizer.state.clear()
     for name in [name for name in state["optimizer"] if name.startswith("state.")]:
@@ -77,33 +77,33 @@ def _forgotten(optimizer: torch.optim.Optimizer | None, state: dict[str, Any]) -
 
 @contextmanager
 def _without_gradients(optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
-    """Torch gives a new optimizer its state only where no gradient is there."""
+    """Removes all gradients for a while: torch gives a new optimizer its state only where there are none."""
     groups = [] if optimizer is None else optimizer.param_groups
-    held = [(p, p.grad) for group in groups for p in group["params"]]
-    for p, _ in held:
+    gradients = [(p, p.grad) for group in groups for p in group["params"]]
+    for p, _ in gradients:
         p.grad = None
     try:
         yield
     finally:
-        for p, gradient in held:
+        for p, gradient in gradients:
             p.grad = gradient
 
 
 def check_writable(path: str | Path) -> None:
-    """Raise InputError unless `save` may write `path`: asked before training, so that none of it is lost."""
+    """Raises InputError unless `save` may write `path`; called before training, so that no training is lost."""
     refusal = _refusal(path)
     if refusal:
         raise InputError(refusal)
 
 
 def _places(path: str | Path) -> tuple[Path, Path]:
-    """The folder itself, where links lead, and the one beside it that is written first."""
+    """The folder itself, with links followed, and the one next to it that is written first."""
     final = Path(path).resolve()
     return final, final.parent / f"{final.name}.writing"
 
 
 def _refusal(path: str | Path) -> str:
-    """Why `path` cannot be written, and what can; nothing if it can."""
+    """Why `path` cannot be written, and the way out; "" if it can."""
     try:
         return _taken(path) or _closed(path)
     except OSError as error:
@@ -111,7 +111,7 @@ def _refusal(path: str | Path) -> str:
 
 
 def _taken(path: str | Path) -> str:
-    """What is there and must not be replaced."""
+    """Why whatever is at `path` must not be replaced; "" if it may."""
     final, writing = _places(path)
     if Path.cwd().is_relative_to(final) or final.is_mount():
         return (f"the checkpoint {path} would replace the current folder, one that holds it, or a mount point: give it "
@@ -126,7 +126,7 @@ def _taken(path: str | Path) -> str:
 
 
 def _closed(path: str | Path) -> str:
-    """What is there and lets nothing be written."""
+    """Why the folders at `path` let nothing be written; "" if they do."""
     final, _ = _places(path)
     above = next(folder for folder in final.parents if folder.exists())
     closed = next((folder for folder in (above, final) if folder.exists() and not _open(folder)), None)
@@ -138,7 +138,7 @@ def _open(folder: Path) -> bool:
 
 
 def _whole(folder: Path) -> bool:
-    """Whether it is a checkpoint; its metadata is written last."""
+    """Whether the folder is a checkpoint; its metadata is written last."""
     return (folder / METADATA).is_file()
 
 
@@ -147,35 +147,38 @@ def _empty(folder: Path) -> bool:
 
 
 def _left(folder: Path) -> bool:
-    """Whether it is what a save that was cut off left."""
+    """Whether the folder was left by a save that was cut off."""
     return not folder.is_symlink() and folder.is_dir() and all(OURS.fullmatch(entry.name) for entry in folder.iterdir())
 
 
 def save(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: str | Path) -> None:
-    """Write parameters, buffers, optimizer state and step count; every rank calls it. What else lies in the folder of
-    the checkpoint that is replaced stays there."""
+    """Writes parameters, buffers, optimizer state and step count; every rank calls it.
+
+    Other files in the folder of the replaced checkpoint stay there. Raises InputError where the path must not be
+    written, MachineError where writing fails.
+    """
     final, writing = _places(path)
-    refusal = _of_first(_refusal(path) or _cleared(writing, final) if _first() else "")
+    refusal = _from_first(_refusal(path) or _clear(writing, final) if _first() else "")
     if refusal:
         raise InputError(refusal)
     fresh = _fresh(optimizer)
     with _without_gradients(optimizer if fresh else None):
         state = _state(model.module, optimizer, model.steps)
     if fresh:
-        _forgotten(optimizer, state)
+        _forget_state(optimizer, state)
     try:
         with _quietly():
             dcp.save(state, checkpoint_id=writing, no_dist=not _distributed())
     except (CheckpointException, OSError, RuntimeError) as error:
         raise MachineError(f"the checkpoint {path} was not written ({_reason(error)}); the one from before, if there "
                            "was one, is as it was") from error
-    failure = _of_first(_renamed(writing, final) if _first() else "")
+    failure = _from_first(_rename(writing, final) if _first() else "")
     if failure:
         raise MachineError(f"the checkpoint {path} was written to {writing} and not renamed ({failure})")
 
 
-def _cleared(writing: Path, final: Path) -> str:
-    """Away with what a save that was cut off left, but the only checkpoint there is gets its name; what went wrong."""
+def _clear(writing: Path, final: Path) -> str:
+    """Removes the rest of a save that was cut off, or names it if it is the only checkpoint; returns the error."""
     try:
         if _whole(writing) and not _whole(final):
             _put(writing, final)
@@ -186,8 +189,8 @@ def _cleared(writing: Path, final: Path) -> str:
     return ""
 
 
-def _renamed(writing: Path, final: Path) -> str:
-    """Put what was written in its place; what went wrong."""
+def _rename(writing: Path, final: Path) -> str:
+    """Puts the written folder in its place; returns the error, "" without one."""
     try:
         _put(writing, final)
     except OSError as error:
@@ -196,19 +199,21 @@ def _renamed(writing: Path, final: Path) -> str:
 
 
 def _put(writing: Path, final: Path) -> None:
-    """Rename; what was there before goes along, and then away but for what no save wrote."""
+    """Renames the written folder. The replaced checkpoint goes along, then away, but for files that no save wrote."""
     if _empty(final):
         final.rmdir()
     elif final.exists():
-        _given_back(final)
+        _give_back(final)
         os.rename(final, writing / REPLACED)
     os.rename(writing, final)
-    _given_back(final)
+    _give_back(final)
 
 
-def _given_back(folder: Path) -> None:
-    """Away with what the checkpoint replaced, but for what no save wrote; where there is one of that name by now, it
-    is called NAME.replaced."""
+def _give_back(folder: Path) -> None:
+    """Deletes the replaced checkpoint, but for files that no save wrote: they move into the new one.
+
+    Where the new one has a file of that name, they are called NAME.replaced.
+    """
     replaced = folder / REPLACED
     if replaced.exists():
         for entry in [entry for entry in replaced.iterdir() if not OURS.fullmatch(entry.name)]:
@@ -217,20 +222,23 @@ def _given_back(folder: Path) -> None:
         shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _of_first(word: str) -> str:
-    """What the first rank says."""
+def _from_first(word: str) -> str:
+    """The word of the first rank, on every rank."""
     said = [word]
     if _distributed():
         try:
             dist.broadcast_object_list(said, src=0)
         except RuntimeError as error:
-            raise peer_error("what all ranks do with the checkpoint", error) from error
+            raise peer_error("telling all ranks what to do with the checkpoint", error) from error
     return said[0]
 
 
 def load(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: str | Path) -> None:
-    """Read a checkpoint into the model and the optimizer, whatever plan it was saved under; every rank calls it."""
-    found = Path(_of_first(str(_readable(path))))
+    """Reads a checkpoint into the model and the optimizer, whatever plan it was saved under; every rank calls it.
+
+    Raises InputError where there is no checkpoint, MismatchError where it does not fit.
+    """
+    found = Path(_from_first(str(_readable(path))))
     if not _whole(found):
         raise InputError(f"{path} is no checkpoint: it has no .metadata; give the folder that `save` wrote")
     with _without_gradients(optimizer if _fresh(optimizer) else None):
@@ -255,7 +263,7 @@ def load(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
 
 
 def _readable(path: str | Path) -> Path:
-    """The folder, or where that is none, what a save that was cut off had finished, here or as NAME.old."""
+    """The folder; if it is no checkpoint, one that a save which was cut off had finished, here or as NAME.old."""
     final, writing = _places(path)
     folders = (final, writing, final.parent / f"{final.name}.old")
     return next((folder for folder in folders if _whole(folder)), final)
@@ -263,8 +271,10 @@ def _readable(path: str | Path) -> Path:
 
 def _unsaved(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, state: dict[str, Any], found: Path
              ) -> list[nn.Parameter]:
-    """Parameters of which the checkpoint has no optimizer state, since none had a gradient before it was saved: what
-    is not there is not asked for."""
+    """Parameters whose optimizer state is not in the checkpoint, since they had no gradient; removed from `state` too.
+
+    So nothing is asked for that is not there.
+    """
     if optimizer is None:
         return []
     saved = dcp.FileSystemReader(found).read_metadata().state_dict_metadata
@@ -279,7 +289,7 @@ def _unsaved(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, st
 
 
 def _reason(error: BaseException) -> str:
-    """The first line that says something."""
+    """The first line of the error's text, or its type."""
     inner = error
     if isinstance(error, CheckpointException) and error.failures:
         inner = next(iter(error.failures.values()))[0]

@@ -1,8 +1,8 @@
-"""Gradients of parameters, from the layout in which backward yields them to the stored one: the protocol on tensors.
+"""Reduces gradients of parameters, from the layout in which backward yields them to the stored one.
 
-What is sent is held by the step under way alone; what came of it goes to .grad at the end of backward. A parameter
-whose gradient takes only local steps has no bucket. Of several microbatches gradients add up as they come where they
-are reduced in the last one alone.
+This is the parameter protocol on tensors. Only the step in flight refers to the tensors that are sent. The results go
+to .grad at the end of backward. A parameter whose gradient takes only local steps has no bucket. Where gradients are
+reduced only in the last of several microbatches, they add up as they come.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,26 +23,33 @@ __all__ = ["Reducer"]
 
 @dataclass(slots=True, eq=False)
 class _Bucket:
-    """The gradients of a bucket on one rank."""
+    """The gradients of a bucket on one rank.
+
+        members    its parameters
+        moves      the steps of its reduction
+        shapes     local shapes of the gradients as they come
+        tensors    gradients of the members, their sums, or results of the last step; None while a step is in flight
+        handle     the step in flight
+        own        whether nobody else uses the tensors
+    """
 
     members: tuple[StoredParameter, ...]
     moves: tuple[Move, ...]
     shapes: tuple[tuple[int, ...], ...]
-    """Local shapes of the gradients as they come."""
     tensors: list[Tensor | None] = field(default_factory=list)
-    """What came of the members, or their sum, but for what a step under way holds."""
     handle: Handle | None = None
     own: bool = False
-    """Whether the tensors are nobody else's."""
 
     def clear(self, keep: bool = False) -> None:
-        """Forget all, or all but the sums of earlier microbatches."""
+        """Forgets all, or all but the sums of earlier microbatches."""
         self.handle = None
         self.tensors = self.tensors if keep else [None] * len(self.members)
 
     def add(self, k: int, gradient: Tensor, due: bool) -> None:
-        """Member k's gradient of one more microbatch. What is kept, to be added to later, is copied: autograd may hand
-        one tensor to several."""
+        """Adds member k's gradient of one more microbatch.
+
+        A gradient to which others will be added is copied: autograd may hand one tensor to several readers.
+        """
         before = self.tensors[k]
         if before is None:
             self.own = not (due and self.moves)
@@ -51,7 +58,7 @@ class _Bucket:
             before.add_(gradient)
 
     def advance(self, asked: Advance) -> None:
-        """Wait for the step under way and start the next, if there is one."""
+        """Waits for the step in flight, and starts the next if there is one."""
         if asked.waits and self.handle is not None:
             self.tensors = list(self.handle.wait())
             self.handle = None
@@ -62,7 +69,7 @@ class _Bucket:
             self.own, self.tensors = self.own or move.sends, [None] * len(self.members)
 
     def fill(self) -> None:
-        """Zeros for the gradients that backward did not yield."""
+        """Makes zeros for the gradients that backward did not yield."""
         for k, (member, shape) in enumerate(zip(self.members, self.shapes, strict=True)):
             if self.tensors[k] is None:
                 self.tensors[k] = member.leaf.new_zeros(shape)
@@ -90,18 +97,21 @@ class Reducer:
         self.clear()
 
     def clear(self) -> None:
-        """Forget what a failed step left."""
+        """Forgets everything that a failed step left."""
         self.begin(last=True, keep=False)
 
     def begin(self, last: bool, keep: bool = True) -> None:
-        """Before a microbatch, the `last` of a step or not."""
+        """Called before a microbatch, the `last` of a step or not."""
         self._protocol.begin(last)
         for bucket in self._buckets:
             bucket.clear(keep)
 
     def sink(self, edge: ParameterEdge, held: StoredParameter, direct: bool) -> Callable[[Tensor], None] | None:
-        """Where the gradient of a parameter goes; None if there is none, or if the leaf is read as it is (`direct`) and
-        gets the stored gradient from autograd."""
+        """The function that takes the gradient of a parameter.
+
+        None if there is no gradient, or if autograd adds the stored gradient up in the leaf. It does where the program
+        reads the leaf `direct` and the gradient takes no step.
+        """
         if not held.tensor.trained or edge.conversion.gradient is None:
             return None
         if edge.tensor.fqn in self._place:
@@ -125,8 +135,10 @@ class Reducer:
                     bucket.fill()
 
     def finish(self) -> None:
-        """Start what is left of the buckets that are due, wait, deposit. A gradient that backward did not yield counts
-        as zero."""
+        """Starts the rest of the buckets that are due, waits, and deposits the results in .grad.
+
+        A gradient that backward did not yield counts as zero.
+        """
         self._do(self._protocol.finish())
         with torch.no_grad():
             for bucket in (self._buckets[b] for b in self._protocol.due):
@@ -137,6 +149,6 @@ class Reducer:
 
 
 def _locally(path: tuple[Move, ...], gradient: Tensor) -> Tensor:
-    """The stored piece of a gradient, in memory of its own: what autograd handed over may be larger, or another's."""
+    """The stored piece of a gradient, in memory of its own: autograd's tensor may be larger, or shared."""
     with torch.no_grad():
         return run_moves(path, gradient).clone()

@@ -1,8 +1,8 @@
-"""The collectives that are made of messages, on real tensors, over point-to-point transfers.
+"""Runs collectives that are made of messages, on real tensors, over point-to-point transfers.
 
-A message starts when its receiver is ready, and the word of that waits behind bulk data: so every receive is posted
-before the first send. Each sum is made in the order of the program, so results are the same bits in every run, and what
-is summed once and copied is the same bits on every rank.
+A message starts when its receiver is ready, and the notice of that waits behind bulk data. So every receive is posted
+before the first send. Each sum is made in the order of `schedule.message_programs`, so its bits are the same in every
+run. A sum that is made once and copied has the same bits on every rank.
 """
 
 from collections.abc import Sequence
@@ -28,12 +28,12 @@ Parts = list[Sequence[Tensor]]
 @torch.no_grad()
 def exchange(kind: str, got: Tensor, given: Tensor, ways: tuple[int, ...], group: dist.ProcessGroup, tag: int = 0,
              how: str = "sum", timeout: timedelta | None = None) -> None:
-    """One collective among the prod(ways) members of `group`, of whom those inside ways[0] are neighbours.
+    """Runs one collective among the prod(ways) members of `group`, of whom those inside ways[0] are neighbours.
 
-    Flat contiguous tensors, as torch.distributed's `*_single` have them: an all-reduce has `got` = `given`, in the
-    others the larger one is n equal chunks. `how` is sum or max. The `TAGS` numbers from `tag` are this call's own in
-    the group until it ends. A message takes at most `timeout`, by default the group's. Raises what the backend raises:
-    RuntimeError when a peer is gone.
+    Tensors are flat and contiguous, as for torch.distributed's `*_single`: an all-reduce has `got` = `given`, and in
+    others the larger one is n equal chunks. The reduction `how` is "sum" or "max". This call owns the `TAGS` numbers
+    from `tag` in the group until it ends. A message takes at most `timeout`, by default the group's. Raises
+    RuntimeError, from the backend, when a peer is gone.
     """
     n, rank = prod(ways), group.rank()
     whole = got if kind == "all-gather" else given
@@ -52,13 +52,13 @@ def exchange(kind: str, got: Tensor, given: Tensor, ways: tuple[int, ...], group
 
 
 def _cut(buffer: Tensor, n: int, pieces: int) -> Parts:
-    """[chunk][piece], as equal as they can be."""
+    """The pieces [chunk][piece] of a buffer, as equal as they can be."""
     return [chunk.tensor_split(pieces) for chunk in buffer.tensor_split(n)]
 
 
 def _run(messages: MessageProgram, source: Parts, target: Parts, group: dist.ProcessGroup, tag: int, how: str,
          limit: tuple[timedelta, ...]) -> list[list[Tensor]]:
-    """The pieces as this rank knows them at the end. Sums are not in `target`, which gets what is kept as it came."""
+    """Sends and receives; returns this rank's pieces at the end. Sums are not in `target`, other receives are."""
     holding = [list(row) for row in source]
     posted = [_post(one, source, target, group, tag) for one in messages.receives]
     sent: list[Any] = []
@@ -71,7 +71,7 @@ def _run(messages: MessageProgram, source: Parts, target: Parts, group: dist.Pro
                 sent.append(group.send([part], one.to, tag + one.number))
             upcoming += 1
         if k < len(posted):
-            arrived = _arrived(messages.receives[k], *posted[k], holding, how, limit)
+            arrived = _wait(messages.receives[k], *posted[k], holding, how, limit)
             if source is target:
                 holding[messages.receives[k].chunk][messages.receives[k].piece] = arrived
     for work in sent:
@@ -80,13 +80,14 @@ def _run(messages: MessageProgram, source: Parts, target: Parts, group: dist.Pro
 
 
 def _post(one: Receive, source: Parts, target: Parts, group: dist.ProcessGroup, tag: int) -> tuple[Any, Tensor]:
-    """A receive under way, None for an empty piece, and where it arrives: beside what it will be added to."""
+    """Posts a receive; returns its work, None for an empty piece, and the buffer where it arrives."""
     into = torch.empty_like(source[one.chunk][one.piece]) if one.add else target[one.chunk][one.piece]
     return (group.recv([into], one.of, tag + one.number) if into.numel() else None), into
 
 
-def _arrived(one: Receive, work: Any, into: Tensor, holding: list[list[Tensor]], how: str,
-             limit: tuple[timedelta, ...]) -> Tensor:
+def _wait(one: Receive, work: Any, into: Tensor, holding: list[list[Tensor]], how: str,
+          limit: tuple[timedelta, ...]) -> Tensor:
+    """Waits for a receive; returns the piece, added to this rank's own if it is to be."""
     if work is not None:
         work.wait(*limit)
     if one.add:

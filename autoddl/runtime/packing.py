@@ -1,10 +1,10 @@
-"""Where the pieces of one tensor lie in the buffers of one step: cutting, padding, joining.
+"""Packs the pieces of one tensor into the buffers of one conversion step: cutting, padding, joining.
 
-A collective moves one *block* per member of the group, all of the same size: that of the largest piece, smaller pieces
-padded with zeros. `Pieces` knows the blocks of one tensor for one step on one rank:
+A collective moves one *block* per member of the group. All blocks have the size of the largest piece, and smaller
+pieces are padded with zeros. A `Packing` knows the blocks of one tensor for one step on one rank:
 
-    target S(j)    what is sent to member m is the part of dim j that m holds afterwards
-    source S(i)    what came from member m is the part of dim i that m held before: the parts are joined along i
+    target S(j)    the block for member m is the part of dim j that m has afterwards
+    source S(i)    the block from member m is the part of dim i that m had before; these parts are joined along i
 """
 
 from dataclasses import dataclass
@@ -22,9 +22,17 @@ __all__ = ["Packing", "packing_of"]
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """`cuts` are (offset, size) in the local tensor along `cut` of what goes to each member, `joins` the sizes along
-    `join` of what comes from each, `block` the padded size, `even` whether nothing is padded, `result` the local shape
-    afterwards, `mine` this rank's position in the group."""
+    """The blocks of one tensor for one step on one rank.
+
+        cut       the dim that is cut, None if every member gets the same
+        cuts      (offset, size) along it of the part that goes to each member
+        join      the dim along which parts are joined, None if there is nothing to join
+        joins     size along it of the part that comes from each member
+        block     shape of a block
+        result    local shape afterwards
+        even      whether nothing is padded
+        mine      position of this rank in the group
+    """
 
     cut: int | None
     cuts: tuple[tuple[int, int], ...]
@@ -37,10 +45,11 @@ class Packing:
 
     @property
     def numel(self) -> int:
+        """Elements of a block."""
         return prod(self.block)
 
-    def sends(self, x: Tensor) -> Tensor:
-        """What is sent, one row per block: (n, *block), or (1, *block) if all members get the same."""
+    def pack(self, x: Tensor) -> Tensor:
+        """The blocks to send, (n, *block), or (1, *block) if all members get the same."""
         n = len(self.cuts)
         if self.cut is None:
             return (x if self.even else self._padded(x)).unsqueeze(0)
@@ -49,8 +58,8 @@ class Packing:
             return rows.movedim(self.cut, 0)
         return torch.stack([self._padded(x.narrow(self.cut, *cut)) for cut in self.cuts])
 
-    def receives(self, rows: Tensor) -> Tensor:
-        """The local tensor afterwards, from (n, *block), or from (1, *block) if there is nothing to join."""
+    def unpack(self, rows: Tensor) -> Tensor:
+        """The local tensor afterwards, from received blocks (n, *block), or (1, *block) if there is nothing to join."""
         if self.join is None:
             return rows.squeeze(0) if self.even else self._cropped(rows[0], self.result)
         if self.even:
@@ -58,14 +67,14 @@ class Packing:
         sizes = [(*self.result[:self.join], size, *self.result[self.join + 1:]) for size in self.joins]
         return torch.cat([self._cropped(row, size) for row, size in zip(rows, sizes, strict=True)], self.join)
 
-    def own(self, x: Tensor) -> Tensor:
-        """This rank's own cut, a view: what a slice looks at."""
+    def slice(self, x: Tensor) -> Tensor:
+        """This rank's own part of a tensor, a view."""
         assert self.cut is not None
         offset, size = self.cuts[self.mine]
         return x.narrow(self.cut, offset, size)
 
-    def alone(self, x: Tensor) -> Tensor:
-        """Zeros with this rank's piece in its place: what a fill of a split tensor yields."""
+    def fill(self, x: Tensor) -> Tensor:
+        """Zeros of the whole shape, with this rank's piece in its place."""
         assert self.join is not None
         whole = x.new_zeros(self.result)
         whole.narrow(self.join, sum(self.joins[:self.mine]), self.joins[self.mine]).copy_(x)
@@ -87,7 +96,7 @@ class Packing:
 
 @lru_cache(maxsize=100_000)
 def packing_of(step: Step, shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> Packing:
-    """The pieces of `step` on a tensor of `shape` in `layout`, for the rank at `coordinate`."""
+    """The packing of `step` on a tensor of global `shape` in `layout`, for the rank at `coordinate`."""
     group = mesh.members(step.axes, coordinate)
     mine = group.index(coordinate)
     before = [extents(shape, layout, mesh, at) for at in group]

@@ -1,18 +1,19 @@
-"""A plan and a module -> a model that trains: the user's own module, whose step runs as the plan says.
+"""Makes a model that trains from a module and a plan: the user's own module, whose step runs as the plan says.
 
     model = parallelize(module, plan)
     loss = model.step(batch)                  forward and backward; gradients are in .grad of model.parameters()
     loss = model(batch)                       forward alone, nothing dropped, no buffer updated
 
-A batch is the global one, given alike on every rank, or what `local_batch` made of it. Every rank calls alike.
+A batch is the global one, the same on every rank, or this rank's pieces of it, from `local_batch`. All ranks make the
+same calls.
 
 A plan of m microbatches runs them one after the other, each a contiguous m-th of the batch's rows:
 
     loss = mean of the m losses        gradient = sum of the m gradients / m
 
-which is what one pass gives if the loss is a mean over the rows. A loss that sums over them comes out m times too
-small, and a mean over other counts than the rows (tokens that are not ignored) as a mean of means, as wherever
-gradients are accumulated. Buffers (batch norm) are updated by every microbatch.
+This equals one pass over the whole batch if the loss is a mean over the rows. A loss that sums over the rows comes out
+m times too small. A mean over other counts (tokens that are not ignored) becomes a mean of means, as wherever gradients
+are accumulated. Every microbatch updates the buffers (batch norm).
 """
 
 import hashlib
@@ -45,14 +46,22 @@ from autoddl.schedule.traffic import traffic
 __all__ = ["LocalBatch", "ParallelModel", "parallelize"]
 
 PART = 2**24
-"""Elements of a tensor that are digested at a time: no more of it is copied at once."""
+"""Elements of a tensor that are hashed, and so copied, at a time."""
 
 
 def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: torch.device | str | None = None,
                 seed: int = 0, timeout: float = 600.0, captured: Captured | None = None) -> "ParallelModel":
-    """`model` as `plan` says, on this rank. `sample`, a global batch, is only needed where the plan's own does not fit
-    the module; `device` is by default that of the plan's backend (`device_of`); `seed` is of dropout, `timeout` of
-    collectives, in seconds; `captured`, the model captured with one microbatch, spares capturing it again."""
+    """The model that runs `model` as `plan` says, on this rank. Every rank calls it, with equal arguments.
+
+        sample      a global batch, only needed where the sample of the plan does not fit the module
+        device      by default that of the plan's backend (`device_of`)
+        seed        seed of dropout, and of weights that are not there yet
+        timeout     seconds that a collective may take
+        captured    the model captured with one microbatch, so that it is not captured again
+
+    Raises MismatchError where the plan does not fit the model, the ranks or this version, or ranks disagree. Raises
+    InputError for a model that is parallel already, MachineError where processes cannot reach each other.
+    """
     place, limit = device_of(plan.backend, device), timedelta(seconds=timeout)
     if plan.version != VERSION:
         raise MismatchError(f"the plan is of version {plan.version}, this AutoDDL runs version {VERSION}: plan again")
@@ -75,7 +84,7 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
 
 
 def _digest(value: Tensor) -> str:
-    """A hash of the bytes: equal on unlike hosts, whatever their order of adding, and other where elements moved."""
+    """A hash of the tensor's bytes: the same on every host, and another one if elements change or move."""
     found = hashlib.blake2b(digest_size=8)
     for part in value.detach().reshape(-1).split(PART):
         found.update(part.cpu().resolve_conj().resolve_neg().contiguous().view(torch.uint8).numpy())
@@ -83,7 +92,7 @@ def _digest(value: Tensor) -> str:
 
 
 def _on(device: torch.device, module: nn.Module) -> None:
-    """Move the buffers; one that several modules have stays one."""
+    """Moves the buffers to the device; a buffer that several modules share stays shared."""
     moved: dict[int, tuple[Tensor, Tensor]] = {}
     for part in module.modules():
         for name, buffer in part._buffers.items():
@@ -99,7 +108,7 @@ def _check_model(captured: Captured, plan: Plan) -> None:
 
 
 class ParallelModel:
-    """One rank of a planned model; `recorder` has what the last step sent. Made by `parallelize`."""
+    """One rank of a planned model, made by `parallelize`; `recorder` has the collectives of the last step."""
 
     def __init__(self, module: nn.Module, plan: Plan, captured: Captured, graph: Graph, groups: Groups,
                  device: torch.device, seed: int) -> None:
@@ -120,7 +129,7 @@ class ParallelModel:
                           self._device, self._seed, training)
 
     def _arguments(self, lowered: LoweredProgram, pieces: Mapping[str, Tensor]) -> list[Tensor]:
-        """What the program reads, in order: pieces of a microbatch, leaves, buffers, constants."""
+        """The arguments of the program, in order: pieces of a microbatch, leaves, buffers, constants."""
         found = []
         for t in lowered.reads:
             tensor = self.graph.tensors[t]
@@ -135,8 +144,10 @@ class ParallelModel:
         return found
 
     def step(self, batch: object) -> Tensor:
-        """Forward and backward of one batch; the loss, whole, on every rank: the mean over the microbatches. Gradients
-        add up until they are zeroed."""
+        """Runs forward and backward of one batch; returns its loss on every rank, the mean over the microbatches.
+
+        Gradients add up in .grad until they are zeroed.
+        """
         parts = self._batches.local(batch).parts
         self._store.clear()
         self.recorder.clear()
@@ -145,7 +156,7 @@ class ParallelModel:
         return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
 
     def _microbatch(self, part: int, pieces: Mapping[str, Tensor]) -> Tensor:
-        """Forward and backward of microbatch `part`; its loss."""
+        """Runs forward and backward of microbatch `part`; returns its loss."""
         parts = self.plan.microbatches
         last = part == parts - 1
         self._store.begin(last)
@@ -166,7 +177,7 @@ class ParallelModel:
             return loss.clone()  # it may lie where the losses of all elements were
 
     def __call__(self, batch: object) -> Tensor:
-        """The loss of one batch, by the training program with nothing dropped; gradients and buffers stay as is."""
+        """The loss of one batch, by the training program without dropout; gradients and buffers stay unchanged."""
         with torch.inference_mode(False), torch.no_grad():  # tensors of that mode cannot be sent from another thread
             return self._loss(batch)
 
@@ -187,9 +198,11 @@ class ParallelModel:
         return self._batches.local(batch)
 
     def parameters(self) -> Iterator[nn.Parameter]:
+        """Parameters of the module, DTensors if any is stored in pieces."""
         return self.module.parameters()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters of the module by name."""
         return self.module.named_parameters()
 
     def state_dict(self) -> dict[str, Any]:
@@ -197,6 +210,6 @@ class ParallelModel:
         return get_model_state_dict(self.module)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` gave under the same plan, or whole tensors given alike on every rank."""
+        """Loads a `state_dict` of this plan, or whole tensors, the same on every rank."""
         whole = not any(isinstance(value, DTensor) for value in state.values())
         set_model_state_dict(self.module, dict(state), options=StateDictOptions(full_state_dict=whole))

@@ -1,7 +1,7 @@
-"""Parameters that are stored in pieces and read whole: the parameter protocol run on tensors.
+"""Gathers parameters that are stored in pieces and read whole: the parameter protocol on tensors.
 
-A bucket is gathered ahead of its first use. What is regathered keeps nothing between forward and backward: autograd
-saves a note of where its tensors were. Notes go by the storage that a saved tensor lies in, held by a weak reference,
+A bucket is gathered ahead of its first use. A regathered bucket keeps nothing between forward and backward: autograd
+saves a note in place of each of its tensors. A tensor is recognised by its storage, to which there is a weak reference,
 so that its address cannot be reused.
 """
 
@@ -25,7 +25,7 @@ Sink = Callable[[Tensor], None]
 
 
 class _Use(torch.autograd.Function):
-    """The value of a parameter as its consumer reads it; the gradient goes to `sink`, not to the leaf."""
+    """Passes the value of a parameter to its consumer; the gradient goes to `sink`, not to the leaf."""
 
     @staticmethod
     def forward(ctx: Any, leaf: Tensor, value: Tensor, sink: Sink) -> Tensor:
@@ -39,15 +39,17 @@ class _Use(torch.autograd.Function):
 
 
 def use_parameter(leaf: Tensor, value: Tensor, sink: Sink | None) -> Tensor:
-    """`value`, made of `leaf`; under autograd its gradient goes to `sink`."""
+    """The `value` that was made of `leaf`; under autograd, its gradient goes to `sink`."""
     if sink is None or not torch.is_grad_enabled():
         return value
     return _Use.apply(leaf, value, sink)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Bucket:
-    """The tensors of a bucket: `handle` is a gather under way, `values` stay for later microbatches, `again` are those
-    that were regathered for backward."""
+    """The tensors of a bucket.
+
+    `handle` is a gather in flight. `values` stay for later microbatches; `again` were regathered for backward.
+    """
 
     def __init__(self, bucket: Bucket, edges: Mapping[str, ParameterEdge], held: Mapping[str, StoredParameter],
                  sinks: Mapping[str, Sink | None], groups: Groups, recorder: Recorder) -> None:
@@ -63,12 +65,13 @@ class _Bucket:
         self.clear()
 
     def clear(self, keep: bool = False) -> None:
-        """Forget all, or all but what stays for later microbatches."""
+        """Forgets all, or all but the values that stay for later microbatches."""
         self.handle: Handle | None = None
         self.values: list[Tensor] | None = self.values if keep else None
         self.again: list[Tensor | None] = []
 
     def start(self, forward: bool) -> None:
+        """Starts the gather, in forward or backward."""
         path = self._forward if forward else self._backward
         tensors = [leaf.detach() for leaf in self.leaves]
         with torch.no_grad():
@@ -77,6 +80,7 @@ class _Bucket:
             self.handle = path[-1].start(tensors) if path else Handle(None, lambda: tensors, None, "")
 
     def wait(self) -> list[Tensor]:
+        """Waits for the gather; returns the members."""
         assert self.handle is not None, "a bucket is waited for once, after its start"
         with torch.no_grad():
             found = self.handle.wait()
@@ -96,11 +100,11 @@ class TensorGathers:
         self.clear()
 
     def clear(self) -> None:
-        """Forget what the last step left."""
+        """Forgets everything that the last step left."""
         self.begin(last=True, keep=False)
 
     def begin(self, last: bool, keep: bool = True) -> None:
-        """Before a microbatch, the `last` of a step or not."""
+        """Called before a microbatch, the `last` of a step or not."""
         self._slots: dict[int, tuple[StorageWeakRef, int, int]] = {}
         self._protocol.begin(last, keep)
         for bucket in self._buckets:
@@ -121,7 +125,7 @@ class TensorGathers:
         return tuple(use_parameter(*row) for row in zip(bucket.leaves, tensors, bucket.sinks, strict=True))
 
     def notes(self) -> AbstractContextManager[Any]:
-        """While it is entered, autograd saves notes instead of tensors that are gathered again."""
+        """A context in which autograd saves notes instead of tensors that will be gathered again."""
         return torch.autograd.graph.saved_tensors_hooks(self._write, self._read) if self._regathers else nullcontext()
 
     def _write(self, tensor: Tensor) -> Any:

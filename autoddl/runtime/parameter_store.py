@@ -1,13 +1,13 @@
-"""The parameters of a running plan: values on their way to the program, gradients on their way back.
+"""Brings the parameters of a running plan to the program, and their gradients back.
 
-    stored --gather buckets / local steps--> used by the program        (gather.py)
-    gradient --gradient buckets / local steps--> .grad, stored layout   (reducer.py)
+    stored --gather buckets / local steps--> used by the program        (`parameter_gather`)
+    gradient --gradient buckets / local steps--> .grad, stored layout   (`gradient_reducer`)
 
-A leaf that the program reads as it is gives its gradient through a hook; if its gradient needs no step at all, autograd
-adds it up in the leaf and `finish` hands it on.
+Where the program reads the leaf itself, a hook takes the gradient. If that gradient needs no step at all, autograd adds
+it up in the leaf, and `finish` hands it on.
 
-A step is `clear`, then for every microbatch `begin`, forward, backward, `finish`. What is kept is converted in the
-first forward and in the last backward alone.
+A step is `clear`, then for every microbatch `begin`, forward, backward, `finish`. Parameters that are kept are
+converted in the first forward only, and their gradients in the last backward only.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ __all__ = ["Store"]
 
 
 class Store:
-    """`parameters` is what lowering needs to know of it."""
+    """The parameters of a running plan; `parameters` tells lowering how the program gets them."""
 
     def __init__(self, plan: Plan, graph: Graph, held: Mapping[str, StoredParameter], groups: Groups,
                  recorder: Recorder) -> None:
@@ -47,7 +47,7 @@ class Store:
         self._plain = [h for h in held.values() if sinks.get(h.tensor.fqn) is None and h.leaf is not h.parameter]
 
     def clear(self) -> None:
-        """Forget what a failed step left."""
+        """Forgets everything that a failed step left."""
         self.gathers.clear()
         self.reducer.clear()
         for local in self._locals.values():
@@ -56,15 +56,17 @@ class Store:
             held.leaf.grad = None
 
     def begin(self, last: bool) -> None:
-        """Before a microbatch, the `last` of a step or not."""
+        """Called before a microbatch, the `last` of a step or not."""
         self.gathers.begin(last)
         self.reducer.begin(last)
         for local in self._locals.values():
             local.last = last
 
     def finish(self, last: bool = True) -> None:
-        """At the end of a backward, the `last` of a step or not: every gradient that is whole by then goes to where the
-        optimizer looks for it."""
+        """Called at the end of a backward, the `last` of a step or not.
+
+        Every gradient that is complete by then goes to .grad of the parameter that the optimizer has.
+        """
         self.reducer.finish()
         if last:
             for held in self._plain:
@@ -75,13 +77,13 @@ class Store:
 
 
 def _path(edge: ParameterEdge, groups: Groups, recorder: Recorder) -> tuple[Move, ...]:
-    """The local steps from stored to used."""
+    """The local steps from the stored to the used layout."""
     return make_moves(edge.forward, [edge.tensor.shape], [edge.conversion.source], groups, recorder,
                       label=edge.tensor.fqn)
 
 
 class _Local:
-    """A parameter that is read after local steps, done in each microbatch or in the first alone."""
+    """A parameter that is read after local steps, which run in each microbatch or only in the first."""
 
     def __init__(self, path: tuple[Move, ...], sink: Sink | None, per_microbatch: bool) -> None:
         self._path, self._sink, self._per_microbatch = path, sink, per_microbatch
@@ -95,7 +97,7 @@ class _Local:
 
 
 def _hook(leaf: Tensor, sink: Sink | None) -> None:
-    """Hand the gradient of `leaf` to `sink` as soon as autograd has added it up."""
+    """Hands the gradient of `leaf` to `sink` as soon as autograd has added it up."""
     if sink is None or not leaf.requires_grad:
         return
 

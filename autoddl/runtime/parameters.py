@@ -1,8 +1,9 @@
-"""Parameters in the user's own module, each replaced by the piece that this rank owns.
+"""Replaces each parameter in the user's own module by the piece that this rank stores.
 
-A parameter of a plan that splits any becomes a DTensor of its stored layout, under its own name, ties kept, so that
+If the plan splits any parameter, all become DTensors of their stored layouts, under their own names, with ties kept. So
 optimizers, `clip_grad_norm_` and distributed checkpoints work as they are. If every parameter is stored whole (one
-rank, data parallel), they stay plain tensors. Either way the program reads a *leaf*: the local tensor, sharing memory.
+rank, data parallel), they stay plain tensors. Either way the program reads a *leaf*: the local tensor, which shares the
+parameter's memory.
 """
 
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ class StoredParameter:
     leaf: Tensor
 
     def deposit(self, gradient: Tensor) -> None:
-        """Add this rank's piece of the gradient to what the optimizer sees."""
+        """Adds this rank's piece of the gradient to .grad of the parameter."""
         parameter = self.parameter
         sharded = isinstance(parameter, DTensor)
         if parameter.grad is None:
@@ -44,17 +45,17 @@ class StoredParameter:
 
 
 def _like(parameter: Any, local: Tensor) -> DTensor:
-    """`local` as a DTensor laid out like `parameter`: without the checks of from_local, which cost 30 us each."""
+    """`local` as a DTensor with the layout of `parameter`, without the checks of from_local, which cost 30 us each."""
     return DTensor(local, parameter._spec, requires_grad=False)
 
 
 def placements(layout: Layout) -> tuple[Placement, ...]:
-    """torch's names for a stored layout."""
+    """The placements of torch's DTensor for a stored layout."""
     return tuple(Shard(state.dim) if isinstance(state, Split) else Replicate() for state in layout)
 
 
 def _slots(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    """Every place in the module where a parameter hangs, ties included."""
+    """Every module and name under which a parameter is registered, ties included."""
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:

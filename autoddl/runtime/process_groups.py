@@ -1,8 +1,8 @@
 """Process groups of a mesh: one for every set of axes that a plan communicates over.
 
-The members of a group are the ranks that differ along its axes only, ordered row-major by those axes: the order in
-which nested splits cut a tensor. Every rank creates all groups in the same order, which the backends need. A group of
-one rank is None: nothing is sent there, so a mesh of one rank needs no processes at all.
+The members of a group are the ranks that differ along its axes only. They are ordered row-major by those axes, which is
+the order in which nested splits cut a tensor. Every rank creates all groups in the same order, which the backends need.
+A group of one rank is None: nothing is sent there, so a mesh of one rank needs no processes at all.
 """
 
 from collections.abc import Iterable
@@ -12,20 +12,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from autoddl.core.errors import MachineError, MismatchError
 from autoddl.core.layout import Mesh
 from autoddl.cost_models import Cluster, Group, parse_cluster
+from autoddl.runtime.c10d_registry import find_group, set_group_timeout
 from autoddl.runtime.transport import Transport
 
 __all__ = ["Groups", "peer_error"]
 
 
 def peer_error(what: str, error: Exception) -> MachineError:
-    """`what` all ranks do together, and one of them or a link did not."""
+    """The error of something that all ranks do together, `what`, after one of them or a link failed."""
     said = (str(error).splitlines() or [type(error).__name__])[0]
     return MachineError(f"{what} failed: {said}; a peer died or hung, or a link is down: "
                         "the other ranks' messages say which, restart from the last checkpoint")
@@ -36,7 +36,7 @@ def _rank(mesh: Mesh, coordinate: tuple[int, ...]) -> int:
 
 
 def _every(mesh: Mesh, axes: tuple[int, ...]) -> list[list[int]]:
-    """Ranks of all groups over `axes`, in a fixed order."""
+    """The ranks of every group over `axes`, in a fixed order."""
     firsts = [mesh.coordinate(rank) for rank in range(mesh.size)]
     return [[_rank(mesh, c) for c in mesh.members(axes, first)] for first in firsts
             if all(first[a] == 0 for a in axes)]
@@ -45,9 +45,10 @@ def _every(mesh: Mesh, axes: tuple[int, ...]) -> list[list[int]]:
 class Groups:
     """The groups of `mesh` over each of `subsets` of its axes, and this rank's place in it.
 
-    `cluster`, or its text, decides how collectives run; without one of the mesh's size they are the library's own.
-    A group is a set of threads and connections that torch keeps until the end, so one that an earlier model made over
-    the same ranks is used again. It is found by its description, which every rank gives alike.
+    The `cluster`, or its text, decides how collectives run; without one of the mesh's size they are the library's own.
+    A group is a set of threads and connections that torch keeps until the end. So a group that an earlier model made
+    over the same ranks is used again, found by its description. Raises MismatchError where the number of processes is
+    not that of the mesh.
     """
 
     def __init__(self, mesh: Mesh, subsets: Iterable[tuple[int, ...]] = (), timeout: timedelta | None = None,
@@ -74,11 +75,11 @@ class Groups:
         every = _every(self.mesh, axes)
         sizes, strides = self.mesh.sizes, self.mesh.strides
         text = "autoddl " + "+".join(f"{sizes[a]}x{strides[a]}" for a in axes if sizes[a] > 1)
-        found: list[dist.ProcessGroup] = [group for group in c10d._world.pg_map if group.group_desc == text]
-        if found:
+        found = find_group(text)
+        if found is not None:
             if self._timeout is not None:
-                c10d._set_pg_timeout(self._timeout, found[0])
-            return found[0]
+                set_group_timeout(found, self._timeout)
+            return found
         try:
             made = {tuple(ranks): dist.new_group(ranks, timeout=self._timeout, group_desc=text) for ranks in every}
         except RuntimeError as error:
@@ -88,12 +89,12 @@ class Groups:
         return mine
 
     def of(self, axes: tuple[int, ...]) -> dist.ProcessGroup | None:
-        """The group over `axes` that this rank is in; None if it is alone there."""
+        """This rank's group over `axes`; None if it is alone there."""
         return self._groups[tuple(sorted(axes))]
 
     def start(self, kind: str, axes: tuple[int, ...], got: Tensor, given: Tensor, asynchronous: bool = True,
               how: str = "sum") -> Any:
-        """Start a collective over `axes` on contiguous tensors, as `Transport.start` has them."""
+        """Starts a collective over `axes` on contiguous tensors; see `Transport.start`."""
         group = self.of(axes)
         assert group is not None, "a group of one rank sends nothing"
         extents = self._extents.get(axes)
@@ -102,7 +103,7 @@ class Groups:
         return self._transport.start(kind, got.view(-1), given.view(-1), group, extents, asynchronous, how)
 
     def device_mesh(self, device_type: str) -> DeviceMesh:
-        """The same mesh as torch's, for DTensor, over the same groups."""
+        """The mesh as torch's DeviceMesh, for DTensor, over the same groups."""
         groups = [self._group((a,)) for a in range(len(self.mesh.axes))]
         ranks = torch.arange(self.mesh.size).view(self.mesh.sizes)
         if len(groups) == 1:

@@ -1,8 +1,8 @@
-"""A rank's record of its steps: what its recorder marked, as one line per step in the file of all ranks.
+"""Writes a rank's record: the marks of its recorder, as one line per step in the file of all ranks.
 
-The first rank makes the file before the ranks meet; each appends whole lines, one system call each, so that lines of
-several ranks do not mix and whoever is killed leaves what it had finished. Ranks of several machines write a part each,
-FILE.0, FILE.1, ...
+The first rank makes the file before the ranks meet. Each rank appends whole lines, with one system call each. So lines
+of several ranks do not mix, and a rank that is killed leaves its finished steps. Ranks of several machines write a part
+each, FILE.0, FILE.1, ...
 """
 
 import os
@@ -19,6 +19,7 @@ __all__ = ["RecordWriter", "header_of", "step_of"]
 
 
 def header_of(plan: Plan) -> Header:
+    """The header of a record of this plan, with the versions of the libraries."""
     return Header(plan.fingerprint(), plan.model, str(plan.mesh), plan.cluster, plan.backend, plan.mesh.size,
                   {name: _version(name) for name in ("autoddl", "torch")})
 
@@ -31,7 +32,7 @@ def _version(package: str) -> str:
 
 
 def step_of(plan: Plan, recorder: Recorder, number: int, rank: int, start: int, end: int) -> RecordedStep:
-    """What `recorder` marked between `start` and `end`, in nanoseconds of perf_counter_ns."""
+    """The marks of `recorder` between `start` and `end`, nanoseconds of perf_counter_ns, as a recorded step."""
     began = time.time() - (time.perf_counter_ns() - start) / 1e9
     passes = tuple((name, (at - start) / 1e9) for name, at in recorder.passes)
     events = tuple(_event(plan, mark, number, rank, start) for mark in recorder.marks)
@@ -39,7 +40,7 @@ def step_of(plan: Plan, recorder: Recorder, number: int, rank: int, start: int, 
 
 
 def _event(plan: Plan, mark: Mark, number: int, rank: int, zero: int) -> Event:
-    """One that was done before it was waited for exposes nothing; else its end is seen when waiting ends."""
+    """The event of a mark: nothing is exposed if it was done before it was waited for; else it ends with the wait."""
     one, waited = mark.executed, mark.done > mark.waited
     end = mark.resumed if waited else mark.done
     return Event(number, rank, one.direction, one.kind, one.axes, level_of(plan, one.axes), one.nbytes,
@@ -48,7 +49,7 @@ def _event(plan: Plan, mark: Mark, number: int, rank: int, zero: int) -> Event:
 
 
 class RecordWriter:
-    """Writes rank `rank`'s steps to `path`; `alone`: nobody else writes to that file."""
+    """Writes the steps of one rank to `path`; `alone` says that no other rank writes to that file."""
 
     def __init__(self, path: str | Path, plan: Plan, rank: int, alone: bool = False) -> None:
         self._path, self._plan, self._rank = Path(path), plan, rank
@@ -62,7 +63,7 @@ class RecordWriter:
                                  "--record FILE, or --no-record") from None
 
     def write(self, recorder: Recorder, number: int, start: int, end: int) -> None:
-        """Step `number`, which took from `start` to `end` (perf_counter_ns)."""
+        """Appends step `number`, from `start` to `end` (perf_counter_ns). Raises MachineError where that fails."""
         line = step_text(step_of(self._plan, recorder, number, self._rank, start, end)).encode()
         try:
             file = os.open(self._path, os.O_WRONLY | os.O_APPEND)

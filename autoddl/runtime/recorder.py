@@ -1,4 +1,4 @@
-"""What a rank sends, written down as it runs; with `timed`, when.
+"""Records the collectives of a rank as they run, and with `timed` their times.
 
     start      just before the collective is handed over
     done       when it completed: by a callback of its future, which runs on the library's own thread; a collective that
@@ -6,8 +6,8 @@
     waited     when this rank began to wait for it; for one that blocks, its start
     resumed    when waiting ended
 
-All are nanoseconds of `perf_counter_ns`. A callback costs 50 to 100 us of a core, the other marks 1 us. The
-host does not see when a collective of a GPU ends: there the marks say what the host did.
+All are nanoseconds of `perf_counter_ns`. A callback costs 50 to 100 us of a core, the other marks 1 us. The host does
+not see when a collective of a GPU ends: there, the marks are the times of the host's calls.
 """
 
 from contextlib import suppress
@@ -20,7 +20,7 @@ __all__ = ["ExecutedCollective", "Mark", "Recorder"]
 
 @dataclass(frozen=True, slots=True)
 class ExecutedCollective:
-    """One collective that ran: `axes` like `net+node`, `nbytes` of its full buffer."""
+    """A collective that ran: `axes` like `net+node`, `nbytes` of its full buffer."""
 
     direction: str
     kind: str
@@ -30,7 +30,15 @@ class ExecutedCollective:
 
 @dataclass(slots=True)
 class Mark:
-    """When a collective was started, done and waited for; `origin` says for what it was."""
+    """The times of a collective, in nanoseconds of `perf_counter_ns`, 0 as long as they are not known.
+
+        executed    the collective
+        origin      the tensor or op for which it ran, for people
+        start       just before it is handed over
+        waited      when the rank began to wait for it
+        resumed     when waiting ended
+        done        when it completed
+    """
 
     executed: ExecutedCollective
     origin: str
@@ -40,9 +48,11 @@ class Mark:
     done: int = 0
 
     def wait(self) -> None:
+        """Marks that the rank begins to wait."""
         self.waited = perf_counter_ns()
 
     def resume(self) -> None:
+        """Marks that waiting ended."""
         self.resumed = perf_counter_ns()
         self.done = min(self.done or self.resumed, self.resumed)
 
@@ -58,6 +68,7 @@ class Recorder:
         self.clear()
 
     def clear(self) -> None:
+        """Forgets the last step."""
         self.executed: list[ExecutedCollective] = []
         self.marks: list[Mark] = []
         self.passes: list[tuple[str, int]] = []
@@ -65,6 +76,7 @@ class Recorder:
 
     @property
     def direction(self) -> str:
+        """The pass of the program, "forward" or "backward"."""
         return self._direction
 
     @direction.setter
@@ -74,14 +86,14 @@ class Recorder:
             self.passes.append((direction, perf_counter_ns()))
 
     def note(self, direction: str, kind: str, axes: str, nbytes: int, origin: str = "") -> None:
-        """A collective is about to start."""
+        """Notes that a collective is about to start."""
         one = ExecutedCollective(direction, kind, axes, nbytes)
         self.executed.append(one)
         if self.timed:
             self.marks.append(Mark(one, origin, perf_counter_ns()))
 
     def started(self, work: Any) -> Mark | None:
-        """The mark of the collective that was noted last, which `work` runs; without work it is done."""
+        """The mark of the last noted collective, which `work` runs; without work it is done. None if not `timed`."""
         if not self.timed:
             return None
         mark = self.marks[-1]
@@ -94,7 +106,7 @@ class Recorder:
 
 
 def _when_done(work: Any, mark: Mark) -> None:
-    """Have `mark` told when `work` completes, if its kind can tell."""
+    """Marks when `work` completes, if its backend can tell."""
     def done(_: object) -> None:
         mark.done = perf_counter_ns()
 

@@ -1,13 +1,13 @@
-"""Steps of a conversion as collectives on real tensors, and conversions as autograd functions.
+"""Runs the steps of a conversion as collectives on real tensors, and conversions as autograd functions.
 
-One `Move` is one step on a list of tensors of one dtype, done as one collective over the buffers of all of them. What
-a step sends is what `conversion.payload` says, and a `Recorder` writes down what was handed over:
+A `Move` is one step on a list of tensors of one dtype, done as one collective over the buffers of all of them. Its
+payload is that of `core.conversion`, and a `Recorder` notes the buffer:
 
     all-gather      the buffer that it ends with         reduce-scatter  the buffer that it starts with
     all-reduce      the buffer                           all-to-all      the buffer that it sends
 
-Along an axis whose group has one rank nothing is sent and nothing changes.
-A conversion has its steps forward and its steps for the gradient given separately: neither follows from the other.
+Along an axis whose group has one rank, nothing is sent and nothing changes. The plan gives the forward steps of a
+conversion and the steps of its gradient separately: neither follows from the other.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from autoddl.runtime.process_groups import Groups, peer_error
 from autoddl.runtime.recorder import ExecutedCollective, Mark, Recorder
 
 AS_BYTES = (torch.int16, torch.uint16, torch.uint32, torch.uint64)
-"""Types that gloo does not know."""
+"""Dtypes that gloo does not know."""
 
 __all__ = ["ExecutedCollective", "Handle", "Move", "Recorder", "Route", "make_moves", "run_moves", "start_moves"]
 
@@ -33,7 +33,7 @@ Shape = tuple[int, ...]
 
 
 class Handle:
-    """A step under way; `wait` gives its tensors."""
+    """A step in flight; `wait` returns its tensors."""
 
     __slots__ = ("_finish", "_keep", "_mark", "_text", "_work")
 
@@ -42,6 +42,7 @@ class Handle:
         self._work, self._finish, self._keep, self._text, self._mark = work, finish, keep, text, mark
 
     def wait(self) -> list[Tensor]:
+        """Waits for the step; returns its tensors. Raises MachineError where a peer is gone."""
         if self._work is not None:
             if self._mark is not None:
                 self._mark.wait()
@@ -58,7 +59,7 @@ class Handle:
 
 
 class Move:
-    """`step` on tensors of `shapes` in `layouts`; `inplace` lets an all-reduce overwrite what it is given."""
+    """A step on tensors of global `shapes` in `layouts`; `inplace` lets an all-reduce overwrite its input."""
 
     __slots__ = ("_group", "_label", "_n", "_pieces", "_recorder", "_start", "_step", "_text", "inplace", "kind",
                  "record")
@@ -78,12 +79,15 @@ class Move:
 
     @property
     def sends(self) -> bool:
+        """Whether the step communicates."""
         return self._group is not None and self.kind in COLLECTIVES
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Runs the step and waits for it; returns the tensors afterwards."""
         return self.start(tensors, asynchronous=False).wait() if self.sends else self._local(tensors)
 
     def start(self, tensors: Sequence[Tensor], asynchronous: bool = True) -> Handle:
+        """Starts the step; a local step runs when the handle is waited for."""
         if not self.sends:
             return Handle(None, lambda: self._local(tensors), None, self._text)
         truth = tensors[0].dtype == torch.bool
@@ -98,22 +102,24 @@ class Move:
         if self._n == 1:
             return list(tensors)
         if self.kind == "slice":
-            return [piece.own(x) for piece, x in zip(self._pieces, tensors, strict=True)]
+            return [piece.slice(x) for piece, x in zip(self._pieces, tensors, strict=True)]
         return [self._fill(piece, x) for piece, x in zip(self._pieces, tensors, strict=True)]
 
     @staticmethod
     def _fill(piece: Packing, x: Tensor) -> Tensor:
         if piece.join is not None:
-            return piece.alone(x)
+            return piece.fill(x)
         return x if piece.mine == 0 else torch.zeros_like(x)
 
     def _note(self, buffer: Tensor) -> None:
         if self._recorder is not None:
             self._recorder.note(*self.record, buffer.numel() * buffer.element_size(), self._label)
 
-    def _sent(self, got: Tensor, given: Tensor, asynchronous: bool) -> Any:
-        """The collective, started; an error before it is no peer's. gloo has no words of two bytes but floats: those
-        go as bytes."""
+    def _hand_over(self, got: Tensor, given: Tensor, asynchronous: bool) -> Any:
+        """Starts the collective; an error of the backend becomes a MachineError.
+
+        gloo has no types of two bytes but floats: the others are sent as bytes.
+        """
         if got.dtype in AS_BYTES and self.kind not in ("all-reduce", "reduce-scatter"):
             got, given = got.view(torch.uint8), given.view(torch.uint8)
         try:
@@ -128,7 +134,7 @@ class Move:
             buffer = tensors[0].contiguous() if self.inplace else \
                 tensors[0].clone(memory_format=torch.contiguous_format)
         self._note(buffer)
-        work = self._sent(buffer, buffer, asynchronous)
+        work = self._hand_over(buffer, buffer, asynchronous)
         if len(tensors) == 1:
             return work, lambda: [buffer], buffer
         parts = [t.shape for t in tensors]
@@ -136,12 +142,12 @@ class Move:
             buffer.split([shape.numel() for shape in parts]), parts, strict=True)], buffer
 
     def _exchange(self, tensors: list[Tensor], asynchronous: bool) -> tuple[Any, Callable[[], list[Tensor]], object]:
-        rows = [piece.sends(x) for piece, x in zip(self._pieces, tensors, strict=True)]
+        rows = [piece.pack(x) for piece, x in zip(self._pieces, tensors, strict=True)]
         send = rows[0].contiguous() if len(rows) == 1 else torch.cat([r.flatten(1) for r in rows], 1)
         n, total = self._n, sum(piece.numel for piece in self._pieces)
         got = send.new_empty((1 if self.kind == "reduce-scatter" else n) * total)
         self._note(got if self.kind == "all-gather" else send)
-        work = self._sent(got, send, asynchronous)
+        work = self._hand_over(got, send, asynchronous)
         return work, lambda: self._joined(got.view(1 if self.kind == "reduce-scatter" else n, total)), (send, got)
 
     def _joined(self, rows: Tensor) -> list[Tensor]:
@@ -149,13 +155,13 @@ class Move:
             parts = [rows]
         else:
             parts = list(rows.split([piece.numel for piece in self._pieces], 1))
-        return [piece.receives(part.view(len(part), *piece.block))
+        return [piece.unpack(part.view(len(part), *piece.block))
                 for piece, part in zip(self._pieces, parts, strict=True)]
 
 
 def make_moves(steps: Sequence[Step], shapes: Sequence[Shape], layouts: Sequence[Layout], groups: Groups,
                recorder: Recorder | None = None, direction: str = "forward", label: str = "") -> tuple[Move, ...]:
-    """The moves of a list of steps on tensors that start in `layouts`; those that change nothing are left out."""
+    """The moves of `steps` on tensors that start in `layouts`; moves that change nothing are left out."""
     found, here = [], list(layouts)
     for step in steps:
         if groups.of(step.axes) is not None:
@@ -166,7 +172,7 @@ def make_moves(steps: Sequence[Step], shapes: Sequence[Shape], layouts: Sequence
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The moves of one edge, forward and for the gradient."""
+    """The moves of one edge, forward and for the gradient; call it with the tensor."""
 
     forward: tuple[Move, ...]
     backward: tuple[Move, ...]
@@ -178,14 +184,14 @@ class Route:
 
 
 def run_moves(path: tuple[Move, ...], x: Tensor) -> Tensor:
-    """`x` after all moves of `path`."""
+    """Runs all moves of `path` on `x`; returns the tensor afterwards."""
     for move in path:
         (x,) = move.run([x])
     return x
 
 
 def start_moves(path: tuple[Move, ...], x: Tensor) -> Callable[[], Tensor]:
-    """Go as far as the first move that sends, and start it; the rest, when it is asked for."""
+    """Runs moves up to the first that sends, and starts that; call the result to finish and get the tensor."""
     x = x.detach()
     for k, move in enumerate(path):
         if move.sends:

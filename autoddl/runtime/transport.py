@@ -1,9 +1,10 @@
-"""Which collective runs, and where: the library's own, or ours on messages, as the cost model says.
+"""Starts collectives: the library's own, or ours on messages, as the cost model chooses.
 
-Every rank asks the same pure function about the same cluster, so all choose alike. Ours run in the caller's thread, or
-asynchronously in one thread of this rank, in the order of their start, which is the same on every rank of a program;
-each has tags of its own in its group. So no two wait for each other in a circle.
-After a failure the thread fails whatever is started later: a group that lost a rank does not recover.
+Every rank asks one pure function about the same cluster, so all choose alike. Collectives by messages run in the
+caller's thread, or asynchronously in one thread of this rank. Their order is that of their start, which is the same on
+every rank. Each has tags of its own in its group. So no two wait for each other in a circle.
+
+After a failure, the thread fails everything that is started later: a group that lost a rank does not recover.
 """
 
 import threading
@@ -26,7 +27,7 @@ from autoddl.schedule.message_programs import chosen_ways
 __all__ = ["Transport"]
 
 SERIALS = 2**14
-"""Collectives of a group between two with the same tags."""
+"""Number of collectives of a group after which tags are used again."""
 
 _LIBRARY: dict[str, Callable[..., Any]] = {
     "all-gather": dist.all_gather_single, "reduce-scatter": dist.reduce_scatter_single,
@@ -34,14 +35,14 @@ _LIBRARY: dict[str, Callable[..., Any]] = {
 
 
 class _Later:
-    """Work of the thread, as torch.distributed's: `wait` raises what went wrong."""
+    """Work of the thread, like torch.distributed's Work; `wait` raises the error of the collective."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         self.action: Callable[[], None] | None = action
         self._future: Future[None] = Future()
 
     def run(self, failure: Exception | None) -> Exception | None:
-        """Run, or fail as an earlier one did; what went wrong."""
+        """Runs, or fails with an earlier `failure`; returns the failure, None without one."""
         action, self.action = self.action, None
         try:
             if failure is None and action is not None:
@@ -69,7 +70,7 @@ def _serve(queue: "SimpleQueue[_Later | None]") -> None:
 
 
 class Transport:
-    """Starts collectives of one rank. Without a `cluster` all are the library's own. `timeout` is of each message."""
+    """Starts collectives of one rank: all of the library without a `cluster`. A message takes at most `timeout`."""
 
     def __init__(self, cluster: Cluster | None = None, timeout: timedelta | None = None) -> None:
         self._cluster, self._timeout = cluster, timeout
@@ -79,9 +80,9 @@ class Transport:
 
     def start(self, kind: str, got: Tensor, given: Tensor, group: dist.ProcessGroup, extents: Group,
               asynchronous: bool = True, how: str = "sum") -> Any:
-        """Start a collective on flat contiguous tensors, as `exchange` has them, in `group`, which has `extents`.
+        """Starts a collective in `group`, whose sizes and strides are `extents`, on tensors as `exchange` takes them.
 
-        Work with `wait` and `get_future`, or None if it ran. Raises RuntimeError where a peer is gone.
+        Returns work with `wait` and `get_future`, or None if it ran already. Raises RuntimeError where a peer is gone.
         """
         key = kind, group, max(got.nbytes, given.nbytes), got.device.type
         if key not in self._ways:

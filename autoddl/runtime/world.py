@@ -1,7 +1,7 @@
-"""Processes: joining the group that torchrun or SLURM started, and agreeing before the first step.
+"""Joins the processes that torchrun or SLURM started, and checks that they agree before the first step.
 
 A restarted worker must not read the addresses that its last attempt left in the store, so every attempt has a prefix of
-its own. Equal collectives in another order give silently wrong sums; so ranks compare what they are about to run.
+its own. Collectives that ranks run in different orders give silently wrong sums, so ranks first compare their programs.
 """
 
 import hashlib
@@ -21,8 +21,11 @@ __all__ = ["check_agreement", "device_of", "join_processes", "set_current_device
 
 
 def device_of(backend: str, device: torch.device | str | None = None) -> torch.device:
-    """The device asked for; by default that of the plan's backend: the CPU for gloo, whatever else is there, and this
-    process' GPU for nccl, or the CPU of a machine that has none."""
+    """The `device` if given, else that of the plan's backend.
+
+    For gloo this is the CPU, even on a machine with GPUs. For nccl it is this process' GPU, or the CPU of a machine
+    without GPUs.
+    """
     if device is not None:
         return torch.device(device)
     if backend == "nccl" and torch.cuda.is_available():
@@ -31,7 +34,10 @@ def device_of(backend: str, device: torch.device | str | None = None) -> torch.d
 
 
 def set_current_device(device: torch.device) -> None:
-    """Make a GPU this process' current one, as NCCL needs it; a bare `cuda` is that already."""
+    """Makes a GPU this process' current one, as NCCL needs it; a bare `cuda` is that already.
+
+    Raises InputError where the machine has no such GPU, MachineError where it cannot be used.
+    """
     if device.type != "cuda" or device.index is None:
         return
     count = torch.cuda.device_count()
@@ -45,7 +51,10 @@ def set_current_device(device: torch.device) -> None:
 
 
 def join_processes(mesh: Mesh, device: torch.device, timeout: timedelta) -> None:
-    """Initialise the process group of `mesh`, unless it is there or one process is enough."""
+    """Initialises the process group of `mesh`, unless it exists or one process is enough.
+
+    Raises MismatchError where another number of processes runs, MachineError where they cannot reach each other.
+    """
     ready = dist.is_initialized()
     world = dist.get_world_size() if ready else int(os.environ["WORLD_SIZE"]) if is_rank() else 1
     if world != mesh.size:
@@ -65,7 +74,7 @@ def join_processes(mesh: Mesh, device: torch.device, timeout: timedelta) -> None
 
 
 def check_agreement(what: dict[str, Iterable[object]]) -> None:
-    """Raise MismatchError on every rank unless all ranks have the same rows under every name of `what`."""
+    """Raises MismatchError on every rank unless all ranks have the same rows under every name of `what`."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
     mine = {name: hashlib.sha256("\n".join(map(str, rows)).encode()).hexdigest() for name, rows in what.items()}
