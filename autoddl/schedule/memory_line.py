@@ -9,7 +9,7 @@
                 all at once (_multi_tensor_adam) and has one such buffer for each
 
 A heap that counts bytes acts out the step (`memory_forward`, `memory_backward`). All is of rank 0, whose pieces are the
-largest. The peak is what the plan predicts, and the search keeps it within the budget: its own rows of moments
+largest. The plan predicts its peak, which the search keeps within the budget. The search's own rows of moments
 (`pricing.lifetimes`) are never above this line.
 """
 
