@@ -2,14 +2,26 @@
 
     solve(problem, solver) -> Solution        minimise problem.cost(x) subject to problem.is_feasible(x)
 
-`exact` proves its plan optimal, or says how far it may be from that; `exhaustive` looks at every choice;
-`coordinate-descent`, `greedy` and `cp-sat` are there to be compared with. Whatever a solver says is
-scored again by the problem.
+The solver `exact` proves its plan optimal, or says how far it may be from that. The solver `exhaustive` looks at every
+choice; `coordinate-descent`, `greedy` and `cp-sat` are there for comparison. The problem scores every solution again.
 
-Reading order: `exhaustive` (the definition), `relaxations`, `elimination*` (no budget), `repeated_blocks` (a stack of
-equal blocks costs the logarithm of its depth), `budget`, `lagrangian`, `labels` (one sum of bytes within a budget),
-`exact` (which of these, when), `large` with `tree_reweighted` (problems too large for elimination), `certify` (proofs).
-Knows neither models nor clusters: may import `core` alone.
+Reading order:
+
+    exhaustive           the definition of the optimum
+    presolve             options that no optimum needs are dropped
+    elimination_order    without a budget: which variable is eliminated when, as an `elimination_program`, whose numbers
+                         are `elimination` on `class_tables`
+    repeated_blocks      a stack of equal blocks costs the logarithm of its depth, with `block_powers`, `block_factors`
+    relaxations          elimination of seconds + lam * bytes
+    lagrangian, budget   one sum of bytes within a budget: bounds, then `window` with `labels`
+    exact                chooses among these
+    large                problems too large for elimination: bounds by messages (`tree_reweighted`)
+    coordinate_descent, cp_sat   other solvers
+    limits               when a search stops
+    certify              proofs of bounds, checked by code that does not import the solver
+
+Others use the names that this file exports, and `certify`. This room may import `core` alone: it knows neither models
+nor clusters.
 """
 
 import math
@@ -62,14 +74,20 @@ def solve(
     price: float = 0.0,
     space: Space | None = None,
 ) -> Solution:
-    """The least seconds within the budget, with a proven bound.
+    """The choice with the least seconds within the budget, and a proven bound.
 
-    `time_limit` is in seconds and soft: a plan and a bound come first. Without one the exact solver stops after a fixed
-    effort, so its plan does not depend on the machine. It stops early once the gap is at most `tolerance`.
-    `progress(seconds, bound)` is told each time either may have moved. A plan above `ceiling` seconds is of no use: the
-    exact solver stops once its bound, within the tolerance, reaches that, and raises Above if it has no plan then.
-    `price` is a guess of the solution's own, which is where the exact solver tries first; `space` is what
-    `space_of(problem)` made for it.
+        solver        one of SOLVERS
+        time_limit    seconds, soft: a plan and a bound come first; without one, the exact solver stops after a fixed
+                      effort, so that its plan does not depend on the machine
+        tolerance     the relative gap at which the exact solver stops early
+        seed          seed of random starts
+        progress      called with (seconds, bound) each time either may have moved
+        ceiling       seconds; the exact solver stops once its bound, within the tolerance, reaches them
+        price         a guess of the solution's price of a byte, which the exact solver tries first
+        space         the result of `build_space(problem)`, if there is one
+
+    Raises InputError for an unknown solver, or a problem too large for it. Raises Infeasible where no plan fits, and
+    Above where the ceiling is reached without a plan.
     """
     if solver not in SOLVERS:
         raise InputError(f"there is no solver {solver!r}; there are {', '.join(SOLVERS)}")
@@ -99,7 +117,7 @@ def smallest(problem: Problem) -> tuple[float, tuple[int, ...] | None]:
 
 
 def _scored(problem: Problem, outcome: Outcome, solver: str) -> Solution:
-    """The solution by the problem's own account; a solver that disagrees with it has a bug."""
+    """The solution, scored by the problem itself; a solver that disagrees with it has a bug."""
     seconds, retained, transient = problem.totals(outcome.choice)
     nbytes = problem.fixed_bytes + retained + transient
     if seconds == math.inf or (problem.budget is not None and nbytes > problem.budget):
@@ -127,8 +145,8 @@ def _greedy(problem: Problem, limits: Limits) -> Outcome:
     return Outcome(choice, _least(problem), "sum of the tables' minima")
 
 
-def _satisfied(problem: Problem, limits: Limits) -> Outcome:
-    """What CP-SAT proves not to fit is told with the least bytes."""
+def _solve_with_cp_sat(problem: Problem, limits: Limits) -> Outcome:
+    """Solves with CP-SAT; where it proves that nothing fits, the error names the least bytes."""
     try:
         found = solve_with_cp_sat(problem, limits.clock, limits.seed)
     except Infeasible:
@@ -148,5 +166,5 @@ SOLVERS: dict[str, Callable[[Problem, Limits], Outcome]] = {
     "exhaustive": _exhaustive,
     "coordinate-descent": _descent,
     "greedy": _greedy,
-    "cp-sat": _satisfied,
+    "cp-sat": _solve_with_cp_sat,
 }

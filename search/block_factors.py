@@ -1,10 +1,10 @@
-"""What is known of the factors of a short problem, said of those of the whole one that they stand for.
+"""Finds, for every factor of the whole problem, the factor of the short problem that stands for it.
 
     factor of the whole problem        stood for by the short factor with the same table between
     variables of one block, or of none     the short variables that stand for them
     block j and block j + 1                 blocks 0 and 1, or 1 and 2 at the end of the run
 
-Of several factors with one table over the same variables each is stood for by another one.
+Several factors with one table over the same variables have a different stand-in each.
 """
 
 from collections import defaultdict
@@ -19,7 +19,7 @@ __all__ = ["match_factors"]
 
 
 def match_factors(problem: Problem, short: FoldedProblem) -> list[int]:
-    """Per factor of the whole problem the number of the short one that stands for it."""
+    """For each factor of the whole problem, the number of the short factor that stands for it."""
     known: defaultdict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
     for i, factor in enumerate(short.problem.factors):
         known[factor.table, factor.variables].append(i)
@@ -41,7 +41,7 @@ def match_factors(problem: Problem, short: FoldedProblem) -> list[int]:
 
 
 def _across(short: FoldedProblem, fold: Fold, places: list[int], stand: list[int]) -> Iterator[tuple[int, int]]:
-    """(axis, short variable) where a factor joins neighbouring blocks of a run."""
+    """The (axis, short variable) of each axis where a factor joins neighbouring blocks of a run."""
     start, last = int(short.position[fold.blocks[0][0]]), fold.times + 1
     block = {axis: (p - start) // fold.period for axis, p in enumerate(places)
              if any(stand[axis] in members for members in fold.blocks)}

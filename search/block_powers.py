@@ -1,9 +1,9 @@
-"""The factors of a run's middle blocks, made from those of one.
+"""Makes the factors of a run's middle blocks from those of one block.
 
     T(a, b)       the factors of a block with everything but its border eliminated: a the border of the block before,
-                  b its own. A border is what a block shares with the next one.
+                  b its own. A border is the variables that a block shares with the next one.
     T^(m + n)     = min over the border c between them of T^m(a, c) + T^n(c, b)
-    T^times       by squaring: about 2 log2(times) products, and the same recipes wherever they come again
+    T^times       by squaring: about 2 log2(times) products, and equal recipes wherever they come again
 
 The variables behind T^n are those behind T^m moved by m periods.
 """
@@ -31,14 +31,14 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Power:
-    """`length` blocks."""
+    """The factors that stand for `length` blocks."""
 
     pieces: tuple[_Piece, ...]
     length: int
 
 
 def raise_to_power(network: "FactorGraph", fold: Fold) -> None:
-    """Replace the factors of block 1 by their power; its border becomes that of the last block it stands for."""
+    """Replaces the factors of block 1 by their power; its border becomes that of the last block for which it stands."""
     left, right = _borders(network, fold)
     made = network.finish(v for v in fold.blocks[1] if v not in right)
     base = _lifted(network, [i for i in (*fold.factors, *made) if network.alive(i)], 1)
@@ -57,14 +57,14 @@ def raise_to_power(network: "FactorGraph", fold: Fold) -> None:
 
 
 def _borders(network: "FactorGraph", fold: Fold) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The variables of block 1 that factors outside of it know, and the same ones of block 0."""
+    """The variables of block 1 that outside factors know, and their counterparts in block 0, which come first."""
     known = {v for v in fold.blocks[1] if any(i not in fold.factors for i in network.incident[v])}
     places = [k for k, v in enumerate(fold.blocks[1]) if v in known]
     return tuple(fold.blocks[0][k] for k in places), tuple(fold.blocks[1][k] for k in places)
 
 
 def _lifted(network: "FactorGraph", factors: list[int], length: int) -> _Power:
-    """Factors taken out of the network."""
+    """A power made of factors that are taken out of the network."""
     pieces = tuple(_Piece(network.slots[i], network.scopes[i], network.ids[i]) for i in sorted(factors))
     for i in factors:
         network.lift(i)

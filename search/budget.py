@@ -1,14 +1,14 @@
-"""The optimum within a byte budget: best first over ranges of the transient threshold.
+"""Finds the optimum within a byte budget: best first over ranges of the transient threshold.
 
     seconds(x) s.t. fixed + retained(x) + transient(x) <= budget
       = min over tau of  min seconds(x) s.t. retained(x) <= budget - fixed - tau, cells with transient <= tau only
     range low..high   relaxed: cells up to `high` are allowed, only `low` is charged
 
-A node is a range. It is refined by its Lagrangian bound, then by wider and wider windows of labels: with few labels a
-cell, which finds good plans soon, and with many, which proves, the cheaper one first. A choice that meets the relaxed
-cap but not the budget uses a threshold above `low`: the range is split there, and charged rightly. The least bound of
-all open nodes bounds the problem. Once it is within the tolerance, a little more effort goes into a better plan: often
-the next window has it.
+A node is a range. It is refined by its Lagrangian bound, then by wider and wider windows of labels. Few labels a cell
+find good plans soon, and many labels prove; the cheaper window goes first. A choice that meets the relaxed cap but not
+the budget uses a threshold above `low`. The range is split there, so that its bytes are charged fully. The least bound
+of all open nodes bounds the problem. Once it is within the tolerance, a little more effort goes into a better plan:
+often the next window has it.
 """
 
 import heapq
@@ -28,19 +28,18 @@ FIRST_WINDOW = 2e-6
 GROWTH = 3.0
 COARSE = 1e-3
 SHARE = 1 / 3
-"""The part of the effort that is left which one window may take."""
+"""Fraction of the remaining effort that one window may take."""
 POLISH = 2e6
-"""Label pairs that the window after the gap is within the tolerance may look at."""
+"""Label pairs that one more window may take, after the gap is within the tolerance."""
 NEARLY = 0.1
-"""Within this part of the tolerance the plan is good enough without."""
+"""Within this fraction of the tolerance, the plan is good enough without that window."""
 KEEP = (64, 512, 4096, 1 << 15)
 """Labels kept per cell: few, to find a good plan at once, and as many as a proof needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ladder:
-    """Windows with one number of labels: the next one, None past the gap or the effort granted; the label pairs of the
-    last two."""
+    """Windows with one number of labels: the next, None beyond the gap or the effort, and the last two's pairs."""
 
     keep: int
     window: float | None
@@ -48,7 +47,7 @@ class _Ladder:
 
     @property
     def guess(self) -> float:
-        """The label pairs of the next window, as they grew before; after the first one, as the window grows."""
+        """The expected label pairs of the next window: they grow as before, after the first one as the window does."""
         before, last = self.spent
         return last**2 / before if before else GROWTH * last
 
@@ -64,8 +63,17 @@ class BestPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A range of thresholds with what is known: a bound, a multiplier, and, once there, the dual, the windows, and how
-    far from the lightest labels to the heaviest the cap is."""
+    """A range of thresholds.
+
+        bound      least seconds of its choices
+        low        position of the threshold that is charged
+        high       position of the threshold up to which cells are allowed
+        lam        the multiplier
+        probed     whether its bound was computed
+        dual       its Lagrangian bound, once there
+        ladders    its windows, once there
+        share      where the cap is between the lightest and the heaviest label
+    """
 
     bound: float
     low: int
@@ -101,8 +109,7 @@ def solve_within_budget(space: Space, first: HullPoint, bound: float, limits: Li
 
 def _polished(space: Space, heap: list[tuple[float, int, _Node]], count: Iterator[int], best: HullPoint, limits: Limits
               ) -> HullPoint:
-    """A plan that is perhaps better, from the next window of the node with the least bound, which changes in the
-    heap."""
+    """The best plan after one more window of the node with the least bound, which it replaces in the heap."""
     near = replace(limits, tolerance=limits.tolerance * NEARLY)
     if not heap or heap[0][0] >= near.target(best.seconds) or heap[0][2].dual is None or limits.clock.expired:
         return best
@@ -117,7 +124,7 @@ def _polished(space: Space, heap: list[tuple[float, int, _Node]], count: Iterato
 
 
 def _refine(space: Space, node: _Node, best: HullPoint, limits: Limits) -> tuple[list[_Node], list[HullPoint]]:
-    """One step on one node: a first bound, its dual, or its next window; what replaces it, and the choices found."""
+    """One step on one node: a first bound, its dual, or its next window. Returns its children and the choices found."""
     clock, enough = limits.clock, min(best.seconds, limits.ceiling)
     if node.dual is not None:
         return _widen(space, node, best, clock)
@@ -140,7 +147,7 @@ def _refine(space: Space, node: _Node, best: HullPoint, limits: Limits) -> tuple
 
 
 def _widen(space: Space, node: _Node, best: HullPoint, clock: Clock) -> tuple[list[_Node], list[HullPoint]]:
-    """The labels of the next window; with all of them kept, the bound rises by the window."""
+    """Computes the labels of the next window; with all of them kept, the bound rises by the window."""
     assert node.dual is not None
     open_ = [ladder for ladder in node.ladders if ladder.window is not None]
     if not open_:
@@ -192,7 +199,7 @@ def _split(node: _Node, middle: int) -> Iterator[_Node]:
 
 
 def _cap(space: Space, node: _Node) -> float:
-    """What the range leaves for retained bytes."""
+    """The bytes that the range leaves for retained ones."""
     budget = space.problem.budget
     assert budget is not None
     return budget - space.problem.fixed_bytes - space.thresholds[node.low]

@@ -1,9 +1,9 @@
-"""Tables by classes: options that cost the same everywhere in a table are one row of it.
+"""Stores tables by classes: options that cost the same everywhere in a table are one row of it.
 
     table(k1, k2, ...) = core[classes[0][k1], classes[1][k2], ...]
 
-An operator's options are products of what it reads, writes and owns, so each neighbour sees few classes of them: work
-on `core` is a small part of the work on all options, and gives the same numbers.
+An operator's options are products of the layouts that it reads, writes and owns. So each neighbour sees few classes of
+them. Work on `core` is a small part of the work on all options, and gives the same numbers.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ __all__ = ["ClassTable", "JointClasses", "class_table", "join_classes"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClassTable:
-    """One table over options."""
+    """A table over options, stored by classes of options."""
 
     core: Array
     classes: tuple[Classes, ...]
 
     def at(self, cell: Sequence[int]) -> float:
-        """One cell."""
+        """The value of one cell."""
         return self.core.item(tuple([c.item(k) for c, k in zip(self.classes, cell, strict=True)]))
 
     def column(self, index: Sequence[int | slice]) -> Array:
@@ -34,24 +34,25 @@ class ClassTable:
         return self.core[np.ix_(*rows)].reshape(free)
 
     def dense(self) -> Array:
+        """The table over all options."""
         return self.core[np.ix_(*self.classes)] if self.classes else self.core
 
 
 def class_table(table: Array) -> ClassTable:
-    """Every option its own class."""
+    """A table in which every option is its own class."""
     return ClassTable(table, tuple(np.arange(n) for n in table.shape))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointClasses:
-    """The classes of a variable that several tables tell apart: of each the first option, of each option its class."""
+    """The classes of a variable that several tables tell apart: first option of each, and the class of each option."""
 
     first: Classes
     of: Classes
 
 
 def join_classes(parts: Sequence[Classes], count: int) -> JointClasses:
-    """Options are one class if every part says so; classes are numbered by their first option's classes."""
+    """The joint classes: options share a class if they do in every part. Numbers go by the first option's classes."""
     code = np.zeros(count, dtype=np.intp)
     for classes in parts:
         code = np.unique(code * (int(classes.max()) + 1) + classes, return_inverse=True)[1]

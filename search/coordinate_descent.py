@@ -1,4 +1,4 @@
-"""Coordinate descent, as the comparison: one variable at a time takes its best option, until none changes.
+"""Solves by coordinate descent, for comparison: one variable at a time takes its best option, until none changes.
 
     better = lexicographic (forbidden cells, bytes above the budget, seconds), so a start may break any rule
     starts = the greedy choice first, then seeded random ones
@@ -24,7 +24,7 @@ RESTARTS = 20
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """A problem with the factors of every variable at hand."""
+    """A problem with the factors of every variable."""
 
     problem: Problem
     incident: tuple[tuple[int, ...], ...]
@@ -53,7 +53,7 @@ class _Index:
 
 
 def choose_greedily(problem: Problem) -> tuple[int, ...]:
-    """Variables in order, each by its least seconds given those before it."""
+    """A choice made in the order of variables, each with least seconds given those before it."""
     index, choice = _Index.of(problem), [-1] * len(problem.sizes)
     for v in range(len(choice)):
         total = np.zeros(problem.sizes[v])
@@ -67,7 +67,7 @@ def choose_greedily(problem: Problem) -> tuple[int, ...]:
 
 
 def descend(problem: Problem, start: Sequence[int], clock: Clock) -> tuple[int, ...]:
-    """Sweeps over the variables from one start, until a sweep changes nothing."""
+    """The choice after sweeps over the variables from one start, until a sweep changes nothing."""
     index, choice = _Index.of(problem), list(start)
     retained = problem.retained(choice)
     transient = np.array([t.transient.item(cell) for t, cell in problem.cells(choice)])

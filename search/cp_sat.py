@@ -1,4 +1,4 @@
-"""The problem as an integer program for OR-Tools' CP-SAT: a check by other means, for small problems.
+"""Solves the problem as an integer program with OR-Tools' CP-SAT: a check by other means, for small problems.
 
     x[v, k]      1 if variable v takes option k                      sum over k of x[v, k] = 1
     z[f, c]      1 if factor f is charged its cell c over classes    sum of z over the cells of a class = sum of its x
@@ -24,7 +24,7 @@ from autoddl.search.limits import Clock
 __all__ = ["LIMIT", "CpSatResult", "solve_with_cp_sat"]
 
 LIMIT = 300_000
-"""Cells of all factors, beyond which CP-SAT is hopeless."""
+"""Most cells of all factors: beyond them CP-SAT is hopeless."""
 
 GRAIN = 2.0 ** 40
 """Steps into which the largest total is divided."""
@@ -35,6 +35,8 @@ Rounded = Callable[[float], int]
 
 @dataclass(frozen=True, slots=True)
 class CpSatResult:
+    """A choice, a lower bound on the seconds of all choices, and how far CP-SAT came."""
+
     choice: tuple[int, ...]
     bound: float
     proof: str
@@ -42,14 +44,17 @@ class CpSatResult:
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Units of the integers."""
+    """Seconds and bytes of one unit of the integers."""
 
     second: float
     byte: float
 
 
 def solve_with_cp_sat(problem: Problem, clock: Clock, seed: int) -> CpSatResult:
-    """The plan that CP-SAT finds and its bound; Infeasible if it proves that there is none."""
+    """The plan that CP-SAT finds, and its bound.
+
+    Raises Infeasible if it proves that there is none, InputError for a problem too large or a time too short.
+    """
     found = _solved(problem, clock, seed, math.floor)
     if problem.is_feasible(found.choice):
         return found
@@ -90,7 +95,7 @@ def _solved(problem: Problem, clock: Clock, seed: int, rounded: Rounded) -> CpSa
 
 
 def _scale(problem: Problem) -> _Scale:
-    """Units in which every total is an integer that CP-SAT can hold."""
+    """Units in which every total is an integer within the range of CP-SAT."""
     seconds = sum(_largest(problem.tables[f.table].core[0]) for f in problem.factors)
     nbytes = sum(_largest(problem.tables[f.table].core[1]) + _largest(problem.tables[f.table].core[2])
                  for f in problem.factors)
@@ -103,7 +108,7 @@ def _largest(values: Array) -> float:
 
 def _factors(model: Any, problem: Problem, options: list[list[Any]], scale: _Scale, rounded: Rounded
              ) -> tuple[list[Any], list[Any], list[tuple[int, Any]]]:
-    """Terms of the objective, terms of the retained bytes, (transient bytes, cell) of every factor."""
+    """Terms of the objective, terms of the retained bytes, and (transient bytes, cell) of every factor."""
     objective: list[Any] = []
     retained: list[Any] = []
     peaks: list[tuple[int, Any]] = []
@@ -129,7 +134,7 @@ def _factors(model: Any, problem: Problem, options: list[list[Any]], scale: _Sca
 
 
 def _classes(table: Table, axis: int, row: list[Any]) -> list[list[Any]]:
-    """The options of a variable by their class in a table."""
+    """The options of a variable, grouped by their class in a table."""
     groups: list[list[Any]] = [[] for _ in range(table.core[0].shape[axis])]
     for x, c in zip(row, table.classes[axis].tolist(), strict=True):
         groups[c].append(x)
@@ -137,7 +142,7 @@ def _classes(table: Table, axis: int, row: list[Any]) -> list[list[Any]]:
 
 
 def _limit(model: Any, retained: list[Any], peaks: list[tuple[int, Any]], room: int) -> None:
-    """retained + transient <= room"""
+    """Adds the constraint retained + transient <= room."""
     if room < 0:
         model.add_bool_or([])
         return

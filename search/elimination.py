@@ -1,9 +1,9 @@
-"""Min-sum elimination in numbers: a program's messages for given tables, and the choice behind their minimum.
+"""Runs min-sum elimination: a program's messages for given tables, and the choice behind their minimum.
 
 S(scope) = min over k of C_k(scope)      C_k: the sum of the recipe's tables at option k of the eliminated variable
 value    = sum of the messages with an empty scope
-choice   = from the tops down, argmin over k of C_k(cell), computed again instead of stored; lowest k wins. What is
-           behind a message depends on its cell alone, so equal blocks with equal cells are walked once.
+choice   = from the tops down, argmin over k of C_k(cell), computed again instead of stored; lowest k wins. The
+           choice behind a message depends on its cell alone, so equal blocks with equal cells are walked once.
 """
 
 import itertools
@@ -26,12 +26,12 @@ BLOCK = 1 << 15
 
 
 def messages(program: EliminationProgram, tables: Sequence[Array]) -> list[Array]:
-    """S for every slot, over all options: the given tables, then every distinct message."""
+    """The table S of every slot over all options: the given tables, then every distinct message."""
     return [*tables, *(m.dense() for m in class_messages(program, [class_table(t) for t in tables])[len(tables):])]
 
 
 def class_messages(program: EliminationProgram, tables: Sequence[ClassTable]) -> list[ClassTable]:
-    """S for every slot, by classes."""
+    """The table S of every slot, by classes."""
     values = list(tables)
     for _, recipe in program.messages():
         values.append(_message(recipe, values))
@@ -55,8 +55,11 @@ def argmin(program: EliminationProgram, values: Sequence[ClassTable]) -> Ids:
 
 def read_choice(program: EliminationProgram, starts: Sequence[Node], take: Callable[[Node], tuple[int, list[Node]]]
                 ) -> Ids:
-    """The choice, by position, from the tops down. `take` says of a message, a cell of it and a mark which option its
-    variable takes, and how the messages among its parts go on; equal nodes are walked once."""
+    """The choice, by position, read from the tops down.
+
+    A node is a message, a cell of it and a mark. For a node, `take` returns the option of
+    its variable, and the nodes of the messages among its parts. Equal nodes are walked once.
+    """
     choice, known = np.zeros(program.count, dtype=np.intp), dict[Node, Ids]()
     opened: dict[Node, tuple[int, list[Node]]] = {}
     for top, start in zip(program.tops, starts, strict=True):
@@ -75,7 +78,7 @@ def read_choice(program: EliminationProgram, starts: Sequence[Node], take: Calla
 
 
 def option_costs(recipe: Recipe, values: Sequence[ClassTable], cell: Sequence[int]) -> Array:
-    """C_k(cell) for every option k of the eliminated variable."""
+    """The sum C_k(cell) for every option k of the eliminated variable."""
     total = np.zeros(recipe.shape[0])
     for part in recipe.parts:
         total += values[part.slot].column([cell[a - 1] if a else slice(None) for a in part.axes])
@@ -83,7 +86,7 @@ def option_costs(recipe: Recipe, values: Sequence[ClassTable], cell: Sequence[in
 
 
 def _message(recipe: Recipe, values: Sequence[ClassTable]) -> ClassTable:
-    """S(scope), over classes of the scope's options and blocks of classes of the eliminated variable's."""
+    """The message S(scope), over classes of the scope's options and of the eliminated variable's."""
     if not recipe.parts:
         return ClassTable(np.zeros(()), ())
     own = [p for p in recipe.parts if p.axes == (0,)]
@@ -102,14 +105,16 @@ def _message(recipe: Recipe, values: Sequence[ClassTable]) -> ClassTable:
 
 
 def _joint(recipe: Recipe, values: Sequence[ClassTable], u: int) -> JointClasses:
-    """The classes of local variable u that the tables with another variable tell apart; those of one alone only if it
-    stays."""
+    """The classes of local variable u that the recipe's tables tell apart.
+
+    Tables over the eliminated variable alone do not count.
+    """
     views = [values[p.slot].classes[p.axes.index(u)] for p in recipe.parts if u in p.axes and (u or len(p.axes) > 1)]
     return join_classes(views, recipe.shape[u])
 
 
 def _minimum(groups: list[Array], shape: tuple[int, ...]) -> Array:
-    """Over the first axis, of the sum of tables ready to add."""
+    """The minimum over the first axis of the sum of tables that are ready to add."""
     if len(groups) == 1:
         result: Array = np.asarray(groups[0].min(axis=0))
         return np.ascontiguousarray(np.broadcast_to(result, shape))
@@ -132,8 +137,10 @@ def _minimum(groups: list[Array], shape: tuple[int, ...]) -> Array:
 
 
 def _merged(recipe: Recipe, values: Sequence[ClassTable], joints: Sequence[JointClasses]) -> list[Array]:
-    """The recipe's tables, but those of the eliminated variable alone, with axes in local order, added where one's
-    variables are among another's, ready to add."""
+    """The recipe's tables, with axes in local order, ready to add; those of the eliminated variable alone are left out.
+
+    A table whose variables are among those of another is added to it.
+    """
     groups: dict[tuple[int, ...], Array] = {}
     for part in sorted((p for p in recipe.parts if p.axes != (0,)), key=lambda p: -len(p.axes)):
         axes, table = _aligned(part, values[part.slot], joints)
@@ -154,6 +161,6 @@ def _aligned(part: RecipePart, table: ClassTable, joints: Sequence[JointClasses]
 
 
 def _spread(table: Array, axes: tuple[int, ...], wider: tuple[int, ...]) -> Array:
-    """A view with an axis of length one for every variable that the table does not know."""
+    """A view of the table, with an axis of length one for every variable that it does not know."""
     sizes = itertools.chain(table.shape)
     return table.reshape([next(sizes) if a in axes else 1 for a in wider])

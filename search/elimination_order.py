@@ -1,4 +1,4 @@
-"""Which variable is eliminated when, decided on the structure alone, so that equal blocks are computed once.
+"""Decides which variable is eliminated when, on the structure alone, so that equal blocks are computed once.
 
     message(scope) = min over v of the sum of all factors over v           scope: the other variables of those factors
 
@@ -7,8 +7,8 @@ eliminations with one recipe give one table, so it is computed once. Rounds make
 variables with the cheapest recipe (least degree, most repeated, fewest operations), no two of them neighbours. A chain
 of L equal blocks then needs as many tables as a few blocks, and log2(L) more: every round halves the chain.
 
-A message with more than CAP cells is replaced by messages over parts of its factors (mini-buckets): the minimum of a
-sum is at least the sum of the minima, so what follows is a lower bound, and `Program.exact` is false.
+A message with more than CAP cells is replaced by messages over parts of its factors (mini-buckets). The minimum of a
+sum is at least the sum of the minima. So the result is a lower bound, and `EliminationProgram.exact` is false.
 """
 
 import heapq
@@ -41,7 +41,7 @@ def plan_elimination(problem: Problem, cap: int = CAP) -> EliminationProgram:
 
 
 def plan_exact_elimination(problem: Problem) -> EliminationProgram:
-    """`order`, where computing its messages takes seconds. Raises InputError where it takes minutes."""
+    """The elimination of all variables, where it takes seconds. Raises InputError where it would take minutes."""
     program = plan_elimination(problem)
     work = sum(math.prod(recipe.shape) for _, recipe in program.messages())
     if not program.exact or work > WORK:
@@ -51,8 +51,10 @@ def plan_exact_elimination(problem: Problem) -> EliminationProgram:
 
 
 def plan_folded_elimination(short: FoldedProblem, problem: Problem, cap: int = CAP) -> EliminationProgram:
-    """The elimination of the whole problem behind a short one, whose reduced form `problem` is: the blocks of every run
-    are raised to their power."""
+    """The elimination of the whole problem behind a short one, whose reduced form is `problem`.
+
+    The blocks of every run are raised to their power.
+    """
     network = FactorGraph(problem, cap, short.position.tolist())
     for fold in short.folds:
         raise_to_power(network, fold)
@@ -61,7 +63,7 @@ def plan_folded_elimination(short: FoldedProblem, problem: Problem, cap: int = C
 
 
 class FactorGraph:
-    """The factors that are left, and the variables that are left by the recipe that would eliminate them."""
+    """The factors and variables that are left; variables are grouped by the recipe that would eliminate them."""
 
     def __init__(self, problem: Problem, cap: int, positions: Sequence[int]) -> None:
         self.sizes, self.cap, self.positions = list(problem.sizes), cap, list(positions)
@@ -87,7 +89,7 @@ class FactorGraph:
         self.active: set[int] = set()
 
     def finish(self, variables: Iterable[int]) -> list[int]:
-        """Eliminate these, of those that are left; the factors that were made."""
+        """Eliminates these variables, as far as they are left; returns the new factors."""
         first = len(self.slots)
         self.active = {v for v in variables if v not in self.gone}
         self.regroup(sorted(self.active))
@@ -96,7 +98,7 @@ class FactorGraph:
         return list(range(first, len(self.slots)))
 
     def lay(self, slot: int, scope: tuple[int, ...], ids: Ids) -> int:
-        """A new factor."""
+        """Adds a factor; returns its number."""
         self.slots.append(slot)
         self.scopes.append(scope)
         self.ids.append(ids)
@@ -108,7 +110,7 @@ class FactorGraph:
         return new
 
     def lift(self, i: int) -> None:
-        """Take a factor away."""
+        """Takes a factor away."""
         for u in self.scopes[i]:
             del self.incident[u][i]
         if not self.scopes[i]:
@@ -119,14 +121,14 @@ class FactorGraph:
         return i in self.incident[self.scopes[i][0]] if self.scopes[i] else i in self.roots
 
     def add(self, size: int, position: int) -> int:
-        """A new variable."""
+        """Adds a variable; returns its number."""
         self.sizes.append(size)
         self.positions.append(position)
         self.incident.append({})
         return len(self.sizes) - 1
 
     def recipe(self, v: int, ids: Sequence[int]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-        """The recipe that eliminates v from these factors, the scope in its local order, the factors in its order."""
+        """The recipe that eliminates v from these factors, then the scope and the factors in the recipe's order."""
         local = {v: 0}
         for _, _, i in sorted([(self.slots[i], self.scopes[i].index(v), i) for i in ids]):
             for u in self.scopes[i]:
@@ -139,7 +141,7 @@ class FactorGraph:
         return self.index[key], tuple(local)[1:], tuple([i for _, _, i in parts])
 
     def regroup(self, variables: Sequence[int] | range) -> None:
-        """Put these variables where their present recipe belongs."""
+        """Groups these variables by their present recipes."""
         touched = dict.fromkeys(self.of[v] for v in variables if v in self.of)
         for v in variables:
             if v in self.of:
@@ -153,7 +155,7 @@ class FactorGraph:
                 heapq.heappush(self.heap, (self.priority(r), r))
 
     def priority(self, r: int) -> tuple[int, int, int, int]:
-        """Least degree first (one and two are as good), then the most repeated, then the fewest operations."""
+        """The sort key of a recipe: least degree (one and two alike), then most repeated, then fewest operations."""
         shape, count = self.recipes[r].shape, len(self.members[r])
         tier = sum(count >= t for t in TIERS)
         return max(len(shape) - 1, 2), -tier, math.prod(shape), r
@@ -174,7 +176,7 @@ class FactorGraph:
         return None
 
     def eliminate(self, variables: Sequence[int]) -> None:
-        """Replace the factors of each variable by its message, then regroup the neighbours."""
+        """Replaces the factors of each variable by its message, then regroups the neighbours."""
         dirty: dict[int, None] = {}
         for v in variables:
             r, scope, sources = self.known.pop(v)
@@ -192,18 +194,18 @@ class FactorGraph:
         self.regroup(sorted(self.active & dirty.keys()))
 
     def requeue(self, r: int) -> None:
-        """A recipe that lost a variable has another priority."""
+        """Queues a recipe again, whose priority changed because it lost a variable."""
         if self.members[r]:
             heapq.heappush(self.heap, (self.priority(r), r))
 
     def emit(self, v: int, r: int, scope: tuple[int, ...], sources: tuple[int, ...]) -> int:
-        """The new factor over a scope; its table is computed once per recipe."""
+        """Adds the new factor over a scope, whose table is computed once per recipe; returns its number."""
         slot = self.computed.setdefault(r, self.base + len(self.computed))
         behind = [self.ids[i] for i in sources if self.slots[i] >= self.base]
         return self.lay(slot, scope, np.concatenate([np.array([self.positions[v]], dtype=np.intp), *behind]))
 
     def buckets(self, v: int, sources: tuple[int, ...]) -> list[list[int]]:
-        """All factors of v together where their message stays within the cap, else parts that do."""
+        """The factors of v: all together where their message stays within the cap, else in parts that do."""
 
         def cells(ids: Sequence[int]) -> int:
             return math.prod(self.sizes[u] for u in {u for i in ids for u in self.scopes[i]} if u != v)
@@ -221,6 +223,7 @@ class FactorGraph:
         return buckets
 
     def result(self, count: int) -> EliminationProgram:
+        """The program of all eliminations so far, for `count` positions."""
         tops = tuple(Top(self.slots[i], self.ids[i]) for i in self.roots)
         return EliminationProgram(
             self.base,

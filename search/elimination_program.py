@@ -1,4 +1,4 @@
-"""An elimination as a value: what is computed, in which order, and which variables each message has behind it.
+"""Describes an elimination as a value: its messages, their order, and the variables behind each of them.
 
     slot      where a table lives: 0..base-1 the problem's tables, then one per distinct message
     recipe    tables added with their axes lined up, and the minimum taken over local variable 0
@@ -38,7 +38,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Elimination:
-    """One variable goes: `recipe` adds all its factors, `sources` are their ids, `outputs` the new factors' ids."""
+    """The elimination of one variable: `recipe` adds its factors, the ids `sources`; `outputs` are the new factors."""
 
     variable: int
     scope: tuple[int, ...]
@@ -57,8 +57,18 @@ class Top:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EliminationProgram:
-    """Slots 0..base-1 are the problem's tables, slot base + i is the message of `recipes[computed[i]]`. `count` is the
-    number of positions. `steps`, `slots` and `roots` say it per factor; of a folded problem they are empty."""
+    """All eliminations of a problem.
+
+        base        slots 0..base-1 are the problem's tables
+        recipes     the distinct recipes
+        computed    slot base + i is the message of recipe computed[i]
+        steps       the elimination of each variable; empty for a folded problem
+        slots       the slot of each factor; empty for a folded problem
+        roots       the factors with an empty scope; empty for a folded problem
+        exact       whether no message was too large and had to be split
+        tops        the messages with an empty scope
+        count       number of positions
+    """
 
     base: int
     recipes: tuple[Recipe, ...]

@@ -1,8 +1,8 @@
-"""The exact solver: elimination without a budget, ranges of thresholds with Lagrangian bounds and labels with one.
+"""Solves exactly: by elimination without a budget, and by ranges of thresholds, Lagrangian bounds and labels with one.
 
     least seconds, no budget   -> within the budget? optimal
     else least bytes           -> above the budget? Infeasible, with the bytes
-    else within_budget         -> optimal, or the best plan with a true bound when time or effort is used up
+    else solve_within_budget   -> optimal, or the best plan with a true bound when time or effort is used up
 
 Where a message was too large (mini-buckets) the elimination only bounds, and coordinate descent supplies the plan.
 """
@@ -29,7 +29,7 @@ EFFORT = 4e7
 """Label pairs without a time limit: a second or two, the same plan on every machine."""
 
 DEARER = (1.0, 1.2, 2.0)
-"""Multiples of a guess at which a choice that fits is looked for."""
+"""Multiples of a guessed price at which a choice that fits is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What elimination does with a problem: distinct messages, variables, the most cells in a message, exactness."""
+    """Sizes of an elimination: distinct messages, variables, the most cells in a message, and whether it is exact."""
 
     messages: int
     eliminations: int
@@ -53,14 +53,18 @@ class Statistics:
 
 
 def statistics(problem: Problem, cap: int = CAP) -> Statistics:
-    """How far equal blocks are shared, without solving."""
+    """The sizes of a problem's elimination, without solving: they show how far equal blocks are shared."""
     plan = build_space(problem, cap).program
     largest = max((math.prod(recipe.shape[1:]) for _, recipe in plan.messages()), default=0)
     return Statistics(len(plan.computed), plan.count, largest, plan.exact)
 
 
 def solve_exactly(problem: Problem, limits: Limits, cap: int = CAP, space: Space | None = None) -> Outcome:
-    """The optimum, or the best plan found with the best bound proved. `space`: of the problem, if it is there."""
+    """The optimum, or the best plan found with the best bound proved.
+
+    `space` is that of the problem, if it was built already. Raises Infeasible where no plan fits, and Above where the
+    bound reaches the ceiling.
+    """
     space = build_space(problem, cap) if space is None else space
     limits = replace(limits, ceiling=limits.ceiling - problem.fixed_seconds)
     point = space.point(limits.price, space.thresholds[-1])
@@ -88,14 +92,14 @@ def solve_relaxation(problem: Problem, price: float = 0.0, space: Space | None =
 
 
 def _lagrangian(space: Space, point: HullPoint) -> float:
-    """V(lam) - lam * cap"""
+    """The bound V(lam) - lam * cap."""
     if not point.lam:
         return point.value
     return point.value - point.lam * (_budget(space.problem) - space.problem.fixed_bytes - space.thresholds[0])
 
 
 def build_space(problem: Problem, cap: int = CAP) -> Space:
-    """The problem folded and reduced; unfolded where a message is too large."""
+    """The space of the problem, folded and reduced."""
     short, reduced = presolve_folded(problem)
     program = plan_folded_elimination(short, reduced.problem, cap)
     kept = np.array([k for options in reduced.kept for k in options], dtype=np.intp)

@@ -1,4 +1,4 @@
-"""Sets of labels: (seconds, retained bytes) of partial choices that nothing else dominates.
+"""Keeps sets of labels: (seconds, retained bytes) of partial choices that no other choice dominates.
 
     combine(A, B) = { a + b : slack(a) + slack(b) <= room }       slack: how far above the least seconds + lam * bytes
     pareto(A)     = { a : no b in A has at most a's bytes and at most a's seconds }
@@ -18,22 +18,22 @@ from autoddl.search.limits import Clock
 __all__ = ["Labels", "combine", "pareto", "single", "thin", "union"]
 
 NOISE = 1e-13
-"""Seconds closer than this, relatively, differ by the order of additions only."""
+"""Seconds that differ by less than this, relatively, differ by the order of additions only."""
 
 OVERHEAD = 100
-"""Pairs that could be looked at in the time that starting takes."""
+"""Label pairs that cost as much time as starting does."""
 
 LARGEST = 1 << 22
-"""Pairs that are looked at together."""
+"""Label pairs that are computed together."""
 
 NEAR = 0.005
-"""A part of the bytes between the lightest and the heaviest label: about this far from the share that is sought, labels
-are kept closest."""
+"""A fraction of the bytes between the lightest and the heaviest label. Labels are kept most densely within this
+distance of the share that is sought."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
-    """Columns: one label per row; `option` of the eliminated variable, `back` the label of every part."""
+    """Labels in columns, one per row: `option` of the eliminated variable, `back` the label of every part."""
 
     seconds: Array
     retained: Array
@@ -49,13 +49,13 @@ class Labels:
 
 
 def single(seconds: float, retained: float, slack: float, option: int) -> Labels:
-    """One label without parts."""
+    """A set of one label without parts."""
     t, m, s = (np.array([x]) for x in (seconds, retained, slack))
     return Labels(t, m, s, np.array([option]), np.zeros((1, 0), np.int64))
 
 
 def combine(start: Labels, parts: Sequence[Labels], room: float, scale: float, clock: Clock) -> Labels:
-    """All sums of one label from each within the room, undominated ones only."""
+    """The undominated sums of one label from each set, as far as their slack is within the room."""
     result = start
     for part in parts:
         rows = max(1, LARGEST // max(1, len(part)))
@@ -69,7 +69,7 @@ def combine(start: Labels, parts: Sequence[Labels], room: float, scale: float, c
 
 
 def _sums(left: Labels, right: Labels, room: float) -> Labels:
-    """One label from each, within the room; the right one is remembered."""
+    """The sums of one label from each set within the room; `back` gets the right one."""
     i, j = np.nonzero(left.slack[:, None] + right.slack[None, :] <= room)
     return Labels(
         left.seconds[i] + right.seconds[j],
@@ -89,7 +89,7 @@ def union(sets: Sequence[Labels], scale: float) -> Labels:
 
 
 def pareto(labels: Labels, scale: float) -> Labels:
-    """The undominated labels, by rising bytes; of equal ones the first stays."""
+    """The undominated labels, by rising bytes; the first of equal ones stays."""
     if len(labels) < 2:
         return labels
     rows = labels[np.lexsort((labels.seconds, labels.retained))]
@@ -98,8 +98,10 @@ def pareto(labels: Labels, scale: float) -> Labels:
 
 
 def thin(labels: Labels, keep: int, share: float) -> Labels:
-    """At most about `keep` labels: in each range of bytes the one with the least slack. The ranges are the finer the
-    nearer they are to `share` of the way from the least bytes to the most."""
+    """At most about `keep` labels: in each range of bytes, the one with the least slack.
+
+    Ranges are finer the nearer they are to `share` of the way from the least bytes to the most.
+    """
     if len(labels) <= keep:
         return labels
     low, high = labels.retained[0], labels.retained[-1]

@@ -1,10 +1,10 @@
-"""The Lagrangian bound under a memory cap, and the least bytes that any choice needs.
+"""Finds the Lagrangian bound under a memory cap, and the least bytes that any choice needs.
 
     bound = max over lam >= 0 of V(lam) - lam * cap        V is concave, every V(lam) - lam * cap is a lower bound
     next lam = slope between the last choice above the cap and the last one below it (secant on hull points)
 
-The hull is met when no choice lies under the secant. The best choice below the cap is a plan; what lies between it and
-the bound is the duality gap, which the labels close.
+The hull is met when no choice lies under the secant. The best choice below the cap is a plan. The difference between it
+and the bound is the duality gap, which the labels close.
 """
 
 import heapq
@@ -20,7 +20,7 @@ __all__ = ["FINE", "Dual", "bracket_of", "find_least_bytes", "solve_dual"]
 ROUNDS = 40
 FINE = 1e-9
 FARTHER = (1.2, 2.0, math.inf)
-"""Multiples and parts of a hint that are tried to bracket the multiplier sought."""
+"""Factors by which a hint is multiplied, or divided, to bracket the multiplier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Dual:
 
 
 def solve_dual(space: Space, tau: float, cap: float, hint: float, ceiling: float, close: float, clock: Clock) -> Dual:
-    """bound, for cells up to the threshold `tau` and `cap` retained bytes; the first that reaches `ceiling` will do."""
+    """The bound for cells up to threshold `tau` and `cap` retained bytes; the first that reaches `ceiling` will do."""
     heavy, light = bracket_of(space, tau, cap)
     if heavy is None or light is None:
         first = space.point(hint, tau)
@@ -48,7 +48,7 @@ def solve_dual(space: Space, tau: float, cap: float, hint: float, ceiling: float
 
 
 def bracket_of(space: Space, tau: float, cap: float) -> tuple[HullPoint | None, HullPoint | None]:
-    """Of the points known, the one above the cap with the highest multiplier, and the one below it with the lowest."""
+    """The known point above the cap with the highest multiplier, and the one below it with the lowest; None without."""
     known = [p for _, p in sorted(((lam, p) for (lam, t), p in space.known.items() if t == tau), key=itemgetter(0))]
     heavy = [p for p in known if p.retained > cap]
     light = [p for p in known if p.retained <= cap]
@@ -56,7 +56,7 @@ def bracket_of(space: Space, tau: float, cap: float) -> tuple[HullPoint | None, 
 
 
 def _bracket(space: Space, tau: float, cap: float, first: HullPoint) -> tuple[HullPoint | None, HullPoint]:
-    """A choice above the cap, None if the least seconds are not, and one below it, if the least bytes are."""
+    """A choice above the cap, None if the least seconds are below it, and one below it, if the least bytes are."""
     heavy, light = (first, None) if first.retained > cap else (None, first)
     for factor in FARTHER:
         if light is None:
@@ -74,7 +74,7 @@ def _bracket(space: Space, tau: float, cap: float, first: HullPoint) -> tuple[Hu
 
 def _secant(space: Space, tau: float, cap: float, heavy: HullPoint, light: HullPoint, close: float, ceiling: float,
             clock: Clock) -> Dual:
-    """next lam, until no choice lies under the secant by more than `close`."""
+    """Takes the next lam until no choice lies under the secant by more than `close`; returns the best bound."""
     best = light
     for _ in range(ROUNDS):
         slope = max(0.0, (light.seconds - heavy.seconds) / (heavy.retained - light.retained))
@@ -92,11 +92,12 @@ def _secant(space: Space, tau: float, cap: float, heavy: HullPoint, light: HullP
 
 
 def find_least_bytes(space: Space, budget: float) -> tuple[float, HullPoint | None]:
-    """min over tau of (least retained bytes with cells up to tau) + tau, or the first choice within the budget.
+    """The least bytes min over tau of (least retained bytes with cells up to tau) + tau, and a choice that takes them.
 
-    Ranges of thresholds, least bound first: the largest decides what is allowed, the smallest what is charged;
-    a range is split at the threshold that its choice really meets. Where the program only bounds, a choice may be
-    forbidden: then the range is halved, and a single threshold gives its bound alone.
+    Stops at the first choice within the budget. Ranges of thresholds are taken least bound first: the largest threshold
+    of a range decides which cells are allowed, the smallest which bytes are charged. A range is split at the threshold
+    that its choice really meets. Where the program only bounds, a choice may be forbidden. Then the range is halved,
+    and a single threshold gives its bound without a choice.
     """
     taus, fixed = space.thresholds, space.problem.fixed_bytes
     heap = [(-math.inf, 0, len(taus) - 1)]

@@ -1,7 +1,7 @@
-"""Problems too large for elimination: a bound by messages along edges, and the best plan of the options they favour.
+"""Solves problems too large for elimination: a bound by messages along edges, a plan of the options they favour.
 
-    bound(lam)   = diffused(seconds + lam * retained) - lam * cap         cap: the budget without what is fixed and what
-                                                                          every choice needs for the moment
+    bound(lam)   = pass_messages(seconds + lam * retained) - lam * cap    cap: the budget without fixed bytes and the
+                                                                          transient bytes that every choice needs
     few          = the FAVOURED options of every variable with the least beliefs
     plan         = the exact optimum among few, which says what a byte is worth: the next lam
 
@@ -28,25 +28,25 @@ from autoddl.search.tree_reweighted import MessageBound, Messages, pass_messages
 __all__ = ["CELLS", "bound_and_plan", "is_large", "lower_bound", "momentary", "prove_by_messages", "solve_by_messages"]
 
 CELLS = 6_000_000
-"""Cells of all tables from which on an elimination takes tens of seconds."""
+"""Cells of all tables beyond which an elimination takes tens of seconds."""
 
 FAVOURED = 48
 """Options per variable among which a plan is looked for."""
 
 WORK = 5e8
-"""Cells that their elimination may look at."""
+"""Cells that the elimination of the favoured options may compute."""
 
 ROUNDS = (1, 3, 6, 10, 16)
 """Evaluations of the bound in each turn."""
 
 SHARE = 1 / 2
-"""The part of the effort that is left which looking for a plan may take."""
+"""Fraction of the remaining effort that the search for a plan may take."""
 
 NEAR = 0.005
-"""The gap to which that is solved: what a byte is worth in a rough plan says little."""
+"""The gap to which that search is solved; the price of a byte in a rougher plan says little."""
 
 SAME = 0.02
-"""Prices this close, relatively, are one."""
+"""Prices that differ by less than this, relatively, count as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class _Best:
 
 
 def is_large(problem: Problem) -> bool:
-    """Whether the problem is better solved here."""
+    """Whether the problem is too large for elimination, and its factors are over at most two variables."""
     cells = sum(math.prod(table.lengths) for table in problem.tables)
     return cells > CELLS and all(len(table.lengths) <= 2 for table in problem.tables)
 
@@ -74,7 +74,7 @@ class _Bound:
 
 
 def solve_by_messages(problem: Problem, limits: Limits) -> Outcome:
-    """A plan and its bound. Where none was found: raises Above if there is a ceiling, else Infeasible."""
+    """A plan and its bound. If no plan is found, raises Above where there is a ceiling, else Infeasible."""
     best, bound = bound_and_plan(problem, _short(problem), limits)
     if best.outcome is None and bound.seconds < math.inf == limits.ceiling:
         best = _descended(problem, limits)
@@ -101,8 +101,10 @@ def lower_bound(problem: Problem, price: float) -> float:
 
 def prove_by_messages(problem: Problem, seconds: float, tolerance: float
                       ) -> tuple[float, dict[int, tuple[Array, Array]]]:
-    """The price of a byte, and what every factor of two variables gives to either of them: a proof that all plans take
-    `seconds`, or nearly so."""
+    """A proof that all plans take `seconds`, or nearly so.
+
+    It is the price of a byte, and the costs that every factor of two variables moves to either of them.
+    """
     short = _short(problem)
     limits = Limits(tolerance, seconds, Clock.start(None, EFFORT), lambda best, bound: None)
     bound = bound_and_plan(problem, short, limits)[1]
@@ -115,7 +117,7 @@ def _short(problem: Problem) -> FoldedProblem:
 
 
 def bound_and_plan(problem: Problem, short: FoldedProblem, limits: Limits) -> tuple[_Best, _Bound]:
-    """Bounds and plans in turn."""
+    """The best plan and the best bound, found in turn."""
     limits = replace(limits, ceiling=limits.ceiling - problem.fixed_seconds)
     cap = _room(problem)
     lam, planned = 0.0 if problem.budget is None else limits.price, math.nan
@@ -139,7 +141,7 @@ def bound_and_plan(problem: Problem, short: FoldedProblem, limits: Limits) -> tu
 
 
 def _room(problem: Problem) -> float:
-    """The bytes that retained ones may take."""
+    """The bytes that are left for retained ones."""
     return 0.0 if problem.budget is None else problem.budget - problem.fixed_bytes - momentary(problem)
 
 
@@ -150,14 +152,14 @@ def momentary(problem: Problem) -> float:
 
 
 def _between(best: float, price: float) -> float:
-    """The next price of a byte to try. Favoured options know little of other prices and lead too far."""
+    """The next price of a byte to try. The price of favoured options alone would go too far."""
     if not best or abs(price - best) <= SAME * best:
         return best or price
     return math.sqrt(best * price)
 
 
 def _ended(problem: Problem, best: _Best, bound: float, limits: Limits) -> Outcome:
-    """What is told of it."""
+    """The outcome of a search, or the error where it has no plan."""
     if best.outcome is not None:
         proof = best.outcome.proof if "descent" in best.outcome.proof else (
             "messages along edges, and elimination of the options they favour")
@@ -178,8 +180,11 @@ def _budget(problem: Problem) -> float:
 
 
 def _among(problem: Problem, short: FoldedProblem, found: MessageBound, limits: Limits, price: float) -> _Best:
-    """The best plan of the options that the beliefs favour. Where there is none, bytes should cost more, if there is a
-    budget: at first as much as makes all of it as dear as the time."""
+    """The best plan of the options that the beliefs favour.
+
+    Where there is none under a budget, bytes should cost more. The first price makes the whole budget cost as much as
+    the time.
+    """
     kept = _favoured(short, found)
     few = keep_options(problem, [kept[v] for v in short.of[np.argsort(short.variable)].tolist()])
     granted = limits.clock.part(SHARE)
@@ -195,7 +200,7 @@ def _among(problem: Problem, short: FoldedProblem, found: MessageBound, limits: 
 
 
 def _favoured(short: FoldedProblem, found: MessageBound) -> list[Kept]:
-    """Per short variable; the blocks of a run have the same."""
+    """The favoured options of each short variable; the blocks of a run have equal ones."""
     many = FAVOURED
     while True:
         kept = [set(np.argsort(belief, kind="stable")[:many].tolist()) for belief in found.beliefs]

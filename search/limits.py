@@ -1,4 +1,4 @@
-"""When a search stops: progress, clock, limits, and how it says that it had to."""
+"""Decides when a search stops: its clock, its limits, and the exceptions by which it ends."""
 
 import math
 import time
@@ -11,11 +11,11 @@ Progress = Callable[[float, float], None]
 
 
 class Exhausted(Exception):
-    """The time or the effort that was granted is used up; what has been proven so far stands."""
+    """The time or the effort is used up; the bounds proved so far stand."""
 
 
 class Above(Exception):
-    """No plan below the ceiling: `bound` is what was proved."""
+    """There is no plan below the ceiling: all plans take at least `bound` seconds."""
 
     def __init__(self, bound: float) -> None:
         super().__init__(bound)
@@ -24,7 +24,7 @@ class Above(Exception):
 
 @dataclass(slots=True)
 class Clock:
-    """The time that may be used, or, where none is said, a number of label pairs: the same on every machine."""
+    """The time that may be used, or without a limit a number of label pairs, which is the same on every machine."""
 
     deadline: float | None
     pairs: float
@@ -32,16 +32,18 @@ class Clock:
 
     @classmethod
     def start(cls, time_limit: float | None, pairs: float) -> "Clock":
+        """A clock of `time_limit` seconds, or of `pairs` if that is None."""
         return cls(None, pairs) if time_limit is None else cls(time.monotonic() + time_limit, math.inf)
 
     def part(self, share: float) -> "Clock":
-        """A clock with a part of what is left."""
+        """A clock with a fraction of the time or effort that is left."""
         if self.deadline is None:
             return Clock(None, self.pairs * share)
         return Clock(time.monotonic() + max(0.0, self.left) * share, math.inf)
 
     @property
     def expired(self) -> bool:
+        """Whether the time or the effort is used up."""
         return self.pairs <= 0 or (self.deadline is not None and time.monotonic() >= self.deadline)
 
     @property
@@ -50,6 +52,7 @@ class Clock:
         return math.inf if self.deadline is None else self.deadline - time.monotonic()
 
     def spend(self, pairs: int) -> None:
+        """Counts label pairs; raises Exhausted where the clock is expired."""
         self.pairs -= pairs
         self.spent += pairs
         if self.expired:
@@ -58,7 +61,15 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When to stop: once the gap is at most `tolerance`, the bound reaches `ceiling` within it, or the clock is out."""
+    """When a search stops, and where it starts.
+
+        tolerance    the relative gap between plan and bound that is small enough
+        ceiling      seconds: a plan above them is of no use, so a bound that reaches them ends the search
+        clock        the time or effort that may be used
+        tell         called with (seconds, bound) when either may have moved
+        seed         seed of random starts
+        price        a guess of the price of a byte, in seconds
+    """
 
     tolerance: float
     ceiling: float
@@ -68,6 +79,6 @@ class Limits:
     price: float = 0.0
 
     def target(self, seconds: float) -> float:
-        """The bound that is good enough for a plan of `seconds`: rounding apart, or within the tolerance."""
+        """The bound that is good enough for a plan of `seconds`: within the tolerance, or the rounding."""
         least = min(seconds, self.ceiling)
         return least - max(self.tolerance, 1e-12) * abs(least) if math.isfinite(least) else least

@@ -1,4 +1,4 @@
-"""Fewer options and shared tables, with the optimum unchanged.
+"""Drops options and shares tables, with the optimum unchanged.
 
     class       in each table: options with equal rows of seconds and bytes; work is done once per class
     dead        option k of variable v: in some table over v every cell of row k is forbidden
@@ -6,8 +6,8 @@
                 seconds in those of v alone, and nowhere fewer bytes
     alone       a variable with one option left is sliced out of every table that has another variable
 
-Tables with equal content become one table. What is done to a variable depends on its tables alone, so equal blocks
-stay equal.
+Tables with equal content become one table. The options of a variable depend on its tables alone, so equal blocks stay
+equal.
 """
 
 from collections import Counter
@@ -33,12 +33,12 @@ class Reduced:
     kept: tuple[Kept, ...]
 
     def restore(self, choice: Sequence[int]) -> tuple[int, ...]:
-        """The original problem's choice."""
+        """The choice of the original problem."""
         return tuple(kept[k] for kept, k in zip(self.kept, choice, strict=True))
 
 
 def presolve(problem: Problem) -> Reduced:
-    """Drop dead and dominated options, slice out variables that stand alone, share equal tables."""
+    """The problem without dead and dominated options and lone variables, and with equal tables shared."""
     pool = _Pool()
     laid = [pool.intern(table) for table in problem.tables]
     factors = tuple(Factor(f.variables, laid[f.table]) for f in problem.factors)
@@ -48,7 +48,7 @@ def presolve(problem: Problem) -> Reduced:
 
 
 def presolve_folded(problem: Problem) -> tuple[FoldedProblem, Reduced]:
-    """The short problem of a problem, and that one reduced."""
+    """The short problem of a problem, and the short problem reduced."""
     pool = _Pool()
     numbers = np.array([pool.intern(table) for table in problem.tables], dtype=np.intp)
     short = fold_blocks(problem, tuple(pool.tables), numbers)
@@ -62,7 +62,7 @@ def presolve_folded(problem: Problem) -> tuple[FoldedProblem, Reduced]:
 
 
 def keep_options(problem: Problem, kept: Sequence[Kept]) -> Reduced:
-    """The problem with these options only. Its tables must be distinct."""
+    """The problem with the kept options only. Its tables must be distinct."""
     sliced: dict[tuple[int, tuple[Kept, ...]], int] = {}
     result, final = [], _Pool()
     for factor in problem.factors:
@@ -77,12 +77,13 @@ def keep_options(problem: Problem, kept: Sequence[Kept]) -> Reduced:
 
 @dataclass(slots=True)
 class _Pool:
-    """Tables by content."""
+    """Distinct tables, found by content."""
 
     tables: list[Table] = field(default_factory=list)
     index: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     def intern(self, table: Table) -> int:
+        """The number of a table with this content."""
         merged = _merged(table)
         key = (merged.core[0].shape, *(a.tobytes() for a in (*merged.core, *merged.classes)))
         if key not in self.index:
@@ -92,7 +93,7 @@ class _Pool:
 
 
 def _merged(table: Table) -> Table:
-    """The same table, with classes for all options with equal rows, numbered by their first option."""
+    """The table with one class for all options with equal rows; classes are numbered by their first option."""
     core, classes = table.core, list(table.classes)
     for axis in range(core[0].ndim):
         used = list(dict.fromkeys(classes[axis].tolist()))
@@ -126,7 +127,7 @@ def _kept(problem: Problem) -> list[Kept]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _View:
-    """What one table over a variable says of its options: seconds and bytes, a row per class."""
+    """Seconds and bytes of the options of a variable in one table, a row per class."""
 
     seconds: Array
     nbytes: Array
@@ -140,8 +141,10 @@ class _View:
 
 
 def _distinct(size: int, tables: Sequence[tuple[Table, int, int]]) -> Kept:
-    """The options that are neither dead nor dominated; one stays even where all are dead. A table may stand over the
-    variable several times."""
+    """The options that are neither dead nor dominated; one stays even where all are dead.
+
+    `tables` are (table, axis of the variable, how many factors have it there).
+    """
     views = [_View.of(table, axis) for table, axis, _ in tables]
     dead = np.zeros(size, dtype=bool)
     own = np.zeros(size)
@@ -166,7 +169,7 @@ def _distinct(size: int, tables: Sequence[tuple[Table, int, int]]) -> Kept:
 
 
 def _covers(views: Sequence[_View], own: Array, j: int, k: int) -> bool:
-    """Whether j costs at most what k costs, where both have the same seconds in every table shared with others."""
+    """Whether j costs no more than k, if both have the same seconds in every table shared with other variables."""
     if own[j] > own[k]:
         return False
     return all((v.nbytes[v.classes[j]] <= v.nbytes[v.classes[k]]).all() for v in views)

@@ -1,7 +1,8 @@
-"""Repeated blocks of a problem, recognised by structure, and the short problem in which three of them stand for all.
+"""Finds repeated blocks of a problem by structure, and makes the short problem in which three of them stand for all.
 
-Variables get *positions*: their order, but one without an earlier neighbour stands right before its first neighbour, so
-parameters stand with the ops that use them. A *run* is a stretch of K blocks of `period` positions such that
+Variables get *positions* in their order. But a variable without an earlier neighbour comes right before its first
+neighbour, so that parameters are next to the ops that use them. A *run* is K successive blocks of `period`
+positions such that
 
     factors(j) = { f : f touches block j and no later one }, for j >= 1, equal factors(1) moved by (j - 1) periods
     no factor joins blocks that are not neighbours; only block 0 meets what is before the run, only K - 1 what is after
@@ -23,22 +24,25 @@ __all__ = ["Fold", "FoldedProblem", "fold_blocks"]
 Rows = NDArray[np.intp]
 
 LEAST = 5
-"""Blocks in a run; with fewer there is nothing to save."""
+"""Blocks that a run has at least; with fewer there is nothing to save."""
 
 SHARED = 16
-"""Neighbours beyond which a variable is shared."""
+"""A variable with more neighbours is shared."""
 
 PERIODS = 4
 """Distances between equal variables that are tried as periods, the most frequent first."""
 
 PHASES = 3
-"""Places in a period where a run is cut, those that fewest options cross."""
+"""Places in a period at which cutting a run is tried, those that the fewest options cross."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """`blocks`: the variables of blocks 0, 1 and K - 1 in the short problem; `factors`: those of block 1, by number;
-    block 1 stands for `times` = K - 2 blocks, each `period` positions behind the one before."""
+    """A run in the short problem.
+
+    `blocks` are the variables of blocks 0, 1 and K - 1, `factors` the numbers of the factors of block 1. Block 1 stands
+    for `times` = K - 2 blocks, each `period` positions behind the one before.
+    """
 
     blocks: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
     factors: frozenset[int]
@@ -48,8 +52,11 @@ class Fold:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoldedProblem:
-    """`position` of every short variable; at every position the whole problem's `variable`, and the short variable
-    that stands for it (`of`)."""
+    """The short problem with its runs.
+
+    Each short variable has its `position` in the whole problem. At every position, `variable` is the whole problem's
+    variable, and `of` the short variable that stands for it.
+    """
 
     problem: Problem
     folds: tuple[Fold, ...]
@@ -60,8 +67,17 @@ class FoldedProblem:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _State:
-    """A problem in arrays while its runs are cut: variables by number, `position` of each; `marks` per factor: the run
-    whose block 1 it belongs to, or -1."""
+    """A problem in arrays, while its runs are cut.
+
+        sizes       options of each variable
+        scopes      variables of each factor, filled up with -1
+        tables      table of each factor
+        position    position of each variable
+        marks       for each factor, the run to whose block 1 it belongs, or -1
+        blocks      for each run, the variables of its three blocks
+        times       for each run, the blocks for which block 1 stands
+        periods     for each run, positions of a block
+    """
 
     sizes: Rows
     scopes: Rows
@@ -74,8 +90,10 @@ class _State:
 
 
 def fold_blocks(problem: Problem, tables: tuple[Table, ...], numbers: Rows) -> FoldedProblem:
-    """The short problem; the whole one, reordered, if it repeats nothing. `tables` are the distinct ones, `numbers`
-    says which of them each table of the problem is."""
+    """The short problem; the whole one, reordered, if it repeats nothing.
+
+    `tables` are the distinct tables, `numbers` the one of them that each table of the problem is.
+    """
     order = _order(problem.arrays, len(problem.sizes))
     rank = np.append(np.argsort(order), -1)
     state = _State(np.array(problem.sizes, dtype=np.intp)[order], rank[problem.arrays.scopes],
@@ -99,7 +117,7 @@ def _fold(state: _State, i: int) -> Fold:
 
 
 def _order(laid: FactorArrays, count: int) -> Rows:
-    """Variables by position."""
+    """The variables by position."""
     scopes = laid.scopes
     least = np.full(count + 1, count)
     after = np.full(count + 1, count)
@@ -125,15 +143,18 @@ def _mixed(*columns: Rows) -> NDArray[np.uint64]:
 
 
 def _shared(state: _State) -> NDArray[np.bool_]:
-    """Per variable, with one more entry for 'none': whether it has many neighbours."""
+    """Whether each variable has many neighbours, with one more entry for 'none'."""
     joined = (state.scopes >= 0).sum(axis=1) > 1
     degree = np.bincount(state.scopes[joined].ravel() + 1, minlength=len(state.sizes) + 1)[1:]
     return np.append(degree > SHARED, False)
 
 
 def _signatures(state: _State, shared: NDArray[np.bool_]) -> NDArray[np.uint64]:
-    """Equal, but for the accidents of hashing, for variables with equal sizes and equal factors, others being named by
-    their distance; shared variables by their number, and each of them is like no other."""
+    """A hash of each variable: equal where sizes and factors are equal.
+
+    In a factor, other variables are named by their distance, shared ones by their number. A shared variable is like no
+    other.
+    """
     scopes, count = state.scopes, len(state.sizes)
     total = np.zeros(count + 1, dtype=np.uint64)
     for axis in range(MAX_NDIM):
@@ -151,7 +172,7 @@ def _signatures(state: _State, shared: NDArray[np.bool_]) -> NDArray[np.uint64]:
 
 
 def _best(state: _State) -> tuple[int, int, int] | None:
-    """(start, period, blocks) of the run that saves most."""
+    """The (start, period, blocks) of the run that saves most, None without runs."""
     shared = _shared(state)
     signature = _signatures(state, shared)
     found = []
@@ -176,7 +197,7 @@ def _periods(signature: NDArray[np.uint64]) -> list[int]:
 
 
 def _stretches(signature: NDArray[np.uint64], period: int) -> Iterator[tuple[int, int]]:
-    """(start, variables) of the stretches in which every variable is like the one a period later."""
+    """The (start, variables) of each stretch in which every variable is like the one a period later."""
     like = np.concatenate([[False], signature[:-period] == signature[period:], [False]])
     edges = np.flatnonzero(np.diff(like.astype(np.int8)))
     for start, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
@@ -186,7 +207,7 @@ def _stretches(signature: NDArray[np.uint64], period: int) -> Iterator[tuple[int
 
 def _phased(state: _State, shared: NDArray[np.bool_], start: int, period: int, length: int
             ) -> tuple[int, int, int] | None:
-    """The run in a stretch, cut where the fewest options cross."""
+    """The run in a stretch, cut where the fewest options cross, or None."""
     middle = start + period * (length // period // 2)
     weight = np.zeros(2 * period + 1)
     within = [(column >= middle) & (column < middle + period) for column in state.scopes.T]
@@ -214,8 +235,10 @@ def _phased(state: _State, shared: NDArray[np.bool_], start: int, period: int, l
 
 def _placed(state: _State, shared: NDArray[np.bool_], start: int, period: int, blocks: int
             ) -> tuple[Rows, Rows, NDArray[np.bool_], NDArray[np.bool_]]:
-    """Per factor: its first and last block (blocks, -1: none), whether it meets what is before, and what is after.
-    Rows have few columns: each is taken whole."""
+    """For each factor: its first and last block, whether it meets variables before the run, and variables after it.
+
+    A factor outside has first block `blocks` and last block -1. Scopes have few columns, so each is taken whole.
+    """
     end, count = start + period * blocks, len(state.scopes)
     first, last = np.full(count, blocks), np.full(count, -1)
     before, after = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
@@ -231,7 +254,7 @@ def _placed(state: _State, shared: NDArray[np.bool_], start: int, period: int, b
 
 
 def _repeats(state: _State, shared: NDArray[np.bool_], start: int, period: int, blocks: int) -> bool:
-    """Whether this is a run: exactly, nothing is left to hashing."""
+    """Whether this is a run, by exact comparison without hashes."""
     if shared[start:start + period * blocks].any():
         return False
     sizes = state.sizes[start:start + period * blocks].reshape(blocks, period)
@@ -257,7 +280,7 @@ def _repeats(state: _State, shared: NDArray[np.bool_], start: int, period: int, 
 
 
 def _cut(state: _State, start: int, period: int, blocks: int) -> tuple[_State, Rows]:
-    """The state with blocks 2 .. K - 2 left out, and which new variable stands for each old one."""
+    """The state without blocks 2 .. K - 2, and the new variable that stands for each old one."""
     first, last, _, _ = _placed(state, _shared(state), start, period, blocks)
     count, dropped = len(state.sizes), (blocks - 3) * period
     old = np.arange(count)

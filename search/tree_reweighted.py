@@ -1,19 +1,21 @@
-"""A lower bound of a large problem by messages along its edges.
+"""Bounds a large problem from below by messages along its edges.
 
     theta_v(k)   = own costs of option k + messages into v                     an edge e = (u, v) has the table T_e
     M_e->v(k)    = min over j of  g_u * theta_u(j) - M_e->u(j) + T_e(j, k)      g_u = 1 / max(edges on, edges back)
 
-Whatever the messages are, the sum of all costs is that of what is left of them, and at least the sum of its minima:
+Whatever the messages are, all costs are the sum of the terms left, and at least the sum of their minima:
 
     left_v(k)    = (1 - g_v * edges back) * theta_v(k)          left_e(j, k) = T_e - M_e->u - M_e->v + g_v * theta_v(k)
 
 Sweeps on and back along the variables raise it (sequential tree-reweighted messages; Kolmogorov, PAMI 2006). A sweep
-costs two passes over the tables, an elimination their products. The blocks of a run share their messages: the sweep
-goes over three of them, and what the middle one adds counts for all blocks that it stands for. Between two blocks the
-middle one sends, for the others too; what it cannot do the first or the last may, so these messages are finite.
+costs two passes over the tables, an elimination their products.
 
-Tables over two variables are made in single precision and rounded down, so that a bound of theirs is one of the
-problem's: a sweep takes as long as reading them does.
+Blocks of a run share their messages. The sweep goes over three of them, and the terms of the middle one count for all
+blocks for which it stands. It also sends the messages between blocks, for the others too. These messages are finite,
+because the first or the last block may allow an option that the middle one forbids.
+
+Tables over two variables are in single precision, because a sweep takes as long as reading them does. They are rounded
+down, so that their bound is a bound of the problem.
 """
 
 import math
@@ -33,16 +35,16 @@ from autoddl.search.repeated_blocks import FoldedProblem
 __all__ = ["MessageBound", "Messages", "pass_messages", "reparametrize"]
 
 INNER = 4
-"""Sweeps that leave out the first and the last block of every run, before each one over all."""
+"""Sweeps without the first and the last block of every run, before each sweep over all variables."""
 
 LEAST = 0.02
-"""The part of what is missing to the target that an evaluation must have won for there to be another."""
+"""The fraction of the distance to the target that an evaluation must win for another one to follow."""
 
 BLOCK = 1 << 16
-"""Cells that are worked on together."""
+"""Cells that are computed together."""
 
 LESS, MOST = 1 - 2.0**-22, 3e38
-"""What a number is rounded down by, more than single precision loses of it; and the most that it can be there."""
+"""The factor that rounds a number down, by more than single precision loses; and the largest number there."""
 
 Rough = NDArray[np.float32]
 
@@ -52,8 +54,10 @@ Messages = dict[tuple[int, int], Array]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MessageBound:
-    """No choice costs less than `bound`. The lower `beliefs[v][k]`, the more the messages favour option k of v. `sent`
-    is where another call can go on."""
+    """No choice costs less than `bound`. The lower `beliefs[v][k]`, the more the messages favour option k of v.
+
+    Another call can go on from the messages `sent`.
+    """
 
     bound: float
     beliefs: tuple[Array, ...]
@@ -62,8 +66,11 @@ class MessageBound:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Side:
-    """An edge at one of its variables: the options' classes, and the options by class; `times`: how many such edges
-    one copy of the variable has."""
+    """An edge at one of its variables.
+
+    `classes` has the class of each option, `order` the options by class, and `starts` the first place of each class in
+    `order`. One copy of the variable has `times` such edges.
+    """
 
     variable: int
     classes: Classes
@@ -72,7 +79,7 @@ class _Side:
     times: int
 
     def least(self, costs: Array) -> Array:
-        """Per class."""
+        """The least of the costs of options in each class."""
         found: Array = np.minimum.reduceat(costs[self.order], self.starts)
         return found
 
@@ -83,7 +90,7 @@ Classed = tuple[Classes, Classes, Classes]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pair:
-    """A table over classes that some option has, rounded down, and the classes of its rows and columns."""
+    """A table over the classes in use, rounded down, and the classes of its rows and columns."""
 
     table: Rough
     first: Classed
@@ -96,11 +103,12 @@ class _Pair:
         return cls(rough if rough.shape == (len(rows), len(columns)) else rough[np.ix_(rows, columns)], first, second)
 
     def turned(self) -> "_Pair":
+        """The transposed pair."""
         return _Pair(np.ascontiguousarray(self.table.T), self.second, self.first)
 
 
 def _rough(table: Table, lam: float) -> Rough:
-    """seconds + lam * retained, or a little less."""
+    """The table seconds + lam * retained in single precision, rounded down."""
     seconds, retained, _ = table.cells
     found = np.empty(table.lengths, dtype=np.float32)
     for rows in row_blocks(table.lengths):
@@ -114,7 +122,7 @@ def _rough(table: Table, lam: float) -> Rough:
 
 
 def _classed(classes: Classes) -> tuple[Classes, Classed]:
-    """The classes that some option has, and those of the options among them."""
+    """The classes in use, and the options' classes among them."""
     used, of = np.unique(classes, return_inverse=True)
     order = np.argsort(of, kind="stable")
     return used, (of, order, np.searchsorted(of[order], np.arange(len(used))))
@@ -122,8 +130,11 @@ def _classed(classes: Classes) -> tuple[Classes, Classed]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Edge:
-    """A table between an earlier variable and a later one. `twin`: the same one a block further or before, or -1;
-    `silent`: the end whose messages the twin sends, or -1."""
+    """A table between an earlier variable and a later one.
+
+    Its `twin` is the number of the equal edge one block further or before, or -1. For the end `silent`, the twin sends
+    the messages; -1 for none.
+    """
 
     table: Rough
     sides: tuple[_Side, _Side]
@@ -133,7 +144,7 @@ class _Edge:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Graph:
-    """Own costs and copies of every variable, edges, and those at a variable: (edge, which end)."""
+    """The problem as the messages see it: own costs and copies of every variable, edges, and (edge, end) at each."""
 
     own: tuple[Array, ...]
     copies: tuple[int, ...]
@@ -141,7 +152,7 @@ class _Graph:
     at: tuple[tuple[tuple[int, int], ...], ...]
 
     def belief(self, v: int, sent: Messages) -> Array:
-        """theta_v"""
+        """The costs theta_v."""
         theta = self.own[v].copy()
         for e, end in self.at[v]:
             side = self.edges[e].sides[end]
@@ -149,14 +160,14 @@ class _Graph:
         return theta
 
     def counts(self, v: int) -> tuple[int, int]:
-        """Edges on and back."""
+        """The numbers of edges on and back."""
         ends = [0, 0]
         for e, end in self.at[v]:
             ends[end] += self.edges[e].sides[end].times
         return ends[0], ends[1]
 
     def given(self, v: int, theta: Array, end: int, sent: Messages) -> Iterator[tuple[int, Array]]:
-        """g_v * theta_v - M_e->v of every edge of which v is this end."""
+        """The term g_v * theta_v - M_e->v for every edge e of which v is this end."""
         share = theta / max(*self.counts(v), 1)
         for e, there in self.at[v]:
             if there == end:
@@ -165,8 +176,11 @@ class _Graph:
 
 def pass_messages(short: FoldedProblem, lam: float, target: float, rounds: int, clock: Clock,
                   known: Messages | None = None) -> MessageBound:
-    """The bound of seconds + lam * retained, once it reaches `target`, rises too little, the clock is out, or after so
-    many `rounds` of sweeps. Factors are over one or two variables. `known`: messages to begin with."""
+    """The bound of seconds + lam * retained, by at most `rounds` of sweeps.
+
+    Stops once the bound reaches `target` or rises too little, or the clock is expired. Factors are over one or two
+    variables. Sweeps begin with the messages `known`, if given.
+    """
     graph = _graph(short, lam)
     sent = dict(known) if known else {(e, end): np.zeros(edge.table.shape[end])
                                       for e, edge in enumerate(graph.edges) for end in (0, 1)}
@@ -186,8 +200,10 @@ def pass_messages(short: FoldedProblem, lam: float, target: float, rounds: int, 
 
 
 def reparametrize(short: FoldedProblem, lam: float, sent: Messages) -> dict[int, tuple[Array, Array]]:
-    """What each factor of two variables, by number, gives to either of them: then left_v and left_e are what is left.
-    What is forbidden gets nothing."""
+    """The costs that each factor of two variables, by number, moves to each of them: left_v and left_e remain.
+
+    Nothing is moved to forbidden options.
+    """
     graph, found = _graph(short, lam), dict[int, tuple[Array, Array]]()
     theta = [graph.belief(v, sent) for v in range(len(graph.own))]
     pairs = [i for i, factor in enumerate(short.problem.factors) if len(factor.variables) == 2]
@@ -201,13 +217,13 @@ def reparametrize(short: FoldedProblem, lam: float, sent: Messages) -> dict[int,
 
 
 def _less(costs: Array, sent: Array) -> Array:
-    """The difference; what is forbidden stays so."""
+    """The difference of costs and a message; forbidden options stay forbidden."""
     allowed = np.isfinite(costs)
     return np.where(allowed, costs, math.inf) - np.where(allowed, sent, 0.0)
 
 
 def _graph(short: FoldedProblem, lam: float) -> _Graph:
-    """What a short problem looks like to the messages."""
+    """The graph of a short problem."""
     problem, twins, known = short.problem, _twins(short), dict[int, _Pair]()
     block = {v: j for fold in short.folds for j, members in enumerate(fold.blocks) for v in members}
     times = {v: fold.times for fold in short.folds for v in fold.blocks[1]}
@@ -237,7 +253,7 @@ def _graph(short: FoldedProblem, lam: float) -> _Graph:
 
 
 def _twins(short: FoldedProblem) -> dict[int, int]:
-    """Factors between blocks 0 and 1, and the same ones between 1 and the last: each other's, by number."""
+    """The twin of each factor between blocks 0 and 1, or between 1 and the last block, by number."""
     found: dict[int, int] = {}
     factors = short.problem.factors
     for fold in short.folds:
@@ -255,7 +271,7 @@ def _twins(short: FoldedProblem) -> dict[int, int]:
 
 
 def _sweep(graph: _Graph, sent: Messages, order: Sequence[int], end: int) -> None:
-    """Messages from these variables, in turn, to the later ones (end 0) or to the earlier ones (end 1)."""
+    """Sends messages from these variables, in turn, to later variables (end 0) or earlier ones (end 1)."""
     for v in order:
         for e, given in graph.given(v, _raised(graph.belief(v, sent)), end, sent):
             edge = graph.edges[e]
@@ -267,20 +283,22 @@ def _sweep(graph: _Graph, sent: Messages, order: Sequence[int], end: int) -> Non
 
 
 def _raised(costs: Array) -> Array:
-    """With the least at 0, unless all is forbidden."""
+    """The costs minus their least, unless all options are forbidden."""
     least = costs.min()
     return costs - least if math.isfinite(least) else costs
 
 
 def _finite(message: Array) -> Array:
-    """What no middle block can do another one may: between blocks nothing is forbidden by messages. Any number will do
-    for a message; this is the largest there is."""
+    """The message with its largest number in place of inf: between blocks, messages must not forbid an option.
+
+    Another block may allow what the middle one forbids, and any number is a valid message.
+    """
     allowed = np.isfinite(message)
     return np.where(allowed, message, message[allowed].max(initial=0.0))
 
 
 def _through(table: NDArray[Any], given: NDArray[Any]) -> Array:
-    """min over j of given(j) + T(j, k)"""
+    """The message min over j of given(j) + T(j, k), for every k."""
     out = np.full(table.shape[1], math.inf, np.result_type(table, given))
     step = max(1, BLOCK // (table.shape[1] if table.flags.c_contiguous else len(given)))
     if table.flags.c_contiguous:

@@ -1,11 +1,11 @@
-"""The exact finish under a memory cap: every choice whose seconds + lam * bytes is within a window of the least.
+"""Closes the gap under a memory cap: looks at every choice whose seconds + lam * bytes is near the least.
 
     need(cell)   = the largest slack that is left for a cell of a message in any choice within the window
     labels(cell) = pareto of the union over k of combine(parts' labels at option k), within need(cell)
 
 A choice outside the window costs more than V(lam) - lam * cap + window. So the best choice within the cap among the
-labels is optimal if it costs no more than that, and else that is a lower bound, as long as no label was thinned out.
-Cells are met from the roots down and labels made upward, for the cells met only, once for all equal blocks.
+labels is optimal if it costs no more than that. Otherwise that is a lower bound, as long as no label was thinned out.
+Cells are met from the roots down, and labels are made upward, only for these cells, once for all equal blocks.
 """
 
 from collections.abc import Sequence
@@ -29,8 +29,10 @@ Needs = list[dict[Cell, float]]
 
 @dataclass(frozen=True, slots=True)
 class WindowResult:
-    """The best choice within the cap, if any, whether every choice of the window was looked at, and where between the
-    lightest label and the heaviest the cap is."""
+    """The best choice within the cap, if any, and whether every choice of the window was looked at.
+
+    `share` says where the cap is between the lightest label (0) and the heaviest (1).
+    """
 
     choice: Ids | None
     complete: bool
@@ -39,7 +41,17 @@ class WindowResult:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """The tables and messages of one multiplier; `scale` is the size of a total, for judging rounding."""
+    """The tables and messages of one multiplier, and the limits of a window.
+
+        program     the elimination
+        values      its messages at the multiplier
+        seconds     tables of seconds alone
+        retained    tables of retained bytes alone
+        scale       size of a total, for judging rounding
+        keep        labels that a cell keeps at most
+        share       where between the lightest and the heaviest label they are kept most densely
+        clock       the effort that may be used
+    """
 
     program: EliminationProgram
     values: list[ClassTable]
@@ -54,8 +66,10 @@ class _Pass:
 def search_window(
     space: Space, values: list[ClassTable], tau: float, cap: float, window: float, keep: int, share: float, clock: Clock
 ) -> WindowResult:
-    """The best choice within `cap` and within `window` of the messages' minimum; at most `keep` labels a cell, those
-    nearest to `share` of its bytes the closest."""
+    """The best choice within `cap` retained bytes and within `window` seconds of the minimum of the messages.
+
+    Cells keep at most `keep` labels, most densely near `share` of their bytes. Raises Exhausted if the clock expires.
+    """
     program, tables = space.program, space.problem.tables
     seconds = [price_classes(t, 0.0, tau) for t in tables]
     scale = abs(sum(values[top.slot].core.item() for top in program.tops))
@@ -72,13 +86,13 @@ def search_window(
 
 
 def _share(retained: Array, cap: float, otherwise: float) -> float:
-    """How far from the least to the most bytes the cap is."""
+    """The place of the cap between the least (0) and the most bytes (1)."""
     low, high = retained[0], retained[-1]
     return min(1.0, max(0.0, float((cap - low) / (high - low)))) if high > low else otherwise
 
 
 def _needs(run: _Pass, window: float) -> Needs:
-    """need(cell) of every message, from the roots down."""
+    """The slack need(cell) of every message, from the roots down."""
     program = run.program
     needs: Needs = [{} for _ in program.computed]
     for top in program.tops:
@@ -94,7 +108,7 @@ def _needs(run: _Pass, window: float) -> Needs:
 
 
 def _labels(run: _Pass, needs: Needs) -> tuple[list[dict[Cell, Labels]], bool]:
-    """labels(cell) of every cell needed, upward, and whether none had to be thinned."""
+    """The labels of every cell needed, upward, and whether none had to be thinned."""
     store: list[dict[Cell, Labels]] = [{} for _ in needs]
     complete = True
     for slot, recipe in run.program.messages():
@@ -107,7 +121,7 @@ def _labels(run: _Pass, needs: Needs) -> tuple[list[dict[Cell, Labels]], bool]:
 
 
 def _cell(run: _Pass, recipe: Recipe, cell: Cell, room: float, store: Sequence[dict[Cell, Labels]]) -> Labels:
-    """labels(cell)"""
+    """The labels of one cell."""
     sets = []
     for k, slack in _options(run, recipe, cell, room):
         seconds = retained = 0.0

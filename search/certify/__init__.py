@@ -1,8 +1,12 @@
 """Proves bounds by code that does not import the solver.
 
-Reading order: `certificate` and `reparametrization` (what a proof is, and how it is checked: where the bound of a
-problem is proved), `prove` (makes one), `branch` (a budget that binds: pieces of the space), `min_marginals` and
-`alternatives` (what another option would cost at least).
+Reading order:
 
-`certificate` imports problems and tables alone: a contract keeps it so.
+    certificate, reparametrization   the form of a proof, and its check: where the bound of a problem is proved
+    prove                            makes a proof from an elimination
+    branch                           divides the space, where a budget binds
+    min_marginals, alternatives      the least that another option would cost
+
+Others use `certificate`, `prove` and `alternatives`. The first two modules import problems and tables of `core` alone,
+which a contract keeps so. The others may import `search`.
 """

@@ -1,8 +1,9 @@
-"""What every option of a variable would cost in the best whole plan, under the budget.
+"""Finds the seconds of the best whole plan with each option of a variable pinned, under the budget.
 
     no budget        the min-marginals are the answer
-    with a budget    min-marginals of seconds + lam * bytes bound it, for every range of transients; the options with
-                     the least bounds are pinned and solved, until no bound left is better by more than the tolerance
+    with a budget    min-marginals of seconds + lam * bytes bound it, for every range of transient bytes; the options
+                     with the least bounds are pinned and solved, until no other bound is better by more than the
+                     tolerance
 """
 
 import math
@@ -24,8 +25,11 @@ __all__ = ["Alternative", "alternatives", "bounding_beliefs", "option_bounds", "
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """Option `option` pinned: the best whole plan takes `seconds`, at least `bound` (the two differ where the budget's
-    search stopped at its tolerance). `seconds` is None where only the bound is known, inf where no plan fits."""
+    """The best whole plan with one option pinned: it takes `seconds`, and at least `bound`.
+
+    The two differ where the search under a budget stopped at its tolerance. Seconds are None where only the bound is
+    known, and inf where no plan fits.
+    """
 
     option: int
     seconds: float | None
@@ -33,7 +37,7 @@ class Alternative:
 
 
 def bounding_beliefs(problem: Problem, seconds: float) -> tuple[Beliefs, ...]:
-    """Beliefs whose least marginal bounds what a pinned plan costs under the budget; `seconds` is the plan's cost."""
+    """Beliefs whose least marginal bounds the seconds of a pinned plan; `seconds` are those of the plan at hand."""
     space = Space.of(problem, plan_exact_elimination(problem))
     found = []
     for low, high, lam in transient_ranges(space, seconds):
@@ -51,7 +55,7 @@ def option_bounds(known: Sequence[Beliefs], v: int) -> Array:
 
 
 def pin_option(problem: Problem, v: int, option: int) -> Problem:
-    """The problem in which variable v has no option but one."""
+    """The problem in which variable v has one option only."""
     seconds = np.full(problem.sizes[v], math.inf)
     seconds[option] = 0.0
     nothing = np.zeros(problem.sizes[v])
@@ -61,8 +65,11 @@ def pin_option(problem: Problem, v: int, option: int) -> Problem:
 
 def alternatives(problem: Problem, v: int, known: Sequence[Beliefs], count: int, tolerance: float = 0.0,
                  own: tuple[int, float] | None = None) -> tuple[Alternative, ...]:
-    """Every option of v: those whose price is known, the best first, then the others. Under a budget the `count` best
-    are solved, the others at least bounded; `own` is the option of a plan at hand, and what that plan takes."""
+    """Every option of v: first those whose seconds are known, the best first, then the others.
+
+    Under a budget the `count` best are solved, and the others at least bounded. The option of a plan at hand may be
+    given as `own`, with the seconds of that plan.
+    """
     bounds = option_bounds(known, v)
     found: list[Alternative] = []
     for option in np.argsort(bounds, kind="stable").tolist():
@@ -86,7 +93,7 @@ def _rank(one: Alternative) -> tuple[bool, float, int]:
 
 
 def _solved(problem: Problem, v: int, option: int, tolerance: float) -> Alternative:
-    """The option pinned and the whole solved again."""
+    """Solves the problem with the option pinned."""
     try:
         solution = solve(pin_option(problem, v, option), tolerance=tolerance)
     except Infeasible:

@@ -1,7 +1,7 @@
-"""What a budget is proved by: ranges of transients, and of what is left open branches of some options.
+"""Branches and bounds for certificates under a budget: splits by transient bytes, then by options.
 
-    range     the best multiplier, V(lam) - lam * cap; the range with the least bound is split where its choice meets
-              the transients
+    range     its bound is V(lam) - lam * cap at the best multiplier; the range with the least bound is split at the
+              transient bytes of its choice
     branch    one option of a variable that the choices above and below the cap decide differently, and all its others
 
 The branch with the least bound is divided until it reaches the plan or no effort is left.
@@ -24,19 +24,19 @@ from autoddl.search.relaxations import HullPoint, Space
 __all__ = ["Branch", "branch_until_close", "transient_ranges"]
 
 Range = tuple[int, int, float]
-"""The first and the last threshold of transient bytes, and the multiplier that bounds what lies between."""
+"""The first and the last threshold of transient bytes, and the multiplier that gives the bound between them."""
 
 PIECES = 12
 CLOSE = 1e-9
 DIFFERENT = 40
-"""Variables of which one is looked for to branch on."""
+"""Variables among which the one to branch on is chosen."""
 BRANCHES, MOST = 1e7, 24
-"""Cells of messages that branches may come to together, and branches."""
+"""Cells of messages of all branches together, at most, and number of branches, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A range of transients for some options of some variables, with the multiplier that bounds it best."""
+    """A range of transient bytes for some options of some variables, with its best multiplier."""
 
     space: Space
     low: int
@@ -46,18 +46,21 @@ class Branch:
 
     @property
     def bound(self) -> float:
-        """Of the seconds that are not fixed."""
+        """A lower bound on the seconds of its choices, without the fixed ones."""
         cap = _cap(self.space, self.low)
         return math.inf if cap < 0 else self.space.point(self.lam, self.tau).value - (self.lam * cap if self.lam else 0)
 
     @property
     def tau(self) -> float:
+        """The greatest transient bytes of its cells."""
         return self.space.thresholds[self.high]
 
 
 def branch_until_close(problem: Problem, roots: list[Branch], seconds: float) -> list[Branch]:
-    """Branches that cover `roots`: the one with the least bound is divided, as long as effort is left. Without a budget
-    there is no gap."""
+    """Branches that cover `roots`: the branch with the least bound is divided, as long as effort is left.
+
+    Without a budget there is no gap, and the roots are returned.
+    """
     if problem.budget is None:
         return roots
     enough, count, closed = (seconds - problem.fixed_seconds) * (1 - CLOSE), itertools.count(), list[Branch]()
@@ -77,8 +80,10 @@ def branch_until_close(problem: Problem, roots: list[Branch], seconds: float) ->
 
 
 def _halves(problem: Problem, branch: Branch, enough: float) -> list[Branch]:
-    """The transients below and above those of its choice; else one option of one variable, and all others; none where
-    there is nothing to tell apart."""
+    """Two halves of a branch: transient bytes below those of its choice, and from them on.
+
+    If that does not divide it: one option of one variable, and all its others. Empty where choices do not differ.
+    """
     space, low, high = branch.space, branch.low, branch.high
     met = space.point(branch.lam, branch.tau).transient
     if met > space.thresholds[low] and met in space.thresholds:
@@ -103,7 +108,7 @@ def _branch(space: Space, low: int, high: int, above: Branch, allowed: Allowed, 
 
 
 def _telling(space: Space, heavy: HullPoint, light: HullPoint) -> int | None:
-    """Of the variables that the two choices decide differently the one whose option alone changes most bytes."""
+    """The variable on which the two choices differ and whose option alone changes most bytes, None without one."""
     found = []
     for v in np.flatnonzero(heavy.choice != light.choice)[:DIFFERENT].tolist():
         other = heavy.choice.copy()
@@ -113,7 +118,7 @@ def _telling(space: Space, heavy: HullPoint, light: HullPoint) -> int | None:
 
 
 def transient_ranges(space: Space, seconds: float) -> list[Range]:
-    """Ranges that cover all transients: the one with the least bound is split, as long as that helps."""
+    """Ranges that cover all transient bytes: the one with the least bound is split, as long as that helps."""
     top, enough = len(space.thresholds) - 1, seconds - space.problem.fixed_seconds
     if space.problem.budget is None or space.point(0.0, space.thresholds[top]).value >= enough - CLOSE * seconds:
         return [(0, top, 0.0)]
@@ -130,7 +135,7 @@ def transient_ranges(space: Space, seconds: float) -> list[Range]:
 
 
 def _bounded(space: Space, low: int, high: int, hint: float, enough: float) -> tuple[float, float]:
-    """(bound, multiplier) of a range. Where no choice fits, least - cap > 0 bytes too many cost lam * (least - cap)."""
+    """The (bound, multiplier) of a range. Where no choice fits, least - cap bytes too many cost lam * (least - cap)."""
     tau, cap = space.thresholds[high], _cap(space, low)
     least = space.point(math.inf, tau).value if cap >= 0 else math.inf
     if least > cap:

@@ -1,19 +1,21 @@
-"""A lower bound on the seconds of every plan of a problem, in a form that anyone can check.
+"""Checks certificates: proofs of a lower bound on the seconds of every plan of a problem.
 
 A *message* replaces some factors by one that is nowhere above their sum, so the sum of all factors nowhere rises:
 
     for every choice x    message(x) <= sum of its sources at x            (one inequality per cell)
-    bound               = fixed_seconds + sum over what is left of its least cell
+    bound               = fixed_seconds + sum over the factors that are left of their least cell
 
 With a budget, let r(x) be the retained bytes, t(x) the transient ones, lam >= 0. A choice with low <= t(x) <= high uses
 no cell above `high`, and must have r(x) <= cap = budget - fixed_bytes - low, so
 
     seconds(x) >= seconds(x) + lam * (r(x) - cap) >= bound of (seconds + lam * r on the cells up to high) - lam * cap
 
-A *piece* says this for one range of t(x), and perhaps for some options of some variables only; pieces that cover all
-choices prove the least of their bounds. Where an elimination is too large a piece is `reparametrised`: factors give to
-their variables. The check shares no code with what makes the messages, and trusts no arithmetic but its own: what an
-inequality misses by rounding is taken off the bound.
+A *piece* says this for one range of t(x), perhaps only for some options of some variables. Pieces that cover all
+choices prove the least of their bounds. Where an elimination is too large, a piece is reparametrized instead: factors
+move costs to their variables (`reparametrization`).
+
+The check shares no code with the making of the messages, and trusts its own arithmetic alone. Where an inequality fails
+by rounding, the difference is taken off the bound.
 """
 
 import math
@@ -34,7 +36,7 @@ CELLS = 1 << 22
 
 Scope = tuple[int, ...]
 Factor = tuple[Scope, int]
-"""A table, by number, over variables."""
+"""(variables, number of a table over them)."""
 
 
 Allowed = tuple[tuple[int, tuple[int, ...]], ...]
@@ -52,8 +54,15 @@ class Message:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """What is proved for choices whose transient bytes lie in `low`..`high`; `tables` are those of the messages.
-    `allowed`: of the variables named, it is for these options alone, and the problem is `narrowed` to them."""
+    """The proof for choices whose transient bytes are in `low`..`high`.
+
+        low         least transient bytes
+        high        greatest transient bytes
+        lam         the multiplier: price of a retained byte, in seconds
+        messages    the messages, in order
+        tables      their tables
+        allowed     options of some variables, to which the piece is restricted
+    """
 
     low: float
     high: float
@@ -65,14 +74,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Certificate:
-    """Pieces, by rising range."""
+    """A proof in pieces, by rising transient bytes."""
 
     pieces: tuple[Piece | ReparametrizedPiece, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedBound:
-    """The bound that holds; how many inequalities were checked, and how many of them are distinct; the multipliers."""
+    """The bound that holds, the numbers of inequalities and of distinct ones that were checked, and the multipliers."""
 
     bound: float
     inequalities: int
@@ -81,7 +90,7 @@ class CheckedBound:
 
 
 def align_axes(table: Array, scope: Scope, over: Scope) -> Array:
-    """`table` with its axes in the order of `over`, of length one where `over` has a variable that `scope` has not."""
+    """The table with its axes in the order of `over`; variables that `scope` has not get an axis of length one."""
     order = sorted(range(len(scope)), key=lambda i: over.index(scope[i]))
     sizes = {scope[i]: table.shape[i] for i in order}
     return table.transpose(order).reshape([sizes.get(v, 1) for v in over])
@@ -99,7 +108,7 @@ def restrict_options(problem: Problem, allowed: Allowed) -> Problem:
 
 
 def check_certificate(problem: Problem, certificate: Certificate) -> CheckedBound:
-    """The bound that `certificate` proves. One that proves nothing is our own mistake and raises AssertionError."""
+    """The bound that a certificate proves. Raises AssertionError for one that proves nothing: that is a bug of ours."""
     _check_cover(problem, certificate.pieces)
     found = [_check_piece(problem, piece) if isinstance(piece, Piece) else check_reparametrized(problem, piece)
              for piece in certificate.pieces]
@@ -108,8 +117,10 @@ def check_certificate(problem: Problem, certificate: Certificate) -> CheckedBoun
 
 
 def _check_cover(problem: Problem, pieces: Sequence[Piece | ReparametrizedPiece]) -> None:
-    """No choice's transient bytes lie below, between or above the pieces: they are those of some cell, and no less than
-    the least of any one factor."""
+    """Asserts that no choice has transient bytes below, between or above the pieces.
+
+    Transient bytes of a choice are those of some cell, and at least the least ones of every factor.
+    """
     cells = [t.transient[np.isfinite(t.seconds)] for t in problem.tables]
     least = max((float(cells[f.table].min()) for f in problem.factors if cells[f.table].size), default=0.0)
     levels = np.unique(np.concatenate([np.array([least]), *cells]))
@@ -118,7 +129,7 @@ def _check_cover(problem: Problem, pieces: Sequence[Piece | ReparametrizedPiece]
 
 
 def _check_branches(levels: Array, pieces: Sequence[Piece | ReparametrizedPiece], sizes: Sequence[int]) -> None:
-    """Option by option of every variable that some piece is narrowed to: those that the same pieces allow are one."""
+    """Asserts the cover for each option of each restricted variable; options with equal pieces count as one."""
     narrow = [dict(piece.allowed) if isinstance(piece, Piece) else {} for piece in pieces]
     named = next((v for allowed in narrow for v in allowed), None)
     if named is None:
@@ -140,7 +151,7 @@ def _without(piece: Piece | ReparametrizedPiece, v: int) -> Piece | Reparametriz
 
 
 def _check_piece(problem: Problem, piece: Piece) -> tuple[float, int, int]:
-    """(bound, inequalities, distinct inequalities) of one piece."""
+    """The (bound, inequalities, distinct inequalities) of one piece."""
     problem = restrict_options(problem, piece.allowed)
     cap = math.inf if problem.budget is None else problem.budget - problem.fixed_bytes - piece.low
     if cap < 0:
@@ -166,13 +177,13 @@ def _check_piece(problem: Problem, piece: Piece) -> tuple[float, int, int]:
 
 
 def _priced(table: Table, piece: Piece) -> Array:
-    """seconds + lam * retained on the cells up to `high`; elsewhere no choice of the piece can be."""
+    """The table seconds + lam * retained on the cells up to `high`; no choice of the piece is elsewhere."""
     allowed = np.isfinite(table.seconds) & (table.transient <= piece.high)
     return np.where(allowed, table.seconds + piece.lam * table.retained, math.inf)
 
 
 def _taken(factors: list[Factor | None], i: int) -> Factor:
-    """Factor i, which is no longer there for other messages."""
+    """Takes factor i away from other messages, and returns it."""
     factor = factors[i]
     assert factor is not None, "a factor is used twice"
     factors[i] = None
@@ -180,13 +191,13 @@ def _taken(factors: list[Factor | None], i: int) -> Factor:
 
 
 def _pattern(factors: Sequence[Factor]) -> object:
-    """Equal for messages with equal inequalities: which tables, and how their axes meet."""
+    """A key that is equal for messages with equal inequalities: the tables, and how their axes meet."""
     local: dict[int, int] = {}
     return tuple((table, tuple([local.setdefault(v, len(local)) for v in scope])) for scope, table in factors)
 
 
 def _missed(sources: Sequence[Factor], result: Factor, tables: Sequence[Array]) -> tuple[float, int]:
-    """By how much the message is above the sum of its sources at worst, and the number of cells compared."""
+    """The most by which the message is above the sum of its sources, and the number of cells compared."""
     scope, table = result
     sizes = {v: n for s, t in (*sources, result) for v, n in zip(s, tables[t].shape, strict=True)}
     over = (*(v for v in sizes if v not in scope), *scope)

@@ -1,12 +1,12 @@
-"""Min-marginals: what the best whole plan costs with one choice pinned, for every option of a variable.
+"""Computes min-marginals: the cost of the best whole plan with each option of a variable pinned.
 
     marginal(v)[k] = min over x with x_v = k of cost(x)
 
 Elimination leaves a tree of messages: every step adds its sources and passes their minimum over one variable upward.
-Downward messages say what the rest of the tree adds:
+Downward messages have the cost of the rest of the tree:
 
     rest(root)     = sum of the other roots
-    rest(message)  = min over what the message does not know of  rest(output of its user) + the user's other sources
+    rest(message)  = min over variables outside the message of   rest(output of its user) + the user's other sources
     marginal(v)    = min over the scope of v's step of           rest(output of the step) + the step's sources
 
 They are made along the path from the root when they are asked for, and kept.
@@ -33,7 +33,7 @@ CELLS = 1 << 21
 
 
 def minimise_out(factors: Sequence[Laid], keep: Scope) -> Array:
-    """min over all variables but `keep` of the factors' sum, cheapest variable first."""
+    """The minimum over all variables but `keep` of the factors' sum, cheapest variable first."""
     pool, sizes = list(factors), {v: n for scope, table in factors for v, n in zip(scope, table.shape, strict=True)}
     while rest := sorted({v for scope, _ in pool for v in scope} - set(keep)):
         met = {v: tuple(dict.fromkeys(u for scope, _ in pool if v in scope for u in scope if u != v)) for v in rest}
@@ -47,7 +47,7 @@ def minimise_out(factors: Sequence[Laid], keep: Scope) -> Array:
 
 
 def _without(v: int, scope: Scope, factors: Sequence[Laid], sizes: dict[int, int]) -> Array:
-    """min over v of the factors' sum, over blocks of options of v."""
+    """The minimum over v of the factors' sum, computed in blocks of options of v."""
     parts = [align_axes(table, s, (v, *scope)) for s, table in factors]
     out = np.full([sizes[u] for u in scope], math.inf)
     rows = max(1, CELLS // max(1, out.size))
@@ -59,7 +59,16 @@ def _without(v: int, scope: Scope, factors: Sequence[Laid], sizes: dict[int, int
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beliefs:
-    """One elimination of one problem at one multiplier. `offset` is what every cost has besides the factors."""
+    """An elimination of a problem at one multiplier, with downward messages as they are asked for.
+
+        program    the elimination
+        values     the table of each slot
+        scopes     the scope of each factor and message
+        step_of    variable -> its elimination
+        user       message -> the elimination that uses it
+        offset     seconds of every choice besides the factors
+        rest       downward messages so far
+    """
 
     program: EliminationProgram
     values: list[Array]
@@ -70,7 +79,7 @@ class Beliefs:
     rest: dict[int, Array] = field(default_factory=dict)
 
     def marginal(self, v: int) -> Array:
-        """marginal(v)"""
+        """The seconds of the best choice with each option of v pinned."""
         step = self.step_of[v]
         (output,) = step.outputs
         above = self.scopes[output], self._rest(output)
@@ -80,7 +89,7 @@ class Beliefs:
         return self.scopes[i], self.values[self.program.slots[i]]
 
     def _rest(self, output: int) -> Array:
-        """rest(output), from the root down."""
+        """The downward message to `output`, computed from the root down."""
         path = [output]
         while path[-1] not in self.rest and path[-1] in self.user:
             path.append(self.user[path[-1]].outputs[0])
@@ -98,7 +107,7 @@ class Beliefs:
 
 
 def compute_beliefs(problem: Problem, lam: float = 0.0, tau: float = math.inf) -> Beliefs:
-    """The elimination of seconds + lam * retained bytes on the cells up to transient `tau`."""
+    """The beliefs of seconds + lam * retained bytes, on cells of at most `tau` transient bytes."""
     program = plan_exact_elimination(problem)
     values = messages(program, [price_options(table, lam, tau) for table in problem.tables])
     scopes = tuple(f.variables for f in problem.factors) + tuple(step.scope for step in program.steps)

@@ -1,10 +1,10 @@
-"""Problem -> Certificate: the messages of an elimination, written down with what each of them replaces.
+"""Makes a certificate of a problem: the messages of an elimination, each with the factors that it replaces.
 
     no budget, or one that does not bind    one piece with lam = 0: its bound is the optimum
-    a budget that binds                     pieces for ranges of transients and branches of options (`branching`)
-    too large for elimination               what factors give to their variables, at the best multiplier found
+    a budget that binds                     pieces for ranges of transients and branches of options (`branch`)
+    too large for elimination               costs that factors move to their variables, at the best multiplier found
 
-What is left between the bound and a plan is the duality gap of branches for which there was no effort left.
+The difference between the bound and a plan is the duality gap of branches for which no effort was left.
 """
 
 import math
@@ -23,7 +23,7 @@ from autoddl.search.relaxations import Space, least_transient, price_options
 __all__ = ["NEAR", "program_messages", "prove"]
 
 NEAR = 5e-4
-"""A large problem's proof is sought until it is this near."""
+"""The relative gap at which the proof of a large problem is good enough."""
 
 
 def program_messages(program: EliminationProgram) -> tuple[Message, ...]:
@@ -35,22 +35,22 @@ def program_messages(program: EliminationProgram) -> tuple[Message, ...]:
 def prove(problem: Problem, seconds: float) -> Certificate:
     """A certificate whose bound is as near to `seconds`, the cost of the plan at hand, as multipliers bring it."""
     if is_large(problem):
-        return Certificate((_reparametrised(problem, seconds),))
+        return Certificate((_reparametrized_piece(problem, seconds),))
     space = Space.of(problem, plan_exact_elimination(problem))
     roots = [Branch(space, low, high, lam, ()) for low, high, lam in transient_ranges(space, seconds)]
     return Certificate(tuple(map(_piece, branch_until_close(problem, roots, seconds))))
 
 
 def _piece(branch: Branch) -> Piece:
-    """The messages of its elimination, written down."""
+    """The piece of a branch: the messages of its elimination."""
     space, tau = branch.space, branch.tau
     values = messages(space.program, [price_options(table, branch.lam, tau) for table in space.problem.tables])
     return Piece(space.thresholds[branch.low], tau, branch.lam, program_messages(space.program),
                  tuple(values[space.program.base:]), branch.allowed)
 
 
-def _reparametrised(problem: Problem, seconds: float) -> ReparametrizedPiece:
-    """One piece for all transients; factors that give the same name one table."""
+def _reparametrized_piece(problem: Problem, seconds: float) -> ReparametrizedPiece:
+    """One piece for all transient bytes; factors that move equal costs share one table."""
     lam, made = prove_by_messages(problem, seconds, NEAR)
     tables, number = list[Array](), dict[int, int]()
     for gift in (gift for both in made.values() for gift in both):

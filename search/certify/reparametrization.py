@@ -1,11 +1,11 @@
-"""A lower bound of a problem too large for elimination: what factors give to their variables, in a form to check.
+"""Checks the bound of a problem too large for elimination: costs that factors move to their variables.
 
-    sum of all factors at x  =  sum over v of  own_v(x_v) + what v is given at x_v
-                              + sum over factors f of  f(x) - what f gives at x           whatever is given
+    sum of all factors at x  =  sum over v of  own_v(x_v) + costs moved to v at x_v
+                              + sum over factors f of  f(x) - costs moved from f at x     whatever is moved
                             >=  the least of every term, added up
 
-It says this of seconds + lam * retained on the cells up to `high`, as a `Piece` does (`certificate`). What no cell of a
-factor allows is not looked at (arc consistency). Rounding is taken off: every term is a sum of a few numbers.
+This holds for seconds + lam * retained on the cells up to `high`, as in a `Piece` (`certificate`). Options that no cell
+of a factor allows are left out (arc consistency). Rounding is taken off: every term is a sum of a few numbers.
 """
 
 import math
@@ -23,16 +23,18 @@ __all__ = ["ReparametrizedPiece", "check_reparametrized"]
 Bools = NDArray[np.bool_]
 
 ROWS = 1 << 18
-"""Cells that are looked at together."""
+"""Cells that are computed together."""
 
 ROUNDING = 16 * 2.0**-53
-"""Of the sum of the largest numbers of all terms, this much may be lost."""
+"""The fraction of the sum of all terms' largest numbers that rounding may lose."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReparametrizedPiece:
-    """What is proved for choices whose transient bytes lie in `low`..`high`: `given` are (factor, for each of its axes
-    the table, by number, of what it gives to that variable)."""
+    """The proof for choices whose transient bytes are in `low`..`high`, at the multiplier `lam`.
+
+    `given` are (factor, the number of a table for each of its axes): the costs that it moves to that variable.
+    """
 
     low: float
     high: float
@@ -42,7 +44,7 @@ class ReparametrizedPiece:
 
 
 def check_reparametrized(problem: Problem, piece: ReparametrizedPiece) -> tuple[float, int, int]:
-    """(bound, cells, distinct cells) of one piece."""
+    """The (bound, cells, distinct cells) of one piece. Raises AssertionError for a piece that proves nothing."""
     cap = math.inf if problem.budget is None else problem.budget - problem.fixed_bytes - piece.low
     if cap < 0:
         return math.inf, 0, 0
@@ -69,7 +71,7 @@ def check_reparametrized(problem: Problem, piece: ReparametrizedPiece) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """The least of what is left of a factor or of a variable, the largest number in it, and the cells looked at."""
+    """The least of a factor or variable after moving, the largest number in it, and its number of cells."""
 
     least: float
     largest: float
@@ -77,7 +79,7 @@ class _Term:
 
 
 def _owned(problem: Problem, piece: ReparametrizedPiece, cores: Sequence[Array], alive: Sequence[Bools]) -> list[Array]:
-    """Of every variable what it costs alone, and what it is given."""
+    """The costs of every variable alone, with those moved to it."""
     sums, given = [np.where(able, 0.0, math.inf) for able in alive], dict(piece.given)
     for i, factor in enumerate(problem.factors):
         gifts = given.get(i, ())
@@ -90,7 +92,7 @@ def _owned(problem: Problem, piece: ReparametrizedPiece, cores: Sequence[Array],
 
 
 def _priced(table: Table, piece: ReparametrizedPiece) -> Array:
-    """seconds + lam * retained on the cells up to `high`, over classes; elsewhere no choice of the piece can be."""
+    """The core seconds + lam * retained on the cells up to `high`; no choice of the piece is elsewhere."""
     seconds, retained, transient = table.core
     allowed = np.isfinite(seconds) & (transient <= piece.high)
     return np.where(allowed, seconds + piece.lam * retained, math.inf)
@@ -101,7 +103,7 @@ def _largest(values: Array) -> float:
 
 
 def _alive(problem: Problem, cores: Sequence[Array]) -> list[Bools]:
-    """The options that every factor allows together with some options that are left of its other variables."""
+    """The options that every factor allows, with some options that are left of its other variables."""
     alive = [np.ones(size, dtype=bool) for size in problem.sizes]
     allowed = [np.isfinite(core) for core in cores]
     if all(cells.all() for cells in allowed):
@@ -127,7 +129,7 @@ def _alive(problem: Problem, cores: Sequence[Array]) -> list[Bools]:
 
 
 def _supported(allowed: Bools, classes: Sequence[NDArray[np.intp]], alive: Sequence[Bools]) -> list[Bools]:
-    """The options that are left of every variable of one factor."""
+    """The options that one factor leaves of each of its variables."""
     used = allowed
     for axis, (of, able) in enumerate(zip(classes, alive, strict=True)):
         there = np.zeros(allowed.shape[axis], dtype=bool)
@@ -141,7 +143,7 @@ def _supported(allowed: Bools, classes: Sequence[NDArray[np.intp]], alive: Seque
 
 
 def _left(core: Array, classes: Sequence[NDArray[np.intp]], gifts: Sequence[Array], alive: Sequence[Bools]) -> _Term:
-    """A factor without its gifts, over options that are left: of a class the option that gets most leaves least."""
+    """A factor without the costs it moves, over options that are left; each class counts by the most that is moved."""
     most = []
     for axis, (of, gift, able) in enumerate(zip(classes, gifts, alive, strict=True)):
         best = np.full(core.shape[axis], -math.inf)
