@@ -14,7 +14,7 @@ import numpy as np
 
 from autoddl.core.problem import Array
 from autoddl.search.class_tables import ClassTable, JointClasses, class_table, join_classes
-from autoddl.search.elimination_program import EliminationProgram, Ids, Recipe, RecipePart
+from autoddl.search.elimination_program import EliminationProgram, Ids, MessageRecipe, RecipePart
 
 __all__ = ["Node", "argmin", "class_messages", "least_value", "messages", "option_costs", "read_choice"]
 
@@ -77,7 +77,7 @@ def read_choice(program: EliminationProgram, starts: Sequence[Node], take: Calla
     return choice
 
 
-def option_costs(recipe: Recipe, values: Sequence[ClassTable], cell: Sequence[int]) -> Array:
+def option_costs(recipe: MessageRecipe, values: Sequence[ClassTable], cell: Sequence[int]) -> Array:
     """The sum C_k(cell) for every option k of the eliminated variable."""
     total = np.zeros(recipe.shape[0])
     for part in recipe.parts:
@@ -85,7 +85,7 @@ def option_costs(recipe: Recipe, values: Sequence[ClassTable], cell: Sequence[in
     return total
 
 
-def _message(recipe: Recipe, values: Sequence[ClassTable]) -> ClassTable:
+def _message(recipe: MessageRecipe, values: Sequence[ClassTable]) -> ClassTable:
     """The message S(scope), over classes of the scope's options and of the eliminated variable's."""
     if not recipe.parts:
         return ClassTable(np.zeros(()), ())
@@ -104,7 +104,7 @@ def _message(recipe: Recipe, values: Sequence[ClassTable]) -> ClassTable:
     return ClassTable(_minimum(groups, tuple(len(j.first) for j in joints[1:])), tuple(j.of for j in joints[1:]))
 
 
-def _joint(recipe: Recipe, values: Sequence[ClassTable], u: int) -> JointClasses:
+def _joint(recipe: MessageRecipe, values: Sequence[ClassTable], u: int) -> JointClasses:
     """The classes of local variable u that the recipe's tables tell apart.
 
     Tables over the eliminated variable alone do not count.
@@ -136,7 +136,7 @@ def _minimum(groups: list[Array], shape: tuple[int, ...]) -> Array:
     return out
 
 
-def _merged(recipe: Recipe, values: Sequence[ClassTable], joints: Sequence[JointClasses]) -> list[Array]:
+def _merged(recipe: MessageRecipe, values: Sequence[ClassTable], joints: Sequence[JointClasses]) -> list[Array]:
     """The recipe's tables, with axes in local order, ready to add; those of the eliminated variable alone are left out.
 
     A table whose variables are among those of another is added to it.

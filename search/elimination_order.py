@@ -21,7 +21,7 @@ import numpy as np
 from autoddl.core.errors import InputError
 from autoddl.core.problem import Problem
 from autoddl.search.block_powers import raise_to_power
-from autoddl.search.elimination_program import Elimination, EliminationProgram, Ids, Recipe, RecipePart, Top
+from autoddl.search.elimination_program import Elimination, EliminationProgram, Ids, MessageRecipe, RecipePart, Top
 from autoddl.search.repeated_blocks import FoldedProblem
 
 __all__ = ["CAP", "FactorGraph", "plan_elimination", "plan_exact_elimination", "plan_folded_elimination"]
@@ -76,7 +76,7 @@ class FactorGraph:
             for v in scope:
                 self.incident[v][i] = None
         self.index: dict[tuple[tuple[tuple[int, tuple[int, ...]], ...], tuple[int, ...]], int] = {}
-        self.recipes: list[Recipe] = []
+        self.recipes: list[MessageRecipe] = []
         self.computed: dict[int, int] = {}
         self.steps: list[Elimination] = []
         self.roots: list[int] = []
@@ -137,7 +137,7 @@ class FactorGraph:
         key = tuple([(slot, axes) for slot, axes, _ in parts]), tuple([self.sizes[u] for u in local])
         if key not in self.index:
             self.index[key] = len(self.recipes)
-            self.recipes.append(Recipe(tuple(RecipePart(*part) for part in key[0]), key[1]))
+            self.recipes.append(MessageRecipe(tuple(RecipePart(*part) for part in key[0]), key[1]))
         return self.index[key], tuple(local)[1:], tuple([i for _, _, i in parts])
 
     def regroup(self, variables: Sequence[int] | range) -> None:

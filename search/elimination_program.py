@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Elimination", "EliminationProgram", "Ids", "Recipe", "RecipePart", "Top"]
+__all__ = ["Elimination", "EliminationProgram", "Ids", "MessageRecipe", "RecipePart", "Top"]
 
 Ids = NDArray[np.intp]
 
@@ -29,7 +29,7 @@ class RecipePart:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class MessageRecipe:
     """The tables that are added; `shape` is the size of the eliminated variable, then those of the scope."""
 
     parts: tuple[RecipePart, ...]
@@ -71,7 +71,7 @@ class EliminationProgram:
     """
 
     base: int
-    recipes: tuple[Recipe, ...]
+    recipes: tuple[MessageRecipe, ...]
     computed: tuple[int, ...]
     steps: tuple[Elimination, ...]
     slots: tuple[int, ...]
@@ -80,11 +80,11 @@ class EliminationProgram:
     tops: tuple[Top, ...]
     count: int
 
-    def messages(self) -> list[tuple[int, Recipe]]:
+    def messages(self) -> list[tuple[int, MessageRecipe]]:
         """Every distinct message in the order of computation, with its slot."""
         return [(self.base + i, self.recipes[r]) for i, r in enumerate(self.computed)]
 
-    def recipe_of(self, slot: int) -> Recipe:
+    def recipe_of(self, slot: int) -> MessageRecipe:
         """The recipe of a message."""
         return self.recipes[self.computed[slot - self.base]]
 

@@ -16,7 +16,7 @@ import numpy as np
 from autoddl.core.problem import Array
 from autoddl.search.class_tables import ClassTable
 from autoddl.search.elimination import Node, option_costs, read_choice
-from autoddl.search.elimination_program import EliminationProgram, Ids, Recipe
+from autoddl.search.elimination_program import EliminationProgram, Ids, MessageRecipe
 from autoddl.search.labels import Labels, combine, single, thin, union
 from autoddl.search.limits import Clock
 from autoddl.search.relaxations import Space, price_classes
@@ -120,7 +120,7 @@ def _labels(run: _Pass, needs: Needs) -> tuple[list[dict[Cell, Labels]], bool]:
     return store, complete
 
 
-def _cell(run: _Pass, recipe: Recipe, cell: Cell, room: float, store: Sequence[dict[Cell, Labels]]) -> Labels:
+def _cell(run: _Pass, recipe: MessageRecipe, cell: Cell, room: float, store: Sequence[dict[Cell, Labels]]) -> Labels:
     """The labels of one cell."""
     sets = []
     for k, slack in _options(run, recipe, cell, room):
@@ -135,7 +135,7 @@ def _cell(run: _Pass, recipe: Recipe, cell: Cell, room: float, store: Sequence[d
     return union(sets, run.scale)
 
 
-def _options(run: _Pass, recipe: Recipe, cell: Cell, room: float) -> list[tuple[int, float]]:
+def _options(run: _Pass, recipe: MessageRecipe, cell: Cell, room: float) -> list[tuple[int, float]]:
     """The options of the eliminated variable within the room, each with its slack; the best one always."""
     costs = option_costs(recipe, run.values, cell)
     slack = costs - costs.min()
@@ -143,7 +143,7 @@ def _options(run: _Pass, recipe: Recipe, cell: Cell, room: float) -> list[tuple[
     return list(zip(within.tolist(), slack[within].tolist(), strict=True))
 
 
-def _parts(program: EliminationProgram, recipe: Recipe, cell: Cell, k: int) -> list[tuple[int, Cell]]:
+def _parts(program: EliminationProgram, recipe: MessageRecipe, cell: Cell, k: int) -> list[tuple[int, Cell]]:
     """The messages among a recipe's parts, and the cell of each."""
     return [(p.slot - program.base, _index(p.axes, cell, k)) for p in recipe.parts if p.slot >= program.base]
 
