@@ -79,7 +79,7 @@ class Reducer:
     """Takes gradients as they come (`sink`), and deposits the reduced ones (`finish`)."""
 
     def __init__(self, buckets: Sequence[Bucket], edges: Mapping[str, ParameterEdge],
-                 held: Mapping[str, StoredParameter], groups: Groups, recorder: Recorder) -> None:
+                 stored: Mapping[str, StoredParameter], groups: Groups, recorder: Recorder) -> None:
         self._groups, self._recorder = groups, recorder
         self._buckets: list[_Bucket] = []
         self._protocol = ReduceProtocol(buckets)
@@ -92,7 +92,7 @@ class Reducer:
                               f"the gradients of {bucket.members[0]} and {len(tensors) - 1} more")
             shapes = tuple(local_shape(t.shape, start, groups.mesh, groups.coordinate)
                            for t, start in zip(tensors, starts, strict=True))
-            members = tuple(held[fqn] for fqn in bucket.members)
+            members = tuple(stored[fqn] for fqn in bucket.members)
             self._buckets.append(_Bucket(members, path, shapes))
         self.clear()
 
@@ -106,20 +106,20 @@ class Reducer:
         for bucket in self._buckets:
             bucket.clear(keep)
 
-    def sink(self, edge: ParameterEdge, held: StoredParameter, direct: bool) -> Callable[[Tensor], None] | None:
+    def sink(self, edge: ParameterEdge, stored: StoredParameter, direct: bool) -> Callable[[Tensor], None] | None:
         """The function that takes the gradient of a parameter.
 
         None if there is no gradient, or if autograd adds the stored gradient up in the leaf. It does where the program
         reads the leaf `direct` and the gradient takes no step.
         """
-        if not held.tensor.trained or edge.conversion.gradient is None:
+        if not stored.tensor.trained or edge.conversion.gradient is None:
             return None
         if edge.tensor.fqn in self._place:
             b, k = self._place[edge.tensor.fqn]
             return lambda gradient: self._add(b, k, gradient)
         path = make_moves(edge.backward, [edge.tensor.shape], [edge.conversion.gradient], self._groups, self._recorder,
                           "backward", edge.tensor.fqn)
-        return None if direct and not path else lambda gradient: held.deposit(_locally(path, gradient))
+        return None if direct and not path else lambda gradient: stored.deposit(_locally(path, gradient))
 
     def _add(self, b: int, k: int, gradient: Tensor) -> None:
         self._buckets[b].add(k, gradient, self._protocol.is_due(b))

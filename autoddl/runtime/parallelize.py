@@ -119,8 +119,8 @@ class ParallelModel:
         inputs = tuple(t for t in graph.tensors if t.kind is Kind.INPUT)
         self._batches = Batches(module.forward, inputs, captured.spec, plan.inputs, groups, device,
                                 plan.microbatches)
-        self._held = shard_parameters(module, captured.graph, plan, groups, device)
-        self._store = Store(plan, graph, self._held, groups, self.recorder)
+        self._stored = shard_parameters(module, captured.graph, plan, groups, device)
+        self._store = Store(plan, graph, self._stored, groups, self.recorder)
         self._train = self._lower(training=True)
         self._evaluate: LoweredProgram | None = None
 
@@ -136,7 +136,7 @@ class ParallelModel:
             if tensor.kind is Kind.INPUT:
                 found.append(pieces[tensor.fqn])
             elif tensor.kind is Kind.PARAMETER:
-                found.append(self._held[tensor.fqn].leaf)
+                found.append(self._stored[tensor.fqn].leaf)
             elif tensor.kind is Kind.BUFFER:
                 found.append(self.module.get_buffer(tensor.fqn))
             else:

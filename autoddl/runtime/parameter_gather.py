@@ -51,7 +51,7 @@ class _Bucket:
     `handle` is a gather in flight. `values` stay for later microbatches; `again` were regathered for backward.
     """
 
-    def __init__(self, bucket: Bucket, edges: Mapping[str, ParameterEdge], held: Mapping[str, StoredParameter],
+    def __init__(self, bucket: Bucket, edges: Mapping[str, ParameterEdge], stored: Mapping[str, StoredParameter],
                  sinks: Mapping[str, Sink | None], groups: Groups, recorder: Recorder) -> None:
         tensors = [edges[fqn].tensor for fqn in bucket.members]
         starts = [edges[fqn].conversion.source for fqn in bucket.members]
@@ -59,7 +59,7 @@ class _Bucket:
         shapes = [t.shape for t in tensors]
         self._forward, self._backward = (make_moves(bucket.steps, shapes, starts, groups, recorder, direction, label)
                                          for direction in ("forward", "backward"))
-        self.leaves = [held[fqn].leaf for fqn in bucket.members]
+        self.leaves = [stored[fqn].leaf for fqn in bucket.members]
         self.sinks = [sinks[fqn] for fqn in bucket.members]
         self.regather = bucket.regather
         self.clear()
@@ -92,9 +92,9 @@ class TensorGathers:
     """The gather buckets of a program, in the order of first use."""
 
     def __init__(self, buckets: Sequence[Bucket], edges: Mapping[str, ParameterEdge],
-                 held: Mapping[str, StoredParameter], sinks: Mapping[str, Sink | None], groups: Groups,
+                 stored: Mapping[str, StoredParameter], sinks: Mapping[str, Sink | None], groups: Groups,
                  recorder: Recorder) -> None:
-        self._buckets = [_Bucket(bucket, edges, held, sinks, groups, recorder) for bucket in buckets]
+        self._buckets = [_Bucket(bucket, edges, stored, sinks, groups, recorder) for bucket in buckets]
         self._protocol = GatherProtocol(buckets)
         self._regathers = any(bucket.regather for bucket in buckets)
         self.clear()

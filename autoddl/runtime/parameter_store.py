@@ -30,21 +30,21 @@ __all__ = ["Store"]
 class Store:
     """The parameters of a running plan; `parameters` tells lowering how the program gets them."""
 
-    def __init__(self, plan: Plan, graph: Graph, held: Mapping[str, StoredParameter], groups: Groups,
+    def __init__(self, plan: Plan, graph: Graph, stored: Mapping[str, StoredParameter], groups: Groups,
                  recorder: Recorder) -> None:
         edges = {edge.tensor.fqn: edge for edge in parameter_edges(plan, graph)}
         gathered = gather_buckets(plan, graph)
-        self.reducer = Reducer(gradient_buckets(plan, graph), edges, held, groups, recorder)
+        self.reducer = Reducer(gradient_buckets(plan, graph), edges, stored, groups, recorder)
         taken = {fqn: (b, k) for b, bucket in enumerate(gathered) for k, fqn in enumerate(bucket.members)}
         paths = {fqn: _path(edge, groups, recorder) for fqn, edge in edges.items() if fqn not in taken}
         direct = [fqn for fqn, path in paths.items() if not path]
-        sinks = {fqn: self.reducer.sink(edge, held[fqn], fqn in direct) for fqn, edge in edges.items()}
-        self.gathers = TensorGathers(gathered, edges, held, sinks, groups, recorder)
+        sinks = {fqn: self.reducer.sink(edge, stored[fqn], fqn in direct) for fqn, edge in edges.items()}
+        self.gathers = TensorGathers(gathered, edges, stored, sinks, groups, recorder)
         self._locals = {fqn: _Local(path, sinks[fqn], edges[fqn].per_microbatch) for fqn, path in paths.items() if path}
         for fqn in direct:
-            _hook(held[fqn].leaf, sinks[fqn])
+            _hook(stored[fqn].leaf, sinks[fqn])
         self.parameters = ParameterAccess(self.gathers.take, taken, self._locals)
-        self._plain = [h for h in held.values() if sinks.get(h.tensor.fqn) is None and h.leaf is not h.parameter]
+        self._plain = [p for p in stored.values() if sinks.get(p.tensor.fqn) is None and p.leaf is not p.parameter]
 
     def clear(self) -> None:
         """Forgets everything that a failed step left."""
@@ -52,8 +52,8 @@ class Store:
         self.reducer.clear()
         for local in self._locals.values():
             local.value = None
-        for held in self._plain:
-            held.leaf.grad = None
+        for parameter in self._plain:
+            parameter.leaf.grad = None
 
     def begin(self, last: bool) -> None:
         """Called before a microbatch, the `last` of a step or not."""
@@ -69,10 +69,10 @@ class Store:
         """
         self.reducer.finish()
         if last:
-            for held in self._plain:
-                if held.leaf.grad is not None:
-                    held.deposit(held.leaf.grad)
-                    held.leaf.grad = None
+            for parameter in self._plain:
+                if parameter.leaf.grad is not None:
+                    parameter.deposit(parameter.leaf.grad)
+                    parameter.leaf.grad = None
             self.gathers.clear()
 
 
