@@ -12,7 +12,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Unpack
 
-from autoddl.capture.gc_pause import uncollected
+from autoddl.capture.gc_pause import pause_gc
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
 from autoddl.core.plan import VERSION, Plan
 from autoddl.core.problem import Problem
@@ -79,7 +79,7 @@ def _finish(task: PlanTask, found: Found, count: int, options: PlanOptions) -> P
 
 
 @documented
-@uncollected()
+@pause_gc()
 def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *, name: str = "",
          factory: Mapping[str, Any] | None = None, progress: Progress | None = None, **options: Unpack[Options]
          ) -> Plan:
@@ -123,7 +123,7 @@ def _spaces(task: PlanTask, tried: Sequence[Candidate]) -> list[list[Candidate]]
 
 
 @documented
-@uncollected()
+@pause_gc()
 def compare(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *, name: str = "",
             factory: Mapping[str, Any] | None = None, progress: Progress | None = None, **options: Unpack[Options]
             ) -> tuple[Comparison, ...]:

@@ -23,10 +23,10 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from autoddl.capture.build_graph import Key, Leaf, tabulate
-from autoddl.capture.fast_export import own_frames, unwritten
-from autoddl.capture.gc_pause import uncollected
+from autoddl.capture.gc_pause import pause_gc
 from autoddl.capture.passes import gradients, losses, normalise, randomness
 from autoddl.capture.sample import Sample, as_sample, describe, sample_for
+from autoddl.capture.torch_export_patch import delay_code_generation, shorten_stacks
 from autoddl.capture.trace import trace
 from autoddl.core.errors import CaptureError
 from autoddl.core.graph import Graph, Kind
@@ -51,7 +51,7 @@ class Captured:
 def capture(model: nn.Module, sample: object = None) -> Captured:
     """The training graph of `model`, whose forward returns the scalar loss, alone, as .loss or first of several."""
     example = sample_for(model) if sample is None else as_sample(sample)
-    with uncollected(), unwritten(), own_frames():
+    with pause_gc(), delay_code_generation(), shorten_stacks():
         return _captured(model, example)
 
 

@@ -1,8 +1,8 @@
-"""What forward may do that torch.export leaves out of its graph without a word.
+"""Guards torch.export against effects of forward that it leaves out of its graph without a word.
 
-    a backward of its own    autograd.Function on what needs a gradient, a hook on a gradient       refused
-    a gradient within        torch.autograd.grad                                                    refused
-    .data                    what detach gives; where it is set                                     refused
+    a backward of its own    autograd.Function on a tensor that needs a gradient; a hook on a gradient       refused
+    a gradient in forward    torch.autograd.grad, Tensor.backward                                            refused
+    .data                    reading it is traced as detach; setting it is refused
 """
 
 from collections.abc import Iterator
@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Unseen", "nothing_unseen"]
+from autoddl.capture.autograd_function_patch import check_functions
+
+__all__ = ["HiddenEffect", "guard_export"]
 
 HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
 GRADIENTS = (torch.autograd.grad, Tensor.backward)
 
 
-class Unseen(Exception):
-    """What the graph would not show, and the way out."""
+class HiddenEffect(Exception):
+    """Names an effect of forward that the exported graph would not show, and the way out."""
 
 
 class _Watch(TorchFunctionMode):
@@ -28,29 +30,23 @@ class _Watch(TorchFunctionMode):
         if func == Tensor.data.__get__:  # type: ignore[attr-defined]
             return args[0].detach()
         if func == Tensor.data.__set__:  # type: ignore[attr-defined]
-            raise Unseen("forward sets the .data of a tensor, which a graph does not show: write x.copy_(y)")
+            raise HiddenEffect("forward sets the .data of a tensor, which a graph does not show: write x.copy_(y)")
         if func in HOOKS:
-            raise Unseen("forward registers a hook on a gradient, which a graph does not show: write what it does to "
-                         "the value, as x * s + (x - x * s).detach() for a gradient s times as large")
+            raise HiddenEffect("forward registers a hook on a gradient, which a graph does not show: write what it "
+                               "does to the value, as x * s + (x - x * s).detach() for a gradient s times as large")
         if func in GRADIENTS:
-            raise Unseen("forward takes gradients itself, which a graph does not show: write them as operators")
+            raise HiddenEffect("forward takes gradients itself, which a graph does not show: write them as operators")
         return func(*args, **(kwargs or {}))
 
 
 @contextmanager
-def nothing_unseen() -> Iterator[None]:
-    """While open, tracing raises Unseen where the graph would not be all of what forward does."""
-    plain = vars(torch.autograd.Function)["apply"]
+def guard_export() -> Iterator[None]:
+    """While open, tracing raises HiddenEffect where the exported graph would not be all that forward does."""
+    with check_functions(_refuse_own_backward), _Watch():
+        yield
 
-    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
-            raise Unseen(f"{cls.__name__} has a backward of its own, which a graph does not show: write it as "
-                         "operators, checkpoints with use_reentrant=False")
-        return plain.__get__(None, cls)(*args, **kwargs)
 
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign,assignment]
-    try:
-        with _Watch():
-            yield
-    finally:
-        torch.autograd.Function.apply = plain  # type: ignore[method-assign]
+def _refuse_own_backward(function: type, args: tuple[Any, ...]) -> None:
+    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
+        raise HiddenEffect(f"{function.__name__} has a backward of its own, which a graph does not show: write it as "
+                           "operators, checkpoints with use_reentrant=False")

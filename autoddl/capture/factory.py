@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from autoddl.capture.gc_pause import uncollected
+from autoddl.capture.gc_pause import pause_gc
 from autoddl.core.errors import AutoDDLError, InputError
 from autoddl.core.processes import Terminated
 
@@ -70,7 +70,7 @@ class Factory:
 
     def build(self) -> "tuple[nn.Module, Any]":
         """(module, sample or None)."""
-        with uncollected():
+        with pause_gc():
             return self._built()
 
     def _built(self) -> "tuple[nn.Module, Any]":

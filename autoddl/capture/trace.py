@@ -23,11 +23,11 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from autoddl.capture.export_guards import Unseen, nothing_unseen
+from autoddl.capture.export_guards import HiddenEffect, guard_export
 from autoddl.capture.export_passes import check_averages, inline_regions, needs_decomposition, whole_dropout
 from autoddl.capture.sample import Sample, named
 from autoddl.capture.source_lines import failing_line
-from autoddl.capture.transformers_masks import plain_masks
+from autoddl.capture.transformers_masks_patch import build_masks_as_run
 from autoddl.core.errors import CaptureError, InputError
 from autoddl.core.graph import Graph
 
@@ -115,7 +115,7 @@ def _fake_module(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     try:
-        with _quiet(), plain_masks(model), nothing_unseen():
+        with _quiet(), build_masks_as_run(model), guard_export():
             return torch.export.export(model, args, kwargs, strict=False)
     except Exception as error:
         raise _explain(type(model).__name__, error) from error
@@ -125,7 +125,7 @@ def _explain(model: str, error: Exception) -> CaptureError:
     """What cannot be captured, the operator if it is known, and the line of the model."""
     text = str(error)
     line = failing_line(error.__traceback__) or "an unknown line"
-    if isinstance(error, Unseen):
+    if isinstance(error, HiddenEffect):
         return CaptureError(f"{model} cannot be captured: at {line} {text}")
     found = OPERATOR.search(text)
     operator = f" by {found[1]}" if found else ""

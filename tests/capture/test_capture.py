@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from torch.utils._traceback import CapturedTraceback
 
 from autoddl.capture.capture import Captured, capture
-from autoddl.capture.fast_export import own_frames
 from autoddl.capture.sample import Sample, as_sample, describe, from_spec, named, sample_for
 from autoddl.capture.source_lines import line_of
+from autoddl.capture.torch_export_patch import shorten_stacks
 from autoddl.core.errors import CaptureError, InputError
 from autoddl.core.graph import Kind
 
@@ -229,7 +229,7 @@ def test_source_and_module() -> None:
 
 
 def test_a_stack_without_torch_names_the_same_lines() -> None:
-    """`own_frames` gives torch its own back."""
+    """`shorten_stacks` gives torch its own back."""
     whole, module = CapturedTraceback.summary, nn.Sequential(nn.Linear(2, 3), nn.Tanh())
 
     def traced() -> list[str]:
@@ -237,7 +237,7 @@ def test_a_stack_without_torch_names_the_same_lines() -> None:
         return [line_of(node.meta.get("stack_trace")) for node in program.graph.nodes]
 
     lines = traced()
-    with own_frames():
+    with shorten_stacks():
         assert CapturedTraceback.summary is not whole and traced() == lines and any(lines)
     assert CapturedTraceback.summary is whole
 

@@ -1,0 +1,66 @@
+"""Each patch that capture makes does what its file says while it is open, and is undone afterwards, after errors too."""
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from torch import Tensor, fx, nn
+from torch.utils._traceback import CapturedTraceback
+
+from autoddl.capture.autograd_function_patch import check_functions
+from autoddl.capture.torch_export_patch import delay_code_generation, shorten_stacks
+from autoddl.capture.transformers_masks_patch import build_masks_as_run
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+def test_a_graph_module_writes_its_code_when_it_is_called() -> None:
+    graph = fx.Graph()
+    graph.output(graph.call_function(torch.neg, (graph.placeholder("x"),)))
+    with delay_code_generation():
+        module = fx.GraphModule(nn.Module(), graph)
+        assert not hasattr(module, "_code")
+        assert torch.equal(module(torch.ones(2)), -torch.ones(2)) and "neg" in module.code
+
+
+def test_a_function_is_checked_before_it_is_applied() -> None:
+    seen: list[type] = []
+    with check_functions(lambda function, args: seen.append(function)):
+        assert torch.equal(Doubled.apply(torch.ones(2)), 2 * torch.ones(2))  # type: ignore[no-untyped-call]
+    Doubled.apply(torch.ones(2))  # type: ignore[no-untyped-call]
+    assert seen == [Doubled]
+
+
+def test_masks_are_those_of_a_run_unless_positions_are_given() -> None:
+    model, sample = zoo.llama()
+    masking = sys.modules["transformers.masking_utils"]
+    assert masking.find_packed_sequence_indices(torch.tensor([[0, 1, 0, 1]])) is not None
+    with build_masks_as_run(model):
+        assert not masking.is_torchdynamo_exporting()
+        assert masking.find_packed_sequence_indices(torch.tensor([[0, 1, 0, 1]])) is None
+
+
+def patched() -> list[Any]:
+    masking = sys.modules["transformers.masking_utils"]
+    return [fx.GraphModule.recompile, CapturedTraceback.summary, vars(torch.autograd.Function)["apply"],
+            masking.find_packed_sequence_indices, masking.is_torchdynamo_exporting]
+
+
+@pytest.mark.parametrize("opened", [
+    delay_code_generation, shorten_stacks, lambda: check_functions(lambda function, args: None),
+    lambda: build_masks_as_run(zoo.llama()[0])], ids=["code", "stacks", "functions", "masks"])
+def test_a_patch_is_undone(opened: Callable[[], AbstractContextManager[None]]) -> None:
+    zoo.llama()
+    before = patched()
+    with pytest.raises(KeyError), opened():
+        assert patched() != before
+        raise KeyError
+    assert patched() == before
