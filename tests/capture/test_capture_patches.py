@@ -1,4 +1,4 @@
-"""Each patch that capture makes does what its file says while it is open, and is undone afterwards, after errors too."""
+"""Each patch that capture makes does what its file says while it is open, and is undone afterwards, also on errors."""
 
 import sys
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def test_a_function_is_checked_before_it_is_applied() -> None:
 
 
 def test_masks_are_those_of_a_run_unless_positions_are_given() -> None:
-    model, sample = zoo.llama()
+    model, _ = zoo.llama()
     masking = sys.modules["transformers.masking_utils"]
     assert masking.find_packed_sequence_indices(torch.tensor([[0, 1, 0, 1]])) is not None
     with build_masks_as_run(model):
