@@ -74,7 +74,7 @@ def _finish(task: PlanTask, found: Found, count: int, options: PlanOptions) -> P
     best = plan_of(made, solved.pricing, solved.solution, dict(task.about) | {
         "bound": min(found.bound, made.predicted.seconds), "budget": task.budget, "candidates": count,
         "sample": dict(task.spec), "fingerprints": prints, "timings": timings,
-        "source": source_of(task, solved, options)})
+        "source": source_of(task, solved, options), "precision": options.precision})
     return fitting_buckets(best, task.graph, options.optimizer, task.cluster)
 
 

@@ -3,7 +3,7 @@
 import inspect
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,8 @@ BOUND_LATER = {"seed", "index"}
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A placeholder `node`: what it is, its name, its other names, whether it is trained, placeholders tied to it."""
+    """A placeholder `node`: what it is, its name, its other names, whether it is trained, placeholders tied to it, and
+    the dtypes of its master copy and of its gradients on the wire (`core.graph.Tensor`)."""
 
     node: str
     fqn: str
@@ -34,6 +35,8 @@ class Leaf:
     aliases: tuple[str, ...] = ()
     trained: bool = False
     tied: tuple[str, ...] = ()
+    master: str = ""
+    reduced: str = ""
 
 
 def tabulate(program: GraphModule, leaves: tuple[Leaf, ...], updates: tuple[str, ...]
@@ -47,7 +50,8 @@ def tabulate(program: GraphModule, leaves: tuple[Leaf, ...], updates: tuple[str,
         if node.op == "placeholder":
             leaf = by_name[node.name]
             ids[node.name] = len(tensors)
-            tensors.append(_tensor(node.name, node.meta["val"], leaf.kind, leaf.fqn, leaf.aliases, leaf.trained))
+            made = _tensor(node.name, node.meta["val"], leaf.kind, leaf.fqn, leaf.aliases, leaf.trained)
+            tensors.append(replace(made, master=leaf.master, reduced=leaf.reduced))
         elif node.target is operator.getitem:
             ids[node.name] = ids[(node.args[0].name, node.args[1])]
         elif node.op == "call_function":

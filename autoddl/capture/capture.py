@@ -3,6 +3,7 @@
     trace         torch.export of a fake copy of the module                         (trace.py)
     passes        one vocabulary of operators, our dropout and losses               (passes.py)
     arrange       placeholders: one per parameter (ties are one), buffer, constant, input; DCE
+    autocast      in bf16-mixed, the casts that torch.autocast makes                (autocast.py)
     tabulate      every node becomes an Op, every value a Tensor                    (tabulate.py)
 
 The program is an `fx.GraphModule`: program(*values) takes one tensor per PARAMETER, BUFFER, CONSTANT and INPUT, in the
@@ -12,16 +13,18 @@ follows the device of its inputs.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from autoddl.capture.autocast import autocast
 from autoddl.capture.build_graph import Key, Leaf, tabulate
 from autoddl.capture.gc_pause import pause_gc
 from autoddl.capture.passes import gradients, losses, normalise, randomness
@@ -30,6 +33,7 @@ from autoddl.capture.torch_export_patch import delay_code_generation, shorten_st
 from autoddl.capture.trace import trace
 from autoddl.core.errors import CaptureError
 from autoddl.core.graph import Graph, Kind
+from autoddl.core.precision import AS_WRITTEN, Precision
 
 __all__ = ["Captured", "capture"]
 
@@ -48,25 +52,49 @@ class Captured:
     spec: Mapping[str, Any]
 
 
-def capture(model: nn.Module, sample: object = None) -> Captured:
-    """The training graph of `model`, whose forward returns the scalar loss, alone, as .loss or first of several."""
+def capture(model: nn.Module, sample: object = None, precision: Precision = AS_WRITTEN) -> Captured:
+    """The training graph of `model` in a recipe of precision.
+
+    Its forward returns the scalar loss, alone, as .loss or first of several.
+    """
     example = sample_for(model) if sample is None else as_sample(sample)
     with pause_gc(), delay_code_generation(), shorten_stacks():
-        return _captured(model, example)
+        return _captured(model, example, precision)
 
 
-def _captured(model: nn.Module, example: Sample) -> Captured:
-    exported, names = trace(model, example)
+def _captured(model: nn.Module, example: Sample, precision: Precision) -> Captured:
+    exported, names = trace(model, example, getattr(torch, precision.stored) if precision.stored else None)
     module = exported.graph_module
     normalise(module)
     randomness(module)
     losses(module)
     program, leaves, updates = _arrange(model, exported, names)
+    if precision.is_mixed:
+        leaves = _mixed(program, leaves, updates, precision)
     gradients(program, frozenset(leaf.node for leaf in leaves if leaf.trained))
     graph, nodes, tensors = tabulate(program, leaves, updates)
     _check_real(graph)
     constants = {tensors[leaf.node]: exported.constants[leaf.fqn] for leaf in leaves if leaf.kind is Kind.CONSTANT}
     return Captured(graph, program, nodes, MappingProxyType(tensors), MappingProxyType(constants), describe(example))
+
+
+def _mixed(program: GraphModule, leaves: tuple[Leaf, ...], updates: tuple[str, ...], precision: Precision
+           ) -> tuple[Leaf, ...]:
+    """Casts the program to bf16-mixed; returns its leaves with the dtypes of their masters and gradients."""
+    buffers = {name: leaf.node for leaf in leaves if leaf.kind is Kind.BUFFER for name in (leaf.fqn, *leaf.aliases)}
+    parameters = [leaf.node for leaf in leaves if leaf.kind is Kind.PARAMETER]
+    before = {node.name: node.meta["val"].dtype for node in program.graph.nodes if node.name in parameters}
+    autocast(program, parameters, [buffers[name] for name in updates])
+    found, used = [], {node.name: node.meta["val"].dtype for node in program.graph.nodes if node.name in before}
+    for leaf in leaves:
+        if leaf.node in used:
+            dtypes = str(used[leaf.node]), str(before[leaf.node]), f"torch.{precision.reduce}"
+            here, master, reduced = (dtype.removeprefix("torch.") for dtype in dtypes)
+            floating = before[leaf.node].is_floating_point and leaf.trained
+            leaf = replace(leaf, master=master if master != here else "",
+                           reduced=reduced if floating and reduced != here else "")
+        found.append(leaf)
+    return tuple(found)
 
 
 def _arrange(model: nn.Module, exported: ExportedProgram, names: dict[str, str]

@@ -2,9 +2,13 @@
 
 In float64 rounding is 1e-16 and cannot hide a wrong layout. Casts inside the model (a norm that computes in float32)
 become casts to float64, so decisions of a plan for the one program are decisions for the other.
+
+A program that computes in several dtypes also has a form in which each is twice as wide (`TWICE`): its casts stay.
 """
 
 import copy
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,37 +16,70 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from autoddl.capture.autocast import OWN_DTYPES, base_name
 from autoddl.capture.capture import Captured
 from autoddl.capture.sample import Sample
+from autoddl.core import graph as graphs
 from autoddl.core.graph import Op, Value
 from autoddl.operators.kernels import custom_ops
+from autoddl.operators.kernels.arguments import bound, parameters
 
-__all__ = ["cast", "seeded", "widened"]
+__all__ = ["TWICE", "WIDEST", "Dtypes", "cast", "seeded", "widened"]
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-NAMES = tuple(str(dtype).removeprefix("torch.") for dtype in FLOATS)
+WIDEST = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64}
+"""Every dtype as float64."""
+
+TWICE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
+"""Every dtype as one of twice its width: the casts between them stay."""
+
+Dtypes = Mapping[torch.dtype, torch.dtype]
 
 
-def widened(captured: Captured) -> Captured:
-    """The same program, every float a float64."""
-    graph = captured.graph
-    tensors = tuple(replace(t, dtype="float64") if t.is_floating else t for t in graph.tensors)
-    constants = {t: value.double() if value.dtype in FLOATS else value for t, value in captured.constants.items()}
+def widened(captured: Captured, wider: Dtypes = WIDEST) -> Captured:
+    """The same program, every float a float64, or as `wider` says."""
+    graph, names = captured.graph, {_name(old): _name(new) for old, new in wider.items()}
+    constants = {t: value.to(wider.get(value.dtype, value.dtype)) for t, value in captured.constants.items()}
     program = copy.deepcopy(captured.program)
+
+    def one(value: Any) -> Any:
+        return wider.get(value, value) if isinstance(value, torch.dtype) else value
+
     for node in program.graph.nodes:
-        node.args, node.kwargs = fx.node.map_aggregate(node.args, _wider), fx.node.map_aggregate(node.kwargs, _wider)
+        node.args, node.kwargs = fx.node.map_aggregate(node.args, one), fx.node.map_aggregate(node.kwargs, one)
+        if wider is TWICE and base_name(node) in OWN_DTYPES:
+            node.target = _in_dtype_of_statistics(node.target)
     program.recompile()
-    return replace(captured, graph=replace(graph, tensors=tensors, ops=tuple(_op(op) for op in graph.ops)),
+    return replace(captured, graph=replace(graph, tensors=tuple(_tensor(t, names) for t in graph.tensors),
+                                           ops=tuple(_op(op, names) for op in graph.ops)),
                    program=program, constants=constants)
 
 
-def _wider(value: Any) -> Any:
-    return torch.float64 if value in FLOATS else value
+def _in_dtype_of_statistics(norm: Any) -> Callable[..., Any]:
+    """A batch norm that computes in the dtype of its running mean: float64 beside float32, which PyTorch refuses."""
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = bound(norm, args, kwargs)
+        out, *others = norm(**given | {"input": given["input"].to(given["running_mean"].dtype)})
+        return (out.to(given["input"].dtype), *others)
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    call.__signature__ = inspect.Signature([inspect.Parameter(n, kind) for n in parameters(norm)])  # type: ignore[attr-defined]
+    return call
 
 
-def _op(op: Op) -> Op:
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _tensor(tensor: graphs.Tensor, names: Mapping[str, str]) -> graphs.Tensor:
+    """The tensor in its wider dtypes; a master or gradient of the same dtype is none of its own."""
+    dtype, master, reduced = (names.get(name, name) for name in (tensor.dtype, tensor.master, tensor.reduced))
+    return replace(tensor, dtype=dtype, master=master if master != dtype else "",
+                   reduced=reduced if reduced != dtype else "")
+
+
+def _op(op: Op, names: Mapping[str, str]) -> Op:
     def one(value: Value) -> Value:
-        return "float64" if value in NAMES else value
+        return names.get(value, value) if isinstance(value, str) else value
 
     return replace(op, args=tuple((name, one(value)) for name, value in op.args))
 

@@ -96,14 +96,17 @@ def _initial(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def arguments(model: nn.Module, batch: Sample, captured: Captured) -> list[Tensor]:
-    """What the captured program is called with: the model's own parameters, copies of its buffers, the inputs."""
+    """What the captured program is called with: the model's own parameters, copies of its buffers, the inputs.
+
+    Parameters are cast to the dtypes in which the program reads them, under autograd.
+    """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     buffers, inputs = dict(model.named_buffers(remove_duplicate=False)), named(model.forward, batch)
     found: list[Tensor] = []
     for t, tensor in enumerate(captured.graph.tensors):
         match tensor.kind:
             case Kind.PARAMETER:
-                found.append(parameters[tensor.fqn])
+                found.append(parameters[tensor.fqn].to(getattr(torch, tensor.dtype)))
             case Kind.BUFFER:
                 found.append(buffers[tensor.fqn].clone())
             case Kind.CONSTANT:

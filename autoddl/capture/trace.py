@@ -37,13 +37,16 @@ DYNAMIC = re.compile(r"data.dependent|unbacked|\bu\d+\b|\.item\(\)|DynamicOutput
 OPERATOR = re.compile(r"(?:torch\.ops\.)?(aten[.:]+\w+(?:\.\w+)?)")
 
 
-def trace(model: nn.Module, sample: Sample) -> tuple[ExportedProgram, dict[str, str]]:
-    """The functional program, and the name (`named`) of every tensor of the sample by its placeholder."""
+def trace(model: nn.Module, sample: Sample, dtype: torch.dtype | None = None) -> tuple[ExportedProgram, dict[str, str]]:
+    """The functional program, and the name (`named`) of every tensor of the sample by its placeholder.
+
+    With a `dtype`, of the module and the sample after `.to(dtype)`: their floating tensors have it.
+    """
     _check_shaped(model)
     named(model.forward, sample)
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    stand_in = _fake_module(model, mode)
-    args, kwargs = pytree.tree_map(lambda leaf: _fake(leaf, mode) if isinstance(leaf, Tensor) else leaf,
+    stand_in = _fake_module(model, mode, dtype)
+    args, kwargs = pytree.tree_map(lambda leaf: _fake(leaf, mode, dtype) if isinstance(leaf, Tensor) else leaf,
                                    (sample.args, dict(sample.kwargs)))
     program = _export(stand_in, args, kwargs)
     names = _names(program, stand_in, Sample(args, kwargs))
@@ -90,18 +93,19 @@ def check_held(graph: Graph, constants: Mapping[int, Tensor]) -> None:
                          "its values: register_buffer it, or build the model on the CPU")
 
 
-def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
+def _fake(tensor: Tensor, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> Tensor:
     with mode:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+        own = tensor.dtype if dtype is None or not tensor.dtype.is_floating_point else dtype
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=own, device="cpu")
 
 
-def _fake_module(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+def _fake_module(model: nn.Module, mode: FakeTensorMode, dtype: torch.dtype | None) -> nn.Module:
     """A copy of the module whose parameters, buffers and unregistered meta tensors are fakes."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(_fake(parameter, mode), parameter.requires_grad)
+        memo[id(parameter)] = nn.Parameter(_fake(parameter, mode, dtype), parameter.requires_grad)
     for buffer in model.buffers():
-        memo[id(buffer)] = _fake(buffer, mode)
+        memo[id(buffer)] = _fake(buffer, mode, dtype)
     for module in model.modules():
         for value in vars(module).values():
             if isinstance(value, Tensor) and id(value) not in memo:

@@ -17,6 +17,8 @@ from autoddl.core.graph import Kind, graph_from_text
 from autoddl.core.hubs import HUB
 from autoddl.core.names import fold_rows
 from autoddl.core.plan import Conversion, Plan
+from autoddl.core.precision import Precision
+from autoddl.cost_models import parse_cluster
 from autoddl.cost_models.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "candidates": plan.candidates, "wall_seconds": plan.timings.get("total"),
         "capture_seconds": plan.timings.get("capture"), "solve_seconds": plan.timings.get("solve"),
         "fallback_ops": predicted.fallback, "microbatches": plan.microbatches,
+        "precision": plan.precision,
     }
 
 
@@ -104,6 +107,8 @@ def verification_table(checked: "Verification") -> RenderableType:
     table = grid()
     table.add_row("loss", f"{checked.loss_error:.1e} relative error against one process")
     table.add_row("gradients", f"{checked.gradient_error:.1e} of the largest gradient")
+    if checked.twice_error:
+        table.add_row("twice as wide", f"{checked.twice_error:.1e} with every dtype of the recipe at twice its width")
     table.add_row("collectives", f"{checked.collective_mismatches} mismatches between the plan and what ran")
     for text in checked.mismatches:
         table.add_row("", text)
@@ -140,6 +145,8 @@ def _figures(plan: Plan) -> Table:
     table.add_row("plan", f"{plan.model} on {plan.cluster}, {plan.mesh.size} rank{'s' * (plan.mesh.size > 1)} over "
                           f"{plan.backend}")
     table.add_row("mesh", f"{plan.mesh}{_parts(plan)}" + (f"  ({levels})" if levels else ""))
+    if precision := _precision(plan):
+        table.add_row("precision", precision)
     table.add_row("step", f"{show_seconds(predicted.seconds)} predicted: compute {show_seconds(predicted.compute)}, "
                           f"communication {show_seconds(sum(predicted.communication.values()))}"
                           + (f" ({shares})" if shares else ""))
@@ -154,6 +161,22 @@ def _figures(plan: Plan) -> Table:
     table.add_row("search", f"{plan.candidates:,} configurations weighed{_took(plan.timings)}")
     table.add_row("no rule", f"replicated on every rank: {slow}" if slow else "every operator has one")
     return table
+
+
+def _precision(plan: Plan) -> str:
+    """The recipe of dtypes; of a float32 module on a device that multiplies faster in bfloat16, that recipe's rate."""
+    if plan.precision not in ("as-written", "float32"):
+        stored = Precision.parse(plan.precision).stored
+        return f"{plan.precision}: parameters and optimizer state in {stored}, used in bfloat16"
+    if not {"graph", "cluster"} <= plan.source.keys():
+        return ""
+    widest = {t.dtype for t in graph_from_text(plan.source["graph"]).tensors if t.kind is Kind.PARAMETER}
+    peaks = dict(parse_cluster(plan.source["cluster"], "the plan's cluster").device.peaks)
+    slow, fast = peaks.get("float32", 0.0), peaks.get("bfloat16", 0.0)
+    if widest != {"float32"} or fast <= slow:
+        return ""
+    return (f"float32 throughout, at most {slow / 1e12:.3g} TFLOP/s a device; with --precision bf16-mixed products run "
+            f"at up to {fast / 1e12:.3g} TFLOP/s")
 
 
 def _took(timings: Mapping[str, float]) -> str:

@@ -18,7 +18,7 @@ the rows of repeated blocks differ in numbers only. JSON's lists are read back a
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import prod
 from typing import Any
@@ -58,6 +58,8 @@ class Tensor:
         fqn        name of a parameter or buffer in the user's module, or of the input; "" for results
         aliases    other names of a tied parameter, which is one Tensor
         trained    whether it is a parameter that receives a gradient
+        master     of a parameter that is stored and updated in another dtype than it is used in: that dtype
+        reduced    of a parameter whose gradient is summed over ranks and microbatches in another dtype: that dtype
     """
 
     name: str
@@ -67,6 +69,18 @@ class Tensor:
     fqn: str = ""
     aliases: tuple[str, ...] = ()
     trained: bool = False
+    master: str = ""
+    reduced: str = ""
+
+    @property
+    def stored(self) -> "Tensor":
+        """The parameter as it is stored and updated, with the dtype of its master copy."""
+        return replace(self, dtype=self.master) if self.master else self
+
+    @property
+    def gradient(self) -> "Tensor":
+        """The gradient of the parameter as it is summed, in its dtype on the wire."""
+        return replace(self, dtype=self.reduced) if self.reduced else self
 
     @property
     def itemsize(self) -> int:
@@ -171,10 +185,16 @@ class Graph:
 
     def fingerprint(self) -> str:
         """A short hash of structure, shapes, dtypes and parameter names: equal for equal models."""
-        rows = [[t.name, t.shape, t.dtype, t.kind, t.fqn, t.aliases, t.trained] for t in self.tensors]
+        rows = [[t.name, t.shape, t.dtype, t.kind, t.fqn, t.aliases, t.trained, *([t.master, t.reduced] * _is_mixed(t))]
+                for t in self.tensors]
         rows += [[op.target, op.inputs, op.slots, op.outputs, op.args] for op in self.ops]
         text = json.dumps([rows, self.outputs, self.updates], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _is_mixed(tensor: Tensor) -> bool:
+    """Whether the tensor has more than one dtype, which its rows of text then say."""
+    return bool(tensor.master or tensor.reduced)
 
 
 class _Pool:
@@ -195,7 +215,7 @@ def graph_to_text(graph: Graph) -> str:
     """The text of `graph`, one line of JSON."""
     word, value = _Pool(), _Pool()
     tensors = [[word(t.name), t.shape, word(t.dtype), word(t.kind), word(t.fqn), [word(a) for a in t.aliases],
-                int(t.trained)] for t in graph.tensors]
+                int(t.trained), *([word(t.master), word(t.reduced)] * _is_mixed(t))] for t in graph.tensors]
     ops = [[word(op.name), word(op.target), op.inputs, value(op.slots), op.outputs, value(op.args), word(op.module),
             word(op.source)] for op in graph.ops]
     tree = {"words": word.listed, "values": value.listed, "tensors": tensors, "ops": ops, "outputs": graph.outputs,
@@ -209,8 +229,8 @@ def graph_from_text(text: str) -> Graph:
         tree = json.loads(text)
         words, values = tree["words"], [_frozen(value) for value in tree["values"]]
         tensors = tuple(Tensor(words[name], tuple(shape), words[dtype], Kind(words[kind]), words[fqn],
-                               tuple(words[a] for a in aliases), bool(trained))
-                        for name, shape, dtype, kind, fqn, aliases, trained in tree["tensors"])
+                               tuple(words[a] for a in aliases), bool(trained), *(words[w] for w in others))
+                        for name, shape, dtype, kind, fqn, aliases, trained, *others in tree["tensors"])
         ops = tuple(Op(words[name], words[target], tuple(inputs), values[slots], tuple(outputs), values[args],
                        words[module], words[source])
                     for name, target, inputs, slots, outputs, args, module, source in tree["ops"])

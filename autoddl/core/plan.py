@@ -24,6 +24,7 @@ from autoddl.core.conversion import Step, is_conversion
 from autoddl.core.errors import InputError
 from autoddl.core.files import write_atomically
 from autoddl.core.layout import Layout, Mesh
+from autoddl.core.precision import Precision
 from autoddl.core.problem import EXACT
 
 __all__ = ["BUCKET_BYTES", "VERSION", "Conversion", "Decision", "Plan", "PlanIndex", "Prediction", "Stored", "level_of",
@@ -158,6 +159,7 @@ class Plan:
         timings         seconds of each stage of planning; not written, so that equal inputs give equal files
         microbatches    microbatches of a step, one after the other
         bucket_bytes    limit of a bucket of gathers or gradients
+        precision       recipe of dtypes, as text (`core.precision`)
         version         of the format
     """
 
@@ -182,7 +184,13 @@ class Plan:
     timings: Annotated[dict[str, float], Field(exclude=True)] = field(default_factory=dict, compare=False)
     microbatches: int = 1
     bucket_bytes: int = BUCKET_BYTES
+    precision: str = "as-written"
     version: int = VERSION
+
+    @property
+    def mixed(self) -> bool:
+        """Whether parameters are used in another dtype than they are stored in."""
+        return Precision.parse(self.precision).is_mixed
 
     @property
     def gap(self) -> float:
@@ -245,6 +253,7 @@ def load_plan(path: str | Path) -> Plan:
         where = ".".join(str(part) for part in first["loc"])
         raise InputError(f"{path} is no plan: at {where or 'the top'}: {first['msg']}") from None
     try:
+        Precision.parse(plan.precision)
         _check_numbers(plan)
         _check_conversions(plan)
     except InputError as error:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
+from autoddl.core.precision import Precision
 from autoddl.cost_models import Cluster, load_cluster, show_bytes
 from autoddl.cost_models.units import bytes_above
 from autoddl.explain.pareto import resized
@@ -54,10 +55,11 @@ def relaxations(model: "nn.Module", cluster: str | Path | Cluster, sample: objec
     place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     allowed = PlanOptions.of(options)
     allowed = replace(allowed, budget=allowed.limit(place))
+    recipe = Precision.parse(allowed.precision)
     given, counts = sample_for(model) if sample is None else as_sample(sample), allowed.microbatches
 
     def questions(batch: "Sample", parts: Sequence[int]) -> list[Question]:
-        return [Question(capture(model, parted(batch, n)).graph, place, replace(allowed, microbatches=(n,)), n)
+        return [Question(capture(model, parted(batch, n), recipe).graph, place, replace(allowed, microbatches=(n,)), n)
                 for n in parts]
 
     asked = questions(given, counts)

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from autoddl.capture.capture import capture
 from autoddl.capture.factory import Factory
-from autoddl.capture.float64 import cast, widened
+from autoddl.capture.float64 import TWICE, WIDEST, Dtypes, cast, widened
 from autoddl.capture.sample import parted
 from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Layout, Mesh, extents
 from autoddl.core.plan import load_plan
+from autoddl.core.precision import Precision
 from autoddl.launch.jobs import Job
 from autoddl.launch.train import built
 from autoddl.runtime.parallelize import ParallelModel, parallelize
@@ -32,14 +33,21 @@ def check(job: Job) -> dict[str, Any]:
     parallel = parallelize(model, plan, batch)
     parallel.step(batch)
     wrong = mismatches(parallel)
-    model, batch = built(factory, drawn=True)
-    captured = widened(capture(model, parted(batch, plan.microbatches)))
+    loss, gradient = _errors(factory, parallel, WIDEST, Path(job["folder"], "truth.pt"))
+    twice = _errors(factory, parallel, TWICE, Path(job["folder"], "truth-twice.pt")) if plan.mixed else (0.0,)
+    return {"loss_error": loss, "gradient_error": gradient, "mismatches": wrong,
+            "twice_error": max(twice) if all(map(math.isfinite, twice)) else math.inf}
+
+
+def _errors(factory: Factory, parallel: ParallelModel, wider: Dtypes, path: Path) -> tuple[float, float]:
+    """The errors of loss and gradients in a step in `wider` dtypes, against the truth at `path`."""
+    plan, (model, batch) = parallel.plan, built(factory, drawn=True)
+    captured = widened(capture(model, parted(batch, plan.microbatches), Precision.parse(plan.precision)), wider)
     exact = ParallelModel(model.double(), plan, captured, add_hubs(captured.graph), parallel.groups,
                           device_of(plan.backend), 0)
     loss = float(exact.step(cast(batch)))
-    truth = torch.load(Path(job["folder"], "truth.pt"), map_location="cpu", weights_only=True, mmap=True)
-    return {"loss_error": _part(abs(loss - truth["loss"]), abs(truth["loss"])), "mismatches": wrong,
-            "gradient_error": _gradient_error(exact, truth["gradients"])}
+    truth = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return _part(abs(loss - truth["loss"]), abs(truth["loss"])), _gradient_error(exact, truth["gradients"])
 
 
 def _gradient_error(parallel: ParallelModel, gradients: dict[str, Tensor]) -> float:

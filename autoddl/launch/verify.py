@@ -7,14 +7,17 @@
 A NaN or an infinity of the ranks is an infinite error; one of the one process leaves nothing to compare with, and is
 refused.
 
-One process runs the captured program in float64 (`wide`); the ranks run the plan in float64 on the same batch, with the
-same dropout masks, and each compares what it owns. The collectives are recorded in a step in the model's own dtypes.
+One process runs the captured program in float64; the ranks run the plan in float64 on the same batch, with the same
+dropout masks, and each compares what it owns. Of a mixed recipe both run a second time with every dtype replaced by one
+of twice its width, so that its casts are compared too; there float32 rounds, and 1e-6 must hold (`twice_error`). The
+collectives are recorded in a step in the plan's own dtypes.
 Of a plan of m microbatches both run every one: the truth is the mean of m losses, with the masks of each.
 
 A plan for more ranks than `max_ranks` runs with the same decisions on a smaller mesh of the same shape: every axis has
 the least size that divides its own, so what was even stays even.
 """
 
+import copy
 import json
 import sys
 import tempfile
@@ -28,6 +31,7 @@ from autoddl.capture.factory import Factory
 from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.layout import Axis, Mesh
 from autoddl.core.plan import Plan
+from autoddl.core.precision import Precision
 from autoddl.launch.launch import launch
 from autoddl.launch.machine import free_bytes
 
@@ -42,6 +46,9 @@ __all__ = ["Verification", "shrunk", "verify"]
 EXACT = 1e-9
 """More than rounding in float64 makes."""
 
+ROUNDED = 1e-6
+"""More than rounding in float32 makes, where the recipe computes in bfloat16."""
+
 Progress = Callable[[str, int, int], None]
 
 
@@ -55,14 +62,17 @@ class Verification:
     ranks: int
     note: str = ""
     mismatches: tuple[str, ...] = ()
+    twice_error: float = 0.0
 
     @property
     def passed(self) -> bool:
-        return self.loss_error <= EXACT and self.gradient_error <= EXACT and not self.collective_mismatches
+        return (self.loss_error <= EXACT and self.gradient_error <= EXACT and not self.collective_mismatches
+                and self.twice_error <= ROUNDED)
 
     def to_json(self) -> dict[str, Any]:
         """An infinite error is null: JSON has no word for it."""
-        errors = {"loss_error": self.loss_error, "gradient_error": self.gradient_error}
+        errors = {"loss_error": self.loss_error, "gradient_error": self.gradient_error,
+                  "twice_error": self.twice_error}
         return asdict(self) | {name: error if isfinite(error) else None for name, error in errors.items()} | {
             "passed": self.passed}
 
@@ -85,8 +95,9 @@ def verify(plan: Plan, factory: Factory, *, max_ranks: int = 8, timeout: float =
         launch(small.mesh.size, command, timeout=timeout)
         found = [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(small.mesh.size)]
     wrong = [f"rank {rank} {text}" for rank, one in enumerate(found) for text in one["mismatches"]]
-    loss, gradient = (_worst([one[name] for one in found]) for name in ("loss_error", "gradient_error"))
-    return Verification(loss, gradient, len(wrong), small.mesh.size, note, tuple(wrong[:20]))
+    loss, gradient, twice = (_worst([one[name] for one in found])
+                             for name in ("loss_error", "gradient_error", "twice_error"))
+    return Verification(loss, gradient, len(wrong), small.mesh.size, note, tuple(wrong[:20]), twice)
 
 
 def _worst(errors: list[float]) -> float:
@@ -115,31 +126,40 @@ def _seated(plan: Plan) -> Plan:
 
 
 def _write_truth(plan: Plan, factory: Factory, folder: Path, ranks: int) -> None:
-    """Loss and gradients of one process, as truth.pt."""
+    """Loss and gradients of one process, as truth.pt; of a mixed recipe also in twice its dtypes, as truth-twice.pt."""
     import torch
 
     from autoddl.capture.capture import capture
-    from autoddl.capture.float64 import cast, widened
+    from autoddl.capture.float64 import TWICE, WIDEST, cast, widened
     from autoddl.capture.materialize import materialised
     from autoddl.capture.sample import parted
     from autoddl.capture.trace import check_held
     from autoddl.launch.train import built
 
     model, batch = built(factory)
-    captured = capture(model, parted(batch, plan.microbatches))
+    captured = capture(model, parted(batch, plan.microbatches), Precision.parse(plan.precision))
     if captured.graph.fingerprint() != plan.fingerprints.get("model"):
         raise MismatchError(f"the plan was made for another model than {factory} gives: it is for {plan.model}; make "
                             "the plan again, or set the arguments it was made with (--set)")
     check_held(captured.graph, captured.constants)
     _check_memory(sum(p.numel() for p in model.parameters()), ranks)
-    wide, model = widened(captured), materialised(model).double()
-    loss = sum(_pass(wide, model, parted(cast(batch), plan.microbatches, part), part, plan.microbatches)
+    first = copy.deepcopy(materialised(model).double()) if plan.mixed else None
+    for name, one, wider in (("truth", model.double(), WIDEST), ("truth-twice", first, TWICE)):
+        if one is not None:
+            torch.save(_truth(plan, one, widened(captured, wider), cast(batch)), folder / f"{name}.pt")
+
+
+def _truth(plan: Plan, model: "nn.Module", captured: "Captured", batch: "Sample") -> dict[str, Any]:
+    """Loss and gradients of all microbatches of a batch; what they do to the model's buffers stays."""
+    from autoddl.capture.sample import parted
+
+    loss = sum(_pass(captured, model, parted(batch, plan.microbatches, part), part, plan.microbatches)
                for part in range(plan.microbatches))
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    gradients = {t.fqn: grad for t in wide.graph.tensors
+    gradients = {t.fqn: grad for t in captured.graph.tensors
                  if t.trained and (grad := parameters[t.fqn].grad) is not None}
     _check_finite(loss, gradients)
-    torch.save({"loss": loss, "gradients": gradients}, folder / "truth.pt")
+    return {"loss": loss, "gradients": gradients}
 
 
 def _check_finite(loss: float, gradients: "dict[str, Tensor]") -> None:

@@ -7,6 +7,7 @@ optimum is made, or it is not written.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from autoddl.core.problem import Solution
 from autoddl.cost_models import link_of
 from autoddl.operators.rules.table import has_rule
 from autoddl.pricing.build_problem import carries, edges_of, gathered_back
-from autoddl.pricing.price import Pricing, cone_cost, inner_seconds, op_seconds, routes_of
+from autoddl.pricing.price import Pricing, cast_seconds, cone_cost, inner_seconds, op_seconds, routes_of
 from autoddl.pricing.space import Choice, Variable
 
 __all__ = ["Assembled", "assemble", "assemble_choice", "plan_of"]
@@ -53,6 +54,12 @@ class _Parts:
             here = step.after(here)
 
 
+    def cast(self, source: Tensor, target: Tensor, layouts: Sequence[Layout], times: int) -> None:
+        """The price of casting the smallest piece of several layouts."""
+        elements = min(prod(local_shape(source.shape, layout, self.pricing.mesh)) for layout in layouts)
+        self.local += cast_seconds(self.pricing, source, target, elements) * times
+
+
 @dataclass(frozen=True, slots=True)
 class Assembled:
     """The parts of a plan that the choices determine."""
@@ -83,9 +90,12 @@ def _edges(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choi
         flows, backward = carries(edge, target, differentiable), tuple[Step, ...]()
         there, back = pricing.times(isinstance(source.item, Tensor), np.array(writes.regather), edge.tensor in read)
         parts.add(tensor, forward, writes.outputs[edge.port], int(there))
+        if tensor.master:
+            parts.cast(tensor.stored, tensor, (writes.outputs[edge.port], reads.inputs[edge.slot]), int(there))
         if flows:
-            backward = table.steps(reads.gradients[edge.slot], writes.wanted[edge.port])
-            parts.add(tensor, backward, reads.gradients[edge.slot], int(back))
+            backward = routes_of(pricing, tensor.gradient).steps(reads.gradients[edge.slot], writes.wanted[edge.port])
+            parts.add(tensor.gradient, backward, reads.gradients[edge.slot], int(back))
+            parts.cast(tensor, tensor.gradient, (reads.gradients[edge.slot],), pricing.microbatches)
         if forward or backward or isinstance(source.item, Tensor):
             found.append(Conversion(
                 target.item.name, target.item.slots[edge.slot], tensor.name, writes.outputs[edge.port],

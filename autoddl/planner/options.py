@@ -11,6 +11,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, ParamSpec, TypedDict, TypeVar, cast
 
 from autoddl.core.errors import InputError
+from autoddl.core.precision import RECIPES, Precision
 from autoddl.cost_models import Cluster, parse_quantity
 from autoddl.pricing.price import OPTIMIZERS
 from autoddl.search import SOLVERS
@@ -33,6 +34,7 @@ class Options(TypedDict, total=False):
     pins: Sequence[str]
     budget: float | str | None
     optimizer: str
+    precision: str
     solver: str
     tolerance: float
     max_axes: int
@@ -58,6 +60,9 @@ class PlanOptions:
 
     optimizer: str = _option("adamw", f"whose state counts: {', '.join(OPTIMIZERS)}")
     """Name of the optimizer whose state is counted in the memory of a rank."""
+
+    precision: str = _option("as-written", f"recipe of dtypes: {', '.join(RECIPES)}")
+    """Recipe of dtypes in which the model trains, as text (`core.precision`); never the search's to decide."""
 
     solver: str = _option("exact", f"how to solve: {', '.join(SOLVERS)}")
     """Name of the solver of a mesh's problem; all but `exact` are there to be compared with."""
@@ -87,6 +92,7 @@ class PlanOptions:
         if self.optimizer not in OPTIMIZERS:
             raise InputError(f"optimizer {self.optimizer!r} is not known; its memory is known for "
                              f"{', '.join(OPTIMIZERS)}")
+        object.__setattr__(self, "precision", str(Precision.parse(self.precision)))
         if self.solver not in SOLVERS:
             raise InputError(f"there is no solver {self.solver!r}; there are {', '.join(SOLVERS)}")
         if not 0 <= self.tolerance < 1:

@@ -74,8 +74,9 @@ def source_of(task: PlanTask, solved: "Solved", options: PlanOptions) -> dict[st
     chosen = zip(solved.variables, solved.solution.choice, strict=True)
     inner = {v.name: list(v.choices[k].inner) for v, k in chosen if v.choices[k].inner}
     return {"graph": graph_to_text(task.original), "cluster": task.cluster.to_yaml(), "optimizer": options.optimizer,
-            "tolerance": options.tolerance, "pins": list(options.pins), "mesh": options.mesh,
-            "max_axes": options.max_axes, "inner": inner, "row": _row(solved), "counts": list(options.microbatches),
+            "precision": options.precision, "tolerance": options.tolerance, "pins": list(options.pins),
+            "mesh": options.mesh, "max_axes": options.max_axes, "inner": inner, "row": _row(solved),
+            "counts": list(options.microbatches),
             "parts": _parts(task, solved.pricing.microbatches, options.microbatches)}
 
 
@@ -108,7 +109,8 @@ def question_of(plan: Plan) -> Question:
         raise InputError("this plan does not say what it was made from: an earlier version made it; make it again")
     cluster = parse_cluster(source["cluster"], "the plan's cluster")
     options = PlanOptions(mesh=source["mesh"], pins=tuple(source["pins"]), budget=plan.budget,
-                          optimizer=source["optimizer"], tolerance=source["tolerance"], max_axes=source["max_axes"],
+                          optimizer=source["optimizer"], precision=source["precision"],
+                          tolerance=source["tolerance"], max_axes=source["max_axes"],
                           microbatches=tuple(source.get("counts", ())) or (plan.microbatches,))
     return Question(graph_from_text(source["graph"]), cluster, options, plan.microbatches, source.get("parts", {}))
 

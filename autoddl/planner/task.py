@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from autoddl.core.errors import AutoDDLError
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs
+from autoddl.core.precision import Precision
 from autoddl.cost_models import Cluster, load_cluster
 from autoddl.planner.microbatch_variants import Variant, Variants
 from autoddl.planner.options import PlanOptions
@@ -73,35 +74,35 @@ def task_of(model: "nn.Module", cluster: str | Path | Cluster, sample: object, o
     """The task of planning `model` with `sample` on `cluster`; `name` and `factory` are what the plan says of it."""
     began = perf_counter()
     place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
-    limit, counts = options.limit(place), options.microbatches
+    limit, counts, recipe = options.limit(place), options.microbatches, Precision.parse(options.precision)
     start, two = perf_counter(), options.workers != 1 and (cpu_count() or 1) > 1 and forks()
     with ExitStack() as stack:
-        others = {n: stack.enter_context(beside(partial(_alone, model, sample), n))
+        others = {n: stack.enter_context(beside(partial(_alone, model, sample, recipe), n))
                   for n in [n for n in counts if n > 1][:two]}
-        whole = _part(model, sample, 1)
+        whole = _part(model, sample, recipe, 1)
         captured = {1: whole}
         for n, result in others.items():
             with suppress(AutoDDLError):  # captured again where it is needed, and that says what is wrong
                 captured[n] = result()
     about = {"model": name or type(model).__name__, "factory": dict(factory or {})}
     return PlanTask(whole.graph, whole.original, whole.spec, place, limit, options, about, perf_counter() - start,
-                    began, Variants(partial(_part, model, sample), captured))
+                    began, Variants(partial(_part, model, sample, recipe), captured))
 
 
-def _part(model: "nn.Module", sample: object, microbatches: int) -> Variant:
+def _part(model: "nn.Module", sample: object, precision: Precision, microbatches: int) -> Variant:
     """The model with one of so many microbatches."""
     from autoddl.capture.capture import capture
     from autoddl.capture.sample import as_sample, parted, sample_for
 
     if microbatches > 1:
         sample = parted(sample_for(model) if sample is None else as_sample(sample), microbatches)
-    made = capture(model, sample)
+    made = capture(model, sample, precision)
     return Variant(add_hubs(made.graph), made.graph, made.spec)
 
 
-def _alone(model: "nn.Module", sample: object, microbatches: int) -> Variant:
+def _alone(model: "nn.Module", sample: object, precision: Precision, microbatches: int) -> Variant:
     """The same in a process that was forked: threads that computed before do not exist there."""
     import torch
 
     torch.set_num_threads(1)
-    return _part(model, sample, microbatches)
+    return _part(model, sample, precision, microbatches)

@@ -111,7 +111,8 @@ def likeness(graph: Graph, variable: Variable, differentiable: frozenset[int], d
     """Equal for variables whose costs are equal: what is computed, on which shapes, with which gradients, fused with
     what."""
     if isinstance(variable.item, Tensor):
-        return (variable.item.shape, variable.item.dtype, variable.item.trained, id(variable.choices))
+        item = variable.item
+        return (item.shape, item.dtype, item.master, item.reduced, item.trained, id(variable.choices))
     op = variable.item
     tensors = tuple((graph.tensors[t].shape, graph.tensors[t].dtype, t in differentiable, t in dependent,
                      t in hubs, graph.tensors[t].kind is Kind.PARAMETER)

@@ -43,7 +43,7 @@ def sizes_of(pricing: Pricing, item: Op | Tensor, choices: Sequence[Choice]) -> 
     """The sizes of the terms that one variable owns."""
     given = numbered(choices)
     if isinstance(item, Tensor):
-        return {("own",): _local(item, given.outputs[0], pricing.mesh)}
+        return {("own",): _local(item.stored, given.outputs[0], pricing.mesh)}
     if item.target == HUB:
         tensor = pricing.graph.tensors[item.outputs[0]]
         piece = _local(tensor, given.outputs[0], pricing.mesh)
@@ -122,11 +122,12 @@ def _edge_rows(ends: Ends, pattern: Pattern, rows: Rows) -> Array:
     found = np.zeros((len(here), len(ends.there)))
     copies = [weight * _counts(what[0], again) for what, weight in pattern if what[0] in _COPIES]
     if copies:
-        sent = np.where(ends.routes.sends(here, ends.there), ends.routes.nbytes[ends.there], 0.0)
+        cast = ends.tensor is not None and bool(ends.tensor.master)
+        sent = np.where(ends.routes.sends(here, ends.there) | cast, ends.routes.nbytes[ends.there], 0.0)
         found += sent * np.sum(copies, axis=0)[:, None]
     for what, weight in pattern:
         if what[0] == "gradient":
-            found += weight * np.minimum(ends.routes.nbytes[here][:, None], ends.routes.nbytes[ends.yields])
+            found += weight * np.minimum(ends.back.nbytes[here][:, None], ends.back.nbytes[ends.yields])
         elif what[0] == "gradient summed":
             found += weight * _summed(ends, rows)
     return found
@@ -144,5 +145,5 @@ def _counts(what: str, again: npt.NDArray[np.bool_]) -> Array:
 
 def _summed(ends: Ends, rows: Rows) -> Array:
     """The sum of the gradients of several microbatches: as yielded where it is sent once a step, else as stored."""
-    stored = ends.routes.nbytes[ends.here[rows]][:, None]
-    return np.where(ends.sent[rows], ends.routes.nbytes[ends.yields], stored)
+    stored = ends.back.nbytes[ends.here[rows]][:, None]
+    return np.where(ends.sent[rows], ends.back.nbytes[ends.yields], stored)

@@ -9,6 +9,7 @@ In front of a view of one input nothing is converted that can as well be convert
 take the same time, and of the second alone the bytes at a moment are a sum (`lifetimes`). The first is forbidden.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -21,7 +22,7 @@ from autoddl.core.hubs import HUB
 from autoddl.operators.work import VIEWS, base
 from autoddl.pricing.choice_classes import Ports
 from autoddl.pricing.choices import numbered
-from autoddl.pricing.price import Pricing, routes_of
+from autoddl.pricing.price import Pricing, cast_seconds, routes_of
 from autoddl.pricing.routes import Routes
 from autoddl.pricing.space import Variable
 
@@ -49,17 +50,23 @@ class Use:
 @dataclass(frozen=True, eq=False)
 class Ends:
     """An edge's classes as positions in the routes: `here` writes and `there` reads the value, `yields` and `wanted`
-    the gradient. `again` are the rows of a parameter that is gathered again. `classes` are those of the two variables'
-    options."""
+    the gradient, whose routes are `back`. `again` are the rows of a parameter that is gathered again. `classes` are
+    those of the two variables' options. `tensor` is the parameter, None for other tensors."""
 
     routes: Routes
+    back: Routes
     here: Classes
     there: Classes
     yields: Classes
     wanted: Classes
     again: Bools
-    parameter: bool
+    tensor: Tensor | None
     classes: tuple[Classes, Classes]
+
+    @property
+    def parameter(self) -> bool:
+        """Whether the edge carries a parameter."""
+        return self.tensor is not None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -68,20 +75,21 @@ class Ends:
     @property
     def key(self) -> tuple[object, ...]:
         """Equal arrays are one (`Ports.positions`)."""
-        return (id(self.routes), id(self.here), id(self.there), id(self.yields), id(self.wanted),
-                self.again.tobytes(), self.parameter)
+        dtypes = (self.tensor.dtype, self.tensor.master, self.tensor.reduced) if self.tensor is not None else None
+        return (id(self.routes), id(self.back), id(self.here), id(self.there), id(self.yields), id(self.wanted),
+                self.again.tobytes(), dtypes)
 
     def only(self, cell: tuple[int, ...]) -> "Ends":
         """One cell alone, as ends of a table of one."""
         i, j = cell
         one = np.zeros(1, dtype=np.intp)
-        return Ends(self.routes, self.here[i:i + 1], self.there[j:j + 1], self.yields[j:j + 1], self.wanted[i:i + 1],
-                    self.again[i:i + 1], self.parameter, (one, one))
+        return Ends(self.routes, self.back, self.here[i:i + 1], self.there[j:j + 1], self.yields[j:j + 1],
+                    self.wanted[i:i + 1], self.again[i:i + 1], self.tensor, (one, one))
 
     @cached_property
     def sent(self) -> Bools:
         """Whether a gradient that is not gathered again is sent by a collective."""
-        found: Bools = self.routes.sends(self.yields, self.wanted).T & ~self.again[:, None]
+        found: Bools = self.back.sends(self.yields, self.wanted).T & ~self.again[:, None]
         return found
 
 
@@ -92,8 +100,9 @@ def edge_ends(pricing: Pricing, ports: Ports, source: Variable, target: Variable
     here, there = ports.positions(writes, 0, table), ports.positions(reads, 0, table)
     wanted, yields = (ports.positions(writes, 1, table), ports.positions(reads, 1, table)) if use.flows \
         else (here, there)
-    return Ends(table, here, there, yields, wanted, writes.columns[2] & parameter, parameter,
-                (writes.classes, reads.classes))
+    back = routes_of(pricing, use.tensor.gradient) if parameter else table
+    return Ends(table, back, here, there, yields, wanted, writes.columns[2] & parameter,
+                use.tensor if parameter else None, (writes.classes, reads.classes))
 
 
 def edge_seconds(pricing: Pricing, ports: Ports, target: Variable, use: Use, ends: Ends) -> Cells:
@@ -157,8 +166,30 @@ def _seconds(pricing: Pricing, ports: Ports, ends: Ends, flows: bool, back: bool
     forward, backward = pricing.times(ends.parameter, ends.again[rows], back)
     found = _gathered(ends.routes.seconds, ends.here[rows], ends.there, forward)
     if flows:
-        found += _gathered(ports.turned(ends.routes), ends.wanted[rows], ends.yields, backward)
-    return counted(found, pricing.hidden) if ends.parameter else found
+        found += _gathered(ports.turned(ends.back), ends.wanted[rows], ends.yields, backward)
+    return counted(found, pricing.hidden) + _casts(pricing, ends, rows, forward, flows) if ends.tensor else found
+
+
+def _casts(pricing: Pricing, ends: Ends, rows: Rows, forward: npt.NDArray[np.int64], flows: bool) -> Array:
+    """Seconds of a parameter's casts: of the stored piece to the dtype of use, of each gradient to that of sums."""
+    tensor = ends.tensor
+    assert tensor is not None
+    found = np.zeros((len(ends.here[rows]), len(ends.there)))
+    if tensor.master:
+        pieces = np.minimum(ends.routes.nbytes[ends.here[rows]][:, None], ends.routes.nbytes[ends.there])
+        found += forward[:, None] * _each(partial(cast_seconds, pricing, tensor.stored, tensor),
+                                          pieces / tensor.itemsize)
+    if flows and tensor.reduced:
+        elements = ends.routes.nbytes[ends.yields] / tensor.itemsize
+        found += pricing.microbatches * _each(partial(cast_seconds, pricing, tensor, tensor.gradient), elements)
+    return found
+
+
+def _each(seconds: Callable[[float], float], elements: Array) -> Array:
+    """`seconds` of every number of elements, asked once for those that are equal."""
+    sizes, which = np.unique(elements, return_inverse=True)
+    found: Array = np.array([seconds(size) for size in sizes.tolist()])[which].reshape(elements.shape)
+    return found
 
 
 def _gathered(seconds: Array, rows: Classes, columns: Classes, times: npt.NDArray[np.int64]) -> Array:

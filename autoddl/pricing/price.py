@@ -31,15 +31,25 @@ from autoddl.core.conversion import COLLECTIVES, Step
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.layout import Layout, Mesh, local_shape
 from autoddl.core.plan import BUCKET_BYTES
-from autoddl.cost_models import Cluster, Device, Group, Kernel, collective, copy_seconds, kernel_seconds, least_seconds
+from autoddl.cost_models import (
+    Cluster,
+    Device,
+    Group,
+    Kernel,
+    collective,
+    copy_seconds,
+    elementwise_seconds,
+    kernel_seconds,
+    least_seconds,
+)
 from autoddl.operators.fusion import ALONE, Chained, chains
 from autoddl.operators.rules.nn import inner_collectives
 from autoddl.operators.work import Work, work
 from autoddl.pricing.choices import Choice
 from autoddl.pricing.routes import Routes, routes
 
-__all__ = ["HOST", "OPTIMIZERS", "UPDATE", "Kernels", "Pricing", "cone_cost", "end_seconds", "floor_seconds",
-           "inner_seconds", "kernel_of", "op_seconds", "pass_seconds", "routes_of"]
+__all__ = ["HOST", "OPTIMIZERS", "UPDATE", "Kernels", "Pricing", "cast_seconds", "cone_cost", "end_seconds",
+           "floor_seconds", "inner_seconds", "kernel_of", "op_seconds", "pass_seconds", "routes_of"]
 
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "adafactor": 0}
 """Optimizer -> state tensors per parameter, in the parameter's dtype."""
@@ -114,6 +124,13 @@ def routes_of(pricing: Pricing, tensor: Tensor) -> Routes:
     """The conversions that are open to `tensor` on this mesh and cluster."""
     bucketed = tensor.kind is Kind.PARAMETER
     return _routes(tensor.shape, tensor.itemsize, pricing.mesh, pricing.cluster, tensor.dtype != "bool", bucketed)
+
+
+def cast_seconds(pricing: Pricing, source: Tensor, target: Tensor, elements: float) -> float:
+    """Seconds in which `elements` are cast from the dtype of `source` to that of `target`; 0 where these are equal."""
+    if source.dtype == target.dtype:
+        return 0.0
+    return elementwise_seconds(pricing.cluster.device, elements * (source.itemsize + target.itemsize))
 
 
 def inner_seconds(pricing: Pricing, op: Op, choice: Choice) -> dict[str, float]:

@@ -52,6 +52,7 @@ class Batches:
                  layouts: Mapping[str, Layout], groups: Groups, device: torch.device, microbatches: int = 1) -> None:
         self._forward, self._inputs, self._device, self._parts = forward, inputs, device, microbatches
         self._names = frozenset(t.fqn for t in inputs)
+        self._dtypes = {t.fqn: getattr(torch, t.dtype) for t in inputs}
         self._plain = _with_defaults(forward, from_spec(spec, "meta"))
         whole = Layout.broadcast(groups.mesh)
         pieces = {t: extents(t.shape, layouts.get(t.fqn, whole), groups.mesh, groups.coordinate) for t in inputs}
@@ -96,8 +97,9 @@ class Batches:
         if not isinstance(value, Tensor):
             raise MismatchError(f"input {tensor.fqn} is missing from the batch; the plan was made for one of shape "
                                 f"{shape}: give it, or plan for a sample without it")
-        dtype = str(value.dtype).removeprefix("torch.")
-        if list(value.shape) != shape or dtype != tensor.dtype:
+        dtype, sampled = str(value.dtype).removeprefix("torch."), self._plain.get(tensor.fqn)
+        known = {tensor.dtype} | ({str(sampled.dtype).removeprefix("torch.")} if isinstance(sampled, Tensor) else set())
+        if list(value.shape) != shape or dtype not in known:
             parts = f", {self._parts} microbatches of {tensor.shape[0]} each" if self._parts > 1 and rows else ""
             raise MismatchError(f"input {tensor.fqn} is {dtype}{list(value.shape)}, the plan was made for "
                                 f"{tensor.dtype}{shape}{parts}: give the global batch in this shape on every "
@@ -109,4 +111,4 @@ class Batches:
         value = rows_of(value, part, self._parts)
         for dim, offset, size in self._cuts[fqn]:
             value = value.narrow(dim, offset, size)
-        return value.to(self._device)
+        return value.to(self._device, self._dtypes[fqn])

@@ -50,10 +50,11 @@ class _Bucket:
 
         A gradient to which others will be added is copied: autograd may hand one tensor to several readers.
         """
-        before = self.tensors[k]
+        before, given = self.tensors[k], gradient
+        gradient = self.members[k].summed(gradient)
         if before is None:
             self.own = not (due and self.moves)
-            self.tensors[k] = gradient.clone() if self.own else gradient
+            self.tensors[k] = gradient.clone() if self.own and gradient is given else gradient
         else:
             before.add_(gradient)
 
@@ -72,7 +73,7 @@ class _Bucket:
         """Makes zeros for the gradients that backward did not yield."""
         for k, (member, shape) in enumerate(zip(self.members, self.shapes, strict=True)):
             if self.tensors[k] is None:
-                self.tensors[k] = member.leaf.new_zeros(shape)
+                self.tensors[k] = member.summed(member.leaf.new_zeros(shape))
 
 
 class Reducer:
@@ -119,7 +120,7 @@ class Reducer:
             return lambda gradient: self._add(b, k, gradient)
         path = make_moves(edge.backward, [edge.tensor.shape], [edge.conversion.gradient], self._groups, self._recorder,
                           "backward", edge.tensor.fqn)
-        return None if direct and not path else lambda gradient: stored.deposit(_locally(path, gradient))
+        return None if direct and not path else lambda gradient: stored.deposit(_locally(path, stored.summed(gradient)))
 
     def _add(self, b: int, k: int, gradient: Tensor) -> None:
         self._buckets[b].add(k, gradient, self._protocol.is_due(b))

@@ -34,6 +34,7 @@ from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import VERSION, Plan
+from autoddl.core.precision import Precision
 from autoddl.runtime.batches import Batches, LocalBatch
 from autoddl.runtime.lowering import LoweredProgram, communication_axes, lower_plan
 from autoddl.runtime.parameter_store import Store
@@ -70,7 +71,7 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
     join_processes(plan.mesh, place, limit)
     if captured is None:
         captured = capture(model, from_spec(plan.sample, "meta") if sample is None
-                           else parted(as_sample(sample), plan.microbatches))
+                           else parted(as_sample(sample), plan.microbatches), Precision.parse(plan.precision))
     _check_model(captured, plan)
     check_held(captured.graph, captured.constants)
     graph = add_hubs(captured.graph)
@@ -91,13 +92,15 @@ def _digest(value: Tensor) -> str:
     return found.hexdigest()
 
 
-def _on(device: torch.device, module: nn.Module) -> None:
-    """Moves the buffers to the device; a buffer that several modules share stays shared."""
+def _on(device: torch.device, module: nn.Module, graph: Graph) -> None:
+    """Moves the buffers to the device, in the dtypes of the graph; one that several modules share stays shared."""
     moved: dict[int, tuple[Tensor, Tensor]] = {}
+    dtypes = {id(module.get_buffer(t.fqn)): getattr(torch, t.dtype) for t in graph.tensors if t.kind is Kind.BUFFER}
     for part in module.modules():
         for name, buffer in part._buffers.items():
             if buffer is not None:
-                part._buffers[name] = moved.setdefault(id(buffer), (buffer, buffer.to(device)))[1]
+                new = buffer.to(device, dtypes.get(id(buffer), buffer.dtype))
+                part._buffers[name] = moved.setdefault(id(buffer), (buffer, new))[1]
 
 
 def _check_model(captured: Captured, plan: Plan) -> None:
@@ -115,7 +118,7 @@ class ParallelModel:
         self.module, self.plan, self.graph, self.groups, self.recorder = module, plan, graph, groups, Recorder()
         self.steps, self._device, self._captured, self._first = 0, device, captured, seed
         self._seed = torch.tensor(seed)
-        _on(device, module)
+        _on(device, module, graph)
         inputs = tuple(t for t in graph.tensors if t.kind is Kind.INPUT)
         self._batches = Batches(module.forward, inputs, captured.spec, plan.inputs, groups, device,
                                 plan.microbatches)

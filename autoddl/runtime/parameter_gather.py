@@ -59,7 +59,7 @@ class _Bucket:
         shapes = [t.shape for t in tensors]
         self._forward, self._backward = (make_moves(bucket.steps, shapes, starts, groups, recorder, direction, label)
                                          for direction in ("forward", "backward"))
-        self.leaves = [stored[fqn].leaf for fqn in bucket.members]
+        self.members = [stored[fqn] for fqn in bucket.members]
         self.sinks = [sinks[fqn] for fqn in bucket.members]
         self.regather = bucket.regather
         self.clear()
@@ -73,8 +73,8 @@ class _Bucket:
     def start(self, forward: bool) -> None:
         """Starts the gather, in forward or backward."""
         path = self._forward if forward else self._backward
-        tensors = [leaf.detach() for leaf in self.leaves]
         with torch.no_grad():
+            tensors = [member.as_used(member.leaf.detach()) for member in self.members]
             for move in path[:-1]:
                 tensors = move.run(tensors)
             self.handle = path[-1].start(tensors) if path else Handle(None, lambda: tensors, None, "")
@@ -122,7 +122,8 @@ class TensorGathers:
             for k, tensor in enumerate(tensors):
                 storage = tensor.untyped_storage()
                 self._slots[storage._cdata] = StorageWeakRef(storage), b, k
-        return tuple(use_parameter(*row) for row in zip(bucket.leaves, tensors, bucket.sinks, strict=True))
+        return tuple(use_parameter(member.leaf, x, sink)
+                     for member, x, sink in zip(bucket.members, tensors, bucket.sinks, strict=True))
 
     def notes(self) -> AbstractContextManager[Any]:
         """A context in which autograd saves notes instead of tensors that will be gathered again."""

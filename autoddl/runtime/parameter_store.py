@@ -37,10 +37,11 @@ class Store:
         self.reducer = Reducer(gradient_buckets(plan, graph), edges, stored, groups, recorder)
         taken = {fqn: (b, k) for b, bucket in enumerate(gathered) for k, fqn in enumerate(bucket.members)}
         paths = {fqn: _path(edge, groups, recorder) for fqn, edge in edges.items() if fqn not in taken}
-        direct = [fqn for fqn, path in paths.items() if not path]
+        direct = [fqn for fqn, path in paths.items() if not path and not edges[fqn].tensor.master]
         sinks = {fqn: self.reducer.sink(edge, stored[fqn], fqn in direct) for fqn, edge in edges.items()}
         self.gathers = TensorGathers(gathered, edges, stored, sinks, groups, recorder)
-        self._locals = {fqn: _Local(path, sinks[fqn], edges[fqn].per_microbatch) for fqn, path in paths.items() if path}
+        self._locals = {fqn: _Local(path, stored[fqn], sinks[fqn], edges[fqn].per_microbatch)
+                        for fqn, path in paths.items() if fqn not in direct}
         for fqn in direct:
             _hook(stored[fqn].leaf, sinks[fqn])
         self.parameters = ParameterAccess(self.gathers.take, taken, self._locals)
@@ -83,15 +84,16 @@ def _path(edge: ParameterEdge, groups: Groups, recorder: Recorder) -> tuple[Move
 
 
 class _Local:
-    """A parameter that is read after local steps, which run in each microbatch or only in the first."""
+    """A parameter that is read after a cast or local steps, made in each microbatch or only in the first."""
 
-    def __init__(self, path: tuple[Move, ...], sink: Sink | None, per_microbatch: bool) -> None:
-        self._path, self._sink, self._per_microbatch = path, sink, per_microbatch
+    def __init__(self, path: tuple[Move, ...], stored: StoredParameter, sink: Sink | None, per_microbatch: bool
+                 ) -> None:
+        self._path, self._stored, self._sink, self._per_microbatch = path, stored, sink, per_microbatch
         self.value: Tensor | None = None
         self.last = True
 
     def __call__(self, leaf: Tensor) -> Tensor:
-        value = run_moves(self._path, leaf.detach()) if self.value is None else self.value
+        value = self._stored.as_used(run_moves(self._path, leaf.detach())) if self.value is None else self.value
         self.value = None if self._per_microbatch or self.last else value
         return use_parameter(leaf, value, self._sink)
 

@@ -34,9 +34,17 @@ class StoredParameter:
     parameter: nn.Parameter
     leaf: Tensor
 
+    def as_used(self, value: Tensor) -> Tensor:
+        """A piece of the parameter in the dtype in which the program reads it; `value` itself if that is its dtype."""
+        return value.to(getattr(torch, self.tensor.dtype))
+
+    def summed(self, gradient: Tensor) -> Tensor:
+        """A gradient that backward yields, in the dtype in which gradients are summed."""
+        return gradient.to(getattr(torch, self.tensor.gradient.dtype))
+
     def deposit(self, gradient: Tensor) -> None:
-        """Adds this rank's piece of the gradient to .grad of the parameter."""
-        parameter = self.parameter
+        """Adds this rank's piece of the gradient to .grad of the parameter, in the parameter's dtype."""
+        parameter, gradient = self.parameter, gradient.to(self.parameter.dtype)
         sharded = isinstance(parameter, DTensor)
         if parameter.grad is None:
             parameter.grad = _like(parameter, gradient) if sharded else gradient
@@ -74,7 +82,7 @@ def shard_parameters(model: nn.Module, graph: Graph, plan: Plan, groups: Groups,
         if tensor.kind is Kind.PARAMETER:
             old = model.get_parameter(tensor.fqn)
             layout = stored[tensor.fqn].layout if tensor.fqn in stored else Layout.broadcast(plan.mesh)
-            new, local = _piece(old, layout, groups, device, mesh)
+            new, local = _piece(old, layout, groups, device, mesh, getattr(torch, tensor.stored.dtype))
             by_id[id(old)] = new
             found[tensor.fqn] = StoredParameter(tensor, layout, new, local)
     for module, name, old in list(_slots(model)):
@@ -82,16 +90,16 @@ def shard_parameters(model: nn.Module, graph: Graph, plan: Plan, groups: Groups,
     return found
 
 
-def _piece(old: nn.Parameter, layout: Layout, groups: Groups, device: torch.device, mesh: DeviceMesh | None
-           ) -> tuple[nn.Parameter, Tensor]:
-    """The new parameter and its leaf."""
+def _piece(old: nn.Parameter, layout: Layout, groups: Groups, device: torch.device, mesh: DeviceMesh | None,
+           dtype: torch.dtype) -> tuple[nn.Parameter, Tensor]:
+    """The new parameter, stored in `dtype`, and its leaf."""
     if mesh is None:
-        old.data = old.data.to(device).contiguous()
+        old.data = old.data.to(device, dtype).contiguous()
         return old, old.detach().requires_grad_(old.requires_grad) if groups.mesh.size > 1 else old
     local = old.detach()
     for dim, (offset, size) in enumerate(extents(tuple(old.shape), layout, groups.mesh, groups.coordinate)):
         local = local.narrow(dim, offset, size)
-    local = local.to(device).clone(memory_format=torch.contiguous_format)
+    local = local.to(device, dtype).clone(memory_format=torch.contiguous_format)
     stride = tuple(prod(old.shape[dim + 1:]) for dim in range(old.dim()))
     spread = DTensor.from_local(local, mesh, placements(layout), run_check=False, shape=old.shape, stride=stride)
     new = nn.Parameter(spread, old.requires_grad)

@@ -6,12 +6,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from autoddl.core.conversion import COLLECTIVES, Step, step_sizes
 from autoddl.core.graph import Tensor
-from autoddl.core.layout import Layout
+from autoddl.core.layout import Layout, local_shape
 from autoddl.cost_models import MESSAGE_ALGORITHMS, collective, wire_seconds
-from autoddl.pricing.price import Pricing
+from autoddl.pricing.price import Pricing, cast_seconds
 from autoddl.schedule.traffic import PlannedCollective
 
 __all__ = ["Action", "Actions", "Compute", "Leg", "Pass", "Start", "Wait"]
@@ -99,6 +100,13 @@ class Actions:
         sent = PlannedCollective(direction, kind, names, nbytes, origin)
         return Start(sent, price.seconds, price.host, price.busy, price.drag, price.algorithm in MESSAGE_ALGORITHMS,
                      wire)
+
+    def cast(self, source: Tensor, target: Tensor, layouts: Sequence[Layout], origin: str) -> None:
+        """Appends the cast of the smallest piece of several layouts, if the dtypes differ."""
+        pieces = [local_shape(source.shape, layout, self.pricing.mesh, self.at) for layout in layouts]
+        seconds = cast_seconds(self.pricing, source, target, min(map(prod, pieces)))
+        if seconds:
+            self.done.append(Compute(f"cast {origin}", seconds))
 
     def legs(self, steps: Sequence[Step], tensors: Sequence[Tensor], starts: Sequence[Layout], direction: str,
              origin: str) -> tuple[Leg, ...]:

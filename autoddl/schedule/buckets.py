@@ -67,6 +67,11 @@ class ParameterEdge:
     saved: bool
     per_microbatch: bool = False
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether the program reads the stored piece itself, without a step or a cast."""
+        return not self.forward and not self.tensor.master
+
 
 Edges = tuple[ParameterEdge, ...]
 
@@ -160,9 +165,9 @@ def gradient_buckets(plan: Plan, graph: Graph, edges: Edges | None = None) -> tu
     rows = []
     for edge in reversed(parameter_edges(plan, graph) if edges is None else edges):
         if has_collective(edge.backward) and edge.conversion.gradient is not None:
-            size = max(_payloads(edge.tensor, edge.backward, edge.conversion.gradient, plan.mesh, None))
+            size = max(_payloads(edge.tensor.gradient, edge.backward, edge.conversion.gradient, plan.mesh, None))
             bucket = Bucket((edge.tensor.fqn,), edge.backward, per_microbatch=edge.per_microbatch)
-            rows.append((bucket, edge.tensor.dtype, size))
+            rows.append((bucket, edge.tensor.gradient.dtype, size))
     place = {bucket.members[0]: i for i, (bucket, _, _) in enumerate(rows)}
     return tuple(sorted(_fill_buckets(rows, plan.bucket_bytes), key=lambda bucket: place[bucket.members[-1]]))
 

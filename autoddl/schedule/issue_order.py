@@ -121,8 +121,8 @@ class _Program:
         return {k: tensor.fqn for k, tensor in tensors if tensor.kind is Kind.PARAMETER}
 
     def as_it_is(self, fqn: str) -> bool:
-        """Whether the leaf is read without a step."""
-        return fqn not in self.edges or not self.edges[fqn].forward
+        """Whether the leaf is read without a step or a cast."""
+        return fqn not in self.edges or self.edges[fqn].is_direct
 
     def arrive(self, i: int, op: Op) -> None:
         """Converts the inputs of op i."""
@@ -133,9 +133,10 @@ class _Program:
             elif fqns[k] in self.gathers.place:
                 self.gathers.take(fqns[k], i)
             elif not self.as_it_is(fqns[k]) and (self.part == 0 or self.edges[fqns[k]].per_microbatch):
-                edge = self.edges[fqns[k]]
-                self.actions.run(self.actions.legs(edge.forward, [edge.tensor], [edge.conversion.source], "forward",
+                edge, ends = self.edges[fqns[k]], self.edges[fqns[k]].conversion
+                self.actions.run(self.actions.legs(edge.forward, [edge.tensor.stored], [ends.source], "forward",
                                                    fqns[k]))
+                self.actions.cast(edge.tensor.stored, edge.tensor, [ends.source, ends.target], fqns[k])
 
     def hand_back(self, i: int, op: Op) -> None:
         """Converts the gradients of the inputs of op i."""

@@ -98,7 +98,7 @@ class BackwardMemory:
                 self.arrived[fqn] = value
             else:
                 edge = self.program.edges.get(fqn)
-                self.reductions.add(fqn, value, edge is None or not edge.forward)
+                self.reductions.add(fqn, value, edge is None or edge.is_direct)
         for fqn in reversed(self.first.get(i, [])):
             if fqn in self.arrived:
                 self.reductions.add(fqn, self.arrived.pop(fqn), False)

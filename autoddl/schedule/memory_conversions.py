@@ -112,6 +112,15 @@ class ConversionMemory:
             return nbytes * (1 - 1 / group_size(step, self.mesh)) * now
         return float(nbytes) * (step.kind == "reduce-scatter")
 
+    def cast(self, x: Value, itemsize: int, kind: str) -> Value:
+        """`x` with elements of `itemsize` bytes, in place of `x`, which loses a user; `x` itself if it has such."""
+        if x.itemsize == itemsize:
+            return x
+        found = self.heap.value(x.shape, itemsize, kind)
+        self.heap.moment()
+        self.heap.drop(x.storage)
+        return found
+
     def wait(self, flight: PendingStep, kind: str) -> list[Value]:
         """Waits for a step, and frees its buffers; returns the tensors, counted as `kind`."""
         heap, found = self.heap, list[Value]()

@@ -89,8 +89,10 @@ class MicrobatchMemory:
         edge, x = self.program.edges.get(fqn), self.locals.pop(fqn, None)
         if x is None:
             x = self._used(self.stored[fqn])
-            x = x if edge is None else self.moves.through(edge.forward, x, edge.tensor.shape, edge.conversion.source,
-                                                          "gathered parameters")
+            if edge is not None:
+                kind, shape = "gathered parameters", edge.tensor.shape
+                x = self.moves.through(edge.forward, x, shape, edge.conversion.source, kind)
+                x = self.moves.cast(x, edge.tensor.itemsize, kind)
         if edge is not None and not edge.per_microbatch and not self.last:
             self.locals[fqn] = self._used(x)
         return x

@@ -69,6 +69,7 @@ class CountedGathers:
         values = [self._stored[fqn] for fqn in one.bucket.members]
         for x in values:
             self._heap.keep(x.storage)
+        values = [self._moves.cast(x, e.tensor.itemsize, "transient") for x, e in zip(values, edges, strict=True)]
         for i, step in enumerate(one.bucket.steps):
             flight = self._moves.start(step, values, shapes, layouts)
             for x in values:

@@ -85,9 +85,10 @@ def _stored(heap: Heap, plan: Plan, graph: Graph, optimizer: str) -> tuple[dict[
     for t, tensor in enumerate(graph.tensors):
         if tensor.kind is Kind.PARAMETER:
             shape = local_shape(tensor.shape, stored[tensor.fqn].layout, plan.mesh)
-            found[tensor.fqn] = heap.value(shape, tensor.itemsize, "parameters")
+            wide = tensor.stored.itemsize
+            found[tensor.fqn] = heap.value(shape, wide, "parameters")
             if t in flows:
-                heap.new(float(prod(shape) * tensor.itemsize * copies), "optimizer")
+                heap.new(float(prod(shape) * wide * copies), "optimizer")
     return found, copies
 
 

@@ -55,7 +55,11 @@ class CountedReductions:
         edge, heap = self._edges.get(fqn), self._heap
         if fqn in self.place:
             self._collect(*self.place[fqn], gradient)
-        elif edge is not None and edge.backward:
+            return
+        cast = gradient if edge is None else self._moves.cast(gradient, edge.tensor.gradient.itemsize, "gradients")
+        if cast is not gradient:
+            direct, gradient = False, cast
+        if edge is not None and edge.backward:
             assert edge.conversion.gradient is not None
             piece = self._moves.through(edge.backward, gradient, edge.tensor.shape, edge.conversion.gradient,
                                         "transient")
@@ -71,6 +75,8 @@ class CountedReductions:
         return copy
 
     def _deposit(self, fqn: str, x: Value) -> None:
+        if fqn in self._edges:
+            x = self._moves.cast(x, self._edges[fqn].tensor.stored.itemsize, "gradients")
         if fqn in self.grads:
             self._heap.drop(x.storage)
         else:
@@ -83,9 +89,12 @@ class CountedReductions:
         A gradient to which later microbatches add theirs is copied.
         """
         one, given = self._all[b], self._heap.keep(gradient.storage)
+        wide = self._edges[one.bucket.members[k]].tensor.gradient.itemsize
+        cast = self._moves.cast(gradient, wide, "gradients")
+        fresh, gradient = cast is not gradient, cast
         if one.values[k] is None:
             one.own = not self._protocol.is_due(b)
-            kept = self._own(gradient) if one.own else gradient
+            kept = self._own(gradient) if one.own and not fresh else gradient
             self._heap.name(kept.storage, "gradients")
             one.values[k] = kept
         else:
@@ -120,7 +129,7 @@ class CountedReductions:
         """Makes zeros for the gradients that backward did not yield."""
         for k, (fqn, at) in enumerate(zip(one.bucket.members, one.starts, strict=True)):
             if one.values[k] is None:
-                tensor = self._edges[fqn].tensor
+                tensor = self._edges[fqn].tensor.gradient
                 one.values[k] = self._heap.value(local_shape(tensor.shape, at, self._moves.mesh), tensor.itemsize,
                                                  "gradients")
 

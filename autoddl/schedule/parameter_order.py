@@ -30,6 +30,8 @@ class TimedGathers:
         """Starts the gather of bucket b; all its steps but the last are waited for."""
         bucket = self._buckets[b]
         members = [self._edges[fqn] for fqn in bucket.members]
+        for m in members:
+            self._actions.cast(m.tensor.stored, m.tensor, [m.conversion.source], m.tensor.fqn)
         legs = self._actions.legs(bucket.steps, [m.tensor for m in members], [m.conversion.source for m in members],
                                   direction, f"{bucket.members[0]} and {len(members) - 1} more")
         self._actions.run(legs[:-1])
@@ -84,7 +86,7 @@ class TimedReductions:
     def _path(self, bucket: Bucket) -> tuple[Leg, ...]:
         members = [self._edges[fqn] for fqn in bucket.members]
         starts = [m.conversion.gradient or m.conversion.target for m in members]
-        return self._actions.legs(bucket.steps, [m.tensor for m in members], starts, "backward",
+        return self._actions.legs(bucket.steps, [m.tensor.gradient for m in members], starts, "backward",
                                   f"the gradients of {bucket.members[0]} and {len(members) - 1} more")
 
     def begin(self, last: bool) -> None:
@@ -96,11 +98,14 @@ class TimedReductions:
         """Called when the gradients of these parameters are there."""
         for fqn in fqns:
             edge = self._edges.get(fqn)
+            if edge is None or not edge.tensor.trained or edge.conversion.gradient is None:
+                continue
+            tensor, start = edge.tensor, edge.conversion.gradient
+            self._actions.cast(tensor, tensor.gradient, [start], f"gradient of {fqn}")
             if fqn in self._place:
                 self._do(self._protocol.arrive(self._place[fqn]))
-            elif edge is not None and edge.tensor.trained and edge.conversion.gradient is not None:
-                self._actions.run(self._actions.legs(edge.backward, [edge.tensor], [edge.conversion.gradient],
-                                                     "backward", fqn))
+            else:
+                self._actions.run(self._actions.legs(edge.backward, [tensor.gradient], [start], "backward", fqn))
 
     def finish(self) -> None:
         """Called at the end of a backward: reduces everything that is left."""

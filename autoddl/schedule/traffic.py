@@ -59,8 +59,9 @@ def _of_bucket(bucket: Bucket, edges: dict[str, ParameterEdge], mesh: Mesh, at: 
                gradient: bool) -> Iterator[PlannedCollective]:
     """One collective for each communicating step of the bucket, with the payloads of its members added up."""
     starts = [edges[fqn].conversion.gradient if gradient else edges[fqn].conversion.source for fqn in bucket.members]
-    sizes = [_payloads(edges[fqn].tensor, bucket.steps, start, mesh, at)
-             for fqn, start in zip(bucket.members, starts, strict=True) if start is not None]
+    tensors = [edges[fqn].tensor.gradient if gradient else edges[fqn].tensor for fqn in bucket.members]
+    sizes = [_payloads(tensor, bucket.steps, start, mesh, at)
+             for tensor, start in zip(tensors, starts, strict=True) if start is not None]
     for step, column in zip(bucket.steps, zip(*sizes, strict=True), strict=True):
         if step.kind in COLLECTIVES:
             names = "+".join(mesh.names[a] for a in step.axes)

@@ -10,7 +10,9 @@ from autoddl.capture.capture import capture
 from autoddl.capture.sample import as_sample, parted
 from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
+from autoddl.core.precision import Precision
 from autoddl.cost_models import load_cluster
+from autoddl.planner.assemble import assemble_choice
 from autoddl.planner.peaks import KINDS, Peaks
 from autoddl.pricing.build_problem import CostNetwork, network_of
 from autoddl.pricing.lifetimes import UPDATE
@@ -22,9 +24,10 @@ MODELS = ["gpt", "resnet", "vit", "regression", *(
     pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "mixture", "t5", "vgg_bn"))]
 
 
-def _network(name: str, mesh: str, microbatches: int = 1, optimizer: str = "adamw") -> CostNetwork:
+def _network(name: str, mesh: str, microbatches: int = 1, optimizer: str = "adamw", recipe: str = "as-written"
+             ) -> CostNetwork:
     model, sample = getattr(zoo, name)()
-    graph = add_hubs(capture(model, parted(as_sample(sample), microbatches)).graph)
+    graph = add_hubs(capture(model, parted(as_sample(sample), microbatches), Precision.parse(recipe)).graph)
     pricing = Pricing(graph, Mesh.parse(mesh), load_cluster(LAPTOP), optimizer, microbatches)
     return network_of(pricing, variables(graph, pricing.mesh))
 
@@ -43,6 +46,17 @@ def test_no_row_is_above_the_peak_of_a_random_plan(name: str) -> None:
     for seed, mesh in enumerate(MESHES):
         network = _network(name, mesh, 1 if name == "regression" else 1 + seed % 2, "adamw" if seed else "sgd")
         _rows_are_below(network, random_choice(network.problem(None), random.Random(seed)), seed)
+
+
+@pytest.mark.parametrize(("recipe", "microbatches"), [("bf16-mixed", 1), ("bf16-mixed,reduce=bfloat16", 2)])
+def test_no_row_is_above_the_peak_of_a_mixed_plan(recipe: str, microbatches: int) -> None:
+    network = _network("llama", "machine=2,pair=2", microbatches, recipe=recipe)
+    for seed in range(3):
+        _rows_are_below(network, random_choice(network.problem(None), random.Random(seed)), seed)
+    choice = solve(network.problem(None)).choice
+    _rows_are_below(network, choice, 3)
+    made = assemble_choice(network.pricing, choice, network.variables)
+    assert made.predicted.seconds == pytest.approx(network.seconds(choice), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", MODELS)

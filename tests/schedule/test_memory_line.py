@@ -53,6 +53,14 @@ def test_the_predicted_peak_is_the_tracked_one(name: str, options: dict[str, flo
     assert made.predicted.peak_bytes == pytest.approx(tracked(model, sample, made), rel=NEAR)
 
 
+@pytest.mark.parametrize(("name", "microbatches"), [("gpt", 2), ("resnet", 1)])
+def test_the_predicted_peak_of_a_mixed_plan_is_the_tracked_one(name: str, microbatches: int) -> None:
+    torch.manual_seed(0)
+    model, sample = getattr(zoo, name)()
+    made = plan(model, ONE, sample, microbatches=(microbatches,), precision="bf16-mixed")
+    assert made.predicted.peak_bytes == pytest.approx(tracked(model, sample, made), rel=NEAR)
+
+
 def test_the_line_stays_below_the_budget_and_ends_where_it_began() -> None:
     """But for the gradients, which the optimizer leaves to be zeroed."""
     model, sample = zoo.vit()

@@ -1,0 +1,162 @@
+"""Rewrites a float32 program into bf16-mixed: casts where `torch.autocast` makes them, parameters used in bfloat16.
+
+    LOWER      products, convolutions, attention      every floating input is cast to bfloat16
+    HIGHER     norms, softmax, losses, powers, sums   every floating input is cast to float32
+    WIDEST     what takes inputs of one dtype only    floating inputs are cast to the widest of them
+    others     computed in the dtypes of their inputs, as PyTorch promotes them
+
+A parameter is used in bfloat16, so it is cast before it is gathered, unless only operators of HIGHER and batch norms
+read it (these take float32 parameters beside bfloat16 values). A buffer's new value is cast to the buffer's dtype.
+
+The lists are those of `torch.autocast` for CUDA (torch.amp, "CUDA Ops that can autocast"), in names of aten.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from autoddl.operators.kernels import custom_ops
+
+__all__ = ["HIGHER", "LOWER", "OWN_DTYPES", "autocast", "base_name"]
+
+LOWER = frozenset((
+    "linear", "matmul", "mm", "bmm", "mv", "addmm", "addbmm", "baddbmm", "addmv", "addr", "einsum", "chain_matmul",
+    "linalg_multi_dot", "convolution", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
+    "conv_transpose3d", "conv_tbc", "prelu", "scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu",
+    "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "attention"))
+"""Operators that compute in bfloat16."""
+
+HIGHER = frozenset((
+    "layer_norm", "native_layer_norm", "group_norm", "native_group_norm", "instance_norm", "rms_norm", "softmax",
+    "_softmax", "softmin", "log_softmax", "_log_softmax", "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log",
+    "log10", "log1p", "log2", "logsumexp", "pow", "reciprocal", "rsqrt", "sinh", "softplus", "sum", "prod", "cumsum",
+    "cumprod", "tan", "dist", "pdist", "cdist", "_cdist_forward", "norm", "linalg_vector_norm", "renorm",
+    "cosine_similarity", "cosine_embedding_loss", "cross_entropy_loss", "token_loss", "token_weight", "nll_loss",
+    "nll_loss2d", "nll_loss_nd", "l1_loss", "mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "kl_div",
+    "poisson_nll_loss", "hinge_embedding_loss", "margin_ranking_loss", "multi_margin_loss", "multilabel_margin_loss",
+    "triplet_margin_loss", "binary_cross_entropy_with_logits"))
+"""Operators that compute in float32."""
+
+WIDEST = frozenset(("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "grid_sampler", "tensordot", "vdot",
+                    "cat", "stack", "copy", "where", "lerp"))
+"""Operators that compute in the widest dtype of their inputs, like all that write by an index."""
+
+OWN_DTYPES = frozenset(("batch_norm", "native_batch_norm", "_native_batch_norm_legit_functional"))
+"""Operators that take values of bfloat16 beside parameters of float32."""
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+def autocast(program: GraphModule, parameters: Iterable[str], updated: Sequence[str]) -> None:
+    """Casts in place.
+
+    `parameters` are placeholders; `updated` are those of the buffers whose new values are the program's last outputs.
+    """
+    made = _Caster(program, {node.name: node for node in program.graph.nodes if node.op == "placeholder"})
+    for name in parameters:
+        node = made.holes[name]
+        if node.meta["val"].dtype is torch.float32 and not _keeps(node):
+            node.meta = {**node.meta, "val": made.typed(node.meta["val"], torch.bfloat16)}
+    for node in list(program.graph.nodes):
+        if node.op == "call_function":
+            made.visit(node)
+    last = next(node for node in program.graph.nodes if node.op == "output")
+    results = list(last.args[0])
+    for k, hole in enumerate(reversed(updated), 1):
+        results[-k] = made.cast(results[-k], made.holes[hole].meta["val"].dtype, last)
+    last.args = (tuple(results),)
+    program.graph.eliminate_dead_code()
+    program.recompile()
+
+
+def base_name(node: Node) -> str:
+    """`linear` of aten.linear.default, `attention` of our own function; "" for what is no call."""
+    if node.op != "call_function":
+        return ""
+    target = node.target
+    return target._schema.name.partition("::")[2] if isinstance(target, torch._ops.OpOverload) else \
+        str(getattr(target, "__name__", target))
+
+
+def _keeps(parameter: Node) -> bool:
+    """Whether all that read the parameter take it in float32."""
+    return bool(parameter.users) and all(base_name(user) in HIGHER | OWN_DTYPES for user in parameter.users)
+
+
+def _floating(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.dtype in (torch.float32, *HALF)
+
+
+def _reads(node: Node, dtype: torch.dtype) -> bool:
+    """Whether an input of the call has this dtype."""
+    return any(_floating(arg) and arg.meta["val"].dtype is dtype for arg in node.all_input_nodes)
+
+
+@dataclass
+class _Caster:
+    """The casts made so far, and the values that operators yield on inputs of given shapes and dtypes."""
+
+    program: GraphModule
+    holes: dict[str, Node]
+    casts: dict[tuple[Node, torch.dtype], Node] = field(default_factory=dict)
+    known: dict[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def typed(value: FakeTensor, dtype: torch.dtype) -> Tensor:
+        with value.fake_mode:
+            return value.to(dtype)
+
+    def cast(self, node: Node, dtype: torch.dtype, before: Node) -> Node:
+        """`node` in `dtype`, cast in front of its first reader that asks."""
+        if node.meta["val"].dtype is dtype:
+            return node
+        if (node, dtype) not in self.casts:
+            with self.program.graph.inserting_before(before):
+                made = self.program.graph.call_function(torch.ops.aten._to_copy.default, (node,), {"dtype": dtype})
+            made.meta = {**before.meta, "val": self.typed(node.meta["val"], dtype)}
+            self.casts[node, dtype] = made
+        return self.casts[node, dtype]
+
+    def visit(self, node: Node) -> None:
+        """Casts the inputs of one call, and says what it then yields."""
+        name = base_name(node)
+        wanted = torch.bfloat16 if name in LOWER else torch.float32 if name in HIGHER else None
+        if wanted is not None:
+            self._all(node, wanted)
+        elif (name in WIDEST or "scatter" in name or name.startswith("index_")) and _reads(node, torch.float32):
+            self._all(node, torch.float32)
+        node.meta = {**node.meta, "val": self._value(node)}
+
+    def _all(self, node: Node, dtype: torch.dtype) -> None:
+        """Casts every floating input of the call to `dtype`."""
+        def one(arg: Node) -> Node:
+            return self.cast(arg, dtype, node) if _floating(arg) else arg
+
+        node.args = torch.fx.map_arg(node.args, one)
+        node.kwargs = torch.fx.map_arg(node.kwargs, one)
+
+    def _value(self, node: Node) -> Any:
+        """What the call yields, made once for inputs that are alike."""
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["val"])
+        leaves, shape = pytree.tree_flatten((args, kwargs))
+        key = repr((str(node.target), shape, [_sign(leaf) for leaf in leaves]))
+        if key not in self.known:
+            fakes = [leaf for leaf in (*leaves, *pytree.tree_leaves(node.meta.get("val")))
+                     if isinstance(leaf, FakeTensor)]
+            with fakes[0].fake_mode:
+                self.known[key] = node.target(*args, **kwargs)  # type: ignore[operator]
+        return self.known[key]
+
+
+def _sign(leaf: Any) -> Any:
+    return (tuple(leaf.shape), leaf.stride(), leaf.dtype) if isinstance(leaf, Tensor) else leaf
+
+
+assert custom_ops.attention.__name__ in LOWER and custom_ops.token_loss.__name__ in HIGHER

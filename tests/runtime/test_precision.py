@@ -1,0 +1,105 @@
+"""Plans of mixed recipes do on ranks what one process does under the same recipe, and send what they say.
+
+With every dtype at twice its width (bfloat16 as float32, float32 as float64) rounding is small enough to compare: 1e-6.
+"""
+
+from collections import Counter
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+import torch
+import zoo
+from random_plans import random_plan
+from ranks import on_ranks
+from sampling import parametrize_or_slow
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from autoddl.capture.capture import Captured, capture
+from autoddl.capture.float64 import TWICE, cast, widened
+from autoddl.capture.sample import Sample, as_sample, parted
+from autoddl.core.hubs import add_hubs
+from autoddl.core.plan import Plan
+from autoddl.core.precision import Precision
+from autoddl.launch.check import mismatches
+from autoddl.launch.verify import _pass
+from autoddl.runtime.parallelize import ParallelModel, parallelize
+
+MODELS = ("gpt", "gpt2", "llama", "bert", "t5", "vit", "vgg_bn", "resnet", "mixture", "regression")
+USUAL = ("llama", "resnet")
+"""Those of `make test`."""
+STEPS = 3
+
+
+def _made(name: str) -> tuple[nn.Module, Sample]:
+    torch.manual_seed(0)
+    module, sample = getattr(zoo, name)(**({} if name == "regression" else {"B": 8}))
+    return module, as_sample(sample)
+
+
+@lru_cache(maxsize=2)
+def _captured(name: str, recipe: str, microbatches: int) -> Captured:
+    module, sample = _made(name)
+    return capture(module, parted(sample, microbatches), Precision.parse(recipe))
+
+
+def _train(step: object, module: nn.Module) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses of every step of plain gradient descent, and the parameters after the last."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        losses.append(float(step()))  # type: ignore[operator]
+        optimizer.step()
+    return losses, {n: p.full_tensor() if isinstance(p, DTensor) else p.detach() for n, p in module.named_parameters()}
+
+
+@lru_cache(maxsize=2)
+def _truth(name: str, recipe: str, parts: int) -> tuple[list[float], dict[str, Tensor]]:
+    """One process that runs the captured program at twice its width."""
+    module, sample = _made(name)
+    module, wide, batch = module.double(), widened(_captured(name, recipe, parts), TWICE), cast(sample)
+    return _train(lambda: sum(_pass(wide, module, parted(batch, parts, k), k, parts) for k in range(parts)), module)
+
+
+def _case(name: str, recipe: str, seed: int, parts: int) -> dict[str, object]:
+    """On a rank: collectives of a step in the recipe's own dtypes, errors of three steps at twice the width."""
+    captured = _captured(name, recipe, parts)
+    plan: Plan = replace(random_plan(captured, seed, microbatches=parts), precision=recipe)
+    module, sample = _made(name)
+    parallel = parallelize(module, plan, captured=captured)
+    parallel.step(sample.kwargs or sample.args)
+    dtypes = Counter(str(p.dtype) for p in module.parameters())
+    wrong = mismatches(parallel)
+    module, _ = _made(name)
+    wide = widened(captured, TWICE)
+    exact = ParallelModel(module.double(), plan, wide, add_hubs(wide.graph), parallel.groups, torch.device("cpu"), 0)
+    batch = cast(sample)
+    losses, state = _train(lambda: exact.step(batch.kwargs or batch.args), module)
+    truth = _truth(name, recipe, parts)
+    return {"wrong": wrong, "dtypes": dtypes, "mesh": str(plan.mesh),
+            "loss": max(abs(a - b) / abs(b) for a, b in zip(losses, truth[0], strict=True)),
+            "state": max(float((state[n] - truth[1][n]).abs().max()) for n in truth[1])}
+
+
+def _check(name: str, recipe: str, seed: int, parts: int) -> None:
+    for rank, found in enumerate(on_ranks(4, _case, name, recipe, seed, parts)):
+        at = f"{name} {recipe} seed {seed} rank {rank}: {found}"
+        assert not found["wrong"] and set(found["dtypes"]) == {"torch.float32"}, at
+        assert found["loss"] <= 1e-6 and found["state"] <= 1e-5, at
+
+
+@pytest.mark.ranks
+@parametrize_or_slow("name", USUAL, sorted({*MODELS} - {*USUAL}))
+def test_a_mixed_plan_does_what_one_process_does(name: str) -> None:
+    _check(name, "bf16-mixed", MODELS.index(name), 1 if name == "regression" else 1 + MODELS.index(name) % 2)
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_many_mixed_plans_do(name: str) -> None:
+    for seed in range(5):
+        recipe = "bf16-mixed" if seed % 2 else "bf16-mixed,reduce=bfloat16"
+        _check(name, recipe, 20 + seed, 1 if name == "regression" else 1 + seed % 2)
