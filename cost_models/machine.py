@@ -25,8 +25,8 @@ import yaml
 from autoddl.core.errors import InputError
 from autoddl.cost_models.units import format_quantity
 
-__all__ = ["BACKEND_NAMES", "DTYPES", "ITEMSIZE_OF_PEAK", "KERNELS", "TOPOLOGIES", "Cluster", "Device", "Host",
-           "Level"]
+__all__ = ["BACKEND_NAMES", "DTYPES", "FLOAT64_SHARE", "ITEMSIZE_OF_PEAK", "KERNELS", "TOPOLOGIES", "Cluster", "Device",
+           "Host", "Level"]
 
 TOPOLOGIES = ("switch", "fat-tree", "ring", "fully-connected", "torus", "dragonfly", "hybrid-cube-mesh", "hammingmesh")
 BACKEND_NAMES = ("gloo", "nccl")

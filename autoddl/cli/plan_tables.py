@@ -19,6 +19,7 @@ from autoddl.core.names import fold_rows
 from autoddl.core.plan import Conversion, Plan
 from autoddl.core.precision import Precision
 from autoddl.cost_models import parse_cluster
+from autoddl.cost_models.machine import FLOAT64_SHARE
 from autoddl.cost_models.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -147,6 +148,8 @@ def _figures(plan: Plan) -> Table:
     table.add_row("mesh", f"{plan.mesh}{_parts(plan)}" + (f"  ({levels})" if levels else ""))
     if precision := _precision(plan):
         table.add_row("precision", precision)
+    if float64 := _float64(plan):
+        table.add_row("float64", float64)
     table.add_row("step", f"{show_seconds(predicted.seconds)} predicted: compute {show_seconds(predicted.compute)}, "
                           f"communication {show_seconds(sum(predicted.communication.values()))}"
                           + (f" ({shares})" if shares else ""))
@@ -177,6 +180,17 @@ def _precision(plan: Plan) -> str:
         return ""
     return (f"float32 throughout, at most {slow / 1e12:.3g} TFLOP/s a device; with --precision bf16-mixed products run "
             f"at up to {fast / 1e12:.3g} TFLOP/s")
+
+
+def _float64(plan: Plan) -> str:
+    """How float64 is priced on a device that lists no peak for it; empty where it does, or nothing is in float64."""
+    if not {"graph", "cluster"} <= plan.source.keys():
+        return ""
+    device = parse_cluster(plan.source["cluster"], "the plan's cluster").device
+    tensors = graph_from_text(plan.source["graph"]).tensors
+    if "float64" in dict(device.peaks) or all(t.dtype != "float64" for t in tensors):
+        return ""
+    return f"{device.name} lists no peak for float64: priced at {FLOAT64_SHARE:g} of its float32 peak"
 
 
 def _took(timings: Mapping[str, float]) -> str:

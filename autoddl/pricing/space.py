@@ -22,7 +22,7 @@ from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import B, Mesh, P, Split, State
 from autoddl.core.layout_codes import BROADCAST, dual_codes, encode_states, legal_mask, legal_states, state_code
-from autoddl.operators.rules.table import Rows, rows
+from autoddl.operators.rules.table import Rows, infinite_tensors, rows
 from autoddl.pricing.choices import Choice, Choices
 
 __all__ = ["Choice", "Region", "Variable", "decided", "everything", "variables"]
@@ -115,7 +115,7 @@ def variables(graph: Graph, mesh: Mesh, region: Region = everything) -> tuple[Va
     """
     differentiable = graph.differentiable()
     tied = {graph.tensors[op.inputs[0]].name for op in graph.ops if op.target == HUB}
-    made, axes = _Made(graph, region, {}), len(mesh.axes)
+    made, axes, infinite = _Made(graph, region, {}), len(mesh.axes), infinite_tensors(graph)
     found = []
     for item in decided(graph):
         if isinstance(item, Tensor):
@@ -125,6 +125,6 @@ def variables(graph: Graph, mesh: Mesh, region: Region = everything) -> tuple[Va
             choices = _of_hub(source.shape, mesh, source.is_floating and source.kind is not Kind.PARAMETER,
                               item.inputs[0] in differentiable)
         else:
-            choices = _of_op(rows(item, graph, mesh), axes)
+            choices = _of_op(rows(item, graph, mesh, infinite), axes)
         found.append(made.variable(item, choices))
     return tuple(found)

@@ -179,6 +179,29 @@ def test_feature_and_inplace_dropout() -> None:
     assert abs(total / x.numel() - 1) < 0.1
 
 
+class Saturates(nn.Module):
+    """Alpha dropout of elements, or of channels."""
+
+    def __init__(self, drop: nn.Module) -> None:
+        super().__init__()
+        self.drop = drop
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y: Tensor = self.drop(x)
+        return y.sum(), y
+
+
+@pytest.mark.parametrize("drop", [nn.AlphaDropout(0.2), nn.FeatureAlphaDropout(0.2)])
+def test_alpha_dropout_keeps_mean_and_variance(drop: nn.Module) -> None:
+    x = torch.randn(64, 256, 8, generator=torch.Generator().manual_seed(0))
+    captured = capture(Saturates(drop), x)
+    assert targets(captured).count("autoddl.dropout") == 1 and not {"bernoulli", "native"} & set(targets(captured))
+    y = captured.program(x)[1]
+    dropped = (y == y.flatten().mode().values).double()
+    assert abs(y.mean()) < 0.02 and abs(y.var() - 1) < 0.02 and abs(dropped.mean() - 0.2) < 0.01
+    assert (dropped.amin(2) == dropped.amax(2)).all() == isinstance(drop, nn.FeatureAlphaDropout)
+
+
 def test_the_mean_loss_is_a_sum_over_a_weight() -> None:
     class Weighted(nn.Module):
         def forward(self, x: Tensor, y: Tensor, w: Tensor, reduction: str) -> Tensor:

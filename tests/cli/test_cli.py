@@ -25,6 +25,7 @@ from autoddl import api
 from autoddl.capture.factory import Factory, settings
 from autoddl.cli import plan_tables
 from autoddl.cli.plan_tables import plan_table, summary
+from autoddl.cost_models import parse_cluster
 from autoddl.planner.mesh_search import Found, search
 
 KEYS = {"predicted_seconds", "bound_seconds", "gap", "mesh", "peak_bytes", "wall_seconds", "capture_seconds",
@@ -96,6 +97,17 @@ def test_compare_takes_microbatches() -> None:
     rows = json.loads(shell("compare", FACTORY, LAPTOP, "--set", "layers=1", "--max-axes", "1", "--microbatches", "2",
                             "--workers", "1", "--json").out)
     assert {row["microbatches"] for row in rows if row["mesh"]} == {2}
+
+
+def test_the_table_says_how_float64_is_priced_without_a_peak() -> None:
+    device = "{name: V, kind: cpu, memory: 1 GB, bandwidth: 5 GB/s, peak: {float32: 1 GFLOP/s%s}}"
+    machine = "{name: one, device: %s, levels: [{name: a, size: 1, bandwidth: 1 GB/s, latency: 10 us}]}"
+    says = "V lists no peak for float64: priced at 0.5 of its float32 peak"
+    for dtype, peaks, said in ((torch.float64, "", True), (torch.float64, ", float64: 1 GFLOP/s", False),
+                               (torch.float32, "", False)):
+        model = Summed().to(dtype)
+        plan = autoddl.plan(model, parse_cluster(machine % (device % peaks), "one"), torch.zeros(4, 4, dtype=dtype))
+        assert (says in plan_tables.text(plan_table(plan))) == said
 
 
 def test_show_repeats_the_plan(path: Path) -> None:

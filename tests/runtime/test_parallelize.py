@@ -63,6 +63,21 @@ class Written(nn.Module):
         return loss
 
 
+class Saturated(nn.Module):
+    """Alpha dropout of elements, then of whole channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.alpha_dropout(self.first(x), 0.25, training=True)
+        h = F.feature_alpha_dropout(h.reshape(-1, 4, 4), 0.5, training=True)
+        loss: Tensor = self.last(h.flatten(1)).square().mean()
+        return loss
+
+
 class Bare(nn.Module):
     """A parameter that no reset_parameters() sets."""
 
@@ -74,11 +89,17 @@ class Bare(nn.Module):
         return (x * self.weight).sum()
 
 
+DROPPED = ("dropout", "saturated")
+"""Models that draw what they drop."""
+
+
 def build(name: str) -> tuple[nn.Module, Any]:
     if name == "uneven":
         return Uneven().double(), (torch.linspace(-1, 1, 77).double().view(7, 11), torch.ones(7, 7).double())
     if name == "written":
         return Written().double(), (torch.linspace(-1, 2, 256).double().view(8, 4, 8).sin(),)
+    if name == "saturated":
+        return Saturated().double(), (torch.linspace(-1, 1, 64).double().view(8, 8),)
     if name == "single":
         return zoo.gpt()
     return zoo.gpt(dtype=torch.float64, dropout=0.1) if name == "dropout" else getattr(zoo, name)(dtype=torch.float64)
@@ -111,7 +132,7 @@ def gradients(parameters: Any) -> dict[str, Tensor]:
 def on_one_device(name: str) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """The eager model; with dropout, whose mask is ours, the captured program on one rank."""
     model, sample = build(name)
-    if name == "dropout":
+    if name in DROPPED:
         parallel = parallelize(model, random_plans(model, sample, "one=1", 1)[0])
         return parallel.step(sample), gradients(parallel.named_parameters()), {}
     loss = call(model, sample)
@@ -135,7 +156,7 @@ def run(name: str, plans: list[Plan], expected: tuple[Tensor, dict[str, Tensor],
         check_traffic(parallel)
         parallel.step(parallel.local_batch(sample))
         assert all(torch.allclose(g, 2 * grads[k], rtol=1e-6) for k, g in gradients(parallel.named_parameters()).items()
-                   ) or name in ("dropout", "vgg_bn", "resnet", "written")
+                   ) or name in (*DROPPED, "vgg_bn", "resnet", "written")
         check_traffic(parallel)
 
 
@@ -149,7 +170,7 @@ def check_traffic(parallel: ParallelModel) -> None:
 @pytest.mark.ranks
 @parametrize_or_slow("name,mesh,count", [
     ("uneven", "a=2,b=2", 3), ("written", "a=2", 4), ("gpt", "a=2,b=2", 2), ("dropout", "a=2,b=2", 1),
-    ("vgg_bn", "a=2,b=2", 1), ("resnet", "a=4", 1)], [
+    ("saturated", "a=2,b=2", 3), ("vgg_bn", "a=2,b=2", 1), ("resnet", "a=4", 1)], [
     ("uneven", "a=4", 4), ("uneven", "a=2,b=2", 6), ("written", "a=2", 8), ("gpt", "a=2,b=2", 3), ("gpt", "a=3", 2),
     ("dropout", "a=2,b=2", 2), ("vgg_bn", "a=2,b=2", 2), ("resnet", "a=4", 2)])
 def test_random_plans_compute_what_one_device_does(name: str, mesh: str, count: int) -> None:

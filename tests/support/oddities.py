@@ -106,3 +106,46 @@ def mask_of_zeros(h: Tensor) -> Tensor:
 def cast_down_and_up(h: Tensor) -> Tensor:
     """A cast down and up again."""
     return h.float().double() * 2
+
+
+@odd
+def infinite_product(h: Tensor) -> Tensor:
+    """Infinite values in products, in one process too."""
+    return h.masked_fill(torch.arange(16) < 1, torch.inf).abs() @ torch.ones(16, 4, dtype=h.dtype)
+
+
+@odd
+def infinite_mask_scaled(h: Tensor) -> Tensor:
+    """A mask of attention that is added before the scores are multiplied by a tensor."""
+    q = h.reshape(8, 4, 4)
+    mask = torch.full((4, 4), -torch.inf, dtype=h.dtype).triu(1)
+    scores = (q @ q.transpose(1, 2) + mask) * torch.full((4,), 0.5, dtype=h.dtype)
+    return scores.softmax(-1) @ q
+
+
+@odd
+def infinite_logaddexp(h: Tensor) -> Tensor:
+    """As torch.masked.logaddexp."""
+    kept = torch.arange(16) % 2 == 0
+    found = torch.logaddexp(torch.where(kept, h, -torch.inf), torch.where(kept, h * 2, -torch.inf))
+    return found * torch.linspace(1.0, 2.0, 16, dtype=h.dtype)
+
+
+@odd
+def short_integers(h: Tensor) -> Tensor:
+    """Whole numbers of two bytes between ops: gloo has no such type."""
+    return h.masked_fill((h > 0).to(torch.int16).cumsum(1).to(torch.int16) > 3, 0.0)
+
+
+@odd
+def dead_without_gradient(h: Tensor) -> Tensor:
+    """Values that nothing reads, under no_grad, before and between live ones."""
+    places = torch.arange(16)[None]
+    with torch.no_grad():
+        places == 3  # noqa: B015
+    others = torch.arange(16)[None]
+    with torch.no_grad():
+        others == 4  # noqa: B015
+    with torch.no_grad():
+        live = h.detach().abs() * 2
+    return h * live

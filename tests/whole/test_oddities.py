@@ -5,12 +5,15 @@ import torch
 from oddities import ODD, middle
 from random_plans import random_plan
 from ranks import on_ranks
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from autoddl.capture.capture import capture
 from autoddl.runtime.parallelize import parallelize
 
 CLOSE = 1e-9
+SEEDS = {"infinite_product": (10, 12), "infinite_mask_scaled": (2, 5)}
+"""Seeds of the plans that once went wrong; of the others (0, 1)."""
 
 
 def _errors(name: str, seeds: tuple[int, ...]) -> list[float]:
@@ -23,19 +26,28 @@ def _errors(name: str, seeds: tuple[int, ...]) -> list[float]:
     captured, found = capture(module, sample), []
     for seed in seeds:
         parallel = parallelize(module, random_plan(captured, seed), captured=captured)
-        errors = [abs(float(parallel.step(sample)) - float(truth)) / max(1e-3, abs(float(truth)))]
+        errors = [_distance(parallel.step(sample), truth)]
         for got, want in zip(module.parameters(), wanted, strict=True):
             if want is not None and got.grad is not None:
                 whole = got.grad.full_tensor() if isinstance(got.grad, DTensor) else got.grad
-                errors.append(float((whole - want).abs().max() / want.abs().max().clamp(min=1e-3)))
+                errors.append(_distance(whole, want))
         found.append(max(errors))
         torch.manual_seed(0)
         module = middle(name)
     return found
 
 
+def _distance(found: Tensor, truth: Tensor) -> float:
+    """The largest difference relative to the largest finite value; infinite where infinities are not the same."""
+    same, finite = found.isclose(truth, equal_nan=True), truth.isfinite() & found.isfinite()
+    if not same[~finite].all():
+        return torch.inf
+    largest = truth[finite].abs().max() if finite.any() else torch.ones(())
+    return float((found - truth)[finite].abs().max() / largest.clamp(min=1e-3)) if finite.any() else 0.0
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", sorted(ODD))
 def test_an_odd_middle_does_what_one_process_does(name: str) -> None:
-    for errors in on_ranks(4, _errors, name, (0, 1)):
+    for errors in on_ranks(4, _errors, name, SEEDS.get(name, (0, 1))):
         assert max(errors) < (1e-5 if name == "cast_down_and_up" else CLOSE), (name, errors)

@@ -11,7 +11,8 @@ The gradient of an option follows from its layouts alone, axis by axis:
     wanted from above       S(d) -> S(d)    P -> B    B -> B                            (`layout_codes.duals`)
 """
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -31,9 +32,10 @@ from autoddl.core.layout_codes import (
 from autoddl.operators.rules import cut, elementwise, index, loss, matmul, nn, reduce
 from autoddl.operators.rules import shape as shape_rules
 from autoddl.operators.rules.dimension_strings import Rule, Signature, signatures
+from autoddl.operators.rules.infinite import drop_undefined, infinite_tensors, positions
 from autoddl.operators.rules.writing import RuleOf
 
-__all__ = ["RULES", "Option", "Rows", "Rule", "backward", "has_rule", "options", "rows"]
+__all__ = ["RULES", "Option", "Rows", "Rule", "backward", "has_rule", "infinite_tensors", "options", "rows"]
 
 Codes = npt.NDArray[np.int64]
 Shapes = tuple[tuple[int, ...], ...]
@@ -75,22 +77,24 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """All that the answer depends on; `truths` are the positions of bool tensors, which are never partial sums."""
+    """All that the answer depends on; `truths` are the positions of bool tensors, which are never partial sums;
+    `infinite` those of inputs that hold infinities, beside which nothing is one."""
 
     rule: Rule | None
     inputs: Shapes
     outputs: Shapes
     truths: tuple[int, ...]
+    infinite: tuple[int, ...] = ()
 
 
 def has_rule(target: str) -> bool:
     return target in RULES
 
 
-def rows(op: Op, graph: Graph, mesh: Mesh) -> Rows:
+def rows(op: Op, graph: Graph, mesh: Mesh, infinite: Collection[int] = ()) -> Rows:
     """Every choice of one signature per axis in which each rank has a non-empty piece of every tensor; one object for
-    ops that are alike."""
-    return _rows(_question(op, graph), mesh)
+    ops that are alike. `infinite` are the graph's tensors that hold infinities (`infinite_tensors`)."""
+    return _rows(replace(_question(op, graph), infinite=positions(op, infinite)), mesh)
 
 
 def options(op: Op, graph: Graph, mesh: Mesh) -> tuple[Option, ...]:
@@ -135,7 +139,8 @@ def _signatures(question: _Question) -> tuple[Signature, ...]:
     if question.rule is None:
         return (Signature((B,) * len(question.inputs), (B,) * len(question.outputs)),)
     found = (*question.rule.extra, *signatures(question.rule.text, (*question.inputs, *question.outputs)))
-    return tuple(dict.fromkeys(s for s in found if all((*s.inputs, *s.outputs)[i] != P for i in question.truths)))
+    whole = (s for s in found if all((*s.inputs, *s.outputs)[i] != P for i in question.truths))
+    return tuple(dict.fromkeys(drop_undefined(whole, question.infinite)))
 
 
 @lru_cache(maxsize=100_000)
