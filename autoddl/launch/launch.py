@@ -27,8 +27,11 @@ from autoddl.core import errors
 from autoddl.core.errors import AutoDDLError, MachineError
 from autoddl.core.files import write_atomically
 from autoddl.core.processes import die_with_parent, signals_raise
+from autoddl.launch.forked_ranks import ForkedRank, start_forks
 
 __all__ = ["Place", "launch", "leave", "report_failure"]
+
+_Process = subprocess.Popen[bytes] | ForkedRank
 
 FAILURES = "AUTODDL_FAILURES"
 GRACE_SECONDS = 1.0
@@ -76,17 +79,26 @@ class Place:
 
 
 def launch(ranks: int, command: Sequence[str], *, timeout: float | None = None, tick: Callable[[], None] | None = None,
-           quiet: bool = False, places: Sequence[Place] | None = None) -> None:
+           quiet: bool = False, places: Sequence[Place] | None = None, forked: bool = False) -> None:
     """Run `command` as `ranks` local processes and wait for all; `tick` is called while waiting, `places` has one of
     each rank.
 
+    With `forked` the command is `python -m MODULE JOB` of a module with a `main()`: where no place has a prefix, the
+    ranks are forks of one process that imports it (`forked_ranks`).
+
     Raises the failed rank's own error, or MachineError if one died or `timeout` seconds passed. No process stays.
     """
+    given = places or [Place()] * ranks
     with signals_raise(), tempfile.TemporaryDirectory(prefix="autoddl-") as folder:
-        processes: list[subprocess.Popen[bytes]] = []
+        environments = [{**environment, **place.environment}
+                        for environment, place in zip(_environments(ranks, folder), given, strict=True)]
+        processes: list[_Process] = []
         try:
-            for environment, place in zip(_environments(ranks, folder), places or [Place()] * ranks, strict=True):
-                processes.append(_start((*place.prefix, *command), {**environment, **place.environment}, quiet))
+            if forked and not any(place.prefix for place in given):
+                processes += start_forks(environments, command, folder, *_outputs(quiet))
+            else:
+                for environment, place in zip(environments, given, strict=True):
+                    processes.append(_start((*place.prefix, *command), environment, quiet))
             _watch(processes, folder, timeout, tick or (lambda: None))
         finally:
             _end(processes)
@@ -103,9 +115,16 @@ def _environments(ranks: int, folder: str) -> list[dict[str, str]]:
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str], quiet: bool) -> subprocess.Popen[bytes]:
-    output = subprocess.DEVNULL if quiet else sys.stderr.fileno() if _has_fileno(sys.stderr) else None
-    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-                            stderr=subprocess.DEVNULL if quiet else None, preexec_fn=die_with_parent)
+    output, errors = _outputs(quiet)
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
+                            preexec_fn=die_with_parent)
+
+
+def _outputs(quiet: bool) -> tuple[int | None, int | None]:
+    """Where a rank's output and errors go: what it prints is no part of the launcher's answer."""
+    if quiet:
+        return subprocess.DEVNULL, subprocess.DEVNULL
+    return sys.stderr.fileno() if _has_fileno(sys.stderr) else None, None
 
 
 def _has_fileno(stream: Any) -> bool:
@@ -116,7 +135,7 @@ def _has_fileno(stream: Any) -> bool:
     return True
 
 
-def _watch(processes: Sequence[subprocess.Popen[bytes]], folder: str, timeout: float | None, tick: Callable[[], None]
+def _watch(processes: Sequence[_Process], folder: str, timeout: float | None, tick: Callable[[], None]
            ) -> None:
     began = time.monotonic()
     while any(process.poll() is None for process in processes):
@@ -132,7 +151,7 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]], folder: str, timeout: f
         raise _cause(processes, folder).error()
 
 
-def _cause(processes: Sequence[subprocess.Popen[bytes]], folder: str) -> _Failure:
+def _cause(processes: Sequence[_Process], folder: str) -> _Failure:
     """The failure that came first: the ranks get a moment to fall, then causes go before consequences."""
     until = time.monotonic() + GRACE_SECONDS
     while time.monotonic() < until and any(process.poll() is None for process in processes):
@@ -142,16 +161,18 @@ def _cause(processes: Sequence[subprocess.Popen[bytes]], folder: str) -> _Failur
         if process.poll():
             path = Path(folder, f"{rank}.json")
             word = json.loads(path.read_text()) if path.exists() else {}
-            found.append(_Failure(rank, process.returncode, **word))
+            found.append(_Failure(rank, process.returncode or 0, **word))
     return min(found, key=lambda failure: failure.order)
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def _end(processes: Sequence[_Process]) -> None:
     for process in processes:
         if process.poll() is None:
             process.kill()
     for process in processes:
         process.wait()
+        if isinstance(process, ForkedRank):
+            process.close()
 
 
 def report_failure(error: BaseException) -> None:

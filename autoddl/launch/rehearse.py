@@ -102,7 +102,7 @@ def rehearse(path: Path, plan: Plan, factory: Factory, *, steps: int = 10, lr: f
                "timeout": timeout, "uplinks": [asdict(uplink) for uplink in uplinks], "record": str(kept)}
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
         launch(plan.mesh.size, [sys.executable, "-m", "autoddl.launch.rehearse_rank", str(folder / "job.json")],
-               places=places, tick=lambda: tell("rehearsing", len(_losses(folder)), steps))
+               places=places, forked=True, tick=lambda: tell("rehearsing", len(_losses(folder)), steps))
         found = [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(plan.mesh.size)]
         made = _rehearsal(plan, found, _losses(folder), note if shaped else "on loopback, not shaped")
         return replace(_timed(made, plan, kept), record=str(record) if record is not None else None)

@@ -74,5 +74,10 @@ def _work(job: dict[str, Any], losses: Path) -> Any:
         return trained(job, lambda loss: print(repr(loss), file=file))
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the job that the command line names, as one rank."""
     serve(_work)
+
+
+if __name__ == "__main__":
+    main()

@@ -94,7 +94,8 @@ def _start(job: dict[str, Any], plan: Plan, tell: Progress) -> dict[str, Any]:
             written = folder / "losses-0"
             tell("training", len(written.read_text().splitlines()) if written.exists() else 0, job["steps"])
 
-        launch(plan.mesh.size, [sys.executable, "-m", "autoddl.launch.worker", str(folder / "job.json")], tick=tick)
+        launch(plan.mesh.size, [sys.executable, "-m", "autoddl.launch.worker", str(folder / "job.json")], tick=tick,
+               forked=True)
         found = json.loads((folder / "result-0.json").read_text())
         assert isinstance(found, dict), found
         return found

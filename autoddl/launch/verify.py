@@ -92,7 +92,7 @@ def verify(plan: Plan, factory: Factory, *, max_ranks: int = 8, timeout: float =
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
         tell(f"{small.mesh.size} ranks", 1, 2)
         command = [sys.executable, "-m", "autoddl.launch.worker", str(folder / "job.json")]
-        launch(small.mesh.size, command, timeout=timeout)
+        launch(small.mesh.size, command, timeout=timeout, forked=True)
         found = [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(small.mesh.size)]
     wrong = [f"rank {rank} {text}" for rank, one in enumerate(found) for text in one["mismatches"]]
     loss, gradient, twice = (_worst([one[name] for one in found])

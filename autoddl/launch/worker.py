@@ -19,5 +19,10 @@ def _work(job: Job, losses: Path) -> Any:
         return train(job, lambda loss: print(loss, file=file))
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the job that the command line names, as one rank."""
     serve(_work)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,38 +18,52 @@ from autoddl.planner.process_pool import mapper
 
 
 def script(folder: Path, text: str) -> list[str]:
-    path = folder / "rank.py"
-    path.write_text("import os, sys, time\nrank = int(os.environ['RANK'])\n" + textwrap.dedent(text))
+    """The command of ranks that run `text`, as a script, and as the module `rank` for forks."""
+    path, body = folder / "rank.py", "rank = int(os.environ['RANK'])\n" + textwrap.dedent(text)
+    path.write_text(f"import os, sys, time\ndef main():\n{textwrap.indent(body, '    ')}\n"
+                    "if __name__ == '__main__':\n    main()\n")
     return [sys.executable, str(path)]
 
 
+def started(ranks: int, command: list[str], forked: bool, **options: Any) -> None:
+    """Ranks of a `script`, each a process of its own or all forks of one."""
+    launch(ranks, [command[0], "-m", "rank", command[1]] if forked else command, forked=forked, **options)
+
+
+@pytest.fixture(params=[False, True], ids=["started", "forked"])
+def forked(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether ranks are forks of one process, which then finds the script as a module."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    return bool(request.param)
+
+
 def alive(folder: Path) -> list[int]:
-    """Ranks of this test that still run: python with the folder's script."""
+    """Processes of this test that still run: python with the folder's script."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
             words = (entry / "cmdline").read_bytes().decode().split("\0") if entry.name.isdigit() else []
         except OSError:
             continue
-        if words[1:2] == [str(folder / "rank.py")]:
+        if str(folder / "rank.py") in words:
             found.append(int(entry.name))
     return found
 
 
 @pytest.mark.ranks
-def test_every_rank_gets_the_environment_of_torchrun(tmp_path: Path) -> None:
-    launch(3, script(tmp_path, f"""
+def test_every_rank_gets_the_environment_of_torchrun(tmp_path: Path, forked: bool) -> None:
+    started(3, script(tmp_path, f"""
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS")
         open({str(tmp_path)!r} + f"/out-{{rank}}", "w").write(" ".join(os.environ[n] for n in names))
         assert int(os.environ["MASTER_PORT"]) > 0
-    """))
+    """), forked)
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // 3)))
     assert [(tmp_path / f"out-{rank}").read_text() for rank in range(3)] == [
         f"{rank} {rank} 3 3 127.0.0.1 {threads}" for rank in range(3)]
 
 
 @pytest.mark.ranks
-def test_a_ranks_own_error_becomes_the_launchers_and_ends_all(tmp_path: Path) -> None:
+def test_a_ranks_own_error_becomes_the_launchers_and_ends_all(tmp_path: Path, forked: bool) -> None:
     command = script(tmp_path, """
         from autoddl.core.errors import MachineError, MismatchError
         from autoddl.launch.launch import report_failure
@@ -62,42 +77,44 @@ def test_a_ranks_own_error_becomes_the_launchers_and_ends_all(tmp_path: Path) ->
         time.sleep(600)
     """)
     with pytest.raises(MismatchError, match=r"^rank 1: this is another model$"):
-        launch(3, command)
+        started(3, command, forked)
     assert not alive(tmp_path)
 
 
 @pytest.mark.ranks
-def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
+def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path, forked: bool) -> None:
     command = script(tmp_path, "os.kill(os.getpid(), 9) if rank == 1 else time.sleep(600)")
     with pytest.raises(MachineError, match=r"rank 1 was killed by SIGKILL; all ranks were ended"):
-        launch(2, command)
+        started(2, command, forked)
     assert not alive(tmp_path)
 
 
 @pytest.mark.ranks
-def test_a_silent_failure_is_named_with_its_exit_code(tmp_path: Path) -> None:
+def test_a_silent_failure_is_named_with_its_exit_code(tmp_path: Path, forked: bool) -> None:
     with pytest.raises(MachineError, match=r"rank 0 ended with exit code 7 and left no word"):
-        launch(1, script(tmp_path, "sys.exit(7)"))
+        started(1, script(tmp_path, "sys.exit(7)"), forked)
 
 
 @pytest.mark.ranks
-def test_a_timeout_names_the_ranks_that_still_run(tmp_path: Path) -> None:
+def test_a_timeout_names_the_ranks_that_still_run(tmp_path: Path, forked: bool) -> None:
     command = script(tmp_path, "time.sleep(600 if rank else 0)")
-    with pytest.raises(MachineError, match=r"after 0.5 s rank 1 still ran"):
-        launch(2, command, timeout=0.5)
+    with pytest.raises(MachineError, match=r"after [01].5 s rank 1 still ran"):
+        started(2, command, forked, timeout=1.5 if forked else 0.5)
     assert not alive(tmp_path)
 
 
 @pytest.mark.ranks
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends ranks with their launcher on Linux only")
-def test_no_rank_outlives_a_killed_launcher(tmp_path: Path) -> None:
+def test_no_rank_outlives_a_killed_launcher(tmp_path: Path, forked: bool) -> None:
     command = script(tmp_path, "time.sleep(600)")
-    code = f"from autoddl.launch.launch import launch; launch(2, {command!r})"
+    if forked:
+        command = [command[0], "-m", "rank", command[1]]
+    code = f"from autoddl.launch.launch import launch; launch(2, {command!r}, forked={forked})"
     parent = subprocess.Popen([sys.executable, "-c", code])
     until = time.monotonic() + 20
-    while len(alive(tmp_path)) < 2 and time.monotonic() < until:
+    while len(alive(tmp_path)) < 2 + forked and time.monotonic() < until:
         time.sleep(0.05)
-    assert len(alive(tmp_path)) == 2
+    assert len(alive(tmp_path)) >= 2
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     until = time.monotonic() + 5

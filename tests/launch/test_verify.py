@@ -145,7 +145,7 @@ def test_an_error_that_is_no_number_does_not_pass(errors: tuple[float, float]) -
 
 
 def test_a_rank_that_yields_nan_fails_whichever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def launched(ranks: int, command: Sequence[str], timeout: float | None = None) -> None:
+    def launched(ranks: int, command: Sequence[str], **_: object) -> None:
         for rank in range(ranks):
             result = {"loss_error": 0.0, "gradient_error": math.nan if rank == 2 else 1e-16, "mismatches": [],
                       "twice_error": 0.0}
