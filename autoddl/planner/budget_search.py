@@ -47,7 +47,7 @@ SHRINKS = 4
 PLANES = 12
 """Cutting planes of the dual."""
 
-FEW = 50_000
+FEW = 2_000_000
 """Choices among which the best is looked for one by one."""
 
 LINES = 200
@@ -220,16 +220,18 @@ class _State:
         self.needed = max(self.needed, error.needed)
 
     def _shrink(self, problem: Problem, solution: Solution) -> None:
-        """Plans under the row with less room: by what the last plan's line was above the budget."""
-        search, room = self.search, self.search.budget
+        """Plans under the row with less room: by what the last plan's line was above the budget, or half as much."""
+        search, most, least = self.search, self.search.budget, 0.0
         for k in range(SHRINKS):
             over = search.peaks.of(solution.choice).nbytes - search.budget
-            room -= over * (1 + k / 2) + 1e-6 * search.budget
+            room = max(most - over * (1 + k / 2) - 1e-6 * search.budget, (most + least) / 2)
             try:
                 solution = solve(problem.within(room), search.solver, time_limit=search.time_limit,
                                  tolerance=self.tolerance, ceiling=min(self.ceiling, self.seconds), price=self.price)
             except (Infeasible, Above):
-                return
+                least = room
+                continue
+            most = room
             if self._take(solution):
                 return
 
