@@ -19,6 +19,7 @@ from autoddl.core.hubs import HUB
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Problem
 from autoddl.explain.breakdown import Share, row_text, shares
+from autoddl.explain.memory_rows import check_row
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.pins import allowed_meshes
 from autoddl.planner.question import Rebuilt, problem_on, question_of, rebuild, solve_question, split_by_microbatches
@@ -167,11 +168,19 @@ def proved(plan: Plan, everywhere: bool = False) -> Proved:
     every number of microbatches."""
     made = rebuild(plan)
     seconds = made.problem.cost(made.choice)
+    _check_memory_row(plan, made)
     problems = {str(plan.mesh): made.problem} | (_others(plan) if everywhere else {})
     checked = [check_certificate(problem, prove(problem, seconds)) for problem in problems.values()]
     return Proved(tuple(problems), seconds, min(seconds, *(one.bound for one in checked)), plan.bound,
                   sum(one.inequalities for one in checked), sum(one.distinct for one in checked),
                   tuple(lam for one in checked for lam in one.multipliers))
+
+
+def _check_memory_row(plan: Plan, made: Rebuilt) -> None:
+    """Asserts that the row of the bound has the bytes of the plan's layouts, and none above its memory line."""
+    row, pricing = plan.source["row"], made.pricing
+    claimed = {moment: made.network.row_bytes(made.choice, {moment: 1.0}) for moment in row}
+    check_row(plan, pricing.graph, pricing.optimizer, pricing.cluster, row, claimed)
 
 
 def _others(plan: Plan) -> dict[str, Problem]:

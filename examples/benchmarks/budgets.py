@@ -61,7 +61,7 @@ class Translated(nn.Module):
         from transformers import T5Config, T5ForConditionalGeneration
 
         self.model = T5ForConditionalGeneration(T5Config(d_model=768, d_ff=3072, num_layers=12, num_heads=12,
-                                                         decoder_start_token_id=0))
+                                                         decoder_start_token_id=0))  # type: ignore[call-arg]
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         loss: Tensor = self.model(input_ids=input_ids, labels=labels).loss

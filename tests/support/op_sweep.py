@@ -124,7 +124,9 @@ def _sample(operator: Any) -> Any:
         torch.manual_seed(0)
         samples = [s for s, _ in zip(operator.sample_inputs("cpu", torch.float64, requires_grad=True), range(40),
                                      strict=False)
-                   if any(_has_gradient(leaf) for leaf in pytree.tree_leaves((s.input, s.args)))]
+                   if any(_has_gradient(leaf) for leaf in pytree.tree_leaves((s.input, s.args)))
+                   and not any(isinstance(leaf, Tensor) and leaf.numel() == 0
+                               for leaf in pytree.tree_leaves((s.input, s.args, s.kwargs)))]
 
     def splits(s: Any) -> bool:
         return any(_has_gradient(x) and x.dim() and x.shape[0] % 4 == 0 for x in pytree.tree_leaves((s.input, s.args)))

@@ -1,0 +1,339 @@
+"""The rows of bytes of one plan, made from its graph and layouts alone, against its memory line.
+
+A bound under a budget rests on rows: sums over moments of weight * bytes, which the memory line is never below. The
+certificate proves the bound of the row; here the row itself is checked. Bytes at every moment are added up again, from
+the layouts that the plan names, without the tables and lifetimes of `pricing`:
+
+    tables' bytes at t == bytes at t made again <= memory line at t        for every moment t of the row
+
+Moments are numbered as a step goes: 2 i before op i, 2 i + 1 with its outputs, 3 n - 1 - i its backward, 3 n the
+update.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from math import prod
+
+from autoddl.core.conversion import COLLECTIVES
+from autoddl.core.graph import Graph, Kind
+from autoddl.core.hubs import HUB
+from autoddl.core.layout import Layout, Mesh, local_shape
+from autoddl.core.plan import Plan
+from autoddl.cost_models import Cluster
+from autoddl.operators.footprints.footprint import Call, Footprint
+from autoddl.operators.footprints.storages import Value, contiguous
+from autoddl.operators.footprints.table import footprint_of
+from autoddl.operators.work import VIEWS, base
+from autoddl.pricing.price import OPTIMIZERS
+from autoddl.schedule.memory_line import predict_memory
+from autoddl.schedule.memory_program import ParsedConversion, ParsedPlan
+
+__all__ = ["bytes_at_moments", "check_row", "line_at_moments", "numbers_of"]
+
+SAME = 1e-9
+"""Bytes that differ by less, relatively, are equal."""
+
+
+def numbers_of(graph: Graph, moment: str) -> tuple[int, ...]:
+    """The numbers of a moment by name, three of an `around`."""
+    count = len(graph.ops)
+    if moment == "update":
+        return (3 * count,)
+    kind, _, name = moment.partition(" ")
+    i = next(i for i, op in enumerate(graph.ops) if op.name == name)
+    places = {"before": (2 * i,), "forward": (2 * i + 1,), "backward": (3 * count - 1 - i,)}
+    return places[kind] if kind in places else (2 * i, 2 * i + 1, 3 * count - 1 - i)
+
+
+def check_row(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster, row: Mapping[str, float],
+              claimed: Mapping[str, float]) -> float:
+    """The most of claimed bytes / memory line over the moments of `row`; `claimed` is what the tables say of each.
+
+    An op without a backward has no point on the line: there the peak counts. Raises AssertionError where the tables
+    claim other bytes than the layouts have, or more than the memory line.
+    """
+    again, line, worst = bytes_at_moments(plan, graph, optimizer, cluster), line_at_moments(
+        plan, graph, optimizer, cluster), 0.0
+    assert abs(sum(row.values()) - 1) <= SAME and min(row.values()) >= 0, "the weights of a row add up to one"
+    for moment in row:
+        numbers, nbytes = numbers_of(graph, moment), claimed[moment]
+        found, most = max(again[n] for n in numbers), max(line[n] for n in numbers) or max(line)
+        fits = nbytes <= found * (1 + SAME) if len(numbers) > 1 else abs(nbytes - found) <= SAME * found
+        assert fits, f"the row of {moment!r} claims {nbytes:.0f} bytes, the layouts have {found:.0f}"
+        assert nbytes <= most * (1 + SAME), f"the row of {moment!r} claims {nbytes:.0f} bytes, the line has {most:.0f}"
+        worst = max(worst, nbytes / most)
+    return worst
+
+
+def line_at_moments(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster) -> list[float]:
+    """The most bytes of the memory line at the op of each moment, in the last microbatch; without buckets."""
+    count = len(graph.ops)
+    line = predict_memory(replace(plan, bucket_bytes=1), graph, optimizer, cluster).line
+    found, before = defaultdict[int, float](float), -1
+    for here, nbytes in line:
+        if here < count <= before:  # the next microbatch begins
+            found.clear()
+        found[here] = max(found[here], nbytes)
+        before = here
+    forward = [found[i] for i in range(count) for _ in range(2)]
+    return [*forward, *(found[here] for here in reversed(range(count, 2 * count))), found[2 * count]]
+
+
+def bytes_at_moments(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster) -> list[float]:
+    """The bytes at every moment of one plan, each storage counted once."""
+    made = _Bytes(plan, graph, OPTIMIZERS[optimizer], cluster.device.kind == "cpu")
+    count, found = 3 * len(graph.ops) + 1, list[float]()
+    change = [0.0] * (count + 1)
+    for spans in made.spans.values():
+        if len(spans) == 1:
+            start, end, nbytes = spans[0]
+            change[start], change[end + 1] = change[start] + nbytes, change[end + 1] - nbytes
+            continue
+        for n in range(min(s for s, _, _ in spans), max(e for _, e, _ in spans) + 1):
+            nbytes = next((b for start, end, b in spans if start <= n <= end), 0.0)
+            change[n], change[n + 1] = change[n] + nbytes, change[n + 1] - nbytes
+    total = 0.0
+    for n in range(count):
+        total += change[n]
+        found.append(total)
+    return found
+
+
+class _Bytes:
+    """Spans of moments with their bytes, by storage."""
+
+    def __init__(self, plan: Plan, graph: Graph, copies: int, processor: bool) -> None:
+        self.plan, self.graph, self.copies, self.count = plan, graph, copies, len(graph.ops)
+        self.mesh, self.parsed = plan.mesh, ParsedPlan(plan, graph, processor)
+        self.flows, self.readers = graph.differentiable(), graph.consumers()
+        self.views = [base(op) in VIEWS for op in graph.ops]
+        decided, whole = plan.index().decisions, Layout.broadcast(plan.mesh)
+        self.reads = [decided[op.name].inputs if op.name in decided else (whole,) * len(op.inputs) for op in graph.ops]
+        self.writes = [decided[op.name].outputs if op.name in decided else (whole,) * len(op.outputs)
+                       for op in graph.ops]
+        self.whole = [self._footprint(i, None) for i in range(self.count)]
+        self.local = [self._footprint(i, plan.mesh) for i in range(self.count)]
+        self.spans = defaultdict[Hashable, list[tuple[int, int, float]]](list)
+        self.storages = self._shared_storages()
+        self._everything()
+
+    def _footprint(self, i: int, mesh: Mesh | None) -> Footprint:
+        """What op i keeps, on the pieces of a rank or on whole tensors."""
+        if self.views[i]:
+            return Footprint()
+        op, call, tensors = self.graph.ops[i], self.parsed.calls[i], self.graph.tensors
+        shapes = [tensors[t].shape if mesh is None else local_shape(tensors[t].shape, at, mesh)
+                  for t, at in zip(op.inputs, self.reads[i], strict=True)]
+        values = tuple([Value(-1, shape, contiguous(shape), tensors[t].itemsize)
+                        for shape, t in zip(shapes, op.inputs, strict=True)])
+        if mesh is None:
+            return footprint_of(Call(op, values, tuple([tensors[t].shape for t in op.outputs]), call.wide, call.needs,
+                                     False, call.processor))
+        return footprint_of(replace(call, inputs=values))
+
+    def add(self, start: int, end: int, nbytes: float, storage: Hashable = None) -> None:
+        if start <= end and nbytes:
+            self.spans[len(self.spans) if storage is None else storage].append((start, end, nbytes))
+
+    def back(self, i: int) -> int:
+        """The moment of the backward of op i."""
+        return 3 * self.count - 1 - i
+
+    def piece(self, t: int, layout: Layout) -> float:
+        """Bytes of a rank's piece of tensor t."""
+        return float(prod(local_shape(self.graph.tensors[t].shape, layout, self.mesh)) * self.graph.tensors[t].itemsize)
+
+    def read(self, i: int, k: int) -> float:
+        return self.piece(self.graph.ops[i].inputs[k], self.reads[i][k])
+
+    def written(self, i: int, n: int) -> float:
+        return self.piece(self.graph.ops[i].outputs[n], self.writes[i][n])
+
+    def yields(self, i: int) -> bool:
+        """Whether a gradient comes to op i."""
+        return any(o in self.flows for o in self.graph.ops[i].outputs)
+
+    def savers(self, i: int, k: int) -> list[int]:
+        """The ops whose backward reads input k of op i, perhaps behind views."""
+        if not self.views[i]:
+            return [i] * (k in self.whole[i].saves)
+        return [s for o in self.graph.ops[i].outputs for at in self.readers[o] for s in self.savers(*at)]
+
+    def converted(self, i: int, k: int) -> ParsedConversion | None:
+        """The conversion of input k of op i if it sends."""
+        found = self.parsed.edge(self.graph.ops[i], k)
+        return found if found and any(step.kind in COLLECTIVES for step in found.forward) else None
+
+    def _everything(self) -> None:
+        graph, dependent, end = self.graph, self.graph.dependent(), 3 * self.count
+        for t, tensor in enumerate(graph.tensors):
+            if tensor.kind is Kind.PARAMETER:
+                self._parameter(t)
+            elif tensor.kind in (Kind.INPUT, Kind.BUFFER, Kind.CONSTANT):
+                times = self.plan.microbatches if tensor.kind is Kind.INPUT else 1
+                self.add(0, end, float(tensor.nbytes * times))
+        trained = [t for t, x in enumerate(graph.tensors) if x.kind is Kind.PARAMETER and t in self.flows]
+        if trained and self.copies == 2:  # two temporaries of AdamW
+            self.add(end, end, 2 * self._own(max(trained, key=lambda t: graph.tensors[t].nbytes)))
+        for i, op in enumerate(graph.ops):
+            if not self.views[i] and dependent.intersection(op.inputs):
+                self._forward(i)
+            if self.yields(i):
+                self._backward(i)
+
+    def _own(self, t: int) -> float:
+        """Bytes that a rank stores of parameter t."""
+        tensor = self.graph.tensors[t]
+        layout = self._stored(tensor.fqn)
+        return float(prod(local_shape(tensor.shape, layout, self.mesh)) * tensor.stored.itemsize) if layout else 0.0
+
+    def _stored(self, fqn: str) -> Layout | None:
+        return next((s.layout for s in self.plan.stored if s.fqn == fqn), None)
+
+    def _parameter(self, t: int) -> None:
+        tensor, end, m = self.graph.tensors[t], 3 * self.count, self.plan.microbatches
+        stored = next((s for s in self.plan.stored if s.fqn == tensor.fqn), None)
+        if stored is None:
+            return
+        if not self.readers[t]:
+            self.add(0, end, float(tensor.nbytes))
+            return
+        trained = t in self.flows
+        self.add(0, end, self._own(t) * (1 + self.copies * trained))
+        self.add(end, end, self._own(t) * trained)
+        wide = tensor.gradient.itemsize / tensor.itemsize
+        for j, k in self.readers[t]:
+            self._gathered(j, k, stored.regather)
+            if not (trained and self.yields(j)):
+                continue
+            edge = self.parsed.edge(self.graph.ops[j], k)
+            assert edge is not None and edge.gradient is not None
+            own, made = self.piece(t, stored.layout) * wide, self.piece(t, edge.gradient) * wide
+            sent = any(step.kind in COLLECTIVES for step in edge.backward) and not stored.regather
+            passes = self.graph.ops[j].target == HUB or self.views[j] or k in self.whole[j].passes
+            if m > 1:
+                self.add(0, self.back(j), made if sent else own)
+            if m > 1 or not passes:
+                self.add(self.back(j) + 1, end - 1, min(own, made))
+
+    def _gathered(self, j: int, k: int, again: bool) -> None:
+        """The copy that op j reads of a parameter: a gathered one, or one in another dtype."""
+        t = self.graph.ops[j].inputs[k]
+        nbytes = self.read(j, k) if self.converted(j, k) or self.graph.tensors[t].master else 0.0
+        savers = sorted(set(self.savers(j, k)))
+        if self.plan.microbatches > 1 and not again:
+            self.add(0, 2 * j - 1, nbytes)
+        self.add(2 * j, 2 * j + 1, nbytes)
+        if savers and not again:
+            self.add(2 * j + 2, self.back(savers[0]), nbytes)
+        for i in savers if again else ():
+            if i != j:
+                self.add(2 * i + 1, 2 * i + 1, nbytes)
+            self.add(self.back(i), self.back(i), nbytes)
+
+    def _forward(self, i: int) -> None:
+        local, now = self.local[i], 2 * i + 1
+        self.add(now, self.back(i), local.beside)
+        self.add(now, now, local.during)
+        self.add(now - 1, now - 1, local.before)
+        for n, t in enumerate(self.graph.ops[i].outputs):
+            if n in self.whole[i].keeps:
+                self.add(now, self.back(i), self.written(i, n) * (n in local.keeps))
+                self._copied(t)
+            else:
+                self._followed(t, now, self.written(i, n))
+
+    def _followed(self, t: int, start: int, nbytes: float) -> None:
+        """A storage of `nbytes` from `start` on, through views, to the first op that keeps it or the last reader."""
+        keeping = [(min(savers), *at) for at in self.readers[t] if (savers := self.savers(*at))]
+        if not self.readers[t]:
+            return
+        i, k = min(keeping)[1:] if keeping else max(self.readers[t])
+        self.add(start, 2 * i - 1, nbytes)
+        op = self.graph.ops[i]
+        if not self.views[i]:
+            self.add(2 * i, 2 * i + 1, self.read(i, k))
+            if keeping:
+                self.add(2 * i + 2, self.back(i), self.read(i, k) * (k in self.local[i].saves))
+        elif len(op.outputs) > 1:
+            for n, o in enumerate(op.outputs):
+                self._followed(o, 2 * i, self.written(i, n))
+        else:
+            first = self.read(i, 0)
+            through = first if base(op) == "aten.expand" else min(first, self.written(i, 0))
+            self._followed(op.outputs[0], 2 * i, through)
+        for j, slot in self.readers[t]:
+            if (j, slot) != (i, k) and not self.views[j] and slot in self.whole[j].saves:
+                self._kept_copy(j, slot)
+
+    def _copied(self, t: int) -> None:
+        """Copies that readers keep of an output that its op keeps too."""
+        for i, k in self.readers[t]:
+            if self.views[i]:
+                for o in self.graph.ops[i].outputs:
+                    self._copied(o)
+            elif k in self.whole[i].saves:
+                self._kept_copy(i, k)
+
+    def _kept_copy(self, i: int, k: int) -> None:
+        if self.converted(i, k):
+            self.add(2 * i + 1, self.back(i), self.read(i, k))
+
+    def _backward(self, i: int) -> None:
+        op, now, local = self.graph.ops[i], self.back(i), self.local[i]
+        if not self.views[i] and self.flows.intersection(op.inputs):
+            n = next(n for n, o in enumerate(op.outputs) if o in self.flows)
+            self.add(now, now, self.written(i, n), self.storages.find(("given", op.outputs[n])))
+            self.add(now, now, local.back)
+            for k in self.parsed.calls[i].needs:
+                if k not in local.passes:
+                    itemsize = self.graph.tensors[op.inputs[k]].itemsize
+                    shape = local_shape(self.graph.tensors[op.inputs[k]].shape, self.reads[i][k], self.mesh)
+                    self.add(now, now, float(prod(self.parsed.calls[i].outputs[0] if local.wide else shape) * itemsize))
+        if op.target == HUB and op.inputs[0] in self.flows and not self._is_parameter(op.inputs[0]):
+            readers = [j for j, _ in self.readers[op.outputs[0]] if self.yields(j)]
+            layout = self.plan.index().decisions[op.name].gradient
+            if len(readers) > 1 and layout is not None:
+                waits, first, second = self.piece(op.outputs[0], layout), self.back(readers[-1]), self.back(readers[-2])
+                self.add(first + 1, second, waits, self.storages.find(("waits", op.outputs[0])))
+                self.add(second + 1, now - 1, waits)
+
+    def _shared_storages(self) -> "_Storages":
+        """Which gradients may be one storage: views, hubs and ops that pass their gradient on as it is."""
+        found, writers = _Storages(), self.graph.producers()
+        for i, op in enumerate(self.graph.ops):
+            if not self.yields(i):
+                continue
+            if op.target == HUB or self.views[i]:
+                for o in op.outputs:
+                    found.join(("given", op.inputs[0]), ("given", o))
+                continue
+            for t in (op.inputs[k] for k in self.whole[i].passes):
+                if t not in self.flows or self._is_parameter(t):
+                    continue
+                readers, hub = [j for j, _ in self.readers[t] if self.yields(j)], writers.get(t)
+                if hub is None or self.graph.ops[hub].target != HUB or len(readers) < 2:
+                    found.join(("given", t), ("given", op.outputs[0]))
+                elif readers[-1] == i:
+                    found.join(("waits", t), ("given", op.outputs[0]))
+        return found
+
+    def _is_parameter(self, t: int) -> bool:
+        return self.graph.tensors[t].kind is Kind.PARAMETER
+
+
+class _Storages:
+    """Names of gradients that may be one storage."""
+
+    def __init__(self) -> None:
+        self.parent: dict[Hashable, Hashable] = {}
+
+    def find(self, name: Hashable) -> Hashable:
+        while name in self.parent:
+            name = self.parent[name]
+        return name
+
+    def join(self, one: Hashable, other: Hashable) -> None:
+        if self.find(one) != self.find(other):
+            self.parent[self.find(one)] = self.find(other)

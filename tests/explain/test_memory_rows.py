@@ -1,0 +1,60 @@
+"""Rows of bytes are made again from the layouts of a plan, and held to its memory line."""
+
+import random
+
+import pytest
+import zoo
+from random_plans import LAPTOP, random_choice
+
+from autoddl.capture.capture import capture
+from autoddl.core.hubs import add_hubs
+from autoddl.core.layout import Mesh
+from autoddl.cost_models import load_cluster
+from autoddl.explain.memory_rows import bytes_at_moments, check_row, line_at_moments, numbers_of
+from autoddl.planner.peaks import draft_of
+from autoddl.pricing.build_problem import CostNetwork, network_of
+from autoddl.pricing.price import Pricing
+from autoddl.pricing.space import variables
+
+CLUSTER = load_cluster(LAPTOP)
+
+
+def made(name: str, mesh: str, microbatches: int) -> CostNetwork:
+    graph = add_hubs(capture(*getattr(zoo, name)()).graph)
+    pricing = Pricing(graph, Mesh.parse(mesh), CLUSTER, "adamw", microbatches)
+    return network_of(pricing, variables(graph, pricing.mesh))
+
+
+@pytest.mark.parametrize(("name", "mesh", "microbatches"), [
+    ("regression", "machine=2,pair=2", 1), ("vgg_bn", "pair=2", 2),
+    *[pytest.param(name, mesh, m, marks=pytest.mark.slow) for name in ("gpt", "t5", "mixture", "resnet")
+      for mesh, m in (("machine=2,pair=2", 1), ("all=4", 2))]])
+def test_rows_come_out_again_from_the_layouts(name: str, mesh: str, microbatches: int) -> None:
+    network = made(name, mesh, microbatches)
+    graph, problem = network.pricing.graph, network.problem(None)
+    for seed in range(2):
+        choice = random_choice(problem, random.Random(seed))
+        plan = draft_of(network, choice)
+        again = bytes_at_moments(plan, graph, "adamw", CLUSTER)
+        line = line_at_moments(plan, graph, "adamw", CLUSTER)
+        assert all(row <= most * (1 + 1e-9) for row, most in zip(again, line, strict=True) if most)
+        for op in graph.ops[::5]:
+            for kind in ("before", "forward", "backward"):
+                moment = f"{kind} {op.name}"
+                (number,) = numbers_of(graph, moment)
+                assert network.row_bytes(choice, {moment: 1.0}) == pytest.approx(again[number], rel=1e-9), moment
+
+
+def test_a_falsified_row_is_refused() -> None:
+    network = made("regression", "machine=2,pair=2", 1)
+    graph, choice = network.pricing.graph, random_choice(network.problem(None), random.Random(0))
+    plan, middle = draft_of(network, choice), graph.ops[len(graph.ops) // 2].name
+    row = {"update": 0.25, f"forward {middle}": 0.5, f"around {middle}": 0.25}
+    claimed = {moment: network.row_bytes(choice, {moment: 1.0}) for moment in row}
+    assert 0 < check_row(plan, graph, "adamw", CLUSTER, row, claimed) <= 1
+    for moment in row:
+        false = claimed | {moment: 1.02 * claimed[moment] + 10_000}
+        with pytest.raises(AssertionError, match=f"the row of '{moment}' claims"):
+            check_row(plan, graph, "adamw", CLUSTER, row, false)
+    with pytest.raises(AssertionError, match="add up to one"):
+        check_row(plan, graph, "adamw", CLUSTER, {"update": 0.5}, claimed)
