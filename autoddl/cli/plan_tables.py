@@ -21,6 +21,7 @@ from autoddl.core.precision import Precision
 from autoddl.cost_models import parse_cluster
 from autoddl.cost_models.machine import FLOAT64_SHARE
 from autoddl.cost_models.units import show_bytes, show_seconds
+from autoddl.explain.utilisation import model_flops_utilisation
 
 if TYPE_CHECKING:
     from autoddl.api import Comparison, Raced
@@ -55,7 +56,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "candidates": plan.candidates, "wall_seconds": plan.timings.get("total"),
         "capture_seconds": plan.timings.get("capture"), "solve_seconds": plan.timings.get("solve"),
         "fallback_ops": predicted.fallback, "microbatches": plan.microbatches,
-        "precision": plan.precision,
+        "precision": plan.precision, "mfu": model_flops_utilisation(plan),
     }
 
 
@@ -156,6 +157,8 @@ def _figures(plan: Plan) -> Table:
     if predicted.line_seconds is not None and predicted.line_bound is not None:
         table.add_row("overlap", f"{show_seconds(predicted.line_seconds)} on the time line, where parameters' "
                                  f"collectives hide; no plan takes less than {show_seconds(predicted.line_bound)}")
+    if (mfu := model_flops_utilisation(plan)) is not None:
+        table.add_row("utilisation", f"{mfu:.1%} of the peak of {plan.mesh.size} devices, in FLOPs of the model")
     table.add_row("memory", f"{show_bytes(predicted.peak_bytes)} at the peak: {kinds}")
     table.add_row("budget", f"{show_bytes(plan.budget)} a rank, of which the peak takes "
                             f"{predicted.peak_bytes / plan.budget:.1%}")
@@ -211,8 +214,8 @@ def _parameters(plan: Plan, names: Mapping[str, str]) -> Table:
     rows = []
     for stored in plan.stored:
         edge = used.get(names[stored.fqn])
-        rows.append((stored.fqn, str(stored.layout), *_use(edge), "gathered again" if stored.regather else ""))
-    table = columns("parameter", "stored", "used", "forward", "gradient", "")
+        rows.append((stored.fqn, str(stored.layout), stored.split if stored.split.strip("- ") else "", *_use(edge)))
+    table = columns("parameter", "stored", "split", "used", "forward", "gradient")
     for row in _grouped(rows):
         table.add_row(*row)
     return table

@@ -26,11 +26,12 @@ from autoddl.core.files import write_atomically
 from autoddl.core.layout import Layout, Mesh
 from autoddl.core.precision import Precision
 from autoddl.core.problem import EXACT
+from autoddl.core.state_layouts import Depths, parse_depths
 
 __all__ = ["BUCKET_BYTES", "VERSION", "Conversion", "Decision", "Plan", "PlanIndex", "Prediction", "Stored", "level_of",
            "load_plan"]
 
-VERSION = 1
+VERSION = 2
 BUCKET_BYTES = 25 * 2**20
 
 
@@ -88,12 +89,22 @@ class Conversion:
 class Stored:
     """The part of parameter `fqn` that a rank owns, updates and saves.
 
-    With `regather` the gathered copy is not kept from forward to backward, but gathered again.
+    `split` says what else is split where it is (`core.state_layouts`): `OGW O -`; "" for nothing but this part.
     """
 
     fqn: str
     layout: LayoutText
-    regather: bool = False
+    split: str = ""
+
+    @property
+    def depths(self) -> Depths:
+        """What is split on every axis."""
+        return parse_depths(self.split) if self.split else (0,) * len(self.layout)
+
+    @property
+    def regather(self) -> bool:
+        """Whether the weight is split on some axis, and so gathered again for backward."""
+        return 2 in self.depths
 
 
 @checked(frozen=True, slots=True, config=_STRICT)

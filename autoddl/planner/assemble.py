@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from autoddl.core.conversion import COLLECTIVES, Step, group_size, payload, ring_bytes, slice_steps
 from autoddl.core.graph import Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import Layout, local_shape
 from autoddl.core.plan import BUCKET_BYTES, Conversion, Decision, Plan, Prediction, Stored
 from autoddl.core.problem import Solution
+from autoddl.core.state_layouts import Depths, kept_layout, show_depths, summed_layout
 from autoddl.cost_models import link_of
 from autoddl.operators.rules.table import has_rule
 from autoddl.pricing.build_problem import carries, edges_of, gathered_back
@@ -87,21 +86,56 @@ def _edges(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choi
         writes, reads = chosen[edge.source], chosen[edge.target]
         tensor, table = graph.tensors[edge.tensor], routes_of(pricing, graph.tensors[edge.tensor])
         forward = table.steps(writes.outputs[edge.port], reads.inputs[edge.slot])
-        flows, backward = carries(edge, target, differentiable), tuple[Step, ...]()
-        there, back = pricing.times(isinstance(source.item, Tensor), np.array(writes.regather), edge.tensor in read)
-        parts.add(tensor, forward, writes.outputs[edge.port], int(there))
-        if tensor.master:
-            parts.cast(tensor.stored, tensor, (writes.outputs[edge.port], reads.inputs[edge.slot]), int(there))
-        if flows:
-            backward = routes_of(pricing, tensor.gradient).steps(reads.gradients[edge.slot], writes.wanted[edge.port])
-            parts.add(tensor.gradient, backward, reads.gradients[edge.slot], int(back))
-            parts.cast(tensor, tensor.gradient, (reads.gradients[edge.slot],), pricing.microbatches)
+        flows = carries(edge, target, differentiable)
+        backward: tuple[Step, ...] = ()
+        if isinstance(source.item, Tensor):
+            ends = _Ends(writes.outputs[0], reads.inputs[edge.slot], writes.depths,
+                         reads.gradients[edge.slot] if flows else None)
+            forward, backward = _parameter(pricing, tensor, ends, edge.tensor in read, parts)
+        else:
+            parts.add(tensor, forward, writes.outputs[edge.port], pricing.microbatches)
+            if flows:
+                backward = table.steps(reads.gradients[edge.slot], writes.wanted[edge.port])
+                parts.add(tensor, backward, reads.gradients[edge.slot], pricing.microbatches)
         if forward or backward or isinstance(source.item, Tensor):
             found.append(Conversion(
                 target.item.name, target.item.slots[edge.slot], tensor.name, writes.outputs[edge.port],
                 reads.inputs[edge.slot], _texts(forward, pricing), reads.gradients[edge.slot] if flows else None,
                 writes.wanted[edge.port] if flows else None, _texts(backward, pricing)))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """A parameter's layouts, stored, of use and of the gradient that is yielded, and what is split where it is."""
+
+    stored: Layout
+    used: Layout
+    depths: Depths
+    yielded: Layout | None
+
+
+def _parameter(pricing: Pricing, tensor: Tensor, ends: _Ends, saved: bool, parts: _Parts
+               ) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+    """The steps of a parameter by way of W, and of its gradient by way of G, with their prices added to `parts`."""
+    table, m = routes_of(pricing, tensor), pricing.microbatches
+    kept = kept_layout(ends.stored, ends.used, ends.depths)
+    once, each = table.steps(ends.stored, kept), table.steps(kept, ends.used)
+    parts.add(tensor, once, ends.stored)
+    parts.add(tensor, each, kept, m * (1 + saved))
+    sends = any(step.kind in COLLECTIVES for step in table.steps(ends.stored, ends.used))
+    if tensor.master:
+        times = m * (1 + saved) if sends and kept == ends.stored else 1
+        parts.cast(tensor.stored, tensor, (ends.stored, ends.used), times)
+    if ends.yielded is None:
+        return once + each, ()
+    back = routes_of(pricing, tensor.gradient)
+    summed = summed_layout(ends.stored, ends.yielded, ends.depths) if m > 1 else ends.stored
+    first, last = back.steps(ends.yielded, summed), back.steps(summed, ends.stored)
+    parts.add(tensor.gradient, first, ends.yielded, m)
+    parts.add(tensor.gradient, last, summed)
+    parts.cast(tensor, tensor.gradient, (ends.yielded,), m)
+    return once + each, first + last
 
 
 def _ends(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choice, ...], parts: _Parts
@@ -191,8 +225,8 @@ def assemble_choice(pricing: Pricing, options: Sequence[int], variables: tuple[V
             compute += op_seconds(pricing, op, choice, differentiable) * times
             for axes, seconds in (inner_seconds(pricing, op, choice) if choice.inner else {}).items():
                 parts.seconds[axes] += seconds * times
-    stored = tuple(Stored(v.item.fqn, c.outputs[0], c.regather) for v, c in zip(variables, chosen, strict=True)
-                   if isinstance(v.item, Tensor))
+    stored = tuple(Stored(v.item.fqn, c.outputs[0], show_depths(c.outputs[0], c.depths))
+                   for v, c in zip(variables, chosen, strict=True) if isinstance(v.item, Tensor))
     idle = tuple(Stored(t.fqn, whole) for t in graph.tensors
                  if t.kind is Kind.PARAMETER and t.fqn not in {s.fqn for s in stored})
     total = compute + sum(parts.seconds.values())

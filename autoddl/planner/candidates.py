@@ -59,7 +59,7 @@ def build_problem(task: PlanTask, candidate: Candidate, row: Row | None = None) 
 def _space(task: PlanTask, candidate: Candidate) -> tuple[Pricing, tuple[Variable, ...]]:
     graph = task.variant(candidate.microbatches).graph
     pricing = Pricing(graph, candidate.mesh, task.cluster, task.options.optimizer, candidate.microbatches, task.hidden)
-    return pricing, variables(graph, candidate.mesh, candidate.region(graph, candidate.mesh))
+    return pricing, variables(graph, candidate.mesh, candidate.region(graph, candidate.mesh), candidate.microbatches)
 
 
 def chosen(task: PlanTask, candidate: Candidate, solution: Solution, row: Row) -> Solved:

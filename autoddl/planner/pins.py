@@ -1,10 +1,11 @@
 """Regions of the space of plans that pins leave.
 
 A pin says `PATTERN: AXIS=STATE`: every parameter (by its name) or op (by its module path or name) that the shell-like
-pattern matches has that state on that axis: a parameter where it is stored, an op where it writes. `AXIS=SIZE` alone
-pins the mesh to those that have such an axis.
+pattern matches has that state on that axis: a parameter where it is stored, an op where it writes. In place of a state
+stands, for parameters that are split there, what else is: O, OG or OGW (`core.state_layouts`). `AXIS=SIZE` alone pins
+the mesh to those that have such an axis.
 
-    h.*.attn.*: node=S(0)          wte.weight: net=B          node=8
+    h.*.attn.*: node=S(0)          wte.weight: net=B          h.*.weight: net=OGW          node=8
 """
 
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import B, Mesh, Split, State, parse_state
+from autoddl.core.state_layouts import DEPTHS
 from autoddl.cost_models import Cluster
 from autoddl.planner.meshes import check_mesh, meshes
 from autoddl.planner.options import PlanOptions
@@ -26,11 +28,11 @@ __all__ = ["Pin", "allowed_meshes", "mesh_allows", "parse_pin", "pinned", "regio
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """`pattern` is empty for a pin of the mesh; then `value` is a size."""
+    """`pattern` is empty for a pin of the mesh; then `value` is a size. A text says what is split (`DEPTHS`)."""
 
     pattern: str
     axis: str
-    value: State | int
+    value: State | int | str
 
     def __str__(self) -> str:
         return f"{self.pattern}: {self.axis}={self.value}" if self.pattern else f"{self.axis}={self.value}"
@@ -43,7 +45,7 @@ def parse_pin(text: str) -> Pin:
     if not equals or not axis or not value or (colon and not pattern.strip()):
         raise InputError(f"{text!r} is no pin: a pin looks like 'h.*.attn.*: node=S(0)' or 'node=8'")
     if colon:
-        return Pin(pattern.strip(), axis, parse_state(value))
+        return Pin(pattern.strip(), axis, value if value in DEPTHS else parse_state(value))
     if not value.isdigit():
         raise InputError(f"{text!r}: a pin of the mesh has a size, like 'node=8'; a layout needs a pattern before ':'")
     return Pin("", axis, int(value))
@@ -112,19 +114,34 @@ def pinned(pins: tuple[Pin, ...], graph: Graph, mesh: Mesh) -> Region:
                              "read, and no op that depends on one; drop the pin, or match one of those")
 
     def allowed(graph: Graph, item: Op | Tensor, choice: Choice) -> bool:
-        return all(choice.outputs[0][mesh.index(pin.axis)] == pin.value for pin in pins_of(item))
+        return all(_allows(pin, mesh.index(pin.axis), choice) for pin in pins_of(item))
 
     return allowed
 
 
+def _allows(pin: Pin, axis: int, choice: Choice) -> bool:
+    """Whether a choice has what a pin says of an axis."""
+    state = choice.outputs[0][axis]
+    if isinstance(pin.value, str):
+        return state != B and bool(choice.depths) and DEPTHS[choice.depths[axis]] == pin.value
+    return state == pin.value
+
+
 def _agree(item: Op | Tensor, pins: list[Pin]) -> None:
     """InputError where two pins give one axis two states, or a parameter a state in which none is stored."""
-    first: dict[str, Pin] = {}
+    first: dict[tuple[str, bool], Pin] = {}
     for pin in pins:
-        other, name = first.setdefault(pin.axis, pin), _names(item)[0] or item.name
+        said = isinstance(pin.value, str)
+        other, name = first.setdefault((pin.axis, said), pin), _names(item)[0] or item.name
+        if said and not isinstance(item, Tensor):
+            raise InputError(f"pin '{pin}': O, OG and OGW say what of a parameter is split, and {name} is none; pin a "
+                             "layout, like S(0)")
+        if said and (unsplit := first.get((pin.axis, False))) is not None and unsplit.value == B:
+            raise InputError(f"pins '{unsplit}' and '{pin}' contradict each other: nothing is split on axis "
+                             f"{pin.axis} of what is whole there; drop one of them")
         if other.value != pin.value:
             raise InputError(f"pins '{other}' and '{pin}' give {name} two states on axis {pin.axis}; drop one of them")
-        if isinstance(item, Tensor) and not (pin.value == B or (
+        if isinstance(item, Tensor) and not said and not (pin.value == B or (
                 isinstance(pin.value, Split) and pin.value.dim < len(item.shape))):
             raise InputError(f"pin '{pin}': a parameter is stored as B or as S of one of its dims, and {name} is "
                              f"{list(item.shape)}")

@@ -193,7 +193,7 @@ def _choice(plan: Plan, space: tuple[Variable, ...]) -> tuple[int, ...]:
 
 def _stored(variable: Variable, one: Stored | None) -> int | None:
     return next((k for k, c in enumerate(variable.choices)
-                 if one is not None and (one.layout, one.regather) == (c.outputs[0], c.regather)), None)
+                 if one is not None and (one.layout, one.depths) == (c.outputs[0], c.depths)), None)
 
 
 def solve_question(question: Question, progress: Progress | None = None) -> Found:

@@ -4,13 +4,16 @@ A strategy gives every axis of the mesh a role:
 
     data     the ranks of the axis split the batch, read whole parameters, and store them whole
     zero     split the batch, read whole parameters, and store a piece of each that can be cut
+    zero-1   so, with the optimizer's state alone in pieces; zero-2: gradients may be too; zero-3: weights are too, but
+             those of tied parameters (`core.state_layouts`)
     tensor   nobody splits the batch; parameters are split however it is cheapest
 
 The batch is split where an op reads it beside a parameter, on as many of the axes, the outermost first, as it can be.
 The leading dim of the first input stands for it; where a view has folded it away, the ops around decide.
 
-Data parallel is `data` everywhere, ZeRO-3 `zero` everywhere, tensor parallel `tensor` everywhere, a Megatron grid
-`tensor` on some axes and `data` on the others. Within a role all is free, so a strategy is priced at its best.
+Data parallel is `data` everywhere, ZeRO-1, 2 and 3 such a role everywhere, tensor parallel `tensor` everywhere. HSDP is
+`zero-3` on the inner axes and `data` on the outer ones, a Megatron grid `tensor` on the inner and `data` on the outer.
+Within a role all is free, so a strategy is priced at its best.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,10 +42,19 @@ def strategy(graph: Graph, mesh: Mesh, roles: Mapping[str, str]) -> Region:
 
     divided = _divided(graph, mesh, [a for a, role in axes if role != "tensor"], is_parameter)
 
+    tied = {graph.tensors[i].name for i in behind.values()}
+
+    def deep(tensor: Tensor, choice: Choice, a: int, role: str) -> bool:
+        if role not in _DEPTHS or choice.outputs[0][a] == B:
+            return True
+        return choice.depths[a] in _DEPTHS["zero-2" if role == "zero-3" and tensor.name in tied else role]
+
     def stores(tensor: Tensor, choice: Choice) -> bool:
         part = choice.outputs[0]
-        if any(role == "zero" for _, role in axes):
-            full = all(part[a] != B for a, role in axes if role == "zero" and a in cuttable[tensor.name])
+        if not all(deep(tensor, choice, a, role) for a, role in axes):
+            return False
+        if any(role.startswith("zero") for _, role in axes):
+            full = all(part[a] != B for a, role in axes if role.startswith("zero") and a in cuttable[tensor.name])
             return full and all(part[a] == B for a, role in axes if role == "data")
         return not choice.regather and all(part[a] == B for a, role in axes if role == "data")
 
@@ -65,6 +77,10 @@ def strategy(graph: Graph, mesh: Mesh, roles: Mapping[str, str]) -> Region:
         return stores(item, choice) if isinstance(item, Tensor) else computes(item, choice)
 
     return allowed
+
+
+_DEPTHS = {"zero-1": (0,), "zero-2": (0, 1), "zero-3": (2,)}
+"""The depths that a role allows where a parameter is split."""
 
 
 def _batches(graph: Graph) -> frozenset[int]:
@@ -109,13 +125,19 @@ def named_strategies(task: PlanTask, tried: tuple[Mesh, ...]) -> dict[str, list[
     fewest = min(len(mesh.axes) for mesh in tried)
     coarse = [mesh for mesh in tried if len(mesh.axes) <= max(2, fewest)]
     found = {title: [_as(mesh, (role,) * len(mesh.axes)) for mesh in coarse] for title, role in (
-        ("data parallel", "data"), ("ZeRO-3", "zero"), ("tensor parallel", "tensor"))}
+        ("data parallel", "data"), ("ZeRO-1", "zero-1"), ("ZeRO-2", "zero-2"), ("ZeRO-3", "zero-3"),
+        ("tensor parallel", "tensor"))}
+    return found | {"HSDP": _grids(tried, "zero-3"), "tensor x data grid": _grids(tried, "tensor")}
+
+
+def _grids(tried: Sequence[Mesh], inner: str) -> list[Candidate]:
+    """A role inside and data parallel outside, once for every size of the inside."""
     grids: dict[int, Candidate] = {}
     for mesh in sorted(tried, key=lambda mesh: len(mesh.axes)):
         for outside in range(1, len(mesh.axes)):
             inside = len(mesh.axes) - outside
-            grids.setdefault(mesh.strides[outside - 1], _as(mesh, ("data",) * outside + ("tensor",) * inside))
-    return found | {"tensor x data grid": list(grids.values())}
+            grids.setdefault(mesh.strides[outside - 1], _as(mesh, ("data",) * outside + (inner,) * inside))
+    return list(grids.values())
 
 
 def _as(mesh: Mesh, roles: tuple[str, ...]) -> Candidate:

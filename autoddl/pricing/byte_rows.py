@@ -18,7 +18,7 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from autoddl.core.cost_table import Array, Cells, Rows
+from autoddl.core.cost_table import Array, Cells, Classes, Rows
 from autoddl.core.graph import Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import Mesh
@@ -32,6 +32,7 @@ from autoddl.pricing.choices import Choice, numbered
 from autoddl.pricing.edge_tables import Ends
 from autoddl.pricing.lifetimes import Pattern, What
 from autoddl.pricing.price import Pricing
+from autoddl.pricing.routes import Routes
 
 __all__ = ["Sizes", "bytes_of_edge", "sizes_of", "weighted"]
 
@@ -118,14 +119,11 @@ def bytes_of_edge(ends: Ends, pattern: Pattern) -> Cells:
 
 
 def _edge_rows(ends: Ends, pattern: Pattern, rows: Rows) -> Array:
-    here, again = ends.here[rows], ends.again[rows]
+    here, copies = ends.here[rows], _copies(ends, rows)
     found = np.zeros((len(here), len(ends.there)))
-    copies = [weight * _counts(what[0], again) for what, weight in pattern if what[0] in _COPIES]
-    if copies:
-        cast = ends.tensor is not None and bool(ends.tensor.master)
-        sent = np.where(ends.routes.sends(here, ends.there) | cast, ends.routes.nbytes[ends.there], 0.0)
-        found += sent * np.sum(copies, axis=0)[:, None]
     for what, weight in pattern:
+        if what[0] in copies:
+            found += weight * copies[what[0]]
         if what[0] == "gradient":
             found += weight * np.minimum(ends.back.nbytes[here][:, None], ends.back.nbytes[ends.yields])
         elif what[0] == "gradient summed":
@@ -133,17 +131,34 @@ def _edge_rows(ends: Ends, pattern: Pattern, rows: Rows) -> Array:
     return found
 
 
-_COPIES = ("copy", "gathered", "gathered kept", "gathered again")
+def _copies(ends: Ends, rows: Rows) -> Mapping[str, Array]:
+    """Bytes of gathered copies: of the one at its reader, the one that is kept, and the one that is gathered again.
+
+    What is kept is W where it is gathered on from there, else the copy of the reader; a cast is a copy too.
+    """
+    here, read = ends.here[rows], ends.routes.nbytes[ends.there]
+    sent = ends.routes.sends(here, ends.there)
+    if ends.tensor is None:
+        return {"copy": np.where(sent, read, 0.0)}
+    kept = np.maximum(ends.kept(rows), 0)
+    first, then = _sends(ends.routes, here[:, None], kept), _sends(ends.routes, kept, ends.there[None])
+    both, local = first & then, bool(ends.tensor.master) & ~sent
+    weight = np.where(both, ends.routes.nbytes[kept], np.where((sent & ~then) | local, read, 0.0))
+    return {"copy": np.where(sent, read, 0.0), "gathered": np.where(sent | local, read, 0.0) + weight * both,
+            "gathered kept": weight, "gathered again": np.where(then, read, 0.0)}
 
 
-def _counts(what: str, again: npt.NDArray[np.bool_]) -> Array:
-    """Whether a copy counts in each row: one that is kept where it is not gathered again, and the other way round."""
-    if what == "gathered kept":
-        return np.logical_not(again).astype(np.float64)
-    return again.astype(np.float64) if what == "gathered again" else np.ones(len(again))
+def _sends(routes: Routes, start: Classes, end: Classes) -> npt.NDArray[np.bool_]:
+    """Whether the route between two layouts has a collective, cell by cell."""
+    start, end = np.broadcast_arrays(start, end)
+    (rows, row), (columns, column) = (np.unique(given, return_inverse=True) for given in (start, end))
+    return routes.sends(rows, columns)[row.reshape(start.shape), column.reshape(start.shape)]
 
 
 def _summed(ends: Ends, rows: Rows) -> Array:
-    """The sum of the gradients of several microbatches: as yielded where it is sent once a step, else as stored."""
-    stored = ends.back.nbytes[ends.here[rows]][:, None]
-    return np.where(ends.sent[rows], ends.back.nbytes[ends.yields], stored)
+    """The sum of the gradients of several microbatches: in G where it is reduced in each of them and again at the end,
+    as yielded where only at the end, else as stored."""
+    wanted, summed = ends.wanted[rows][:, None], np.maximum(ends.summed(rows), 0)
+    each, last = _sends(ends.back, ends.yields[None], summed), _sends(ends.back, summed, wanted)
+    nbytes = ends.back.nbytes
+    return np.where(last, np.where(each, nbytes[summed], nbytes[ends.yields]), nbytes[ends.here[rows]][:, None])

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from autoddl.core.cost_table import Array, Cells, Classes, Rows
 from autoddl.core.layout import Mesh
-from autoddl.core.layout_codes import BASE, decode_states, distinct_rows, encode_layout, local_shapes
+from autoddl.core.layout_codes import decode_states, distinct_rows, local_shapes
 from autoddl.pricing.choices import Choice, Choices, numbered
 from autoddl.pricing.routes import Routes
 
@@ -47,13 +47,12 @@ class Ports:
     def __init__(self) -> None:
         self.known: dict[tuple[int, str, int], tuple[Sequence[Choice], Port]] = {}
         self.back: dict[int, tuple[Routes, Array]] = {}
-        self.places: dict[int, tuple[Routes, Classes]] = {}
         self.found: dict[tuple[int, int, int], tuple[Port, Routes, Classes]] = {}
         self.equal: dict[tuple[int, bytes], Classes] = {}
         self.same: dict[tuple[object, ...], Cells] = {}
 
     def writes(self, choices: Sequence[Choice], port: int) -> Port:
-        return self._port(choices, "write", port, lambda c: (c.outputs[port], c.wanted[port], c.regather))
+        return self._port(choices, "write", port, lambda c: (c.outputs[port], c.wanted[port], c.depths))
 
     def reads(self, choices: Sequence[Choice], slot: int) -> Port:
         return self._port(choices, "read", slot, lambda c: (c.inputs[slot], c.gradients[slot]))
@@ -79,11 +78,7 @@ class Ports:
 
     def place(self, table: Routes) -> Classes:
         """The position of the layout of each number, -1 where there is none."""
-        if id(table) not in self.places:
-            place = np.full(BASE ** len(table.layouts[0]), -1, dtype=np.intp)
-            place[[encode_layout(layout) for layout in table.layouts]] = np.arange(len(table.layouts))
-            self.places[id(table)] = table, place
-        return self.places[id(table)][1]
+        return table.place
 
     def cells(self, key: tuple[object, ...], shape: tuple[int, int], make: Callable[[Rows], Array],
               least: float | None = None) -> Cells:

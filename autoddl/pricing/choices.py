@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from autoddl.core.layout import Layout
 from autoddl.core.layout_codes import Codes, decode_layout, encode_layout
+from autoddl.core.state_layouts import Depths, show_depths
 
 __all__ = ["Choice", "Choices", "numbered"]
 
@@ -23,25 +24,30 @@ Bools = npt.NDArray[np.bool_]
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Layouts at the ports of a variable: read, written, of the gradients that its backward yields (per input) and
-    needs (per output). `inner`: axes over which the op's own kernel reduces."""
+    needs (per output). `inner`: axes over which the op's own kernel reduces. `depths`, of a parameter: what is split on
+    each axis (`core.state_layouts`)."""
 
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
     gradients: tuple[Layout, ...]
     wanted: tuple[Layout, ...]
     inner: tuple[int, ...] = ()
-    regather: bool = False
+    depths: Depths = ()
+
+    @property
+    def regather(self) -> bool:
+        """Whether the weight of a parameter is split on some axis, and so gathered again for backward."""
+        return 2 in self.depths
 
     def __str__(self) -> str:
-        reads = ", ".join(map(str, self.inputs))
-        writes = ", ".join(map(str, self.outputs)) + (" regathered" if self.regather else "")
-        return f"{reads} -> {writes}" if reads else f"stored {writes}"
+        reads, writes = (", ".join(map(str, layouts)) for layouts in (self.inputs, self.outputs))
+        return f"{reads} -> {writes}" if reads else f"stored {writes} ({show_depths(self.outputs[0], self.depths)})"
 
 
 @dataclass(frozen=True, eq=False)
 class Choices(Sequence[Choice]):
     """Choices on a mesh of so many axes: per port a column with the number of every choice's layout (`numbers`). Bit a
-    of `inner` says that the kernel reduces over axis a."""
+    of `inner` says that the kernel reduces over axis a; digit a of `depths`, in base 3, what is split there."""
 
     axes: int
     inputs: tuple[Codes, ...]
@@ -49,7 +55,7 @@ class Choices(Sequence[Choice]):
     gradients: tuple[Codes, ...]
     wanted: tuple[Codes, ...]
     inner: Codes
-    regather: Bools
+    depths: Codes
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -75,15 +81,15 @@ class Choices(Sequence[Choice]):
             tuple([decode_layout(column.item(k), self.axes) for column in columns])
             for columns in (self.inputs, self.outputs, self.gradients, self.wanted))
         inner = self.inner.item(k)
-        return Choice(inputs, outputs, gradients, wanted, tuple(a for a in range(self.axes) if inner >> a & 1),
-                      self.regather.item(k))
+        depths = () if inputs else tuple(self.depths.item(k) // 3**a % 3 for a in range(self.axes))
+        return Choice(inputs, outputs, gradients, wanted, tuple(a for a in range(self.axes) if inner >> a & 1), depths)
 
     def only(self, allowed: Bools) -> "Choices":
         """Those that are allowed."""
         inputs, outputs, gradients, wanted = (
             tuple(column[allowed] for column in columns)
             for columns in (self.inputs, self.outputs, self.gradients, self.wanted))
-        return Choices(self.axes, inputs, outputs, gradients, wanted, self.inner[allowed], self.regather[allowed])
+        return Choices(self.axes, inputs, outputs, gradients, wanted, self.inner[allowed], self.depths[allowed])
 
 
 def numbered(choices: Sequence[Choice]) -> Choices:
@@ -96,4 +102,4 @@ def numbered(choices: Sequence[Choice]) -> Choices:
                      [c.wanted for c in choices]))
     inner = np.array([sum(1 << a for a in c.inner) for c in choices])
     return Choices(len(choices[0].outputs[0]), inputs, outputs, gradients, wanted, inner,
-                   np.array([c.regather for c in choices]))
+                   np.array([sum(depth * 3**a for a, depth in enumerate(c.depths)) for c in choices]))

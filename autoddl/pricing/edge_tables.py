@@ -1,6 +1,6 @@
 """The seconds of an edge: what every pair of a class of its writer and a class of its reader costs.
 
-    seconds    there[i, j] * forward[i] + back[j, i] * backward[i]       conversions of the value and of the gradient
+    seconds    m (route(out -> in) + route(gradient -> wanted)), of a parameter by way of W and G (`price`)
 
 Tables that say the same share their cells: readers of one tensor are often alike. Cells are made when they are asked
 for, some rows at a time: of a large table a search never wants all numbers of all of them.
@@ -11,7 +11,7 @@ take the same time, and of the second alone the bytes at a moment are a sum (`li
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from autoddl.core.cost_table import Cells, Classes, Rows
 from autoddl.core.graph import Op, Tensor
 from autoddl.core.hubs import HUB
+from autoddl.core.layout_codes import BASE
 from autoddl.operators.work import VIEWS, base
 from autoddl.pricing.choice_classes import Ports
 from autoddl.pricing.choices import numbered
@@ -50,8 +51,8 @@ class Use:
 @dataclass(frozen=True, eq=False)
 class Ends:
     """An edge's classes as positions in the routes: `here` writes and `there` reads the value, `yields` and `wanted`
-    the gradient, whose routes are `back`. `again` are the rows of a parameter that is gathered again. `classes` are
-    those of the two variables' options. `tensor` is the parameter, None for other tensors."""
+    the gradient, whose routes are `back`. `depths` are those of a parameter's rows. `classes` are those of the two
+    variables' options. `tensor` is the parameter, None for other tensors."""
 
     routes: Routes
     back: Routes
@@ -59,7 +60,7 @@ class Ends:
     there: Classes
     yields: Classes
     wanted: Classes
-    again: Bools
+    depths: Classes
     tensor: Tensor | None
     classes: tuple[Classes, Classes]
 
@@ -77,20 +78,36 @@ class Ends:
         """Equal arrays are one (`Ports.positions`)."""
         dtypes = (self.tensor.dtype, self.tensor.master, self.tensor.reduced) if self.tensor is not None else None
         return (id(self.routes), id(self.back), id(self.here), id(self.there), id(self.yields), id(self.wanted),
-                self.again.tobytes(), dtypes)
+                self.depths.tobytes(), dtypes)
 
     def only(self, cell: tuple[int, ...]) -> "Ends":
         """One cell alone, as ends of a table of one."""
         i, j = cell
         one = np.zeros(1, dtype=np.intp)
         return Ends(self.routes, self.back, self.here[i:i + 1], self.there[j:j + 1], self.yields[j:j + 1],
-                    self.wanted[i:i + 1], self.again[i:i + 1], self.tensor, (one, one))
+                    self.wanted[i:i + 1], self.depths[i:i + 1], self.tensor, (one, one))
 
-    @cached_property
-    def sent(self) -> Bools:
-        """Whether a gradient that is not gathered again is sent by a collective."""
-        found: Bools = self.back.sends(self.yields, self.wanted).T & ~self.again[:, None]
-        return found
+    def kept(self, rows: Rows) -> Classes:
+        """The position of W for some rows and every column, -1 where no such layout is legal."""
+        return _between(self.routes, self.here[rows], self.there, _masked(self.depths[rows], self.routes, 2))
+
+    def summed(self, rows: Rows) -> Classes:
+        """The position of G for some rows and every column, -1 where no such layout is legal."""
+        return _between(self.back, self.wanted[rows], self.yields, _masked(self.depths[rows], self.back, 1))
+
+
+def _masked(depths: Classes, routes: Routes, least: int) -> Classes:
+    """By row, the bits of a layout's code that belong to axes of at least a depth."""
+    axes = np.arange(len(routes.layouts[0]))
+    found: Classes = (depths[:, None] // 3 ** axes % 3 >= least) @ ((BASE - 1) * BASE ** axes)
+    return found
+
+
+def _between(routes: Routes, rows: Classes, columns: Classes, mask: Classes) -> Classes:
+    """The position of the layout that is the row's on the axes of its mask, and the column's on the others."""
+    outer, inner = routes.codes[rows], routes.codes[columns]
+    found: Classes = routes.place[(outer & mask)[:, None] | (inner & ~mask[:, None])]
+    return found
 
 
 def edge_ends(pricing: Pricing, ports: Ports, source: Variable, target: Variable, use: Use) -> Ends:
@@ -101,7 +118,7 @@ def edge_ends(pricing: Pricing, ports: Ports, source: Variable, target: Variable
     wanted, yields = (ports.positions(writes, 1, table), ports.positions(reads, 1, table)) if use.flows \
         else (here, there)
     back = routes_of(pricing, use.tensor.gradient) if parameter else table
-    return Ends(table, back, here, there, yields, wanted, writes.columns[2] & parameter,
+    return Ends(table, back, here, there, yields, wanted, writes.columns[2] * parameter,
                 use.tensor if parameter else None, (writes.classes, reads.classes))
 
 
@@ -163,21 +180,37 @@ def _without(plain: Cells, ends: Ends, view: _Behind, rows: Rows) -> Array:
 
 def _seconds(pricing: Pricing, ports: Ports, ends: Ends, flows: bool, back: bool, rows: Rows) -> Array:
     """Conversions there, and of the gradient back."""
-    forward, backward = pricing.times(ends.parameter, ends.again[rows], back)
-    found = _gathered(ends.routes.seconds, ends.here[rows], ends.there, forward)
-    if flows:
-        found += _gathered(ports.turned(ends.back), ends.wanted[rows], ends.yields, backward)
-    return counted(found, pricing.hidden) + _casts(pricing, ends, rows, forward, flows) if ends.tensor else found
+    if ends.tensor is None:
+        found = _gathered(ends.routes.seconds, ends.here[rows], ends.there)
+        if flows:
+            found += _gathered(ports.turned(ends.routes), ends.wanted[rows], ends.yields)
+        return found * pricing.microbatches if pricing.microbatches > 1 else found
+    found = _by_way_of(ends.routes.seconds, ends.here[rows][:, None], ends.kept(rows), ends.there[None],
+                       1, pricing.microbatches * (1 + back))
+    if flows and pricing.microbatches == 1:
+        found += _gathered(ports.turned(ends.back), ends.wanted[rows], ends.yields)
+    elif flows:
+        found += _by_way_of(ends.back.seconds, ends.yields[None], ends.summed(rows), ends.wanted[rows][:, None],
+                            pricing.microbatches, 1)
+    return counted(found, pricing.hidden) + _casts(pricing, ends, rows, back, flows)
 
 
-def _casts(pricing: Pricing, ends: Ends, rows: Rows, forward: npt.NDArray[np.int64], flows: bool) -> Array:
+def _by_way_of(seconds: Array, start: Classes, middle: Classes, end: Classes, first: int, second: int) -> Array:
+    """`first` times the route to the middle, `second` times that behind it; infinite where there is no middle."""
+    found: Array = seconds[start, middle] * first + np.where(middle == end, 0.0, seconds[middle, end] * second)
+    return np.where(middle < 0, np.inf, found)
+
+
+def _casts(pricing: Pricing, ends: Ends, rows: Rows, back: bool, flows: bool) -> Array:
     """Seconds of a parameter's casts: of the stored piece to the dtype of use, of each gradient to that of sums."""
     tensor = ends.tensor
     assert tensor is not None
     found = np.zeros((len(ends.here[rows]), len(ends.there)))
     if tensor.master:
         pieces = np.minimum(ends.routes.nbytes[ends.here[rows]][:, None], ends.routes.nbytes[ends.there])
-        found += forward[:, None] * _each(partial(cast_seconds, pricing, tensor.stored, tensor),
+        again = ends.routes.sends(ends.here[rows], ends.there) & (ends.kept(rows) == ends.here[rows][:, None])
+        times = np.where(again, pricing.microbatches * (1 + back), 1)
+        found += times * _each(partial(cast_seconds, pricing, tensor.stored, tensor),
                                           pieces / tensor.itemsize)
     if flows and tensor.reduced:
         elements = ends.routes.nbytes[ends.yields] / tensor.itemsize
@@ -192,14 +225,9 @@ def _each(seconds: Callable[[float], float], elements: Array) -> Array:
     return found
 
 
-def _gathered(seconds: Array, rows: Classes, columns: Classes, times: npt.NDArray[np.int64]) -> Array:
-    """`seconds` at rows and columns, `times` so often a row."""
+def _gathered(seconds: Array, rows: Classes, columns: Classes) -> Array:
+    """`seconds` at rows and columns."""
     found: Array = seconds[rows].take(columns, axis=1, mode="clip")
-    if (times == times[0]).all():
-        if times[0] != 1:
-            found *= float(times[0])
-    else:
-        found *= times[:, None].astype(np.float64)
     return found
 
 

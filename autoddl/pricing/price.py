@@ -11,10 +11,13 @@ of both ends; ops and edges that are alike (same target, arguments, shapes and g
 collectives of parameters are coalesced into buckets, so a parameter's share of one is priced by bandwidth: the price of
 a full bucket times the part that it fills.
 
-With m microbatches everything happens m times, but what is done to parameters that are kept: they are gathered once,
-and their gradients converted once, until when each rank holds what it has added up, in the layout in which its
-backward yields it (ZeRO-1 and 2). Those that are gathered again are so in every microbatch, and their gradients are
-reduced in every one (ZeRO-3).
+With m microbatches everything happens m times, but some conversions of parameters. Between the stored layout O and the
+layout of use lies W, that of the weight that is kept; between that in which backward yields the gradient and O lies G,
+in which gradients add up (`core.state_layouts`):
+
+    seconds of a parameter = route(O -> W) + m (1 + saved) route(W -> used) + m route(yielded -> G) + route(G -> O)
+
+`saved` is 1 if backward reads the weight. With one microbatch the gradient takes route(yielded -> O).
 
 On a device whose programs are `compiled` a chain of elementwise ops is one kernel (`fusion`).
 """
@@ -82,14 +85,6 @@ class Pricing:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "chained", chains(self.graph) if self.cluster.device.compiled else {})
-
-    def times(self, parameter: bool, again: Bools, saved: bool) -> tuple[Ints, Ints]:
-        """How often an edge converts forward and backward: `again` where its parameter is gathered again, `saved` if
-        backward reads its value."""
-        m = self.microbatches
-        if not parameter:
-            return np.full(again.shape, m), np.full(again.shape, m)
-        return np.where(again, m * (2 if saved else 1), 1), np.where(again, m, 1)
 
     def group(self, axes: tuple[int, ...]) -> Group:
         return _group(self.mesh, axes)

@@ -22,6 +22,7 @@ from autoddl.core.layout_codes import (
     BROADCAST,
     PARTIAL,
     distinct_rows,
+    encode_layout,
     encode_states,
     legal_layouts,
     legal_states,
@@ -63,6 +64,18 @@ class Routes:
     @property
     def seconds(self) -> npt.NDArray[np.float64]:
         return self._paths.far
+
+    @cached_property
+    def codes(self) -> Ints:
+        """The code of every layout."""
+        return np.array([encode_layout(layout) for layout in self.layouts], dtype=np.int64)
+
+    @cached_property
+    def place(self) -> Ints:
+        """The position of the layout of each code, -1 where there is none."""
+        found = np.full(BASE ** len(self.layouts[0]), -1, dtype=np.int64)
+        found[self.codes] = np.arange(len(self.layouts))
+        return found
 
     @cached_property
     def _next(self) -> Moves:

@@ -4,7 +4,8 @@ What does not depend on a parameter (the cone) is computed by every rank and cho
 
     op          one signature per axis                                   (rules.options)
     hub         per axis S(d), P, B with gradients added up as B, B with gradients added up as P
-    parameter   stored S(d) or B per axis; where it must be gathered: kept for backward, or gathered again
+    parameter   stored S(d) or B per axis; where it is split, with the optimizer's state alone, its gradients too, or
+                its weight as well (`core.state_layouts`)
 
 A *region* narrows the space: pins of a user, or a named strategy. It is a function from (graph, op or parameter, its
 choice) to bool, never a code path.
@@ -51,7 +52,7 @@ def everything(graph: Graph, item: Op | Tensor, choice: Choice) -> bool:
 def _of_op(found: Rows, axes: int) -> Choices:
     """Options of ops that are alike, with the gradients that follow."""
     wanted = tuple(dual_codes(column, axes) for column in found.outputs)
-    return Choices(axes, found.inputs, found.outputs, found.gradients, wanted, found.inner, found.inner < 0)
+    return Choices(axes, found.inputs, found.outputs, found.gradients, wanted, found.inner, np.zeros_like(found.inner))
 
 
 @lru_cache(maxsize=10_000)
@@ -66,18 +67,23 @@ def _of_hub(shape: tuple[int, ...], mesh: Mesh, partial: bool, gradients: bool) 
     fine = legal[layouts] & legal[back]
     layouts, back = layouts[fine], back[fine]
     inner = np.zeros_like(layouts)
-    return Choices(len(mesh.axes), (layouts,), (layouts,), (back,), (back,), inner, inner < 0)
+    return Choices(len(mesh.axes), (layouts,), (layouts,), (back,), (back,), inner, inner)
 
 
 @lru_cache(maxsize=10_000)
-def _of_parameter(shape: tuple[int, ...], mesh: Mesh, tied: bool) -> Choices:
-    """Stored layouts; those that split something also in the form that is gathered again for backward. What a tied
-    parameter's hub gathered is kept."""
+def _of_parameter(shape: tuple[int, ...], mesh: Mesh, tied: bool, several: bool) -> Choices:
+    """Stored layouts, with every depth on every axis that is split.
+
+    Of one microbatch gradients are reduced once in any case; `several` may keep a piece of their sum. The weight that a
+    tied parameter's hub gathered is kept.
+    """
     states = legal_states(shape, mesh, partial=False)
-    which = np.repeat(np.arange(len(states)), np.where((states != BROADCAST).any(axis=1) & (not tied), 2, 1))
-    layouts = encode_states(states)[which]
-    again = np.diff(which, prepend=-1) == 0
-    return Choices(len(mesh.axes), (), (layouts,), (), (layouts,), np.zeros_like(layouts), again)
+    deep = [0, *([1] if several else []), *([] if tied else [2])]
+    every = np.array(list(product(deep, repeat=len(mesh.axes))), dtype=np.int64)
+    fine = ((every[None] == 0) | (states != BROADCAST)[:, None]).all(axis=2)
+    which, depths = np.nonzero(fine)
+    layouts, axes = encode_states(states)[which], len(mesh.axes)
+    return Choices(axes, (), (layouts,), (), (layouts,), np.zeros_like(layouts), every[depths] @ 3 ** np.arange(axes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +114,10 @@ def decided(graph: Graph) -> tuple[Op | Tensor, ...]:
     return (*parameters, *(op for op in graph.ops if dependent.intersection(op.inputs)))
 
 
-def variables(graph: Graph, mesh: Mesh, region: Region = everything) -> tuple[Variable, ...]:
-    """Every decision on `mesh` within `region`: used parameters first, then ops in order. `graph` is the planned one.
+def variables(graph: Graph, mesh: Mesh, region: Region = everything, microbatches: int = 1) -> tuple[Variable, ...]:
+    """Every decision on `mesh` within `region`: used parameters first, then ops in order.
+
+    `graph` is the planned one, of one of `microbatches`.
 
     Raises InputError, naming the op or parameter, if the region leaves it no choice.
     """
@@ -119,7 +127,7 @@ def variables(graph: Graph, mesh: Mesh, region: Region = everything) -> tuple[Va
     found = []
     for item in decided(graph):
         if isinstance(item, Tensor):
-            choices = _of_parameter(item.shape, mesh, item.name in tied)
+            choices = _of_parameter(item.shape, mesh, item.name in tied, microbatches > 1 and item.trained)
         elif item.target == HUB:
             source = graph.tensors[item.inputs[0]]
             choices = _of_hub(source.shape, mesh, source.is_floating and source.kind is not Kind.PARAMETER,

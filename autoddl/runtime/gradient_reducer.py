@@ -31,6 +31,8 @@ class _Bucket:
         tensors    gradients of the members, their sums, or results of the last step; None while a step is in flight
         handle     the step in flight
         own        whether nobody else uses the tensors
+        each       steps that are taken in every microbatch; those behind them are taken in the last alone
+        sums       of earlier microbatches, behind the steps of each, where steps follow these
     """
 
     members: tuple[StoredParameter, ...]
@@ -39,10 +41,12 @@ class _Bucket:
     tensors: list[Tensor | None] = field(default_factory=list)
     handle: Handle | None = None
     own: bool = False
+    each: int = 0
+    sums: list[Tensor] | None = None
 
     def clear(self, keep: bool = False) -> None:
         """Forgets all, or all but the sums of earlier microbatches."""
-        self.handle = None
+        self.handle, self.sums = None, self.sums if keep else None
         self.tensors = self.tensors if keep else [None] * len(self.members)
 
     def add(self, k: int, gradient: Tensor, due: bool) -> None:
@@ -64,10 +68,25 @@ class _Bucket:
             self.tensors = list(self.handle.wait())
             self.handle = None
         if asked.step is not None:
+            if asked.step == self.each and self.sums is not None:
+                for tensor, more in zip(self.tensors, self.sums, strict=True):
+                    assert tensor is not None
+                    more.add_(tensor)
+                self.tensors, self.sums, self.own = [*self.sums], None, True
             move = self.moves[asked.step]
             move.inplace = self.own
             self.handle = move.start([t for t in self.tensors if t is not None])
             self.own, self.tensors = self.own or move.sends, [None] * len(self.members)
+
+    def add_up(self) -> None:
+        """Adds what this microbatch's steps came to to the sums."""
+        found = [tensor for tensor in self.tensors if tensor is not None]
+        if self.sums is None:
+            self.sums = [tensor.clone() if not self.own else tensor for tensor in found]
+        else:
+            for tensor, more in zip(self.sums, found, strict=True):
+                tensor.add_(more)
+        self.tensors = [None] * len(self.members)
 
     def fill(self) -> None:
         """Makes zeros for the gradients that backward did not yield."""
@@ -88,13 +107,13 @@ class Reducer:
         for b, bucket in enumerate(buckets):
             self._place.update({fqn: (b, k) for k, fqn in enumerate(bucket.members)})
             tensors = [edges[fqn].tensor for fqn in bucket.members]
-            starts = [edges[fqn].conversion.gradient or edges[fqn].conversion.target for fqn in bucket.members]
-            path = make_moves(bucket.steps, [t.shape for t in tensors], starts, groups, recorder, "backward",
-                              f"the gradients of {bucket.members[0]} and {len(tensors) - 1} more")
+            starts = [edges[fqn].gradient_start(bucket, bucket.steps) for fqn in bucket.members]
+            path = make_moves((*bucket.steps, *bucket.once), [t.shape for t in tensors], starts, groups, recorder,
+                              "backward", f"the gradients of {bucket.members[0]} and {len(tensors) - 1} more")
             shapes = tuple(local_shape(t.shape, start, groups.mesh, groups.coordinate)
                            for t, start in zip(tensors, starts, strict=True))
             members = tuple(stored[fqn] for fqn in bucket.members)
-            self._buckets.append(_Bucket(members, path, shapes))
+            self._buckets.append(_Bucket(members, path, shapes, each=len(bucket.steps) if bucket.once else 0))
         self.clear()
 
     def clear(self) -> None:
@@ -143,6 +162,9 @@ class Reducer:
         self._do(self._protocol.finish())
         with torch.no_grad():
             for bucket in (self._buckets[b] for b in self._protocol.due):
+                if bucket.each and not self._protocol.is_last:
+                    bucket.add_up()
+                    continue
                 for member, gradient in zip(bucket.members, bucket.tensors, strict=True):
                     assert gradient is not None
                     member.deposit(gradient)

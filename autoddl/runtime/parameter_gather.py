@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from autoddl.core.conversion import Step
 from autoddl.runtime.parameters import StoredParameter
 from autoddl.runtime.process_groups import Groups
-from autoddl.runtime.redistribute import Handle, Recorder, make_moves
+from autoddl.runtime.redistribute import Handle, Move, Recorder, make_moves
 from autoddl.schedule.buckets import Bucket, ParameterEdge
 from autoddl.schedule.parameter_protocol import GatherProtocol
 
@@ -49,16 +50,21 @@ class _Bucket:
     """The tensors of a bucket.
 
     `handle` is a gather in flight. `values` stay for later microbatches; `again` were regathered for backward.
+    `weights` are in the layout W, where the bucket takes some steps once; they stay until the end of the step.
     """
 
     def __init__(self, bucket: Bucket, edges: Mapping[str, ParameterEdge], stored: Mapping[str, StoredParameter],
                  sinks: Mapping[str, Sink | None], groups: Groups, recorder: Recorder) -> None:
-        tensors = [edges[fqn].tensor for fqn in bucket.members]
-        starts = [edges[fqn].conversion.source for fqn in bucket.members]
-        label = f"{bucket.members[0]} and {len(tensors) - 1} more"
-        shapes = [t.shape for t in tensors]
-        self._forward, self._backward = (make_moves(bucket.steps, shapes, starts, groups, recorder, direction, label)
-                                         for direction in ("forward", "backward"))
+        members = [edges[fqn] for fqn in bucket.members]
+        label = f"{bucket.members[0]} and {len(members) - 1} more"
+
+        def moves(steps: tuple[Step, ...], direction: str) -> tuple[Move, ...]:
+            starts = [one.gather_start(bucket, steps) for one in members]
+            return make_moves(steps, [one.tensor.shape for one in members], starts, groups, recorder, direction, label)
+
+        self._once, self._has_weights = moves(bucket.once, "forward"), bool(bucket.once)
+        self._forward, self._backward = (moves(bucket.steps, direction) for direction in ("forward", "backward"))
+        self.weights: list[Tensor] | None = None
         self.members = [stored[fqn] for fqn in bucket.members]
         self.sinks = [sinks[fqn] for fqn in bucket.members]
         self.regather = bucket.regather
@@ -67,6 +73,7 @@ class _Bucket:
     def clear(self, keep: bool = False) -> None:
         """Forgets all, or all but the values that stay for later microbatches."""
         self.handle: Handle | None = None
+        self.weights = self.weights if keep else None
         self.values: list[Tensor] | None = self.values if keep else None
         self.again: list[Tensor | None] = []
 
@@ -74,10 +81,20 @@ class _Bucket:
         """Starts the gather, in forward or backward."""
         path = self._forward if forward else self._backward
         with torch.no_grad():
-            tensors = [member.as_used(member.leaf.detach()) for member in self.members]
+            tensors = self._start_values()
             for move in path[:-1]:
                 tensors = move.run(tensors)
             self.handle = path[-1].start(tensors) if path else Handle(None, lambda: tensors, None, "")
+
+    def _start_values(self) -> list[Tensor]:
+        """The members in the layout in which every gather begins; what is gathered once is, at the first start."""
+        if self.weights is not None:
+            return self.weights
+        tensors = [member.as_used(member.leaf.detach()) for member in self.members]
+        for move in self._once:
+            tensors = move.run(tensors)
+        self.weights = tensors if self._has_weights else None
+        return tensors
 
     def wait(self) -> list[Tensor]:
         """Waits for the gather; returns the members."""

@@ -40,7 +40,7 @@ class Store:
         direct = [fqn for fqn, path in paths.items() if not path and not edges[fqn].tensor.master]
         sinks = {fqn: self.reducer.sink(edge, stored[fqn], fqn in direct) for fqn, edge in edges.items()}
         self.gathers = TensorGathers(gathered, edges, stored, sinks, groups, recorder)
-        self._locals = {fqn: _Local(path, stored[fqn], sinks[fqn], edges[fqn].per_microbatch)
+        self._locals = {fqn: _Local(path, stored[fqn], sinks[fqn])
                         for fqn, path in paths.items() if fqn not in direct}
         for fqn in direct:
             _hook(stored[fqn].leaf, sinks[fqn])
@@ -84,17 +84,16 @@ def _path(edge: ParameterEdge, groups: Groups, recorder: Recorder) -> tuple[Move
 
 
 class _Local:
-    """A parameter that is read after a cast or local steps, made in each microbatch or only in the first."""
+    """A parameter that is read after a cast or local steps, which are made in the first microbatch."""
 
-    def __init__(self, path: tuple[Move, ...], stored: StoredParameter, sink: Sink | None, per_microbatch: bool
-                 ) -> None:
-        self._path, self._stored, self._sink, self._per_microbatch = path, stored, sink, per_microbatch
+    def __init__(self, path: tuple[Move, ...], stored: StoredParameter, sink: Sink | None) -> None:
+        self._path, self._stored, self._sink = path, stored, sink
         self.value: Tensor | None = None
         self.last = True
 
     def __call__(self, leaf: Tensor) -> Tensor:
         value = self._stored.as_used(run_moves(self._path, leaf.detach())) if self.value is None else self.value
-        self.value = None if self._per_microbatch or self.last else value
+        self.value = None if self.last else value
         return use_parameter(leaf, value, self._sink)
 
 

@@ -18,6 +18,7 @@ from autoddl.core.conversion import COLLECTIVES, Step, step_sizes
 from autoddl.core.graph import Graph, Kind, Tensor
 from autoddl.core.layout import Layout, Mesh
 from autoddl.core.plan import Conversion, Plan
+from autoddl.core.state_layouts import divide_steps, kept_layout, summed_layout
 from autoddl.operators.work import read_back
 
 __all__ = ["IN_FLIGHT", "PREFETCH", "Bucket", "frees_memory", "gather_buckets", "gradient_buckets", "overdue_buckets",
@@ -37,13 +38,15 @@ T = TypeVar("T")
 class Bucket:
     """Parameters (by fqn) that take the same conversion steps together.
 
-    They do so once in a training step, or in each microbatch with `per_microbatch`; with `regather` in backward again.
+    They take `steps` once in a training step, or in each microbatch with `per_microbatch`; with `regather` in backward
+    again. The steps `once` are taken once: before the first gather of a step, or after the last reduction of one.
     """
 
     members: tuple[str, ...]
     steps: tuple[Step, ...]
     regather: bool = False
     per_microbatch: bool = False
+    once: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +55,52 @@ class ParameterEdge:
 
         tensor            the parameter
         conversion        its conversion in the plan
-        forward           steps from the stored to the used layout
-        backward          steps of the gradient, to the stored layout
-        regather          whether the plan gathers it again in backward
+        forward           steps from the stored layout, by way of W, to that of use
+        backward          steps of the gradient, by way of G, to the stored layout
+        kept              W, the layout of the weight that is kept (`core.state_layouts`)
+        summed            G, the layout in which the gradients of several microbatches add up
         saved             whether backward reads its value, because its consumer saves it
-        per_microbatch    whether it is converted in each of several microbatches
+        microbatches      microbatches of a step
     """
 
     tensor: Tensor
     conversion: Conversion
     forward: tuple[Step, ...]
     backward: tuple[Step, ...]
-    regather: bool
+    kept: Layout
+    summed: Layout | None
     saved: bool
-    per_microbatch: bool = False
+    microbatches: int = 1
+
+    def gathers(self) -> Bucket:
+        """A bucket of this parameter alone: what is gathered once a step, and what for every reader."""
+        once, each = divide_steps(self.forward, self.conversion.source, self.kept)
+        if not has_collective(each):
+            return Bucket((self.tensor.fqn,), self.forward)
+        several = self.microbatches > 1
+        if not has_collective(once):
+            return Bucket((self.tensor.fqn,), self.forward, self.saved, several)
+        return Bucket((self.tensor.fqn,), each, self.saved, several, once)
+
+    def reductions(self) -> Bucket:
+        """A bucket of this parameter's gradient alone: what is reduced in every microbatch, and what at the end."""
+        if self.microbatches == 1 or self.summed is None or self.conversion.gradient is None:
+            return Bucket((self.tensor.fqn,), self.backward)
+        each, last = divide_steps(self.backward, self.conversion.gradient, self.summed)
+        if not has_collective(each):
+            return Bucket((self.tensor.fqn,), self.backward)
+        if not has_collective(last):
+            return Bucket((self.tensor.fqn,), self.backward, per_microbatch=True)
+        return Bucket((self.tensor.fqn,), each, per_microbatch=True, once=last)
+
+    def gather_start(self, bucket: Bucket, steps: tuple[Step, ...]) -> Layout:
+        """The layout in which `steps` of the parameter's bucket, those taken once or the others, begin."""
+        return self.kept if bucket.once and steps is bucket.steps else self.conversion.source
+
+    def gradient_start(self, bucket: Bucket, steps: tuple[Step, ...]) -> Layout:
+        """The layout in which `steps` of the gradient's bucket, those taken once or the others, begin."""
+        yielded = self.conversion.gradient or self.conversion.target
+        return self.summed or yielded if bucket.once and steps is bucket.once else yielded
 
     @property
     def is_direct(self) -> bool:
@@ -96,9 +131,11 @@ def parameter_edges(plan: Plan, graph: Graph) -> tuple[ParameterEdge, ...]:
                 forward = tuple(Step.parse(s, plan.mesh) for s in conversion.forward)
                 backward = tuple(Step.parse(s, plan.mesh) for s in conversion.backward)
                 saved = read_back(t, graph, uses, differentiable)
-                regather = index.stored[tensor.fqn].regather
-                found.append(ParameterEdge(tensor, conversion, forward, backward, regather, saved,
-                                           regather and plan.microbatches > 1))
+                depths, gradient = index.stored[tensor.fqn].depths, conversion.gradient
+                kept = kept_layout(conversion.source, conversion.target, depths)
+                summed = None if gradient is None else summed_layout(conversion.source, gradient, depths)
+                found.append(ParameterEdge(tensor, conversion, forward, backward, kept, summed, saved,
+                                           plan.microbatches))
     return tuple(found)
 
 
@@ -126,7 +163,7 @@ def _fill_buckets(rows: Iterable[tuple[Bucket, str, int]], limit: int) -> tuple[
     opened: list[int] = []
     passed, open_at = 0, dict[tuple[object, ...], int]()
     for bucket, dtype, nbytes in rows:
-        key = (bucket.steps, bucket.regather, bucket.per_microbatch, dtype)
+        key = (bucket.once, bucket.steps, bucket.regather, bucket.per_microbatch, dtype)
         at = open_at.get(key)
         room = at is not None and filled[at] < limit and filled[at] + nbytes <= (1 + MORE) * limit
         if at is not None and room and passed - opened[at] <= SPAN * limit:
@@ -149,10 +186,8 @@ def gather_buckets(plan: Plan, graph: Graph, edges: Edges | None = None) -> tupl
     rows = []
     for edge in parameter_edges(plan, graph) if edges is None else edges:
         if has_collective(edge.forward):
-            regather = edge.regather and edge.saved
             size = max(_payloads(edge.tensor, edge.forward, edge.conversion.source, plan.mesh, None))
-            bucket = Bucket((edge.tensor.fqn,), edge.forward, regather, edge.per_microbatch)
-            rows.append((bucket, edge.tensor.dtype, size))
+            rows.append((edge.gathers(), edge.tensor.dtype, size))
     return _fill_buckets(rows, plan.bucket_bytes)
 
 
@@ -166,8 +201,7 @@ def gradient_buckets(plan: Plan, graph: Graph, edges: Edges | None = None) -> tu
     for edge in reversed(parameter_edges(plan, graph) if edges is None else edges):
         if has_collective(edge.backward) and edge.conversion.gradient is not None:
             size = max(_payloads(edge.tensor.gradient, edge.backward, edge.conversion.gradient, plan.mesh, None))
-            bucket = Bucket((edge.tensor.fqn,), edge.backward, per_microbatch=edge.per_microbatch)
-            rows.append((bucket, edge.tensor.gradient.dtype, size))
+            rows.append((edge.reductions(), edge.tensor.gradient.dtype, size))
     place = {bucket.members[0]: i for i, (bucket, _, _) in enumerate(rows)}
     return tuple(sorted(_fill_buckets(rows, plan.bucket_bytes), key=lambda bucket: place[bucket.members[-1]]))
 

@@ -132,7 +132,7 @@ class _Program:
                 self.edge(self.index.conversions.get((op.name, op.slots[k])), t, "forward")
             elif fqns[k] in self.gathers.place:
                 self.gathers.take(fqns[k], i)
-            elif not self.as_it_is(fqns[k]) and (self.part == 0 or self.edges[fqns[k]].per_microbatch):
+            elif not self.as_it_is(fqns[k]) and self.part == 0:
                 edge, ends = self.edges[fqns[k]], self.edges[fqns[k]].conversion
                 self.actions.run(self.actions.legs(edge.forward, [edge.tensor.stored], [ends.source], "forward",
                                                    fqns[k]))

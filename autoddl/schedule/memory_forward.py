@@ -57,6 +57,8 @@ class MicrobatchMemory:
             self.heap.drop(x.storage)
         BackwardMemory(self.moves, self.program, self.gathers, self.reductions, nodes, self.first).run(ends[0].itemsize)
         self.reductions.finish()
+        if last:
+            self.gathers.finish()
         self.heap.moment()
         for x in ends:
             self.heap.drop(x.storage)
@@ -85,7 +87,7 @@ class MicrobatchMemory:
         return self._used(self.env[t])
 
     def _local(self, fqn: str) -> Value:
-        """A parameter after its local steps, which run in each microbatch, or in the first and stay until the last."""
+        """A parameter after its cast and local steps, which run in the first microbatch and stay until the last."""
         edge, x = self.program.edges.get(fqn), self.locals.pop(fqn, None)
         if x is None:
             x = self._used(self.stored[fqn])
@@ -93,7 +95,7 @@ class MicrobatchMemory:
                 kind, shape = "gathered parameters", edge.tensor.shape
                 x = self.moves.through(edge.forward, x, shape, edge.conversion.source, kind)
                 x = self.moves.cast(x, edge.tensor.itemsize, kind)
-        if edge is not None and not edge.per_microbatch and not self.last:
+        if edge is not None and not edge.is_direct and not self.last:
             self.locals[fqn] = self._used(x)
         return x
 

@@ -7,6 +7,7 @@ Regathered members are freed between forward and backward.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from autoddl.core.conversion import Step
 from autoddl.operators.footprints.storages import Value
 from autoddl.schedule.buckets import Bucket, ParameterEdge
 from autoddl.schedule.memory_conversions import ConversionMemory, PendingStep
@@ -21,13 +22,15 @@ Edges = Mapping[str, ParameterEdge]
 class _Gather:
     """A bucket: its collective in `flight`, the `values` that stay for later microbatches, and those of backward.
 
-    `again` are the members that were gathered again for backward.
+    `again` are the members that were gathered again for backward. `weights` are those in the layout W, where the bucket
+    takes some steps once; they stay until the end of the step.
     """
 
     bucket: Bucket
     flight: PendingStep | None = None
     values: list[Value] | None = None
     again: list[Value | None] = field(default_factory=list)
+    weights: list[Value] | None = None
 
 
 class CountedGathers:
@@ -65,19 +68,40 @@ class CountedGathers:
     def _start(self, b: int) -> None:
         one = self._all[b]
         edges = [self._edges[fqn] for fqn in one.bucket.members]
-        shapes, layouts = [e.tensor.shape for e in edges], [e.conversion.source for e in edges]
-        values = [self._stored[fqn] for fqn in one.bucket.members]
+        if one.bucket.once and one.weights is None:
+            flight = self._run(one.bucket, one.bucket.once, self._casts(one.bucket, edges), edges)
+            one.weights = self._moves.wait(flight, "gathered parameters")
+        if one.weights is None:
+            values = self._casts(one.bucket, edges)
+        else:
+            values = [x._replace(storage=self._heap.keep(x.storage)) for x in one.weights]
+        one.flight = self._run(one.bucket, one.bucket.steps, values, edges)
+
+    def _casts(self, bucket: Bucket, edges: Sequence[ParameterEdge]) -> list[Value]:
+        """The stored pieces of a bucket in the dtype of use, each with one user more."""
+        values = [self._stored[fqn] for fqn in bucket.members]
         for x in values:
             self._heap.keep(x.storage)
-        values = [self._moves.cast(x, e.tensor.itemsize, "transient") for x, e in zip(values, edges, strict=True)]
-        for i, step in enumerate(one.bucket.steps):
+        return [self._moves.cast(x, e.tensor.itemsize, "transient") for x, e in zip(values, edges, strict=True)]
+
+    def _run(self, bucket: Bucket, steps: Sequence[Step], values: list[Value], edges: Sequence[ParameterEdge]
+             ) -> PendingStep:
+        """Runs steps on values, which lose a user; returns the last, which is in flight."""
+        shapes, layouts = [e.tensor.shape for e in edges], [e.gather_start(bucket, tuple(steps)) for e in edges]
+        for i, step in enumerate(steps):
             flight = self._moves.start(step, values, shapes, layouts)
             for x in values:
                 self._heap.drop(x.storage)
-            if i == len(one.bucket.steps) - 1:
-                one.flight = flight
-                break
-            values, layouts = self._moves.wait(flight, "transient"), [step.after(at) for at in layouts]
+            if i < len(steps) - 1:
+                values, layouts = self._moves.wait(flight, "transient"), [step.after(at) for at in layouts]
+        return flight
+
+    def finish(self) -> None:
+        """Called at the end of a step: frees the weights that stayed."""
+        for one in self._all:
+            for x in one.weights or ():
+                self._heap.drop(x.storage)
+            one.weights = None
 
     def _wait(self, one: _Gather) -> list[Value]:
         assert one.flight is not None

@@ -22,13 +22,17 @@ Edges = Mapping[str, ParameterEdge]
 
 @dataclass(slots=True, eq=False)
 class _Reduction:
-    """A bucket of gradients: `starts` are the layouts of its `values`; `own` says that nobody else uses these."""
+    """A bucket of gradients: `starts` are the layouts of its `values`; `own` says that nobody else uses these.
+
+    `sums` are those of earlier microbatches in the layout G, where the bucket takes some steps once.
+    """
 
     bucket: Bucket
     starts: list[Layout]
     values: list[Value | None]
     flight: PendingStep | None = None
     own: bool = False
+    sums: list[Value] | None = None
 
 
 class CountedReductions:
@@ -37,6 +41,7 @@ class CountedReductions:
     def __init__(self, moves: ConversionMemory, edges: Edges, buckets: Sequence[Bucket]) -> None:
         self._heap, self._moves, self._edges = moves.heap, moves, edges
         self._all = [_Reduction(one, self._layouts(one), [None] * len(one.members)) for one in buckets]
+        self._last = True
         self._protocol = ReduceProtocol(buckets)
         self.place = {fqn: (b, k) for b, one in enumerate(buckets) for k, fqn in enumerate(one.members)}
         self.grads: dict[str, Value] = {}
@@ -44,10 +49,11 @@ class CountedReductions:
 
     def _layouts(self, bucket: Bucket) -> list[Layout]:
         """The layouts in which backward yields the members' gradients."""
-        return [self._edges[f].conversion.gradient or self._edges[f].conversion.target for f in bucket.members]
+        return [self._edges[f].gradient_start(bucket, bucket.steps) for f in bucket.members]
 
     def begin(self, last: bool) -> None:
         """Called before a microbatch, the `last` of the step or not."""
+        self._last = last
         self._protocol.begin(last)
 
     def add(self, fqn: str, gradient: Value, direct: bool) -> None:
@@ -115,15 +121,24 @@ class CountedReductions:
 
     def _send(self, one: _Reduction, number: int) -> None:
         """Starts a step of the bucket, which uses the storages that it sends."""
-        heap, values = self._heap, [x for x in one.values if x is not None]
+        heap = self._heap
+        if number == len(one.bucket.steps):
+            self._add_sums(one)
+        values = [x for x in one.values if x is not None]
         shapes = [self._edges[fqn].tensor.shape for fqn in one.bucket.members]
-        step = one.bucket.steps[number]
+        step = (*one.bucket.steps, *one.bucket.once)[number]
         one.flight = self._moves.start(step, values, shapes, one.starts, inplace=one.own)
         one.starts = [step.after(at) for at in one.starts]
         one.own, one.values = one.own or step.kind in COLLECTIVES, [None] * len(one.values)
         heap.moment()
         for x in values:
             heap.drop(x.storage)
+
+    def _add_sums(self, one: _Reduction) -> None:
+        """Adds the sums of earlier microbatches to the values, and frees them."""
+        for x in one.sums or ():
+            self._heap.drop(x.storage)
+        one.sums = None
 
     def _fill(self, one: _Reduction) -> None:
         """Makes zeros for the gradients that backward did not yield."""
@@ -138,8 +153,13 @@ class CountedReductions:
         self._do(self._protocol.finish())
         for b in self._protocol.due:
             one = self._all[b]
+            if one.bucket.once and not self._last:
+                found = [x for x in one.values if x is not None]
+                for x in found if one.sums is not None else ():
+                    self._heap.drop(x.storage)
+                one.sums, one.values = one.sums or found, [None] * len(one.values)
             for k, fqn in enumerate(one.bucket.members):
                 value, one.values[k] = one.values[k], None
-                assert value is not None
-                self._deposit(fqn, value)
+                if value is not None:
+                    self._deposit(fqn, value)
             one.starts = self._layouts(one.bucket)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from autoddl.core.conversion import Step
 from autoddl.schedule.actions import Actions, Leg
 from autoddl.schedule.buckets import Bucket, ParameterEdge
 from autoddl.schedule.parameter_protocol import Advance, Fill, GatherProtocol, ReduceProtocol
@@ -18,6 +19,7 @@ class TimedGathers:
         self._actions, self._edges, self._buckets = actions, edges, buckets
         self.place = {fqn: b for b, bucket in enumerate(buckets) for fqn in bucket.members}
         self._protocol = GatherProtocol(buckets)
+        self._weights = set[int]()
         self.begin(last=True)
 
     def begin(self, last: bool) -> None:
@@ -30,12 +32,19 @@ class TimedGathers:
         """Starts the gather of bucket b; all its steps but the last are waited for."""
         bucket = self._buckets[b]
         members = [self._edges[fqn] for fqn in bucket.members]
-        for m in members:
-            self._actions.cast(m.tensor.stored, m.tensor, [m.conversion.source], m.tensor.fqn)
-        legs = self._actions.legs(bucket.steps, [m.tensor for m in members], [m.conversion.source for m in members],
-                                  direction, f"{bucket.members[0]} and {len(members) - 1} more")
+        if not (bucket.once and b in self._weights):
+            for m in members:
+                self._actions.cast(m.tensor.stored, m.tensor, [m.conversion.source], m.tensor.fqn)
+            self._actions.run(self._legs(bucket, bucket.once, members, direction))
+            self._weights.add(b)
+        legs = self._legs(bucket, bucket.steps, members, direction)
         self._actions.run(legs[:-1])
         self._open[b] = self._actions.start(legs[-1])
+
+    def _legs(self, bucket: Bucket, steps: tuple[Step, ...], members: Sequence[ParameterEdge], direction: str
+              ) -> tuple[Leg, ...]:
+        return self._actions.legs(steps, [m.tensor for m in members], [m.gather_start(bucket, steps) for m in members],
+                                  direction, f"{bucket.members[0]} and {len(members) - 1} more")
 
     def take(self, fqn: str, i: int) -> None:
         """Called when op i reads `fqn`: the first reader of its bucket waits for it."""
@@ -85,9 +94,9 @@ class TimedReductions:
 
     def _path(self, bucket: Bucket) -> tuple[Leg, ...]:
         members = [self._edges[fqn] for fqn in bucket.members]
-        starts = [m.conversion.gradient or m.conversion.target for m in members]
-        return self._actions.legs(bucket.steps, [m.tensor.gradient for m in members], starts, "backward",
-                                  f"the gradients of {bucket.members[0]} and {len(members) - 1} more")
+        starts = [m.gradient_start(bucket, bucket.steps) for m in members]
+        return self._actions.legs((*bucket.steps, *bucket.once), [m.tensor.gradient for m in members], starts,
+                                  "backward", f"the gradients of {bucket.members[0]} and {len(members) - 1} more")
 
     def begin(self, last: bool) -> None:
         """Before a microbatch, the `last` of the step or not."""

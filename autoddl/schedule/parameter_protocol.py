@@ -13,7 +13,9 @@ rank does the same in every run.
     finish      all that are due are started, and advanced in turn until none has a step left
 
 With several microbatches, this happens in each of them for the buckets that are converted per microbatch. The other
-buckets are gathered in the first, kept until the last has taken them, and reduced in the last.
+buckets are gathered in the first, kept until the last has taken them, and reduced in the last. A bucket that takes some
+steps once is gathered as far as these go at its first start in a step, and goes on from there at every start; its
+reduction goes on with them in the last microbatch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,7 +45,7 @@ class Advance(NamedTuple):
     waits: bool
     """Whether a step of it is in flight and must be waited for."""
     step: int | None
-    """The step to start then; None if none is left."""
+    """The step to start then, those taken once numbered behind the others; None if none is left."""
 
 
 class Fill(NamedTuple):
@@ -159,6 +161,11 @@ class ReduceProtocol:
         """The buckets that this backward reduces."""
         return self._due
 
+    @property
+    def is_last(self) -> bool:
+        """Whether this is the last microbatch of the step."""
+        return self._last
+
     def is_due(self, b: int) -> bool:
         """Whether this backward reduces bucket b."""
         return self._last or self.buckets[b].per_microbatch
@@ -187,14 +194,18 @@ class ReduceProtocol:
     def _start(self) -> list[Advance]:
         """Advances all buckets in flight by a step, in order, waits for those overdue, then starts the next."""
         earlier, new = self._due[:self._next], self._due[self._next]
-        more = {b for b in earlier if self._at[b] < len(self.buckets[b].steps)}
+        more = {b for b in earlier if self._at[b] < self._length(b)}
         open_ones = [b for b in earlier if self._frees[b] and (b in more or self._open[b])]
         late = overdue_buckets(open_ones, self._frees[new])
         self._next += 1
         return [*(self._advance(b) for b in earlier if b in more or b in late), self._advance(new)]
 
+    def _length(self, b: int) -> int:
+        """Steps that bucket b takes in this microbatch."""
+        return len(self.buckets[b].steps) + len(self.buckets[b].once) * self._last
+
     def _advance(self, b: int) -> Advance:
-        waits, step = self._open[b], self._at[b] if self._at[b] < len(self.buckets[b].steps) else None
+        waits, step = self._open[b], self._at[b] if self._at[b] < self._length(b) else None
         self._open[b] = step is not None
         self._at[b] += step is not None
         return Advance(b, waits, step)

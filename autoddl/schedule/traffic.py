@@ -8,12 +8,12 @@ Parameters are sent in *buckets*. Those that take the same steps share one colle
 first use, up to about `Plan.bucket_bytes` of payload. Gather buckets run forward, and again in backward if they are
 regathered. Gradient buckets run backward, last used first.
 
-With m microbatches, a parameter that is kept is gathered once, in the first forward. Its gradients add up in the layout
-in which backward yields them, and are reduced once, after the last backward. All buckets of a regathered parameter run
-in each microbatch. In one training step there are
+With m microbatches, the conversions of parameters happen as often as their layouts W and G say (`core.state_layouts`):
 
-    kept          1 gather                                           1 reduction of its gradient
-    regathered    m gathers forward, m backward if it is saved       m reductions of its gradient
+    stored -> W       once, in the first forward
+    W -> used         m times forward, and m times backward if backward reads the weight
+    yielded -> G      m times
+    G -> stored       once, after the last backward
 
 A kernel that reduces by itself (synchronised batch norm, vocabulary-parallel loss) sends its own collectives.
 """
@@ -55,14 +55,14 @@ def option_of(op: Op, graph: Graph, mesh: Mesh, decision: Decision | None) -> Op
                      f"{', '.join(map(str, decision.outputs))}; make the plan again with this version")
 
 
-def _of_bucket(bucket: Bucket, edges: dict[str, ParameterEdge], mesh: Mesh, at: tuple[int, ...], direction: str,
-               gradient: bool) -> Iterator[PlannedCollective]:
-    """One collective for each communicating step of the bucket, with the payloads of its members added up."""
-    starts = [edges[fqn].conversion.gradient if gradient else edges[fqn].conversion.source for fqn in bucket.members]
-    tensors = [edges[fqn].tensor.gradient if gradient else edges[fqn].tensor for fqn in bucket.members]
-    sizes = [_payloads(tensor, bucket.steps, start, mesh, at)
-             for tensor, start in zip(tensors, starts, strict=True) if start is not None]
-    for step, column in zip(bucket.steps, zip(*sizes, strict=True), strict=True):
+def _of_bucket(bucket: Bucket, steps: tuple[Step, ...], edges: dict[str, ParameterEdge], mesh: Mesh,
+               at: tuple[int, ...], direction: str, gradient: bool) -> Iterator[PlannedCollective]:
+    """One collective for each communicating step of `steps`, the bucket's own or those that it takes once."""
+    members = [edges[fqn] for fqn in bucket.members]
+    tensors = [one.tensor.gradient if gradient else one.tensor for one in members]
+    starts = [one.gradient_start(bucket, steps) if gradient else one.gather_start(bucket, steps) for one in members]
+    sizes = [_payloads(tensor, steps, start, mesh, at) for tensor, start in zip(tensors, starts, strict=True)]
+    for step, column in zip(steps, zip(*sizes, strict=True), strict=True):
         if step.kind in COLLECTIVES:
             names = "+".join(mesh.names[a] for a in step.axes)
             yield PlannedCollective(direction, step.kind, names, sum(column), ", ".join(bucket.members))
@@ -91,15 +91,17 @@ def traffic(plan: Plan, graph: Graph, coordinate: tuple[int, ...] | None = None)
     first, each, last = list[PlannedCollective](), list[PlannedCollective](), list[PlannedCollective]()
     for bucket in gather_buckets(plan, graph):
         gathers = each if bucket.per_microbatch else first
-        gathers += _of_bucket(bucket, edges, mesh, at, "forward", gradient=False)
+        first += _of_bucket(bucket, bucket.once, edges, mesh, at, "forward", gradient=False)
+        gathers += _of_bucket(bucket, bucket.steps, edges, mesh, at, "forward", gradient=False)
         if bucket.regather:
-            each += _of_bucket(bucket, edges, mesh, at, "backward", gradient=False)
+            each += _of_bucket(bucket, bucket.steps, edges, mesh, at, "backward", gradient=False)
     for conversion in plan.conversions:
         if by_name[conversion.tensor].kind is not Kind.PARAMETER:
             each += _of_edge(conversion, by_name[conversion.tensor], mesh, at)
     for bucket in gradient_buckets(plan, graph):
         reduced = each if bucket.per_microbatch else last
-        reduced += _of_bucket(bucket, edges, mesh, at, "backward", gradient=True)
+        reduced += _of_bucket(bucket, bucket.steps, edges, mesh, at, "backward", gradient=True)
+        last += _of_bucket(bucket, bucket.once, edges, mesh, at, "backward", gradient=True)
     decisions = plan.index().decisions
     for op in graph.ops:
         if op.target in REDUCING:

@@ -210,8 +210,8 @@ def test_a_model_of_one_op_has_a_plan() -> None:
 
 
 @pytest.mark.parametrize(("text", "pattern"), [
-    ("{", "no plan: not JSON"), ("{}", "version None"), ('{"version": 99}', "version 99.*reads version 1"),
-    ('{"version": 1, "mesh": "dp=2"}', "no plan: at"),
+    ("{", "no plan: not JSON"), ("{}", "version None"), ('{"version": 99}', "version 99.*reads version 2"),
+    ('{"version": 2, "mesh": "dp=2"}', "no plan: at"),
 ])
 def test_a_file_that_is_no_plan_of_ours(folder: Path, text: str, pattern: str) -> None:
     (folder / "no-plan.json").write_text(text)

@@ -147,7 +147,7 @@ def test_settings_are_literals_and_words() -> None:
 def test_compare_lists_plans_and_the_found_one_is_fastest() -> None:
     said = shell("compare", FACTORY, LAPTOP, "--json", "--set", "layers=1")
     rows = json.loads(said.out)
-    assert said.code == 0 and len(rows) == 5
+    assert said.code == 0 and len(rows) == 8
     assert all(row.keys() >= {"name", "predicted_seconds", "peak_bytes"} for row in rows)
     assert rows[0]["predicted_seconds"] == min(row["predicted_seconds"] for row in rows if row["predicted_seconds"])
     assert {"data parallel", "ZeRO-3", "tensor parallel"} <= {row["name"] for row in rows}
@@ -200,7 +200,7 @@ def planned_for_two(folder: Path) -> Path:
 
 def test_an_interrupted_comparison_shows_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted in the second search: before that has a plan, with one, and before there is any."""
-    model, compared, searches = tiny(1), ["data parallel", "ZeRO-3", "tensor parallel"], list[int]()
+    model, compared, searches = tiny(1), ["data parallel", "ZeRO-1", "ZeRO-2", "ZeRO-3", "tensor parallel"], list[int]()
 
     def interrupted(at: int, planned: bool, *given: Any) -> Found:
         searches.append(at)
@@ -213,7 +213,7 @@ def test_an_interrupted_comparison_shows_what_was_done(monkeypatch: pytest.Monke
         monkeypatch.setattr(api, "search", partial(interrupted, 2, planned))
         rows = api.compare(model, LAPTOP)
         assert len(searches) == 2 and rows[0].plan is not None and not rows[0].interrupted
-        assert [row.name for row in rows[1:4]] == compared and rows[1].detail == why
+        assert [row.name for row in rows[1:6]] == compared and rows[1].detail == why
         assert (rows[1].plan is not None and rows[1].plan.proof.endswith("; interrupted")) == planned
         assert {(row.plan, row.detail) for row in rows[2:]} == {(None, "not begun: interrupted")}
     searches.clear()
@@ -286,12 +286,13 @@ def test_the_table_of_a_plan_prints_at_any_width(path: Path) -> None:
 def test_parameters_with_capital_letters_are_shown_with_their_use() -> None:
     """With the graph that the plan keeps, and of its names alone."""
     model = nn.Sequential(OrderedDict(Wi=nn.Linear(8, 8), wi=nn.Linear(8, 8), out=Summed()))
-    made = api.plan(model, LAPTOP, (torch.zeros(8, 8),), mesh="machine=2,pair=2", pins=("*.weight: pair=S(0)",))
+    made = api.plan(model, LAPTOP, (torch.zeros(8, 8),), mesh="machine=2,pair=2",
+                    pins=("*.weight: pair=S(0)", "*.weight: pair=O"))
     lines = [" ".join(line.split()) for line in plan_tables.text(plan_table(made)).splitlines()]
     for layer in ("Wi", "wi"):
-        assert f"{layer}.weight B S(0) B B pair: S(0)->B pair: B->S(0)" in lines
+        assert f"{layer}.weight B S(0) - O B B pair: S(0)->B pair: B->S(0)" in lines
         assert f"{layer} linear B B B B" in lines
-    assert "Wi.weight  B S(0)  B B" in plan_tables.text(plan_table(replace(made, source={})))
+    assert "Wi.weight  B S(0)  - O    B B" in plan_tables.text(plan_table(replace(made, source={})))
 
 
 class Summed(nn.Module):

@@ -24,7 +24,8 @@ def graph() -> Graph:
     return add_hubs(capture(*zoo.gpt()).graph)
 
 
-@pytest.mark.parametrize("text", ["h.*.attn.*: node=S(0)", "wte.weight: net=B", "node=8", "x: node=P"])
+@pytest.mark.parametrize("text", ["h.*.attn.*: node=S(0)", "wte.weight: net=B", "node=8", "x: node=P",
+                                  "h.*: net=OGW"])
 def test_a_pin_round_trips(text: str) -> None:
     assert str(parse_pin(text)) == text
 
@@ -49,6 +50,13 @@ def test_a_pin_holds_parameters_where_they_are_stored(graph: Graph) -> None:
         assert states == {Split(1)} if pinned_here else isinstance(variable.item, Op) or len(states) > 1
 
 
+def test_a_pin_says_what_is_split(graph: Graph) -> None:
+    pins = tuple(map(parse_pin, ("blocks.*.up.weight: node=OGW", "blocks.*.up.weight: net=O")))
+    space = variables(graph, MESH, pinned(pins, graph, MESH), microbatches=2)
+    found = {c.depths for v in space if isinstance(v.item, Tensor) and v.name.endswith("up.weight") for c in v.choices}
+    assert found == {(0, 2)}
+
+
 def test_a_pin_holds_ops_where_they_write(graph: Graph) -> None:
     space = variables(graph, MESH, pinned((parse_pin("blocks.0.norm: net=S(1)"),), graph, MESH))
     held = [v for v in space if isinstance(v.item, Op) and v.item.module == "blocks.0.norm"]
@@ -60,6 +68,8 @@ def test_a_pin_holds_ops_where_they_write(graph: Graph) -> None:
     (("blocks.0.up.weight: node=S(0)", "blocks.0.up.weight: node=S(1)"), "give blocks.0.up.weight two states"),
     (("blocks.0.up.weight: node=S(5)",), r"one of its dims, and blocks.0.up.weight is \[128, 32\]"),
     (("blocks.0.up.weight: node=P",), "stored as B or as S"),
+    (("blocks.0.up.weight: node=B", "blocks.0.up.weight: node=OG"), "contradict each other"),
+    (("blocks.0.up.weight: node=O", "blocks.0.up.weight: node=OG"), "give blocks.0.up.weight two states"),
     (("blocks.0.norm: node=P",), "leave no layout for")])
 def test_pins_that_leave_nothing_say_where(graph: Graph, pins: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
@@ -101,6 +111,15 @@ def test_data_parallel_stores_whole_parameters(graph: Graph) -> None:
 
 def test_zero_cuts_every_parameter_that_can_be_cut(graph: Graph) -> None:
     assert all("B" not in text for text in _parameters(graph, {"net": "zero", "node": "zero"}))
+
+
+@pytest.mark.parametrize(("role", "depths"), [("zero-1", {0}), ("zero-2", {0, 1}), ("zero-3", {0, 1, 2})])
+def test_a_role_says_how_much_is_split(graph: Graph, role: str, depths: set[int]) -> None:
+    """The tied weight keeps what was gathered, whatever the role."""
+    for v in variables(graph, MESH, strategy(graph, MESH, {"net": role, "node": "data"}), microbatches=2):
+        if isinstance(v.item, Tensor):
+            assert {c.depths[0] for c in v.choices if c.outputs[0][0] != B} <= depths
+            assert all(c.outputs[0][1] == B for c in v.choices)
 
 
 def test_every_op_reads_whole_parameters_in_data_and_zero(graph: Graph) -> None:

@@ -29,7 +29,7 @@ def _network(name: str, mesh: str, microbatches: int = 1, optimizer: str = "adam
     model, sample = getattr(zoo, name)()
     graph = add_hubs(capture(model, parted(as_sample(sample), microbatches), Precision.parse(recipe)).graph)
     pricing = Pricing(graph, Mesh.parse(mesh), load_cluster(LAPTOP), optimizer, microbatches)
-    return network_of(pricing, variables(graph, pricing.mesh))
+    return network_of(pricing, variables(graph, pricing.mesh, microbatches=microbatches))
 
 
 def _rows_are_below(network: CostNetwork, choice: tuple[int, ...], seed: int) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from autoddl.capture.capture import Captured, capture
 from autoddl.core.graph import Tensor
 from autoddl.core.hubs import add_hubs
-from autoddl.core.layout import Mesh
+from autoddl.core.layout import B, Mesh
 from autoddl.core.plan import VERSION, Plan
 from autoddl.core.problem import Solution
 from autoddl.cost_models import Cluster, load_cluster
@@ -19,7 +19,7 @@ from autoddl.planner.assemble import assemble, plan_of
 from autoddl.planner.strategies import strategy
 from autoddl.pricing.build_problem import problem_of
 from autoddl.pricing.price import Pricing
-from autoddl.pricing.space import everything, variables
+from autoddl.pricing.space import Variable, everything, variables
 
 __all__ = ["cluster_of", "random_plans"]
 
@@ -43,6 +43,16 @@ def cluster_of(text: str) -> Cluster:
         return load_cluster(path)
 
 
+def _wanted(variable: Variable, regather: bool | None) -> list[int]:
+    """All choices; of a parameter those whose weight is split wherever it is, or nowhere, where any of them are."""
+    every = list(enumerate(variable.choices))
+    if regather is None or not isinstance(variable.item, Tensor):
+        return [k for k, _ in every]
+    split = {k: {depth for state, depth in zip(c.outputs[0], c.depths, strict=True) if state != B} for k, c in every}
+    found = [k for k, depths in split.items() if depths == {2}] if regather else []
+    return found or [k for k, depths in split.items() if depths <= {0}]
+
+
 def random_plans(model: nn.Module, sample: object, mesh: str, count: int, seed: int = 0,
                  roles: Mapping[str, str] | None = None, regather: bool | None = None,
                  microbatches: int = 1, captured: Captured | None = None) -> list[Plan]:
@@ -52,13 +62,12 @@ def random_plans(model: nn.Module, sample: object, mesh: str, count: int, seed: 
     graph, draw = add_hubs(captured.graph), random.Random(seed)
     pricing = Pricing(graph, Mesh.parse(mesh), cluster_of(mesh), microbatches=microbatches)
     region = everything if roles is None else strategy(graph, pricing.mesh, roles)
-    choices = variables(graph, pricing.mesh, region)
+    choices = variables(graph, pricing.mesh, region, microbatches)
     problem = problem_of(pricing, choices, None)
     prints = {"model": captured.graph.fingerprint(), "cluster": "", "autoddl": str(VERSION)}
     found = []
     for _ in range(count):
-        chosen = tuple(draw.choice([i for i, c in enumerate(v.choices) if regather in (None, c.regather) or not (
-            isinstance(v.item, Tensor) and any(c.regather for c in v.choices))]) for v in choices)
+        chosen = tuple(draw.choice(_wanted(v, regather)) for v in choices)
         solution = Solution(chosen, problem.cost(chosen), problem.nbytes(chosen), 0.0, "drawn", "random")
         made = assemble(pricing, solution, choices)
         found.append(plan_of(made, pricing, solution, {

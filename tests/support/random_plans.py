@@ -48,7 +48,7 @@ def random_plan(captured: Captured, seed: int, mesh: str | None = None, cluster:
     place = cluster or load_cluster(LAPTOP)
     graph = add_hubs(captured.graph)
     pricing = Pricing(graph, Mesh.parse(mesh or rng.choice(MESHES)), place, microbatches=microbatches)
-    space = variables(graph, pricing.mesh)
+    space = variables(graph, pricing.mesh, microbatches=microbatches)
     problem = problem_of(pricing, space, None)
     choice = random_choice(problem, rng)
     leaning = _lean(choice, space, rng, rng.choice((0.0, 0.3, 0.7)))

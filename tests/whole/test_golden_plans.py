@@ -42,7 +42,7 @@ def test_no_strategy_beats_the_plan(model: str, cluster: str) -> None:
     module, sample = getattr(zoo, model)()
     found, *others = compare(module, CLUSTERS / f"{cluster}.yaml", sample, name=model, max_axes=2)
     assert found.plan is not None and [one.name for one in others] == [
-        "data parallel", "ZeRO-3", "tensor parallel", "tensor x data grid"]
+        "data parallel", "ZeRO-1", "ZeRO-2", "ZeRO-3", "tensor parallel", "HSDP", "tensor x data grid"]
     for one in others:
         assert one.plan is None or found.plan.predicted.seconds <= one.plan.predicted.seconds * (1 + 1e-9), one.name
 
