@@ -1,13 +1,23 @@
 """All that is known per operator: layouts, bytes, kernels.
 
-Read `families` first: a row per family of operators, from which every list of operators is derived. Then `work` (flops
-and bytes of an op's kernels), `kernel_kinds` (the measured curves), `fusion` (chains that a compiler makes one kernel
-of), and the cupboards: `rules` (which layouts an op may have), `footprints` (what memory it needs and keeps), `kernels`
-(what runs on one rank's pieces; the only one that imports torch).
+Read in this order:
 
-To add an operator: a row of `families`, or its name in the row of its like; its rule in a file of `rules`; a footprint
-if it keeps anything but its inputs; a kernel if its call says a global size or reduces. `tests/operators` tries every
-signature of every rule against one device: add a case to `tests/support/op_cases*.py`.
+    families       a row per family of operators, from which every list of operators is derived
+    work           flops and bytes of an op's kernels
+    kernel_kinds   the measured curves that kernels follow
+    fusion         chains of ops that a compiler makes into one kernel
+    rules          the layouts that an op may have
+    footprints     the memory that an op needs and keeps
+    kernels        the code that runs on one rank's shards; the only folder here that imports torch
+
+To add an operator:
+
+    1. add a row to `families`, or its name to the row of its family
+    2. write its rule in a file of `rules`
+    3. write a footprint if it keeps anything but its inputs
+    4. write a kernel if its call names a global size or reduces over ranks
+    5. add a case to `tests/support/op_cases*.py`: `tests/operators` compares every signature of every rule with one
+       device
 
 May import `core` and `cost_models`.
 """

@@ -1,4 +1,4 @@
-"""What is known of every operator: one row per family, from which every list of operators is derived.
+"""The table of operators: one row per family, from which every list of operators is derived.
 
     rule        the file of `rules` that says its layouts; `-`: it has none, and runs replicated
     footprint   the file of `footprints` that says its bytes; `-`: a view, or one whose inputs are taken to be kept

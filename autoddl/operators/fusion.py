@@ -6,9 +6,11 @@
 
     seconds(memory-bound kernel of an op in a chain) = seconds((1 - inside) bytes) - launch if it joins
 
-Backward runs the chain the other way round, so it saves the same share. Neighbours are taken to have the same layouts:
-where a conversion comes between them the price is too low by what the kernel would have left inside. What a compiler
-computes again instead of keeping it is not counted as saved.
+Backward runs the chain in reverse, so it saves the same share. Two approximations:
+
+    * Neighbours are assumed to have the same layout. A conversion between them breaks the chain, and the price is then
+      too low by the bytes that were counted as inside.
+    * Values that a compiler recomputes instead of keeping them are not counted as saved.
 """
 
 from collections.abc import Mapping
@@ -27,7 +29,7 @@ FUSED = flagged("fuses")
 
 @dataclass(frozen=True, slots=True)
 class Chained:
-    """What a chain does for one of its ops."""
+    """The saving of one op of a chain: the share of its bytes, and whether it saves its launch."""
 
     inside: float = 0.0
     joins: bool = False
@@ -37,13 +39,13 @@ ALONE = Chained()
 
 
 def as_compiled(cluster: Cluster) -> Cluster:
-    """The same machines, whose programs are compiled."""
+    """Returns `cluster` with every device set to run compiled programs."""
     return replace(cluster, device=replace(cluster.device, compiled=True),
                    parts=tuple((replace(device, compiled=True), ranks) for device, ranks in cluster.parts))
 
 
 def chains(graph: Graph) -> Mapping[str, Chained]:
-    """By name the ops that a compiler fuses with others."""
+    """Maps the name of every op that a compiler fuses with others to its saving."""
     found, makers, users = {}, graph.producers(), graph.consumers()
     for op in graph.ops:
         one = _chained(graph, op, makers, users)
@@ -53,7 +55,7 @@ def chains(graph: Graph) -> Mapping[str, Chained]:
 
 
 def inside(graph: Graph, op: Op) -> float:
-    """The share of one op."""
+    """Returns the share of one op's bytes that never leave the kernel of its chain."""
     return _chained(graph, op, graph.producers(), graph.consumers()).inside
 
 

@@ -1,4 +1,4 @@
-"""What an op costs a device: its kernels, forward and backward, and what it keeps for backward.
+"""Counts the kernels of an op, forward and backward: their flops and bytes, and what is kept for backward.
 
     flops   matmul family   2 * batch * m * n * k                                       (multiply and add)
             einsum          the same, by where a letter stands: batch in both factors and the output, m and n in one
@@ -25,7 +25,8 @@ from autoddl.core.graph import Graph, Kind, Op
 from autoddl.operators.families import FACTORS, family_of, flagged, reading
 from autoddl.operators.kernel_kinds import kind_of
 
-__all__ = ["VIEWS", "Work", "base", "keeps_input", "keeps_output", "kept_beside", "letters", "read_back", "work"]
+__all__ = ["VIEWS", "KernelWork", "base", "keeps_input", "keeps_output", "kept_mask_bytes", "letters", "read_back",
+           "work"]
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -38,16 +39,21 @@ and of 16384 that `measure` times."""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """One kernel: `kind` and `shape` as in `cost_models.Kernel`. `weight`: it yields the gradient of a parameter-like
-    factor, on which nothing further back waits. `name`: the measured curve that it follows (`kinds`)."""
+class KernelWork:
+    """The work of one kernel on one device."""
 
     flops: float
+    """Floating point operations; 0 for kernels that are bound by memory."""
     nbytes: float
+    """Bytes read and written."""
     kind: str = "memory"
+    """The kind of kernel, as in `cost_models.Kernel`."""
     shape: tuple[int, ...] = ()
+    """The sizes that the kind calls for, as in `cost_models.Kernel`."""
     weight: bool = False
+    """Whether it computes the gradient of a parameter-like factor, for which no earlier op waits."""
     name: str = ""
+    """The measured curve that it follows (`kernel_kinds`)."""
 
 
 def base(op: Op) -> str:
@@ -61,7 +67,7 @@ def _base(target: str) -> str:
 
 
 def _factors(op: Op) -> tuple[str, ...]:
-    """Slots of what is multiplied: of these backward reads the others."""
+    """Slots of the factors of a product; the gradient of one reads the others."""
     name = base(op)
     return FACTORS.get(name, op.slots if family_of(name).reads == "factors" else ())
 
@@ -111,7 +117,7 @@ def keeps_output(op: Op, differentiable: frozenset[int]) -> bool:
     return family_of(base(op)).reads in ("output", "all") and any(t in differentiable for t in op.outputs)
 
 
-def kept_beside(op: Op, outputs: Shapes, differentiable: frozenset[int]) -> float:
+def kept_mask_bytes(op: Op, outputs: Shapes, differentiable: frozenset[int]) -> float:
     """Bytes kept that are neither an input nor an output: a dropout's mask, one byte an element."""
     return float(prod(outputs[0])) if family_of(base(op)).reads == "mask" and op.outputs[0] in differentiable else 0.0
 
@@ -142,7 +148,9 @@ def _product(name: str, op: Op, inputs: Shapes, outputs: Shapes) -> tuple[int, .
 
 
 def letters(equation: str, ranks: Sequence[int]) -> tuple[list[list[str]], list[str]]:
-    """What an einsum calls the dims of its factors, and of its output; those under `...` are numbers, from the last."""
+    """Returns the letters that an einsum gives the dims of each factor, and of its output.
+
+    Dims under `...` are called by number, counted from the last."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     dims = [_named(word, rank) for word, rank in zip(left.split(","), ranks, strict=True)]
     if not arrow:
@@ -158,8 +166,8 @@ def _named(word: str, rank: int) -> list[str]:
 
 
 def _einsum(equation: str, shapes: Shapes) -> tuple[int, int, int, int]:
-    """(batch, m, n, k) of the first factor and the others. Of two, what only one has and nobody writes is summed before
-    the product."""
+    """(batch, m, n, k) of the first factor and the others. With two factors, a dim that only one of them has and the
+    output lacks is summed before the product."""
     dims, written = letters(equation, [len(shape) for shape in shapes])
     size: dict[str, int] = {}
     for names, shape in zip(dims, shapes, strict=True):
@@ -193,33 +201,35 @@ def _together(op: Op, name: str, shape: tuple[int, ...]) -> int:
 
 
 def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: frozenset[int]
-         ) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
-    """Kernels of `op`, forward and backward, on local pieces of shapes `inputs` and `outputs`."""
+         ) -> tuple[tuple[KernelWork, ...], tuple[KernelWork, ...]]:
+    """Returns the kernels of `op`, forward and backward, on shards of shapes `inputs` and `outputs`.
+
+    `differentiable` are the positions of the tensors that receive a gradient."""
     name, read = base(op), _nbytes(graph, op.inputs, inputs)
     first, *others = _nbytes(graph, op.outputs, outputs)
     written = first + sum(others)
     if name in VIEWS:
         cut = name in _CUTS and op.inputs[0] in differentiable and any(t in differentiable for t in op.outputs)
-        return (), (Work(0.0, read[0] + written, name="copy backward"),) if cut else ()
+        return (), (KernelWork(0.0, read[0] + written, name="copy backward"),) if cut else ()
     moved = sum(read) + written
     needs = [k for k, t in enumerate(op.inputs) if t in differentiable]
     flows = bool(needs) and any(t in differentiable for t in op.outputs)
-    beside = kept_beside(op, outputs, differentiable)
+    beside = kept_mask_bytes(op, outputs, differentiable)
     if dims := _product(name, op, inputs, outputs):
         kind = "convolution" if name in _CONVOLUTIONS else "matmul"
-        forward = Work(2.0 * prod(dims), moved, kind, dims, name=f"{kind} batched" if dims[0] > 1 else kind)
+        forward = KernelWork(2.0 * prod(dims), moved, kind, dims, name=f"{kind} batched" if dims[0] > 1 else kind)
         return (forward,), _transposed(op, graph, read, first, forward, needs) if flows else ()
     if name in ("aten.embedding", "aten.index", "aten.gather", "aten.index_select"):
         blocks = " blocks" if _together(op, name, inputs[0]) >= BLOCK else ""
-        forward = Work(0.0, 2 * written, name=f"{kind_of(name)}{blocks}")
+        forward = KernelWork(0.0, 2 * written, name=f"{kind_of(name)}{blocks}")
     elif name == "autoddl.token_loss":
         # the logarithms of the probabilities are written
-        forward = Work(0.0, moved + read[0], name=kind_of(name))
+        forward = KernelWork(0.0, moved + read[0], name=kind_of(name))
     elif name in _ATTENTION:
         shape, flops = _attention(inputs, bool(dict(op.args).get("is_causal")))
-        forward = Work(flops, moved, "attention", shape, name="attention causal" if shape[-1] else "attention full")
+        forward = KernelWork(flops, moved, "attention", shape, name=f"attention {'causal' if shape[-1] else 'full'}")
     else:
-        forward = Work(0.0, moved + beside, name=kind_of(name))
+        forward = KernelWork(0.0, moved + beside, name=kind_of(name))
     if not flows:
         return (forward,), ()
     kept = sum(nbytes for k, nbytes in enumerate(read)
@@ -228,14 +238,14 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
         kept += written
     nbytes = written + kept + sum(read[k] for k in needs)
     if name in _ATTENTION:
-        return (forward,), (Work(2.5 * forward.flops, nbytes, "attention backward", forward.shape,
+        return (forward,), (KernelWork(2.5 * forward.flops, nbytes, "attention backward", forward.shape,
                                  name=f"{forward.name} backward"),)
     after = forward.name if forward.name == "add" else f"{forward.name} backward"  # gradients that add up elsewhere
-    return (forward,), (Work(0.0, nbytes, name=after),)
+    return (forward,), (KernelWork(0.0, nbytes, name=after),)
 
 
-def _transposed(op: Op, graph: Graph, read: list[float], size: float, forward: Work, needs: list[int]
-                ) -> tuple[Work, ...]:
+def _transposed(op: Op, graph: Graph, read: list[float], size: float, forward: KernelWork, needs: list[int]
+                ) -> tuple[KernelWork, ...]:
     """A' along n, B' along m; a bias or an addend sums the outputs' gradients. `read` are the inputs' bytes, `size` the
     output's."""
     batch, m, n, k = forward.shape
@@ -244,11 +254,11 @@ def _transposed(op: Op, graph: Graph, read: list[float], size: float, forward: W
     found = []
     for need in needs:
         if need not in factors:
-            found.append(Work(0.0, size + read[need], weight=True, name="reduce"))
+            found.append(KernelWork(0.0, size + read[need], weight=True, name="reduce"))
             continue
         first = need == factors[0]
         weight = graph.tensors[op.inputs[need]].kind is Kind.PARAMETER or op.slots[need] == "weight"
         side = f"{forward.name} {'input' if first else 'weight'}"
-        found.append(Work(forward.flops, size + multiplied, forward.kind,
+        found.append(KernelWork(forward.flops, size + multiplied, forward.kind,
                           (batch, m, k, n) if first else (batch, k, n, m), weight, side))
     return tuple(found)

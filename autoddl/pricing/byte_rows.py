@@ -23,7 +23,7 @@ from autoddl.core.graph import Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import Mesh
 from autoddl.core.layout_codes import Codes, decode_states, local_shapes
-from autoddl.operators.footprints.footprint import Call, Footprint, by_itself
+from autoddl.operators.footprints.footprint import Footprint, LocalOp, has_local_kernel
 from autoddl.operators.footprints.storages import Value, contiguous
 from autoddl.operators.footprints.table import footprint_of
 from autoddl.operators.work import VIEWS, base
@@ -71,19 +71,19 @@ def _op_sizes(pricing: Pricing, op: Op, choices: Sequence[Choice]) -> Sizes:
         reads, writes = shapes[:len(op.inputs)], shapes[len(op.inputs):]
         values = tuple([Value(-1, shape, contiguous(shape), size)
                         for shape, size in zip(reads, sizes[0], strict=True)])
-        call = Call(op, values, writes, sizes[1], needs, by_itself(op, graph, reads, reduces),
-                    pricing.cluster.device.kind == "cpu")
+        call = LocalOp(op, values, writes, sizes[1], needs, has_local_kernel(op, graph, reads, reduces),
+                       pricing.cluster.device.kind == "cpu")
         for what, nbytes in _call_sizes(call).items():
             rows[what].append(nbytes)
     return {what: np.array(column) for what, column in rows.items()}
 
 
-def _call_sizes(call: Call) -> dict[What, float]:
+def _call_sizes(call: LocalOp) -> dict[What, float]:
     """The sizes of the terms of one call on local pieces."""
     made = Footprint() if base(call.op) in VIEWS else footprint_of(call)
     reads = [float(x.nbytes) for x in call.inputs]
-    writes = [float(prod(shape) * size) for shape, size in zip(call.outputs, call.wide, strict=True)]
-    yields = [(prod(call.outputs[0]) if made.wide else prod(call.inputs[k].shape)) * call.inputs[k].itemsize
+    writes = [float(prod(shape) * size) for shape, size in zip(call.outputs, call.itemsizes, strict=True)]
+    yields = [(prod(call.outputs[0]) if made.output_shaped else prod(call.inputs[k].shape)) * call.inputs[k].itemsize
               for k in call.needs if k not in made.passes]
     least = min([*reads[:1], *writes[:1]], default=0.0)
     found: dict[What, float] = {

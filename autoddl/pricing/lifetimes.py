@@ -31,7 +31,7 @@ from typing import Any
 
 from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.hubs import HUB
-from autoddl.operators.footprints.footprint import Call, Footprint
+from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.storages import Value, contiguous
 from autoddl.operators.footprints.table import footprint_of
 from autoddl.operators.work import VIEWS, base
@@ -327,5 +327,5 @@ def _footprint(op: Op, graph: Graph, flows: frozenset[int], processor: bool) -> 
     tensors = graph.tensors
     values = tuple([Value(-1, tensors[t].shape, contiguous(tensors[t].shape), tensors[t].itemsize) for t in op.inputs])
     needs = tuple([k for k, t in enumerate(op.inputs) if t in flows]) if any(o in flows for o in op.outputs) else ()
-    return footprint_of(Call(op, values, tuple([tensors[t].shape for t in op.outputs]),
-                             tuple([tensors[t].itemsize for t in op.outputs]), needs, False, processor))
+    return footprint_of(LocalOp(op, values, tuple([tensors[t].shape for t in op.outputs]),
+                                tuple([tensors[t].itemsize for t in op.outputs]), needs, False, processor))

@@ -47,7 +47,7 @@ from autoddl.cost_models import (
 )
 from autoddl.operators.fusion import ALONE, Chained, chains
 from autoddl.operators.rules.nn import inner_collectives
-from autoddl.operators.work import Work, work
+from autoddl.operators.work import KernelWork, work
 from autoddl.pricing.choices import Choice
 from autoddl.pricing.routes import Routes, routes
 
@@ -195,7 +195,7 @@ def _on_pieces(kernels: Kernels, inputs: Shapes, outputs: Shapes) -> Passes:
     return forward, backward
 
 
-def _seconds(device: Device, work_: Work, dtype: str, chained: Chained) -> float:
+def _seconds(device: Device, work_: KernelWork, dtype: str, chained: Chained) -> float:
     """Of one kernel, or of its part of a fused one."""
     if chained == ALONE or work_.kind != "memory":
         return kernel_seconds(device, kernel_of(work_, dtype))
@@ -203,7 +203,7 @@ def _seconds(device: Device, work_: Work, dtype: str, chained: Chained) -> float
     return max(0.0, kernel_seconds(device, kernel_of(moved, dtype)) - device.launch * chained.joins)
 
 
-def kernel_of(work_: Work, dtype: str) -> Kernel:
+def kernel_of(work_: KernelWork, dtype: str) -> Kernel:
     """What the cost model prices."""
     return Kernel(work_.kind, work_.shape, work_.flops, work_.nbytes, dtype, work_.name)
 

@@ -23,7 +23,7 @@ from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import B, Mesh, P, Split, State
 from autoddl.core.layout_codes import BROADCAST, dual_codes, encode_states, legal_mask, legal_states, state_code
-from autoddl.operators.rules.table import Rows, infinite_tensors, rows
+from autoddl.operators.rules.table import OptionRows, infinite_tensors, option_rows
 from autoddl.pricing.choices import Choice, Choices
 
 __all__ = ["Choice", "Region", "Variable", "decided", "everything", "variables"]
@@ -49,7 +49,7 @@ def everything(graph: Graph, item: Op | Tensor, choice: Choice) -> bool:
 
 
 @lru_cache(maxsize=10_000)
-def _of_op(found: Rows, axes: int) -> Choices:
+def _of_op(found: OptionRows, axes: int) -> Choices:
     """Options of ops that are alike, with the gradients that follow."""
     wanted = tuple(dual_codes(column, axes) for column in found.outputs)
     return Choices(axes, found.inputs, found.outputs, found.gradients, wanted, found.inner, np.zeros_like(found.inner))
@@ -133,6 +133,6 @@ def variables(graph: Graph, mesh: Mesh, region: Region = everything, microbatche
             choices = _of_hub(source.shape, mesh, source.is_floating and source.kind is not Kind.PARAMETER,
                               item.inputs[0] in differentiable)
         else:
-            choices = _of_op(rows(item, graph, mesh, infinite), axes)
+            choices = _of_op(option_rows(item, graph, mesh, infinite), axes)
         found.append(made.variable(item, choices))
     return tuple(found)

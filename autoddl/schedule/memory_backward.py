@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from autoddl.core.graph import Op
 from autoddl.core.hubs import HUB
-from autoddl.operators.footprints.footprint import Call
+from autoddl.operators.footprints.footprint import LocalOp
 from autoddl.operators.footprints.storages import Value
-from autoddl.operators.footprints.strides import back_through, laid_back, laid_like
+from autoddl.operators.footprints.strides import back_through, elementwise_strides, gradient_strides
 from autoddl.operators.work import VIEWS, base
 from autoddl.schedule.memory_conversions import ConversionMemory
 from autoddl.schedule.memory_gathers import CountedGathers
@@ -57,7 +57,7 @@ class BackwardMemory:
             heap.drop(storage)
         self._hand_on(i, op, found)
 
-    def _of_inputs(self, call: Call, node: BackwardNode, given: Value) -> dict[int, Value]:
+    def _of_inputs(self, call: LocalOp, node: BackwardNode, given: Value) -> dict[int, Value]:
         """The gradients by position of the input, each with one user."""
         heap = self.heap
         found = {k: self._of_input(k, call, node, given) for k in call.needs}
@@ -73,18 +73,18 @@ class BackwardMemory:
                 heap.drop(value.storage)
         return found
 
-    def _of_input(self, k: int, call: Call, node: BackwardNode, given: Value) -> Value:
+    def _of_input(self, k: int, call: LocalOp, node: BackwardNode, given: Value) -> Value:
         """The gradient of input k: the output's own, a view of it, or new; not yet summed."""
         heap, made, x = self.heap, node.made, node.inputs[k]
-        if call.op.target == HUB or (k in made.passes and (made.wide or given.shape == x.shape)):
+        if call.op.target == HUB or (k in made.passes and (made.output_shaped or given.shape == x.shape)):
             return Value(heap.keep(given.storage), *given[1:])
         if base(call.op) in VIEWS:
             return back_through(heap, call.op, given, x.shape)
         if k in made.passes:
             strides = given.strides if len(given.shape) == len(x.shape) else (0,) * len(x.shape)
             return Value(heap.keep(given.storage), x.shape, strides, x.itemsize)
-        shape = call.outputs[0] if made.wide else x.shape
-        strides = laid_like(shape, (given,)) if made.wide else laid_back(call, k, shape)
+        shape = call.outputs[0] if made.output_shaped else x.shape
+        strides = elementwise_strides(shape, (given,)) if made.output_shaped else gradient_strides(call, k, shape)
         return heap.value(shape, x.itemsize, "transient")._replace(strides=strides)
 
     def _hand_on(self, i: int, op: Op, found: Mapping[int, Value]) -> None:
@@ -119,4 +119,4 @@ class BackwardMemory:
         heap.moment()
         heap.drop(before.storage)
         heap.drop(value.storage)
-        self.gradients[t] = Value(both, value.shape, laid_like(value.shape, (before, value)), value.itemsize)
+        self.gradients[t] = Value(both, value.shape, elementwise_strides(value.shape, (before, value)), value.itemsize)

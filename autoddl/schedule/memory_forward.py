@@ -11,9 +11,9 @@ from dataclasses import replace
 from autoddl.core.graph import Op
 from autoddl.core.hubs import HUB
 from autoddl.cost_models import Cluster
-from autoddl.operators.footprints.footprint import Call, Footprint
+from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.storages import Heap, Value
-from autoddl.operators.footprints.strides import laid, laid_like, view
+from autoddl.operators.footprints.strides import elementwise_strides, output_strides, view
 from autoddl.operators.footprints.table import footprint_of
 from autoddl.operators.work import VIEWS, base
 from autoddl.schedule.buckets import gather_buckets, gradient_buckets
@@ -120,21 +120,21 @@ class MicrobatchMemory:
         if self.program.last.get(t, -1) <= i and t in self.env:
             self.heap.drop(self.env.pop(t).storage)
 
-    def _viewed(self, call: Call) -> BackwardNode:
+    def _viewed(self, call: LocalOp) -> BackwardNode:
         x = call.inputs[0]
         for t, shape in zip(call.op.outputs, call.outputs, strict=True):
             self.env[t] = self._used(x) if call.op.target == HUB else view(self.heap, call.op, x, shape)
         self.heap.moment()
         return BackwardNode(call.inputs, Footprint())
 
-    def _computed(self, call: Call) -> BackwardNode:
+    def _computed(self, call: LocalOp) -> BackwardNode:
         heap, made = self.heap, footprint_of(call)
         if made.before:
             heap.moment(made.before)
         outputs = [heap.value(shape, wide, "activations")
-                   for shape, wide in zip(call.outputs, call.wide, strict=True)]
+                   for shape, wide in zip(call.outputs, call.itemsizes, strict=True)]
         shape = call.outputs[0]
-        strides = laid_like(shape, call.inputs) if made.wide else laid(call, shape)
+        strides = elementwise_strides(shape, call.inputs) if made.output_shaped else output_strides(call, shape)
         outputs[0] = outputs[0]._replace(strides=strides)
         if made.slack:
             heap.grow(outputs[0].storage, made.slack)

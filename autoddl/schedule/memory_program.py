@@ -6,7 +6,7 @@ from autoddl.core.conversion import Step
 from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.layout import Layout, local_shape
 from autoddl.core.plan import Conversion, Decision, Plan
-from autoddl.operators.footprints.footprint import Call, Footprint, by_itself
+from autoddl.operators.footprints.footprint import Footprint, LocalOp, has_local_kernel
 from autoddl.operators.footprints.storages import Value
 from autoddl.operators.rules.nn import REDUCING
 from autoddl.schedule.buckets import ParameterEdge, parameter_edges
@@ -63,7 +63,7 @@ class ParsedPlan:
         forward, backward = (tuple(Step.parse(s, self.mesh) for s in texts) for texts in (c.forward, c.backward))
         return ParsedConversion(c.source, forward, c.gradient, backward)
 
-    def _call(self, op: Op, decision: Decision | None) -> Call:
+    def _call(self, op: Op, decision: Decision | None) -> LocalOp:
         tensors, whole = self.graph.tensors, self._whole
         reads, writes = (
             tuple([local_shape(tensors[t].shape, at, self.mesh) for t, at in zip(ts, layouts, strict=True)])
@@ -72,8 +72,8 @@ class ParsedPlan:
         flows = any(t in self._flows for t in op.outputs)
         needs = tuple([k for k, t in enumerate(op.inputs) if t in self._flows]) if flows else ()
         inner = op.target in REDUCING and bool(option_of(op, self.graph, self.mesh, decision).inner)
-        return Call(op, (), writes, tuple([tensors[t].itemsize for t in op.outputs]), needs,
-                    by_itself(op, self.graph, reads, inner), self.processor)
+        return LocalOp(op, (), writes, tuple([tensors[t].itemsize for t in op.outputs]), needs,
+                       has_local_kernel(op, self.graph, reads, inner), self.processor)
 
     def edge(self, op: Op, k: int) -> ParsedConversion | None:
         """The conversion of input k of an op, None if it has none."""

@@ -19,7 +19,7 @@ from autoddl.core.layout import Mesh, local_shape
 from autoddl.cost_models import elementwise_seconds, kernel_seconds
 from autoddl.cost_models.machine import Device
 from autoddl.operators.fusion import inside
-from autoddl.operators.work import Work, base, work
+from autoddl.operators.work import KernelWork, base, work
 from autoddl.pricing.price import Pricing, inner_seconds, kernel_of
 from autoddl.pricing.space import Choice
 from autoddl.validation.part import Part, PartSpec
@@ -49,14 +49,14 @@ class _OpKernels:
     attention_slowdown: float
     """Factor on fused attention."""
 
-    def seconds(self, kernel: Work, moved: float) -> float:
+    def seconds(self, kernel: KernelWork, moved: float) -> float:
         """Seconds of one kernel that is bound by memory with `moved` of its bytes, or of a product with its cast."""
         device = self.pricing.cluster.device
         if kernel.kind.startswith("attention"):
             return kernel_seconds(device, kernel_of(kernel, self.dtype)) * self.attention_slowdown
         if self.cast and kernel.kind == "matmul":
             batch, m, _, k = kernel.shape
-            cast = kernel_of(Work(0.0, 3.0 * batch * m * k), self.dtype)
+            cast = kernel_of(KernelWork(0.0, 3.0 * batch * m * k), self.dtype)
             return kernel_seconds(device, kernel_of(kernel, self.cast)) + kernel_seconds(device, cast)
         if kernel.kind == "memory":
             kernel = replace(kernel, nbytes=kernel.nbytes * moved)
@@ -84,7 +84,7 @@ def op_kernels(spec: PartSpec, pricing: Pricing, op: Op, choice: Choice, differe
 
 
 def _works(pricing: Pricing, op: Op, choice: Choice, differentiable: frozenset[int]
-           ) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
+           ) -> tuple[tuple[KernelWork, ...], tuple[KernelWork, ...]]:
     """Kernels of forward and backward; those of a hub's backward add gradients up."""
     graph, mesh = pricing.graph, pricing.mesh
     inputs, outputs = (tuple(local_shape(graph.tensors[t].shape, c, mesh) for t, c in zip(ts, cs, strict=True))
@@ -93,7 +93,7 @@ def _works(pricing: Pricing, op: Op, choice: Choice, differentiable: frozenset[i
     source = graph.tensors[op.inputs[0]] if op.target == HUB else None
     if source is not None and source.kind is not Kind.PARAMETER:
         adds = len(graph.consumers()[op.outputs[0]]) - 1
-        backward = (Work(0.0, 3.0 * adds * local_numel(source, choice.outputs[0], mesh) * source.itemsize),)
+        backward = (KernelWork(0.0, 3.0 * adds * local_numel(source, choice.outputs[0], mesh) * source.itemsize),)
     return forward, () if has_no_backward(graph, op) else backward
 
 

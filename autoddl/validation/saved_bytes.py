@@ -9,7 +9,7 @@ from math import prod
 
 from autoddl.core.graph import Graph, Op, Tensor
 from autoddl.core.layout import Layout, Mesh, local_shape
-from autoddl.operators.work import VIEWS, base, keeps_input, keeps_output, kept_beside
+from autoddl.operators.work import VIEWS, base, keeps_input, keeps_output, kept_mask_bytes
 from autoddl.validation.layers import ATTENTION
 from autoddl.validation.part import Part, PartChoice, add_parts
 
@@ -62,7 +62,7 @@ def _masks(found: PartChoice) -> Iterator[Part]:
     for op, choice in found.operators():
         local = tuple(local_shape(found.pricing.graph.tensors[t].shape, layout, found.pricing.mesh)
                       for t, layout in zip(op.outputs, choice.outputs, strict=True))
-        mask = kept_beside(op, local, found.differentiable)
+        mask = kept_mask_bytes(op, local, found.differentiable)
         yield Part(saved=mask, core_saved=mask * is_core(op))
 
 

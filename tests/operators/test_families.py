@@ -13,7 +13,7 @@ from autoddl.core import graph as graphs
 from autoddl.core.graph import Graph, Op
 from autoddl.core.hubs import add_hubs
 from autoddl.operators.families import FAMILIES, family_of, flagged
-from autoddl.operators.footprints.footprint import Call
+from autoddl.operators.footprints.footprint import LocalOp
 from autoddl.operators.footprints.storages import Value, contiguous
 from autoddl.operators.footprints.table import footprint_of, has_footprint
 from autoddl.operators.rules.table import RULES
@@ -87,12 +87,12 @@ def every_op() -> Iterator[tuple[Graph, Op]]:
         yield from ((graph, op) for op in graph.ops)
 
 
-def call_of(graph: Graph, op: Op, flows: frozenset[int]) -> Call:
+def call_of(graph: Graph, op: Op, flows: frozenset[int]) -> LocalOp:
     tensors = graph.tensors
     inputs = tuple(Value(-1, tensors[t].shape, contiguous(tensors[t].shape), tensors[t].itemsize) for t in op.inputs)
     needs = tuple(k for k, t in enumerate(op.inputs) if t in flows)
-    return Call(op, inputs, tuple(tensors[t].shape for t in op.outputs), tuple(tensors[t].itemsize for t in op.outputs),
-                needs, False, True)
+    return LocalOp(op, inputs, tuple(tensors[t].shape for t in op.outputs),
+                   tuple(tensors[t].itemsize for t in op.outputs), needs, False, True)
 
 
 def test_footprints_keep_what_backward_reads() -> None:

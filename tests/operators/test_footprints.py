@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from autoddl.operators.footprints.footprint import Call
+from autoddl.operators.footprints.footprint import LocalOp
 from autoddl.operators.footprints.storages import Value, contiguous
 from autoddl.operators.footprints.table import footprint_of
 
@@ -91,14 +91,14 @@ def foreseen(one: Case, needs: tuple[int, ...]) -> tuple[float, float, float]:
     """The same of the footprint."""
     reads = tuple(Value(k, t.shape, contiguous(t.shape), t.itemsize) for k, t in enumerate(one.inputs))
     out, sizes = one.outputs[0].shape, [t.nbytes for t in one.outputs]
-    held = footprint_of(Call(one.op, reads, tuple(t.shape for t in one.outputs), tuple(t.itemsize for t in one.outputs),
-                             needs, processor=True))
+    held = footprint_of(LocalOp(one.op, reads, tuple(t.shape for t in one.outputs),
+                                tuple(t.itemsize for t in one.outputs), needs, on_cpu=True))
     forward = max(held.before, sum(sizes) + held.beside + held.during + held.slack)
     kept = held.beside + sum(sizes[k] for k in held.keeps)
-    made = [sizes[0] if held.wide else reads[k].nbytes for k in needs if k not in held.passes]
+    made = [sizes[0] if held.output_shaped else reads[k].nbytes for k in needs if k not in held.passes]
     most = kept + sizes[0] + sum(made)
     late = sum(made) + held.late if held.late else 0.0
-    smaller = [reads[k].nbytes for k in needs if held.wide and reads[k].shape != out]
+    smaller = [reads[k].nbytes for k in needs if held.output_shaped and reads[k].shape != out]
     return forward, kept, max(most + held.back, late, most + max(smaller, default=0))
 
 

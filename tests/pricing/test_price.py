@@ -18,7 +18,7 @@ from autoddl.core.hubs import HUB, add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.core.problem import Problem
 from autoddl.cost_models import load_cluster
-from autoddl.operators.work import Work, work
+from autoddl.operators.work import KernelWork, work
 from autoddl.planner.assemble import assemble
 from autoddl.pricing.build_problem import problem_of
 from autoddl.pricing.price import Pricing
@@ -185,7 +185,7 @@ def test_no_gradient_is_planned_where_the_loss_asks_for_none() -> None:
         assert not (reduced | again) & {"near.weight", "teacher.weight"}
 
 
-def kernels_of(target: str, *args: object) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
+def kernels_of(target: str, *args: object) -> tuple[tuple[KernelWork, ...], tuple[KernelWork, ...]]:
     """Forward and backward of an op, all of whose inputs have gradients."""
     one = case(target, *args)
     inputs, outputs = (tuple(t.shape for t in tensors) for tensors in (one.inputs, one.outputs))

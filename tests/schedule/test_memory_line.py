@@ -18,7 +18,7 @@ from autoddl.capture.sample import as_sample, parted
 from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan
 from autoddl.explain.compare_run import foreseen, foreseen_bytes
-from autoddl.operators.footprints.footprint import Call
+from autoddl.operators.footprints.footprint import LocalOp
 from autoddl.operators.footprints.storages import Value, contiguous, viewed
 from autoddl.operators.footprints.table import footprint_of
 from autoddl.operators.work import keeps_input
@@ -276,7 +276,7 @@ def test_what_backward_reads_is_what_autograd_saves(one: Case, needs: tuple[int,
         made = one.fn(*fill(one.args, leaves), **fill(one.kwargs, leaves))
     reads = tuple(Value(k, t.shape, contiguous(t.shape), t.itemsize) for k, t in enumerate(one.inputs))
     outputs = one.outputs
-    call = Call(one.op, reads, tuple(t.shape for t in outputs), tuple(t.itemsize for t in outputs), needs)
+    call = LocalOp(one.op, reads, tuple(t.shape for t in outputs), tuple(t.itemsize for t in outputs), needs)
     held = footprint_of(call)
     nbytes = sum(reads[k].nbytes for k in held.saves) + sum(outputs[k].nbytes for k in held.keeps) + held.extra
     assert nbytes + sum(size for _, size in held.copies) == sum(x.untyped_storage().nbytes() for x in found.values())
@@ -298,5 +298,5 @@ def test_an_einsum_of_heads_side_by_side_saves_copies() -> None:
     with torch.autograd.graph.saved_tensors_hooks(write, lambda x: x):
         one.fn(*fill(one.args, leaves))
     reads = tuple(Value(k, t.shape, contiguous(t.shape), t.itemsize) for k, t in enumerate(one.inputs))
-    made = footprint_of(Call(one.op, reads, (one.outputs[0].shape,), (4,), (0, 1)))
+    made = footprint_of(LocalOp(one.op, reads, (one.outputs[0].shape,), (4,), (0, 1)))
     assert made.saves == () and sum(size for _, size in made.copies) == saved == 2 * reads[0].nbytes

@@ -1,1 +1,1 @@
-"""What memory an operator needs and keeps."""
+"""The memory that each operator needs for a moment and keeps for its backward."""

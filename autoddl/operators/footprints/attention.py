@@ -1,25 +1,29 @@
-"""What attention holds: in one kernel no probabilities, in products written out these and all that makes them."""
+"""Footprints of attention: one kernel keeps no probabilities; written out as products it keeps them, and more."""
 
 from math import prod
 
-from autoddl.operators.footprints.footprint import Call, Footprint
+from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.nn import flat
 from autoddl.operators.work import base
 
 __all__ = ["dropped_attention", "flash", "plain_attention", "written_out"]
 
 
-def written_out(call: Call) -> bool:
-    """Whether attention is products and a softmax, not one kernel (sdp_utils_cpp.cpp): ours, what has a mask with a
-    gradient, and on processors what has not four dims, or a mask of others than two or four."""
+def written_out(call: LocalOp) -> bool:
+    """Whether attention runs as products and a softmax instead of one kernel (sdp_utils_cpp.cpp).
+
+    Our own attention does, and attention whose mask needs a gradient. On a CPU so does attention on tensors that do not
+    have four dims, or with a mask that has neither two nor four."""
     mask = call.slot("attn_mask")
     odd = len(call.inputs[0].shape) != 4 or (mask is not None and len(mask.shape) not in (2, 4))
-    return base(call.op) == "autoddl.attention" or call.op.slot("attn_mask") in call.needs or (odd and call.processor)
+    return base(call.op) == "autoddl.attention" or call.op.slot("attn_mask") in call.needs or (odd and call.on_cpu)
 
 
-def flash(call: Call) -> Footprint:
-    """Queries, keys, values, the output, and the logarithm of each query's sum in float32 (Dao 2022). A mask of
-    truths is kept as numbers, and so is a causal one that begins elsewhere, which is made first."""
+def flash(call: LocalOp) -> Footprint:
+    """Footprint of attention in one kernel (Dao 2022).
+
+    It keeps queries, keys, values, the output, and each query's log-sum-exp in float32. A boolean mask is kept as
+    numbers. So is a causal mask that starts at a later query, which must be made first."""
     q, k = call.inputs[0], call.inputs[1]
     rows = prod(q.shape[:-1])
     mask, given = q.shape[-2] * k.shape[-2] * float(call.inner), call.slot("attn_mask")
@@ -33,10 +37,12 @@ def flash(call: Call) -> Footprint:
                      back=float(sum(x.nbytes for n, x in enumerate(call.inputs[:3]) if n not in call.needs)))
 
 
-def plain_attention(call: Call) -> Footprint:
-    """Products written out: scaled queries and keys, values and probabilities are kept. Forward the scores stand beside
-    the masked ones; backward the gradients of probabilities and scores, without the output's, beside that of the
-    values."""
+def plain_attention(call: LocalOp) -> Footprint:
+    """Footprint of attention written out as products.
+
+    It keeps the scaled queries and keys, the values and the probabilities. In forward the scores and the masked scores
+    exist together. In backward the gradients of the probabilities and of the scores exist with that of the values, when
+    the output's gradient is already freed."""
     q, k, v = call.inputs[:3]
     scores = float(prod(q.shape[:-1]) * k.shape[-2] * q.itemsize)
     others = float(sum(call.inputs[n].nbytes for n in call.needs if n != 2))
@@ -46,10 +52,12 @@ def plain_attention(call: Call) -> Footprint:
                      back=max(0.0, scores - others), late=scaled + 3 * scores - others)
 
 
-def dropped_attention(call: Call) -> Footprint:
-    """Written out: scaled queries, probabilities, the mask of dropout and of causality, dropped probabilities are kept;
-    drawing the mask takes two int64 an element beside the scores, which are there to the end, and a mask's own copies.
-    Backward the gradient of the dropped probabilities stands beside that of the values."""
+def dropped_attention(call: LocalOp) -> Footprint:
+    """Footprint of our attention with dropout, which is written out as products.
+
+    It keeps the scaled queries, the probabilities, the masks of dropout and causality, and the dropped probabilities.
+    Drawing the mask takes two int64 per element while the scores, and the copies of a given mask, still exist. In
+    backward the gradient of the dropped probabilities exists with that of the values."""
     q, k = call.inputs[0], call.inputs[1]
     scores = prod(q.shape[:-1]) * k.shape[-2]
     size, hidden = float(scores * q.itemsize), float(q.shape[-2] * k.shape[-2])

@@ -1,4 +1,4 @@
-"""What an einsum holds: torch multiplies its factors two by two, from the left or along a path (Linear.cpp).
+"""Footprint of an einsum: torch multiplies its factors two by two, from the left or along a path (Linear.cpp).
 
     a pair       each factor as a batch of matrices: a look at it, or a copy; the product is made so, and looked at
     forward      products of pairs that are factors again, and copies, are kept where the other's gradient asks
@@ -8,16 +8,16 @@
 from dataclasses import dataclass, replace
 from math import prod
 
-from autoddl.operators.footprints.footprint import Call, Footprint
+from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.storages import Value, contiguous, viewed
 from autoddl.operators.work import letters
 
-__all__ = ["einsum"]
+__all__ = ["einsum_footprint"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Factor:
-    """`k` is the input that it is, None of a product; `flows`: a gradient goes to it."""
+    """A factor of a pair: input `k`, or the product of an earlier pair (None); `flows`: it receives a gradient."""
 
     names: tuple[str, ...]
     value: Value
@@ -27,8 +27,12 @@ class _Factor:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A product of two factors; `copies` are their bytes as matrices where they do not lie so, `again` those of the
-    gradient; `size` is of the product."""
+    """A product of two factors.
+
+        copies   bytes of the copy of each factor as a batch of matrices, 0 where its strides need none
+        again    bytes of such a copy of the product's gradient
+        size     bytes of the product
+    """
 
     factors: tuple[_Factor, _Factor]
     copies: tuple[float, float]
@@ -36,11 +40,12 @@ class _Pair:
     size: float
 
     def kept(self, side: int) -> bool:
-        """Whether the other's gradient asks for the factor."""
+        """Whether the gradient of the other factor reads this one."""
         return self.factors[1 - side].flows
 
 
-def einsum(call: Call) -> Footprint:
+def einsum_footprint(call: LocalOp) -> Footprint:
+    """Returns the footprint of `aten.einsum`: the pairs in torch's order, then what they keep and need at once."""
     dims, out = letters(str(call.op.arg("equation")), [len(x.shape) for x in call.inputs])
     factors = [_Factor(tuple(names), x, k, k in call.needs)
                for k, (names, x) in enumerate(zip(dims, call.inputs, strict=True))]
@@ -57,7 +62,7 @@ def einsum(call: Call) -> Footprint:
     return _held(call, pairs)
 
 
-def _order(call: Call, count: int) -> list[tuple[int, int]]:
+def _order(call: LocalOp, count: int) -> list[tuple[int, int]]:
     path = dict(call.op.args).get("path")
     if not isinstance(path, tuple):
         return [(0, 1)] * (count - 1)
@@ -66,7 +71,7 @@ def _order(call: Call, count: int) -> list[tuple[int, int]]:
 
 
 def _multiplied(a: _Factor, b: _Factor, order: list[str], later: set[str]) -> tuple[_Pair, _Factor]:
-    """The pair, and the product. Dims stand in `order` everywhere; those that are named `later` are not summed."""
+    """Returns the pair and its product. Dims stand in `order` everywhere; names in `later` are not summed."""
     names = [n for n in order if n in later and n in (*a.names, *b.names)]
     sizes = {n: s for x in (b, a) for n, s in zip(x.names, x.value.shape, strict=True)}
     batch = [n for n in names if n in a.names and n in b.names]
@@ -92,8 +97,8 @@ def _copied(x: _Factor, groups: tuple[list[str], ...]) -> float:
     return float(x.value.nbytes) * (found is None)
 
 
-def _held(call: Call, pairs: list[_Pair]) -> Footprint:
-    """What is kept of every pair, and how much is there at once."""
+def _held(call: LocalOp, pairs: list[_Pair]) -> Footprint:
+    """Adds up what the pairs keep, and the most bytes that exist at once."""
     saves, copies, extra, kept, most, now = list[int](), list[tuple[int, float]](), 0.0, list[float](), 0.0, 0.0
     for pair in pairs:
         most, before = max(most, now + sum(pair.copies) + pair.size), extra + sum(size for _, size in copies)
@@ -114,7 +119,7 @@ def _held(call: Call, pairs: list[_Pair]) -> Footprint:
 
 
 def _backward(pairs: list[_Pair], kept: list[float]) -> tuple[float, float]:
-    """The most bytes while the output's gradient is there, and after it; of each pair `kept` goes when it is done."""
+    """Returns the most bytes while the output's gradient exists, and after it. A pair frees its `kept` at its end."""
     have, given, early, late, total = 0.0, pairs[-1].size, 0.0, 0.0, sum(kept)
     for i, pair in reversed(list(enumerate(pairs))):
         made = {side: float(x.value.nbytes) for side, x in enumerate(pair.factors) if x.flows}

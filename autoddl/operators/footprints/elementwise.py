@@ -1,22 +1,22 @@
-"""What elementwise ops keep for their derivative, and the buffers that it takes (torch's derivatives.yaml).
+"""Footprints of elementwise ops: what their derivatives read, and the buffers they take (torch's derivatives.yaml).
 
-    y' f'(x)    every call of the derivative's expression makes a buffer; all but the last are there beside the gradient
-                until it is done: atan'  y' / (x x + 1)  has x x and its sum, erf'  four
+    y' f'(x)    every call of the derivative's expression makes a buffer; all but the last exist with the gradient until
+                it is done: atan'  y' / (x x + 1)  has x x and its sum, erf'  four
     masks       comparisons are a byte an element: min <= x <= max takes two
     broadcast   a gradient is of the output's shape first
 
-The table says input or output kept, buffers of the output's size, masks.
+Columns of the table: whether the input or the output is kept, buffers of the output's size, masks.
 """
 
 from collections.abc import Callable, Mapping
 from math import prod
 
-from autoddl.operators.footprints.footprint import Call, Footprint
+from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.work import base
 
 __all__ = ["ELEMENTWISE"]
 
-Kind = Callable[[Call], Footprint]
+Kind = Callable[[LocalOp], Footprint]
 
 _TABLE = """
 none    0 0  ceil floor round sign trunc fix deg2rad rad2deg
@@ -38,88 +38,90 @@ output  2 0  rsqrt reciprocal tan
 """
 
 
-def pointwise(kept: str, buffers: int, masks: int) -> Kind:
-    """A row of the table; a clamp compares with the bounds that it has."""
-    def kind(call: Call) -> Footprint:
+def pointwise_footprint(kept: str, buffers: int, masks: int) -> Kind:
+    """Makes the footprint function of a row of the table. A clamp has a mask for each bound that it has."""
+    def kind(call: LocalOp) -> Footprint:
         bounds = [dict(call.op.args).get(name, 0) for name in ("min", "max")]
         count = masks - (bounds.count(None) if base(call.op) == "aten.clamp" else 0)
         return Footprint(tuple(range(len(call.inputs))) if kept == "input" else (), (0,) if kept == "output" else (),
-                         back=buffers * call.nbytes + float(count * prod(call.outputs[0])), wide=True)
+                         back=buffers * call.nbytes + float(count * prod(call.outputs[0])), output_shaped=True)
     return kind
 
 
 def _rows() -> dict[str, Kind]:
     found: dict[str, Kind] = {}
-    kind = pointwise("none", 0, 0)
+    kind = pointwise_footprint("none", 0, 0)
     for line in _TABLE.strip().splitlines():
         names = line.split()
         if not line.startswith(" "):
-            kind, names = pointwise(names[0], int(names[1]), int(names[2])), names[3:]
+            kind, names = pointwise_footprint(names[0], int(names[1]), int(names[2])), names[3:]
         found.update({f"aten.{name}": kind for name in names})
     return found
 
 
-def _add(call: Call) -> Footprint:
-    """Hands the gradient on; that of what is subtracted is negated."""
+def _add(call: LocalOp) -> Footprint:
+    """The gradient is passed on; that of a subtrahend is negated."""
     kept = {"aten.add": ("self", "other"), "aten.sub": ("self",), "aten.rsub": ("other",)}.get(base(call.op), ())
-    return Footprint(passes=tuple(k for k, slot in enumerate(call.op.slots) if slot in kept), wide=True)
+    return Footprint(passes=tuple(k for k, slot in enumerate(call.op.slots) if slot in kept), output_shaped=True)
 
 
-def _mul(call: Call) -> Footprint:
+def _mul(call: LocalOp) -> Footprint:
     """Each factor is kept for the other's gradient; a number for none."""
     saves = tuple(k for k in range(len(call.inputs)) if any(n != k for n in call.needs))
-    return Footprint(saves, wide=True)
+    return Footprint(saves, output_shaped=True)
 
 
-def _div(call: Call) -> Footprint:
+def _div(call: LocalOp) -> Footprint:
     """a / b: b for a; both for b, whose gradient, made first, takes three buffers more: -g ((a / b) / b)."""
     if len(call.inputs) == 1:
-        return Footprint(wide=True)
+        return Footprint(output_shaped=True)
     below = 1 in call.needs
-    return Footprint((0, 1) if below else (1,), back=(3 - (0 in call.needs)) * call.nbytes * below, wide=True)
+    return Footprint((0, 1) if below else (1,), back=(3 - (0 in call.needs)) * call.nbytes * below, output_shaped=True)
 
 
-def _addcmul(call: Call) -> Footprint:
+def _addcmul(call: LocalOp) -> Footprint:
     """a + c x y hands the gradient on to a; x and y are kept for each other, whose gradients are scaled first."""
     saves = tuple(k for k in (1, 2) if any(n not in (0, k) for n in call.needs))
-    return Footprint(saves, back=call.nbytes * bool(saves), passes=(0,), wide=True)
+    return Footprint(saves, back=call.nbytes * bool(saves), passes=(0,), output_shaped=True)
 
 
-def _power(call: Call) -> Footprint:
-    """Of two tensors, or of a number to the power of a tensor, the result is kept too, for the exponent."""
+def _power(call: LocalOp) -> Footprint:
+    """Where the exponent is a tensor the result is kept too, for its gradient."""
     if call.op.slots == ("self",):
-        return pointwise("input", 2, 0)(call)
+        return pointwise_footprint("input", 2, 0)(call)
     above = len(call.inputs) - 1
     buffers = 1 if not above else 4 if 0 in call.needs else 3
     return Footprint(tuple(range(len(call.inputs))), (0,),
-                     back=buffers * call.nbytes + above * float(prod(call.outputs[0])), wide=True)
+                     back=buffers * call.nbytes + above * float(prod(call.outputs[0])), output_shaped=True)
 
 
-def _prelu(call: Call) -> Footprint:
+def _prelu(call: LocalOp) -> Footprint:
     """The gradients of input and slope are made at once, both of the input's shape."""
-    return Footprint((0, 1), back=call.nbytes * (2 - len(call.needs)), wide=True)
+    return Footprint((0, 1), back=call.nbytes * (2 - len(call.needs)), output_shaped=True)
 
 
-def _log_sigmoid(call: Call) -> Footprint:
-    """On processors exp(-|x|) is kept beside."""
-    return Footprint((0,), extra=call.nbytes * call.processor, wide=True)
+def _log_sigmoid(call: LocalOp) -> Footprint:
+    """On a CPU exp(-|x|) is kept too."""
+    return Footprint((0,), extra=call.nbytes * call.on_cpu, output_shaped=True)
 
 
-def _lerp(call: Call) -> Footprint:
-    """Between two by a number: nothing. By a tensor: that, and both for its gradient."""
+def _lerp(call: LocalOp) -> Footprint:
+    """Nothing is kept for a weight that is a number. A weight tensor is kept, and both ends for its gradient."""
     saves = (0, 1, 2) if 2 in call.needs else (2,)
-    return Footprint(wide=True) if len(call.inputs) == 2 else Footprint(saves, back=call.nbytes, wide=True)
+    if len(call.inputs) == 2:
+        return Footprint(output_shaped=True)
+    return Footprint(saves, back=call.nbytes, output_shaped=True)
 
 
-def _where(call: Call) -> Footprint:
+def _where(call: LocalOp) -> Footprint:
     mask = call.op.slot("condition")
     mask = call.op.slot("mask") if mask is None else mask
-    return Footprint(() if mask is None else (mask,), wide=True)
+    return Footprint(() if mask is None else (mask,), output_shaped=True)
 
 
 def _of_two(buffers: int, masks: int = 0) -> Kind:
-    """Both kept, with as many buffers for either gradient."""
-    return pointwise("input", buffers, masks)
+    """Both inputs are kept, and either gradient takes `buffers`."""
+    return pointwise_footprint("input", buffers, masks)
 
 
 ELEMENTWISE: Mapping[str, Kind] = {

@@ -1,4 +1,4 @@
-"""An op on a rank's pieces, and the words for what it holds: see `footprints`."""
+"""Describes an op on one rank's shards (`LocalOp`) and the memory it holds (`Footprint`)."""
 
 from dataclasses import dataclass
 from math import prod
@@ -8,51 +8,67 @@ from autoddl.operators.families import family_of
 from autoddl.operators.footprints.storages import Shape, Value
 from autoddl.operators.work import base
 
-__all__ = ["Call", "Footprint", "Shapes", "by_itself"]
+__all__ = ["Footprint", "LocalOp", "Shapes", "has_local_kernel"]
 
 Shapes = tuple[Shape, ...]
+
+
 @dataclass(frozen=True, slots=True)
-class Call:
-    """An op on local pieces: `outputs` are shapes, `wide` the itemsizes of the outputs, `needs` the inputs to which a
-    gradient flows, `inner` whether the kernel reduces over mesh axes by itself, `processor` whether it runs on one."""
+class LocalOp:
+    """One operator as one rank runs it, on that rank's shards."""
 
     op: Op
+    """The op as captured."""
     inputs: tuple[Value, ...]
+    """The shards of the inputs."""
     outputs: Shapes
-    wide: tuple[int, ...]
+    """Shapes of the shards of the outputs."""
+    itemsizes: tuple[int, ...]
+    """Bytes of an element of every output."""
     needs: tuple[int, ...]
+    """Positions of the inputs that receive a gradient."""
     inner: bool = False
-    processor: bool = False
+    """Whether the kernel is written for shards (`has_local_kernel`)."""
+    on_cpu: bool = False
+    """Whether the op runs on a CPU, where torch takes other paths for some ops."""
 
     @property
     def nbytes(self) -> float:
-        """Of the first output."""
-        return prod(self.outputs[0]) * self.wide[0]
+        """Bytes of the first output."""
+        return prod(self.outputs[0]) * self.itemsizes[0]
 
     def slot(self, name: str) -> Value | None:
+        """The input in slot `name`, None if the call has none."""
         k = self.op.slot(name)
         return None if k is None else self.inputs[k]
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """`saves` are inputs that are kept, `keeps` outputs, `extra` bytes kept beside, `copies` bytes of copies of inputs
-    that are kept in their place. `before` and `during` are bytes of temporaries without and with the outputs, `back`
-    those with all gradients, `late` those when neither the output's gradient nor what is kept beside is there any more.
-    `slack` is memory that the first output has beyond itself; `passes` are inputs whose gradient is the output's,
-    `wide` says that the others' are of its shape first."""
+    """The memory that one op needs for a moment and keeps for its backward; all sizes in bytes."""
 
     saves: tuple[int, ...] = ()
+    """Positions of the inputs that are kept for backward."""
     keeps: tuple[int, ...] = ()
+    """Positions of the outputs that are kept for backward."""
     extra: float = 0.0
+    """Bytes kept that are neither an input, an output nor a copy of an input: masks, statistics."""
     copies: tuple[tuple[int, float], ...] = ()
+    """(position, bytes) of every input of which a copy is kept instead of the input itself."""
     before: float = 0.0
+    """Bytes of temporaries while the outputs do not exist yet."""
     during: float = 0.0
+    """Bytes of temporaries while the outputs exist."""
     back: float = 0.0
+    """Bytes of temporaries in backward, while all gradients exist."""
     late: float = 0.0
+    """Bytes of temporaries in backward, after the output's gradient and `extra` have been freed."""
     slack: float = 0.0
+    """Bytes that the first output's storage has beyond the output."""
     passes: tuple[int, ...] = ()
-    wide: bool = False
+    """Positions of the inputs whose gradient is the output's gradient itself."""
+    output_shaped: bool = False
+    """Whether the gradients of the other inputs have the output's shape before they are summed to the input's."""
 
     @property
     def beside(self) -> float:
@@ -60,9 +76,14 @@ class Footprint:
         return self.extra + sum(size for _, size in self.copies)
 
 
-def by_itself(op: Op, graph: Graph, inputs: Shapes, inner: bool) -> bool:
-    """Whether the kernel is written out for pieces: it reduces (`inner`), its table is split by rows, its causal mask
-    begins at another query, or its mean is over a share of the elements."""
+def has_local_kernel(op: Op, graph: Graph, inputs: Shapes, inner: bool) -> bool:
+    """Whether a kernel of ours, written for shards, replaces the op of torch.
+
+        inner        the kernel reduces over mesh axes
+        embedding    its table is split by rows
+        attention    its causal mask starts at a later query
+        mean losses  the shard has a share of the elements
+    """
     name, shape = base(op), graph.tensors[op.inputs[0]].shape if op.inputs else ()
     if name == "aten.embedding":
         return inputs[0][0] < shape[0]

@@ -1,27 +1,31 @@
-"""What products, normalisations and our own functions hold. A product saves its factors, those that are no
-matrix in memory as a copy; of our own functions the temporaries are counted in `functions` and `kernels_reduced`."""
+"""Footprints of products, normalisations and our own operators.
+
+A product saves its factors. A factor whose strides are not those of a matrix is saved as a copy. The temporaries of our
+own operators follow from `kernels/custom_ops.py` and `kernels/reducing.py`.
+"""
 
 from math import prod
 
-from autoddl.operators.footprints.footprint import Call, Footprint
+from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.storages import Value, viewed
 from autoddl.operators.work import base
 
-__all__ = ["batch_norm", "convolution", "dropout", "embedding", "flat", "linear", "norm", "product", "token_loss"]
+__all__ = ["batch_norm_footprint", "convolution_footprint", "dropout_footprint", "embedding_footprint", "flat",
+           "linear_footprint", "norm_footprint", "product_footprint", "token_loss_footprint"]
 
 
-def embedding(call: Call) -> Footprint:
-    """The indices. Rows split: local indices (int64) and which are elsewhere (bool) are made and kept."""
+def embedding_footprint(call: LocalOp) -> Footprint:
+    """Keeps the indices; where rows are split, the local indices (int64) and a mask of other ranks' rows instead."""
     if not call.inner:
         return Footprint((1,))
     count = prod(call.inputs[1].shape)
     return Footprint(extra=9.0 * count, before=16.0 * count, during=call.nbytes, back=call.nbytes)
 
 
-def norm(call: Call) -> Footprint:
-    """Input and weight, the mean and the inverse deviation of every row (or group), in float32."""
+def norm_footprint(call: LocalOp) -> Footprint:
+    """Keeps input, weight, and the mean and inverse deviation of every row (or group) in float32."""
     x, out = call.inputs[0], call.outputs[0]
-    if call.processor and "rms" in base(call.op):
+    if call.on_cpu and "rms" in base(call.op):
         return _root(call)
     if "group" in base(call.op):
         rows = float(out[0] * int(str(dict(call.op.args).get("num_groups", 1))))
@@ -34,9 +38,11 @@ def norm(call: Call) -> Footprint:
                      copies=copy)
 
 
-def _root(call: Call) -> Footprint:
-    """rms_norm is written out on processors, y = (x r) w with r = (mean(x x) + eps)^(-1/2): x r is kept for w; backward
-    the gradient through x r stands beside that of x x, which takes the three buffers of a square."""
+def _root(call: LocalOp) -> Footprint:
+    """On a CPU rms_norm runs as elementwise calls, y = (x r) w with r = (mean(x x) + eps)^(-1/2).
+
+    x r is kept for the gradient of w. In backward the gradient through x r exists with that of x x, which takes the
+    three buffers of a square."""
     x, weight = call.inputs[0], len(call.inputs) > 1
     size, rows = float(x.nbytes), x.nbytes / max(1, prod(call.inputs[1].shape) if weight else x.shape[-1])
     unit = size * (1 in call.needs)
@@ -45,22 +51,24 @@ def _root(call: Call) -> Footprint:
     return Footprint(tuple(range(len(call.inputs))), extra=rows + unit, during=size * weight - unit, late=4 * size)
 
 
-def batch_norm(call: Call) -> Footprint:
-    """Input, weight, mean and inverse deviation. Where the kernel reduces by itself it is written in elementwise calls:
-    forward one buffer beside the output, backward three beside the gradient (h, dy - m, h c)."""
+def batch_norm_footprint(call: LocalOp) -> Footprint:
+    """Keeps input, weight, mean and inverse deviation.
+
+    A kernel that reduces over ranks is written as elementwise calls. It takes one buffer in forward, and three in
+    backward (h, dy - m, h c)."""
     size = call.nbytes * call.inner
     return Footprint(tuple(k for k, s in enumerate(call.op.slots) if s in ("input", "weight")),
                      (1, 2) if len(call.outputs) > 2 else (), before=0.0, during=size, back=3 * size)
 
 
 def flat(x: Value) -> bool:
-    """Whether a product reads it as it lies: a batch of matrices, or their transposes."""
+    """Whether a product reads `x` without a copy: its strides are those of a batch of matrices, or of transposes."""
     lead = x.shape[:-2]
     return len(x.shape) < 2 or viewed(x.shape, x.strides, (prod(lead), *x.shape[-2:])) is not None
 
 
-def linear(call: Call) -> Footprint:
-    """The input for the weight, the weight for the input; an input that is no matrix in memory is copied."""
+def linear_footprint(call: LocalOp) -> Footprint:
+    """Keeps the input for the weight's gradient and the weight for the input's; copies an input that is no matrix."""
     x, saves = call.inputs[0], []
     copy = len(x.shape) > 2 and viewed(x.shape, x.strides, (prod(x.shape[:-1]), x.shape[-1])) is None
     weight = call.op.slot("weight") or 1
@@ -72,8 +80,8 @@ def linear(call: Call) -> Footprint:
                      during=float(x.nbytes) * (copy and weight not in call.needs))
 
 
-def product(call: Call) -> Footprint:
-    """Factors, those that are no matrices as a copy. What is added to, of the output's shape, gets its gradient."""
+def product_footprint(call: LocalOp) -> Footprint:
+    """Keeps the factors, as copies where they are no matrices. An addend of the output's shape gets its gradient."""
     names = {"aten.addmm": ("mat1", "mat2"), "aten.baddbmm": ("batch1", "batch2")}.get(base(call.op))
     factors = [call.op.slots.index(n) for n in names] if names else [0, 1][:len(call.inputs)]
     saves, copies = list[int](), list[tuple[int, float]]()
@@ -92,29 +100,32 @@ def product(call: Call) -> Footprint:
     return Footprint(tuple(saves), copies=tuple(copies), passes=(0,) * alone)
 
 
-def _folded(call: Call) -> Footprint:
-    """A trained matrix times a batch of them is one product of the transposed: the batch is copied, and so are the
-    product and its gradient (LinearAlgebra.cpp, should_fold)."""
+def _folded(call: LocalOp) -> Footprint:
+    """A trained matrix times a batch of matrices is one product of the transposes (LinearAlgebra.cpp, should_fold).
+
+    The batch is copied, and so are the product and its gradient."""
     size, grads = float(call.inputs[1].nbytes), sum(call.inputs[k].nbytes for k in call.needs)
     return Footprint((0,) * (1 in call.needs), copies=((1, size),), during=call.nbytes,
                      back=max(0.0, call.nbytes - grads), late=size + call.nbytes)
 
 
-def convolution(call: Call) -> Footprint:
-    """Input and weight, whichever has a gradient."""
+def convolution_footprint(call: LocalOp) -> Footprint:
+    """Keeps input and weight, whichever needs a gradient."""
     return Footprint((0, call.op.slot("weight") or 1))
 
 
-def dropout(call: Call) -> Footprint:
-    """The mask, a byte an element; drawing it takes two int64 an element, applying it one buffer each way: backward
-    when the output's gradient is done with."""
+def dropout_footprint(call: LocalOp) -> Footprint:
+    """Keeps the mask, one byte per element. Drawing it takes two int64 per element.
+
+    Applying it takes one buffer in forward, and one in backward after the output's gradient is freed."""
     count = prod(call.outputs[0])
-    return Footprint(extra=float(count), before=16.0 * count, during=call.nbytes, late=call.nbytes, wide=True)
+    return Footprint(extra=float(count), before=16.0 * count, during=call.nbytes, late=call.nbytes, output_shaped=True)
 
 
-def token_loss(call: Call) -> Footprint:
-    """Logarithms of the probabilities; backward the gradient with respect to them beside that of the logits. Where the
-    vocabulary is split the logits themselves, shifted and raised in two buffers."""
+def token_loss_footprint(call: LocalOp) -> Footprint:
+    """Keeps the log-probabilities; backward has their gradient and that of the logits.
+
+    Where the vocabulary is split it keeps the logits, which are shifted and exponentiated in two buffers."""
     size = float(call.inputs[0].nbytes)
     if call.inner:
         return Footprint((0,), before=2 * size)

@@ -1,8 +1,8 @@
-"""Storages of one rank by name of what they hold, and what is held of them: reference counts without the memory.
+"""Counts the storages of one rank by reference, without allocating them.
 
     held = sum of the bytes of every storage that something refers to
 
-A `Value` is a tensor as torch sees it: a storage, a shape and strides in elements. Several values may lie in one
+A `Value` is a tensor as torch sees it: a storage, a shape and strides in elements. Several values may share one
 storage, which is freed with the last of them.
 """
 
@@ -12,13 +12,13 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-__all__ = ["Heap", "Shape", "Value", "beside", "contiguous", "is_contiguous", "viewed"]
+__all__ = ["Heap", "Shape", "Value", "contiguous", "is_contiguous", "token_major", "viewed"]
 
 Shape = tuple[int, ...]
 
 
 class Value(NamedTuple):
-    """`itemsize` in bytes."""
+    """A tensor: the number of its storage, its shape, its strides in elements, and its itemsize in bytes."""
 
     storage: int
     shape: Shape
@@ -32,7 +32,7 @@ class Value(NamedTuple):
 
 @lru_cache(maxsize=10_000)
 def contiguous(shape: Shape) -> Shape:
-    """Strides of a row-major tensor."""
+    """Returns the strides of a row-major tensor."""
     found, step = [], 1
     for size in reversed(shape):
         found.append(step)
@@ -40,13 +40,14 @@ def contiguous(shape: Shape) -> Shape:
     return tuple(reversed(found))
 
 
-def beside(shape: Shape) -> Shape:
-    """Strides of (batch, heads, queries, size) where the heads of one query lie side by side."""
+def token_major(shape: Shape) -> Shape:
+    """Returns the strides of (batch, heads, queries, size) where the heads of one query are adjacent in memory."""
     _, heads, queries, size = shape
     return (heads * queries * size, size, heads * size, 1)
 
 
 def is_contiguous(shape: Shape, strides: Shape) -> bool:
+    """Whether the strides are those of a row-major tensor; dims of size 1 may have any."""
     step = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size != 1:
@@ -57,7 +58,7 @@ def is_contiguous(shape: Shape, strides: Shape) -> bool:
 
 
 def viewed(shape: Shape, strides: Shape, new: Shape) -> Shape | None:
-    """Strides of the same elements in shape `new`, None if they must be copied: torch's `computeStride`."""
+    """Returns the strides of a view in shape `new`, None if the elements must be copied: torch's `computeStride`."""
     if is_contiguous(shape, strides):
         return contiguous(new)
     found, at = [0] * len(new), len(new) - 1
@@ -79,21 +80,29 @@ def viewed(shape: Shape, strides: Shape, new: Shape) -> Shape | None:
 
 @dataclass(slots=True)
 class Heap:
-    """`parts` are the bytes held by kind, `most` what they were at the peak; `line` is what was held, moment by moment,
-    at the place in the step that `here` named."""
+    """The storages of one rank while a step is replayed; all sizes in bytes."""
 
     sizes: list[float] = field(default_factory=list)
+    """Size of every storage."""
     users: list[int] = field(default_factory=list)
+    """Number of references to every storage; 0 once it is freed."""
     kinds: list[str] = field(default_factory=list)
+    """What every storage contains: parameters, gradients, optimizer, activations, transient and so on."""
     parts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Bytes held now, by kind."""
     most: dict[str, float] = field(default_factory=dict)
+    """Bytes held at the peak, by kind."""
     line: list[tuple[int, float]] = field(default_factory=list)
+    """(place in the step, bytes held), moment by moment."""
     held: float = 0.0
+    """Bytes held now."""
     peak: float = 0.0
+    """The most bytes held so far."""
     here: int = 0
+    """The present place in the step, which `moment` writes into `line`."""
 
     def new(self, nbytes: float, kind: str) -> int:
-        """A storage with one user."""
+        """Adds a storage with one reference and returns its number."""
         self.sizes.append(nbytes)
         self.users.append(1)
         self.kinds.append(kind)
@@ -102,7 +111,7 @@ class Heap:
         return len(self.sizes) - 1
 
     def grow(self, storage: int, nbytes: float) -> None:
-        """The storage has `nbytes` more."""
+        """Makes the storage `nbytes` larger."""
         self.sizes[storage] += nbytes
         self.held += nbytes
         self.parts[self.kinds[storage]] += nbytes
@@ -118,17 +127,17 @@ class Heap:
             self.parts[self.kinds[storage]] -= self.sizes[storage]
 
     def name(self, storage: int, kind: str) -> None:
-        """What the storage holds is `kind` from now on."""
+        """Counts the storage as `kind` from now on."""
         self.parts[self.kinds[storage]] -= self.sizes[storage]
         self.parts[kind] += self.sizes[storage]
         self.kinds[storage] = kind
 
     def value(self, shape: Shape, itemsize: int, kind: str) -> Value:
-        """A new row-major tensor."""
+        """Returns a row-major tensor in a new storage."""
         return Value(self.new(prod(shape) * itemsize, kind), shape, contiguous(shape), itemsize)
 
     def moment(self, extra: float = 0.0) -> None:
-        """Write down what is held now, with `extra` bytes of this moment alone."""
+        """Adds the bytes held now to `line`, with `extra` bytes that exist at this moment alone."""
         held = self.held + extra
         self.line.append((self.here, held))
         if held > self.peak:

@@ -1,4 +1,4 @@
-"""Views by their strides: what shares memory with its input, forward and for the gradient, and what copies.
+"""Computes strides of views and gradients, which say whether a tensor shares its input's memory or is a copy.
 
     transposed, expanded, cut     look at the input                    their gradients: transposed back, summed, and
     reshaped                      looks at it where strides allow      put into zeros of the input's size
@@ -6,18 +6,18 @@
 
 from autoddl.core.graph import Op
 from autoddl.operators.footprints.attention import written_out
-from autoddl.operators.footprints.footprint import Call
-from autoddl.operators.footprints.storages import Heap, Shape, Value, beside, contiguous, is_contiguous, viewed
+from autoddl.operators.footprints.footprint import LocalOp
+from autoddl.operators.footprints.storages import Heap, Shape, Value, contiguous, is_contiguous, token_major, viewed
 from autoddl.operators.work import base
 
-__all__ = ["back_through", "laid", "laid_back", "laid_like", "reshaped", "view"]
+__all__ = ["back_through", "elementwise_strides", "gradient_strides", "output_strides", "reshaped", "view"]
 
 _CUT = ("slice", "narrow", "split", "split_with_sizes", "chunk", "diagonal", "unfold")
 _DROPPING = ("select", "unbind")
 
 
 def _order(op: Op, rank: int) -> tuple[int, ...] | None:
-    """The permutation that the op makes, None if it makes none."""
+    """Returns the permutation of dims that the op makes, None if it makes none."""
     name, args = base(op).partition(".")[2], dict(op.args)
     order = list(range(rank))
     if name == "permute" and isinstance(args.get("dims"), tuple):
@@ -38,7 +38,7 @@ def _order(op: Op, rank: int) -> tuple[int, ...] | None:
 
 
 def reshaped(heap: Heap, x: Value, shape: Shape, kind: str) -> Value:
-    """`x` in another shape, one more user of its storage, or a copy."""
+    """Returns `x` in another shape: another reference to its storage, or a copy where the strides demand one."""
     strides = viewed(x.shape, x.strides, shape) if 0 not in x.shape else contiguous(shape)
     if strides is None:
         return heap.value(shape, x.itemsize, kind)
@@ -46,7 +46,7 @@ def reshaped(heap: Heap, x: Value, shape: Shape, kind: str) -> Value:
 
 
 def view(heap: Heap, op: Op, x: Value, shape: Shape) -> Value:
-    """The output of shape `shape` that a view of `x` has."""
+    """Returns the output, of shape `shape`, of the view `op` of `x`."""
     name, order = base(op).partition(".")[2], _order(op, len(x.shape))
     if order is not None:
         strides = tuple(x.strides[d] for d in order)
@@ -65,7 +65,7 @@ def view(heap: Heap, op: Op, x: Value, shape: Shape) -> Value:
 
 
 def back_through(heap: Heap, op: Op, gradient: Value, shape: Shape) -> Value:
-    """The gradient of the view's input, of shape `shape`."""
+    """Returns the gradient of the view's input, of shape `shape`, from the gradient of its output."""
     name, order = base(op).partition(".")[2], _order(op, len(shape))
     if order is not None:
         back = [order.index(d) for d in range(len(order))]
@@ -75,26 +75,28 @@ def back_through(heap: Heap, op: Op, gradient: Value, shape: Shape) -> Value:
     return reshaped(heap, gradient, shape, "transient")
 
 
-def laid(call: Call, shape: Shape) -> Shape:
-    """Strides of what an op writes: attention in one kernel lays out its output as the queries."""
+def output_strides(call: LocalOp, shape: Shape) -> Shape:
+    """Returns the strides of an op's output; attention in one kernel writes its output in the order of the queries."""
     if "attention" in call.op.target and not written_out(call):
-        return laid_like(shape, call.inputs[:1])
+        return elementwise_strides(shape, call.inputs[:1])
     return contiguous(shape)
 
 
-def laid_back(call: Call, k: int, shape: Shape) -> Shape:
-    """Strides of the gradient of input k: attention in one kernel writes the heads of one query side by side, in
-    products the gradient of the keys is that of their transposed."""
+def gradient_strides(call: LocalOp, k: int, shape: Shape) -> Shape:
+    """Returns the strides of the gradient of input k.
+
+    Attention in one kernel writes the heads of one query next to each other. Attention written out as products makes
+    the gradient of the transposed keys."""
     if "attention" not in call.op.target or len(shape) != 4:
         return contiguous(shape)
     if not written_out(call):
-        return beside(shape)
+        return token_major(shape)
     turned = contiguous((*shape[:2], shape[3], shape[2]))
     return (*turned[:2], turned[3], turned[2]) if call.op.slots[k] == "key" else contiguous(shape)
 
 
-def laid_like(shape: Shape, operands: tuple[Value, ...]) -> Shape:
-    """Strides of an elementwise result: dense, its dims in the order of the first operand of its shape."""
+def elementwise_strides(shape: Shape, operands: tuple[Value, ...]) -> Shape:
+    """Returns the strides of an elementwise result: dense, its dims in the order of the first operand of its shape."""
     for x in operands:
         if x.shape == shape:
             if is_contiguous(shape, x.strides) or 0 in x.strides:

@@ -1,4 +1,4 @@
-"""What torch's kernels and autograd hold for an op: its outputs, what is saved, what is there for a moment.
+"""Lists the memory that torch's kernels and autograd hold for each op: outputs, saved tensors, temporaries.
 
     views       no memory; a reshape of what is not laid out for it copies
     y = f(x)    saves what its derivative reads (torch's derivatives.yaml): its input, its output, its factors, a mask
@@ -6,24 +6,26 @@
                 a sum hands the output's gradient on, a chain of elementwise calls holds one buffer per call
     products    save their factors, those that are no matrix in memory as a copy
 
-Sizes are of the local pieces. Of our own functions the temporaries are counted in `functions` and `kernels_reduced`.
+Sizes are of one rank's shards.
 """
 
 from collections.abc import Callable, Mapping
 from math import prod
 
 from autoddl.operators.footprints import attention, nn
-from autoddl.operators.footprints.einsum import einsum
+from autoddl.operators.footprints.einsum import einsum_footprint
 from autoddl.operators.footprints.elementwise import ELEMENTWISE
-from autoddl.operators.footprints.footprint import Call, Footprint
+from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.loss import LOSSES
 from autoddl.operators.work import base
 
 __all__ = ["footprint_of", "has_footprint"]
 
 
-def footprint_of(call: Call) -> Footprint:
-    """Of an op that is no view; without gradients nothing is kept."""
+def footprint_of(call: LocalOp) -> Footprint:
+    """Returns the footprint of an op that is not a view; without gradients it keeps nothing.
+
+    An op that the table does not know is assumed to keep its inputs and one intermediate result."""
     found = _KIND.get(base(call.op), _unknown)(call)
     if call.needs:
         return found
@@ -35,28 +37,28 @@ def has_footprint(name: str) -> bool:
     return name in _KIND
 
 
-def _unknown(call: Call) -> Footprint:
+def _unknown(call: LocalOp) -> Footprint:
     """Its inputs, and one intermediate result of its derivative."""
-    wide = all(prod(x.shape) <= prod(call.outputs[0]) for x in call.inputs)
-    return Footprint(tuple(range(len(call.inputs))), back=call.nbytes, wide=wide)
+    broadcast = all(prod(x.shape) <= prod(call.outputs[0]) for x in call.inputs)
+    return Footprint(tuple(range(len(call.inputs))), back=call.nbytes, output_shaped=broadcast)
 
 
-def _indexed(call: Call) -> Footprint:
+def _indexed(call: LocalOp) -> Footprint:
     """The indices; the gradient is scattered from zeros into a second buffer."""
     return Footprint(tuple(range(1, len(call.inputs))), back=float(call.inputs[0].nbytes))
 
 
-def _repeated(call: Call) -> Footprint:
+def _repeated(call: LocalOp) -> Footprint:
     """The counts, if they are a tensor; the gradient is summed."""
     return Footprint(tuple(range(1, len(call.inputs))))
 
 
-def _gathered(call: Call) -> Footprint:
+def _gathered(call: LocalOp) -> Footprint:
     """The indices, and what is read, for its shape; the gradient as above."""
     return Footprint(tuple(range(len(call.inputs))), back=float(call.inputs[0].nbytes))
 
 
-def _scattered(call: Call) -> Footprint:
+def _scattered(call: LocalOp) -> Footprint:
     """The indices; what is added at rows also, for its shape. The gradient goes on to what is added to."""
     name = base(call.op)
     source = name == "aten.index_add" and call.op.slot("source") in call.needs
@@ -64,29 +66,29 @@ def _scattered(call: Call) -> Footprint:
     return Footprint(saves, passes=(0,) if name.endswith("_add") else ())
 
 
-def _summed_up(call: Call) -> Footprint:
+def _summed_up(call: LocalOp) -> Footprint:
     """A running sum; the gradient is turned round, summed up, and turned back."""
     return Footprint(back=2.0 * call.inputs[0].nbytes)
 
 
-def _nothing(call: Call) -> Footprint:
+def _nothing(call: LocalOp) -> Footprint:
     return Footprint()
 
 
-def _itself(call: Call) -> Footprint:
+def _itself(call: LocalOp) -> Footprint:
     return Footprint((0,))
 
 
-def _sum(call: Call) -> Footprint:
+def _sum(call: LocalOp) -> Footprint:
     return Footprint(passes=(0,))
 
 
-def _concatenated(call: Call) -> Footprint:
+def _concatenated(call: LocalOp) -> Footprint:
     """The gradients are views of the whole."""
     return Footprint(passes=tuple(range(len(call.inputs))))
 
 
-def _pool(call: Call) -> Footprint:
+def _pool(call: LocalOp) -> Footprint:
     """The input, for its shape; a maximum also where it was, int64. To one value a channel it is a mean, which keeps
     nothing."""
     if base(call.op).startswith("aten.adaptive_avg_pool2d") and prod(call.outputs[0][2:]) == 1:
@@ -95,14 +97,16 @@ def _pool(call: Call) -> Footprint:
                      else 0.0, keeps=(1,) if len(call.outputs) > 1 else ())
 
 
-def _topk(call: Call) -> Footprint:
+def _topk(call: LocalOp) -> Footprint:
     """The indices; backward scatters into a second buffer of zeros."""
     return Footprint(keeps=(1,) if len(call.outputs) > 1 else (), back=float(call.inputs[0].nbytes))
 
 
-def _extreme(call: Call) -> Footprint:
-    """Along a dim where it was; of two tensors both; of all elements these and the result, and three masks: where it
-    is, and where both are no number."""
+def _extreme(call: LocalOp) -> Footprint:
+    """A maximum along a dim keeps its indices; one of two tensors keeps both.
+
+    A maximum over all elements keeps them and the result. Its backward makes three masks: where the maximum is, and
+    where element and maximum are NaN."""
     if len(call.outputs) > 1:
         return _topk(call)
     if len(call.inputs) > 1:
@@ -110,10 +114,12 @@ def _extreme(call: Call) -> Footprint:
     return Footprint((0,), (0,), back=3.0 * prod(call.inputs[0].shape))
 
 
-def _spread(kept: bool, buffers: int, masks: int = 0) -> Callable[[Call], Footprint]:
-    """A reduction whose gradient is spread over the input, with `buffers` of its size and `masks` beside; `kept`: the
-    result too."""
-    def kind(call: Call) -> Footprint:
+def _spread(kept: bool, buffers: int, masks: int = 0) -> Callable[[LocalOp], Footprint]:
+    """Makes the footprint function of a reduction whose gradient is spread over the input.
+
+    Backward takes `buffers` of the input's size and `masks` of a byte per element; `kept` says that the result is kept
+    too."""
+    def kind(call: LocalOp) -> Footprint:
         x = call.inputs[0]
         return Footprint((0,), (0,) if kept else (), back=float(buffers * x.nbytes + masks * prod(x.shape)))
     return kind
@@ -123,7 +129,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(f"aten.{name}" for name in text.split())
 
 
-_ROWS: tuple[tuple[tuple[str, ...], Callable[[Call], Footprint]], ...] = (
+_ROWS: tuple[tuple[tuple[str, ...], Callable[[LocalOp], Footprint]], ...] = (
     (_names("sum clone positive"), _sum), (_names("_to_copy mean copy zeros_like ones_like full_like"), _nothing),
     (_names("constant_pad_nd pad roll flip repeat arange full tril triu slice_scatter select_scatter pixel_shuffle "
             "pixel_unshuffle channel_shuffle upsample_nearest1d upsample_nearest2d upsample_nearest3d "
@@ -135,17 +141,17 @@ _ROWS: tuple[tuple[tuple[str, ...], Callable[[Call], Footprint]], ...] = (
     (_names("index index_select"), _indexed), (_names("repeat_interleave"), _repeated),
     (_names("gather take_along_dim"), _gathered),
     (_names("index_put scatter scatter_add index_add"), _scattered),
-    (_names("embedding"), nn.embedding), (_names("cat stack"), _concatenated),
+    (_names("embedding"), nn.embedding_footprint), (_names("cat stack"), _concatenated),
     (_names("layer_norm native_layer_norm group_norm native_group_norm instance_norm rms_norm"),
-     nn.norm),
-    (_names("_native_batch_norm_legit_functional native_batch_norm batch_norm"), nn.batch_norm),
+     nn.norm_footprint),
+    (_names("_native_batch_norm_legit_functional native_batch_norm batch_norm"), nn.batch_norm_footprint),
     (_names("max_pool1d max_pool2d max_pool3d max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d "
             "adaptive_avg_pool2d"), _pool), (_names("topk sort"), _topk), (_names("max min"), _extreme),
-    (_names("linear"), nn.linear), (_names("mm bmm matmul addmm baddbmm mv dot"), nn.product),
-    (_names("einsum"), einsum), (_names("conv1d conv2d conv3d convolution conv_transpose1d "
-     "conv_transpose2d conv_transpose3d"), nn.convolution),
+    (_names("linear"), nn.linear_footprint), (_names("mm bmm matmul addmm baddbmm mv dot"), nn.product_footprint),
+    (_names("einsum"), einsum_footprint), (_names("conv1d conv2d conv3d convolution conv_transpose1d "
+     "conv_transpose2d conv_transpose3d"), nn.convolution_footprint),
     (_names("scaled_dot_product_attention"), attention.flash),
-    (("autoddl.attention",), attention.dropped_attention), (("autoddl.dropout",), nn.dropout),
-    (("autoddl.token_loss",), nn.token_loss), (("autoddl.token_weight",), _nothing))
-_KIND: Mapping[str, Callable[[Call], Footprint]] = {
+    (("autoddl.attention",), attention.dropped_attention), (("autoddl.dropout",), nn.dropout_footprint),
+    (("autoddl.token_loss",), nn.token_loss_footprint), (("autoddl.token_weight",), _nothing))
+_KIND: Mapping[str, Callable[[LocalOp], Footprint]] = {
     **ELEMENTWISE, **LOSSES, **{name: kind for names, kind in _ROWS for name in names}}

@@ -1,1 +1,1 @@
-"""What an operator runs on the pieces of one rank."""
+"""The code that an operator runs on one rank's shards."""

@@ -4,8 +4,9 @@ Randomness is stateless. Element i of a tensor (its position in the whole tensor
 
     hash(i, key, seed) >= p * 2**32
 
-so every layout of the tensor draws the same mask: a rank that holds a piece says so with `index`. `key` numbers the
-dropout in the graph, `seed` the step; a program as captured has seed 0 and whole tensors, lowering binds the real ones.
+so every layout of the tensor draws the same mask. A rank that has only a shard gives its place with `index`. `key`
+numbers the dropout in the graph, `seed` the step. The captured program has seed 0 and whole tensors; lowering binds the
+real ones.
 
 The loss of a batch is a mean over its valid tokens, and a mean of unequal shards is no mean: it is split into
 

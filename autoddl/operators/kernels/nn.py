@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from autoddl.operators.families import flagged
 from autoddl.operators.kernels.arguments import bound
-from autoddl.operators.kernels.reducing import batch_norm, token_loss
-from autoddl.operators.kernels.site import Call, Kernel, Site
+from autoddl.operators.kernels.reducing import batch_norm_kernel, token_loss_kernel
+from autoddl.operators.kernels.site import Kernel, Site, TorchCall
 
 __all__ = ["KERNELS"]
 
@@ -26,7 +26,7 @@ Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
 
-def _embedding(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
+def _embedding(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
     if not site.splits(0, 0):
         return target, args, kwargs
     values = bound(target, args, kwargs)
@@ -61,7 +61,7 @@ def _causal(queries: int, keys: int, offset: int, device: torch.device) -> torch
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(offset)
 
 
-def _attention(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
+def _attention(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
     values = bound(target, args, kwargs)
     if not values.get("is_causal") or not site.splits(0, len(site.inputs[0].shape) - 2):
         return target, args, kwargs
@@ -80,7 +80,7 @@ def _attention(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
     return causal_attention, (values["query"], values.get("attn_mask")), rest
 
 
-def _dropped_attention(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
+def _dropped_attention(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
     """Our attention: as above, and its dropout drawn for these rows of the probabilities (.., heads, queries, keys)."""
     fn, args, kwargs = _attention(site, target, args, kwargs)
     places, keys = site.output_extents()[:-1], site.inputs[1].shape[-2]
@@ -96,7 +96,7 @@ def _seed(site: Site) -> int:
     return 0 if site.seed is None else int(site.seed)
 
 
-def _dropout(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
+def _dropout(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
     index = (tuple(offset for offset, _ in site.input_extents(0)), site.inputs[0].shape)
 
     def placed_dropout(*a: Any, **k: Any) -> Any:
@@ -107,7 +107,7 @@ def _dropout(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
 
 def _groups(name: str) -> Kernel:
     """Argument `name` counts groups of the channels, of which a rank has the share of its channels."""
-    def kernel(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
+    def kernel(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
         values = bound(target, args, kwargs)
         dim = 1 if name == "num_groups" else len(site.inputs[0].shape) - len(site.inputs[1].shape) + 1
         channels, here = site.inputs[0].shape[dim], site.input_shape(0)[dim]
@@ -117,7 +117,7 @@ def _groups(name: str) -> Kernel:
     return kernel
 
 
-def _mean(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
+def _mean(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
     """A mean over the elements of input 0."""
     share = site.share(0)
     if bound(target, args, kwargs).get("reduction", 1) != 1 or share == 1:
@@ -137,8 +137,8 @@ KERNELS: dict[str, Kernel] = {
     "aten.scaled_dot_product_attention.default": _attention,
     "autoddl.attention": _dropped_attention,
     "autoddl.dropout": _dropout,
-    "autoddl.token_loss": token_loss,
-    "aten._native_batch_norm_legit_functional.default": batch_norm,
+    "autoddl.token_loss": token_loss_kernel,
+    "aten._native_batch_norm_legit_functional.default": batch_norm_kernel,
     "aten.group_norm.default": _groups("num_groups"),
     **{f"aten.{name}": _groups("groups") for name in CONVOLUTIONS.split()},
     **{f"{name}.default": _mean for name in flagged("distance")},

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from autoddl.operators.kernels.arguments import bound, defaults
-from autoddl.operators.kernels.site import Call, Site
+from autoddl.operators.kernels.site import Site, TorchCall
 
-__all__ = ["batch_norm", "token_loss"]
+__all__ = ["batch_norm_kernel", "token_loss_kernel"]
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -86,8 +86,9 @@ def _classes(target: Tensor) -> Tensor:
     return target
 
 
-def token_loss(site: Site, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """Cross entropy where the vocabulary is split; else as it is."""
+def token_loss_kernel(site: Site, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+                      ) -> TorchCall:
+    """Returns the call of cross entropy that works where the vocabulary is split; other calls are left alone."""
     if not site.option.inner:
         return target, args, kwargs
     values = defaults(target) | bound(target, args, kwargs)
@@ -139,8 +140,9 @@ class _BatchNorm(torch.autograd.Function):
                 own[0].to(mean.dtype) if ctx.has_bias else None, None, None, None)
 
 
-def batch_norm(site: Site, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """Training batch norm where the batch is split: the statistics are those of the whole batch."""
+def batch_norm_kernel(site: Site, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+                      ) -> TorchCall:
+    """Returns the call of training batch norm that takes the statistics of the whole batch where the batch is split."""
     if not site.option.inner:
         return target, args, kwargs
     values = bound(target, args, kwargs)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from autoddl.operators.kernels.site import Call, Kernel, Site
+from autoddl.operators.kernels.site import Kernel, Site, TorchCall
 from autoddl.operators.rules.shape import RESHAPES
 
 __all__ = ["KERNELS", "arange_piece", "mean_part", "one_hot_piece"]
@@ -34,26 +34,26 @@ def _bound(target: Target, args: Args, kwargs: Kwargs) -> Kwargs:
     return {**dict(zip(_parameters(target), args, strict=False)), **kwargs}
 
 
-def _with(target: Target, args: Args, kwargs: Kwargs, **new: Any) -> Call:
-    """The same call with other values for some arguments."""
+def _with(target: Target, args: Args, kwargs: Kwargs, **new: Any) -> TorchCall:
+    """Returns the call with new values for some arguments."""
     order = _parameters(target)
     positional = tuple(new.pop(name, value) for name, value in zip(order, args, strict=False))
     return target, positional, {**kwargs, **new}
 
 
-def _reshape(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
+def _reshape(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
     return aten.reshape.default, (_bound(target, args, kwargs)["self"], list(site.output_shape())), {}
 
 
-def _expand(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
+def _expand(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
     return aten.expand.default, (_bound(target, args, kwargs)["self"], list(site.output_shape())), {}
 
 
-def _create(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
+def _create(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
     return _with(target, args, kwargs, size=list(site.output_shape()))
 
 
-def _repeat(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
+def _repeat(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
     """Copies here: sizes of the output piece over those of the input piece."""
     shape, out = site.input_shape(0), site.output_shape()
     padded = (1,) * (len(out) - len(shape)) + shape
@@ -63,18 +63,18 @@ def _repeat(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
     return aten.repeat.default, (_bound(target, args, kwargs)["self"], copies), {}
 
 
-def _repeat_interleave(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
+def _repeat_interleave(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
     return target, args, {name: value for name, value in kwargs.items() if name != "output_size"}
 
 
-def _triangle(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
+def _triangle(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
     """j - i <= d for global (i, j) is j' - i' <= d + row offset - column offset for local ones."""
     (row, _), (column, _) = site.output_extents()[-2:]
     diagonal = _bound(target, args, kwargs).get("diagonal", 0)
     return _with(target, args, kwargs, diagonal=diagonal + row - column)
 
 
-def _arange(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
+def _arange(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
     values = _bound(target, args, kwargs)
     offset, count = site.output_extents()[0]
     if count == site.outputs[0].shape[0]:
@@ -92,7 +92,7 @@ def arange_piece(start: float, step: float, offset: int, count: int, dtype: torc
     return (index * int(step) + int(start)).to(dtype)
 
 
-def _mean(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
+def _mean(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
     here = prod(site.input_shape(0)) // max(1, prod(site.output_shape()))
     whole = prod(site.inputs[0].shape) // max(1, prod(site.outputs[0].shape))
     if here == whole:
@@ -108,7 +108,7 @@ def mean_part(x: torch.Tensor, share: float, dim: Any = None, keepdim: bool = Fa
     return torch.mean(x, dim=dim, keepdim=keepdim, dtype=dtype) * share
 
 
-def _one_hot(site: Site, target: Target, args: Args, kwargs: Kwargs) -> Call:
+def _one_hot(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
     offset, count = site.output_extents()[-1]
     if count == site.outputs[0].shape[-1]:
         return target, args, kwargs

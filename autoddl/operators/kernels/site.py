@@ -1,4 +1,4 @@
-"""Where an operator runs: one rank, one option. What kernels need to make local calls of global ones.
+"""The place where an operator runs: one rank, one option. Kernels use it to make local calls of global ones.
 
     fn, args, kwargs = KERNELS[op.target](site, target, args, kwargs)
 
@@ -17,30 +17,37 @@ from autoddl.operators.rules.table import Option
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Call", "Kernel", "Site"]
+__all__ = ["Kernel", "Site", "TorchCall"]
 
 Reduce = Callable[["torch.Tensor", str, tuple[int, ...]], "torch.Tensor"]
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """`inputs` and `outputs` have global shapes. `reduce(tensor, 'sum' | 'max', axes)` is an all-reduce over mesh axes;
-    `seed` holds the step's seed of dropout (none: 0)."""
+    """One op of the graph on one rank of the mesh, under one option."""
 
     op: Op
+    """The op as captured."""
     inputs: tuple[Tensor, ...]
+    """The input tensors, with global shapes."""
     outputs: tuple[Tensor, ...]
+    """The output tensors, with global shapes."""
     option: Option
+    """The layouts that the plan chose for the op."""
     mesh: Mesh
+    """The mesh that the layouts are of."""
     coordinate: tuple[int, ...]
+    """The place of this rank in the mesh, one index per axis."""
     reduce: Reduce
+    """`reduce(tensor, 'sum' | 'max', axes)`: an all-reduce over mesh axes."""
     seed: "torch.Tensor | None" = None
+    """The seed of this step's dropout; None is 0."""
 
     def extents(self, tensor: Tensor, layout: Layout) -> tuple[Extent, ...]:
         return extents(tensor.shape, layout, self.mesh, self.coordinate)
 
     def input_extents(self, k: int) -> tuple[Extent, ...]:
-        """(offset, size) along every dim of this rank's piece of input k."""
+        """Returns (offset, size) along every dim of this rank's shard of input k."""
         return self.extents(self.inputs[k], self.option.inputs[k])
 
     def output_extents(self, k: int = 0) -> tuple[Extent, ...]:
@@ -53,13 +60,13 @@ class Site:
         return tuple(size for _, size in self.output_extents(k))
 
     def share(self, k: int) -> float:
-        """Elements of input k here, as a part of all: what a local mean counts in the whole one."""
+        """Returns the fraction of the elements of input k that are here, which is the weight of a local mean."""
         return prod(self.input_shape(k)) / prod(self.inputs[k].shape)
 
     def splits(self, k: int, dim: int) -> tuple[int, ...]:
-        """Mesh axes that split dim `dim` of input k."""
+        """Returns the mesh axes that split dim `dim` of input k."""
         return tuple(a for a, part in enumerate(self.option.inputs[k]) if part == Split(dim))
 
 
-Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-Kernel = Callable[[Site, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Call]
+TorchCall = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+Kernel = Callable[[Site, Callable[..., Any], tuple[Any, ...], dict[str, Any]], TorchCall]

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 from autoddl.operators.kernels import nn, shape
-from autoddl.operators.kernels.site import Call, Kernel, Site
+from autoddl.operators.kernels.site import Kernel, Site, TorchCall
 
 __all__ = ["KERNELS", "Site", "lower"]
 
 KERNELS: dict[str, Kernel] = {**shape.KERNELS, **nn.KERNELS}
 
 
-def lower(site: Site, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+def lower(site: Site, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TorchCall:
     """The call that computes this rank's pieces of the outputs from its pieces of the inputs."""
     kernel = KERNELS.get(site.op.target)
     return (target, args, kwargs) if kernel is None else kernel(site, target, args, kwargs)

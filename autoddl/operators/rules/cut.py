@@ -8,7 +8,7 @@
 
 from autoddl.core.graph import Op
 from autoddl.operators.rules.reduce import along, along_dims
-from autoddl.operators.rules.writing import RuleOf, Tensors, dims_of, fixed, form, get, ints, names, text, wrap
+from autoddl.operators.rules.writing import RuleOf, Tensors, dims_of, fixed, form, get, ints, names, rule_text, wrap
 
 __all__ = ["RULES"]
 
@@ -24,7 +24,7 @@ def _drop(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     letters = names(rank)
     (dim,) = dims_of(op, rank, empty=(0,))
     letters[dim] = "."
-    return text([letters], [letters[:dim] + letters[dim + 1:]] * len(outputs), form(inputs, outputs, ((0,),)))
+    return rule_text([letters], [letters[:dim] + letters[dim + 1:]] * len(outputs), form(inputs, outputs, ((0,),)))
 
 
 def _stack(op: Op, inputs: Tensors, outputs: Tensors) -> str:
@@ -32,7 +32,7 @@ def _stack(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     letters = names(len(inputs[0].shape))
     (dim,) = wrap(ints(get(op, "dim", 0)), len(letters) + 1)
     after = [*letters[:dim], ".", *letters[dim:]]
-    return text([letters] * len(inputs), [after], form(inputs, outputs, ((k,) for k in range(len(inputs)))))
+    return rule_text([letters] * len(inputs), [after], form(inputs, outputs, ((k,) for k in range(len(inputs)))))
 
 
 def _repeat(op: Op, inputs: Tensors, outputs: Tensors) -> str:
@@ -46,7 +46,7 @@ def _repeat(op: Op, inputs: Tensors, outputs: Tensors) -> str:
         after.append(letters[k] if n == m else free[k] if n == 1 else f"({free[k]}:{m // max(n, 1)} .:{n})")
     if 0 in shape or 0 in out:
         return fixed(inputs, outputs)
-    return text([before[len(out) - len(shape):]], [after], form(inputs, outputs, ((0,),)))
+    return rule_text([before[len(out) - len(shape):]], [after], form(inputs, outputs, ((0,),)))
 
 
 def _repeat_interleave(op: Op, inputs: Tensors, outputs: Tensors) -> str:
@@ -58,7 +58,7 @@ def _repeat_interleave(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     before, after = names(len(shape)), names(len(shape))
     for k in dim or (0,):
         after[k] = f"({before[k]}:{shape[k]} .:{repeats})"
-    return text([before], [after], form(inputs, outputs, ((0,),)))
+    return rule_text([before], [after], form(inputs, outputs, ((0,),)))
 
 
 def _pad(op: Op, inputs: Tensors, outputs: Tensors) -> str:
@@ -73,13 +73,13 @@ def _unfold(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     letters = names(len(inputs[0].shape))
     for k in dims_of(op, len(letters), "dimension"):
         letters[k] = "."
-    return text([letters], [[*letters, "."]], form(inputs, outputs, ((0,),)))
+    return rule_text([letters], [[*letters, "."]], form(inputs, outputs, ((0,),)))
 
 
 def _triangle(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     """tril, triu: a piece is cut by the diagonal moved by its offsets (kernels)."""
     letters = names(len(inputs[0].shape))
-    return text([letters], [letters], form(inputs, outputs, ((0,),)))
+    return rule_text([letters], [letters], form(inputs, outputs, ((0,),)))
 
 
 def _diagonal(op: Op, inputs: Tensors, outputs: Tensors) -> str:
@@ -87,7 +87,7 @@ def _diagonal(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     gone = wrap((*ints(op.arg("dim1")), *ints(op.arg("dim2"))), len(letters))
     before = ["." if k in gone else n for k, n in enumerate(letters)]
     after = [n for k, n in enumerate(letters) if k not in gone]
-    return text([before], [[*after, "."]], form(inputs, outputs, ((0,),)))
+    return rule_text([before], [[*after, "."]], form(inputs, outputs, ((0,),)))
 
 
 CUTS = """cat.default concat.default concatenate.default split.Tensor split.sizes split_with_sizes.default chunk.default

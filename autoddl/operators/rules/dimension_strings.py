@@ -1,20 +1,30 @@
-"""The dimension strings of operator rules, and the signatures they stand for.
+"""Parses the dimension strings of operator rules and lists the signatures they stand for.
 
-A rule says what the dims of an operator's tensors have to do with each other:
+A rule says how the dims of an operator's tensors correspond:
 
     "b k, n k, n -> b n | 0*1 + 2"            y = x W^T + bias
     "b s (h d:64) -> b s h d"                 a reshape: h is the outer factor of a merged dim
     "b . -> b ."                              softmax: the last dim may not be split
 
-* Tensors are separated by commas, dims by blanks. A dim is a letter or word, `.` (may not be split), a merged dim
-  `(outer inner ...)`, or `name:size` where the size is not plain from the shapes. `/` is a tensor without dims.
-* For one mesh axis a name may be split everywhere it stands: S where a tensor has it, B where not. In a merged dim only
-  the outermost name can be split (names of size 1 before it do not count), and then evenly. A name that no output has
-  is summed over: the outputs are P. A name in brackets `[n]` may only be split evenly.
-* The form behind `|` says in which inputs the outputs are linear: a sum of products of input positions. One factor of
-  every product may be P, the rest B, and the outputs are P. Inputs in no product are never P. A name that is summed
-  over needs its product; of every other product the first factor is then P (a bias is held by one rank, by `fill`).
-  The form `sum` says that the outputs are sums over the names they lack, and linear in nothing (a squared error).
+* Commas separate tensors, blanks separate dims, and `/` is a tensor without dims. A dim is written in one of four ways:
+
+    b                  a letter or word
+    .                  a dim that may not be split
+    (outer inner ..)   a merged dim
+    name:size          a name whose size does not follow from the shapes
+
+* For one mesh axis, a name may be split everywhere at once: S where a tensor has it, B where not. In a merged dim only
+  the outermost name can be split, and only evenly; names of size 1 before it do not count. A name in brackets `[n]` may
+  only be split evenly. A name that no output has is summed over: the outputs are P.
+
+* The form after `|` says in which inputs the outputs are linear, as a sum of products of input positions. One factor of
+  every product may be P, the rest B, and the outputs are P. Inputs in no product are never P.
+
+* A name that is summed over must be in one product. The first factor of every other product is then P: `fill` leaves a
+  bias on one rank.
+
+* The form `sum` says that the outputs are sums over the names they lack, and linear in no input (a squared error).
+
 * B everywhere is always a signature.
 
 `signatures(text, shapes)` gives those of one mesh axis; on a mesh each axis chooses for itself.
@@ -36,7 +46,9 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """`names` outermost first, `.` for a factor that may not be split; `sizes` where written; `even` if bracketed."""
+    """One dim of a tensor: `names` of its factors, outermost first, with `sizes` where written; `even` if bracketed.
+
+    The name `.` is a factor that may not be split."""
 
     names: tuple[str, ...]
     sizes: tuple[int | None, ...]
@@ -45,6 +57,10 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
+    """A parsed dimension string: dims of the inputs and outputs, and the linear form as products of input positions.
+
+    `sums` says that the form is `sum`."""
+
     inputs: tuple[tuple[Dim, ...], ...]
     outputs: tuple[tuple[Dim, ...], ...]
     products: tuple[tuple[int, ...], ...]
@@ -57,8 +73,12 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One mesh axis: states of the inputs and outputs; `split` is the name that is split ('' if none), `divides` the
-    sizes that the axis must divide evenly, `inner` whether the local kernel itself reduces over the axis."""
+    """The states of an op's inputs and outputs on one mesh axis.
+
+        split     the name that is split, '' if none
+        divides   the sizes that the axis must divide evenly
+        inner     whether the local kernel itself reduces over the axis
+    """
 
     inputs: tuple[State, ...]
     outputs: tuple[State, ...]
@@ -73,7 +93,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A dimension string, and signatures that no string says."""
+    """A dimension string, and the signatures that no string can express."""
 
     text: str
     extra: tuple[Signature, ...] = ()
@@ -188,7 +208,9 @@ def _linear(spec: Spec) -> list[Signature]:
 
 @lru_cache(maxsize=100_000)
 def signatures(text: str, shapes: Shapes) -> tuple[Signature, ...]:
-    """All signatures for one mesh axis of rule `text` on tensors of `shapes` (inputs, then outputs)."""
+    """Returns all signatures for one mesh axis of rule `text` on tensors of `shapes` (inputs, then outputs).
+
+    Raises InputError where the string does not fit the shapes."""
     spec = parse(text)
     if len(shapes) != len(spec.tensors) or any(len(d) != len(s) for d, s in zip(spec.tensors, shapes, strict=False)):
         raise InputError(f"rule {text!r} does not fit tensors of shapes {shapes}")

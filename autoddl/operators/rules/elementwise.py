@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from autoddl.core.graph import Op
 from autoddl.operators.rules.dimension_strings import Rule
-from autoddl.operators.rules.writing import RuleOf, Tensors, aligned, fixed, form, get, names, text
+from autoddl.operators.rules.writing import RuleOf, Tensors, aligned, fixed, form, get, names, rule_text
 
 __all__ = ["RULES", "pointwise"]
 
@@ -42,7 +42,7 @@ def pointwise(products: Products | Callable[[Op, Tensors], Products] = ()) -> Ru
         shape = outputs[0].shape
         letters = names(len(shape))
         terms = products(op, inputs) if callable(products) else products
-        return text((aligned(t.shape, shape, letters) for t in inputs), [letters] * len(outputs),
+        return rule_text((aligned(t.shape, shape, letters) for t in inputs), [letters] * len(outputs),
                     form(inputs, outputs, terms))
     return rule
 
@@ -78,7 +78,7 @@ def _masked_fill(op: Op, inputs: Tensors) -> Products:
 def _others_free(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     """Linear in the first input; of the others only the dtype or the device matters."""
     letters = names(len(outputs[0].shape))
-    return text([letters, *(["."] * len(t.shape) for t in inputs[1:])], [letters], form(inputs, outputs, ((0,),)))
+    return rule_text([letters, *(["."] * len(t.shape) for t in inputs[1:])], [letters], form(inputs, outputs, ((0,),)))
 
 
 def _copy(op: Op, inputs: Tensors, outputs: Tensors) -> str | Rule:
@@ -90,8 +90,8 @@ def _prelu(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     """prelu(x, w): one w for all, or one for each channel (dim 1)."""
     letters = names(len(outputs[0].shape))
     if len(letters) < 2 or inputs[1].numel == 1:
-        return text([letters, ["."] * len(inputs[1].shape)], [letters])
-    return text([letters, [letters[1]]], [letters]) if len(inputs[1].shape) == 1 else fixed(inputs, outputs)
+        return rule_text([letters, ["."] * len(inputs[1].shape)], [letters])
+    return rule_text([letters, [letters[1]]], [letters]) if len(inputs[1].shape) == 1 else fixed(inputs, outputs)
 
 
 def _table() -> dict[str, RuleOf]:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from autoddl.core.graph import Op
 from autoddl.core.layout import P, Split
 from autoddl.operators.rules.dimension_strings import Rule, Signature
-from autoddl.operators.rules.writing import RuleOf, Tensors, aligned, dims_of, fixed, form, get, names, text
+from autoddl.operators.rules.writing import RuleOf, Tensors, aligned, dims_of, fixed, form, get, names, rule_text
 
 __all__ = ["RULES"]
 
@@ -20,8 +20,9 @@ T = TypeVar("T")
 
 
 def _looked_up(op: Op, inputs: Tensors) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Of indices=[None, i, ...]: the dims that are looked up, and their inputs. None for masks, whose result has a
-    size that depends on values."""
+    """Returns the dims that indices=[None, i, ...] looks up, and the positions of the indices among the inputs.
+
+    None for masks: the size of their result depends on values."""
     pairs = [(int(slot.split(".")[1]), k) for k, slot in enumerate(op.slots) if slot.startswith("indices.")]
     if not pairs or any(inputs[k].dtype in ("bool", "uint8") for _, k in pairs):
         return None
@@ -46,7 +47,7 @@ def _index(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     after = _placed(dims, [n for k, n in enumerate(line) if k not in dims], found)
     sizes = tuple(outputs[0].shape[after.index(name)] for name in found)
     positions = [aligned(inputs[k].shape, sizes, found) for k in slots]
-    return text([line, *positions], [after], form(inputs, outputs, ((0,),)))
+    return rule_text([line, *positions], [after], form(inputs, outputs, ((0,),)))
 
 
 def _index_put(op: Op, inputs: Tensors, outputs: Tensors) -> str:
@@ -66,7 +67,7 @@ def _index_put(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     values = aligned(shape, tuple(sizes), target) if len(shape) <= len(target) else ["."] * len(shape)
     lines = [["."] * len(t.shape) for t in inputs]
     lines[0], lines[value] = line, values
-    return text(lines, [line], tail)
+    return rule_text(lines, [line], tail)
 
 
 def _index_select(op: Op, inputs: Tensors, outputs: Tensors) -> str:
@@ -77,7 +78,7 @@ def _index_select(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     (dim,) = dims_of(op, len(letters))
     before, after = list(letters), list(letters)
     before[dim], after[dim] = ".", "i"
-    return text([before, ["i"]], [after], form(inputs, outputs, ((0,),)))
+    return rule_text([before, ["i"]], [after], form(inputs, outputs, ((0,),)))
 
 
 def _gather(op: Op, inputs: Tensors, outputs: Tensors) -> str:
@@ -88,7 +89,7 @@ def _gather(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     same = [len({t.shape[k] for t in (*inputs, *outputs)}) == 1 for k in range(rank)]
     line = ["." if k in dim or not same[k] else n for k, n in enumerate(names(rank))]
     found = ["i" if k in dim else n for k, n in enumerate(line)]
-    return text([line, found], [found], form(inputs, outputs, ((0,),)))
+    return rule_text([line, found], [found], form(inputs, outputs, ((0,),)))
 
 
 def _scatter(op: Op, inputs: Tensors, outputs: Tensors) -> str:
@@ -101,7 +102,7 @@ def _scatter(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     terms = ((0,), (source,)) if source is not None else ((0,),) if get(op, "value") == 0 else ()
     if op.target == "aten.scatter_reduce.two":
         terms = ()
-    return text([line] * len(inputs), [line], form(inputs, outputs, terms))
+    return rule_text([line] * len(inputs), [line], form(inputs, outputs, terms))
 
 
 def _scatter_add(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
@@ -124,7 +125,7 @@ def _index_write(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
     tail = form(inputs, outputs, ((0,), (2,)))
     adds = op.target == "aten.index_add.default" and tail and inputs[1].shape[0] > 1
     more = (Signature((P, Split(0), Split(dim[0])), (P,)),) if adds else ()
-    return Rule(text([line, ["."], line], [line], tail), more)
+    return Rule(rule_text([line, ["."], line], [line], tail), more)
 
 
 def _select_scatter(op: Op, inputs: Tensors, outputs: Tensors) -> str:
@@ -132,13 +133,16 @@ def _select_scatter(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     letters = names(len(inputs[0].shape))
     dim = dims_of(op, len(letters))
     line = ["." if k in dim else n for k, n in enumerate(letters)]
-    return text([line, [n for k, n in enumerate(line) if k not in dim]], [line], form(inputs, outputs, ((0,), (1,))))
+    written = [n for k, n in enumerate(line) if k not in dim]
+    return rule_text([line, written], [line], form(inputs, outputs, ((0,), (1,))))
 
 
 def _one_hot(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     """The classes are free: a rank writes its own (kernels); their number must not depend on the values."""
     letters = names(len(inputs[0].shape))
-    return fixed(inputs, outputs) if get(op, "num_classes", -1) == -1 else text([letters], [[*letters, "c"]])
+    if get(op, "num_classes", -1) == -1:
+        return fixed(inputs, outputs)
+    return rule_text([letters], [[*letters, "c"]])
 
 
 def _bucketize(op: Op, inputs: Tensors, outputs: Tensors) -> str:
@@ -147,7 +151,7 @@ def _bucketize(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     value = op.slot("self")
     if value is None or any(len(t.shape) != 1 for k, t in enumerate(inputs) if k != value):
         return fixed(inputs, outputs)
-    return text([letters if k == value else ["."] for k in range(len(inputs))], [letters])
+    return rule_text([letters if k == value else ["."] for k in range(len(inputs))], [letters])
 
 
 RULES: dict[str, RuleOf] = {

@@ -8,7 +8,7 @@
 from autoddl.core.graph import Op
 from autoddl.core.layout import B, Split
 from autoddl.operators.rules.dimension_strings import Rule, Signature
-from autoddl.operators.rules.writing import RuleOf, Tensors, aligned, fixed, get, names, text
+from autoddl.operators.rules.writing import RuleOf, Tensors, aligned, fixed, get, names, rule_text
 
 __all__ = ["RULES"]
 
@@ -23,7 +23,7 @@ def _class_loss(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
         return Rule(fixed(inputs, outputs))
     full = [*tokens[:1], ".", *tokens[1:]]
     given = [full if target == logits and inputs[1].is_floating else tokens, *(["."] for _ in inputs[2:])]
-    string = text([full, *given], [tokens if reduction == 0 else []], " | sum" if reduction else "")
+    string = rule_text([full, *given], [tokens if reduction == 0 else []], " | sum" if reduction else "")
     return Rule(string, _vocabulary(op, inputs) if op.target == "autoddl.token_loss" else ())
 
 
@@ -36,7 +36,7 @@ def _vocabulary(op: Op, inputs: Tensors) -> tuple[Signature, ...]:
 
 
 def _token_weight(op: Op, inputs: Tensors, outputs: Tensors) -> str:
-    return text([names(len(inputs[0].shape), "t"), *(["."] for _ in inputs[1:])], [[]], " | sum")
+    return rule_text([names(len(inputs[0].shape), "t"), *(["."] for _ in inputs[1:])], [[]], " | sum")
 
 
 def _distance(op: Op, inputs: Tensors, outputs: Tensors) -> str:
@@ -46,7 +46,7 @@ def _distance(op: Op, inputs: Tensors, outputs: Tensors) -> str:
         return fixed(inputs, outputs)
     dims = names(len(shape))
     kept = get(op, "reduction", 1) == 0
-    return text((aligned(t.shape, shape, dims) for t in inputs), [dims if kept else []], "" if kept else " | sum")
+    return rule_text((aligned(t.shape, shape, dims) for t in inputs), [dims if kept else []], "" if kept else " | sum")
 
 
 RULES: dict[str, RuleOf] = {

@@ -9,7 +9,7 @@ batch dim inside the channels: "b (g c) x, (g o) c k -> b (g o) x".
 """
 
 from autoddl.core.graph import Op
-from autoddl.operators.rules.writing import RuleOf, Tensors, aligned, fixed, names, text
+from autoddl.operators.rules.writing import RuleOf, Tensors, aligned, fixed, names, rule_text
 
 __all__ = ["RULES"]
 
@@ -19,8 +19,9 @@ def _linear(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     out = ["n"] if len(inputs[1].shape) == 2 else []
     operands = [[*lead, "k"], [*out, "k"]]
     if len(inputs) == 2:
-        return text(operands, [[*lead, *out]], " | 0*1")
-    return text([*operands, aligned(inputs[2].shape, outputs[0].shape, [*lead, *out])], [[*lead, *out]], " | 0*1 + 2")
+        return rule_text(operands, [[*lead, *out]], " | 0*1")
+    bias = aligned(inputs[2].shape, outputs[0].shape, [*lead, *out])
+    return rule_text([*operands, bias], [[*lead, *out]], " | 0*1 + 2")
 
 
 def _matmul(op: Op, inputs: Tensors, outputs: Tensors) -> str:
@@ -30,7 +31,7 @@ def _matmul(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     batch = out[: len(out) - len(rows) - len(columns)]
     lead = names(len(batch), "b")
     operands = [[*aligned(a[:-2], batch, lead), *rows, "k"], [*aligned(b[:-2], batch, lead), "k", *columns]]
-    return text(operands, [[*lead, *rows, *columns]], " | 0*1")
+    return rule_text(operands, [[*lead, *rows, *columns]], " | 0*1")
 
 
 def _added_matmul(op: Op, inputs: Tensors, outputs: Tensors) -> str:
@@ -38,7 +39,7 @@ def _added_matmul(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     shape = outputs[0].shape
     lead = names(len(shape) - 2, "b")
     out = [*lead, "m", "n"]
-    return text([aligned(inputs[0].shape, shape, out), [*lead, "m", "k"], [*lead, "k", "n"]], [out], " | 0 + 1*2")
+    return rule_text([aligned(inputs[0].shape, shape, out), [*lead, "m", "k"], [*lead, "k", "n"]], [out], " | 0 + 1*2")
 
 
 def _einsum(op: Op, inputs: Tensors, outputs: Tensors) -> str:
@@ -52,18 +53,22 @@ def _einsum(op: Op, inputs: Tensors, outputs: Tensors) -> str:
         for letter, size in zip(word, tensor.shape, strict=True):
             sizes.setdefault(letter, set()).add(size)
     dims = [["." if len(sizes[letter]) > 1 else letter for letter in word] for word in (*words, right)]
-    return text(dims[:-1], dims[-1:], f" | {'*'.join(map(str, range(len(inputs))))}")
+    return rule_text(dims[:-1], dims[-1:], f" | {'*'.join(map(str, range(len(inputs))))}")
 
 
 def _convolution(op: Op, inputs: Tensors, outputs: Tensors) -> str:
-    """Input b (g c) x.., weight (g o) c k.., or (g c) o k.. where transposed, output b (g o) x..; no dim of space."""
+    """Input b (g c) x.. and weight (g o) c k.. make b (g o) x..; the weight is (g c) o k.. where transposed.
+
+    Spatial dims are never split."""
     groups = int(str(op.arg("groups")))
     spatial = ["."] * (len(inputs[1].shape) - 2)
     batch = names(len(inputs[0].shape) - 1 - len(spatial), "b")
     c, o = (f"(g:{groups} c)", f"(g:{groups} o)") if groups > 1 else ("c", "o")
     weight = [c, "o"] if _transposed(op) else [o, "c"]
     operands, out = [[*batch, c, *spatial], [*weight, *spatial]], [*batch, o, *spatial]
-    return text(operands, [out], " | 0*1") if len(inputs) == 2 else text([*operands, [o]], [out], " | 0*1 + 2")
+    if len(inputs) == 2:
+        return rule_text(operands, [out], " | 0*1")
+    return rule_text([*operands, [o]], [out], " | 0*1 + 2")
 
 
 def _transposed(op: Op) -> bool:

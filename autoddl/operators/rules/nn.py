@@ -15,7 +15,7 @@ from math import prod
 from autoddl.core.graph import Graph, Op
 from autoddl.core.layout import B, Layout, Mesh, Split, State, local_shape
 from autoddl.operators.rules.dimension_strings import Rule, Signature
-from autoddl.operators.rules.writing import RuleOf, Tensors, aligned, fixed, get, names, text
+from autoddl.operators.rules.writing import RuleOf, Tensors, aligned, fixed, get, names, rule_text
 
 __all__ = ["REDUCING", "RULES", "Inner", "inner_collectives"]
 
@@ -23,13 +23,15 @@ Inner = tuple[str, str, tuple[int, ...], int]
 """('forward' | 'backward', 'all-reduce', mesh axes, bytes of the tensor)."""
 
 
-def along(position: int, linear: bool = False) -> RuleOf:
-    """One tensor in, outputs of its rank; dims before `position` split (counted from the end if negative)."""
+def leading_dims_rule(position: int, linear: bool = False) -> RuleOf:
+    """Makes the rule of ops on one tensor that leave the dims before `position` alone, so that these may be split.
+
+    A negative `position` counts from the end; `linear` says that the op is linear."""
     def rule(op: Op, inputs: Tensors, outputs: Tensors) -> str:
         rank = len(inputs[0].shape)
         letters = names(rank)[:position] if rank >= abs(position) else []
         dims = letters + ["."] * (rank - len(letters))
-        return text([dims], [dims] * len(outputs), " | 0" if linear else "")
+        return rule_text([dims], [dims] * len(outputs), " | 0" if linear else "")
     return rule
 
 
@@ -37,19 +39,19 @@ def _softmax(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     dims = names(len(inputs[0].shape))
     if dims:
         dims[int(str(op.arg("dim")))] = "."
-    return text([dims], [dims])
+    return rule_text([dims], [dims])
 
 
 def _dropout(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     dims = names(len(inputs[0].shape))
-    return text([dims], [dims], " | 0")
+    return rule_text([dims], [dims], " | 0")
 
 
 def _embedding(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     """With scale_grad_by_freq the gradient needs the counts of all tokens, so tokens and rows stay whole."""
     scaled = bool(get(op, "scale_grad_by_freq", False))
     tokens = ["."] * len(inputs[1].shape) if scaled else names(len(inputs[1].shape), "i")
-    return text([["." if scaled else "v", "d"], tokens], [[*tokens, "d"]], " | 0")
+    return rule_text([["." if scaled else "v", "d"], tokens], [[*tokens, "d"]], " | 0")
 
 
 def _attention(op: Op, inputs: Tensors, outputs: Tensors) -> str:
@@ -63,7 +65,7 @@ def _attention(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     grouped = (*out[:-3], k[-3], *out[-2:]) if heads is not batch else out
     keys = [[*aligned(t.shape[:-2], grouped[:-2], heads), ".", "."] for t in inputs[1:3]]
     masks = [[*aligned(t.shape[:-1], out[:-1], dims[:-1]), "."] for t in inputs[3:]]
-    return text([[*aligned(q[:-1], out[:-1], dims[:-1]), "."], *keys, *masks], [dims])
+    return rule_text([[*aligned(q[:-1], out[:-1], dims[:-1]), "."], *keys, *masks], [dims])
 
 
 def _normalised(op: Op, inputs: Tensors, outputs: Tensors) -> str:
@@ -72,7 +74,7 @@ def _normalised(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     count = len(shape) if isinstance(shape, tuple) else 1
     lead = names(len(inputs[0].shape) - count, "b")
     dims = lead + ["."] * count
-    return text([dims, *(["."] * count for _ in inputs[1:])], [dims] * len(outputs))
+    return rule_text([dims, *(["."] * count for _ in inputs[1:])], [dims] * len(outputs))
 
 
 def _group_norm(op: Op, inputs: Tensors, outputs: Tensors) -> str:
@@ -80,7 +82,7 @@ def _group_norm(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     groups, count = int(str(op.arg("num_groups"))), inputs[0].shape[1]
     channels = f"(g:{groups} .:{count // groups})" if groups < count else "g"
     dims = ["b", channels] + ["."] * (len(inputs[0].shape) - 2)
-    return text([dims, *([channels] for _ in inputs[1:])], [dims])
+    return rule_text([dims, *([channels] for _ in inputs[1:])], [dims])
 
 
 def _batch_norm(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
@@ -101,8 +103,9 @@ REDUCING = frozenset(("autoddl.token_loss", "aten._native_batch_norm_legit_funct
 
 def inner_collectives(op: Op, graph: Graph, read: Layout, axes: tuple[int, ...], mesh: Mesh,
                       coordinate: tuple[int, ...] | None = None) -> tuple[Inner, ...]:
-    """What the kernel of `op` communicates by itself over `axes` (`Option.inner`) on the rank at `coordinate` (without
-    one: rank 0), when it reads its first input in layout `read`."""
+    """Returns the collectives that the kernel of `op` itself issues over `axes` (`Option.inner`).
+
+    `read` is the layout of its first input, `coordinate` the place of the rank in the mesh (rank 0 by default)."""
     if not axes:
         return ()
     x = graph.tensors[op.inputs[0]]
@@ -116,7 +119,7 @@ def inner_collectives(op: Op, graph: Graph, read: Layout, axes: tuple[int, ...],
 
 
 def _pool(spatial: int, linear: bool = False) -> RuleOf:
-    return along(-spatial, linear)
+    return leading_dims_rule(-spatial, linear)
 
 
 RULES: dict[str, RuleOf] = {

@@ -9,7 +9,7 @@ mean(x) = sum(x) / n: a rank's mean of m elements counts m/n (kernels).
 """
 
 from autoddl.core.graph import Op
-from autoddl.operators.rules.writing import RuleOf, Tensors, dims_of, fixed, form, get, names, text
+from autoddl.operators.rules.writing import RuleOf, Tensors, dims_of, fixed, form, get, names, rule_text
 
 __all__ = ["RULES", "along", "along_dims"]
 
@@ -36,7 +36,7 @@ def _reduce(summed: bool) -> RuleOf:
         after = ["." if k in gone else n for k, n in enumerate(letters) if keep or k not in gone]
         if any(len(t.shape) != len(after) for t in outputs):
             return fixed(inputs, outputs)
-        return text([before], [after] * len(outputs), tail)
+        return rule_text([before], [after] * len(outputs), tail)
     return rule
 
 
@@ -46,17 +46,19 @@ def _reduced(op: Op, rank: int) -> tuple[int, ...]:
 
 
 def along_dims(dims: tuple[int, ...], inputs: Tensors, outputs: Tensors, tail: str = "") -> str:
-    """Tensors of one rank: `dims` are whole, and so is a dim whose size is not the same everywhere."""
+    """Returns the rule of tensors of one rank in which `dims`, and dims whose sizes differ, may not be split."""
     tensors = (*inputs, *outputs)
     rank = len(tensors[0].shape)
     if any(len(t.shape) != rank for t in tensors):
         return fixed(inputs, outputs, tail)
     line = ["." if k in dims or len({t.shape[k] for t in tensors}) > 1 else n for k, n in enumerate(names(rank))]
-    return text([line] * len(inputs), [line] * len(outputs), tail)
+    return rule_text([line] * len(inputs), [line] * len(outputs), tail)
 
 
 def along(linear: bool = False, key: str = "dim") -> RuleOf:
-    """Works along the dims that argument `key` names (all if it names none); linear in all inputs together."""
+    """Makes the rule of ops that work along the dims that argument `key` names (all if it names none).
+
+    `linear` says that they are linear in all inputs together."""
     def rule(op: Op, inputs: Tensors, outputs: Tensors) -> str:
         rank = len(inputs[0].shape)
         tail = form(inputs, outputs, ((k,) for k in range(len(inputs)))) if linear else ""

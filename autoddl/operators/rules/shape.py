@@ -15,7 +15,7 @@ arange         "-> a"             y[i] = start + i * step: a piece begins at its
 from math import gcd, prod
 
 from autoddl.core.graph import Op
-from autoddl.operators.rules.writing import RuleOf, Tensors, fixed, form, get, ints, names, text, wrap
+from autoddl.operators.rules.writing import RuleOf, Tensors, fixed, form, get, ints, names, rule_text, wrap
 
 __all__ = ["RESHAPES", "RULES", "regroup"]
 
@@ -55,12 +55,12 @@ def _factors(name: str, outer: int, size: int) -> str:
 def _reshape(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     before, after = regroup(inputs[0].shape, outputs[0].shape)
     others = [["."] * len(t.shape) for t in inputs[1:]]
-    return text([before, *others], [after], form(inputs, outputs, ((0,),)))
+    return rule_text([before, *others], [after], form(inputs, outputs, ((0,),)))
 
 
 def _permute(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     letters = names(len(inputs[0].shape))
-    return text([letters], [[letters[k] for k in _order(op, len(letters))]], form(inputs, outputs, ((0,),)))
+    return rule_text([letters], [[letters[k] for k in _order(op, len(letters))]], form(inputs, outputs, ((0,),)))
 
 
 def _order(op: Op, rank: int) -> list[int]:
@@ -84,7 +84,7 @@ def _order(op: Op, rank: int) -> list[int]:
 
 
 def _create(op: Op, inputs: Tensors, outputs: Tensors) -> str:
-    return text([["."] * len(t.shape) for t in inputs], [names(len(outputs[0].shape))])
+    return rule_text([["."] * len(t.shape) for t in inputs], [names(len(outputs[0].shape))])
 
 
 def _whole(op: Op, inputs: Tensors, outputs: Tensors) -> str:

@@ -1,9 +1,10 @@
-"""What an operator may do on a mesh: one table, op -> dimension string -> signatures -> options.
+"""Lists the layouts that an operator may have on a mesh: op -> dimension string -> signatures -> options.
 
-    RULES[target](op, inputs, outputs) -> "b k, n k -> b n | 0*1"          the rule of one call (see `dims`)
-    rows(op, graph, mesh)              -> one signature per axis, where every rank gets a piece of everything: numbers
+    RULES[target](op, inputs, outputs) -> "b k, n k -> b n | 0*1"          the rule of one call
+                                                                           (`dimension_strings`)
+    option_rows(op, graph, mesh)       -> as numbers: one signature per axis, such that every rank gets a piece of all
                                           (no rule: everything B)
-    options(op, graph, mesh)           -> the same in words
+    options(op, graph, mesh)           -> as layouts
 
 The gradient of an option follows from its layouts alone, axis by axis:
 
@@ -35,7 +36,8 @@ from autoddl.operators.rules.dimension_strings import Rule, Signature, signature
 from autoddl.operators.rules.infinite import drop_undefined, infinite_tensors, positions
 from autoddl.operators.rules.writing import RuleOf
 
-__all__ = ["RULES", "Option", "Rows", "Rule", "backward", "has_rule", "infinite_tensors", "options", "rows"]
+__all__ = ["RULES", "Option", "OptionRows", "Rule", "backward", "has_rule", "infinite_tensors", "option_rows",
+           "options"]
 
 Codes = npt.NDArray[np.int64]
 Shapes = tuple[tuple[int, ...], ...]
@@ -63,16 +65,21 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
-    """Options as numbers, a row each: by axis, which of `signatures` it is; the layout of every input, output and
-    gradient of an input. Bit a of `inner` says that the local kernel reduces over axis a."""
+class OptionRows:
+    """The options of an op as arrays of numbers, one row per option; layouts are encoded by `core.layout_codes`."""
 
     signatures: tuple[Signature, ...]
+    """The signatures that an axis may have."""
     picked: Codes
+    """(options, axes): the index in `signatures` of the signature of each axis."""
     inner: Codes
+    """(options,): bit a says that the local kernel itself reduces over axis a."""
     inputs: tuple[Codes, ...]
+    """For every input (options,): its layout."""
     outputs: tuple[Codes, ...]
+    """For every output (options,): its layout."""
     gradients: tuple[Codes, ...]
+    """For every input (options,): the layout of its gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,22 +95,25 @@ class _Question:
 
 
 def has_rule(target: str) -> bool:
+    """Whether an operator, named with its overload, has a rule; without one it runs replicated."""
     return target in RULES
 
 
-def rows(op: Op, graph: Graph, mesh: Mesh, infinite: Collection[int] = ()) -> Rows:
-    """Every choice of one signature per axis in which each rank has a non-empty piece of every tensor; one object for
-    ops that are alike. `infinite` are the graph's tensors that hold infinities (`infinite_tensors`)."""
+def option_rows(op: Op, graph: Graph, mesh: Mesh, infinite: Collection[int] = ()) -> OptionRows:
+    """Returns every choice of one signature per axis that leaves no rank's shard of a tensor empty.
+
+    `infinite` are the graph's tensors that may contain infinities (`infinite_tensors`). Ops that are alike share one
+    object."""
     return _rows(replace(_question(op, graph), infinite=positions(op, infinite)), mesh)
 
 
 def options(op: Op, graph: Graph, mesh: Mesh) -> tuple[Option, ...]:
-    """The same, with layouts."""
-    return _options(rows(op, graph, mesh))
+    """Returns the options of `op` on `mesh` as layouts, in the order of `option_rows`."""
+    return _options(option_rows(op, graph, mesh))
 
 
 def backward(inputs: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> tuple[Layout, ...]:
-    """Layouts of the gradients of all inputs."""
+    """Returns the layouts of the gradients of all inputs, by the table above."""
     states = [np.array([[state_code(state) for state in layout]]) for layout in (*inputs, *outputs)]
     return tuple(decode_layouts(encode_states(column), column.shape[1])[0]
                  for column in _backward(states)[:len(inputs)])
@@ -124,7 +134,7 @@ def _question(op: Op, graph: Graph) -> _Question:
 @lru_cache(maxsize=100_000)
 def _nameless(target: str, slots: tuple[str, ...], args: tuple[tuple[str, Value], ...], reads: Typed, writes: Typed
               ) -> _Question:
-    """Of all ops that are called alike: a rule sees no names."""
+    """Answers for all ops that are called alike: a rule sees no names."""
     inputs, outputs = (tuple(Tensor("", shape, dtype, Kind.RESULT) for shape, dtype in typed)
                        for typed in (reads, writes))
     op = Op("", target, tuple(range(len(inputs))), slots, tuple(range(len(inputs), len(inputs) + len(outputs))), args)
@@ -144,7 +154,7 @@ def _signatures(question: _Question) -> tuple[Signature, ...]:
 
 
 @lru_cache(maxsize=100_000)
-def _rows(question: _Question, mesh: Mesh) -> Rows:
+def _rows(question: _Question, mesh: Mesh) -> OptionRows:
     """Every combination of signatures; the first of those with equal layouts stays."""
     shapes, every = (*question.inputs, *question.outputs), _signatures(question)
     per_axis = [[i for i, s in enumerate(every) if _fits(shapes, s, mesh, a)] for a in range(len(mesh.axes))]
@@ -160,11 +170,11 @@ def _rows(question: _Question, mesh: Mesh) -> Rows:
     first = distinct_rows([*layouts, inner])[0]
     layouts = [column[first] for column in layouts]
     back = [encode_states(states) for states in _backward([column[picked[first]] for column in codes])[:count]]
-    return Rows(every, picked[first], inner[first], tuple(layouts[:count]), tuple(layouts[count:]), tuple(back))
+    return OptionRows(every, picked[first], inner[first], tuple(layouts[:count]), tuple(layouts[count:]), tuple(back))
 
 
 @lru_cache(maxsize=10_000)
-def _options(found: Rows) -> tuple[Option, ...]:
+def _options(found: OptionRows) -> tuple[Option, ...]:
     count, axes = found.picked.shape
     inputs, outputs, gradients = (
         zip(*(decode_layouts(column, axes) for column in columns), strict=True) if columns else [()] * count

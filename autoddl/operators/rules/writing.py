@@ -1,6 +1,6 @@
 """How dimension strings are written: names for dims, tensors side by side, the linear form.
 
-    text([["a", "."], ["a"]], [["a", "."]], " | 0")  ->  "a ., a -> a . | 0"
+    rule_text([["a", "."], ["a"]], [["a", "."]], " | 0")  ->  "a ., a -> a . | 0"
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from autoddl.core.graph import Op, Tensor, Value
 from autoddl.operators.rules.dimension_strings import Rule
 
-__all__ = ["RuleOf", "Tensors", "aligned", "dims_of", "fixed", "form", "get", "ints", "names", "text", "wrap"]
+__all__ = ["RuleOf", "Tensors", "aligned", "dims_of", "fixed", "form", "get", "ints", "names", "rule_text", "wrap"]
 
 Tensors = tuple[Tensor, ...]
 RuleOf = Callable[[Op, Tensors, Tensors], str | Rule]
@@ -20,15 +20,17 @@ def names(count: int, prefix: str = "a") -> list[str]:
     return [f"{prefix}{i}" for i in range(count)]
 
 
-def text(inputs: Iterable[Sequence[str]], outputs: Iterable[Sequence[str]], tail: str = "") -> str:
+def rule_text(inputs: Iterable[Sequence[str]], outputs: Iterable[Sequence[str]], tail: str = "") -> str:
     """The dimension string of tensors given as lists of dims."""
     left, right = (", ".join(" ".join(dims) or "/" for dims in side) for side in (inputs, outputs))
     return f"{left} -> {right}{tail}"
 
 
 def form(inputs: Tensors, outputs: Tensors, products: Iterable[tuple[int, ...]]) -> str:
-    """The form of a sum of products. Only floating tensors are partial sums: others leave their product, and where a
-    product has none left, or an output is not floating, there is no form."""
+    """Returns the linear form of a sum of products of input positions, or ''.
+
+    Only floating tensors can be partial sums, so others leave their product. There is no form where a product has no
+    factor left, or where an output is not floating."""
     kept = [tuple(i for i in term if inputs[i].is_floating) for term in products]
     if not kept or not all(kept) or not all(t.is_floating for t in outputs):
         return ""
@@ -37,7 +39,7 @@ def form(inputs: Tensors, outputs: Tensors, products: Iterable[tuple[int, ...]])
 
 def fixed(inputs: Tensors, outputs: Tensors, tail: str = "") -> str:
     """No dim may be split."""
-    return text((["."] * len(t.shape) for t in inputs), (["."] * len(t.shape) for t in outputs), tail)
+    return rule_text((["."] * len(t.shape) for t in inputs), (["."] * len(t.shape) for t in outputs), tail)
 
 
 def aligned(shape: tuple[int, ...], out: tuple[int, ...], letters: Sequence[str]) -> list[str]:
