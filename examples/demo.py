@@ -27,8 +27,8 @@ from autoddl.cli import plan_tables
 from autoddl.core.errors import MachineError
 from autoddl.cost_models import load_cluster
 from autoddl.launch.launch import Place, launch, leave
-from autoddl.launch.places import places_of
-from autoddl.launch.shaped_network import check_machine, network
+from autoddl.launch.places import network_places
+from autoddl.launch.shaped_network import check_machine, shape_links
 
 CLUSTERS = Path(__file__).parent / "clusters"
 SHAPED, UNSHAPED = CLUSTERS / "rehearsal-2x2-200.yaml", CLUSTERS / "laptop.yaml"
@@ -111,8 +111,8 @@ def placed(cluster: Path, shaped: bool) -> Iterator[list[Place] | None]:
         yield None
         return
     place = load_cluster(cluster)
-    with network(place) as built:
-        yield places_of(built)
+    with shape_links(place) as built:
+        yield network_places(built)
 
 
 def four_processes(plan: autoddl.Plan, places: list[Place] | None, console: Console

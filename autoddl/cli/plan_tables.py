@@ -25,7 +25,7 @@ from autoddl.explain.utilisation import model_flops_utilisation
 
 if TYPE_CHECKING:
     from autoddl.api import Comparison, Raced
-    from autoddl.launch.run import Ran
+    from autoddl.launch.run import TrainingResult
     from autoddl.launch.verify import Verification
 
 __all__ = ["comparison_rows", "comparison_table", "plan_table", "raced_rows", "raced_table", "run_table", "summary",
@@ -120,7 +120,7 @@ def verification_table(checked: "Verification") -> RenderableType:
     return table
 
 
-def run_table(ran: "Ran") -> RenderableType:
+def run_table(ran: "TrainingResult") -> RenderableType:
     table = grid()
     steps = f"{len(ran.losses)} steps on {ran.ranks} ranks"
     table.add_row("loss", f"{ran.losses[0]:.6f} -> {ran.losses[-1]:.6f} in {steps}")

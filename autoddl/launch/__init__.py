@@ -1,9 +1,15 @@
 """Ranks on this machine: run a plan, verify it, rehearse it on shaped links.
 
-Reading order: `launch` (starts ranks and ends them all when one dies), `forked_ranks` (imports torch once for all),
-`worker` and `jobs` (what a rank is told), `train` and `run` (train under a plan), `verify` and `check` (against one
-process), `shaped_network` (network namespaces and `tc`: where links are shaped), `rehearse` and `rehearse_rank` (a run
-on such links), `places` and `machine` (cores and memory here).
+Read in this order:
+
+    launch                    starts ranks, and ends them all when one dies
+    forked_ranks              imports torch once for all ranks, which are forks of one process
+    jobs, worker              the files between a launcher and its ranks, and the program of a rank
+    train, run                train under a plan
+    verify, check             compare a plan with one process
+    shaped_network            network namespaces and `tc`: links are shaped here
+    rehearse, rehearse_rank   a run on shaped links
+    places, machine           where ranks start, and the cores and memory of this machine
 
 Others use `launch.launch`, `run.run`, `verify.verify`, `rehearse.rehearse`. May import `runtime` and all below it.
 """

@@ -1,4 +1,9 @@
-"""The protocol between a launcher and its ranks: a job file in, a result file out."""
+"""The protocol between a launcher and its ranks: a job file in, a result file of every rank out.
+
+    job.json            one object: the task, and `folder`, where all files are
+    result-RANK.json    the result of the rank
+    losses-RANK         the losses of the rank, a line each, while it trains
+"""
 
 import json
 import os
@@ -18,8 +23,9 @@ Job = dict[str, Any]
 
 
 def serve(work: Callable[[Job, Path], Any]) -> None:
-    """Run `work(job, where losses go, line by line)` of the job that the command line names; its result, or one clear
-    error, goes into the job's folder."""
+    """Runs `work(job, file of this rank's losses)` for the job that the command line names, and ends this process.
+
+    The result goes into the job's folder; an error becomes one line for the launcher."""
     job: Job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     rank, folder = os.environ["RANK"], Path(job["folder"])
     try:

@@ -1,4 +1,4 @@
-"""Where the ranks of a cluster start on this machine: in the namespaces of its network, or side by side."""
+"""Places of the ranks of a cluster on this machine: in the namespaces of its shaped network, or on loopback."""
 
 import os
 from collections.abc import Iterator
@@ -6,23 +6,23 @@ from contextlib import contextmanager
 
 from autoddl.cost_models import Cluster
 from autoddl.launch.launch import Place
-from autoddl.launch.shaped_network import PORT, Network, Uplink, network
+from autoddl.launch.shaped_network import PORT, ShapedNetwork, Uplink, shape_links
 
-__all__ = ["placed", "places_of"]
+__all__ = ["network_places", "placed"]
 
 
 @contextmanager
 def placed(cluster: Cluster | None) -> Iterator[tuple[tuple[Uplink, ...], list[Place] | None]]:
-    """The uplinks to count on and the place of each rank, while the network of `cluster` stands; of None, neither."""
+    """Builds the network of `cluster`; yields its uplinks and each rank's place, or () and None without a cluster."""
     if cluster is None:
         yield (), None
         return
-    with network(cluster) as built:
-        yield built.uplinks, places_of(built)
+    with shape_links(cluster) as built:
+        yield built.uplinks, network_places(built)
 
 
-def places_of(built: Network) -> list[Place]:
-    """Where `launch` is to start each rank of the network."""
+def network_places(built: ShapedNetwork) -> list[Place]:
+    """Returns the place where `launch` starts each rank of the network."""
     return [Place(("ip", "netns", "exec", node.namespace),
                   {"GLOO_SOCKET_IFNAME": PORT, "MASTER_ADDR": built.nodes[0].address,
                    "LOCAL_RANK": str(at), "LOCAL_WORLD_SIZE": str(node.ranks),

@@ -1,4 +1,4 @@
-"""A plan trained on this machine as if on its cluster: the same ranks, the same launcher, links as slow as there.
+"""Rehearses a plan on this machine as if on its cluster: the same ranks and launcher, on links as slow as there.
 
     step_seconds            of every step, the slowest rank's; the first one also makes the connections
     exposed_seconds         of a step in which a rank waits for collectives, hidden_seconds: in which collectives run
@@ -6,7 +6,7 @@
     collective_mismatches   collectives of a step that the plan has and the record has not, or the other way round
     uplinks                 bytes a step that the plan sends over each uplink, and that the interfaces counted
 
-The ranks share the cores of this machine; so the cluster's device should be a share of one of them.
+The ranks share the cores of this machine, so the cluster's device should be a share of one core.
 """
 
 import json
@@ -31,54 +31,70 @@ from autoddl.launch.launch import launch
 from autoddl.launch.machine import check_ranks, free_bytes
 from autoddl.launch.places import placed
 
-__all__ = ["Crossed", "Rehearsal", "rehearse"]
+__all__ = ["Rehearsal", "UplinkBytes", "rehearse"]
 
 PROCESS_BYTES = 0.25e9
-"""What a rank takes before it has a model: the interpreter and torch."""
+"""Bytes of a rank before it has a model: the interpreter and torch."""
 
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Crossed:
-    """Bytes a step over the uplink of ranks `first` .. `first + ranks - 1` into a unit of `level`.
-
-    `planned` is the payload that leaves, `left` and `entered` what the interfaces counted, with headers.
-    """
+class UplinkBytes:
+    """The bytes of a step over the uplink of some ranks."""
 
     level: str
+    """The level of the cluster into whose unit the uplink leads."""
     first: int
+    """The first of the ranks behind the uplink, which are consecutive."""
     ranks: int
+    """The number of ranks behind the uplink."""
     planned: float
+    """Bytes of payload that leave, as planned."""
     left: float
+    """Bytes that left, as the interface counted them, with headers."""
     entered: float
+    """Bytes that entered, as the interface counted them, with headers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What came of it; `note` says what was not as on the plan's cluster."""
+    """The times, losses and bytes of a rehearsal; the module docstring says over which ranks and steps."""
 
     step_seconds: tuple[float, ...]
+    """Seconds of every step."""
     predicted_seconds: float
+    """Seconds of a step, as the plan predicts."""
     losses: tuple[float, ...]
+    """The loss of every step."""
     collective_mismatches: int
-    uplinks: tuple[Crossed, ...]
+    """The number of kinds of collectives, over all ranks, that differ between plan and record."""
+    uplinks: tuple[UplinkBytes, ...]
+    """Bytes over the uplinks, from the innermost level out."""
     ranks: int
+    """The number of ranks that trained."""
     note: str = ""
+    """How the rehearsal differed from the plan's cluster, in words; empty where it did not."""
     mismatches: tuple[str, ...] = ()
+    """The first 20 of the collectives that differ, a line each."""
     exposed_seconds: float = 0.0
+    """Seconds of a step in which ranks wait for collectives."""
     hidden_seconds: float = 0.0
+    """Seconds of a step in which collectives run while the ranks compute."""
     predicted_exposed_seconds: float | None = None
+    """Exposed seconds on the plan's time line; None where the plan does not contain its graph."""
     predicted_hidden_seconds: float | None = None
+    """Hidden seconds on the plan's time line; None where the plan does not contain its graph."""
     record: str | None = None
+    """The path of the record, if one was asked for."""
 
     @property
     def median_seconds(self) -> float:
-        """The median step after the first."""
+        """Returns the median seconds of a step after the first."""
         return statistics.median(self.step_seconds[1:] or self.step_seconds)
 
     def to_json(self) -> dict[str, Any]:
-        """A loss that is no number is null: JSON has no word for it."""
+        """Returns the fields by name; a loss that is NaN or infinite is None, because JSON has no word for it."""
         losses = tuple(loss if isfinite(loss) else None for loss in self.losses)
         return asdict(self) | {"losses": losses, "median_seconds": self.median_seconds}
 
@@ -86,10 +102,17 @@ class Rehearsal:
 def rehearse(path: Path, plan: Plan, factory: Factory, *, steps: int = 10, lr: float = 1e-3,
              cluster: Path | None = None, shaped: bool = True, timeout: float = 600.0, record: Path | None = None,
              progress: Progress | None = None) -> Rehearsal:
-    """Train `steps` steps on shaped links, of the plan's cluster or of another; unshaped, on plain loopback.
+    """Trains `steps` steps on shaped links, of the plan's cluster or of another, and returns what was measured.
 
-    A collective that takes longer than `timeout` seconds, because a link or a rank is gone, ends the rehearsal. What
-    every rank sends, and when, is written to `record`, for `compare_run`.
+    `path` is the file of `plan`; without `shaped` the links are plain loopback. A collective that takes longer than
+    `timeout` seconds, because a link or a rank is gone, ends the rehearsal. Every message of every rank goes into the
+    file `record`, which `compare_run` reads.
+
+        InputError      this machine cannot run so many ranks, or `steps` is below 2
+        MismatchError   the cluster has another number of devices
+        MachineError    links cannot be shaped here
+
+    The error of a rank that fails is raised as well.
     """
     _check(plan, steps)
     machine, note = _machine(plan, cluster)
@@ -123,7 +146,7 @@ def _check(plan: Plan, steps: int) -> None:
 
 
 def _machine(plan: Plan, path: Path | None) -> tuple[Cluster, str]:
-    """The cluster to build, and what to say if it is not the plan's own."""
+    """The cluster to build, and a note where it is not the plan's own."""
     if path is None:
         if "cluster" not in plan.source:
             raise MismatchError("the plan does not say what its cluster was: give it with --cluster FILE")
@@ -144,7 +167,7 @@ def _losses(folder: Path) -> list[float]:
 def _rehearsal(plan: Plan, found: list[dict[str, Any]], losses: list[float], note: str) -> Rehearsal:
     seconds = tuple(max(step) for step in zip(*(one["step_seconds"] for one in found), strict=True))
     wrong = [f"rank {rank} {text}" for rank, one in enumerate(found) for text in one["mismatches"]]
-    uplinks = tuple(Crossed(**row) for row in found[0]["uplinks"])
+    uplinks = tuple(UplinkBytes(**row) for row in found[0]["uplinks"])
     return Rehearsal(seconds, plan.predicted.seconds, tuple(losses), len(wrong), uplinks, plan.mesh.size, note,
                      tuple(wrong[:20]))
 

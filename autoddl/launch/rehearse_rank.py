@@ -1,8 +1,8 @@
-"""What a rank of a rehearsal runs: `python -m autoddl.launch.rehearse_rank JOB.json`.
+"""The program of a rank of a rehearsal: `python -m autoddl.launch.rehearse_rank JOB.json`.
 
-It trains, as a rank of `run` does, and tells the seconds of each step, whether the last step's collectives were those
-of the plan, and, on rank 0, what crossed the uplinks a step. The first step, in which connections are made, does not
-count there.
+It trains as a rank of `run` does. It returns the seconds of each step, and the collectives of the last step that differ
+from the plan. Rank 0 also returns the bytes per step over the uplinks. These leave out the first step, in which
+connections are made.
 """
 
 import time
@@ -25,11 +25,11 @@ from autoddl.schedule.uplink_bytes import count_uplink_bytes
 __all__ = ["trained"]
 
 DRAIN_SECONDS = 0.1
-"""Longer than a queue of an uplink takes to empty."""
+"""Seconds to wait before counting; the queue of an uplink empties sooner."""
 
 
 def trained(job: dict[str, Any], tell: Callable[[float], None]) -> dict[str, Any]:
-    """AdamW on the factory's batch, step by step; `tell` hears every loss."""
+    """Trains with AdamW on the factory's batch and returns the result of this rank; `tell` receives every loss."""
     plan, factory = load_plan(job["plan"]), Factory(**job["factory"])
     model, batch = built(factory)
     log = recorded(job, plan)

@@ -18,14 +18,14 @@ from autoddl.cost_models import load_cluster
 from autoddl.launch.launch import launch
 from autoddl.launch.machine import most_ranks
 
-__all__ = ["Ran", "run"]
+__all__ = ["TrainingResult", "run"]
 
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """`step_seconds` is the median step after the first; `record` the file with what every rank sent, and when."""
+class TrainingResult:
+    """The result of training: `step_seconds` is the median step after the first, `record` the file of every message."""
 
     losses: tuple[float, ...]
     step_seconds: float
@@ -34,13 +34,17 @@ class Ran:
     record: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """A loss that is no number is null: JSON has no word for it."""
+        """Returns the fields by name; a loss that is NaN or infinite is None, because JSON has no word for it."""
         return asdict(self) | {"losses": tuple(loss if isfinite(loss) else None for loss in self.losses)}
 
 
 def run(path: Path, plan: Plan, factory: Factory, *, steps: int, lr: float, save: Path | None = None,
-        cluster: Path | None = None, record: Path | None = None, progress: Progress | None = None) -> Ran | None:
-    """Train `steps` steps; None on ranks other than the first. `record`: write there what every rank sends."""
+        cluster: Path | None = None, record: Path | None = None, progress: Progress | None = None
+        ) -> TrainingResult | None:
+    """Trains `steps` steps with AdamW and returns the result; None on ranks other than the first.
+
+    `record` is a file for every message of every rank, `save` a folder for a checkpoint. Raises MismatchError where
+    `cluster` is not the plan's, and the error of a rank that fails."""
     if cluster is not None:
         _check_cluster(plan, cluster)
     job = {"task": "train", "plan": str(path.resolve()), "factory": factory.to_json(), "steps": steps, "lr": lr,
@@ -49,7 +53,7 @@ def run(path: Path, plan: Plan, factory: Factory, *, steps: int, lr: float, save
     found = _join(job, plan, tell) if is_rank() else _start(job, plan, tell)
     if found is None:
         return None
-    return Ran(tuple(found["losses"]), found["step_seconds"], plan.predicted.seconds, plan.mesh.size,
+    return TrainingResult(tuple(found["losses"]), found["step_seconds"], plan.predicted.seconds, plan.mesh.size,
                str(record) if record else None)
 
 

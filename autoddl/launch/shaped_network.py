@@ -1,4 +1,4 @@
-"""A cluster's links on this one machine: slow ones really slow, nested ones really nested.
+"""Shapes a cluster's links on this one machine: slow links are really slow, nested levels really nested.
 
     innermost level       a *node*: its ranks share one network namespace and talk over loopback, which is not shaped
     each level further    one bridge per unit, in a namespace of its own; every child has an *uplink* into it, a veth
@@ -36,7 +36,8 @@ from autoddl.core.errors import InputError, MachineError
 from autoddl.core.processes import signals_raise
 from autoddl.cost_models import Cluster, show_rate
 
-__all__ = ["Network", "Node", "Uplink", "check_machine", "layout_of", "network", "remove_stale", "sent_over"]
+__all__ = ["Node", "ShapedNetwork", "Uplink", "check_machine", "plan_network", "remove_stale", "sent_over",
+           "shape_links"]
 
 PORT = "eth0"
 MTU = 9000
@@ -52,7 +53,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A namespace with the ranks `first` .. `first + ranks - 1`."""
+    """A namespace with the ranks `first` .. `first + ranks - 1`, and its IP address."""
 
     namespace: str
     address: str
@@ -62,24 +63,28 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Uplink:
-    """The port of one child of a unit of `level`; `first` and `ranks` stand behind it, `rate` is bytes per second.
-
-    `interface` in `namespace` is the child's end, `port` in `parent` the other: what leaves the child is sent by the
-    first, what enters it by the second.
-    """
+    """The veth pair between one child of a unit of a level and that unit's bridge."""
 
     level: str
+    """The name of the level."""
     first: int
+    """The first of the ranks behind the uplink, which are consecutive."""
     ranks: int
+    """The number of ranks behind the uplink."""
     rate: float
+    """Bytes per second in each direction."""
     namespace: str
+    """The namespace of the child."""
     interface: str
+    """The child's end, which sends the traffic that leaves the child."""
     parent: str
+    """The namespace of the unit's bridge."""
     port: str
+    """The bridge's end, which sends the traffic that enters the child."""
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class ShapedNetwork:
     """Nodes by rank, uplinks from the innermost level out, and the namespaces of the bridges."""
 
     nodes: tuple[Node, ...]
@@ -87,11 +92,14 @@ class Network:
     switches: tuple[str, ...]
 
     def node_of(self, rank: int) -> Node:
+        """Returns the node of a rank."""
         return next(node for node in self.nodes if node.first <= rank < node.first + node.ranks)
 
 
-def layout_of(cluster: Cluster, name: str) -> Network:
-    """The network of `cluster` as a value: nothing is built yet."""
+def plan_network(cluster: Cluster, name: str) -> ShapedNetwork:
+    """Returns the network of `cluster` as a value, with namespaces whose names begin with `name`; builds nothing.
+
+    Raises InputError where the cluster has no links to shape, or one that is too fast to be shaped."""
     per_node, units = cluster.levels[0].size, cluster.units
     nodes = tuple(Node(f"{name}-n{k}", f"10.99.{k // 250}.{k % 250 + 1}", k * per_node, per_node)
                   for k in range(cluster.size // per_node))
@@ -110,7 +118,7 @@ def layout_of(cluster: Cluster, name: str) -> Network:
         raise InputError(f"cluster {cluster.name} has no links to shape: its ranks share one node. The innermost level "
                          "is a node, whose ranks talk over loopback; add a level of several nodes outside it, and for "
                          "nodes of one rank write {name: node, size: 1, ...} first")
-    return Network(nodes, tuple(uplinks), tuple(switches))
+    return ShapedNetwork(nodes, tuple(uplinks), tuple(switches))
 
 
 def _rate(cluster: Cluster, index: int) -> float:
@@ -126,7 +134,7 @@ def _rate(cluster: Cluster, index: int) -> float:
 
 
 def check_machine() -> None:
-    """MachineError unless namespaces can be made and links shaped here."""
+    """Raises MachineError unless namespaces can be made and links shaped here."""
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if missing:
         raise MachineError(f"shaping links needs {' and '.join(missing)}: install iproute2, or rehearse without "
@@ -137,11 +145,14 @@ def check_machine() -> None:
 
 
 @contextmanager
-def network(cluster: Cluster) -> Iterator[Network]:
-    """The shaped links of `cluster`, gone again on every way out; SIGTERM and SIGHUP leave by SystemExit."""
+def shape_links(cluster: Cluster) -> Iterator[ShapedNetwork]:
+    """Builds the shaped links of `cluster`, and removes them again on every way out.
+
+    SIGTERM and SIGHUP leave by SystemExit. Raises InputError as `plan_network` does, and MachineError where this
+    machine cannot shape links."""
     check_machine()
     name = f"{_owner()}-{next(_SERIALS)}"
-    planned = layout_of(cluster, name)
+    planned = plan_network(cluster, name)
     with signals_raise():
         try:
             remove_stale()
@@ -152,8 +163,8 @@ def network(cluster: Cluster) -> Iterator[Network]:
             _remove([space for space in _namespaces() if space.startswith(f"{name}-")])
 
 
-def commands(planned: Network) -> Iterator[tuple[str, ...]]:
-    """What builds the network, in order."""
+def commands(planned: ShapedNetwork) -> Iterator[tuple[str, ...]]:
+    """Yields the commands that build the network, in order."""
     for space in (*(node.namespace for node in planned.nodes), *planned.switches):
         yield "ip", "netns", "add", space
         yield "ip", "-n", space, "link", "set", "lo", "up"
@@ -172,8 +183,9 @@ def commands(planned: Network) -> Iterator[tuple[str, ...]]:
 
 
 def _cable(uplink: Uplink, fed: float) -> Iterator[tuple[str, ...]]:
-    """One veth pair, made inside the namespaces, each end shaped and in its bridge (a node's end has none). What is
-    behind it sends `fed` bytes per second at most from one child."""
+    """Makes one veth pair inside the namespaces, each end shaped and in its bridge; a node's end has no bridge.
+
+    One child behind it sends at most `fed` bytes per second."""
     mtu = ("mtu", str(MTU))
     yield ("ip", "link", "add", uplink.interface, "netns", uplink.namespace, *mtu, "type", "veth",
            "peer", "name", uplink.port, "netns", uplink.parent, *mtu)
@@ -185,14 +197,14 @@ def _cable(uplink: Uplink, fed: float) -> Iterator[tuple[str, ...]]:
 
 
 def _bucket(rate: float, fed: float) -> tuple[str, ...]:
-    """The words of tbf for `rate` bytes per second, where up to `fed` come in."""
+    """The arguments of tbf for `rate` bytes per second, where up to `fed` arrive."""
     burst = max(2 * PACKET, round(rate * 0.25e-3))
     limit = max(2 * burst, round(fed * 5e-3))
     return "tbf", "rate", f"{round(8 * rate)}bit", "burst", str(burst), "limit", str(limit)
 
 
 def sent_over(uplink: Uplink) -> tuple[int, int]:
-    """Bytes that left the child by this uplink, and that entered it, since it was built."""
+    """Returns the bytes that left the child by this uplink, and those that entered it, since it was built."""
     return _sent(uplink.namespace, uplink.interface), _sent(uplink.parent, uplink.port)
 
 
@@ -233,7 +245,7 @@ def _namespaces() -> list[str]:
 
 
 def remove_stale() -> tuple[str, ...]:
-    """Remove the namespaces whose owner is dead, with the processes in them, and say which."""
+    """Removes the namespaces whose owner is dead, with the processes in them, and returns their names."""
     found = []
     for name in _namespaces():
         match = _NAMES.fullmatch(name)

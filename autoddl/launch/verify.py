@@ -1,20 +1,21 @@
-"""A plan against the truth: one process, no layouts, no collectives.
+"""Verifies a plan: runs it on local ranks and compares with one process, which has no layouts and no collectives.
 
     loss_error              |loss of the ranks - loss of one process| / |loss|, the worst rank
-    gradient_error          largest difference of any gradient's piece / the largest gradient
+    gradient_error          largest difference of any gradient's shard / the largest gradient
     collective_mismatches   collectives of a step that the plan has and the record has not, or the other way round
 
-A NaN or an infinity of the ranks is an infinite error; one of the one process leaves nothing to compare with, and is
+A NaN or an infinity of the ranks is an infinite error. One of the single process leaves nothing to compare with, and is
 refused.
 
-One process runs the captured program in float64; the ranks run the plan in float64 on the same batch, with the same
-dropout masks, and each compares what it owns. Of a mixed recipe both run a second time with every dtype replaced by one
-of twice its width, so that its casts are compared too; there float32 rounds, and 1e-6 must hold (`twice_error`). The
-collectives are recorded in a step in the plan's own dtypes.
-Of a plan of m microbatches both run every one: the truth is the mean of m losses, with the masks of each.
+One process runs the captured program in float64. The ranks run the plan in float64 on the same batch, with the same
+dropout masks, and each compares the shards that it stores. The collectives are recorded in a step in the plan's own
+dtypes. With m microbatches the truth is the mean of m losses, each with its own masks.
 
-A plan for more ranks than `max_ranks` runs with the same decisions on a smaller mesh of the same shape: every axis has
-the least size that divides its own, so what was even stays even.
+Under a mixed recipe both run a second time, with every dtype replaced by one of twice its width. This compares the
+casts too. float32 rounds there, so the limit is 1e-6 (`twice_error`).
+
+A plan for more ranks than `max_ranks` runs with the same decisions on a smaller mesh of the same shape. Every axis gets
+the smallest size above 1 that divides its own, so that even shards stay even.
 """
 
 import copy
@@ -41,36 +42,44 @@ if TYPE_CHECKING:
     from autoddl.capture.capture import Captured
     from autoddl.capture.sample import Sample
 
-__all__ = ["Verification", "shrunk", "verify"]
+__all__ = ["Verification", "shrink_plan", "verify"]
 
 EXACT = 1e-9
-"""More than rounding in float64 makes."""
+"""Relative error above that of rounding in float64."""
 
 ROUNDED = 1e-6
-"""More than rounding in float32 makes, where the recipe computes in bfloat16."""
+"""Relative error above that of rounding in float32, for recipes that compute in bfloat16."""
 
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What came of it; `mismatches` says the first of the collectives that differ, `note` what was not as planned."""
+    """The errors of a plan against one process; the module docstring has their formulas."""
 
     loss_error: float
+    """Relative error of the loss."""
     gradient_error: float
+    """Relative error of the gradients."""
     collective_mismatches: int
+    """The number of kinds of collectives, over all ranks, that differ between plan and record."""
     ranks: int
+    """The number of ranks that ran."""
     note: str = ""
+    """How the run differed from the plan, in words; empty where it did not."""
     mismatches: tuple[str, ...] = ()
+    """The first 20 of the collectives that differ, a line each."""
     twice_error: float = 0.0
+    """The larger of both errors with every dtype twice as wide; 0 where the recipe is not mixed."""
 
     @property
     def passed(self) -> bool:
+        """Whether all errors are those of rounding, and no collective differs."""
         return (self.loss_error <= EXACT and self.gradient_error <= EXACT and not self.collective_mismatches
                 and self.twice_error <= ROUNDED)
 
     def to_json(self) -> dict[str, Any]:
-        """An infinite error is null: JSON has no word for it."""
+        """Returns the fields and `passed` by name; an infinite error is None, because JSON has no word for it."""
         errors = {"loss_error": self.loss_error, "gradient_error": self.gradient_error,
                   "twice_error": self.twice_error}
         return asdict(self) | {name: error if isfinite(error) else None for name, error in errors.items()} | {
@@ -79,10 +88,17 @@ class Verification:
 
 def verify(plan: Plan, factory: Factory, *, max_ranks: int = 8, timeout: float = 1800.0,
            progress: Progress | None = None) -> Verification:
-    """Run the plan on local ranks and compare."""
+    """Runs a plan on local ranks and returns how far it is from one process.
+
+    The model and batch are those of `factory`. After `timeout` seconds the ranks are ended. As each part of the work
+    begins, `progress(name, parts done, parts)` is called.
+
+    Raises InputError where the plan needs more than `max_ranks`, MismatchError where it was made for another model, and
+    the error of a rank that fails.
+    """
     tell = progress or (lambda what, done, total: None)
     tell("one process", 0, 2)
-    small, note = shrunk(plan, max_ranks)
+    small, note = shrink_plan(plan, max_ranks)
     small = _seated(small)
     with tempfile.TemporaryDirectory(prefix="autoddl-verify-") as name:
         folder = Path(name)
@@ -101,12 +117,14 @@ def verify(plan: Plan, factory: Factory, *, max_ranks: int = 8, timeout: float =
 
 
 def _worst(errors: list[float]) -> float:
-    """The largest, and infinite where any is NaN, which is not larger than any."""
+    """The largest error; infinite where any is NaN, because NaN is larger than nothing."""
     return max(error if isfinite(error) else inf for error in errors)
 
 
-def shrunk(plan: Plan, max_ranks: int) -> tuple[Plan, str]:
-    """The plan itself, or its decisions on a mesh that fits, and what to say of it."""
+def shrink_plan(plan: Plan, max_ranks: int) -> tuple[Plan, str]:
+    """Returns the plan itself, or its decisions on a mesh of at most `max_ranks`, and a note that says so.
+
+    Raises InputError where the smallest mesh of its shape is larger."""
     if plan.mesh.size <= max_ranks:
         return plan, ""
     sizes = [next((n for n in range(2, axis.size + 1) if axis.size % n == 0), 1) for axis in plan.mesh.axes]
@@ -119,7 +137,7 @@ def shrunk(plan: Plan, max_ranks: int) -> tuple[Plan, str]:
 
 
 def _seated(plan: Plan) -> Plan:
-    """The plan itself, or on the processors where its ranks outnumber the GPUs."""
+    """The plan itself, or the plan on CPUs where its ranks outnumber the GPUs."""
     import torch
 
     return plan if plan.mesh.size <= torch.cuda.device_count() else replace(plan, backend="gloo")
@@ -163,7 +181,7 @@ def _truth(plan: Plan, model: "nn.Module", captured: "Captured", batch: "Sample"
 
 
 def _check_finite(loss: float, gradients: "dict[str, Tensor]") -> None:
-    """Of a model that yields NaN every plan does, and what is wrong cannot be told from what is right."""
+    """Raises InputError where one process yields NaN or infinity: then every plan does, and nothing can be compared."""
     wrong = [] if isfinite(loss) else [f"a loss of {loss}"]
     wrong += [f"a gradient of {name} that is not finite" for name, g in gradients.items() if not g.isfinite().all()]
     if wrong:

@@ -1,7 +1,7 @@
-"""What a launched rank runs: `python -m autoddl.launch.worker JOB.json`.
+"""The program of a rank that trains or is checked: `python -m autoddl.launch.worker JOB.json`.
 
-A job is {"task": "train" or "check", "plan": a file, "factory": {...}, "folder": where results go, ...}. Rank r leaves
-`result-r.json` there, or its one line for the launcher.
+A job is {"task": "train" or "check", "plan": a file, "factory": {...}, "folder": where results go, ...}. Rank r writes
+`result-r.json` there, or one line about its error for the launcher.
 """
 
 from pathlib import Path

@@ -37,8 +37,8 @@ from autoddl.calibrate.machine_speed import pulse, settled
 from autoddl.core.plan import load_plan
 from autoddl.cost_models import load_cluster
 from autoddl.launch.launch import launch
-from autoddl.launch.places import places_of
-from autoddl.launch.shaped_network import network
+from autoddl.launch.places import network_places
+from autoddl.launch.shaped_network import shape_links
 from autoddl.runtime.parallelize import parallelize
 
 __all__ = ["CLUSTERS", "Turns", "contest"]
@@ -78,13 +78,13 @@ def contest(cluster: Path, model: str, plans: dict[str, Path], rivals: Sequence[
     """One process start: `tuning` rounds of all, then `rounds` of the best of each family. Plans are families alone;
     without `update`, theirs end when the gradients are there, as a plan predicts it."""
     place = load_cluster(cluster)
-    with tempfile.TemporaryDirectory(prefix="autoddl-arena-") as folder, network(place) as built:
+    with tempfile.TemporaryDirectory(prefix="autoddl-arena-") as folder, shape_links(place) as built:
         job = {"folder": folder, "model": model, "plans": {name: str(path) for name, path in plans.items()},
                "rivals": [asdict(rival) for rival in rivals], "rounds": rounds, "tuning": tuning,
                "update": update, "ahead": ahead}
         path = Path(folder, "job.json")
         path.write_text(json.dumps(job), encoding="utf-8")
-        launch(place.size, [sys.executable, "-W", "ignore", __file__, str(path)], places=places_of(built))
+        launch(place.size, [sys.executable, "-W", "ignore", __file__, str(path)], places=network_places(built))
         return [Turns(**row) for row in json.loads(Path(folder, "turns.json").read_text())]
 
 

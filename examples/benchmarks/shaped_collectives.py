@@ -25,7 +25,7 @@ import torch.distributed as dist
 from autoddl.cost_models import Cluster, Group, collective, load_cluster
 from autoddl.cost_models.groups import crossings
 from autoddl.launch.launch import Place, launch
-from autoddl.launch.shaped_network import PORT, layout_of, network
+from autoddl.launch.shaped_network import PORT, plan_network, shape_links
 from autoddl.runtime.message_collectives import exchange
 from autoddl.schedule.message_programs import leaving_fraction
 
@@ -52,7 +52,7 @@ def bound(cluster: Cluster, kind: str, nbytes: float, members: int) -> float:
     """Least seconds that the links allow: what must leave a unit over its uplink, the largest over all uplinks."""
     ways = tuple(crossing.ways for crossing in crossings(cluster, Group(((members, 1),))))
     found = []
-    for uplink in layout_of(cluster, "bound").uplinks:
+    for uplink in plan_network(cluster, "bound").uplinks:
         inside = range(uplink.first, uplink.first + uplink.ranks)
         sent = 0.0
         for rank in inside:
@@ -104,7 +104,7 @@ def rank_main(job: dict[str, Any]) -> None:
 def measured(cluster: Cluster, calls: list[tuple[str, int]], repeats: int, members: int) -> Iterator[Row]:
     """Start the ranks of `cluster` on shaped links and time `calls`."""
     ways = [crossing.ways for crossing in crossings(cluster, Group(((members, 1),)))]
-    with tempfile.TemporaryDirectory() as folder, network(cluster) as built:
+    with tempfile.TemporaryDirectory() as folder, shape_links(cluster) as built:
         job = {"folder": folder, "calls": calls, "repeats": repeats, "ways": ways, "members": members}
         path = Path(folder, "job.json")
         path.write_text(json.dumps(job))

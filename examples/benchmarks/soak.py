@@ -28,8 +28,8 @@ from gpt import gpt
 import autoddl
 from autoddl.cost_models import load_cluster
 from autoddl.launch.launch import launch, leave
-from autoddl.launch.places import places_of
-from autoddl.launch.shaped_network import network
+from autoddl.launch.places import network_places
+from autoddl.launch.shaped_network import shape_links
 from autoddl.runtime import checkpoint
 
 CLUSTER = Path(__file__).parent.parent / "clusters" / "rehearsal-2x2-200.yaml"
@@ -118,8 +118,8 @@ def main(steps: int = 500) -> int:
     began = time.time()
     with tempfile.TemporaryDirectory(prefix="autoddl-soak-") as folder:
         plan.save(Path(folder, "plan.json"))
-        with network(cluster) as built:
-            launch(cluster.size, [sys.executable, __file__, folder, str(steps)], places=places_of(built))
+        with shape_links(cluster) as built:
+            launch(cluster.size, [sys.executable, __file__, folder, str(steps)], places=network_places(built))
         ranks = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(cluster.size)]
     took, single = time.time() - began, alone(steps)
     worst = max(abs(a - b) / abs(b) for a, b in zip(ranks[0]["losses"], single, strict=True))

@@ -17,7 +17,7 @@ from autoddl.api import plan
 from autoddl.capture.factory import Factory
 from autoddl.core.errors import MachineError
 from autoddl.launch.rehearse import Rehearsal, rehearse
-from autoddl.launch.run import Ran
+from autoddl.launch.run import TrainingResult
 
 STEPS, TIMEOUT = 6, 5.0
 
@@ -88,6 +88,6 @@ def test_a_link_cut_for_a_moment_only_costs_time(tmp_path: Path) -> None:
 
 def test_losses_that_are_no_numbers_are_json() -> None:
     losses = (1.0, math.nan, math.inf)
-    for found in (Ran(losses, 1.0, 1.0, 2), Rehearsal((1.0,), 1.0, losses, 0, (), 2)):
+    for found in (TrainingResult(losses, 1.0, 1.0, 2), Rehearsal((1.0,), 1.0, losses, 0, (), 2)):
         text = json.dumps(found.to_json(), allow_nan=False)
         assert json.loads(text)["losses"] == [1.0, None, None]

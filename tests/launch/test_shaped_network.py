@@ -18,26 +18,26 @@ from shell import FACTORY, shell
 from autoddl.core.errors import InputError, MachineError
 from autoddl.cost_models import load_cluster
 from autoddl.launch.launch import Place, launch
-from autoddl.launch.shaped_network import check_machine, commands, layout_of, network, remove_stale
+from autoddl.launch.shaped_network import check_machine, commands, plan_network, remove_stale, shape_links
 from autoddl.schedule.uplink_bytes import leaving_bytes
 
 CLUSTERS = Path(__file__).parent.parent.parent / "examples" / "clusters"
 
 
 def test_a_network_has_a_namespace_per_node_and_nested_uplinks() -> None:
-    racks = layout_of(load_cluster(CLUSTERS / "rehearsal-2racks.yaml"), "x")
+    racks = plan_network(load_cluster(CLUSTERS / "rehearsal-2racks.yaml"), "x")
     assert [(node.first, node.ranks, node.address) for node in racks.nodes] == [
         (rank, 1, f"10.99.0.{rank + 1}") for rank in range(4)]
     assert [(u.level, u.first, u.ranks, u.rate, u.namespace, u.parent) for u in racks.uplinks] == [
         *(("rack", k, 1, 50e6, f"x-n{k}", f"x-s1.{k // 2}") for k in range(4)),
         *(("spine", 2 * k, 2, 12.5e6, f"x-s1.{k}", "x-s2.0") for k in range(2))]
-    assert [node.ranks for node in layout_of(cluster(2, 2, "25 MB/s"), "x").nodes] == [2, 2]
+    assert [node.ranks for node in plan_network(cluster(2, 2, "25 MB/s"), "x").nodes] == [2, 2]
 
 
 @pytest.mark.parametrize("name, ranks, nodes", [("4x1-200", 1, 4), ("4x1-400", 1, 4), ("2x2-200", 2, 2),
                                                 ("2racks", 1, 4), ("8x1-200", 1, 8)])
 def test_the_clusters_for_rehearsals_have_links_to_shape(name: str, ranks: int, nodes: int) -> None:
-    built = layout_of(load_cluster(CLUSTERS / f"rehearsal-{name}.yaml"), "x")
+    built = plan_network(load_cluster(CLUSTERS / f"rehearsal-{name}.yaml"), "x")
     assert [node.ranks for node in built.nodes] == [ranks] * nodes
     assert all(12.5e6 <= uplink.rate <= 50e6 for uplink in built.uplinks)
 
@@ -50,16 +50,16 @@ def test_a_rank_starts_in_its_place(tmp_path: Path) -> None:
 
 
 def test_a_port_for_each_rank_adds_up_and_a_shared_one_does_not() -> None:
-    alone, shared, thin = (layout_of(cluster(2, 2, "25 MB/s", more), "x").uplinks[0].rate
+    alone, shared, thin = (plan_network(cluster(2, 2, "25 MB/s", more), "x").uplinks[0].rate
                            for more in ("", ", shared_by: node", ", oversubscription: 4"))
     assert (alone, shared, thin) == (50e6, 25e6, 12.5e6)
 
 
 def test_what_cannot_be_shaped_is_refused() -> None:
     with pytest.raises(InputError, match=r"has uplinks of 100 GB/s.*write a cluster with scaled bandwidths"):
-        layout_of(cluster(1, 4, "100 GB/s"), "x")
+        plan_network(cluster(1, 4, "100 GB/s"), "x")
     with pytest.raises(InputError, match=r"no links to shape: its ranks share one node"):
-        layout_of(cluster(4, 1, "25 MB/s"), "x")
+        plan_network(cluster(4, 1, "25 MB/s"), "x")
     with pytest.raises(InputError, match=r"bandwidth"):
         cluster(1, 4, "0 MB/s")
 
@@ -104,7 +104,7 @@ to.recv(1)
 
 @shaping
 def test_a_link_carries_its_rate() -> None:
-    with network(cluster(1, 2, "12.5 MB/s")) as built:
+    with shape_links(cluster(1, 2, "12.5 MB/s")) as built:
         def inside(node: int, *words: str) -> "subprocess.Popen[str]":
             command = ("ip", "netns", "exec", built.nodes[node].namespace, sys.executable, "-c", *words)
             return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -120,7 +120,7 @@ def test_a_link_carries_its_rate() -> None:
 
 def test_a_thin_uplink_has_a_queue_for_what_comes_from_behind_it() -> None:
     """What a full one drops is sent again, over the links before it."""
-    racks = layout_of(load_cluster(CLUSTERS / "rehearsal-2racks.yaml"), "x")
+    racks = plan_network(load_cluster(CLUSTERS / "rehearsal-2racks.yaml"), "x")
     words = [line for line in commands(racks) if line[0] == "tc"]
     assert {(line[line.index("rate") + 1], line[-1]) for line in words} == {
         ("400000000bit", "250000"), ("100000000bit", "250000")}
@@ -128,7 +128,7 @@ def test_a_thin_uplink_has_a_queue_for_what_comes_from_behind_it() -> None:
 
 @shaping
 def test_an_error_inside_leaves_nothing() -> None:
-    with pytest.raises(ZeroDivisionError), network(cluster(2, 2, "25 MB/s")) as built:
+    with pytest.raises(ZeroDivisionError), shape_links(cluster(2, 2, "25 MB/s")) as built:
         words = ("ip", "netns", "exec", built.nodes[0].namespace, "sh", "-c", "echo inside; exec sleep 600")
         sleeper = subprocess.Popen(words, stdout=subprocess.PIPE)
         output = sleeper.stdout
@@ -145,8 +145,8 @@ OWNER = """
 import signal, sys, time
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
 from autoddl.cost_models import load_cluster
-from autoddl.launch.shaped_network import network
-with network(load_cluster(sys.argv[1])) as built:
+from autoddl.launch.shaped_network import shape_links
+with shape_links(load_cluster(sys.argv[1])) as built:
     print("ready", flush=True)
     time.sleep(600)
 """

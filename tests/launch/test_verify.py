@@ -19,7 +19,7 @@ from autoddl.capture.factory import Factory
 from autoddl.core.errors import InputError
 from autoddl.core.layout import Mesh
 from autoddl.launch.check import _gradient_error
-from autoddl.launch.verify import Verification, _check_memory, _seated, shrunk, verify
+from autoddl.launch.verify import Verification, _check_memory, _seated, shrink_plan, verify
 
 PINS = ["blocks.*.up.weight: pair=S(0)", "blocks.*.down.weight: pair=S(1)", "head.weight: machine=S(0)"]
 
@@ -113,13 +113,13 @@ def test_a_tensor_on_the_meta_device_that_is_no_buffer_is_refused(tmp_path: Path
                                                ("net=2,node=4", "net=2,node=4")])
 def test_a_smaller_mesh_divides_the_plans(mesh: str, smaller: str) -> None:
     plan = replace(planned(Factory.parse(FACTORY), LAPTOP, mesh="machine=2,pair=2"), mesh=Mesh.parse(mesh))
-    assert str(shrunk(plan, 8)[0].mesh) == smaller
+    assert str(shrink_plan(plan, 8)[0].mesh) == smaller
 
 
 def test_too_few_ranks_for_the_shape_is_an_error() -> None:
     plan = planned(Factory.parse(FACTORY), LAPTOP, mesh="machine=2,pair=2")
     with pytest.raises(InputError, match=r"'machine=2,pair=2', needs 4; allow them with --max-ranks 4"):
-        shrunk(plan, 2)
+        shrink_plan(plan, 2)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

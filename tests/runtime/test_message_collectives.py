@@ -15,7 +15,7 @@ from torch import Tensor
 from autoddl.core.layout import Mesh
 from autoddl.cost_models import algorithms, parse_cluster
 from autoddl.launch.launch import Place, launch
-from autoddl.launch.shaped_network import PORT, network
+from autoddl.launch.shaped_network import PORT, shape_links
 from autoddl.runtime.message_collectives import exchange
 from autoddl.runtime.process_groups import Groups
 
@@ -194,7 +194,7 @@ def test_on_shaped_links_messages_beat_the_library(tmp_path: Path) -> None:
     machine = parse_cluster(SLOW.replace("100 kB/s", "1 GB/s").replace("1 kB/s", "12.5 MB/s"), "slow")
     text, found = tmp_path / "slow.yaml", tmp_path / "found"
     text.write_text(machine.to_yaml())
-    with network(machine) as built:
+    with shape_links(machine) as built:
         places = [Place(("ip", "netns", "exec", built.node_of(rank).namespace), {
             "GLOO_SOCKET_IFNAME": PORT, "MASTER_ADDR": built.nodes[0].address, "TORCH_CPP_LOG_LEVEL": "ERROR"})
             for rank in range(4)]
