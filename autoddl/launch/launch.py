@@ -80,13 +80,14 @@ class Place:
 
 def launch(ranks: int, command: Sequence[str], *, timeout: float | None = None, tick: Callable[[], None] | None = None,
            quiet: bool = False, places: Sequence[Place] | None = None, forked: bool = False) -> None:
-    """Run `command` as `ranks` local processes and wait for all; `tick` is called while waiting, `places` has one of
-    each rank.
+    """Runs `command` as `ranks` local processes and waits for all of them; none outlives the call.
 
-    With `forked` the command is `python -m MODULE JOB` of a module with a `main()`: where no place has a prefix, the
-    ranks are forks of one process that imports it (`forked_ranks`).
+    `tick` is called while waiting, `quiet` drops the output of the ranks, and `places` has a place for each rank.
 
-    Raises the failed rank's own error, or MachineError if one died or `timeout` seconds passed. No process stays.
+    With `forked` the command is `python -m MODULE JOB`, and the module has a `main()`. The ranks are then forks of one
+    process that imports it (`forked_ranks`), unless a place has a prefix.
+
+    Raises the failed rank's own error, or MachineError if one died or `timeout` seconds passed.
     """
     given = places or [Place()] * ranks
     with signals_raise(), tempfile.TemporaryDirectory(prefix="autoddl-") as folder:

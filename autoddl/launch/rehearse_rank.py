@@ -75,7 +75,7 @@ def _work(job: dict[str, Any], losses: Path) -> Any:
 
 
 def main() -> None:
-    """Run the job that the command line names, as one rank."""
+    """Runs the job that the command line names, as one rank."""
     serve(_work)
 
 

@@ -20,7 +20,7 @@ def _work(job: Job, losses: Path) -> Any:
 
 
 def main() -> None:
-    """Run the job that the command line names, as one rank."""
+    """Runs the job that the command line names, as one rank."""
     serve(_work)
 
 

@@ -84,8 +84,10 @@ class OptionRows:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """All that the answer depends on; `truths` are the positions of bool tensors, which are never partial sums;
-    `infinite` those of inputs that hold infinities, beside which nothing is one."""
+    """All that the answer depends on.
+
+    `truths` are the positions of bool tensors, which are never partial sums. `infinite` are those of inputs that may
+    contain infinities; no other input of such an op is a partial sum."""
 
     rule: Rule | None
     inputs: Shapes
