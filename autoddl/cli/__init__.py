@@ -1,8 +1,11 @@
 """The shell: every verb parses its arguments, calls one function, and prints.
 
-Reading order: `main` (the table of verbs, errors to exit codes), `options` (`PlanOptions` as shell options), `verbs`
-(plan, show, compare, run, verify), a file for each further verb, and `*_tables` and `picture` (what is printed or
-drawn).
+Read in this order:
 
-To add a verb: a function in a file of its name, and a row of `main.VERBS`. May import everything.
+    main                 the table of verbs, and the exit code of every error
+    options              `PlanOptions` as shell options
+    verbs                plan, show, compare, run, verify; every other verb has a file of its name
+    *_tables, picture    the tables and pictures that verbs print or draw
+
+To add a verb, write a function in a file of its name, and add a row to `main.VERBS`. May import everything.
 """

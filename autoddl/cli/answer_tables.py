@@ -72,6 +72,7 @@ def _more(other: Other, seconds: float) -> str:
 
 
 def proof_table(checked: Proved) -> RenderableType:
+    """Returns the checked bound of a plan: its cost, its gap, and the inequalities that prove it."""
     table = grid()
     table.add_row("bound", f"no plan on {_on(checked.meshes)} takes less than {show_seconds(checked.bound)}, "
                            "under the model")
@@ -94,6 +95,7 @@ def _on(meshes: tuple[str, ...]) -> str:
 
 
 def pins_table(plan: Plan, rows: Sequence[PinPrice]) -> RenderableType:
+    """Returns a row per pin: the seconds of the best plan without it, and the price of the pin."""
     if not rows:
         return "this plan has no pins"
     table = columns("without", "seconds", "the pin costs", "mesh")
@@ -104,6 +106,7 @@ def pins_table(plan: Plan, rows: Sequence[PinPrice]) -> RenderableType:
 
 
 def bytes_table(plan: Plan, points: Sequence[PointOfBytes]) -> RenderableType:
+    """Returns a row per memory budget: the seconds of the best plan and its bound."""
     table = columns("bytes a rank", "seconds", "no less than", "")
     for point in points:
         here = abs(point.seconds - plan.predicted.seconds) <= 1e-9 * point.seconds
@@ -113,6 +116,7 @@ def bytes_table(plan: Plan, points: Sequence[PointOfBytes]) -> RenderableType:
 
 
 def devices_table(points: Sequence[DevicePoint]) -> RenderableType:
+    """Returns a row per number of devices: seconds, memory and mesh of the best plan, or the reason for none."""
     table = columns("devices", "seconds", "memory", "mesh", "device-seconds")
     for point in points:
         if point.seconds is None:
@@ -125,6 +129,7 @@ def devices_table(points: Sequence[DevicePoint]) -> RenderableType:
 
 
 def relaxation_table(rows: Sequence[Relaxation]) -> RenderableType:
+    """Returns a row per change of the question under which a plan would fit."""
     table = columns("it would fit with", "seconds", "memory", "")
     for row in rows:
         seconds = "-" if row.seconds is None else show_seconds(row.seconds)
@@ -133,6 +138,7 @@ def relaxation_table(rows: Sequence[Relaxation]) -> RenderableType:
 
 
 def difference_table(found: Difference) -> RenderableType:
+    """Returns the totals of two plans side by side, and the groups of decisions in which they differ."""
     totals = columns("part", "A", "B")
     for part, a, b, unit in found.totals:
         show = show_seconds if unit == "s" else show_bytes

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from autoddl.explain.compare_run import Compared
     from autoddl.explain.record_statistics import Miss, Pair, Row
 
-__all__ = ["NoRecord", "RecordPath", "compare_run", "record_path"]
+__all__ = ["NoRecord", "RecordPath", "compare_run_verb", "record_path"]
 
 
 Given = Annotated[Path, typer.Argument(metavar="RECORD", help="what `run` or `rehearse` recorded of it")]
@@ -43,7 +43,7 @@ def record_path(plan: Path, given: Path | None, none: bool) -> Path | None:
     return path
 
 
-def compare_run(plan: PlanPath, record: Given,
+def compare_run_verb(plan: PlanPath, record: Given,
                 trace: Annotated[Path | None, typer.Option(metavar="FILE.json", help="both, for Perfetto")] = None,
                 as_json: AsJson = False) -> None:
     """Set a plan beside the record of its run."""

@@ -7,15 +7,15 @@ import typer
 
 from autoddl.cli.options import PlanPath
 
-__all__ = ["draw"]
+__all__ = ["draw_verb"]
 
 Out = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="FILE.svg, FILE.png or FILE.json")]
 
 
-def draw(plan: PlanPath, output: Out) -> None:
+def draw_verb(plan: PlanPath, output: Out) -> None:
     """Draw a plan: time line, memory, seconds by kind."""
-    from autoddl.cli.picture import draw
+    from autoddl.cli.picture import draw_plan
     from autoddl.core.files import check_in_place
     from autoddl.core.plan import load_plan
     check_in_place(output)
-    draw(load_plan(plan), output)
+    draw_plan(load_plan(plan), output)

@@ -13,7 +13,7 @@ from autoddl.cli.output import progress_bar, show
 from autoddl.core.errors import InputError
 from autoddl.core.plan import load_plan
 
-__all__ = ["diff", "explain", "front"]
+__all__ = ["diff_verb", "explain_verb", "front_verb"]
 
 
 Other = Annotated[Path, typer.Argument(metavar="PLAN", help="another")]
@@ -33,7 +33,7 @@ def plain(value: Any) -> dict[str, Any]:
     return found
 
 
-def explain(plan: PlanPath, names: Names = None,
+def explain_verb(plan: PlanPath, names: Names = None,
             proof: Annotated[bool, typer.Option("--proof", help="prove the bound and check the proof")] = False,
             everywhere: Annotated[bool, typer.Option("--every-mesh", help="prove it for all meshes")] = False,
             pins: Annotated[bool, typer.Option("--pins", help="what each pin costs")] = False,
@@ -61,7 +61,7 @@ def explain(plan: PlanPath, names: Names = None,
     show(table, data, as_json)
 
 
-def front(plan: PlanPath,
+def front_verb(plan: PlanPath,
           devices: Annotated[bool, typer.Option("--devices", help="against the number of devices")] = False,
           as_json: AsJson = False) -> None:
     """Seconds against bytes a device, or devices."""
@@ -78,7 +78,7 @@ def front(plan: PlanPath,
     show(table, data, as_json)
 
 
-def diff(a: PlanPath, b: Other, as_json: AsJson = False) -> None:
+def diff_verb(a: PlanPath, b: Other, as_json: AsJson = False) -> None:
     """Say what differs between two plans, and its worth."""
     from autoddl.cli import answer_tables
     from autoddl.explain import diff

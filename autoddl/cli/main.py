@@ -2,8 +2,14 @@
 
 stdout holds the answer, a table or with --json one JSON document; progress, errors and what the user's own code prints
 go to stderr.
-Exit codes: 0 done, 1 verify or compare-run found a difference, 2 wrong input, 3 no plan fits, 4 a process failed,
-130 interrupted before there was an answer.
+Exit codes:
+
+    0     done
+    1     verify or compare-run found a difference
+    2     wrong input
+    3     no plan fits
+    4     a process failed
+    130   interrupted before there was an answer
 """
 
 import atexit
@@ -32,20 +38,20 @@ def _root(debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")
 
 
 VERBS: dict[str, Callable[..., None]] = {
-    "plan": verbs.plan, "show": verbs.show_plan, "compare": verbs.compare, "run": verbs.run, "verify": verbs.verify,
-    "explain": explain.explain, "front": explain.front, "diff": explain.diff, "rehearse": rehearse.rehearse,
-    "measure": measure.measure, "validate": validate.validate, "network": network.network,
-    "compare-run": compare_run.compare_run, "draw": draw.draw,
-    "schedule": schedule.schedule,
+    "plan": verbs.plan_verb, "show": verbs.show_verb, "compare": verbs.compare_verb, "run": verbs.run_verb,
+    "verify": verbs.verify_verb, "explain": explain.explain_verb, "front": explain.front_verb,
+    "diff": explain.diff_verb, "rehearse": rehearse.rehearse_verb, "measure": measure.measure_verb,
+    "validate": validate.validate_verb, "network": network.network_verb,
+    "compare-run": compare_run.compare_run_verb, "draw": draw.draw_verb, "schedule": schedule.schedule_verb,
 }
-"""In the order of `autoddl --help`."""
+"""The function of every verb, in the order of `autoddl --help`."""
 
 for name, verb in VERBS.items():
     app.command(name)(verb)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The program `autoddl`: one line and a code for what went wrong, a traceback only with --debug."""
+    """Runs the program `autoddl`; an error becomes one line and an exit code, and a traceback only with --debug."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     try:
@@ -62,8 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def program() -> NoReturn:
-    """`main` as a process of its own. The operating system takes back what a plan was made of; Python would take it
-    apart object by object, for seconds."""
+    """Runs `main` as a process of its own, and ends without freeing objects one by one, which takes Python seconds."""
     code: object = 0
     try:
         main()

@@ -17,7 +17,7 @@ from autoddl.cost_models import show_bytes, show_rate, show_seconds
 if TYPE_CHECKING:
     from autoddl.calibrate.measure import Measured
 
-__all__ = ["measure"]
+__all__ = ["measure_verb"]
 
 
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="write here instead of into the file")]
@@ -28,7 +28,7 @@ Shaped = Annotated[bool, typer.Option("--shaped", help="all ranks here, on links
                                                        "rehearsals; needs root")]
 
 
-def measure(cluster: ClusterPath, output: Output = None, ranks: Ranks = 1, threads: Threads = 1,
+def measure_verb(cluster: ClusterPath, output: Output = None, ranks: Ranks = 1, threads: Threads = 1,
             seconds: Seconds = 140.0, shaped: Shaped = False, as_json: AsJson = False) -> None:
     """Time the device and links, and write it into the cluster file."""
     from autoddl.calibrate.measure import measure

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from autoddl.explain.communication_share import Share
     from autoddl.explain.data_parallel_work import Traced
 
-__all__ = ["network"]
+__all__ = ["network_verb"]
 
 
 BUILT_IN = ("gpt2-medium", "t5-large")
@@ -33,7 +33,7 @@ Gradient = Annotated[str | None, typer.Option(metavar="DTYPE", help="in which gr
 Host = Annotated[str, typer.Option(help="of the host per operator, which a fast device waits for")]
 
 
-def network(cluster: ClusterPath, model: Model, set_: Set = None, protocol: Protocol = None, ranks: Ranks = None,
+def network_verb(cluster: ClusterPath, model: Model, set_: Set = None, protocol: Protocol = None, ranks: Ranks = None,
             overlap: Overlap = True, gradient: Gradient = None, host: Host = "100 us",
             as_json: AsJson = False) -> None:
     """Table what communication takes of a data parallel step."""
@@ -52,7 +52,7 @@ def network(cluster: ClusterPath, model: Model, set_: Set = None, protocol: Prot
 
 
 def _builder(model: str, texts: list[str]) -> Callable[[], tuple[Any, Any]]:
-    """What makes the model and its sample."""
+    """The function that makes the model and its sample."""
     arguments = settings(texts)
     if model not in BUILT_IN:
         if ":" not in model:

@@ -70,7 +70,7 @@ def _default(one: "Field[Any]") -> Any:
 
 
 def _read(one: "Field[Any]", given: Any) -> Any:
-    """What was written in the shell as the field's value."""
+    """The field's value, from the text written in the shell."""
     if given is None:
         return one.default
     return _numbers(given) if one.name == "microbatches" else given

@@ -1,4 +1,4 @@
-"""What every verb prints: its answer on stdout, its progress on stderr."""
+"""Prints the answer of a verb on stdout and its progress on stderr."""
 
 import json
 import sys

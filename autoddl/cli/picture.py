@@ -1,4 +1,4 @@
-"""A plan as a picture: the predicted step of one rank, its memory over the step, and its seconds by kind.
+"""Draws a plan: the predicted step of one rank, its memory over the step, and its seconds by kind.
 
     time line   a row for computation, one for the collectives over each set of axes, one for waiting
     memory      bytes of a rank, and its budget
@@ -17,14 +17,16 @@ from autoddl.explain.compare_run import foreseen, foreseen_bytes
 from autoddl.schedule.memory_line import MemoryLine
 from autoddl.schedule.timeline import PredictedStep
 
-__all__ = ["KINDS", "draw"]
+__all__ = ["KINDS", "draw_plan"]
 
 KINDS = (".svg", ".png", ".json")
 Bars = dict[str, list[tuple[float, float]]]
 
 
-def draw(plan: Plan, path: Path) -> None:
-    """Write the picture; what kind follows from the name: svg and png by matplotlib, json for Perfetto."""
+def draw_plan(plan: Plan, path: Path) -> None:
+    """Writes the picture of `plan` to `path`: svg or png by matplotlib, json for Perfetto, by the name's ending.
+
+    Raises InputError for another ending."""
     if path.suffix not in KINDS:
         raise InputError(f"{path} ends in {path.suffix or 'nothing'}; a picture is one of {', '.join(KINDS)}")
     line = foreseen(plan)

@@ -28,14 +28,23 @@ if TYPE_CHECKING:
     from autoddl.launch.run import TrainingResult
     from autoddl.launch.verify import Verification
 
-__all__ = ["comparison_rows", "comparison_table", "plan_table", "raced_rows", "raced_table", "run_table", "summary",
-           "text", "verification_table"]
+__all__ = [
+    "comparison_rows",
+    "comparison_table",
+    "plan_table",
+    "raced_rows",
+    "raced_table",
+    "summary",
+    "text",
+    "training_table",
+    "verification_table",
+]
 
 Row = tuple[str, ...]
 
 
 def text(table: RenderableType) -> str:
-    """As it is printed on this terminal, or into a file: wide."""
+    """Renders a table for this terminal, or 200 columns wide for a file."""
     console = Console() if sys.stdout.isatty() else Console(width=200, file=StringIO())
     with console.capture() as captured:
         console.print(table, highlight=False, markup=False)
@@ -76,6 +85,7 @@ def raced_rows(found: Sequence["Raced"]) -> list[dict[str, Any]]:
 
 
 def raced_table(found: Sequence["Raced"]) -> RenderableType:
+    """Returns a row per solver: the seconds of its plan, its bound, and the time it took."""
     table = columns("solver", "plan", "no less than", "took", "")
     for one in found:
         figures = ("-", "-") if one.seconds is None or one.bound is None else (
@@ -91,6 +101,7 @@ def plan_table(plan: Plan) -> RenderableType:
 
 
 def comparison_table(found: Sequence["Comparison"]) -> RenderableType:
+    """Returns a row per plan, with the ratio of its seconds to those of the first."""
     table = columns("plan", "seconds", "ratio", "memory", "mesh", "")
     for one in found:
         ratio = _ratio(one, found[0])
@@ -106,6 +117,7 @@ def _parts(plan: Plan) -> str:
 
 
 def verification_table(checked: "Verification") -> RenderableType:
+    """Returns the errors of a verified plan against one process, and the collectives that differ."""
     table = grid()
     table.add_row("loss", f"{checked.loss_error:.1e} relative error against one process")
     table.add_row("gradients", f"{checked.gradient_error:.1e} of the largest gradient")
@@ -120,7 +132,8 @@ def verification_table(checked: "Verification") -> RenderableType:
     return table
 
 
-def run_table(ran: "TrainingResult") -> RenderableType:
+def training_table(ran: "TrainingResult") -> RenderableType:
+    """Returns the losses and step seconds of a training run."""
     table = grid()
     steps = f"{len(ran.losses)} steps on {ran.ranks} ranks"
     table.add_row("loss", f"{ran.losses[0]:.6f} -> {ran.losses[-1]:.6f} in {steps}")
@@ -228,7 +241,7 @@ def _use(edge: Conversion | None) -> tuple[str, str, str]:
 
 
 def _operators(plan: Plan, names: Mapping[str, str]) -> Table:
-    """What each layer does (an operator that reads parameters bears its layer's name), and the others by kind."""
+    """Decisions by layer (an operator that reads parameters has its layer's name), and the others by kind."""
     owners = {name: fqn.rpartition(".")[0] or fqn for fqn, name in names.items()}
     owner = {c.op: owners[name] for c in plan.conversions if (name := c.tensor.removesuffix(".hub")) in owners}
     layers, others = list[Row](), dict[Row, int]()

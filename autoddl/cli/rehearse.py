@@ -17,10 +17,10 @@ from autoddl.cost_models import show_bytes, show_seconds
 if TYPE_CHECKING:
     from autoddl.launch.rehearse import Rehearsal
 
-__all__ = ["rehearse"]
+__all__ = ["rehearse_verb"]
 
 
-def rehearse(plan: PlanPath, factory: FactoryText, set_: Set = None,
+def rehearse_verb(plan: PlanPath, factory: FactoryText, set_: Set = None,
              cluster: Annotated[Path | None, typer.Option(help="the links of this cluster instead")] = None,
              steps: Annotated[int, typer.Option(min=2, help="training steps")] = 10,
              lr: Annotated[float, typer.Option(help="learning rate of AdamW")] = 1e-3,

@@ -8,7 +8,7 @@ from rich.text import Text
 from autoddl.cli.options import AsJson
 from autoddl.cli.output import show
 
-__all__ = ["schedule"]
+__all__ = ["schedule_verb"]
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="gpipe, 1f1b, interleaved:CHUNKS, zb-h1, zb-h2, zb-v, "
                                                           "dualpipe-v or chimera:PAIRS")]
@@ -16,7 +16,7 @@ Ranks = Annotated[int, typer.Option(min=1, help="ranks, each with one or more st
 Microbatches = Annotated[int, typer.Option(min=1, help="microbatches of a step")]
 
 
-def schedule(name: Name, ranks: Ranks = 4, microbatches: Microbatches = 8, as_json: AsJson = False) -> None:
+def schedule_verb(name: Name, ranks: Ranks = 4, microbatches: Microbatches = 8, as_json: AsJson = False) -> None:
     """Show a pipeline schedule and its time line.
 
     Each pass takes one unit of time, and transfers take none.

@@ -1,5 +1,4 @@
-"""What the tables for people share: their look, and layers folded into ranges (`layers.0-31.q_proj`)."""
-
+"""The look that all tables for people share."""
 
 from rich.table import Table
 

@@ -9,21 +9,21 @@ import typer
 from autoddl.cli.options import AsJson
 from autoddl.cli.output import progress_bar, show
 
-__all__ = ["validate"]
+__all__ = ["validate_verb"]
 
 
 class Rows(StrEnum):
-    """What a row of the table is."""
+    """The kinds of rows that the table may have: one per source, or one per run."""
 
     SOURCE = "source"
     RUN = "run"
 
 
 RunsPath = Annotated[Path, typer.Argument(metavar="RUNS.csv", help="published runs, one per line")]
-By = Annotated[Rows, typer.Option(help="what a row of the table is")]
+By = Annotated[Rows, typer.Option(help="a row per source or per run")]
 
 
-def validate(runs: RunsPath, by: By = Rows.SOURCE, as_json: AsJson = False) -> None:
+def validate_verb(runs: RunsPath, by: By = Rows.SOURCE, as_json: AsJson = False) -> None:
     """Predict published runs and compare with what was measured."""
     from autoddl.cli import validation_tables
     from autoddl.validation.validate import validate as predict

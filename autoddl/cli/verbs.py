@@ -19,11 +19,11 @@ from autoddl.cost_models import Cluster, load_cluster
 from autoddl.launch.launch import leave
 from autoddl.planner.options import PlanOptions
 
-__all__ = ["compare", "plan", "run", "show_plan", "verify"]
+__all__ = ["compare_verb", "plan_verb", "run_verb", "show_verb", "verify_verb"]
 
 
 @takes_options()
-def plan(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, set_: Set = None,
+def plan_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, set_: Set = None,
          output: Annotated[Path | None, typer.Option("-o", "--output", help="write the plan here")] = None,
          relax: Annotated[bool, typer.Option(help="if nothing fits, price what would")] = False,
          compiled: Compiled = False, as_json: AsJson = False) -> None:
@@ -56,14 +56,14 @@ def _place(path: Path, compiled: bool) -> Cluster:
     return as_compiled(load_cluster(path)) if compiled else load_cluster(path)
 
 
-def show_plan(plan: PlanPath, as_json: AsJson = False) -> None:
+def show_verb(plan: PlanPath, as_json: AsJson = False) -> None:
     """Print a plan."""
     read = load_plan(plan)
     show(plan_tables.plan_table(read), plan_tables.summary(read), as_json)
 
 
 @takes_options("overlap")
-def compare(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, set_: Set = None,
+def compare_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, set_: Set = None,
             solvers: Annotated[bool, typer.Option("--solvers", help="compare the solvers on the plan's mesh")] = False,
             compiled: Compiled = False, as_json: AsJson = False) -> None:
     """Set the plan beside data parallel, grids, ZeRO-3 ..."""
@@ -93,7 +93,7 @@ def compare(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, se
         raise problem
 
 
-def run(plan: PlanPath, factory: FactoryText, set_: Set = None,
+def run_verb(plan: PlanPath, factory: FactoryText, set_: Set = None,
         steps: Annotated[int, typer.Option(min=1, help="training steps")] = 10,
         lr: Annotated[float, typer.Option(help="learning rate of AdamW")] = 1e-3,
         save: Annotated[Path | None, typer.Option(help="checkpoint at the end, in this folder")] = None,
@@ -107,11 +107,11 @@ def run(plan: PlanPath, factory: FactoryText, set_: Set = None,
         from autoddl.launch.run import run as train
         ran = train(plan, read, made, steps=steps, lr=lr, save=save, cluster=cluster, record=kept, progress=progress)
     if ran is not None:
-        show(plan_tables.run_table(ran), ran.to_json(), as_json)
+        show(plan_tables.training_table(ran), ran.to_json(), as_json)
     leave(0)
 
 
-def verify(plan: PlanPath, factory: FactoryText, set_: Set = None,
+def verify_verb(plan: PlanPath, factory: FactoryText, set_: Set = None,
            max_ranks: Annotated[int, typer.Option(min=1, help="ranks to start here at most")] = 8,
            as_json: AsJson = False) -> None:
     """Run a plan on local ranks and compare with one process."""
