@@ -1,8 +1,13 @@
 """Times this machine and writes what it found into a cluster file.
 
-Reading order: `measure` (`autoddl measure`: what is timed, in which order), `kernel_cases` and `kernel_timing`,
-`link_timing` and `contention` (ranks that share links or cores), `fits` (curves through the times), `machine_speed`,
-and `request` and `rank` (what the ranks are told, and do).
+Read in this order:
+
+    measure                       `autoddl measure`: starts the ranks and writes the file
+    request, rank                 the question that ranks are asked, and their program
+    kernel_cases, kernel_timing   the kernels that are timed, and how
+    link_timing, contention       collectives, and ranks that share links or cores
+    fits                          constants of levels and hosts that come nearest to the times
+    machine_speed                 the speed of the machine from one minute to the next
 
 Others use `measure.measure`. May import `launch`, `runtime` and all below them.
 """

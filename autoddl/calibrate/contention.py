@@ -1,17 +1,23 @@
-"""What computing and collectives do to each other: how late the last rank comes where ranks share cores (`Host.late`),
-how much longer a step takes beside computation (`Host.busy`), how much longer computation beside it (`Host.drag`), what
-it takes of the computing thread itself (`Host.issue`); and what a step of the library's own rings takes (`Host.turn`).
+"""Measures how computing and collectives slow each other down, and how long a step of the library's own rings takes.
+
+    Host.late    how late the last rank comes where ranks share cores
+    Host.busy    how much longer a step of a collective takes during computation
+    Host.drag    how much longer computation takes during a collective
+    Host.issue   the time that a collective takes from the computing thread
+    Host.turn    the time of a step of the library's own rings
+
+They are computed as follows:
 
     wall(n)   seconds of n products on every rank and a meeting of all     own(n)   those of a processor, times slowdown
     k = median over n, several times, of  (wall(n) - own(n) - (wall(0) - own(0))) / sqrt(own(n))
 
     busy = median over small all-reduces of  (wall while all compute - wall while all wait) / steps
-    drag = median over large all-reduces of  (wall of the work done beside it - wall of the same work after it - host)
+    drag = median over large all-reduces of  (wall of the work done during it - wall of the same work after it - host)
                                              / bytes sent
     issue = median of  own of the thread that starts a bucket's reduction and waits for it
     turn  = median over small all-reduces and all-gathers of the library of  wall / steps
 
-The disturbances of a rank add up as a random walk does, so what they come to grows with the root of the time.
+The disturbances of a rank add up like a random walk, so their sum grows with the square root of the time.
 """
 
 import time
@@ -32,21 +38,21 @@ from autoddl.runtime.redistribute import make_moves
 __all__ = ["busyness", "dragging", "issuing", "lateness", "turning"]
 
 SIDE, PRODUCTS, ROUNDS, PASSES = 128, (10, 40, 160, 640), 15, 4
-"""Of the matrices that ranks multiply before they meet: their side, how many, how often, and passes over all."""
+"""The matrices that ranks multiply before they meet: side, products per round, rounds, and passes over all."""
 SMALL = (2**12, 2**13, 2**14)
-"""Bytes of all-reduces that are messages more than bytes."""
+"""Bytes of all-reduces whose time is that of their messages."""
 LARGE, FLIGHTS = 2**21, 9
-"""Bytes of an all-reduce that work is done beside, and how many of them."""
+"""Bytes of an all-reduce during which work is done, and the number of such all-reduces."""
 MEMBERS, TRIALS = 8, 40
-"""Gradients of a bucket, and how many buckets are handed over."""
+"""Gradients of a bucket, and the number of buckets that are reduced."""
 
 
 def lateness(slowdown: float) -> float:
-    """k, in seconds to the power of 1/2, alike on every rank; `slowdown`: ranks that share a core."""
+    """Returns k (`Host.late`), in s^(1/2), the same on every rank; `slowdown` is the number of ranks per core."""
     square, word = torch.ones(SIDE, SIDE), torch.zeros(1)
 
     def met(products: int, rounds: int) -> tuple[float, float]:
-        """Seconds of a round, and those of a processor, in a mean over the ranks, that it takes by itself."""
+        """Wall seconds of a round, and its CPU seconds as a mean over the ranks."""
         dist.barrier()
         start, own = time.perf_counter(), time.process_time()
         for _ in range(rounds):
@@ -69,7 +75,7 @@ def lateness(slowdown: float) -> float:
 
 
 def busyness() -> float:
-    """Seconds that computing adds to a step of an all-reduce, alike on every rank."""
+    """Returns the seconds that computing adds to a step of an all-reduce, the same on every rank."""
     square, many = torch.ones(SIDE, SIDE), step_count("all-reduce", dist.get_world_size())
 
     def took(buffer: torch.Tensor, computing: bool) -> float:
@@ -93,7 +99,7 @@ def busyness() -> float:
 
 
 def turning() -> float:
-    """Seconds of a step of the library's own rings, alike on every rank."""
+    """Returns the seconds of a step of the library's own rings, the same on every rank."""
     ranks, found = dist.get_world_size(), []
     for nbytes in SMALL * ROUNDS:
         part = torch.zeros(max(1, nbytes // 4 // ranks))
@@ -110,8 +116,10 @@ def turning() -> float:
 
 
 def issuing(groups: Groups, axes: tuple[int, ...], slowdown: float) -> float:
-    """Seconds of the thread that hands the reduction of a bucket over `axes` over and takes it back, in the middle of
-    other work, alike on every rank; `slowdown`: ranks that share a core."""
+    """Returns the seconds of the thread that starts the reduction of a bucket over `axes` and waits for it.
+
+    The thread does other work in between. The seconds are the same on every rank. The number of ranks per core is
+    `slowdown`."""
     square, shape = torch.ones(2 * SIDE, 2 * SIDE), (64,)
     layout = Layout(tuple(P if a in axes else B for a in range(len(groups.mesh.axes))))
     (move,) = make_moves((Step(axes, P, B),), [shape] * MEMBERS, [layout] * MEMBERS, groups)
@@ -128,10 +136,10 @@ def issuing(groups: Groups, axes: tuple[int, ...], slowdown: float) -> float:
 
 
 def dragging(host: Host) -> float:
-    """Seconds by which work takes longer for every byte that a rank sends meanwhile, beside what `host` says that
-    sending takes, alike on every rank.
+    """Returns the seconds by which work takes longer per byte that a rank sends meanwhile, the same on every rank.
 
-    The work is a mixture: a product, a bend, a normalisation and a sum, of what a step has between two collectives."""
+    The seconds that sending itself takes by `host` are subtracted. The work is like that between two collectives of a
+    step: a product, a GELU, a normalisation and a sum."""
     square, rows, buffer = torch.ones(2 * SIDE, 2 * SIDE), torch.randn(4 * SIDE, 4 * SIDE), torch.ones(LARGE // 4)
 
     def work() -> None:

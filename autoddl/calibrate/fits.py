@@ -1,13 +1,14 @@
-"""What the times of collectives say of a level and of a host.
+"""Fits the constants of a level and of a host to the times of collectives.
 
     (bandwidth, latency) = argmin  mean over the points  |log(predicted / measured)|
     call, message        through the medians of  processor  over the small buffers with the fewest and the most steps
     byte                 = median of  (processor - call - message * steps) / bytes sent  over the large ones
-    wait                 the slope through those of  seconds - processor:  what is the same with any number of steps is
-                         that ranks leave the barrier, where the clock starts, one after the other
+    wait                 the slope through the medians of  seconds - processor;  the part that is the same for any
+                         number of steps is the time in which ranks leave the barrier, where the clock starts, one by
+                         one
 
-predicted is `cost_models.collective` with that bandwidth and latency: the price that planning asks for. `processor` are
-the seconds that a rank's process computed during a collective, all its threads together.
+Here predicted is `cost_models.collective` with that bandwidth and latency, which is the price that planning uses. The
+`processor` of a point is the CPU seconds of a rank during a collective, all its threads together.
 """
 
 from collections.abc import Sequence
@@ -17,27 +18,35 @@ from statistics import median
 
 from autoddl.cost_models import Cluster, Group, collective, sent_bytes, step_count
 
-__all__ = ["FEW", "Point", "fitted", "host_of"]
+__all__ = ["FEW", "Point", "fit_level", "host_of"]
 
 FEW, MANY = 2**16, 2**20
-"""Bytes up to which a collective is its messages, and from which on it is its bytes."""
+"""Bytes up to which messages dominate a collective's time, and from which on bytes do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One collective of `nbytes` of full buffer among `ranks`; `processor` are seconds of one rank's."""
+    """The measured time of one collective of one size."""
 
     kind: str
+    """The kind of collective, as in `cost_models`."""
     nbytes: int
+    """Bytes of the full buffer."""
     seconds: float
+    """Seconds until the last rank is done."""
     spread: float
+    """(80th - 20th percentile) / 20th percentile of the rounds."""
     processor: float = 0.0
+    """CPU seconds of one rank, all its threads together."""
     ranks: int = 2
+    """Ranks of the group."""
 
 
 def host_of(points: Sequence[Point]) -> tuple[float, float, float, float] | None:
-    """(call, message, byte), seconds of a rank's processor, and wait, those for which a step waits for none; None where
-    nothing small was timed, or no time passed."""
+    """Returns (call, message, byte, wait) by the formulas above, or None without CPU times of small collectives.
+
+    The first three are CPU seconds of a rank per collective, step and byte. The last is the seconds per step in which
+    its CPU is idle."""
     by_steps: dict[int, list[tuple[float, float]]] = {}
     for p in points:
         if p.nbytes <= FEW and p.processor:
@@ -53,10 +62,11 @@ def host_of(points: Sequence[Point]) -> tuple[float, float, float, float] | None
     return call, message, max(0.0, median(large)) if large else 0.0, wait
 
 
-def fitted(cluster: Cluster, level: str, points: Sequence[Point]) -> dict[str, float]:
-    """The bandwidth and latency with which the model comes nearest to the points, and the mean error that is left: a
-    search over finer and finer steps. A host that is the limit itself tells no bandwidth; what it moves passes through
-    its memory."""
+def fit_level(cluster: Cluster, level: str, points: Sequence[Point]) -> dict[str, float]:
+    """Returns the bandwidth (bytes/s) and latency (s) that come nearest to the points, and the mean error left.
+
+    The search takes finer and finer steps. Where the host is the limit, the points do not determine a bandwidth. It is
+    then at most that of the device's memory, through which all messages pass."""
     at = [one.name for one in cluster.levels].index(level)
     group = Group(((cluster.levels[at].size, cluster.units[at]),))
     bare = replace(cluster.levels[at], protocol=None, efficiency=1.0)

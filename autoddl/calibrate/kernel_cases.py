@@ -1,13 +1,13 @@
-"""What is timed of a device: one operator of every kind of work, at the points of a grid of sizes.
+"""Lists the kernels that are timed on a device: one operator of every kind of work, at the points of a grid of sizes.
 
-    products        m, n, k      of `sides` and `wide`             linear, whose n is a vocabulary; bmm of BATCH pairs
+    products        m, n, k      of `sides` and `widths`           linear, whose n is a vocabulary; bmm of BATCH pairs
     convolutions    (pixels, 9 * channels in, channels out)        3 x 3, of one padding
     attention       queries and head size                          causal and full, HEADS heads
-    memory          bytes                                          one operator of each kind of `kinds`, rows of ROW;
+    memory          bytes                                          one operator of each of `kernel_kinds`, rows of ROW;
                                                                    rows of BLOCK looked up
 
-Which kernels an operator has, what they are called and how much they work is asked of the planner itself (`kernels`),
-so a point of a curve means what a price asks for.
+The kernels of an operator, their names and their work are those of the planner itself (`kernels`). So a point of a
+curve means the same as in a price.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,8 +28,23 @@ from autoddl.operators.kernels import custom_ops
 from autoddl.operators.work import base, work
 from autoddl.pricing.price import kernel_of
 
-__all__ = ["SMALL", "USUAL", "Case", "Known", "Scale", "batch_normalise", "cases", "causal", "convolution", "gather",
-           "index", "kernels", "mean", "normalise", "pool"]
+__all__ = [
+    "SMALL",
+    "USUAL",
+    "Case",
+    "Known",
+    "Scale",
+    "batch_normalise",
+    "cases",
+    "causal",
+    "convolution",
+    "gather",
+    "index",
+    "kernels",
+    "layer_normalise",
+    "mean",
+    "pool",
+]
 
 BATCH, HEADS, ROW, BLOCK, IMAGES, PIXELS = 16, 8, 256, 2**14, 8, 64
 
@@ -39,16 +54,20 @@ Known = dict[tuple[Callable[..., Tensor], torch.dtype], Graph]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How large the grids are: sides m and k of products, `wide` their n, all sides of batched ones, (pixels along a
-    side, channels in, channels out) of convolutions, (queries, head sizes) of attention, elements of what is bound by
-    memory."""
+    """The grids of sizes at which kernels are timed."""
 
     sides: tuple[int, ...]
-    wide: tuple[int, ...]
+    """m and k of products."""
+    widths: tuple[int, ...]
+    """n of products."""
     batched: tuple[int, ...]
+    """m, n and k of batched products."""
     convolution: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    """Pixels along a side, channels in and channels out of convolutions."""
     attention: tuple[tuple[int, ...], tuple[int, ...]]
+    """Queries and head sizes of attention."""
     elements: tuple[int, ...]
+    """Elements of kernels that are bound by memory."""
 
 
 USUAL = Scale((1, 16, 64, 256, 1024), (1, 16, 64, 256, 1024, 4096), (1, 16, 64, 256),
@@ -59,8 +78,8 @@ SMALL = Scale((32,), (32,), (16,), ((4,), (3,), (8,)), ((16,), (8,)), (2**10,))
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`op` of tensors of `shapes`, and then of whole numbers below `below` in a tensor of `indices`; in a graph the
-    operator is called `target`."""
+    """An operator with its inputs: `op` on tensors of `shapes`, then on a tensor of shape `indices` of integers below
+    `below`. In a graph the operator is called `target`."""
 
     target: str
     op: Callable[..., Tensor]
@@ -69,7 +88,7 @@ class Case:
     below: int = 1
 
     def tensors(self, noise: Tensor) -> list[Tensor]:
-        """Fresh inputs with gradients, of the values of `noise`; then the indices."""
+        """Returns new inputs that require gradients, with the values of `noise`; then the indices."""
         made = [noise[: prod(shape)].clone().view(shape).requires_grad_() for shape in self.shapes]
         return made + ([] if self.indices is None else [torch.randint(self.below, self.indices, device=noise.device)])
 
@@ -88,8 +107,9 @@ class _Alone(nn.Module):
 
 
 def kernels(case: Case, dtype: torch.dtype, known: Known) -> tuple[Kernel, tuple[Kernel, ...]]:
-    """The kernels that the planner prices, forward and backward. `known` gathers what was captured: an operator that
-    takes the case's tensors alone is the same graph at every size."""
+    """Returns the kernels that the planner prices, forward and backward.
+
+    `known` collects captured graphs: an operator that reads only the case's tensors has one graph for all sizes."""
     if (graph := known.get((case.op, dtype))) is None:
         sample = () if case.indices is None else (torch.zeros(case.indices, dtype=torch.int64, device="meta"),)
         graph = capture(_Alone(case, dtype), Sample(sample)).graph
@@ -105,8 +125,8 @@ def kernels(case: Case, dtype: torch.dtype, known: Known) -> tuple[Kernel, tuple
 
 
 def cases(scale: Scale) -> Iterator[Case]:
-    """All that is timed of one dtype."""
-    for m, n, k in product(scale.sides, scale.wide, scale.sides):
+    """Yields all cases of one dtype."""
+    for m, n, k in product(scale.sides, scale.widths, scale.sides):
         yield Case("aten.linear", F.linear, ((m, k), (n, k)))
     for m, n, k in product(scale.batched, repeat=3):
         yield Case("aten.bmm", torch.bmm, ((BATCH, m, k), (BATCH, k, n)))
@@ -120,7 +140,7 @@ def cases(scale: Scale) -> Iterator[Case]:
 
 
 def _memory(rows: int) -> Iterator[Case]:
-    """One operator of each kind on (rows, ROW); images of the same size, a table that is gathered from."""
+    """One operator of each kind on (rows, ROW), on images of the same size, and on a table that is gathered from."""
     wide, side = ((rows, ROW),), max(2, int((rows * ROW / PIXELS) ** 0.5))
     image = (1, PIXELS, side, side)
     yield Case("aten.add", torch.add, wide * 2)
@@ -128,7 +148,7 @@ def _memory(rows: int) -> Iterator[Case]:
     yield Case("aten.neg", torch.neg, wide)
     yield Case("aten.gelu", F.gelu, wide)
     yield Case("aten.mean", operators.mean, wide)
-    yield Case("aten.layer_norm", operators.normalise, (*wide, (ROW,), (ROW,)))
+    yield Case("aten.layer_norm", operators.layer_normalise, (*wide, (ROW,), (ROW,)))
     yield Case("aten._native_batch_norm_legit_functional", operators.batch_normalise, (image, (PIXELS,), (PIXELS,)))
     for row in (ROW, BLOCK):
         if found := rows * ROW // row:
@@ -140,22 +160,27 @@ def _memory(rows: int) -> Iterator[Case]:
 
 
 def convolution(x: Tensor, weight: Tensor) -> Tensor:
+    """Returns a 2-D convolution with a padding of one pixel."""
     return F.conv2d(x, weight, padding=1)
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Returns causal attention."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def mean(x: Tensor) -> Tensor:
+    """Returns the mean of every row."""
     return x.mean(-1, keepdim=True)
 
 
-def normalise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def layer_normalise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Returns the layer norm of every row."""
     return F.layer_norm(x, x.shape[-1:], weight, bias)
 
 
 def batch_normalise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Returns the training batch norm, as capture writes it."""
     mean, variance = torch.zeros_like(weight), torch.ones_like(weight)
     found: tuple[Tensor, ...] = torch.ops.aten._native_batch_norm_legit_functional(
         x, weight, bias, mean, variance, True, 0.1, 1e-5)
@@ -163,12 +188,15 @@ def batch_normalise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def gather(weight: Tensor, indices: Tensor) -> Tensor:
+    """Returns rows of a table, as an embedding."""
     return F.embedding(indices, weight)
 
 
 def index(x: Tensor, indices: Tensor) -> Tensor:
+    """Returns rows of a tensor, by indexing."""
     return x[indices]
 
 
 def pool(x: Tensor) -> Tensor:
+    """Returns the maximum of every window of 2 x 2 pixels."""
     return F.max_pool2d(x, 2)

@@ -1,18 +1,21 @@
-"""Times a device's kernels: every case in turn, again and again, and of each the low end.
+"""Times a device's kernels: every case in turn, in many rounds, and takes the low end of each.
 
     seconds of a point = the 20th percentile over the rounds        spread = (80th - 20th percentile) / 20th
 
-Where ranks share a core, the others' work is no disturbance but the usual state: there it is the median. Every rank
-begins its rounds elsewhere (`first`): ranks that compute are seldom at the same kernel, and two threads of one core
-that are get less done than two that are not.
+Where ranks share a core, the work of the others is no disturbance but the usual state, so the median is taken. Every
+rank starts its rounds at another case (`first`), because ranks of a run are seldom at the same kernel. Two threads of
+one core get less done when they are.
 
-A round goes once through all cases, so that a disturbance of seconds touches one round and not one curve; on a CPU each
-case is timed beside a pulse, by which longer ones are taken out (`pulse`). Each time, as
-many instances of the operator run as fill half of a large cache: forward on an input that was just read, as in a model,
-and with their other inputs new; backward in one call of autograd, on what was kept long ago. On a CPU with one thread
-the seconds are those of the process, which other processes touch little; where more ranks run than cores, each has that
-part of a core. With more threads they are wall-clock seconds, as on a GPU, from one synchronisation to the next (the
-instances run back to back; not run on a GPU so far).
+A round goes once through all cases, so that a disturbance of some seconds spoils one round and not one curve. Longer
+disturbances are removed on a CPU by a pulse next to each case (`machine_speed`).
+
+    instances   as many of the operator as fill half of a large cache, one after the other
+    forward     on an input that was just read, as in a model; the other inputs are new
+    backward    one call of autograd, on tensors that were saved long ago
+    clock       CPU seconds of the process where it has one thread, which other processes hardly change; where there are
+                more ranks than cores, times the ranks per core
+                wall-clock seconds with more threads
+                wall-clock seconds from one synchronisation to the next on a GPU (not run on a GPU so far)
 """
 
 import time
@@ -28,17 +31,17 @@ import torch
 from torch import Tensor
 
 from autoddl.calibrate.kernel_cases import USUAL, Case, Known, Scale, cases, kernels
-from autoddl.calibrate.machine_speed import pulse, settled, steadied
+from autoddl.calibrate.machine_speed import correct_for_pulses, median_pulse, pulse
 from autoddl.cost_models import Kernel
 
-__all__ = ["FEWEST", "Timed", "clock_of", "low", "measure_kernels", "rows_of", "spread"]
+__all__ = ["FEWEST", "Timed", "clock_of", "curve_rows", "low", "measure_kernels", "spread"]
 
 WORKING_SET = 8 * 2**20
-"""Bytes of the instances together."""
+"""Bytes of all instances together."""
 MOST, FEWEST = 16, 3
-"""Instances at most, rounds at least."""
+"""The most instances, and the fewest rounds."""
 MEETINGS = 4
-"""How often in a round all ranks take the pulse together."""
+"""Times per round at which all ranks measure the pulse together."""
 
 Clock = Callable[[], float]
 Progress = Callable[[str, int, int], None]
@@ -51,7 +54,7 @@ class Timed:
     kernel: Kernel
     seconds: list[float] = field(default_factory=list)
     beside: list[int] = field(default_factory=list)
-    """Which pulse was taken before it."""
+    """The index of the pulse before each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +72,18 @@ class _Point:
 
 
 def low(values: Sequence[float], part: float = 0.2) -> float:
-    """The 20th percentile, or another one."""
+    """Returns the 20th percentile of the values, or the one at the fraction `part`."""
     return sorted(values)[int(part * (len(values) - 1) + 0.5)]
 
 
 def spread(values: Sequence[float]) -> float:
-    """(80th - 20th percentile) / 20th."""
+    """Returns (80th - 20th percentile) / 20th percentile of the values."""
     ordered = sorted(values)
     return (ordered[int(0.8 * (len(values) - 1) + 0.5)] - low(values)) / low(values)
 
 
 def clock_of(device: torch.device, threads: int, slowdown: float) -> Clock:
-    """Seconds so far, for differences; `slowdown`: ranks that share a core."""
+    """Returns a clock, in seconds, of which only differences count; `slowdown` is the number of ranks per core."""
     if device.type == "cuda":
         def synchronised() -> float:
             torch.cuda.synchronize(device)
@@ -94,9 +97,10 @@ def clock_of(device: torch.device, threads: int, slowdown: float) -> Clock:
 def measure_kernels(device: torch.device, dtypes: Sequence[torch.dtype], clock: Clock, seconds: float,
                     scale: Scale = USUAL, progress: Progress | None = None, first: float = 0.0,
                     meet: Callable[[], object] = lambda: None) -> tuple[list[Timed], float]:
-    """All kernels of all cases, timed for `seconds`, and FEWEST rounds, the first to warm up, in any case; and the
-    usual pulse meanwhile, 0 where none is taken: that of ranks that `meet` and take it together, as it is taken later,
-    MEETINGS times in each of FEWEST rounds. A round begins at the part `first` of the cases."""
+    """Times all kernels of all cases, and returns them with the usual pulse meanwhile (0 on a GPU, which has none).
+
+    Timing takes `seconds`, but at least FEWEST rounds, of which the first warms up. For the pulse all ranks `meet`
+    MEETINGS times in each of the first FEWEST rounds. A round starts at the fraction `first` of the cases."""
     began, tell = time.monotonic(), progress or (lambda what, done, total: None)
     known: Known = {}
     points = [_point(case, dtype, known) for dtype in dtypes for case in cases(scale)]
@@ -110,7 +114,7 @@ def measure_kernels(device: torch.device, dtypes: Sequence[torch.dtype], clock: 
                 break
             beats.append(beat())
             if rounds < FEWEST and i % ceil(len(points) / MEETINGS) == 0:
-                met.append((len(beats) - 1, settled(beat, meet)))
+                met.append((len(beats) - 1, median_pulse(beat, meet)))
             _time(point, noise[point.dtype], clock, len(beats) - 1, warm=not rounds)
             tell("timing kernels", min(int(time.monotonic() - began), int(seconds)), int(seconds))
         else:
@@ -120,8 +124,8 @@ def measure_kernels(device: torch.device, dtypes: Sequence[torch.dtype], clock: 
     if device.type != "cpu":
         return found, 0.0
     for timed in found:
-        timed.seconds = steadied([*zip(timed.beside, timed.seconds, strict=True)], beats)
-    return found, median(steadied(met, beats))
+        timed.seconds = correct_for_pulses([*zip(timed.beside, timed.seconds, strict=True)], beats)
+    return found, median(correct_for_pulses(met, beats))
 
 
 def _point(case: Case, dtype: torch.dtype, known: Known) -> _Point:
@@ -133,7 +137,7 @@ def _point(case: Case, dtype: torch.dtype, known: Known) -> _Point:
 
 
 def _time(point: _Point, noise: Tensor, clock: Clock, beat: int, warm: bool) -> None:
-    """One visit, beside pulse `beat`; a first one only warms up."""
+    """Times a case once, after pulse number `beat`; a first time only warms up."""
     case, many = point.case, point.instances()
     made = [case.tensors(noise) for _ in range(many)]
     gradients: list[Tensor] = []
@@ -159,9 +163,10 @@ def _seconds(run: Callable[[], object], clock: Clock) -> float:
     return max(end - start, 1e-9)
 
 
-def rows_of(timed: Sequence[Timed], shared: bool = False) -> list[dict[str, Any]]:
-    """The curves as they are written: one per name and dtype, points row major on their grid. `shared`: ranks share
-    cores."""
+def curve_rows(timed: Sequence[Timed], shared: bool = False) -> list[dict[str, Any]]:
+    """Returns the curves as the file has them: one per name and dtype, with points row-major on their grid.
+
+    `shared` says that ranks share cores."""
     found: dict[tuple[str, str], dict[tuple[float, ...], Timed]] = {}
     for one in timed:
         found.setdefault((one.kernel.name, one.kernel.dtype), {})[one.kernel.sizes] = one

@@ -1,13 +1,16 @@
-"""Times collectives over every level of a cluster; what the levels reach is fitted by `measure_fits`.
+"""Times collectives over every level of a cluster; `fits` turns the times into bandwidths and latencies.
 
     for each level, every group of its children at once, each collective, 4 kB .. 64 MB of full buffer that the level,
     as it is written, carries within LONGEST; where there are several, small ones of all ranks too, for the host's part
 
-They run by the very transport that a plan runs on. A measurement begins at a barrier and ends when the last rank is
-done; of its rounds the low end counts, and the median where ranks share cores. `processor` are the seconds that a
-rank's process computes meanwhile, all its threads together, times the ranks that share a core, and there the median
-counts. Of links that are shaped nothing is written but the host's part: they were made as slow as the file says. By
-gloo on a CPU; by NCCL on a GPU, which has not been run so far."""
+The collectives use the same transport as a plan: gloo on a CPU, NCCL on a GPU (which has not been run so far).
+
+    seconds      from a barrier until the last rank is done: the low end of the rounds, or the median where ranks share
+                 cores
+    processor    CPU seconds of a rank meanwhile, all its threads together, times the ranks per core: the median
+
+For shaped links only the host's part is written, because these links were made as slow as the file says.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from autoddl.calibrate.contention import busyness, dragging, issuing, lateness, turning
-from autoddl.calibrate.fits import FEW, Point, fitted, host_of
+from autoddl.calibrate.fits import FEW, Point, fit_level, host_of
 from autoddl.calibrate.kernel_timing import FEWEST, low, spread
 from autoddl.core.layout import Mesh
 from autoddl.cost_models import Cluster, Group, collective
@@ -32,24 +35,26 @@ __all__ = ["KINDS", "SIZES", "measure_links", "mesh_of"]
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send")
 SIZES = tuple(2**power for power in (12, 14, 16, 18, 20, 22, 24, 26))
 LONGEST = 1.0
-"""Predicted seconds of a collective that is worth its time."""
+"""Predicted seconds above which a collective is not timed."""
 VISIT, MOST = 0.02, 10
-"""Seconds for which a round stays with a collective, and times at most: small ones are the noisiest."""
+"""Seconds that a round spends on one collective, and repetitions at most; small collectives are the noisiest."""
 
 Progress = Callable[[str, int, int], None]
 Job = tuple[tuple[int, ...], str, int]
 
 
 def mesh_of(cluster: Cluster) -> Mesh | None:
-    """One axis per level with more than one child, outermost first; None where there is nobody to talk to."""
+    """Returns a mesh with an axis per level with more than one child, outermost first; None for a single device."""
     text = ",".join(f"{level.name}={level.size}" for level in reversed(cluster.levels) if level.size > 1)
     return Mesh.parse(text) if text else None
 
 
 def measure_links(cluster: Cluster, mesh: Mesh, device: torch.device, seconds: float, sizes: Sequence[int] = SIZES,
                   slowdown: float = 1.0, shaped: bool = False, progress: Progress | None = None) -> dict[str, Any]:
-    """`links`: a row per level; with gloo `host`. Alike on every rank; it takes about `seconds` and at least FEWEST
-    rounds. `slowdown`: ranks that share a core; `shaped`: all levels but the innermost."""
+    """Returns `links`, a row per level, and with gloo `host`; both are the same on every rank.
+
+    Timing takes about `seconds`, and at least FEWEST rounds. The number of ranks per core is `slowdown`; `shaped` says
+    that all levels but the innermost are shaped."""
     every: list[tuple[int, ...]] = [(a,) for a in range(len(mesh.axes))]
     whole = tuple(range(len(mesh.axes)))
     turn = _short(turning()) if cluster.backend == "gloo" else 0.0
@@ -88,12 +93,12 @@ def measure_links(cluster: Cluster, mesh: Mesh, device: torch.device, seconds: f
 
 
 def _short(value: float) -> float:
-    """Four digits."""
+    """Rounds to four digits."""
     return float(f"{value:.4g}")
 
 
 def _foreseen(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...], kind: str, nbytes: int) -> float:
-    """Seconds that the levels as they are written take."""
+    """The seconds that the cluster file predicts."""
     group = Group(tuple((mesh.sizes[a], mesh.strides[a]) for a in axes))
     return collective(cluster, kind, group, float(nbytes)).seconds
 
@@ -106,14 +111,14 @@ def _point(ranks: int, kind: str, nbytes: int, took: Sequence[tuple[float, float
 
 
 def _row(cluster: Cluster, mesh: Mesh, axis: int, points: Sequence[Point]) -> dict[str, Any]:
-    """What is written of a level."""
-    return {"level": mesh.names[axis], "ranks": mesh.sizes[axis], **fitted(cluster, mesh.names[axis], points),
+    """The row of a level in the cluster file."""
+    return {"level": mesh.names[axis], "ranks": mesh.sizes[axis], **fit_level(cluster, mesh.names[axis], points),
             "points": [{"kind": p.kind, "nbytes": p.nbytes, "seconds": p.seconds, "spread": p.spread,
                         "processor": p.processor} for p in points]}
 
 
 def _timed(groups: Groups, device: torch.device, axes: tuple[int, ...], kind: str, nbytes: int) -> tuple[float, float]:
-    """Seconds until the last rank has its part of one collective, and the mean of the ranks' own processors."""
+    """Seconds until the last rank is done with one collective, and the mean of the ranks' CPU seconds."""
     n = prod(groups.mesh.sizes[a] for a in axes)
     whole = torch.ones(max(n, nbytes // 4 // n * n), device=device)
     part = torch.ones(whole.numel() // n, device=device)

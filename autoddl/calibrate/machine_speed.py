@@ -1,14 +1,14 @@
-"""How fast this machine is just now: the seconds of a fixed mixture of work.
+"""Measures how fast this machine is at the moment, by the seconds of a fixed mixture of work: a *pulse*.
 
-A processor that is shared is faster in one minute than in the next, for all kinds of kernels nearly alike. So every
-kernel's time is taken beside a pulse, and a sequence of times, each of its own pulse, is steadied by
+A shared CPU is faster in one minute than in the next, for all kinds of kernels nearly alike. So a pulse is measured
+next to every kernel, and a sequence of times, each with its own pulse, is corrected by
 
-    seconds = taken * (median of all pulses) / (median of the AROUND pulses before and after)
+    seconds = measured * (median of all pulses) / (median of the AROUND pulses before and after)
 
-The mixture runs twice, and the second counts: what ran before has the caches, and a pulse after a training step was a
-fifth slower than one after another pulse, the next still a tenth. So how fast the machine was when a file was measured
-(`measured: pulse`) is what a row of them settles to (`settled`), taken by all ranks together; another such row over
-that is by how much it is slower later.
+The mixture runs twice and the second run counts, because the first finds the caches full of earlier work. A pulse after
+a training step was still a fifth slower than one after another pulse, and the next one a tenth. So a file records the
+median of a row of pulses, which all ranks take together (`measured: pulse`, `median_pulse`). The ratio of a later row
+to it is the slowdown since then.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,16 +17,16 @@ from statistics import median
 import torch
 from torch.nn import functional as F
 
-__all__ = ["pulse", "settled", "steadied"]
+__all__ = ["correct_for_pulses", "median_pulse", "pulse"]
 
 SIDE, ROWS, WIDTH, AROUND = 256, 512, 512, 4
-"""Of the product, and of what is added and bent."""
+"""The side of the product, rows and columns of the other operands, and pulses on each side of a median."""
 ROW = 8
-"""Pulses that are taken in a row."""
+"""Pulses of a row."""
 
 
 def pulse(clock: Callable[[], float]) -> Callable[[], float]:
-    """A function that takes the pulse: two milliseconds of a CPU, after two to warm up."""
+    """Returns a function that measures a pulse by `clock`: two milliseconds of a CPU, after two to warm up."""
     square, rows = torch.randn(SIDE, SIDE), torch.randn(ROWS, WIDTH)
 
     def mixture() -> None:
@@ -46,8 +46,8 @@ def pulse(clock: Callable[[], float]) -> Callable[[], float]:
     return beat
 
 
-def settled(beat: Callable[[], float], meet: Callable[[], object]) -> float:
-    """The median of a row of pulses, each of which begins where all ranks `meet`."""
+def median_pulse(beat: Callable[[], float], meet: Callable[[], object]) -> float:
+    """Returns the median of a row of pulses; all ranks `meet` before each of them."""
     def together() -> float:
         meet()
         return beat()
@@ -55,7 +55,7 @@ def settled(beat: Callable[[], float], meet: Callable[[], object]) -> float:
     return median([together() for _ in range(ROW)])
 
 
-def steadied(taken: Sequence[tuple[int, float]], beats: Sequence[float]) -> list[float]:
-    """(which pulse stood beside it, seconds) of one kernel, as if all pulses were the same."""
+def correct_for_pulses(taken: Sequence[tuple[int, float]], beats: Sequence[float]) -> list[float]:
+    """Returns the seconds of one kernel as if all pulses had been the same; `taken` is (index of pulse, seconds)."""
     usual = median(beats)
     return [seconds * usual / median(beats[max(0, at - AROUND) : at + AROUND + 1]) for at, seconds in taken]

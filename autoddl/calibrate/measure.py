@@ -1,12 +1,12 @@
-"""Measures the device and the links of a cluster, here, and writes what came of it into the cluster's file.
+"""Measures the device and the links of a cluster on this machine, and writes the results into the cluster's file.
 
     alone            the kernels of the device, in one process of `threads` threads
     ranks = N        the same in N processes at once, which share cores and memory; then the links of every level
-    shaped           ranks in network namespaces, on links as slow as the cluster's (`network`): as in a rehearsal
-    under torchrun   the same by the ranks that are there
+    shaped           ranks in network namespaces, on links as slow as the cluster's, as in a rehearsal
+    under torchrun   the same by the ranks that torchrun started
 
-What is written is only what was timed: nothing is invented for a device that is not this one, and a kind of link that
-does not exist here is not timed. A rank runs as `launch` starts it, as it does in a run of a plan.
+The file receives only measured numbers. Nothing is invented for another device, and a kind of link that does not exist
+here is not timed. Ranks are started by `launch`, as in a run of a plan.
 """
 
 import json
@@ -31,34 +31,39 @@ from autoddl.launch.launch import launch
 from autoddl.launch.machine import check_ranks
 from autoddl.launch.places import placed
 
-__all__ = ["SECONDS", "Measured", "measure", "stated", "with_measured"]
+__all__ = ["SECONDS", "Measured", "measure", "strip_measured", "with_measured"]
 
 SECONDS = 140.0
-"""How long it takes by default."""
+"""Seconds that measuring takes by default."""
 
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was written, and where."""
+    """The block `measured:` that was written, and the path of the file."""
 
     path: str
     measured: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the fields by name."""
         return {"path": self.path, "measured": dict(self.measured)}
 
 
 def measure(path: str | Path, *, output: str | Path | None = None, ranks: int = 1, threads: int = 1,
             seconds: float = SECONDS, shaped: bool = False, small: bool = False, progress: Progress | None = None
             ) -> Measured | None:
-    """Measure the cluster of file `path` and write it to `output` (the same file); None on ranks other than the first.
-    `shaped`: as many ranks as the cluster has, on links as slow as it says.
+    """Measures the cluster of file `path` and writes it to `output`, by default the same file.
 
-    Raises InputError where this machine cannot have the cluster's device, or `ranks` are not the cluster's.
+    Measuring takes about `seconds`, with `threads` threads in each of `ranks` processes. With `shaped` there are as
+    many ranks as the cluster has, on links as slow as it says; `small` takes small grids, for tests. Returns None on
+    ranks other than the first.
+
+    Raises InputError where this machine does not have the cluster's device, or where `ranks` is neither 1 nor the
+    cluster's number of devices.
     """
-    text = stated(_read(Path(path)))
+    text = strip_measured(_read(Path(path)))
     cluster = parse_cluster(text, str(path))
     ranks = cluster.size if shaped and ranks == 1 else ranks
     world, here = (int(os.environ.get(name, "1")) if is_rank() else ranks
@@ -97,14 +102,14 @@ def _check(cluster: Cluster, request: Request) -> None:
 
 
 def _join(request: Request, progress: Progress | None) -> dict[str, Any] | None:
-    """This process is a rank already."""
-    from autoddl.calibrate.rank import measured
-    found = measured(request, progress)
+    """Measures on this process, which is a rank already; None on ranks other than the first."""
+    from autoddl.calibrate.rank import measure_on_rank
+    found = measure_on_rank(request, progress)
     return found if os.environ["RANK"] == "0" else None
 
 
 def _start(request: Request, links: Cluster | None, progress: Progress | None) -> dict[str, Any]:
-    """The ranks on this machine; shaped as the `links` of a cluster."""
+    """Starts the ranks on this machine, on links shaped as those of `links`; returns the result of the first."""
     tell, began = progress or (lambda what, done, total: None), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="autoddl-measure-") as name, placed(links) as (_, places):
         job = Path(name, "job.json")
@@ -117,14 +122,15 @@ def _start(request: Request, links: Cluster | None, progress: Progress | None) -
     return found
 
 
-def stated(text: str) -> str:
-    """The text of a cluster file without its block `measured:`."""
+def strip_measured(text: str) -> str:
+    """Returns the text of a cluster file without its block `measured:`."""
     return re.sub(r"(?ms)^measured:.*?(?=^[^\s#]|\Z)", "", text)
 
 
 def with_measured(text: str, cluster: Cluster, found: Mapping[str, Any], source: str) -> str:
-    """`text`, comments and all, with the block at its end; the cluster's own text where the file was written another
-    way. Either reads back."""
+    """Returns `text` with its comments, and with the block `measured:` at its end.
+
+    Where the file's style does not allow that, the text is `cluster.to_yaml()` with the block. Both can be parsed."""
     block = yaml.safe_dump({"measured": dict(found)}, sort_keys=False, default_flow_style=None, width=120)
     whole = f"{text.rstrip()}\n{block}"
     try:

@@ -1,7 +1,7 @@
-"""What a rank of a measurement runs: `python -m autoddl.measure_rank JOB.json`.
+"""The program of a rank of a measurement: `python -m autoddl.calibrate.rank JOB.json`.
 
-All ranks time the same kernels; a point is the median of theirs. Where ranks outnumber the cores, each has that part
-of a core, its seconds are those of its processor times the ranks on one, and each is at another kernel.
+All ranks time the same kernels; a point is the median of the ranks. Where ranks outnumber the cores, they start at
+different kernels, and a rank's seconds are its CPU seconds times the ranks per core.
 """
 
 import os
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from autoddl.calibrate.kernel_cases import SMALL, USUAL
-from autoddl.calibrate.kernel_timing import clock_of, measure_kernels, rows_of
+from autoddl.calibrate.kernel_timing import clock_of, curve_rows, measure_kernels
 from autoddl.calibrate.link_timing import SIZES, measure_links, mesh_of
 from autoddl.calibrate.request import Request, origin
 from autoddl.core.errors import InputError
@@ -24,18 +24,18 @@ from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.launch.jobs import Job, serve
 from autoddl.runtime.world import device_of, join_processes, set_current_device
 
-__all__ = ["measured"]
+__all__ = ["measure_on_rank"]
 
 DTYPES = (torch.float32, torch.bfloat16)
-"""Timed where the device lists a peak of its own for them."""
+"""Dtypes that are timed where the device lists a peak for them."""
 KERNELS = 0.7
-"""Part of the time for kernels where links are timed too."""
+"""The share of the time for kernels where links are timed too."""
 
 Progress = Callable[[str, int, int], None]
 
 
-def measured(request: Request, progress: Progress | None = None) -> dict[str, Any]:
-    """What is written under `measured:`; of all ranks alike."""
+def measure_on_rank(request: Request, progress: Progress | None = None) -> dict[str, Any]:
+    """Measures on this rank and returns the block `measured:`, which is the same on all ranks."""
     began, load = time.monotonic(), os.getloadavg()[0]
     cluster = parse_cluster(request.text, request.source)
     device = _device(cluster, request)
@@ -52,7 +52,7 @@ def measured(request: Request, progress: Progress | None = None) -> dict[str, An
                                    SMALL if request.small else USUAL, progress, first,
                                    dist.barrier if dist.is_initialized() else lambda: None)
     found = {**origin(cluster, request, _processor(device), {"torch": torch.__version__}, load),
-             "seconds": 0.0, "pulse": _middle(usual), "curves": _shared(rows_of(timed, slowdown > 1))}
+             "seconds": 0.0, "pulse": _middle(usual), "curves": _shared(curve_rows(timed, slowdown > 1))}
     if mesh is not None:
         sizes = SIZES[:2] if request.small else SIZES
         found |= measure_links(cluster, mesh, device, request.seconds - share, sizes, slowdown, request.shaped,
@@ -76,7 +76,7 @@ def _device(cluster: Cluster, request: Request) -> torch.device:
 
 
 def _processor(device: torch.device) -> str:
-    """What the machine calls it."""
+    """The machine's own name of the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     info = Path("/proc/cpuinfo")
@@ -105,7 +105,7 @@ def _gathered(value: Any) -> list[Any]:
 
 
 def _work(job: Job, losses: Path) -> Any:
-    return measured(Request(**{key: value for key, value in job.items() if key != "folder"}))
+    return measure_on_rank(Request(**{key: value for key, value in job.items() if key != "folder"}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a rank that measures is asked, and where and when it measured."""
+"""The question that a measuring rank is asked, and the origin of its answer: date, versions, device."""
 
 import platform
 from collections.abc import Mapping
@@ -13,22 +13,29 @@ __all__ = ["Request"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is measured: `text` of the cluster file without what was measured before; `here` ranks of all are on this
-    machine, on links that are `shaped` or not; `small` grids are for tests."""
+    """The question that all ranks of a measurement are asked."""
 
     text: str
+    """The cluster file without its block `measured:`."""
     source: str
+    """The path of the cluster file, for error messages."""
     seconds: float
+    """Seconds that measuring may take."""
     threads: int = 1
+    """Threads of a rank."""
     ranks: int = 1
+    """The number of ranks."""
     here: int = 1
+    """The number of ranks on this machine."""
     shaped: bool = False
+    """Whether the ranks are on shaped links."""
     small: bool = False
+    """Whether the grids are small, for tests."""
 
 
 def origin(cluster: Cluster, request: Request, processor: str, versions: Mapping[str, str], load: float
            ) -> dict[str, Any]:
-    """Date, versions and device of a measurement."""
+    """Returns date, versions and device of a measurement."""
     return {"date": datetime.now().strftime("%Y-%m-%d %H:%M"),
             "versions": {"python": platform.python_version(), **versions},
             "device": {"name": cluster.device.name, "kind": cluster.device.kind, "processor": processor,

@@ -1,8 +1,8 @@
-"""What Megatron-Core does on the device for a mixture of experts, besides the operators of the graph.
+"""Counts the kernels that Megatron-Core runs for a mixture of experts, besides the operators of the graph.
 
-A rank has n rows sent to its e experts and t tokens of its own, rows of width w, between the products of width h; two
-bytes a value. `bias_kernels` has experts with biases and clamped gates. Kernels * values, counted from the operators'
-reads and writes (a mask of one byte is half a value):
+A rank has n rows sent to its e experts, and t tokens of its own. Rows have width w, and width h between the products,
+with two bytes per value. `bias_kernels` is for experts with biases and clamped gates. Kernels, and the values that they
+read and write (a mask of one byte is half a value):
 
     clamp      forward   gate; up (2 n h each); put together (4 n h)                                    3:  8 n h
                backward  two masks, their product, choice; mask, choice; zeros; together                9: 15 n h

@@ -5,8 +5,9 @@
     mlp         up, activation, down; gated: activation(gate) * up; experts: each token through `top` of `experts`
     head        norm, logits, mean loss of the next token
 
-Shapes are those of one microbatch: x is (batch, length, width). Experts get equally many tokens, as the routers of
-benchmarks are forced to give; with `batch` microbatches of as many ranks, tokens of one go to the experts of another.
+Shapes are those of one microbatch: x is (batch, length, width). All experts get the same number of tokens, as the
+routers of benchmarks are forced to do. With `batch` microbatches of as many ranks, tokens of one rank go to the experts
+of another.
 """
 
 from dataclasses import dataclass
@@ -98,8 +99,8 @@ class Attention(nn.Module):
 
 
 class Dense(nn.Module):
-    """One expert that all tokens have; gate and up are one product, columns of both in turn, so that who has a part of
-    the columns has a part of both."""
+    """One expert for all tokens. Gate and up are one product with their columns interleaved, so that a shard of the
+    columns has part of both."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

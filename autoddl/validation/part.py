@@ -68,7 +68,7 @@ class PartChoice:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one part of a model takes of one rank, for one microbatch."""
+    """The seconds, bytes and values of one part of a model on one rank, for one microbatch."""
 
     forward: float = 0.0
     """Seconds of the kernels of forward."""

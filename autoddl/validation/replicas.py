@@ -1,4 +1,4 @@
-"""What replicas of a published run exchange, and what they do to their parameters.
+"""Prices the exchange between replicas of a published run, and the update of their parameters.
 
     replicas    gradients reduced (and parameters gathered) once, beside the last backward where the program does that
     ZeRO-3      two gathers and a reduce-scatter of every layer and microbatch beside its computation, and what the

@@ -1,7 +1,8 @@
 """The parts of a published run: shapes and meshes of layer, embedding and head, and how layers stand in stages.
 
-Experts are cut among replicas first, and what is beyond these over cp, tp or both; a layer's graph has the microbatches
-of all ranks that share its experts. Vocabularies are padded to a multiple of 128 tp, as Megatron-LM does.
+Experts are split over replicas first. Where expert parallelism is larger than the number of replicas, it extends over
+cp, tp or both. A layer's graph has the microbatches of all ranks that share its experts. Vocabularies are padded to a
+multiple of 128 tp, as Megatron-LM does.
 """
 
 from collections.abc import Mapping

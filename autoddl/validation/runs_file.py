@@ -1,7 +1,7 @@
 """Reads a table of published runs: a CSV file -> `Run` values.
 
-Needed columns: source_id, model, layers, hidden, heads, n_gpus, dp, tp, pp, seq, global_batch, gpu_type, iter_time_s.
-`COLUMNS` lists all columns that are read; any other is ignored. An empty field stands for
+`NEEDED` lists the columns that every table must have, `COLUMNS` all columns that are read; any other is ignored. An
+empty field stands for
 
     cp, ep, interleave_vp   1                                 kv_heads   as many as heads
     vocab                   51200 (GPT-2's, padded)           ffn        4 * hidden
@@ -40,7 +40,7 @@ YES, NO = ("1", "1.0", "true", "yes"), ("", "0", "0.0", "false", "no")
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What is known of a model by its name; the fields are those of `Run`."""
+    """Facts about a model that its name tells; the fields are those of `Run`."""
 
     head_dim: int = 0
     window: int = 0
@@ -48,11 +48,11 @@ class ModelFacts:
 
 
 MODELS: Mapping[str, ModelFacts] = {name: ModelFacts(**row) for name, row in read_facts("models.yaml").items()}
-"""Beginning of a model's name -> what is known of it."""
+"""Beginning of a model's name -> the facts about it."""
 
 
 def model_facts(model: str) -> ModelFacts:
-    """Returns what is known of a model by the beginning of its name; the defaults for any other."""
+    """Returns the facts about a model by the beginning of its name; the defaults for any other."""
     return MODELS.get(find_beginning(model, MODELS), ModelFacts())
 
 

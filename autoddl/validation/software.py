@@ -22,7 +22,7 @@ __all__ = ["PROGRAMS", "RECIPES", "Recipe", "Software", "attention_slowdown", "r
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """What a training program does besides the operators of a model."""
+    """The behaviour of a training program beyond the operators of a model."""
 
     fuses: bool = True
     """Whether chains of elementwise operators are one kernel."""
@@ -53,7 +53,7 @@ class Software:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a program recomputes by its recipe for a model on a device; all by the beginnings of their names."""
+    """The recomputation in a program's recipe for a model on a device; all are matched by the beginnings of names."""
 
     program: str
     model: str
@@ -129,7 +129,7 @@ def recomputation_of(run: Run) -> str:
 
 
 def _by_recipe(run: Run) -> str:
-    """What the recipe recomputes; empty where that was not looked up."""
+    """The recomputation of the run's recipe; empty where no recipe was looked up."""
     for recipe in RECIPES:
         names = ((run.framework, recipe.program), (run.model, recipe.model), (run.device, recipe.device))
         if all(find_beginning(text, (name,)) for text, name in names):

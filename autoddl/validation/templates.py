@@ -49,7 +49,7 @@ def _template(name: str, shape: Shape) -> Graph:
 
 
 def _template_shape(shape: Shape) -> Shape:
-    """The same structure with sizes that are products of different primes."""
+    """Returns a shape of the same structure whose sizes are products of different primes."""
     each = 1 if shape.heads == shape.kv_heads else 79
     experts, top_k = (71, 59) if shape.experts else (0, 0)
     return replace(shape, width=103 * 107, heads=73 * each, kv_heads=73, head_dim=83, hidden=97, vocab=89 * 109,

@@ -33,7 +33,7 @@ from torch import Tensor
 from torch_rivals import RATE, Rival, stepper
 
 from autoddl.calibrate.kernel_timing import clock_of
-from autoddl.calibrate.machine_speed import pulse, settled
+from autoddl.calibrate.machine_speed import median_pulse, pulse
 from autoddl.core.plan import load_plan
 from autoddl.cost_models import load_cluster
 from autoddl.launch.launch import launch
@@ -171,10 +171,10 @@ def _play(seats: Sequence[_Seat], rounds: int, ahead: int = 0) -> None:
             if not ahead:
                 seat.seconds.append(seat.turn())
                 continue
-            probe, first = _probe(), _mean(settled(beat, dist.barrier))
+            probe, first = _probe(), _mean(median_pulse(beat, dist.barrier))
             seat.seconds.append(seat.turn(ahead))
             seat.probes.append(max(probe, _probe()))
-            seat.pulses.append((first + _mean(settled(beat, dist.barrier))) / 2)
+            seat.pulses.append((first + _mean(median_pulse(beat, dist.barrier))) / 2)
 
 
 def _mean(value: float) -> float:

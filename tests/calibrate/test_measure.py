@@ -10,11 +10,11 @@ from measured_cluster import COPY, LAPTOP, device, moved, written
 from shell import shell
 from torch.nn import functional as F
 
-from autoddl.calibrate.fits import Point, fitted, host_of
+from autoddl.calibrate.fits import Point, fit_level, host_of
 from autoddl.calibrate.kernel_cases import SMALL, Case, cases, kernels
 from autoddl.calibrate.kernel_timing import low, spread
-from autoddl.calibrate.machine_speed import settled
-from autoddl.calibrate.measure import measure, stated
+from autoddl.calibrate.machine_speed import median_pulse
+from autoddl.calibrate.measure import measure, strip_measured
 from autoddl.core.errors import InputError
 from autoddl.cost_models import Cluster, Kernel, collective, kernel_seconds, least_seconds, load_cluster
 from autoddl.cost_models import parse_cluster as parse
@@ -63,7 +63,7 @@ def test_what_was_measured_round_trips_and_is_part_of_the_fingerprint() -> None:
     cluster = parse(written(), "x")
     assert parse(cluster.to_yaml(), "again") == cluster
     assert cluster.fingerprint != parse(LAPTOP, "x").fingerprint
-    assert stated(written()) == LAPTOP
+    assert strip_measured(written()) == LAPTOP
 
 
 @pytest.mark.parametrize(("changes", "message"), [
@@ -97,7 +97,7 @@ def test_a_link_is_found_again_from_its_own_times() -> None:
     true, group = linked(0.3e9, 2e-4), Group(((2, 1),))
     points = [Point(kind, nbytes, collective(true, kind, group, float(nbytes)).seconds, 0.0)
               for kind in ("all-reduce", "all-gather") for nbytes in (2**12, 2**18, 2**24)]
-    found = fitted(parse(LAPTOP, "x"), "all", points)
+    found = fit_level(parse(LAPTOP, "x"), "all", points)
     assert found["bandwidth"] == pytest.approx(0.3e9, rel=0.05) and found["latency"] == pytest.approx(2e-4, rel=0.05)
     assert found["error"] < 0.02
 
@@ -197,4 +197,4 @@ def test_ranks_keep_what_a_step_frees() -> None:
 def test_a_row_of_pulses_settles() -> None:
     """The first are slower; each begins where all meet."""
     met, beats = list[int](), iter([5.0, 4.0, *[1.0] * 6])
-    assert settled(lambda: next(beats), lambda: met.append(1)) == 1.0 and len(met) == 8
+    assert median_pulse(lambda: next(beats), lambda: met.append(1)) == 1.0 and len(met) == 8

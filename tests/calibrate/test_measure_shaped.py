@@ -9,7 +9,7 @@ from measured_cluster import LAPTOP, device, moved, written
 from sampling import parametrize_or_slow
 from shaping import shaping
 
-from autoddl.calibrate.machine_speed import pulse, steadied
+from autoddl.calibrate.machine_speed import correct_for_pulses, pulse
 from autoddl.calibrate.measure import measure
 from autoddl.core.errors import InputError
 from autoddl.cost_models import kernel_seconds, load_cluster
@@ -28,10 +28,10 @@ def test_times_of_a_slow_minute_are_steadied_by_the_pulses_around_them() -> None
     """One minute in three is twice as slow, and so is the kernel in it."""
     beats = [*[1.0] * 20, *[2.0] * 20, *[1.0] * 20]
     taken = [(at, 0.3 * beat) for at, beat in enumerate(beats)]
-    found = steadied(taken, beats)
+    found = correct_for_pulses(taken, beats)
     assert found[5] == found[30] == found[55] == pytest.approx(0.3)
     odd = list(chain(beats[:5], [9.0], beats[6:]))
-    assert steadied(taken, odd) == pytest.approx(found)
+    assert correct_for_pulses(taken, odd) == pytest.approx(found)
 
 
 def test_a_cluster_at_another_pace_computes_slower_and_its_links_stay() -> None:

@@ -86,8 +86,9 @@ class OptionRows:
 class _Question:
     """All that the answer depends on.
 
-    `truths` are the positions of bool tensors, which are never partial sums. `infinite` are those of inputs that may
-    contain infinities; no other input of such an op is a partial sum."""
+        truths     positions of bool tensors, which are never partial sums
+        infinite   positions of inputs that may contain infinities; no other input of such an op is a partial sum
+    """
 
     rule: Rule | None
     inputs: Shapes
