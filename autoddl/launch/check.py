@@ -1,4 +1,4 @@
-"""Compares one rank's step with the plan and with one process."""
+"""Compares one rank's step with the plan's collectives and with the truth of one process."""
 
 import math
 from collections import Counter
@@ -27,7 +27,9 @@ __all__ = ["check", "mismatches"]
 
 
 def check(job: Job) -> dict[str, Any]:
-    """The collectives of a step against the plan's, then a step in float64 against the truth."""
+    """Runs a step as planned and one in float64; returns the errors of loss and gradients, and the mismatches.
+
+    The errors are those of `verify`. Under a mixed recipe a third step runs with every dtype twice as wide."""
     factory, plan = Factory(**job["factory"]), load_plan(job["plan"])
     model, batch = built(factory, drawn=True)
     parallel = parallelize(model, plan, batch)
@@ -51,7 +53,7 @@ def _errors(factory: Factory, parallel: ParallelModel, wider: Dtypes, path: Path
 
 
 def _gradient_error(parallel: ParallelModel, gradients: dict[str, Tensor]) -> float:
-    """The largest difference of this rank's pieces from the truth's, as a part of the largest gradient there is."""
+    """The largest difference of this rank's shards from the truth's, relative to the largest gradient."""
     largest = max(map(_largest, gradients.values()), default=0.0)
     stored = parallel.plan.index().stored
     worst = 0.0
@@ -66,24 +68,24 @@ def _gradient_error(parallel: ParallelModel, gradients: dict[str, Tensor]) -> fl
 
 
 def _largest(tensor: Tensor) -> float:
-    """The largest magnitude, 0 of no elements; NaN where any is."""
+    """The largest magnitude; 0 where there are no elements, NaN where any is NaN."""
     return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 def _part(difference: float, whole: float) -> float:
-    """`difference` as a part of `whole`; infinite where it is no number, which no comparison finds too large."""
+    """`difference` relative to `whole`; infinite where it is NaN, because no comparison finds NaN too large."""
     return difference / (whole or 1.0) if math.isfinite(difference) else math.inf
 
 
 def _piece(whole: Tensor, layout: Layout, mesh: Mesh, at: tuple[int, ...]) -> Tensor:
-    """The part of a tensor that the rank at `at` holds."""
+    """The shard of a tensor on the rank at coordinate `at`."""
     for dim, (offset, size) in enumerate(extents(tuple(whole.shape), layout, mesh, at)):
         whole = whole.narrow(dim, offset, size)
     return whole
 
 
 def mismatches(parallel: ParallelModel) -> list[str]:
-    """Collectives that the plan has and the record has not, or the other way round."""
+    """Returns a line per kind of collective that the plan has and the recorder has not, or the other way round."""
     def rows(many: Iterable[Any]) -> Counter[str]:
         return Counter(f"{one.direction} {one.kind} over {one.axes} of {one.nbytes} bytes" for one in many)
 

@@ -1,12 +1,9 @@
-"""Processes of this machine, started as torchrun would and ended together.
+"""Starts ranks as processes of this machine, as torchrun would, and ends them together.
 
     with torchrun's environment:  RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT OMP_NUM_THREADS
 
 A rank that fails writes its one line to `$AUTODDL_FAILURES/RANK.json` (`report_failure`). The first failure ends all
-ranks and becomes the launcher's own error; if the launcher dies in whatever way, the kernel ends the ranks.
-
-`is_rank` says whether this process is itself a rank: of torchrun, or of a SLURM step (`srun`), whose names it turns
-into torchrun's.
+ranks and becomes the launcher's own error. If the launcher dies in whatever way, the kernel ends the ranks.
 """
 
 import json
@@ -35,15 +32,15 @@ _Process = subprocess.Popen[bytes] | ForkedRank
 
 FAILURES = "AUTODDL_FAILURES"
 GRACE_SECONDS = 1.0
-"""How long the other ranks have to fall too, so that the cause can be told from its consequences."""
+"""Seconds in which the other ranks may fail too, so that the cause can be told from its consequences."""
 
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
-"""glibc keeps what a step frees, for the next step: asking the kernel for every large tensor anew costs 0.4 s a GB."""
+"""Makes glibc keep freed memory for the next step; asking the kernel for large tensors again costs 0.4 s per GB."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """`kind` is a class of our tree, or "" where the rank left no word."""
+    """The end of a rank that failed: `kind` is a class of `core.errors`, or "" where the rank left no message."""
 
     rank: int
     status: int
@@ -122,7 +119,7 @@ def _start(command: Sequence[str], environment: Mapping[str, str], quiet: bool) 
 
 
 def _outputs(quiet: bool) -> tuple[int | None, int | None]:
-    """Where a rank's output and errors go: what it prints is no part of the launcher's answer."""
+    """File descriptors for stdout and stderr of a rank; stdout is kept free for the launcher's answer."""
     if quiet:
         return subprocess.DEVNULL, subprocess.DEVNULL
     return sys.stderr.fileno() if _has_fileno(sys.stderr) else None, None
@@ -153,7 +150,7 @@ def _watch(processes: Sequence[_Process], folder: str, timeout: float | None, ti
 
 
 def _cause(processes: Sequence[_Process], folder: str) -> _Failure:
-    """The failure that came first: the ranks get a moment to fall, then causes go before consequences."""
+    """The failure that came first: after a moment for all ranks to fail, causes go before consequences."""
     until = time.monotonic() + GRACE_SECONDS
     while time.monotonic() < until and any(process.poll() is None for process in processes):
         time.sleep(0.02)
@@ -177,7 +174,7 @@ def _end(processes: Sequence[_Process]) -> None:
 
 
 def report_failure(error: BaseException) -> None:
-    """Leave this rank's one line for its launcher; without one, nothing."""
+    """Writes this rank's error as one line for its launcher; without a launcher it does nothing."""
     folder = os.environ.get(FAILURES)
     if folder and Path(folder).is_dir():
         kind = type(error).__name__ if isinstance(error, AutoDDLError) else ""
@@ -187,8 +184,9 @@ def report_failure(error: BaseException) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process. A rank that succeeded waits for the others, and torch's teardown, which aborts now and then, is
-    left out."""
+    """Ends this process with an exit code.
+
+    A rank that succeeded waits for the others. torch's teardown, which aborts now and then, is skipped."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_initialized():
         sys.exit(code)

@@ -22,7 +22,9 @@ __all__ = ["built", "one_step", "recorded", "train"]
 
 
 def built(factory: Factory, drawn: bool = False) -> tuple[nn.Module, Sample]:
-    """The factory's model and batch, the same in every process; `drawn`: weights of the meta device get some values."""
+    """Returns the factory's model and batch, the same in every process.
+
+    With `drawn`, weights on the meta device get random values."""
     torch.manual_seed(SEED)
     model, given = factory.build()
     batch = filled(model, as_sample(given) if given is not None else sample_for(model))
@@ -30,7 +32,9 @@ def built(factory: Factory, drawn: bool = False) -> tuple[nn.Module, Sample]:
 
 
 def train(job: Job, tell: Callable[[float], None]) -> dict[str, Any]:
-    """AdamW on the factory's batch; `tell` hears every loss. What cannot be saved to is refused before the first."""
+    """Trains with AdamW on the factory's batch and returns the losses and the median seconds of a step.
+
+    `tell` receives every loss. A folder that cannot be written to is refused before the first step."""
     if job.get("save"):
         checkpoint.check_writable(job["save"])
     plan, factory = load_plan(job["plan"]), Factory(**job["factory"])
@@ -50,7 +54,9 @@ def train(job: Job, tell: Callable[[float], None]) -> dict[str, Any]:
 
 
 def recorded(job: Job, plan: Plan) -> RecordWriter | None:
-    """This rank's part of the record that the job asks for; the first rank makes the file, so before all meet."""
+    """Returns the writer of this rank's part of the record, None where the job asks for none.
+
+    The first rank makes the file, so all ranks call this before they first meet."""
     if not job.get("record"):
         return None
     return RecordWriter(job["record"], plan, int(os.environ["RANK"]), alone=job.get("record_alone", False))
@@ -58,7 +64,7 @@ def recorded(job: Job, plan: Plan) -> RecordWriter | None:
 
 def one_step(parallel: ParallelModel, optimizer: torch.optim.Optimizer, batch: Sample, log: RecordWriter | None,
              number: int) -> tuple[float, float]:
-    """Train on `batch`, step `number` of the run: the loss, and the seconds that it took with the optimizer."""
+    """Runs step `number` on `batch` and returns its loss and its seconds, the optimizer included."""
     recorder = parallel.recorder
     recorder.timed = log is not None
     start = time.perf_counter_ns()
