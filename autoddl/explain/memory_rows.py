@@ -20,12 +20,14 @@ from autoddl.core.graph import Graph, Kind
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import Layout, Mesh, local_shape
 from autoddl.core.plan import Plan
+from autoddl.core.state_layouts import divide_steps, summed_layout
 from autoddl.cost_models import Cluster
-from autoddl.operators.footprints.footprint import Call, Footprint
+from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.storages import Value, contiguous
 from autoddl.operators.footprints.table import footprint_of
 from autoddl.operators.work import VIEWS, base
 from autoddl.pricing.price import OPTIMIZERS
+from autoddl.schedule.buckets import has_collective
 from autoddl.schedule.memory_line import predict_memory
 from autoddl.schedule.memory_program import ParsedConversion, ParsedPlan
 
@@ -128,8 +130,8 @@ class _Bytes:
         values = tuple([Value(-1, shape, contiguous(shape), tensors[t].itemsize)
                         for shape, t in zip(shapes, op.inputs, strict=True)])
         if mesh is None:
-            return footprint_of(Call(op, values, tuple([tensors[t].shape for t in op.outputs]), call.wide, call.needs,
-                                     False, call.processor))
+            return footprint_of(LocalOp(op, values, tuple([tensors[t].shape for t in op.outputs]), call.itemsizes,
+                                        call.needs, False, call.on_cpu))
         return footprint_of(replace(call, inputs=values))
 
     def add(self, start: int, end: int, nbytes: float, storage: Hashable = None) -> None:
@@ -204,33 +206,42 @@ class _Bytes:
         self.add(end, end, self._own(t) * trained)
         wide = tensor.gradient.itemsize / tensor.itemsize
         for j, k in self.readers[t]:
-            self._gathered(j, k, stored.regather)
+            self._gathered(j, k)
             if not (trained and self.yields(j)):
                 continue
             edge = self.parsed.edge(self.graph.ops[j], k)
             assert edge is not None and edge.gradient is not None
             own, made = self.piece(t, stored.layout) * wide, self.piece(t, edge.gradient) * wide
-            sent = any(step.kind in COLLECTIVES for step in edge.backward) and not stored.regather
+            summed = summed_layout(stored.layout, edge.gradient, stored.depths)
             passes = self.graph.ops[j].target == HUB or self.views[j] or k in self.whole[j].passes
             if m > 1:
-                self.add(0, self.back(j), made if sent else own)
+                each, last = divide_steps(edge.backward, edge.gradient, summed)
+                between = self.piece(t, summed) * wide if has_collective(each) else made
+                self.add(0, self.back(j), between if has_collective(last) else own)
             if m > 1 or not passes:
                 self.add(self.back(j) + 1, end - 1, min(own, made))
 
-    def _gathered(self, j: int, k: int, again: bool) -> None:
-        """The copy that op j reads of a parameter: a gathered one, or one in another dtype."""
+    def _gathered(self, j: int, k: int) -> None:
+        """The copies of a parameter that op j reads: the one that is kept, and the one that is gathered from there."""
         t = self.graph.ops[j].inputs[k]
-        nbytes = self.read(j, k) if self.converted(j, k) or self.graph.tensors[t].master else 0.0
+        edge = self.parsed.edges[self.graph.tensors[t].fqn]
+        once, each = map(has_collective, divide_steps(edge.forward, edge.conversion.source, edge.kept))
+        local = bool(edge.tensor.master) and not (once or each)
+        read, weight = self.read(j, k), 0.0
+        if once and each:
+            weight = self.piece(t, edge.kept)
+        elif once or local:
+            weight = read
         savers = sorted(set(self.savers(j, k)))
-        if self.plan.microbatches > 1 and not again:
-            self.add(0, 2 * j - 1, nbytes)
-        self.add(2 * j, 2 * j + 1, nbytes)
-        if savers and not again:
-            self.add(2 * j + 2, self.back(savers[0]), nbytes)
-        for i in savers if again else ():
+        if self.plan.microbatches > 1:
+            self.add(0, 2 * j - 1, weight)
+        self.add(2 * j, 2 * j + 1, read * (once or each or local) + weight * (once and each))
+        if savers:
+            self.add(2 * j + 2, self.back(savers[0]), weight)
+        for i in savers if each else ():
             if i != j:
-                self.add(2 * i + 1, 2 * i + 1, nbytes)
-            self.add(self.back(i), self.back(i), nbytes)
+                self.add(2 * i + 1, 2 * i + 1, read)
+            self.add(self.back(i), self.back(i), read)
 
     def _forward(self, i: int) -> None:
         local, now = self.local[i], 2 * i + 1
@@ -290,7 +301,8 @@ class _Bytes:
                 if k not in local.passes:
                     itemsize = self.graph.tensors[op.inputs[k]].itemsize
                     shape = local_shape(self.graph.tensors[op.inputs[k]].shape, self.reads[i][k], self.mesh)
-                    self.add(now, now, float(prod(self.parsed.calls[i].outputs[0] if local.wide else shape) * itemsize))
+                    whole = self.parsed.calls[i].outputs[0] if local.output_shaped else shape
+                    self.add(now, now, float(prod(whole) * itemsize))
         if op.target == HUB and op.inputs[0] in self.flows and not self._is_parameter(op.inputs[0]):
             readers = [j for j, _ in self.readers[op.outputs[0]] if self.yields(j)]
             layout = self.plan.index().decisions[op.name].gradient

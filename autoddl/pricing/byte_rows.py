@@ -137,12 +137,12 @@ def _copies(ends: Ends, rows: Rows) -> Mapping[str, Array]:
     What is kept is W where it is gathered on from there, else the copy of the reader; a cast is a copy too.
     """
     here, read = ends.here[rows], ends.routes.nbytes[ends.there]
-    sent = ends.routes.sends(here, ends.there)
     if ends.tensor is None:
-        return {"copy": np.where(sent, read, 0.0)}
+        return {"copy": np.where(ends.routes.sends(here, ends.there), read, 0.0)}
     kept = np.maximum(ends.kept(rows), 0)
     first, then = _sends(ends.routes, here[:, None], kept), _sends(ends.routes, kept, ends.there[None])
-    both, local = first & then, bool(ends.tensor.master) & ~sent
+    both, sent = first & then, first | then
+    local = bool(ends.tensor.master) & ~sent
     weight = np.where(both, ends.routes.nbytes[kept], np.where((sent & ~then) | local, read, 0.0))
     return {"copy": np.where(sent, read, 0.0), "gathered": np.where(sent | local, read, 0.0) + weight * both,
             "gathered kept": weight, "gathered again": np.where(then, read, 0.0)}

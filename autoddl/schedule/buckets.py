@@ -21,8 +21,8 @@ from autoddl.core.plan import Conversion, Plan
 from autoddl.core.state_layouts import divide_steps, kept_layout, summed_layout
 from autoddl.operators.work import read_back
 
-__all__ = ["IN_FLIGHT", "PREFETCH", "Bucket", "frees_memory", "gather_buckets", "gradient_buckets", "overdue_buckets",
-           "parameter_edges"]
+__all__ = ["IN_FLIGHT", "PREFETCH", "Bucket", "frees_memory", "gather_buckets", "gradient_buckets", "has_collective",
+           "overdue_buckets", "parameter_edges"]
 
 IN_FLIGHT = 2
 """Buckets that free memory and are reduced at once, at most."""

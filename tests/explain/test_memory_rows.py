@@ -22,7 +22,7 @@ CLUSTER = load_cluster(LAPTOP)
 def made(name: str, mesh: str, microbatches: int) -> CostNetwork:
     graph = add_hubs(capture(*getattr(zoo, name)()).graph)
     pricing = Pricing(graph, Mesh.parse(mesh), CLUSTER, "adamw", microbatches)
-    return network_of(pricing, variables(graph, pricing.mesh))
+    return network_of(pricing, variables(graph, pricing.mesh, microbatches=microbatches))
 
 
 @pytest.mark.parametrize(("name", "mesh", "microbatches"), [
