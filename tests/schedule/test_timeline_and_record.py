@@ -345,10 +345,12 @@ def test_a_killed_rank_leaves_what_it_had_finished(rehearsed: tuple[Path, Said],
             if path.exists() and path.read_text().count("\n") > 8:
                 break
             time.sleep(0.02)
-        (server,) = children(launcher.pid)
-        ranks = children(server)
+        ranks = [rank for server in children(launcher.pid) for rank in children(server)]
         os.kill(ranks[1] if len(ranks) == 2 else launcher.pid, signal.SIGKILL)
-        launcher.communicate(timeout=60)
+        try:
+            launcher.communicate(timeout=60)
+        finally:
+            launcher.kill()
     assert len(ranks) == 2
     assert launcher.returncode == 4
     assert min(len(read_record(path).of_rank(rank)) for rank in (0, 1)) >= 2
