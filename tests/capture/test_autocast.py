@@ -21,6 +21,7 @@ def captured(name: str, recipe: Precision) -> Captured:
     return capture(model, sample, recipe)
 
 
+@pytest.mark.filterwarnings("ignore:Fail to import hypothesis:ImportWarning")
 def test_the_lists_are_those_of_torch() -> None:
     pytest.importorskip("expecttest", reason="torch's own test lists import it")
     from torch.testing._internal.autocast_test_lists import AutocastTestLists
