@@ -21,6 +21,7 @@ def captured(name: str, recipe: Precision) -> Captured:
     return capture(model, sample, recipe)
 
 
+@pytest.mark.ranks  # torch.testing asks uname for the processor
 @pytest.mark.filterwarnings("ignore:Fail to import hypothesis:ImportWarning")
 def test_the_lists_are_those_of_torch() -> None:
     pytest.importorskip("expecttest", reason="torch's own test lists import it")
