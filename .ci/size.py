@@ -10,7 +10,8 @@
     fields                              fields of dataclasses of more than five that no line of their own explains
     options, dependencies               of the shell, of the package
 
-`--since` sets the numbers beside those of a commit (the last one by default), `--list` names every place.
+`--since` sets the numbers beside those of a commit: by default the one where the branch left `origin/main`, or the last
+one where nothing was added to that. `--list` names every place.
 """
 
 import argparse
@@ -155,6 +156,14 @@ def at_commit(revision: str, folder: Path) -> Path | None:
     return folder
 
 
+def branched_from() -> str:
+    """The commit where this branch left `origin/main`; the one before it where they are equal or there is no such."""
+    def named(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    base = named("merge-base", "HEAD", "origin/main")
+    return base if base and base != named("rev-parse", "HEAD") else "HEAD~1"
+
+
 COLUMNS = ("names twice", "long sentences", "odd openings", "undocumented", "fields")
 
 
@@ -187,7 +196,7 @@ def row(name: str, one: Room, other: Room | None) -> tuple[str, ...]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--since", default="HEAD~1", help="a commit to set the numbers beside")
+    parser.add_argument("--since", help="a commit to set the numbers beside; the one where the branch began without it")
     parser.add_argument("--list", action="store_true", help="name every place")
     asked = parser.parse_args()
     now = read(ROOT)
@@ -196,7 +205,7 @@ def main() -> None:
             print("\n".join(room.places), end="\n" if room.places else "")
         sys.exit()
     with tempfile.TemporaryDirectory() as name:
-        folder = at_commit(asked.since, Path(name))
+        folder = at_commit(asked.since or branched_from(), Path(name))
         before = read(folder) if folder else None
         rows = table(now, before)
     widths = [max(len(one[i]) for one in rows) for i in range(len(rows[0]))]

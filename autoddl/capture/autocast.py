@@ -47,7 +47,8 @@ WIDEST = frozenset(("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "
                     "cat", "stack", "copy", "where", "lerp"))
 """Operators that compute in the widest dtype of their inputs, like all that write by an index."""
 
-OWN_DTYPES = frozenset(("batch_norm", "native_batch_norm", "_native_batch_norm_legit_functional"))
+OWN_DTYPES = frozenset(("batch_norm", "native_batch_norm", "_native_batch_norm_legit_functional",
+                        "_native_batch_norm_legit_no_training"))
 """Operators that take values of bfloat16 beside parameters of float32."""
 
 HALF = (torch.bfloat16, torch.float16)

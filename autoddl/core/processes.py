@@ -4,10 +4,12 @@
                        is ignored, as under nohup, stays ignored
     signals_default    undoes that in a forked child
     die_with_parent    the kernel kills this child when its parent is gone (Linux)
+    forks              whether this process may be forked
     is_rank            whether torchrun or SLURM started this process as a rank
 """
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -18,7 +20,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-__all__ = ["Terminated", "die_with_parent", "is_rank", "signals_default", "signals_raise"]
+__all__ = ["Terminated", "die_with_parent", "forks", "is_rank", "signals_default", "signals_raise"]
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -55,6 +57,11 @@ def die_with_parent() -> None:
     """Have this child killed when its parent is gone."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def forks() -> bool:
+    """Whether this process may be forked. macOS can fork, but its libraries may fail in the child."""
+    return sys.platform != "darwin" and "fork" in multiprocessing.get_all_start_methods()
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from autoddl.core import errors
 from autoddl.core.errors import AutoDDLError, MachineError
 from autoddl.core.files import write_atomically
-from autoddl.core.processes import die_with_parent, signals_raise
+from autoddl.core.processes import die_with_parent, forks, signals_raise
 from autoddl.launch.forked_ranks import ForkedRank, start_forks
 
 __all__ = ["Place", "launch", "leave", "report_failure"]
@@ -82,7 +82,7 @@ def launch(ranks: int, command: Sequence[str], *, timeout: float | None = None, 
     `tick` is called while waiting, `quiet` drops the output of the ranks, and `places` has a place for each rank.
 
     With `forked` the command is `python -m MODULE JOB`, and the module has a `main()`. The ranks are then forks of one
-    process that imports it (`forked_ranks`), unless a place has a prefix.
+    process that imports it (`forked_ranks`), unless a place has a prefix or this system cannot fork safely.
 
     Raises the failed rank's own error, or MachineError if one died or `timeout` seconds passed.
     """
@@ -92,7 +92,7 @@ def launch(ranks: int, command: Sequence[str], *, timeout: float | None = None, 
                         for environment, place in zip(_environments(ranks, folder), given, strict=True)]
         processes: list[_Process] = []
         try:
-            if forked and not any(place.prefix for place in given):
+            if forked and forks() and not any(place.prefix for place in given):
                 processes += start_forks(environments, command, folder, *_outputs(quiet))
             else:
                 for environment, place in zip(environments, given, strict=True):

@@ -19,9 +19,9 @@ from multiprocessing.context import ForkProcess
 from typing import Any
 
 from autoddl.core.errors import MachineError
-from autoddl.core.processes import die_with_parent, signals_default, signals_raise
+from autoddl.core.processes import die_with_parent, forks, signals_default, signals_raise
 
-__all__ = ["beside", "forks", "mapper"]
+__all__ = ["beside", "mapper"]
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
@@ -71,11 +71,6 @@ def _serve(function: Callable[[Any], Any], pipe: Connection) -> None:
             pipe.send((job[0], function(job[1]), None))
         except Exception as error:
             pipe.send((job[0], None, error))
-
-
-def forks() -> bool:
-    """Whether a process can be forked here."""
-    return "fork" in multiprocessing.get_all_start_methods()
 
 
 def _start(function: Callable[[Any], Any]) -> _Worker:

@@ -18,9 +18,10 @@ from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs
 from autoddl.core.precision import Precision
 from autoddl.cost_models import Cluster, load_cluster
+from autoddl.core.processes import forks
 from autoddl.planner.microbatch_variants import Variant, Variants
 from autoddl.planner.options import PlanOptions
-from autoddl.planner.process_pool import beside, forks
+from autoddl.planner.process_pool import beside
 
 if TYPE_CHECKING:
     from torch import nn

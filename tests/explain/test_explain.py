@@ -231,15 +231,15 @@ def test_a_fully_connected_port_has_a_link_to_every_other_child() -> None:
 def test_what_would_fit_is_found_and_priced() -> None:
     model, place = tiny.tiny(), cluster_of(MESH)
     with pytest.raises(Infeasible) as caught:
-        api.plan(model, place, budget=20_000, max_axes=2)
-    rows = relaxations(model, place, reachable=caught.value.reachable, budget=20_000, max_axes=2)
+        api.plan(model, place, budget=20_000, max_axes=1)
+    rows = relaxations(model, place, reachable=caught.value.reachable, budget=20_000, max_axes=1)
     assert [row.what for row in rows if "microbatches" in row.what] == [f"{n} microbatches" for n in (2, 4, 8)]
     assert len(rows) == 7
     fits = {row.what.split()[0]: row for row in rows if row.seconds is not None}
     budget = fits["a"].what.removeprefix("a budget of ")
     assert fits["a"].nbytes <= parse_quantity(budget, "bytes") <= 1.01 * caught.value.reachable
-    assert api.plan(model, place, budget=budget, max_axes=2).predicted.seconds == pytest.approx(fits["a"].seconds)
-    compared = api.compare(model, place, budget=budget, max_axes=2)[0]
+    assert api.plan(model, place, budget=budget, max_axes=1).predicted.seconds == pytest.approx(fits["a"].seconds)
+    compared = api.compare(model, place, budget=budget, max_axes=1)[0]
     assert compared.plan is not None and compared.plan.predicted.peak_bytes <= parse_quantity(budget, "bytes")
     half = next(row for row in rows if row.what.startswith("half"))
     assert half.seconds is None or half.nbytes <= 20_000
@@ -268,14 +268,14 @@ def test_one_device_and_a_torus_have_rows_that_say_why_there_are_no_more_devices
 def test_microbatches_are_offered_where_they_fit() -> None:
     model, place = tiny.tiny(1, batch=16), cluster_of(MESH)
     with pytest.raises(Infeasible) as caught:
-        api.plan(model, place, budget=1.0)
+        api.plan(model, place, budget=1.0, max_axes=1)
     needed = caught.value.needed
-    rows = relaxations(model, place, reachable=caught.value.reachable, budget=0.999 * needed)
+    rows = relaxations(model, place, reachable=caught.value.reachable, budget=0.999 * needed, max_axes=1)
     (row,) = [row for row in rows if "microbatches" in row.what]
-    found = api.plan(model, place, budget=0.999 * needed, microbatches=(1, 2))
+    found = api.plan(model, place, budget=0.999 * needed, microbatches=(1, 2), max_axes=1)
     assert row.what == "2 microbatches" and row.seconds == pytest.approx(found.predicted.seconds, rel=2e-3)
     assert row.nbytes <= 0.999 * needed
-    more = relaxations(model, place, reachable=caught.value.reachable, budget=1.0, microbatches=(1, 4))
+    more = relaxations(model, place, reachable=caught.value.reachable, budget=1.0, microbatches=(1, 4), max_axes=1)
     assert {row.what for row in more if "microbatches" in row.what} == {"8 microbatches", "16 microbatches"}
 
 
