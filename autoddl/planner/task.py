@@ -17,8 +17,8 @@ from autoddl.core.errors import AutoDDLError
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs
 from autoddl.core.precision import Precision
-from autoddl.cost_models import Cluster, load_cluster
 from autoddl.core.processes import forks
+from autoddl.cost_models import Cluster, load_cluster
 from autoddl.planner.microbatch_variants import Variant, Variants
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.process_pool import beside

@@ -47,6 +47,13 @@ def test_operators_compute_in_the_dtypes_of_the_recipe(name: str) -> None:
         assert graph.tensors[old].dtype == graph.tensors[new].dtype
 
 
+def test_batch_norm_of_an_evaluated_module_keeps_its_statistics() -> None:
+    model, sample = zoo.resnet()
+    graph = capture(model.eval(), sample, MIXED).graph
+    norms = [op for op in graph.ops if "batch_norm" in op.target]
+    assert norms and all({graph.tensors[t].dtype for t in op.inputs[1:]} == {"float32"} for op in norms)
+
+
 def test_parameters_have_masters_and_gradients_in_float32() -> None:
     for recipe, reduced in ((MIXED, "float32"), (Precision("bf16-mixed", "bfloat16"), "bfloat16")):
         parameters = [t for t in captured("resnet", recipe).graph.tensors if t.kind is Kind.PARAMETER]

@@ -51,6 +51,15 @@ def alive(folder: Path) -> list[int]:
 
 
 @pytest.mark.ranks
+def test_ranks_are_not_forked_where_that_is_unsafe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("autoddl.launch.launch.start_forks", None)
+    started(1, script(tmp_path, f"open({str(tmp_path / 'out')!r}, 'w').write(sys.platform)"), True)
+    assert (tmp_path / "out").read_text() == "linux"
+
+
+@pytest.mark.ranks
 def test_every_rank_gets_the_environment_of_torchrun(tmp_path: Path, forked: bool) -> None:
     started(3, script(tmp_path, f"""
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS")
