@@ -216,22 +216,24 @@ def _other(n: int) -> tuple[int, int]:
 def test_microbatches_fit_where_nothing_else_does_and_cost_more() -> None:
     model = tiny.tiny(1, batch=16)
     with pytest.raises(Infeasible) as caught:
-        plan(model, PLACE, budget=1.0)
+        plan(model, PLACE, max_axes=1, budget=1.0)
     budget = 0.999 * caught.value.needed
     with pytest.raises(Infeasible):
-        plan(model, PLACE, budget=budget)
-    found = plan(model, PLACE, budget=budget, microbatches=(1, 2, 4))
-    whole, parts = plan(model, PLACE), plan(model, PLACE, microbatches=(2,))
+        plan(model, PLACE, max_axes=1, budget=budget)
+    found = plan(model, PLACE, max_axes=1, budget=budget, microbatches=(1, 2, 4))
+    whole, parts = plan(model, PLACE, max_axes=1), plan(model, PLACE, max_axes=1, microbatches=(2,))
     assert found.microbatches > 1 and found.predicted.peak_bytes <= budget
     assert found.sample["args"][0]["tensor"][0] == 16 // found.microbatches
     assert whole.microbatches == 1 and parts.microbatches == 2
     assert whole.predicted.seconds <= parts.predicted.seconds <= found.predicted.seconds * 1.001
-    assert plan(model, PLACE, microbatches=(1, 2, 4)).fingerprint() == replace(whole, candidates=9).fingerprint()
+    of_all = plan(model, PLACE, max_axes=1, microbatches=(1, 2, 4))
+    assert of_all.fingerprint() == replace(whole, candidates=3 * whole.candidates).fingerprint()
     assert rebuild(found).problem.cost(rebuild(found).choice) == pytest.approx(found.predicted.seconds)
-    one, two = (plan(model, PLACE, microbatches=(1, 3), workers=workers) for workers in (1, 2))  # 3 is hopeless
+    one, two = (plan(model, PLACE, max_axes=1, microbatches=(1, 3), workers=workers)  # 3 is hopeless
+                for workers in (1, 2))
     assert one.to_json() == two.to_json()
     with pytest.raises(InputError, match="3 microbatches cut dim 0"):
-        plan(model, PLACE, microbatches=(3,))
+        plan(model, PLACE, max_axes=1, microbatches=(3,))
 
 
 def test_all_solvers_on_one_problem() -> None:

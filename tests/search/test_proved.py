@@ -58,8 +58,9 @@ def test_the_optimum_is_proved_without_the_solver(name: str, mesh: str) -> None:
         assert cost == pytest.approx(max(bounds), rel=1e-6)
 
 
-@parametrize_or_slow("model,cluster,microbatches", [("gpt", "laptop", 2), ("vgg_bn", "frontier", 1)], [
-    ("llama", "a100-4x8", 1), ("vgg_bn", "frontier", 2), ("gpt", "laptop", 1), ("llama", "a100-4x8", 2)])
+@parametrize_or_slow("model,cluster,microbatches", [("vgg_bn", "frontier", 1)], [
+    ("llama", "a100-4x8", 1), ("vgg_bn", "frontier", 2), ("gpt", "laptop", 1), ("gpt", "laptop", 2),
+    ("llama", "a100-4x8", 2)])
 def test_plans_under_a_budget_are_proved(model: str, cluster: str, microbatches: int) -> None:
     """What the certificate proves lies between the optimum without a budget and the plan; on models this small the
     bound by one price of a byte leaves some of the gap open."""
