@@ -86,7 +86,7 @@ def _table(found: "Compared") -> RenderableType:
                        ("hidden", found.hidden)):
         figures.add_row(name, _both(pair))
     figures.add_row("late ranks", f"{show_seconds(found.late)} of what was exposed, waiting for them")
-    figures.add_row("optimizer", f"{show_seconds(found.update)} recorded, not predicted")
+    figures.add_row("optimizer", _both(found.update))
     kinds = columns("collective", "axes", "level", "count", "bytes", "seconds", "exposed", "hidden")
     for row in found.rows:
         kinds.add_row(*_cells(row))

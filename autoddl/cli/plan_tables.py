@@ -58,6 +58,7 @@ def summary(plan: Plan) -> dict[str, Any]:
     return {
         "model": plan.model, "cluster": plan.cluster, "mesh": str(plan.mesh), "predicted_seconds": predicted.seconds,
         "compute_seconds": predicted.compute, "communication_seconds": predicted.communication,
+        "update_seconds": predicted.update,
         "bound_seconds": plan.bound, "gap": plan.gap, "proof": plan.proof, "peak_bytes": predicted.peak_bytes,
         "line_seconds": predicted.line_seconds, "line_bound_seconds": predicted.line_bound,
         "bytes": predicted.nbytes, "budget_bytes": plan.budget,
@@ -166,7 +167,8 @@ def _figures(plan: Plan) -> Table:
         table.add_row("float64", float64)
     table.add_row("step", f"{show_seconds(predicted.seconds)} predicted: compute {show_seconds(predicted.compute)}, "
                           f"communication {show_seconds(sum(predicted.communication.values()))}"
-                          + (f" ({shares})" if shares else ""))
+                          + (f" ({shares})" if shares else "")
+                          + (f", update {show_seconds(predicted.update)}" if predicted.update else ""))
     if predicted.line_seconds is not None and predicted.line_bound is not None:
         table.add_row("overlap", f"{show_seconds(predicted.line_seconds)} on the time line, where parameters' "
                                  f"collectives hide; no plan takes less than {show_seconds(predicted.line_bound)}")

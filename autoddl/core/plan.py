@@ -117,8 +117,9 @@ class Prediction:
         volume           bytes that the rank sends, by axis
         nbytes           bytes by kind at the peak of the memory line
         fallback         seconds by op of the ops that have no rule
-        line_seconds     seconds of the time line, where the plan was chosen by it
-        line_bound       seconds below which no plan's time line is, where the plan was chosen by it
+        update           seconds of the optimizer's update
+        line_seconds     seconds of the time line and the update, where the plan was chosen by it
+        line_bound       seconds below which those of no plan are, where the plan was chosen by it
     """
 
     seconds: float
@@ -127,6 +128,7 @@ class Prediction:
     volume: dict[str, float]
     nbytes: dict[str, float]
     fallback: dict[str, float]
+    update: float = 0.0
     line_seconds: float | None = None
     line_bound: float | None = None
 

@@ -4,7 +4,7 @@ Every factor of the problem belongs to one op or parameter: an edge to the op th
 up to one part behind its first number, with the numbers folded: `layers.0-31.attn`. What every rank does alike
 (`common`) is the part of the problem that no choice moves.
 
-    seconds of a block = compute of its ops + conversions (all else that its factors cost)
+    seconds of a block = compute of its ops + update of its parameters + conversions (all else that its factors cost)
     bytes of a block   = those of its factors at the moment at which the plan is largest (its row)
 """
 
@@ -16,7 +16,7 @@ from autoddl.core.graph import Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.names import fold_names
 from autoddl.planner.question import Rebuilt
-from autoddl.pricing.price import op_seconds
+from autoddl.pricing.price import op_seconds, update_seconds
 
 __all__ = ["COMMON", "Share", "block_of", "row_text", "shares"]
 
@@ -57,6 +57,8 @@ def shares(made: Rebuilt) -> tuple[Share, ...]:
         if isinstance(variable.item, Op) and variable.item.target != HUB:
             once = op_seconds(made.pricing, variable.item, variable.choices[k], differentiable)
             compute[blocks[v]] += once * made.pricing.microbatches
+        elif isinstance(variable.item, Tensor):
+            compute[blocks[v]] += update_seconds(made.pricing, variable.item, variable.choices[k].outputs[0])
     for factor, (table, cell) in zip(problem.factors, problem.cells(made.choice), strict=True):
         cost, held, _ = table.at(cell)
         seconds[blocks[factor.variables[-1]]] += cost

@@ -28,7 +28,7 @@ __all__ = ["Compared", "compare_run", "differences", "foreseen", "foreseen_bytes
 @dataclass(frozen=True, slots=True)
 class Compared:
     """`step` is until gradients are there, `compute` of it without waiting, `late` the part of the recorded exposed
-    seconds that is for ranks that came late, `update` the recorded seconds of the optimizer; `steps` and `ranks` were
+    seconds that is for ranks that came late, `update` the seconds of the optimizer; `steps` and `ranks` were
     compared, `note` says what the record lacks."""
 
     rows: tuple[Row, ...]
@@ -39,7 +39,7 @@ class Compared:
     exposed: Pair
     hidden: Pair
     late: float
-    update: float
+    update: Pair
     steps: int
     ranks: int
     note: str = ""
@@ -80,7 +80,8 @@ def compare_run(plan: Plan, record: Record) -> Compared:
         Pair(predicted.compute_seconds, typical(steps, computed)),
         Pair(line.exposed, typical(steps, lambda step: step.exposed)),
         Pair(line.hidden, typical(steps, lambda step: step.hidden)),
-        late(steps), typical(steps, lambda step: step.during("update")), len({step.step for step in steps}),
+        late(steps), Pair(plan.predicted.update, typical(steps, lambda step: step.during("update"))),
+        len({step.step for step in steps}),
         len({step.rank for step in steps}), _note(record))
 
 

@@ -142,6 +142,7 @@ def _totals(a: Plan, b: Plan) -> Iterator[tuple[str, float, float, str]]:
     """Seconds and bytes of both plans by part."""
     yield "step", a.predicted.seconds, b.predicted.seconds, "s"
     yield "compute", a.predicted.compute, b.predicted.compute, "s"
+    yield "update", a.predicted.update, b.predicted.update, "s"
     for what, x, y, unit in (("communication", a.predicted.communication, b.predicted.communication, "s"),
                              ("bytes of", a.predicted.nbytes, b.predicted.nbytes, "B")):
         for part in dict.fromkeys((*x, *y)):

@@ -26,7 +26,7 @@ from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.storages import Value, contiguous
 from autoddl.operators.footprints.table import footprint_of
 from autoddl.operators.work import VIEWS, base
-from autoddl.pricing.price import OPTIMIZERS
+from autoddl.pricing.optimizers import Optimizer, optimizer_of
 from autoddl.schedule.buckets import has_collective
 from autoddl.schedule.memory_line import predict_memory
 from autoddl.schedule.memory_program import ParsedConversion, ParsedPlan
@@ -84,7 +84,7 @@ def line_at_moments(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster) 
 
 def bytes_at_moments(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster) -> list[float]:
     """The bytes at every moment of one plan, each storage counted once."""
-    made = _Bytes(plan, graph, OPTIMIZERS[optimizer], cluster.device.kind == "cpu")
+    made = _Bytes(plan, graph, optimizer_of(optimizer), cluster.device.kind == "cpu")
     count, found = 3 * len(graph.ops) + 1, list[float]()
     change = [0.0] * (count + 1)
     for spans in made.spans.values():
@@ -105,8 +105,8 @@ def bytes_at_moments(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster)
 class _Bytes:
     """Spans of moments with their bytes, by storage."""
 
-    def __init__(self, plan: Plan, graph: Graph, copies: int, processor: bool) -> None:
-        self.plan, self.graph, self.copies, self.count = plan, graph, copies, len(graph.ops)
+    def __init__(self, plan: Plan, graph: Graph, optimizer: Optimizer, processor: bool) -> None:
+        self.plan, self.graph, self.optimizer, self.count = plan, graph, optimizer, len(graph.ops)
         self.mesh, self.parsed = plan.mesh, ParsedPlan(plan, graph, processor)
         self.flows, self.readers = graph.differentiable(), graph.consumers()
         self.views = [base(op) in VIEWS for op in graph.ops]
@@ -176,7 +176,7 @@ class _Bytes:
                 times = self.plan.microbatches if tensor.kind is Kind.INPUT else 1
                 self.add(0, end, float(tensor.nbytes * times))
         trained = [t for t, x in enumerate(graph.tensors) if x.kind is Kind.PARAMETER and t in self.flows]
-        if trained and self.copies == 2:  # two temporaries of AdamW
+        if trained and self.optimizer.is_adam:  # two temporaries of AdamW
             self.add(end, end, 2 * self._own(max(trained, key=lambda t: graph.tensors[t].nbytes)))
         for i, op in enumerate(graph.ops):
             if not self.views[i] and dependent.intersection(op.inputs):
@@ -202,7 +202,7 @@ class _Bytes:
             self.add(0, end, float(tensor.nbytes))
             return
         trained = t in self.flows
-        self.add(0, end, self._own(t) * (1 + self.copies * trained))
+        self.add(0, end, self._own(t) * (1 + self.optimizer.copies(tensor) * trained))
         self.add(end, end, self._own(t) * trained)
         wide = tensor.gradient.itemsize / tensor.itemsize
         for j, k in self.readers[t]:

@@ -20,7 +20,7 @@ from autoddl.core.state_layouts import Depths, kept_layout, show_depths, summed_
 from autoddl.cost_models import link_of
 from autoddl.operators.rules.table import has_rule
 from autoddl.pricing.build_problem import carries, edges_of, gathered_back
-from autoddl.pricing.price import Pricing, cast_seconds, cone_cost, inner_seconds, op_seconds, routes_of
+from autoddl.pricing.price import Pricing, cast_seconds, cone_cost, inner_seconds, op_seconds, routes_of, update_seconds
 from autoddl.pricing.space import Choice, Variable
 
 __all__ = ["Assembled", "assemble", "assemble_choice", "plan_of"]
@@ -229,9 +229,11 @@ def assemble_choice(pricing: Pricing, options: Sequence[int], variables: tuple[V
                    for v, c in zip(variables, chosen, strict=True) if isinstance(v.item, Tensor))
     idle = tuple(Stored(t.fqn, whole) for t in graph.tensors
                  if t.kind is Kind.PARAMETER and t.fqn not in {s.fqn for s in stored})
-    total = compute + sum(parts.seconds.values())
+    update = sum(update_seconds(pricing, v.item, c.outputs[0]) for v, c in zip(variables, chosen, strict=True)
+                 if isinstance(v.item, Tensor))
+    total = compute + sum(parts.seconds.values()) + update
     predicted = Prediction(total, compute, dict(parts.seconds), dict(parts.volume), {},
-                           _unruled(pricing, variables, chosen))
+                           _unruled(pricing, variables, chosen), update)
     return Assembled(tuple(decisions), tuple(conversions + sliced), stored + idle, inputs, predicted)
 
 

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, cast
 from autoddl.core.errors import InputError
 from autoddl.core.precision import RECIPES, Precision
 from autoddl.cost_models import Cluster, parse_quantity
-from autoddl.pricing.price import OPTIMIZERS
+from autoddl.pricing.optimizers import OPTIMIZERS, optimizer_of
 from autoddl.search import SOLVERS
 
 __all__ = ["Options", "PlanOptions", "documented"]
@@ -58,8 +58,9 @@ class PlanOptions:
                                    written=str)
     """Bytes that one rank may hold, given as a number or as text; None: the memory of the cluster's device."""
 
-    optimizer: str = _option("adamw", f"whose state counts: {', '.join(OPTIMIZERS)}")
-    """Name of the optimizer whose state is counted in the memory of a rank."""
+    optimizer: str = _option("adamw", f"whose state and update count: {', '.join(OPTIMIZERS)}, or state bytes a "
+                             "parameter, like '12 B'")
+    """Name of the optimizer whose state and update are priced, or bytes of state per element of a parameter."""
 
     precision: str = _option("as-written", f"recipe of dtypes: {', '.join(RECIPES)}")
     """Recipe of dtypes in which the model trains, as text (`core.precision`); never the search's to decide."""
@@ -89,9 +90,7 @@ class PlanOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "pins", tuple(self.pins))
         object.__setattr__(self, "microbatches", _rising(self.microbatches))
-        if self.optimizer not in OPTIMIZERS:
-            raise InputError(f"optimizer {self.optimizer!r} is not known; its memory is known for "
-                             f"{', '.join(OPTIMIZERS)}")
+        optimizer_of(self.optimizer)
         object.__setattr__(self, "precision", str(Precision.parse(self.precision)))
         if self.solver not in SOLVERS:
             raise InputError(f"there is no solver {self.solver!r}; there are {', '.join(SOLVERS)}")

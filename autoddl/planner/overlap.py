@@ -97,4 +97,4 @@ def _counted(solved: Solved, bound: float) -> Solved:
 
 def _line(task: PlanTask, plan: Plan) -> float:
     graph = task.confirmed(plan.microbatches).graph
-    return predict_timeline(plan, graph, task.cluster).step.seconds
+    return predict_timeline(plan, graph, task.cluster).step.seconds + plan.predicted.update

@@ -29,7 +29,8 @@ from autoddl.pricing.choice_classes import Ports, pieces_of
 from autoddl.pricing.choices import Choice, numbered
 from autoddl.pricing.edge_tables import Ends, Use, counted, edge_ends, edge_seconds
 from autoddl.pricing.lifetimes import UPDATE, Lifetimes, Moment, Owner, Pattern, lifetimes_of
-from autoddl.pricing.price import OPTIMIZERS, Kernels, Pricing, cone_cost, end_seconds, inner_seconds
+from autoddl.pricing.optimizers import optimizer_of
+from autoddl.pricing.price import Kernels, Pricing, cone_cost, end_seconds, inner_seconds, update_seconds
 from autoddl.pricing.space import Variable
 
 __all__ = ["CostNetwork", "Edge", "Row", "carries", "edges_of", "gathered_back", "network_of", "problem_of"]
@@ -146,7 +147,7 @@ class CostNetwork:
     @cached_property
     def lifetimes(self) -> Lifetimes:
         """What lives when."""
-        return lifetimes_of(self.pricing.graph, OPTIMIZERS[self.pricing.optimizer], self.pricing.microbatches,
+        return lifetimes_of(self.pricing.graph, optimizer_of(self.pricing.optimizer), self.pricing.microbatches,
                             self.pricing.cluster.device.kind == "cpu")
 
     @cached_property
@@ -276,9 +277,14 @@ def network_of(pricing: Pricing, variables: tuple[Variable, ...]) -> CostNetwork
 
 
 def _own_seconds(pricing: Pricing, variable: Variable) -> tuple[Cells, tuple[Classes, ...]]:
-    """Seconds of what a variable costs by itself: of a parameter and of a hub none."""
-    if isinstance(variable.item, Tensor) or variable.item.target == HUB:
-        return _nothing((len(variable.choices),)), (np.arange(len(variable.choices)),)
+    """Seconds of what a variable costs by itself: of a parameter the update, of a hub none."""
+    every = np.arange(len(variable.choices))
+    if isinstance(variable.item, Tensor):
+        layouts = [choice.outputs[0] for choice in variable.choices]
+        known = {layout: update_seconds(pricing, variable.item, layout) for layout in set(layouts)}
+        return Cells.of(np.array([known[layout] for layout in layouts])), (every,)
+    if variable.item.target == HUB:
+        return _nothing((len(variable.choices),)), (every,)
     seconds, classes = _op_seconds(pricing, variable.item, variable.choices)
     return Cells.of(seconds), (classes,)
 

@@ -35,6 +35,7 @@ from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.storages import Value, contiguous
 from autoddl.operators.footprints.table import footprint_of
 from autoddl.operators.work import VIEWS, base
+from autoddl.pricing.optimizers import Optimizer
 
 __all__ = ["UPDATE", "Lifetimes", "Moment", "Owner", "Pattern", "Term", "lifetimes_of"]
 
@@ -117,20 +118,20 @@ class Lifetimes:
         yield own, ("max", rest)
 
 
-def lifetimes_of(graph: Graph, copies: int, microbatches: int, processor: bool) -> Lifetimes:
+def lifetimes_of(graph: Graph, optimizer: Optimizer, microbatches: int, processor: bool) -> Lifetimes:
     """The lifetimes in a step of `graph`, with hubs, of one of `microbatches`.
 
-    `copies` are the optimizer's, in sizes of a parameter; `processor` says that the device is one.
+    `processor` says that the device is one.
     """
-    made = _Builder(graph, copies, microbatches, processor)
+    made = _Builder(graph, optimizer, microbatches, processor)
     return Lifetimes(graph, tuple(made.terms), {op.name: i for i, op in enumerate(graph.ops)})
 
 
 class _Builder:
     """Terms as they are found."""
 
-    def __init__(self, graph: Graph, copies: int, microbatches: int, processor: bool) -> None:
-        self.graph, self.copies, self.microbatches, self.count = graph, copies, microbatches, len(graph.ops)
+    def __init__(self, graph: Graph, optimizer: Optimizer, microbatches: int, processor: bool) -> None:
+        self.graph, self.optimizer, self.microbatches, self.count = graph, optimizer, microbatches, len(graph.ops)
         self.flows, self.dependent = graph.differentiable(), graph.dependent()
         self.readers, self.writer = graph.consumers(), graph.producers()
         self.is_view = [base(op) in VIEWS for op in graph.ops]
@@ -180,10 +181,10 @@ class _Builder:
             if tensor.kind is not Kind.PARAMETER:
                 continue
             trained, owner = t in self.flows, ("parameter", t, 0)
-            self.add(owner, ("own", 1 + self.copies * trained), 0, self.update)
+            self.add(owner, ("own", 1 + self.optimizer.copies(tensor) * trained), 0, self.update)
             if trained:
                 self.add(owner, ("own", 1), self.update, self.update)
-                if self.copies == 2 and (largest is None or tensor.nbytes > graph.tensors[largest].nbytes):
+                if self.optimizer.is_adam and (largest is None or tensor.nbytes > graph.tensors[largest].nbytes):
                     largest = t
             for j, k in self.readers[t]:
                 self._gathered(j, k)

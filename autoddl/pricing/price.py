@@ -2,6 +2,7 @@
 
     seconds(plan) = sum over ops       forward + backward kernels of the local pieces, and what the kernel reduces
                   + sum over edges     conversion forward + conversion of the gradient back
+                  + sum over parameters  the optimizer's update of the stored piece             (`optimizers`)
     bytes(plan)   = sum over parameters  (value + gradient + optimizer) as stored, gathered copies that are kept
                   + sum over edges and ops  what backward needs of activations
                   + max over ops and edges  operands, gradients and buffers of the moment
@@ -25,6 +26,7 @@ On a device whose programs are `compiled` a chain of elementwise ops is one kern
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -49,13 +51,11 @@ from autoddl.operators.fusion import ALONE, Chained, chains
 from autoddl.operators.rules.nn import inner_collectives
 from autoddl.operators.work import KernelWork, work
 from autoddl.pricing.choices import Choice
+from autoddl.pricing.optimizers import optimizer_of
 from autoddl.pricing.routes import Routes, routes
 
-__all__ = ["HOST", "OPTIMIZERS", "UPDATE", "Kernels", "Pricing", "cast_seconds", "cone_cost", "end_seconds",
-           "floor_seconds", "inner_seconds", "kernel_of", "op_seconds", "pass_seconds", "routes_of"]
-
-OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "adafactor": 0}
-"""Optimizer -> state tensors per parameter, in the parameter's dtype."""
+__all__ = ["HOST", "UPDATE", "Kernels", "Pricing", "cast_seconds", "cone_cost", "end_seconds",
+           "floor_seconds", "inner_seconds", "kernel_of", "op_seconds", "pass_seconds", "routes_of", "update_seconds"]
 
 HOST = 100e-6
 """Seconds of the host per operator of the graph and pass, where a program launches kernels one by one."""
@@ -126,6 +126,14 @@ def cast_seconds(pricing: Pricing, source: Tensor, target: Tensor, elements: flo
     if source.dtype == target.dtype:
         return 0.0
     return elementwise_seconds(pricing.cluster.device, elements * (source.itemsize + target.itemsize))
+
+
+def update_seconds(pricing: Pricing, tensor: Tensor, stored: Layout) -> float:
+    """Seconds in which a rank updates its piece of a parameter; 0 of one that is not trained."""
+    if not tensor.trained:
+        return 0.0
+    elements = prod(local_shape(tensor.shape, stored, pricing.mesh))
+    return optimizer_of(pricing.optimizer).seconds(pricing.cluster.device, tensor, elements)
 
 
 def inner_seconds(pricing: Pricing, op: Op, choice: Choice) -> dict[str, float]:

@@ -22,7 +22,7 @@ from autoddl.core.layout import B, local_shape
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster
 from autoddl.operators.footprints.storages import Heap, Value, contiguous
-from autoddl.pricing.price import OPTIMIZERS
+from autoddl.pricing.optimizers import Optimizer, optimizer_of
 from autoddl.schedule.memory_forward import MicrobatchMemory
 from autoddl.schedule.memory_program import ParsedPlan
 from autoddl.schedule.timeline import PredictedStep, Span
@@ -50,7 +50,8 @@ class MemoryLine:
 def predict_memory(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster, most: int = MOST_PARTS) -> Heap:
     """The heap after a step of at most `most` of its microbatches. `graph` is the planned one, of one microbatch."""
     heap = Heap()
-    stored, copies = _stored(heap, plan, graph, optimizer)
+    kept = optimizer_of(optimizer)
+    stored = _stored(heap, plan, graph, kept)
     given = {}
     for t, tensor in enumerate(graph.tensors):
         if tensor.kind in (Kind.INPUT, Kind.BUFFER, Kind.CONSTANT):
@@ -66,7 +67,7 @@ def predict_memory(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster, m
         step.run(part == few.microbatches - 1)
     heap.here = 2 * len(graph.ops)
     plain = all(state == B for s in plan.stored for state in s.layout)
-    _update(heap, step.reductions.grads, copies, cluster.device.kind != "cpu" and plain)
+    _update(heap, step.reductions.grads, kept, cluster.device.kind != "cpu" and plain)
     return heap
 
 
@@ -75,12 +76,12 @@ def _deciding(plan: Plan, cluster: Cluster) -> Cluster | None:
     return cluster if "cluster" in plan.source and cluster.size == plan.mesh.size else None
 
 
-def _stored(heap: Heap, plan: Plan, graph: Graph, optimizer: str) -> tuple[dict[str, Value], int]:
-    """Puts parameters and optimizer state on the heap; returns the pieces by name, and the optimizer's copies of each.
+def _stored(heap: Heap, plan: Plan, graph: Graph, optimizer: Optimizer) -> dict[str, Value]:
+    """Puts parameters and optimizer state on the heap; returns the pieces of parameters by name.
 
     Only parameters with a gradient have optimizer state.
     """
-    stored, copies, found = plan.index().stored, OPTIMIZERS[optimizer], {}
+    stored, found = plan.index().stored, {}
     flows = graph.differentiable()
     for t, tensor in enumerate(graph.tensors):
         if tensor.kind is Kind.PARAMETER:
@@ -88,13 +89,13 @@ def _stored(heap: Heap, plan: Plan, graph: Graph, optimizer: str) -> tuple[dict[
             wide = tensor.stored.itemsize
             found[tensor.fqn] = heap.value(shape, wide, "parameters")
             if t in flows:
-                heap.new(float(prod(shape) * wide * copies), "optimizer")
-    return found, copies
+                heap.new(float(prod(shape) * wide * optimizer.copies(tensor)), "optimizer")
+    return found
 
 
-def _update(heap: Heap, grads: dict[str, Value], copies: int, together: bool) -> None:
+def _update(heap: Heap, grads: dict[str, Value], optimizer: Optimizer, together: bool) -> None:
     """Runs the optimizer on the parameters that have a gradient. Only Adam and its variants need temporaries."""
-    sizes = [float(x.nbytes) for x in grads.values()] if copies == 2 else []
+    sizes = [float(x.nbytes) for x in grads.values()] if optimizer.is_adam else []
     before = 0.0
     for nbytes in [sum(sizes)] if together else sizes:
         heap.moment(before + nbytes * (1 if together else 2))

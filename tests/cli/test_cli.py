@@ -71,8 +71,8 @@ def test_plan_prints_one_json_object(tmp_path: Path) -> None:
     data = json.loads(said.out)
     assert data.keys() >= KEYS and said.err == ""
     assert 0 < data["bound_seconds"] <= data["predicted_seconds"] and data["gap"] < 1e-6
-    parts = data["compute_seconds"] + sum(data["communication_seconds"].values())
-    assert data["predicted_seconds"] == pytest.approx(parts)
+    parts = data["compute_seconds"], data["update_seconds"], *data["communication_seconds"].values()
+    assert data["update_seconds"] > 0 and data["predicted_seconds"] == pytest.approx(sum(parts))
     assert data["fallback_ops"] == {} and data["candidates"] >= 2
 
 

@@ -54,7 +54,7 @@ def test_a_wrong_plan_does_not_pass(tmp_path: Path) -> None:
     """Every step is legal, but one gradient is called whole that still waits for its reduction."""
     factory = Factory.parse(FACTORY, {"dropout": 0.0, "batch": 64, "width": 64})
     (tmp_path / "two.yaml").write_text(PAIR)
-    plan = planned(factory, str(tmp_path / "two.yaml"), mesh="net=2", pins=["blocks.0.up*: net=S(0)"])
+    plan = planned(factory, str(tmp_path / "two.yaml"), mesh="net=2", pins=["blocks.0.up*: net=S(0)", "*norm*: net=B"])
     edge = next(c for c in plan.conversions if c.backward == ("net: P->B",) and c.tensor.startswith("p_"))
     wrong = tuple(replace(c, gradient=c.wanted, backward=()) if c is edge else c for c in plan.conversions)
     checked = verify(replace(plan, conversions=wrong), factory)

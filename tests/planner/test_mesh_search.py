@@ -26,9 +26,11 @@ from autoddl.cost_models.curves import curves_to_text
 from autoddl.planner.candidates import Candidate, bounds, build_problem
 from autoddl.planner.mesh_search import ROUGH, Found, _gains_by_roughness, search
 from autoddl.planner.meshes import meshes
+from autoddl.planner.peaks import Peaks
 from autoddl.planner.process_pool import beside, mapper
 from autoddl.planner.question import rebuild
 from autoddl.planner.search_jobs import Answer, Job, Jobs
+from autoddl.pricing.build_problem import network_of
 from autoddl.pricing.price import floor_seconds
 from autoddl.pricing.space import Region, everything
 from autoddl.search import Above, large, solve
@@ -39,11 +41,14 @@ def candidates(place: Cluster, most: int = 3) -> list[Candidate]:
 
 
 def tight(name: str, place: Cluster, share: float = 0.3) -> float:
-    """A budget between the least bytes of any plan and those of the fastest."""
+    """A budget between the smallest known peak of any plan and that of the fastest."""
     with pytest.raises(Infeasible) as caught:
         search(task_of(name, place, 1.0), candidates(place))
-    free = search(task_of(name, place), candidates(place)).best.solution.nbytes
-    return caught.value.needed + share * (free - caught.value.needed)
+    free = search(task_of(name, place), candidates(place)).best
+    peak = Peaks(network_of(free.pricing, free.variables)).of(free.solution.choice).nbytes
+    least = caught.value.reachable
+    assert least is not None and least < peak
+    return least + share * (peak - least)
 
 
 PLACE = cluster_of("net=2,node=4")
@@ -56,7 +61,7 @@ def test_the_best_mesh_is_the_best_of_all_meshes_solved_alone() -> None:
     alone = []
     for candidate in tried:
         try:
-            alone.append(solve(build_problem(task, candidate)[2]).seconds)
+            alone.append(search(task, [candidate]).best.solution.seconds)
         except Infeasible:
             continue
     found = search(task, tried)
@@ -150,8 +155,11 @@ def test_the_floor_is_below_every_plan() -> None:
 
 
 def test_a_ceiling_below_the_optimum_is_answered_with_a_bound() -> None:
-    problem = build_problem(task_of("deep", PLACE, tight("deep", PLACE)), candidates(PLACE)[-1])[2]
+    task = task_of("deep", PLACE)
+    free = build_problem(task, candidates(PLACE)[-1], {f"backward {task.graph.ops[-1].name}": 1.0})[2]
+    problem = replace(free, budget=0.7 * solve(free).nbytes)
     best = solve(problem)
+    assert best.price
     with pytest.raises(Above) as caught:
         solve(problem, ceiling=0.5 * best.seconds, price=best.price)
     assert 0.5 * best.seconds <= caught.value.bound <= best.seconds

@@ -39,7 +39,8 @@ def test_a_plan_knows_its_options_again() -> None:
 
 
 @pytest.mark.parametrize("wrong, words", [
-    ({"optimizer": "lion"}, "optimizer 'lion' is not known"), ({"solver": "luck"}, "no solver 'luck'"),
+    ({"optimizer": "lion"}, "optimizer 'lion' is not known; known are sgd.*like '12 B'"),
+    ({"solver": "luck"}, "no solver 'luck'"),
     ({"tolerance": 1.0}, "a tolerance of 1.0 is none"), ({"budget": 0}, "above 0 bytes, not 0"),
     ({"budget": "-3 GB"}, "no quantity"), ({"budget": "12 parsecs"}, "'parsecs' is no unit"),
     ({"microbatches": ()}, "at least 1"), ({"microbatches": (0, 2)}, "at least 1")])

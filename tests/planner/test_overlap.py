@@ -30,7 +30,7 @@ FLAT, PAIRS = CLUSTERS / "rehearsal-4x1-200.yaml", CLUSTERS / "rehearsal-2x2-200
 
 def line(plan: Plan, cluster: Cluster) -> float:
     graph = add_hubs(capture(tiny(batch=64), None).graph)
-    return predict_timeline(plan, graph, cluster).step.seconds
+    return predict_timeline(plan, graph, cluster).step.seconds + plan.predicted.update
 
 
 @pytest.mark.parametrize("place", [FLAT, PAIRS])

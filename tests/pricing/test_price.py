@@ -123,7 +123,8 @@ def captured() -> Captured:
 def test_the_parts_of_a_plan_add_up(captured: Captured, seed: int) -> None:
     plan = random_plan(captured, seed)
     predicted = plan.predicted
-    assert predicted.seconds == pytest.approx(predicted.compute + sum(predicted.communication.values()), rel=1e-12)
+    parts = predicted.compute, predicted.update, *predicted.communication.values()
+    assert predicted.seconds == pytest.approx(sum(parts), rel=1e-12)
     assert 0 < predicted.compute < inf
     assert plan.gap == 1.0
 

@@ -52,14 +52,14 @@ def test_the_same_inputs_give_the_same_file(tmp_path: Path) -> None:
     """Byte for byte, with one worker and with two, again and in another process."""
     place, files = tmp_path / "three.yaml", [tmp_path / f"{n}.json" for n in range(4)]
     place.write_text(cluster_of("hall=2,net=2,node=2").to_yaml())
-    asked = ["plan", FACTORY, str(place), "--set", "layers=3", "--budget", "95 kB", "--microbatches", "1,2"]
+    asked = ["plan", FACTORY, str(place), "--set", "layers=3", "--budget", "39 kB", "--microbatches", "1,2"]
     for file, workers in zip(files, ("1", "2", "1"), strict=False):
         assert shell(*asked, "--workers", workers, "-o", str(file)).code == 0
     subprocess.run([sys.executable, "-m", "autoddl.cli", *asked, "-o", str(files[3])], check=True, capture_output=True,
                    env={**os.environ, "PYTHONHASHSEED": "7"})
     assert len({file.read_bytes() for file in files}) == 1
     read = load_plan(files[0])
-    assert read.budget == 95e3 and read.proof != "elimination" and read.timings == {} and read.to_json().encode() == (
+    assert read.budget == 39e3 and read.proof != "elimination" and read.timings == {} and read.to_json().encode() == (
         files[0].read_bytes())
 
 
