@@ -123,10 +123,11 @@ def _parameter(pricing: Pricing, tensor: Tensor, ends: _Ends, saved: bool, parts
     once, each = table.steps(ends.stored, kept), table.steps(kept, ends.used)
     parts.add(tensor, once, ends.stored)
     parts.add(tensor, each, kept, m * (1 + saved))
-    sends = any(step.kind in COLLECTIVES for step in table.steps(ends.stored, ends.used))
     if tensor.master:
-        times = m * (1 + saved) if sends and kept == ends.stored else 1
-        parts.cast(tensor.stored, tensor, (ends.stored, ends.used), times)
+        first_sends, then_sends = (any(step.kind in COLLECTIVES for step in steps) for steps in (once, each))
+        times = m * (1 + saved) if then_sends and not first_sends else 1
+        sliced = () if first_sends or then_sends else (ends.used,)
+        parts.cast(tensor.stored, tensor, (ends.stored, *sliced), times)
     if ends.yielded is None:
         return once + each, ()
     back = routes_of(pricing, tensor.gradient)

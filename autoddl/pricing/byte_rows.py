@@ -16,9 +16,8 @@ from functools import partial
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 
-from autoddl.core.cost_table import Array, Cells, Classes, Rows
+from autoddl.core.cost_table import Array, Cells, Rows
 from autoddl.core.graph import Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import Mesh
@@ -29,10 +28,9 @@ from autoddl.operators.footprints.table import footprint_of
 from autoddl.operators.work import VIEWS, base
 from autoddl.pricing.choice_classes import pieces_of
 from autoddl.pricing.choices import Choice, numbered
-from autoddl.pricing.edge_tables import Ends
+from autoddl.pricing.edge_tables import Ends, sends
 from autoddl.pricing.lifetimes import Pattern, What
 from autoddl.pricing.price import Pricing
-from autoddl.pricing.routes import Routes
 
 __all__ = ["Sizes", "bytes_of_edge", "sizes_of", "weighted"]
 
@@ -140,7 +138,7 @@ def _copies(ends: Ends, rows: Rows) -> Mapping[str, Array]:
     if ends.tensor is None:
         return {"copy": np.where(ends.routes.sends(here, ends.there), read, 0.0)}
     kept = np.maximum(ends.kept(rows), 0)
-    first, then = _sends(ends.routes, here[:, None], kept), _sends(ends.routes, kept, ends.there[None])
+    first, then = ends.gathers(rows)
     both, sent = first & then, first | then
     local = bool(ends.tensor.master) & ~sent
     weight = np.where(both, ends.routes.nbytes[kept], np.where((sent & ~then) | local, read, 0.0))
@@ -148,17 +146,10 @@ def _copies(ends: Ends, rows: Rows) -> Mapping[str, Array]:
             "gathered kept": weight, "gathered again": np.where(then, read, 0.0)}
 
 
-def _sends(routes: Routes, start: Classes, end: Classes) -> npt.NDArray[np.bool_]:
-    """Whether the route between two layouts has a collective, cell by cell."""
-    start, end = np.broadcast_arrays(start, end)
-    (rows, row), (columns, column) = (np.unique(given, return_inverse=True) for given in (start, end))
-    return routes.sends(rows, columns)[row.reshape(start.shape), column.reshape(start.shape)]
-
-
 def _summed(ends: Ends, rows: Rows) -> Array:
     """The sum of the gradients of several microbatches: in G where it is reduced in each of them and again at the end,
     as yielded where only at the end, else as stored."""
     wanted, summed = ends.wanted[rows][:, None], np.maximum(ends.summed(rows), 0)
-    each, last = _sends(ends.back, ends.yields[None], summed), _sends(ends.back, summed, wanted)
+    each, last = sends(ends.back, ends.yields[None], summed), sends(ends.back, summed, wanted)
     nbytes = ends.back.nbytes
     return np.where(last, np.where(each, nbytes[summed], nbytes[ends.yields]), nbytes[ends.here[rows]][:, None])

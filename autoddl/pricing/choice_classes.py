@@ -71,14 +71,10 @@ class Ports:
         """Where the routes have the k-th layout of every value. Those that are equal are one array."""
         at = (id(port), k, id(table))
         if at not in self.found:
-            found = self.place(table)[port.columns[k]]
+            found = table.place[port.columns[k]]
             assert found.min() >= 0, "a layout that no conversion reaches"
             self.found[at] = port, table, self.equal.setdefault((id(table), found.tobytes()), found)
         return self.found[at][2]
-
-    def place(self, table: Routes) -> Classes:
-        """The position of the layout of each number, -1 where there is none."""
-        return table.place
 
     def cells(self, key: tuple[object, ...], shape: tuple[int, int], make: Callable[[Rows], Array],
               least: float | None = None) -> Cells:

@@ -27,7 +27,7 @@ from autoddl.pricing.price import Pricing, cast_seconds, routes_of
 from autoddl.pricing.routes import Routes
 from autoddl.pricing.space import Variable
 
-__all__ = ["Ends", "Use", "counted", "edge_ends", "edge_seconds"]
+__all__ = ["Ends", "Use", "counted", "edge_ends", "edge_seconds", "sends"]
 
 Array = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -91,9 +91,21 @@ class Ends:
         """The position of W for some rows and every column, -1 where no such layout is legal."""
         return _between(self.routes, self.here[rows], self.there, _masked(self.depths[rows], self.routes, 2))
 
+    def gathers(self, rows: Rows) -> tuple[Bools, Bools]:
+        """Whether O -> W has a collective, and whether W -> used has one, for some rows and every column."""
+        kept = np.maximum(self.kept(rows), 0)
+        return sends(self.routes, self.here[rows][:, None], kept), sends(self.routes, kept, self.there[None])
+
     def summed(self, rows: Rows) -> Classes:
         """The position of G for some rows and every column, -1 where no such layout is legal."""
         return _between(self.back, self.wanted[rows], self.yields, _masked(self.depths[rows], self.back, 1))
+
+
+def sends(routes: Routes, start: Classes, end: Classes) -> Bools:
+    """Whether the route between two layouts has a collective, cell by cell."""
+    start, end = np.broadcast_arrays(start, end)
+    (rows, row), (columns, column) = (np.unique(given, return_inverse=True) for given in (start, end))
+    return routes.sends(rows, columns)[row.reshape(start.shape), column.reshape(start.shape)]
 
 
 def _masked(depths: Classes, routes: Routes, least: int) -> Classes:
@@ -152,7 +164,7 @@ def _behind(pricing: Pricing, ports: Ports, target: Variable, use: Use, ends: En
     if ends.parameter or op.target == HUB or base(op) not in VIEWS or len(op.inputs) != 1 or len(op.outputs) != 1:
         return None
     routes, given = routes_of(pricing, pricing.graph.tensors[op.outputs[0]]), numbered(target.choices)
-    inside, outside = ports.place(ends.routes), ports.place(routes)
+    inside, outside = ends.routes.place, routes.place
     reads, output = inside[given.inputs[0]], outside[given.outputs[0]]
     option, many = np.full(len(ends.routes.layouts), -1), np.bincount(reads, minlength=len(ends.routes.layouts))
     option[reads] = np.arange(len(reads))
@@ -202,16 +214,20 @@ def _by_way_of(seconds: Array, start: Classes, middle: Classes, end: Classes, fi
 
 
 def _casts(pricing: Pricing, ends: Ends, rows: Rows, back: bool, flows: bool) -> Array:
-    """Seconds of a parameter's casts: of the stored piece to the dtype of use, of each gradient to that of sums."""
+    """Seconds of a parameter's casts: of the stored piece to the dtype of use, of each gradient to that of sums.
+
+    The cast stands before the first gather: once where that is O -> W, else before each gather of the step. What is
+    only sliced is sliced before it is cast.
+    """
     tensor = ends.tensor
     assert tensor is not None
     found = np.zeros((len(ends.here[rows]), len(ends.there)))
     if tensor.master:
-        pieces = np.minimum(ends.routes.nbytes[ends.here[rows]][:, None], ends.routes.nbytes[ends.there])
-        again = ends.routes.sends(ends.here[rows], ends.there) & (ends.kept(rows) == ends.here[rows][:, None])
-        times = np.where(again, pricing.microbatches * (1 + back), 1)
-        found += times * _each(partial(cast_seconds, pricing, tensor.stored, tensor),
-                                          pieces / tensor.itemsize)
+        first, then = ends.gathers(rows)
+        stored = ends.routes.nbytes[ends.here[rows]][:, None]
+        pieces = np.where(first | then, stored, np.minimum(stored, ends.routes.nbytes[ends.there]))
+        times = np.where(then & ~first, pricing.microbatches * (1 + back), 1)
+        found += times * _each(partial(cast_seconds, pricing, tensor.stored, tensor), pieces / tensor.itemsize)
     if flows and tensor.reduced:
         elements = ends.routes.nbytes[ends.yields] / tensor.itemsize
         found += pricing.microbatches * _each(partial(cast_seconds, pricing, tensor, tensor.gradient), elements)

@@ -14,6 +14,7 @@ from statistics import NormalDist
 
 import pytest
 import torch
+import zoo
 from planmaker import cluster_of, random_plans
 from ranks import on_ranks
 from sampling import parametrize_or_slow
@@ -24,6 +25,7 @@ from autoddl.capture.capture import Captured, capture
 from autoddl.core.errors import InputError
 from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan, load_plan
+from autoddl.core.precision import Precision
 from autoddl.core.record import (
     Event,
     Header,
@@ -133,6 +135,21 @@ def test_the_time_line_sends_what_the_plan_sends() -> None:
         assert whole.compute_seconds == pytest.approx(plan.predicted.compute, rel=1e-3)
         assert whole.step.seconds == pytest.approx(whole.compute_seconds + whole.step.exposed)
         assert predict_timeline(plan, graph, cluster, slowdown=1.5).step.seconds >= whole.step.seconds
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_casts_are_priced_as_the_time_line_has_them(microbatches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each weight once before O -> W where that sends, else at every gather."""
+    model, sample = zoo.gpt()
+    captured = capture(model, sample, Precision("bf16-mixed"))
+    graph, place = add_hubs(captured.graph), cluster_of("a=2,b=2")
+    drawn = [random_plans(model, sample, "a=2,b=2", 6, 3, microbatches=microbatches, captured=captured)]
+    monkeypatch.setattr("autoddl.planner.assemble.cast_seconds", lambda *_: 0.0)
+    drawn += [random_plans(model, sample, "a=2,b=2", 6, 3, microbatches=microbatches, captured=captured)]
+    for plan, without in zip(*drawn, strict=True):
+        spans = predict_timeline(plan, graph, place).computes
+        casts = sum(span.end - span.start for span in spans if span.name.startswith("cast "))
+        assert casts == pytest.approx(plan.predicted.compute - without.predicted.compute, rel=1e-6) and casts > 0
 
 
 def _ran(plan: Plan) -> tuple[list[tuple[str, ...]], RecordedStep]:
