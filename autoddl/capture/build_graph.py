@@ -26,8 +26,8 @@ BOUND_LATER = {"seed", "index"}
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A placeholder `node`: what it is, its name, its other names, whether it is trained, placeholders tied to it, and
-    the dtypes of its master copy and of its gradients on the wire (`core.graph.Tensor`)."""
+    """A placeholder `node`: what it is, its name, its other names, whether it is trained, placeholders tied to it, the
+    dtypes of its master copy and of its gradients on the wire, whether it has infinite values (`core.graph.Tensor`)."""
 
     node: str
     fqn: str
@@ -37,6 +37,7 @@ class Leaf:
     tied: tuple[str, ...] = ()
     master: str = ""
     reduced: str = ""
+    infinite: bool = False
 
 
 def tabulate(program: GraphModule, leaves: tuple[Leaf, ...], updates: tuple[str, ...]
@@ -51,7 +52,7 @@ def tabulate(program: GraphModule, leaves: tuple[Leaf, ...], updates: tuple[str,
             leaf = by_name[node.name]
             ids[node.name] = len(tensors)
             made = _tensor(node.name, node.meta["val"], leaf.kind, leaf.fqn, leaf.aliases, leaf.trained)
-            tensors.append(replace(made, master=leaf.master, reduced=leaf.reduced))
+            tensors.append(replace(made, master=leaf.master, reduced=leaf.reduced, infinite=leaf.infinite))
         elif node.target is operator.getitem:
             ids[node.name] = ids[(node.args[0].name, node.args[1])]
         elif node.op == "call_function":

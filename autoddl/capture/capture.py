@@ -28,12 +28,13 @@ from autoddl.capture.autocast import autocast
 from autoddl.capture.build_graph import Key, Leaf, tabulate
 from autoddl.capture.gc_pause import pause_gc
 from autoddl.capture.passes import gradients, losses, normalise, randomness
-from autoddl.capture.sample import Sample, as_sample, describe, sample_for
+from autoddl.capture.sample import Sample, as_sample, describe, named, sample_for
 from autoddl.capture.torch_export_patch import delay_code_generation, shorten_stacks
 from autoddl.capture.trace import trace
 from autoddl.core.errors import CaptureError
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.precision import AS_WRITTEN, Precision
+from autoddl.operators.rules.infinite import HUGE
 
 __all__ = ["Captured", "capture"]
 
@@ -72,10 +73,21 @@ def _captured(model: nn.Module, example: Sample, precision: Precision) -> Captur
     if precision.is_mixed:
         leaves = _mixed(program, leaves, updates, precision)
     gradients(program, frozenset(leaf.node for leaf in leaves if leaf.trained))
+    values = {**dict(model.named_buffers(remove_duplicate=False)), **exported.constants,
+              **named(model.forward, example)}
+    leaves = tuple(replace(leaf, infinite=_is_infinite(leaf, values)) for leaf in leaves)
     graph, nodes, tensors = tabulate(program, leaves, updates)
     _check_real(graph)
     constants = {tensors[leaf.node]: exported.constants[leaf.fqn] for leaf in leaves if leaf.kind is Kind.CONSTANT}
     return Captured(graph, program, nodes, MappingProxyType(tensors), MappingProxyType(constants), describe(example))
+
+
+def _is_infinite(leaf: Leaf, values: Mapping[str, Any]) -> bool:
+    """Whether a buffer, a constant or an input has infinite values, as additive masks do; not known of `meta`."""
+    value = values.get(leaf.fqn) if leaf.kind is not Kind.PARAMETER else None
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.is_meta or not value.numel():
+        return False
+    return bool(value.abs().amax() >= HUGE) if type(value) is Tensor else False
 
 
 def _mixed(program: GraphModule, leaves: tuple[Leaf, ...], updates: tuple[str, ...], precision: Precision

@@ -60,6 +60,7 @@ class Tensor:
         trained    whether it is a parameter that receives a gradient
         master     of a parameter that is stored and updated in another dtype than it is used in: that dtype
         reduced    of a parameter whose gradient is summed over ranks and microbatches in another dtype: that dtype
+        infinite   whether a buffer, a constant or an input has infinite values; no part of the fingerprint
     """
 
     name: str
@@ -71,6 +72,7 @@ class Tensor:
     trained: bool = False
     master: str = ""
     reduced: str = ""
+    infinite: bool = False
 
     @property
     def stored(self) -> "Tensor":
@@ -215,7 +217,8 @@ def graph_to_text(graph: Graph) -> str:
     """The text of `graph`, one line of JSON."""
     word, value = _Pool(), _Pool()
     tensors = [[word(t.name), t.shape, word(t.dtype), word(t.kind), word(t.fqn), [word(a) for a in t.aliases],
-                int(t.trained), *([word(t.master), word(t.reduced)] * _is_mixed(t))] for t in graph.tensors]
+                int(t.trained), *([word(t.master), word(t.reduced)] * (_is_mixed(t) or t.infinite)),
+                *([1] * t.infinite)] for t in graph.tensors]
     ops = [[word(op.name), word(op.target), op.inputs, value(op.slots), op.outputs, value(op.args), word(op.module),
             word(op.source)] for op in graph.ops]
     tree = {"words": word.listed, "values": value.listed, "tensors": tensors, "ops": ops, "outputs": graph.outputs,
@@ -229,7 +232,8 @@ def graph_from_text(text: str) -> Graph:
         tree = json.loads(text)
         words, values = tree["words"], [_frozen(value) for value in tree["values"]]
         tensors = tuple(Tensor(words[name], tuple(shape), words[dtype], Kind(words[kind]), words[fqn],
-                               tuple(words[a] for a in aliases), bool(trained), *(words[w] for w in others))
+                               tuple(words[a] for a in aliases), bool(trained), *(words[w] for w in others[:2]),
+                               *map(bool, others[2:]))
                         for name, shape, dtype, kind, fqn, aliases, trained, *others in tree["tensors"])
         ops = tuple(Op(words[name], words[target], tuple(inputs), values[slots], tuple(outputs), values[args],
                        words[module], words[source])

@@ -17,7 +17,8 @@ from autoddl.capture.sample import Sample, as_sample, describe, from_spec, named
 from autoddl.capture.source_lines import line_of
 from autoddl.capture.torch_export_patch import shorten_stacks
 from autoddl.core.errors import CaptureError, InputError
-from autoddl.core.graph import Kind
+from autoddl.core.graph import Kind, graph_from_text, graph_to_text
+from autoddl.operators.rules.infinite import infinite_tensors
 
 
 def values(captured: Captured, model: nn.Module, sample: Sample) -> list[Tensor]:
@@ -365,3 +366,33 @@ def test_hugging_face_models_bring_their_sample() -> None:
     assert captured.spec["kwargs"]["use_cache"] is False and len(captured.graph.outputs) == 2
     assert set(sample_for(model).kwargs) == {"input_ids", "labels", "use_cache"}
     assert capture(model, from_spec(captured.spec)).graph.fingerprint() == captured.graph.fingerprint()
+
+
+class Masked(nn.Module):
+    """Scores with an additive mask in a buffer and one in the batch, scaled after both."""
+
+    mask: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("mask", torch.full((8,), 0.0).index_fill(0, torch.tensor([0]), -torch.inf))
+
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        y = self.linear(x)
+        rows: Tensor = ((y + self.mask) * y.exp()).softmax(-1) + ((y + hidden) * y.exp()).softmax(-1)
+        return rows.mean()
+
+
+def test_infinities_of_buffers_and_batch_keep_from_products_with_partial_sums() -> None:
+    x, hidden = torch.ones(4, 8), torch.zeros(4, 8)
+    plain = capture(Masked(), Sample((x, hidden))).graph
+    hidden = hidden.index_fill(1, torch.tensor([1]), torch.finfo(torch.float32).min)
+    graph = capture(Masked(), Sample((x, hidden))).graph
+    assert [t.fqn for t in graph.tensors if t.infinite] == ["mask", "hidden"]
+    assert [t.fqn for t in plain.tensors if t.infinite] == ["mask"] and plain.fingerprint() == graph.fingerprint()
+    assert graph_from_text(graph_to_text(graph)) == graph
+    products = [op for op in graph.ops if op.target == "aten.mul.Tensor"]
+    for made, counted in ((plain, [True, False]), (graph, [True, True])):
+        infinite = infinite_tensors(made)
+        assert [op.inputs[0] in infinite for op in products] == counted

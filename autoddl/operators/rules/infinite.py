@@ -1,4 +1,4 @@
-"""Which tensors hold infinities that the model writes itself, as the masks of attention do.
+"""Which tensors hold infinities, as the masks of attention do: written by the model, or given in buffers and batch.
 
 A product of an infinite value and a partial sum is no number, though the product of the whole values is infinite:
 
@@ -13,7 +13,7 @@ from autoddl.core.graph import Graph, Op, Value
 from autoddl.core.layout import B, P
 from autoddl.operators.rules.dimension_strings import Signature
 
-__all__ = ["drop_undefined", "infinite_tensors", "positions"]
+__all__ = ["HUGE", "drop_undefined", "infinite_tensors", "positions"]
 
 HUGE = 1e30
 """A number as large as this counts as infinite: its products with partial sums overflow."""
@@ -27,8 +27,8 @@ FINITE = frozenset({
 
 
 def infinite_tensors(graph: Graph) -> frozenset[int]:
-    """The floating tensors that an infinite number of the program's own reaches."""
-    found = set[int]()
+    """The floating tensors that an infinite number of the program's own, of a buffer or of the batch reaches."""
+    found = {t for t, tensor in enumerate(graph.tensors) if tensor.infinite}
     for op in graph.ops:
         if not FINITE.isdisjoint((op.target, op.target.rpartition(".")[0])):
             continue
