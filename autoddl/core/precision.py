@@ -61,5 +61,10 @@ class Precision:
         """The dtype in which floating parameters, buffers and inputs are given; None for the module's own."""
         return {"float32": "float32", "bf16-mixed": "float32", "bf16": "bfloat16"}.get(self.name)
 
+    @property
+    def used(self) -> str | None:
+        """The dtype in which products are computed; None for the module's own."""
+        return {"float32": "float32", "bf16-mixed": "bfloat16", "bf16": "bfloat16"}.get(self.name)
+
 
 AS_WRITTEN = Precision()

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from autoddl.core.errors import AutoDDLError
+from autoddl.core.errors import AutoDDLError, InputError
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs
 from autoddl.core.precision import Precision
@@ -76,6 +76,7 @@ def task_of(model: "nn.Module", cluster: str | Path | Cluster, sample: object, o
     began = perf_counter()
     place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     limit, counts, recipe = options.limit(place), options.microbatches, Precision.parse(options.precision)
+    _check_peak(recipe, place)
     start, two = perf_counter(), options.workers != 1 and (cpu_count() or 1) > 1 and forks()
     with ExitStack() as stack:
         others = {n: stack.enter_context(beside(partial(_alone, model, sample, recipe), n))
@@ -88,6 +89,14 @@ def task_of(model: "nn.Module", cluster: str | Path | Cluster, sample: object, o
     about = {"model": name or type(model).__name__, "factory": dict(factory or {})}
     return PlanTask(whole.graph, whole.original, whole.spec, place, limit, options, about, perf_counter() - start,
                     began, Variants(partial(_part, model, sample, recipe), captured))
+
+
+def _check_peak(recipe: Precision, cluster: Cluster) -> None:
+    """Raise InputError where the cluster's device lists no peak for the dtype that a recipe asks for."""
+    peaks = dict(cluster.device.peaks)
+    if recipe.used is not None and recipe.used not in peaks:
+        raise InputError(f"precision {recipe} computes in {recipe.used}, for which {cluster.device.name} lists no "
+                         f"peak, only for {', '.join(peaks)}: add {recipe.used} there, or plan in another precision")
 
 
 def _part(model: "nn.Module", sample: object, precision: Precision, microbatches: int) -> Variant:

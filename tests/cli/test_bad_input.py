@@ -120,6 +120,9 @@ def test_a_setting_that_sets_nothing(text: str, pattern: str) -> None:
     (("--pin", "attention"), "no pin"),
     (("--budget", "12 parsecs"), "'parsecs' is no unit of bytes"),
     (("--solver", "guess"), "'guess'.*exact"),
+    (("--precision", "fp8"), "there is no precision 'fp8'"),
+    (("--precision", "bf16-mixed"), "bfloat16, for which half-core lists no peak, only for float32, float64"),
+    (("--optimizer", "lion"), "optimizer 'lion' is not known"),
 ])
 def test_an_option_that_means_nothing(options: tuple[str, ...], pattern: str) -> None:
     refused(shell("plan", FACTORY, LAPTOP, *options), pattern)
