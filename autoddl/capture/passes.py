@@ -34,9 +34,11 @@ FILLED = frozenset(("empty_like", "full_like", "new_empty", "new_full", "new_one
 
 
 def normalise(module: GraphModule) -> None:
-    """One name per meaning: reshape, _to_copy, split, full; what copies or checks without changing a value is dropped,
-    what is written over another value takes its place, and the gradient of a table is dense, as collectives need it:
-    the same numbers."""
+    """One name per meaning: reshape, _to_copy, split, full; what copies or checks without changing a value is dropped.
+
+    What is written over another value takes its place; nothing joined to a tensor is that tensor; and the gradient of a
+    table is dense, as collectives need it: the same numbers.
+    """
     for node in operators(module):
         name = name_of(node.target)
         if name in CHECKS:
@@ -56,6 +58,8 @@ def normalise(module: GraphModule) -> None:
             _expand(node)
         elif name == "copy.default":
             _written(node)
+        elif name == "cat.default":
+            _joined(node)
         elif name == "embedding.default" and arguments(node)["sparse"]:
             node.args, node.kwargs = tuple({**arguments(node), "sparse": False}.values()), {}
     module.recompile()
@@ -102,6 +106,20 @@ def _written(node: Node) -> None:
         new.kwargs = {"dtype": value.dtype}
     if given.shape != value.shape:
         new = insert(node, aten.expand.default, (new, list(value.shape)), value)
+    replace(node, new)
+
+
+def _joined(node: Node) -> None:
+    """cat([empty, x]) -> x, as caches of transformers begin: tensors of shape (0,) join in with any others."""
+    values = arguments(node)
+    full = [x for x in values["tensors"] if x.meta["val"].shape != (0,)]
+    if not full or len(full) == len(values["tensors"]):
+        return
+    value = torch.cat([x.meta["val"] for x in full], values["dim"])
+    new = full[0] if len(full) == 1 else insert(node, aten.cat.default, (full, values["dim"]), value)
+    if dtype_of(new) != dtype_of(node):
+        new = insert(node, aten._to_copy.default, (new,), node.meta["val"])
+        new.kwargs = {"dtype": dtype_of(node)}
     replace(node, new)
 
 

@@ -242,6 +242,10 @@ class _Bytes:
             if i != j:
                 self.add(2 * i + 1, 2 * i + 1, read)
             self.add(self.back(i), self.back(i), read)
+        if self.graph.ops[j].target == HUB:
+            for i, slot in self.readers[self.graph.ops[j].outputs[0]]:
+                end = max([2 * i + 1, *map(self.back, self.savers(i, slot))])
+                self.add(2 * i, end, self.read(i, slot) * bool(self.converted(i, slot)))
 
     def _forward(self, i: int) -> None:
         local, now = self.local[i], 2 * i + 1

@@ -205,6 +205,14 @@ class _Builder:
             if i != j:
                 self.add(edge, ("gathered again",), self.forward(i), self.forward(i))
             self.add(edge, ("gathered again",), self.backward(i), self.backward(i))
+        if self.graph.ops[j].target == HUB:
+            self._read_at(self.graph.ops[j].outputs[0])
+
+    def _read_at(self, t: int) -> None:
+        """The copies of a parameter that several ops read, each as it needs it."""
+        for i, k in self.readers[t]:
+            end = max([self.forward(i), *map(self.backward, self.savers(i, k))])
+            self.add(("edge", i, k), ("copy",), self.before(i), end)
 
     def _reduced(self, j: int, k: int) -> None:
         """The gradient that op j yields of a parameter, from then on; of several microbatches it is summed up."""

@@ -368,6 +368,26 @@ def test_hugging_face_models_bring_their_sample() -> None:
     assert capture(model, from_spec(captured.spec)).graph.fingerprint() == captured.graph.fingerprint()
 
 
+class Cached(nn.Module):
+    """Joins tensors to the empty ones that a cache of keys begins with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.value = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = torch.cat([torch.tensor([]), self.key(x)], -2)
+        values = torch.cat([self.value(x).half(), torch.tensor([])], -2)
+        joined = torch.cat([torch.tensor([]), keys, values], -2)
+        return joined.square().mean() + torch.cat([torch.tensor([]), torch.tensor([])]).sum()
+
+
+def test_nothing_joined_to_a_tensor_is_the_tensor(one_thread: None) -> None:
+    captured = check(Cached(), Sample((torch.rand(2, 3, 4),)))
+    joins = [op for op in captured.graph.ops if op.target == "aten.cat.default"]
+    assert [len(op.inputs) for op in joins if captured.graph.tensors[op.inputs[0]].shape != (0,)] == [2]
+
+
 class Masked(nn.Module):
     """Scores with an additive mask in a buffer and one in the batch, scaled after both."""
 
