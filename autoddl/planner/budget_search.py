@@ -56,6 +56,9 @@ LINES = 200
 SMALLER = 5
 """Rows that are tried for the least peak of any plan."""
 
+DEAR = 10.0
+"""The price of a whole budget, in steps of the fastest plan, at which a plan is sought that is small and not absurd."""
+
 CLOSE = 1e-4
 """The gap of the dual that is good enough."""
 
@@ -220,11 +223,11 @@ class _State:
         self.needed = max(self.needed, error.needed)
 
     def _shrink(self, problem: Problem, solution: Solution) -> None:
-        """Plans under the row with less room: by what the last plan's line was above the budget, or half as much."""
+        """Plans under the row with less room than the last one took: by what its line was above the budget, or half."""
         search, most, least = self.search, self.search.budget, 0.0
         for k in range(SHRINKS):
             over = search.peaks.of(solution.choice).nbytes - search.budget
-            room = max(most - over * (1 + k / 2) - 1e-6 * search.budget, (most + least) / 2)
+            room = max(min(most, solution.nbytes) - over * (1 + k / 2) - 1e-6 * search.budget, (most + least) / 2)
             try:
                 solution = solve(problem.within(room), search.solver, time_limit=search.time_limit,
                                  tolerance=self.tolerance, ceiling=min(self.ceiling, self.seconds), price=self.price)
@@ -325,8 +328,12 @@ def _least_peak(search: BudgetSearch, moments: Sequence[Moment]) -> tuple[float,
     known, row = list(moments) or [UPDATE], {(list(moments) or [UPDATE])[-1]: 1.0}
     best, planes = (0.0, row), list[tuple[int, ...]]()
     for _ in range(SMALLER):
-        needed, choice = smallest(search.ready(row)[0])
+        problem, space = search.ready(row)
+        needed, choice = smallest(problem)
         best = max(best, (needed, row), key=lambda one: one[0])
+        if choice is not None:
+            price = DEAR * min(map(search.network.seconds, (choice, *search.peaks.drawn))) / search.budget
+            choice = min(choice, relax(problem, price, space).choice, key=lambda x: search.peaks.of(x).nbytes)
         if choice is None or choice in planes or search.peaks.of(choice).nbytes <= best[0] * (1 + CLOSE):
             break
         planes.append(choice)
