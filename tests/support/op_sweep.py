@@ -78,7 +78,8 @@ class Middle(nn.Module):
 
 
 def _weighted(t: Tensor) -> Tensor:
-    t = torch.view_as_real(t) if t.is_complex() else t
+    t = t if t.layout == torch.strided else t.to_dense()
+    t = torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
     found: Tensor = (t * torch.linspace(0.5, 1.5, t.numel(), dtype=t.dtype).reshape(t.shape)).mean()
     return found
 
@@ -121,8 +122,11 @@ def _operators() -> dict[str, Any]:
 def _sample(operator: Any) -> Any:
     """The first sample with something to split, else the first with a gradient; None where there is none.
 
-    Of an operator that has no sample of even sizes, or fails with it, one of torch's own sizes is taken.
+    Of an operator that has no sample of even sizes, or fails with it, one of torch's own sizes is taken; and of those
+    whose samples contain places, which are those of torch's own sizes.
     """
+    if operator.variant_test_name == "offsets":
+        return _chosen(operator)
     try:
         with _even_sizes():
             sample = _chosen(operator)
