@@ -118,6 +118,8 @@ class _Bytes:
         self.local = [self._footprint(i, plan.mesh) for i in range(self.count)]
         self.spans = defaultdict[Hashable, list[tuple[int, int, float]]](list)
         self.storages = self._shared_storages()
+        self.reducing = [j for j, op in enumerate(graph.ops) if self.yields(j) and any(
+            self._is_parameter(t) and t in self.flows for t in op.inputs)]
         self._everything()
 
     def _footprint(self, i: int, mesh: Mesh | None) -> Footprint:
@@ -220,6 +222,9 @@ class _Bytes:
                 self.add(0, self.back(j), between if has_collective(last) else own)
             if m > 1 or not passes:
                 self.add(self.back(j) + 1, end - 1, min(own, made))
+            later = [i for i in self.reducing if i < j]
+            if m == 1 and not passes and later and has_collective(edge.backward):
+                self.add(self.back(j) + 1, self.back(later[-1]), max(0.0, made - own))
 
     def _gathered(self, j: int, k: int) -> None:
         """The copies of a parameter that op j reads: the one that is kept, and the one that is gathered from there."""

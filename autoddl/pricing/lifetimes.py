@@ -9,7 +9,8 @@ A step of N ops has 3 N + 1 moments, in this order:
 What lives is a *term*: bytes that one op, one parameter or one edge decides, over an interval of moments. So the bytes
 at a moment are a sum over choices, and a plan that fits a budget meets every one of these sums:
 
-    parameter    own piece and optimizer state: always; the gradient at U, and from B of its reader to U;
+    parameter    own piece and optimizer state: always; the gradient at U, and from B of its reader to U, as it was
+                 yielded until the next one is there, before which its reduction is not waited for;
                  gathered copies: at their readers, and until the backward that reads them unless gathered again
     op           operands read: W..F; kept for backward: to B; outputs: from F to their readers;
                  temporaries: at W, F or B; gradients given and yielded: at B
@@ -24,6 +25,7 @@ of the op's three: the terms that live at all three, and the largest sum of the 
 sum again, and a plan need not say in which of the three the peak will be.
 """
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
@@ -138,6 +140,8 @@ class _Builder:
         self.made = [Footprint() if view else _footprint(op, graph, self.flows, processor)
                      for op, view in zip(graph.ops, self.is_view, strict=True)]
         self.terms: list[Term] = []
+        self.reducing = [j for j, op in enumerate(graph.ops) if self.yields(op) and any(
+            self._is_parameter(t) and t in self.flows for t in op.inputs)]
         self._parameters()
         for i, op in enumerate(graph.ops):
             if not self.is_view[i] and set(op.inputs) & self.dependent:
@@ -222,6 +226,8 @@ class _Builder:
             self.add(edge, ("gradient summed",), 0, self.backward(j))
         if self.microbatches > 1 or not passes:
             self.add(edge, ("gradient",), self.backward(j) + 1, self.update - 1)
+        if self.microbatches == 1 and not passes and (before := self.reducing[:bisect_left(self.reducing, j)]):
+            self.add(edge, ("in flight",), self.backward(j) + 1, self.backward(before[-1]))
 
     def _op(self, i: int, op: Op) -> None:
         made, owner = self.made[i], ("op", i, 0)

@@ -1,11 +1,11 @@
 """Predicted against tracked peak memory of a rank: python examples/benchmarks/memory.py [part of a model's name]
 
-Predicted is `plan(...).predicted.peak_bytes`, the peak of the memory line: what is held, action by action, of
-parameters, gradients, AdamW's state, activations, conversions and temporaries. Charged, beside it, is what the search
-holds to the budget. Tracked is the peak of torch's own tracker, `torch.distributed._tools.mem_tracker.MemTracker`,
-which sees live storages by a dispatch mode, over forward, backward and optimizer step after a first one, which makes
-the optimizer's state; parameters and batch are in it. One process, then rank 0 of four over gloo: the best plan, the
-named strategies, and two microbatches.
+Predicted is `plan(...).predicted.peak_bytes`, the peak of the memory line: what a rank has in use, action by action, of
+parameters, gradients, AdamW's state, activations, conversions and temporaries. Tracked is the peak of torch's own
+tracker, `torch.distributed._tools.mem_tracker.MemTracker`, which sees live storages by a dispatch mode, over forward,
+backward and optimizer step after a first one, which makes the optimizer's state; parameters and batch are in it. One
+process, then rank 0 of four over gloo: the best plan, in float32 and in bf16-mixed, the named strategies, two
+microbatches, and the best plans under budgets that bind, which are shares of the peak without one.
 """
 
 import gc
@@ -14,6 +14,7 @@ import os
 import statistics
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -23,18 +24,20 @@ from torch.distributed._tools.mem_tracker import MemTracker
 import autoddl
 from autoddl.api import compare
 from autoddl.capture.sample import Sample
+from autoddl.core.errors import Infeasible
 from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import Cluster, load_cluster
 from autoddl.launch.launch import launch, leave
 from autoddl.runtime.parallelize import parallelize
 
 CLUSTER = """name: memory
-device: {name: core, kind: cpu, memory: 16 GB, bandwidth: 10 GB/s, peak: {float32: 96 GFLOP/s}}
+device: {name: core, kind: cpu, memory: 16 GB, bandwidth: 10 GB/s, peak: {float32: 96 GFLOP/s, bfloat16: 96 GFLOP/s}}
 levels: [{name: all, size: %d, bandwidth: 1 GB/s, latency: 60 us}]
 """
 NAMES = tuple(name for name in MODELS if "large" not in name and name != "mixture medium")
 NAMED = ("data parallel", "ZeRO-3", "tensor parallel")
 PARTED = "gpt medium"
+SHARES = (0.96, 0.9, 0.8, 0.7)
 
 
 def tracked(folder: Path) -> None:
@@ -78,6 +81,16 @@ def plans(name: str, cluster: Cluster) -> dict[str, Plan]:
             one = next(c for c in compare(model, cluster, sample, workers=1, microbatches=(2,)) if c.name == role)
             if one.plan is not None:
                 found[f"{name}, {role}, 2 microbatches"] = one.plan
+    found[f"{name}, bf16-mixed"] = autoddl.plan(model, cluster, sample, precision="bf16-mixed", workers=1)
+    return found | budgeted(name, model, sample, cluster, found[f"{name}, found"].predicted.peak_bytes)
+
+
+def budgeted(name: str, model: torch.nn.Module, sample: Sample, cluster: Cluster, free: float) -> dict[str, Plan]:
+    """The best plans under shares of the bytes that the one without a budget takes, where there are any."""
+    found = {}
+    for share in SHARES:
+        with suppress(Infeasible):
+            found[f"{name}, budget {share}"] = autoddl.plan(model, cluster, sample, budget=share * free, workers=1)
     return found
 
 
@@ -95,8 +108,8 @@ def main(wanted: str) -> None:
             for title, plan in made.items():
                 errors.append(plan.predicted.peak_bytes / found[title] - 1)
                 print(f"{ranks} ranks  {title:44} predicted {plan.predicted.peak_bytes / 1e6:8.2f} MB  tracked "
-                      f"{found[title] / 1e6:8.2f} MB  {errors[-1]:+7.2%}",
-                      flush=True)
+                      f"{found[title] / 1e6:8.2f} MB  {errors[-1]:+7.2%}"
+                      + (f"  of the budget {found[title] / plan.budget:7.2%}" if "budget" in title else ""), flush=True)
             print(f"{ranks} ranks  median {statistics.median(map(abs, errors)):.2%}, "
                   f"worst {max(map(abs, errors)):.2%}, of {len(errors)}")
 
