@@ -118,8 +118,6 @@ class _Bytes:
         self.local = [self._footprint(i, plan.mesh) for i in range(self.count)]
         self.spans = defaultdict[Hashable, list[tuple[int, int, float]]](list)
         self.storages = self._shared_storages()
-        self.reducing = [j for j, op in enumerate(graph.ops) if self.yields(j) and any(
-            self._is_parameter(t) and t in self.flows for t in op.inputs)]
         self._everything()
 
     def _footprint(self, i: int, mesh: Mesh | None) -> Footprint:
@@ -222,9 +220,6 @@ class _Bytes:
                 self.add(0, self.back(j), between if has_collective(last) else own)
             if m > 1 or not passes:
                 self.add(self.back(j) + 1, end - 1, min(own, made))
-            later = [i for i in self.reducing if i < j]
-            if m == 1 and not passes and later and has_collective(edge.backward):
-                self.add(self.back(j) + 1, self.back(later[-1]), max(0.0, made - own))
 
     def _gathered(self, j: int, k: int) -> None:
         """The copies of a parameter that op j reads: the one that is kept, and the one that is gathered from there."""
@@ -241,16 +236,16 @@ class _Bytes:
         if self.plan.microbatches > 1:
             self.add(0, 2 * j - 1, weight)
         self.add(2 * j, 2 * j + 1, read * (once or each or local) + weight * (once and each))
-        if savers:
-            self.add(2 * j + 2, self.back(savers[0]), weight)
-        for i in savers if each else ():
-            if i != j:
-                self.add(2 * i + 1, 2 * i + 1, read)
-            self.add(self.back(i), self.back(i), read)
+        if savers == [j]:
+            self.add(2 * j + 2, self.back(j), weight)
+            self.add(self.back(j), self.back(j), read * each)
+        elif savers:
+            last = max(i for o in self.graph.ops[j].outputs for i, _ in self.readers[o])
+            self.add(2 * j + 2, 2 * last - 1, weight)
         if self.graph.ops[j].target == HUB:
             for i, slot in self.readers[self.graph.ops[j].outputs[0]]:
-                end = max([2 * i + 1, *map(self.back, self.savers(i, slot))])
-                self.add(2 * i, end, self.read(i, slot) * bool(self.converted(i, slot)))
+                kept = not self.views[i] and slot in self.whole[i].saves
+                self.add(2 * i, self.back(i) if kept else 2 * i + 1, self.read(i, slot) * bool(self.converted(i, slot)))
 
     def _forward(self, i: int) -> None:
         local, now = self.local[i], 2 * i + 1

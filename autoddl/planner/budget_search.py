@@ -56,8 +56,8 @@ LINES = 200
 SMALLER = 5
 """Rows that are tried for the least peak of any plan."""
 
-DEAR = 10.0
-"""The price of a whole budget, in steps of the fastest plan, at which a plan is sought that is small and not absurd."""
+BUDGET_PRICE = 10.0
+"""What the bytes of a whole budget cost, in steps of the fastest plan: small plans, of which one is not slow."""
 
 CLOSE = 1e-4
 """The gap of the dual that is good enough."""
@@ -332,8 +332,10 @@ def _least_peak(search: BudgetSearch, moments: Sequence[Moment]) -> tuple[float,
         needed, choice = smallest(problem)
         best = max(best, (needed, row), key=lambda one: one[0])
         if choice is not None:
-            price = DEAR * min(map(search.network.seconds, (choice, *search.peaks.drawn))) / search.budget
-            choice = min(choice, relax(problem, price, space).choice, key=lambda x: search.peaks.of(x).nbytes)
+            price = BUDGET_PRICE * min(map(search.network.seconds, (choice, *search.peaks.drawn))) / search.budget
+            other = relax(problem, price, space)
+            choices = (choice, other.choice) if other.seconds < inf else (choice,)
+            choice = min(choices, key=lambda x: search.peaks.of(x).nbytes)
         if choice is None or choice in planes or search.peaks.of(choice).nbytes <= best[0] * (1 + CLOSE):
             break
         planes.append(choice)

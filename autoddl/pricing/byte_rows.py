@@ -6,7 +6,6 @@
     hub          the piece that it reads and writes, and the gradient that waits
     edge         copy, gathered     the piece that is read, where a collective brings it
                  gradient           no more than the smaller of what the reader yields and what is stored
-                 in flight          what the reader yields beyond that
 
 A row of a problem is the sum of weight * bytes over the terms that a moment counts (`Lifetimes.patterns`).
 """
@@ -125,8 +124,6 @@ def _edge_rows(ends: Ends, pattern: Pattern, rows: Rows) -> Array:
             found += weight * copies[what[0]]
         if what[0] == "gradient":
             found += weight * np.minimum(ends.back.nbytes[here][:, None], ends.back.nbytes[ends.yields])
-        elif what[0] == "in flight":
-            found += weight * _in_flight(ends, rows)
         elif what[0] == "gradient summed":
             found += weight * _summed(ends, rows)
     return found
@@ -147,13 +144,6 @@ def _copies(ends: Ends, rows: Rows) -> Mapping[str, Array]:
     weight = np.where(both, ends.routes.nbytes[kept], np.where((sent & ~then) | local, read, 0.0))
     return {"copy": np.where(sent, read, 0.0), "gathered": np.where(sent | local, read, 0.0) + weight * both,
             "gathered kept": weight, "gathered again": np.where(then, read, 0.0)}
-
-
-def _in_flight(ends: Ends, rows: Rows) -> Array:
-    """By how much a gradient, as it is yielded, is above what `gradient` counts, where it is sent to be reduced."""
-    yielded, own = ends.back.nbytes[ends.yields], ends.back.nbytes[ends.here[rows]][:, None]
-    sent = sends(ends.back, ends.yields[None], ends.wanted[rows][:, None])
-    return np.where(sent, np.maximum(0.0, yielded - own), 0.0)
 
 
 def _summed(ends: Ends, rows: Rows) -> Array:

@@ -9,8 +9,7 @@ A step of N ops has 3 N + 1 moments, in this order:
 What lives is a *term*: bytes that one op, one parameter or one edge decides, over an interval of moments. So the bytes
 at a moment are a sum over choices, and a plan that fits a budget meets every one of these sums:
 
-    parameter    own piece and optimizer state: always; the gradient at U, and from B of its reader to U, as it was
-                 yielded until the next one is there, before which its reduction is not waited for;
+    parameter    own piece and optimizer state: always; the gradient at U, and from B of its reader to U;
                  gathered copies: at their readers, and until the backward that reads them unless gathered again
     op           operands read: W..F; kept for backward: to B; outputs: from F to their readers;
                  temporaries: at W, F or B; gradients given and yielded: at B
@@ -25,7 +24,6 @@ of the op's three: the terms that live at all three, and the largest sum of the 
 sum again, and a plan need not say in which of the three the peak will be.
 """
 
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
@@ -140,8 +138,6 @@ class _Builder:
         self.made = [Footprint() if view else _footprint(op, graph, self.flows, processor)
                      for op, view in zip(graph.ops, self.is_view, strict=True)]
         self.terms: list[Term] = []
-        self.reducing = [j for j, op in enumerate(graph.ops) if self.yields(op) and any(
-            self._is_parameter(t) and t in self.flows for t in op.inputs)]
         self._parameters()
         for i, op in enumerate(graph.ops):
             if not self.is_view[i] and set(op.inputs) & self.dependent:
@@ -203,20 +199,16 @@ class _Builder:
         if self.microbatches > 1:
             self.add(edge, ("gathered kept",), 0, self.before(j) - 1)
         self.add(edge, ("gathered",), self.before(j), self.forward(j))
-        if savers:
-            self.add(edge, ("gathered kept",), self.forward(j) + 1, self.backward(savers[0]))
-        for i in savers:
-            if i != j:
-                self.add(edge, ("gathered again",), self.forward(i), self.forward(i))
-            self.add(edge, ("gathered again",), self.backward(i), self.backward(i))
+        if savers == [j]:
+            self.add(edge, ("gathered kept",), self.forward(j) + 1, self.backward(j))
+            self.add(edge, ("gathered again",), self.backward(j), self.backward(j))
+        elif savers:  # behind a hub or a view each reader may send it on, and keep what it received instead
+            last = max(i for o in self.graph.ops[j].outputs for i, _ in self.readers[o])
+            self.add(edge, ("gathered kept",), self.forward(j) + 1, self.before(last) - 1)
         if self.graph.ops[j].target == HUB:
-            self._read_at(self.graph.ops[j].outputs[0])
-
-    def _read_at(self, t: int) -> None:
-        """The copies of a parameter that several ops read, each as it needs it."""
-        for i, k in self.readers[t]:
-            end = max([self.forward(i), *map(self.backward, self.savers(i, k))])
-            self.add(("edge", i, k), ("copy",), self.before(i), end)
+            for i, slot in self.readers[self.graph.ops[j].outputs[0]]:
+                end = self.backward(i) if self.saves(i, slot) else self.forward(i)
+                self.add(("edge", i, slot), ("copy",), self.before(i), end)
 
     def _reduced(self, j: int, k: int) -> None:
         """The gradient that op j yields of a parameter, from then on; of several microbatches it is summed up."""
@@ -226,8 +218,6 @@ class _Builder:
             self.add(edge, ("gradient summed",), 0, self.backward(j))
         if self.microbatches > 1 or not passes:
             self.add(edge, ("gradient",), self.backward(j) + 1, self.update - 1)
-        if self.microbatches == 1 and not passes and (before := self.reducing[:bisect_left(self.reducing, j)]):
-            self.add(edge, ("in flight",), self.backward(j) + 1, self.backward(before[-1]))
 
     def _op(self, i: int, op: Op) -> None:
         made, owner = self.made[i], ("op", i, 0)

@@ -7,7 +7,6 @@ Prints a line for each that is not equal, and the numbers of each kind.
 
 import sys
 from collections import Counter
-from importlib.util import find_spec
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tests" / "support"))
@@ -17,8 +16,6 @@ from op_sweep import cases, sweep
 
 def main(words: list[str]) -> None:
     """Sweep a share of the operators, or those named."""
-    if find_spec("expecttest") is None:
-        raise SystemExit("torch's database of operators needs the package expecttest: pip install expecttest")
     share = float(words[0]) if words and words[0][0].isdigit() else 1.0
     names = words if words and not words[0][0].isdigit() else cases(share)
     counted = Counter[str]()
