@@ -1,9 +1,9 @@
 """Plans under falling budgets: seconds, bound, gap and peak, and whether a smaller budget ever does better.
 
-    python examples/benchmarks/budgets.py [resnet | llama | gpt2 | vgg | t5 | mixture]
+    python examples/benchmarks/budgets.py [resnet | llama | gpt2 | vgg | t5 | mixture] [resnet@14.3GB ...]
 
 ResNet-50 of transformers on four devices at 50 GB/s; the others on clusters of `examples`. Budgets are shares of the
-peak of the plan without one.
+peak of the plan without one, or the one behind `@`.
 A plan of a larger budget whose peak is within a smaller one bounds what the smaller one may take: `monotone` says so.
 """
 
@@ -108,12 +108,13 @@ def main(names: list[str]) -> None:
     """Print the table of every name, then the median and the worst gap and share of time."""
     print("model    budget GB    seconds      bound       gap   peak GB   CPU s  monotone")
     gaps, shares = list[float](), list[float]()
-    for name in names or NAMES:
+    for word in names or NAMES:
+        name, _, given = word.partition("@")
         model, sample, cluster, mesh = case(name)
         before, free = list[autoddl.Plan](), 0.0
-        for part in (None, *PARTS):
-            start, budget = cpu_seconds(), "1000 TB"
-            if part is not None:
+        for part in (None, *((given,) if given else PARTS)):
+            start, budget = cpu_seconds(), "1000 TB" if part is None else given
+            if isinstance(part, float):
                 budget = f"{part * before[0].predicted.peak_bytes:.0f} B"
             try:
                 plan = autoddl.plan(model, cluster, sample, mesh=mesh, budget=budget, workers=1)
