@@ -109,16 +109,17 @@ def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = Non
 
 
 def _candidates(task: PlanTask) -> list[Candidate]:
-    """Every mesh that the options allow, with every number of microbatches."""
+    """Every mesh that the options allow, with every number of microbatches and every policy of recomputation."""
     region, allowed = region_of(task.options), allowed_meshes(task.cluster, task.options)
-    return [Candidate(mesh, region, n) for n in task.options.microbatches for mesh in allowed]
+    return [Candidate(mesh, region, n, policy) for policy in task.options.recompute for n in task.options.microbatches
+            for mesh in allowed]
 
 
 def _spaces(task: PlanTask, tried: Sequence[Candidate]) -> list[list[Candidate]]:
     """The whole, every candidate alone; every strategy on every mesh, unless pins ask for something else."""
     named = {} if task.options.pins else named_strategies(task, tuple(dict.fromkeys(one.mesh for one in tried)))
-    regions = [[replace(one, microbatches=n)] for n in task.options.microbatches
-               for whole in named.values() for one in whole]
+    regions = [[replace(one, microbatches=n, recompute=policy)] for policy in task.options.recompute
+               for n in task.options.microbatches for whole in named.values() for one in whole]
     return [[*tried], *([one] for one in tried), *regions]
 
 
@@ -134,8 +135,9 @@ def compare(model: "nn.Module", cluster: str | Path | Cluster, sample: object = 
     free, counts = _candidates(task), task.options.microbatches
     named = named_strategies(task, tuple(dict.fromkeys(one.mesh for one in free)))
     found: list[Comparison] = []
-    for title, candidates in {"found": free, **{title: [replace(one, microbatches=n) for n in counts for one in whole]
-                                                for title, whole in named.items()}}.items():
+    every = {title: [replace(one, microbatches=n, recompute=policy) for policy in task.options.recompute
+                     for n in counts for one in whole] for title, whole in named.items()}
+    for title, candidates in {"found": free, **every}.items():
         if found and found[-1].interrupted:
             found.append(Comparison(title, None, "not begun: interrupted", interrupted=True))
             continue

@@ -90,8 +90,9 @@ def proof_table(checked: Proved) -> RenderableType:
 def _on(meshes: tuple[str, ...]) -> str:
     if len(meshes) == 1:
         return f"mesh '{meshes[0]}'"
-    parts = any("microbatch" in mesh for mesh in meshes)
-    return f"any of {len(meshes)} meshes{' and numbers of microbatches' if parts else ''}"
+    kinds = (("microbatch", "numbers of microbatches"), ("recompute", "policies of recomputation"))
+    others = [name for word, name in kinds if any(word in mesh for mesh in meshes)]
+    return f"any of {len(meshes)} {' and '.join(['meshes', *others])}"
 
 
 def pins_table(plan: Plan, rows: Sequence[PinPrice]) -> RenderableType:

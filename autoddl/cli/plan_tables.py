@@ -66,7 +66,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "candidates": plan.candidates, "wall_seconds": plan.timings.get("total"),
         "capture_seconds": plan.timings.get("capture"), "solve_seconds": plan.timings.get("solve"),
         "fallback_ops": predicted.fallback, "microbatches": plan.microbatches,
-        "precision": plan.precision, "mfu": model_flops_utilisation(plan),
+        "precision": plan.precision, "mfu": model_flops_utilisation(plan), "recompute": list(plan.recompute),
     }
 
 
@@ -114,7 +114,8 @@ def comparison_table(found: Sequence["Comparison"]) -> RenderableType:
 
 
 def _parts(plan: Plan) -> str:
-    return f" x {plan.microbatches} microbatches" if plan.microbatches > 1 else ""
+    parts = f" x {plan.microbatches} microbatches" if plan.microbatches > 1 else ""
+    return parts + (f", {len(plan.recompute)} blocks recomputed" if plan.recompute else "")
 
 
 def verification_table(checked: "Verification") -> RenderableType:
@@ -163,6 +164,8 @@ def _figures(plan: Plan) -> Table:
     table.add_row("mesh", f"{plan.mesh}{_parts(plan)}" + (f"  ({levels})" if levels else ""))
     if precision := _precision(plan):
         table.add_row("precision", precision)
+    if plan.recompute:
+        table.add_row("recomputed", _recomputed(plan))
     if float64 := _float64(plan):
         table.add_row("float64", float64)
     table.add_row("step", f"{show_seconds(predicted.seconds)} predicted: compute {show_seconds(predicted.compute)}, "
@@ -182,6 +185,12 @@ def _figures(plan: Plan) -> Table:
     table.add_row("search", f"{plan.candidates:,} configurations weighed{_took(plan.timings)}")
     table.add_row("no rule", f"replicated on every rank: {slow}" if slow else "every operator has one")
     return table
+
+
+def _recomputed(plan: Plan) -> str:
+    names = plan.recompute
+    shown = f"{names[0]} to {names[-1]}" if len(names) > 2 else " and ".join(names)
+    return f"{len(names)} block{'s' * (len(names) > 1)} in backward: {shown}"
 
 
 def _precision(plan: Plan) -> str:

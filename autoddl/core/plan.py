@@ -173,6 +173,7 @@ class Plan:
         microbatches    microbatches of a step, one after the other
         bucket_bytes    limit of a bucket of gathers or gradients
         precision       recipe of dtypes, as text (`core.precision`)
+        recompute       names of the blocks whose forward backward runs again (`core.recompute`)
         version         of the format
     """
 
@@ -198,6 +199,7 @@ class Plan:
     microbatches: int = 1
     bucket_bytes: int = BUCKET_BYTES
     precision: str = "as-written"
+    recompute: tuple[str, ...] = ()
     version: int = VERSION
 
     @property

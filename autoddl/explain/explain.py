@@ -10,14 +10,16 @@ What another choice costs is the cost of the best whole plan with that choice, o
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import product
 
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Op
-from autoddl.core.hubs import HUB
+from autoddl.core.hubs import HUB, add_hubs
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Problem
+from autoddl.core.recompute import policy_blocks
 from autoddl.explain.breakdown import Share, row_text, shares
 from autoddl.explain.memory_rows import check_row
 from autoddl.planner.mesh_search import Progress
@@ -79,8 +81,8 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class Proved:
-    """On `meshes`, of which those with another number of microbatches than the plan's say it, no plan takes less than
-    `bound`; `claimed` is the bound that the plan itself carries."""
+    """On `meshes`, of which those with other microbatches or recomputation than the plan's say so, no plan takes less
+    than `bound`; `claimed` is the bound that the plan itself carries."""
 
     meshes: tuple[str, ...]
     seconds: float
@@ -165,7 +167,7 @@ def _label(variable: Variable) -> str:
 
 def proved(plan: Plan, everywhere: bool = False) -> Proved:
     """The certificate of the plan's mesh, made and checked; `everywhere`: of every mesh that it was chosen from, with
-    every number of microbatches."""
+    every number of microbatches and every policy of recomputation."""
     made = rebuild(plan)
     seconds = made.problem.cost(made.choice)
     _check_memory_row(plan, made)
@@ -189,10 +191,12 @@ def _others(plan: Plan) -> dict[str, Problem]:
     for one in split_by_microbatches(asked):
         n = one.microbatches
         parts = "" if n == plan.microbatches else f" x {n} microbatch{'es' * (n > 1)}"
-        for mesh in allowed_meshes(asked.cluster, asked.options):
-            if parts or mesh != plan.mesh:
+        for policy, mesh in product(asked.options.recompute, allowed_meshes(asked.cluster, asked.options)):
+            same = set(plan.recompute) == set(policy_blocks(add_hubs(one.graph), policy))
+            name = f"{mesh}{parts}" + ("" if same else f", recompute {policy}")
+            if name != str(plan.mesh):
                 with suppress(InputError):
-                    found[f"{mesh}{parts}"] = problem_on(one, mesh, plan.source["row"])[2]
+                    found[name] = problem_on(replace(one, recompute=policy), mesh, plan.source["row"])[2]
     return found
 
 

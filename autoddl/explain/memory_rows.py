@@ -20,6 +20,7 @@ from autoddl.core.graph import Graph, Kind
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import Layout, Mesh, local_shape
 from autoddl.core.plan import Plan
+from autoddl.core.recompute import RecomputedPart
 from autoddl.core.state_layouts import divide_steps, summed_layout
 from autoddl.cost_models import Cluster
 from autoddl.operators.footprints.footprint import Footprint, LocalOp
@@ -116,6 +117,7 @@ class _Bytes:
                        for op in graph.ops]
         self.whole = [self._footprint(i, None) for i in range(self.count)]
         self.local = [self._footprint(i, plan.mesh) for i in range(self.count)]
+        self.inside = {i: part for part in self.parsed.parts for i in part.ops}
         self.spans = defaultdict[Hashable, list[tuple[int, int, float]]](list)
         self.storages = self._shared_storages()
         self._everything()
@@ -137,6 +139,14 @@ class _Bytes:
     def add(self, start: int, end: int, nbytes: float, storage: Hashable = None) -> None:
         if start <= end and nbytes:
             self.spans[len(self.spans) if storage is None else storage].append((start, end, nbytes))
+
+    def keep(self, start: int, i: int, nbytes: float) -> None:
+        """Bytes from `start`, in forward, to the backward of op i; computed again, from the end of its block on."""
+        if i not in self.inside:
+            self.add(start, self.back(i), nbytes)
+            return
+        self.add(start, 2 * i + 1, nbytes)
+        self.add(self.back(self.inside[i].block.end - 1), self.back(i), nbytes)
 
     def back(self, i: int) -> int:
         """The moment of the backward of op i."""
@@ -183,6 +193,39 @@ class _Bytes:
                 self._forward(i)
             if self.yields(i):
                 self._backward(i)
+        for part in self.parsed.parts:
+            self._read_by(part, dependent)
+
+    def _read_by(self, part: RecomputedPart, dependent: frozenset[int]) -> None:
+        """What a block that is computed again reads of other ops stays until its backward."""
+        writers = self.graph.producers()
+        for t in sorted(part.reads):
+            i = writers.get(t)
+            if i is None or part.block.start <= i < part.block.end or t not in dependent:
+                continue
+            op = self.graph.ops[i]
+            root = op.inputs[0] if op.target == HUB else t
+            source = writers.get(root)
+            if source is not None and not self.views[source]:
+                start = max(self._free_from(t, i), self._free_from(root, source))
+                self.add(start, self.back(part.block.end - 1) - 1, self.written(i, op.outputs.index(t)),
+                         ("read by a block", root))
+
+    def _free_from(self, t: int, i: int) -> int:
+        """From when on no other span counts the storage of tensor t, which op i writes."""
+        if not self.views[i] and self.graph.ops[i].outputs.index(t) in self.whole[i].keeps:
+            return (2 * i + 1 if i in self.inside else self.back(i)) + 1
+        savers = [s for at in self.readers[t] for s in self.savers(*at)]
+        if savers:
+            first = min(savers)
+            return (2 * first + 1 if first in self.inside else self.back(first)) + 1
+        return 2 * self._last_reader(t) + 2
+
+    def _last_reader(self, t: int) -> int:
+        """The last op that reads tensor t, perhaps behind views."""
+        found = [j for j, _ in self.readers[t]]
+        behind = [self._last_reader(o) for j in found if self.views[j] for o in self.graph.ops[j].outputs]
+        return max([*found, *behind], default=0)
 
     def _own(self, t: int) -> float:
         """Bytes that a rank stores of parameter t."""
@@ -236,7 +279,12 @@ class _Bytes:
         if self.plan.microbatches > 1:
             self.add(0, 2 * j - 1, weight)
         self.add(2 * j, 2 * j + 1, read * (once or each or local) + weight * (once and each))
-        if savers == [j]:
+        part = self.inside.get(j)
+        if part is not None and not self.views[j]:
+            last = self.back(part.block.start)
+            self.add(2 * j + 2, last, weight)
+            self.add(self.back(part.block.end - 1), last, read * each)
+        elif savers == [j]:
             self.add(2 * j + 2, self.back(j), weight)
             self.add(self.back(j), self.back(j), read * each)
         elif savers:
@@ -244,17 +292,20 @@ class _Bytes:
             self.add(2 * j + 2, 2 * last - 1, weight)
         if self.graph.ops[j].target == HUB:
             for i, slot in self.readers[self.graph.ops[j].outputs[0]]:
-                kept = not self.views[i] and slot in self.whole[i].saves
-                self.add(2 * i, self.back(i) if kept else 2 * i + 1, self.read(i, slot) * bool(self.converted(i, slot)))
+                nbytes = self.read(i, slot) * bool(self.converted(i, slot))
+                if not self.views[i] and slot in self.whole[i].saves:
+                    self.keep(2 * i, i, nbytes)
+                else:
+                    self.add(2 * i, 2 * i + 1, nbytes)
 
     def _forward(self, i: int) -> None:
         local, now = self.local[i], 2 * i + 1
-        self.add(now, self.back(i), local.beside)
+        self.keep(now, i, local.beside)
         self.add(now, now, local.during)
         self.add(now - 1, now - 1, local.before)
         for n, t in enumerate(self.graph.ops[i].outputs):
             if n in self.whole[i].keeps:
-                self.add(now, self.back(i), self.written(i, n) * (n in local.keeps))
+                self.keep(now, i, self.written(i, n) * (n in local.keeps))
                 self._copied(t)
             else:
                 self._followed(t, now, self.written(i, n))
@@ -270,7 +321,7 @@ class _Bytes:
         if not self.views[i]:
             self.add(2 * i, 2 * i + 1, self.read(i, k))
             if keeping:
-                self.add(2 * i + 2, self.back(i), self.read(i, k) * (k in self.local[i].saves))
+                self.keep(2 * i + 2, i, self.read(i, k) * (k in self.local[i].saves))
         elif len(op.outputs) > 1:
             for n, o in enumerate(op.outputs):
                 self._followed(o, 2 * i, self.written(i, n))
@@ -293,7 +344,7 @@ class _Bytes:
 
     def _kept_copy(self, i: int, k: int) -> None:
         if self.converted(i, k):
-            self.add(2 * i + 1, self.back(i), self.read(i, k))
+            self.keep(2 * i + 1, i, self.read(i, k))
 
     def _backward(self, i: int) -> None:
         op, now, local = self.graph.ops[i], self.back(i), self.local[i]

@@ -98,14 +98,16 @@ def keeps_input(op: Op, k: int, graph: Graph, differentiable: frozenset[int]) ->
     return True
 
 
-def read_back(t: int, graph: Graph, uses: Mapping[int, tuple[tuple[int, int], ...]], differentiable: frozenset[int]
-              ) -> bool:
+def read_back(t: int, graph: Graph, uses: Mapping[int, tuple[tuple[int, int], ...]], differentiable: frozenset[int],
+              again: frozenset[str] = frozenset()) -> bool:
     """Whether the backward of some op reads t, looking through hubs and views, which keep nothing of their own. `uses`
-    are the graph's consumers."""
+    are the graph's consumers; the ops of the names `again` are computed again in backward."""
     for i, k in uses[t]:
         op = graph.ops[i]
         view = base(op) in VIEWS
-        if view and any(read_back(out, graph, uses, differentiable) for out in op.outputs):
+        if op.name in again:
+            return True
+        if view and any(read_back(out, graph, uses, differentiable, again) for out in op.outputs):
             return True
         if not view and keeps_input(op, k, graph, differentiable):
             return True

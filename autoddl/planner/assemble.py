@@ -79,7 +79,7 @@ def _edges(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choi
     """The conversions between variables. A parameter's edge is always listed: running asks it for the used layout."""
     graph, found = pricing.graph, []
     differentiable = graph.differentiable()
-    read = gathered_back(graph, differentiable)
+    read = gathered_back(pricing, differentiable)
     for edge in edges_of(graph, variables):
         source, target = variables[edge.source], variables[edge.target]
         assert isinstance(target.item, Op)
@@ -93,7 +93,8 @@ def _edges(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choi
                          reads.gradients[edge.slot] if flows else None)
             forward, backward = _parameter(pricing, tensor, ends, edge.tensor in read, parts)
         else:
-            parts.add(tensor, forward, writes.outputs[edge.port], pricing.microbatches)
+            times = 1 + (target.item.name in pricing.again)
+            parts.add(tensor, forward, writes.outputs[edge.port], pricing.microbatches * times)
             if flows:
                 backward = table.steps(reads.gradients[edge.slot], writes.wanted[edge.port])
                 parts.add(tensor, backward, reads.gradients[edge.slot], pricing.microbatches)
@@ -246,4 +247,4 @@ def plan_of(made: Assembled, pricing: Pricing, solution: Solution, about: Mappin
     return Plan(mesh=pricing.mesh, decisions=made.decisions, conversions=made.conversions, stored=made.stored,
                 inputs=made.inputs, predicted=made.predicted, proof=solution.proof, cluster=cluster.name,
                 backend=cluster.backend, levels=levels, microbatches=pricing.microbatches,
-                bucket_bytes=BUCKET_BYTES, **about)
+                bucket_bytes=BUCKET_BYTES, recompute=pricing.recompute, **about)

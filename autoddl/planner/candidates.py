@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.layout import Mesh
 from autoddl.core.problem import Problem, Solution
+from autoddl.core.recompute import NO_RECOMPUTE, policy_blocks, recomputes_more
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.build_problem import CostNetwork, Row, network_of
 from autoddl.pricing.price import Pricing
@@ -21,14 +22,17 @@ __all__ = ["Built", "Candidate", "Solved", "bounds", "build_network", "build_pro
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A mesh, the region of its plans that is searched, and the number of microbatches."""
+    """A mesh, the region of its plans that is searched, the number of microbatches, and which blocks are computed again
+    in backward, as text (`core.recompute`)."""
 
     mesh: Mesh
     region: Callable[[Graph, Mesh], Region]
     microbatches: int = 1
+    recompute: str = NO_RECOMPUTE
 
     def __str__(self) -> str:
-        return f"{self.mesh}" + (f" x {self.microbatches} microbatches" if self.microbatches > 1 else "")
+        parts = f" x {self.microbatches} microbatches" if self.microbatches > 1 else ""
+        return f"{self.mesh}{parts}" + (f", recompute {self.recompute}" if self.recompute != NO_RECOMPUTE else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,8 @@ def build_problem(task: PlanTask, candidate: Candidate, row: Row | None = None) 
 
 def _space(task: PlanTask, candidate: Candidate) -> tuple[Pricing, tuple[Variable, ...]]:
     graph = task.variant(candidate.microbatches).graph
-    pricing = Pricing(graph, candidate.mesh, task.cluster, task.options.optimizer, candidate.microbatches, task.hidden)
+    pricing = Pricing(graph, candidate.mesh, task.cluster, task.options.optimizer, candidate.microbatches, task.hidden,
+                      policy_blocks(graph, candidate.recompute))
     return pricing, variables(graph, candidate.mesh, candidate.region(graph, candidate.mesh), candidate.microbatches)
 
 
@@ -73,9 +78,15 @@ def chosen(task: PlanTask, candidate: Candidate, solution: Solution, row: Row) -
 
 
 def bounds(task: PlanTask, one: Candidate, other: Candidate) -> bool:
-    """Whether the seconds of `one` without a budget bound those of `other`. Measured kernels may be faster where they
-    are small; and a microbatch of one row splits as none of more rows does: (1, S, C) -> (S, C) leaves S whole,
-    (2, S, C) -> (2S, C) does not."""
-    return (not task.cluster.device.curves and other.mesh == one.mesh and other.region is one.region
-            and other.microbatches > one.microbatches and other.microbatches % one.microbatches == 0
+    """Whether the seconds of `one` without a budget bound those of `other`, with more blocks computed again or more
+    microbatches.
+
+    Measured kernels may be faster where they are small; and a microbatch of one row splits as none of more rows does:
+    (1, S, C) -> (S, C) leaves S whole, (2, S, C) -> (2S, C) does not."""
+    if other.mesh != one.mesh or other.region is not one.region or not recomputes_more(other.recompute, one.recompute):
+        return False
+    if other.microbatches == one.microbatches:
+        return other.recompute != one.recompute
+    return (not task.cluster.device.curves and other.microbatches > one.microbatches
+            and other.microbatches % one.microbatches == 0
             and all(t.shape[0] > other.microbatches for t in task.graph.tensors if t.kind is Kind.INPUT and t.shape))

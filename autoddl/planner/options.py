@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, cast
 
 from autoddl.core.errors import InputError
 from autoddl.core.precision import RECIPES, Precision
+from autoddl.core.recompute import check_policy
 from autoddl.cost_models import Cluster, parse_quantity
 from autoddl.pricing.optimizers import OPTIMIZERS, optimizer_of
 from autoddl.search import SOLVERS
@@ -41,6 +42,7 @@ class Options(TypedDict, total=False):
     time_limit: float | None
     workers: int | None
     microbatches: Sequence[int]
+    recompute: Sequence[str]
     overlap: bool
 
 
@@ -84,12 +86,18 @@ class PlanOptions:
                                             written=str)
     """Numbers of equal parts in which a step may run the batch, one after the other; rising, each once."""
 
+    recompute: tuple[str, ...] = _option(("none",), "blocks whose forward backward may run again instead of keeping "
+                                         "what it saved: none, full, every-K, first-N", metavar="POLICY,POLICY,...",
+                                         written=str)
+    """Policies of recomputation to choose from, as text (`core.recompute`), each once."""
+
     overlap: bool = _option(False, "the shortest time line of several plans")
     """Whether the plan is to have the shortest predicted time line instead of the least sum of seconds."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pins", tuple(self.pins))
         object.__setattr__(self, "microbatches", _rising(self.microbatches))
+        object.__setattr__(self, "recompute", _policies(self.recompute))
         optimizer_of(self.optimizer)
         object.__setattr__(self, "precision", str(Precision.parse(self.precision)))
         if self.solver not in SOLVERS:
@@ -128,6 +136,15 @@ def _rising(microbatches: Sequence[int]) -> tuple[int, ...]:
     if not counts or counts[0] < 1:
         raise InputError(f"numbers of microbatches are at least 1, not {list(microbatches)}; 1 is the whole batch")
     return counts
+
+
+def _policies(recompute: Sequence[str]) -> tuple[str, ...]:
+    """The policies of recomputation to try, each once; one text names several with commas between them."""
+    texts = recompute.split(",") if isinstance(recompute, str) else recompute
+    found = tuple(dict.fromkeys(check_policy(text.strip()) for text in texts))
+    if not found:
+        raise InputError("a plan recomputes by some policy: name one, like 'none' or 'full'")
+    return found
 
 
 def documented(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

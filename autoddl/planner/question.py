@@ -21,6 +21,7 @@ from autoddl.core.hubs import HUB, add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import Plan, Stored
 from autoddl.core.problem import Problem
+from autoddl.core.recompute import NO_RECOMPUTE, policy_text
 from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.planner.candidates import Built, Candidate, build_network
 from autoddl.planner.mesh_search import Found, Progress, search
@@ -56,13 +57,14 @@ class Rebuilt(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Question:
     """The question that a plan answers. `graph` is that of one of `microbatches`; `parts` are the graphs of some other
-    numbers of microbatches that the options ask for, as text."""
+    numbers of microbatches that the options ask for, as text; `recompute` says which blocks the plan computes again."""
 
     graph: Graph
     cluster: Cluster
     options: PlanOptions
     microbatches: int = 1
     parts: Mapping[str, str] = field(default_factory=dict)
+    recompute: str = NO_RECOMPUTE
 
     def asking(self, **options: Any) -> "Question":
         """The same question with other options."""
@@ -76,7 +78,7 @@ def source_of(task: PlanTask, solved: "Solved", options: PlanOptions) -> dict[st
     return {"graph": graph_to_text(task.original), "cluster": task.cluster.to_yaml(), "optimizer": options.optimizer,
             "precision": options.precision, "tolerance": options.tolerance, "pins": list(options.pins),
             "mesh": options.mesh, "max_axes": options.max_axes, "inner": inner, "row": _row(solved),
-            "counts": list(options.microbatches),
+            "counts": list(options.microbatches), "recompute": list(options.recompute),
             "parts": _parts(task, solved.pricing.microbatches, options.microbatches)}
 
 
@@ -111,8 +113,10 @@ def question_of(plan: Plan) -> Question:
     options = PlanOptions(mesh=source["mesh"], pins=tuple(source["pins"]), budget=plan.budget,
                           optimizer=source["optimizer"], precision=source["precision"],
                           tolerance=source["tolerance"], max_axes=source["max_axes"],
-                          microbatches=tuple(source.get("counts", ())) or (plan.microbatches,))
-    return Question(graph_from_text(source["graph"]), cluster, options, plan.microbatches, source.get("parts", {}))
+                          microbatches=tuple(source.get("counts", ())) or (plan.microbatches,),
+                          recompute=source.get("recompute", (policy_text(plan.recompute),)))
+    return Question(graph_from_text(source["graph"]), cluster, options, plan.microbatches, source.get("parts", {}),
+                    policy_text(plan.recompute))
 
 
 def _variants(question: Question) -> Variants:
@@ -139,7 +143,7 @@ def _task(question: Question, variants: Variants) -> PlanTask:
 def network_on(question: Question, mesh: Mesh) -> CostNetwork:
     """All choices that the question leaves on one mesh, priced, with its own number of microbatches."""
     own = replace(question, parts={})
-    candidate = Candidate(mesh, region_of(question.options), question.microbatches)
+    candidate = Candidate(mesh, region_of(question.options), question.microbatches, question.recompute)
     return build_network(_task(own, _variants(own)), candidate)
 
 
@@ -202,5 +206,6 @@ def solve_question(question: Question, progress: Progress | None = None) -> Foun
     region = region_of(question.options)
     counts = [one.microbatches for one in split_by_microbatches(question)]
     every = allowed_meshes(question.cluster, question.options)
-    candidates = [Candidate(mesh, region, n) for n in counts for mesh in every]
+    candidates = [Candidate(mesh, region, n, policy) for policy in question.options.recompute for n in counts
+                  for mesh in every]
     return search(_task(question, _variants(question)), candidates, progress)

@@ -22,7 +22,6 @@ from autoddl.core.cost_table import Cells, Classes
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.problem import Factor, Problem, Table
-from autoddl.operators.fusion import Chained
 from autoddl.operators.work import read_back
 from autoddl.pricing.byte_rows import Sizes, bytes_of_edge, sizes_of, weighted
 from autoddl.pricing.choice_classes import Ports, pieces_of
@@ -71,11 +70,13 @@ def carries(edge: Edge, target: Variable, differentiable: frozenset[int]) -> boo
     return edge.tensor in differentiable and any(t in differentiable for t in target.item.outputs)
 
 
-def gathered_back(graph: Graph, differentiable: frozenset[int]) -> frozenset[int]:
-    """Parameters that are needed in backward too, where they are gathered again: read there themselves or in a view."""
+def gathered_back(pricing: Pricing, differentiable: frozenset[int]) -> frozenset[int]:
+    """Parameters that are needed in backward too, where they are gathered again: read there themselves or in a view, or
+    by an op that is computed again."""
+    graph = pricing.graph
     uses = graph.consumers()
     return frozenset(t for t, tensor in enumerate(graph.tensors)
-                     if tensor.kind is Kind.PARAMETER and read_back(t, graph, uses, differentiable))
+                     if tensor.kind is Kind.PARAMETER and read_back(t, graph, uses, differentiable, pricing.again))
 
 
 class _Tables:
@@ -101,16 +102,16 @@ def _op_seconds(pricing: Pricing, op: Op, choices: Sequence[Choice]) -> tuple[Ar
     inner = numbered(choices).inner[found.first].astype(bool).tolist()
     for c, (shapes, reduces) in enumerate(zip(found.shapes, inner, strict=True)):
         forward, backward = kernels.seconds(shapes[:count], shapes[count:])
-        seconds[c] = sum((*forward, *backward))
+        seconds[c] = sum((*forward, *backward, *forward * (op.name in pricing.again)))
         if reduces:
             seconds[c] += sum(inner_seconds(pricing, op, choices[found.first.item(c)]).values())
     return seconds * pricing.microbatches, found.classes
 
 
 def likeness(graph: Graph, variable: Variable, differentiable: frozenset[int], dependent: frozenset[int],
-             hubs: frozenset[int], chained: Mapping[str, Chained]) -> Hashable:
-    """Equal for variables whose costs are equal: what is computed, on which shapes, with which gradients, fused with
-    what."""
+             hubs: frozenset[int], pricing: Pricing) -> Hashable:
+    """Equal for variables whose costs are equal: what is computed, how often, on which shapes, with which gradients,
+    fused with what."""
     if isinstance(variable.item, Tensor):
         item = variable.item
         return (item.shape, item.dtype, item.master, item.reduced, item.trained, id(variable.choices))
@@ -119,7 +120,8 @@ def likeness(graph: Graph, variable: Variable, differentiable: frozenset[int], d
                      t in hubs, graph.tensors[t].kind is Kind.PARAMETER)
                     for t in (*op.inputs, *op.outputs))
     args = tuple((k, v) for k, v in op.args if k != "key")
-    return (op.target, op.slots, args, tensors, id(variable.choices), chained.get(op.name))
+    return (op.target, op.slots, args, tensors, id(variable.choices), pricing.chained.get(op.name),
+            op.name in pricing.again)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,7 +150,7 @@ class CostNetwork:
     def lifetimes(self) -> Lifetimes:
         """What lives when."""
         return lifetimes_of(self.pricing.graph, optimizer_of(self.pricing.optimizer), self.pricing.microbatches,
-                            self.pricing.cluster.device.kind == "cpu")
+                            self.pricing.cluster.device.kind == "cpu", self.pricing.blocks)
 
     @cached_property
     def fixed(self) -> tuple[float, float]:
@@ -247,11 +249,11 @@ def network_of(pricing: Pricing, variables: tuple[Variable, ...]) -> CostNetwork
     differentiable, dependent = graph.differentiable(), graph.dependent()
     hubs = frozenset(t for op in graph.ops if op.target == HUB for t in op.outputs)
     classes: dict[Hashable, int] = {}
-    alike = [classes.setdefault(likeness(graph, v, differentiable, dependent, hubs, pricing.chained), len(classes))
+    alike = [classes.setdefault(likeness(graph, v, differentiable, dependent, hubs, pricing), len(classes))
              for v in variables]
     ops = {op.name: i for i, op in enumerate(graph.ops)}
     parameters = {t.name: i for i, t in enumerate(graph.tensors)}
-    entries, read = list[_Entry](), gathered_back(graph, differentiable)
+    entries, read = list[_Entry](), gathered_back(pricing, differentiable)
     for v, variable in enumerate(variables):
         item = variable.item
         key: Hashable = ("own", alike[v])
@@ -266,8 +268,8 @@ def network_of(pricing: Pricing, variables: tuple[Variable, ...]) -> CostNetwork
         source, target = variables[edge.source], variables[edge.target]
         assert isinstance(target.item, Op)
         use = Use(graph.tensors[edge.tensor], edge.port, edge.slot, carries(edge, target, differentiable),
-                  edge.tensor in read)
-        key = ("edge", alike[edge.source], edge.port, alike[edge.target], edge.slot, use.flows, use.back)
+                  edge.tensor in read, target.name in pricing.again)
+        key = ("edge", alike[edge.source], edge.port, alike[edge.target], edge.slot, use.flows, use.back, use.again)
         if key not in made:
             ends[key] = edge_ends(pricing, ports, source, target, use)
             made[key] = edge_seconds(pricing, ports, target, use, ends[key]), ends[key].classes

@@ -39,13 +39,14 @@ ALIKE = 1e-12
 @dataclass(frozen=True, slots=True)
 class Use:
     """What an edge carries, from output `port` to input `slot`: `flows` says whether a gradient comes back, `back`
-    whether a parameter is needed in backward."""
+    whether a parameter is needed in backward, `again` whether the op that reads is computed again."""
 
     tensor: Tensor
     port: int
     slot: int
     flows: bool
     back: bool
+    again: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,8 +137,8 @@ def edge_ends(pricing: Pricing, ports: Ports, source: Variable, target: Variable
 
 def edge_seconds(pricing: Pricing, ports: Ports, target: Variable, use: Use, ends: Ends) -> Cells:
     """Pairwise seconds, infinite where a conversion in front of a view is as well made behind it."""
-    plain = ports.cells(("seconds", *ends.key, use.flows, use.back), ends.shape,
-                        partial(_seconds, pricing, ports, ends, use.flows, use.back))
+    plain = ports.cells(("seconds", *ends.key, use.flows, use.back, use.again), ends.shape,
+                        partial(_seconds, pricing, ports, ends, use))
     behind = _behind(pricing, ports, target, use, ends)
     if behind is None:
         return plain
@@ -190,10 +191,11 @@ def _without(plain: Cells, ends: Ends, view: _Behind, rows: Rows) -> Array:
     return found
 
 
-def _seconds(pricing: Pricing, ports: Ports, ends: Ends, flows: bool, back: bool, rows: Rows) -> Array:
+def _seconds(pricing: Pricing, ports: Ports, ends: Ends, use: Use, rows: Rows) -> Array:
     """Conversions there, and of the gradient back."""
+    flows, back = use.flows, use.back
     if ends.tensor is None:
-        found = _gathered(ends.routes.seconds, ends.here[rows], ends.there)
+        found = _gathered(ends.routes.seconds, ends.here[rows], ends.there) * (1 + use.again)
         if flows:
             found += _gathered(ports.turned(ends.routes), ends.wanted[rows], ends.yields)
         return found * pricing.microbatches if pricing.microbatches > 1 else found

@@ -15,6 +15,9 @@ at a moment are a sum over choices, and a plan that fits a budget meets every on
                  temporaries: at W, F or B; gradients given and yielded: at B
     hub          a gradient that waits for those of the other readers of its tensor
 
+Of a block [a, b) that is computed again (`core.recompute`), what backward keeps lives from B_(b-1) on, where all of it
+was computed again. Until then live the tensors that the block reads from outside.
+
 Terms of one *alias* share storage: at a moment one of them counts. Where a storage is shared through views, one chain
 of views counts. So the terms never add up to more than the memory line (`schedule.memory_line`) has at that moment. The
 line may have more: buffers of buckets, and what the rules above leave out.
@@ -25,12 +28,13 @@ sum again, and a plan need not say in which of the three the peak will be.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.hubs import HUB
+from autoddl.core.recompute import Block, recomputed_ops
 from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.storages import Value, contiguous
 from autoddl.operators.footprints.table import footprint_of
@@ -118,19 +122,21 @@ class Lifetimes:
         yield own, ("max", rest)
 
 
-def lifetimes_of(graph: Graph, optimizer: Optimizer, microbatches: int, processor: bool) -> Lifetimes:
+def lifetimes_of(graph: Graph, optimizer: Optimizer, microbatches: int, processor: bool, blocks: Sequence[Block] = ()
+                 ) -> Lifetimes:
     """The lifetimes in a step of `graph`, with hubs, of one of `microbatches`.
 
-    `processor` says that the device is one.
+    `processor` says that the device is one; `blocks` are computed again in backward.
     """
-    made = _Builder(graph, optimizer, microbatches, processor)
+    made = _Builder(graph, optimizer, microbatches, processor, blocks)
     return Lifetimes(graph, tuple(made.terms), {op.name: i for i, op in enumerate(graph.ops)})
 
 
 class _Builder:
     """Terms as they are found."""
 
-    def __init__(self, graph: Graph, optimizer: Optimizer, microbatches: int, processor: bool) -> None:
+    def __init__(self, graph: Graph, optimizer: Optimizer, microbatches: int, processor: bool, blocks: Sequence[Block]
+                 ) -> None:
         self.graph, self.optimizer, self.microbatches, self.count = graph, optimizer, microbatches, len(graph.ops)
         self.flows, self.dependent = graph.differentiable(), graph.dependent()
         self.readers, self.writer = graph.consumers(), graph.producers()
@@ -138,11 +144,16 @@ class _Builder:
         self.made = [Footprint() if view else _footprint(op, graph, self.flows, processor)
                      for op, view in zip(graph.ops, self.is_view, strict=True)]
         self.terms: list[Term] = []
+        again = recomputed_ops(graph, blocks)
+        self.inside = {i: block for block in blocks for i in range(block.start, block.end)
+                       if graph.ops[i].name in again}
         self._parameters()
         for i, op in enumerate(graph.ops):
             if not self.is_view[i] and set(op.inputs) & self.dependent:
                 self._op(i, op)
         self._gradients()
+        for block in blocks:
+            self._read_by(block)
 
     def before(self, i: int) -> int:
         return 2 * i
@@ -160,6 +171,15 @@ class _Builder:
     def add(self, owner: Owner, what: What, start: int, end: int, alias: Hashable = None) -> None:
         if start <= end:
             self.terms.append(Term(owner, what, start, end, len(self.terms) if alias is None else alias))
+
+    def keep(self, owner: Owner, what: What, start: int, i: int) -> None:
+        """A term from `start`, in forward, until the backward of op i; computed again, it is gone in between."""
+        block = self.inside.get(i)
+        if block is None:
+            self.add(owner, what, start, self.backward(i))
+        else:
+            self.add(owner, what, start, self.forward(i))
+            self.add(owner, what, self.backward(block.end - 1), self.backward(i))
 
     def saves(self, i: int, k: int) -> bool:
         """Whether backward of op i, no view, reads its input k."""
@@ -195,11 +215,15 @@ class _Builder:
 
     def _gathered(self, j: int, k: int) -> None:
         """The gathered copy that op j reads, `kept` or gathered `again` in backward."""
-        edge, savers = ("edge", j, k), sorted(set(self.savers(j, k)))
+        edge, savers, block = ("edge", j, k), sorted(set(self.savers(j, k))), self.inside.get(j)
         if self.microbatches > 1:
             self.add(edge, ("gathered kept",), 0, self.before(j) - 1)
         self.add(edge, ("gathered",), self.before(j), self.forward(j))
-        if savers == [j]:
+        if block is not None and self.graph.ops[j].target != HUB and not self.is_view[j]:
+            last = self.backward(block.start)
+            self.add(edge, ("gathered kept",), self.forward(j) + 1, last)
+            self.add(edge, ("gathered again",), self.backward(block.end - 1), last)
+        elif savers == [j]:
             self.add(edge, ("gathered kept",), self.forward(j) + 1, self.backward(j))
             self.add(edge, ("gathered again",), self.backward(j), self.backward(j))
         elif savers:  # behind a hub or a view each reader may send it on, and keep what it received instead
@@ -207,8 +231,10 @@ class _Builder:
             self.add(edge, ("gathered kept",), self.forward(j) + 1, self.before(last) - 1)
         if self.graph.ops[j].target == HUB:
             for i, slot in self.readers[self.graph.ops[j].outputs[0]]:
-                end = self.backward(i) if self.saves(i, slot) else self.forward(i)
-                self.add(("edge", i, slot), ("copy",), self.before(i), end)
+                if self.saves(i, slot):
+                    self.keep(("edge", i, slot), ("copy",), self.before(i), i)
+                else:
+                    self.add(("edge", i, slot), ("copy",), self.before(i), self.forward(i))
 
     def _reduced(self, j: int, k: int) -> None:
         """The gradient that op j yields of a parameter, from then on; of several microbatches it is summed up."""
@@ -221,12 +247,12 @@ class _Builder:
 
     def _op(self, i: int, op: Op) -> None:
         made, owner = self.made[i], ("op", i, 0)
-        self.add(owner, ("beside",), self.forward(i), self.backward(i))
+        self.keep(owner, ("beside",), self.forward(i), i)
         self.add(owner, ("during",), self.forward(i), self.forward(i))
         self.add(owner, ("before",), self.before(i), self.before(i))
         for n, o in enumerate(op.outputs):
             if n in made.keeps:
-                self.add(owner, ("kept", n), self.forward(i), self.backward(i))
+                self.keep(owner, ("kept", n), self.forward(i), i)
                 self._copies(o)
             else:
                 self._storage(o, owner, ("written", n), self.forward(i))
@@ -242,7 +268,7 @@ class _Builder:
         if not self.is_view[i]:
             self.add(reader, ("read", k), self.before(i), self.forward(i))
             if found:
-                self.add(reader, ("saved", k), self.forward(i) + 1, self.backward(i))
+                self.keep(reader, ("saved", k), self.forward(i) + 1, i)
         elif len(op.outputs) > 1:  # it cuts: the pieces live on their own
             for n, o in enumerate(op.outputs):
                 self._storage(o, reader, ("written", n), self.before(i))
@@ -250,7 +276,7 @@ class _Builder:
             self._storage(op.outputs[0], reader, ("through",), self.before(i))
         for i2, k2 in self.readers[t]:
             if (i2, k2) != (i, k) and self.saves(i2, k2):
-                self.add(("edge", i2, k2), ("copy",), self.forward(i2), self.backward(i2))
+                self.keep(("edge", i2, k2), ("copy",), self.forward(i2), i2)
 
     def _copies(self, t: int) -> None:
         """The copies that readers keep of an output that its own op keeps."""
@@ -259,7 +285,39 @@ class _Builder:
                 for o in self.graph.ops[i].outputs:
                     self._copies(o)
             elif k in self.made[i].saves:
-                self.add(("edge", i, k), ("copy",), self.forward(i), self.backward(i))
+                self.keep(("edge", i, k), ("copy",), self.forward(i), i)
+
+    def _read_by(self, block: Block) -> None:
+        """What a block that is computed again reads from outside lives until then."""
+        read = {t for i in range(block.start, block.end) if i in self.inside for t in self.graph.ops[i].inputs}
+        for t in sorted(read):
+            i = self.writer.get(t)
+            if i is None or block.start <= i < block.end or t not in self.dependent:
+                continue
+            op = self.graph.ops[i]
+            root = op.inputs[0] if op.target == HUB else t
+            source = self.writer.get(root)
+            if source is None or self.is_view[source]:
+                continue  # a hub of a parameter, whose copies the edges count; a view of what lives anyway
+            start = max(self._free_from(t, i), self._free_from(root, source))
+            end = self.backward(block.end - 1) - 1
+            self.add(("op", i, 0), ("written", op.outputs.index(t)), start, end, ("read by a block", root))
+
+    def _free_from(self, t: int, i: int) -> int:
+        """From when on no other term has the storage of tensor t, which op i writes."""
+        if not self.is_view[i] and self.graph.ops[i].outputs.index(t) in self.made[i].keeps:
+            return (self.forward if i in self.inside else self.backward)(i) + 1
+        savers = [s for j, k in self.readers[t] for s in self.savers(j, k)]
+        if savers:
+            first = min(savers)
+            return (self.forward if first in self.inside else self.backward)(first) + 1
+        return self.forward(self._last_reader(t)) + 1
+
+    def _last_reader(self, t: int) -> int:
+        """The last op that reads tensor t, itself or behind views."""
+        found = [i for i, _ in self.readers[t]]
+        return max([*found, *(self._last_reader(o) for i in found if self.is_view[i] for o in self.graph.ops[i].outputs)
+                    ], default=0)
 
     def _gradients(self) -> None:
         """Gradients of activations: given to an op, yielded by it, and waiting at a hub for those of later readers."""

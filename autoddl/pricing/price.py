@@ -20,6 +20,9 @@ in which gradients add up (`core.state_layouts`):
 
 `saved` is 1 if backward reads the weight. With one microbatch the gradient takes route(yielded -> O).
 
+The blocks that backward computes again (`core.recompute`) run their forward kernels twice and convert what these read
+twice; backward reads every parameter of them.
+
 On a device whose programs are `compiled` a chain of elementwise ops is one kernel (`fusion`).
 """
 
@@ -36,6 +39,7 @@ from autoddl.core.conversion import COLLECTIVES, Step
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.layout import Layout, Mesh, local_shape
 from autoddl.core.plan import BUCKET_BYTES
+from autoddl.core.recompute import Block, recomputed_ops, select_blocks
 from autoddl.cost_models import (
     Cluster,
     Device,
@@ -73,7 +77,7 @@ Passes = tuple[tuple[float, ...], tuple[float, ...]]
 class Pricing:
     """What a price depends on besides the choices. `graph` is the planned one, of one microbatch. `hidden` is the part
     of the seconds of conversions of parameters, the loss and new buffers that is not counted (`overlapped`); `chained`
-    has the ops that are fused with others."""
+    has the ops that are fused with others; `blocks` are those of the names `recompute`, and `again` the ops in them."""
 
     graph: Graph
     mesh: Mesh
@@ -81,10 +85,15 @@ class Pricing:
     optimizer: str = "adamw"
     microbatches: int = 1
     hidden: float = 0.0
+    recompute: tuple[str, ...] = ()
     chained: Mapping[str, Chained] = field(init=False, compare=False)
+    blocks: tuple[Block, ...] = field(init=False, compare=False)
+    again: frozenset[str] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "chained", chains(self.graph) if self.cluster.device.compiled else {})
+        object.__setattr__(self, "blocks", select_blocks(self.graph, self.recompute))
+        object.__setattr__(self, "again", recomputed_ops(self.graph, self.blocks))
 
     def group(self, axes: tuple[int, ...]) -> Group:
         return _group(self.mesh, axes)
@@ -137,19 +146,21 @@ def update_seconds(pricing: Pricing, tensor: Tensor, stored: Layout) -> float:
 
 
 def inner_seconds(pricing: Pricing, op: Op, choice: Choice) -> dict[str, float]:
-    """Seconds, by axes, that the op's own kernel spends reducing."""
+    """Seconds, by axes, that the op's own kernel spends reducing, forward again where it is recomputed."""
     found: dict[str, float] = {}
-    for _, kind, axes, nbytes in inner_collectives(op, pricing.graph, choice.inputs[0], choice.inner, pricing.mesh):
+    inner = inner_collectives(op, pricing.graph, choice.inputs[0], choice.inner, pricing.mesh)
+    for direction, kind, axes, nbytes in inner:
         name = "+".join(pricing.mesh.names[a] for a in axes)
         price = collective(pricing.cluster, kind, pricing.group(axes), float(nbytes))
-        found[name] = found.get(name, 0.0) + price.seconds
+        times = 2 if direction == "forward" and op.name in pricing.again else 1
+        found[name] = found.get(name, 0.0) + price.seconds * times
     return found
 
 
 def op_seconds(pricing: Pricing, op: Op, choice: Choice, differentiable: frozenset[int]) -> float:
-    """Forward and backward of the local op."""
+    """Forward and backward of the local op, forward twice where it is recomputed."""
     forward, backward = pass_seconds(pricing, op, choice, differentiable)
-    return sum((*forward, *backward))
+    return sum((*forward, *backward, *forward * (op.name in pricing.again)))
 
 
 def pass_seconds(pricing: Pricing, op: Op, choice: Choice, differentiable: frozenset[int]) -> Passes:

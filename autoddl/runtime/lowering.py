@@ -15,6 +15,7 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -27,12 +28,14 @@ from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import Layout
 from autoddl.core.plan import Conversion, Plan
+from autoddl.core.recompute import recomputed_parts, select_blocks
 from autoddl.operators.kernels import custom_ops
 from autoddl.operators.kernels.arguments import bound, parameters
 from autoddl.operators.kernels.site import Site
 from autoddl.operators.kernels.table import lower as local_call
 from autoddl.operators.rules.nn import REDUCING
 from autoddl.runtime.process_groups import Groups
+from autoddl.runtime.recompute import cut_blocks
 from autoddl.runtime.recorder import Recorder
 from autoddl.runtime.redistribute import Route, make_moves
 from autoddl.schedule.traffic import option_of
@@ -114,7 +117,7 @@ class _Lowering:
         out           the program so far
         env           tensor -> its node
         shared        local conversions that were written already, by tensor and steps
-        buckets       bucket -> the node that takes it
+        apart         calls that bring parameters, which no block contains
     """
 
     captured: Captured
@@ -129,7 +132,7 @@ class _Lowering:
     out: fx.Graph = field(default_factory=fx.Graph)
     env: dict[int, fx.Node] = field(default_factory=dict)
     shared: dict[tuple[int, tuple[str, ...]], fx.Node] = field(default_factory=dict)
-    buckets: dict[int, fx.Node] = field(default_factory=dict)
+    apart: set[fx.Node] = field(default_factory=set)
 
     def run(self) -> LoweredProgram:
         graph, nodes = self.graph, {node.name: node for node in self.captured.program.graph.nodes}
@@ -141,15 +144,32 @@ class _Lowering:
                       and graph.tensors[t].fqn not in self.parameters.taken)
         for t in reads:
             self.env[t] = self.out.placeholder(f"v{t}")
-        for op in graph.ops:
+        blocks = self.blocks(nodes, wanted)
+        ends = [(graph.outputs[0], "loss"), *((new, graph.tensors[old].fqn) for old, new in graph.updates)]
+        self.out.output(tuple(self.env[t] for t, _ in ends))
+        for t, one in self.env.items():
+            one.meta["flows"] = one.meta.get("flows", False) or t in self.flows
+        program = cut_blocks(self.out, blocks, self.recorder)
+        routes = tuple(self.route(t, self.index.conversions.get(("output", slot))) for t, slot in ends)
+        return LoweredProgram(fx.GraphModule(torch.nn.Module(), program), reads, routes)
+
+    def blocks(self, nodes: Mapping[str, fx.Node], wanted: set[int]) -> dict[str, list[fx.Node]]:
+        """Writes all ops; returns the nodes of each block that backward computes again."""
+        parts = recomputed_parts(self.graph, select_blocks(self.graph, self.plan.recompute))
+        where = {i: part.block.name for part in parts for i in part.ops}
+        found: dict[str, list[fx.Node]] = {part.block.name: [] for part in parts}
+        for i, op in enumerate(self.graph.ops):
+            if where.get(i) != where.get(i - 1):  # no call of one block serves another
+                self.shared = {key: node for key, node in self.shared.items() if not key[1]}
+            before = len(self.out.nodes)
             if op.target == HUB:
                 self.env[op.outputs[0]] = self.value(op, 0)
             else:
                 self.emit(op, nodes[op.name], wanted)
-        ends = [(graph.outputs[0], "loss"), *((new, graph.tensors[old].fqn) for old, new in graph.updates)]
-        self.out.output(tuple(self.env[t] for t, _ in ends))
-        routes = tuple(self.route(t, self.index.conversions.get(("output", slot))) for t, slot in ends)
-        return LoweredProgram(fx.GraphModule(torch.nn.Module(), self.out), reads, routes)
+            if i in where:
+                new = islice(reversed(self.out.nodes), len(self.out.nodes) - before)
+                found[where[i]] += [one for one in reversed(list(new)) if one not in self.apart]
+        return {name: every for name, every in found.items() if every}
 
     def value(self, op: Op, k: int) -> fx.Node:
         """The node of input k of `op`, converted; detached where no gradient comes back from the op."""
@@ -168,14 +188,17 @@ class _Lowering:
         if fqn in self.parameters.taken and t not in self.env:
             b, _ = self.parameters.taken[fqn]
             take = self.out.call_function(_named(lambda: self.parameters.take(b), f"take_{b}"), ())
+            self.apart.add(take)
             ids = {self.graph.tensors[i].fqn: i for i in range(len(self.graph.tensors))
                    if self.graph.tensors[i].kind is Kind.PARAMETER}
             for member, (bucket, k) in self.parameters.taken.items():
                 if bucket == b:
                     self.env[ids[member]] = self.out.call_function(operator.getitem, (take, k))
+                    self.apart.add(self.env[ids[member]])
         elif fqn in self.parameters.local and (t, ()) not in self.shared:
             call = _named(self.parameters.local[fqn], f"use_v{t}")
             self.shared[t, ()] = self.env[t] = self.out.call_function(call, (self.env[t],))
+            self.apart.add(self.env[t])
         return self.env[t]
 
     def convert(self, t: int, conversion: Conversion | None) -> fx.Node:

@@ -10,7 +10,8 @@ All are nanoseconds of `perf_counter_ns`. A callback costs 50 to 100 us of a cor
 not see when a collective of a GPU ends: there, the marks are the times of the host's calls.
 """
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
@@ -69,6 +70,7 @@ class Recorder:
 
     def clear(self) -> None:
         """Forgets the last step."""
+        self._again = False
         self.executed: list[ExecutedCollective] = []
         self.marks: list[Mark] = []
         self.passes: list[tuple[str, int]] = []
@@ -85,9 +87,18 @@ class Recorder:
         if self.timed:
             self.passes.append((direction, perf_counter_ns()))
 
+    @contextmanager
+    def computing_again(self) -> Iterator[None]:
+        """While open, what forward sends is noted as backward's: a block is computed again there."""
+        self._again = True
+        try:
+            yield
+        finally:
+            self._again = False
+
     def note(self, direction: str, kind: str, axes: str, nbytes: int, origin: str = "") -> None:
         """Notes that a collective is about to start."""
-        one = ExecutedCollective(direction, kind, axes, nbytes)
+        one = ExecutedCollective("backward" if self._again else direction, kind, axes, nbytes)
         self.executed.append(one)
         if self.timed:
             self.marks.append(Mark(one, origin, perf_counter_ns()))

@@ -18,6 +18,7 @@ from autoddl.core.conversion import COLLECTIVES, Step, step_sizes
 from autoddl.core.graph import Graph, Kind, Tensor
 from autoddl.core.layout import Layout, Mesh
 from autoddl.core.plan import Conversion, Plan
+from autoddl.core.recompute import recomputed_ops, select_blocks
 from autoddl.core.state_layouts import divide_steps, kept_layout, summed_layout
 from autoddl.operators.work import read_back
 
@@ -59,7 +60,7 @@ class ParameterEdge:
         backward          steps of the gradient, by way of G, to the stored layout
         kept              W, the layout of the weight that is kept (`core.state_layouts`)
         summed            G, the layout in which the gradients of several microbatches add up
-        saved             whether backward reads its value, because its consumer saves it
+        saved             whether backward reads its value, because its consumer saves it or is computed again
         microbatches      microbatches of a step
     """
 
@@ -122,6 +123,7 @@ def parameter_edges(plan: Plan, graph: Graph) -> tuple[ParameterEdge, ...]:
     """The edge of every used parameter, in the order of first use."""
     index = plan.index()
     uses, differentiable = graph.consumers(), graph.differentiable()
+    again = recomputed_ops(graph, select_blocks(graph, plan.recompute))
     found = []
     for op in graph.ops:
         for slot, t in zip(op.slots, op.inputs, strict=True):
@@ -130,7 +132,7 @@ def parameter_edges(plan: Plan, graph: Graph) -> tuple[ParameterEdge, ...]:
             if tensor.kind is Kind.PARAMETER and conversion is not None:
                 forward = tuple(Step.parse(s, plan.mesh) for s in conversion.forward)
                 backward = tuple(Step.parse(s, plan.mesh) for s in conversion.backward)
-                saved = read_back(t, graph, uses, differentiable)
+                saved = read_back(t, graph, uses, differentiable, again)
                 depths, gradient = index.stored[tensor.fqn].depths, conversion.gradient
                 kept = kept_layout(conversion.source, conversion.target, depths)
                 summed = None if gradient is None else summed_layout(conversion.source, gradient, depths)

@@ -7,20 +7,24 @@ Parameters are gathered ahead and their gradients reduced behind (`parameter_ord
 Before an op runs forward, its inputs are converted, from the first to the last. Backward of an op first fills the
 leaves that the op read without a conversion. It then goes through its inputs from the last to the first. This is the
 order of autograd.
+
+A block that is computed again (`core.recompute`) takes all its parameters where it begins. Its backward first waits for
+those that are gathered again and runs its forward once more; the gradients of its parameters come at its end.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autoddl.core.conversion import Step
 from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.hubs import HUB
 from autoddl.core.plan import Conversion, Decision, Plan, PlanIndex
+from autoddl.core.recompute import RecomputedPart, recomputed_parts
 from autoddl.cost_models import Cluster
 from autoddl.operators.rules.nn import REDUCING, inner_collectives
 from autoddl.pricing.price import Pricing, pass_seconds
 from autoddl.pricing.space import Choice
-from autoddl.schedule.actions import Action, Actions, Compute, Leg, Pass
+from autoddl.schedule.actions import Action, Actions, Compute, Leg, Pass, Start
 from autoddl.schedule.buckets import ParameterEdge, gather_buckets, gradient_buckets, parameter_edges
 from autoddl.schedule.parameter_order import TimedGathers, TimedReductions
 from autoddl.schedule.traffic import option_of
@@ -42,7 +46,7 @@ class KnownPrices:
 def list_actions(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, known: KnownPrices | None = None
                  ) -> tuple[Action, ...]:
     """The actions of `rank` in one step. `graph` is the planned one, of one microbatch; `known` keeps prices."""
-    pricing = Pricing(graph, plan.mesh, cluster, microbatches=plan.microbatches)
+    pricing = Pricing(graph, plan.mesh, cluster, microbatches=plan.microbatches, recompute=plan.recompute)
     actions = Actions(pricing, plan.mesh.coordinate(rank))
     rows = parameter_edges(plan, graph)
     edges = {edge.tensor.fqn: edge for edge in rows}
@@ -81,6 +85,10 @@ class _Program:
     def __post_init__(self) -> None:
         self.index = self.plan.index()
         self.flows, self.behind = self.graph.differentiable(), _behind(self.graph)
+        self.parts = recomputed_parts(self.graph, self.actions.pricing.blocks)
+        self.inside = {i for part in self.parts for i in part.ops}
+        self.begins = {part.ops[0]: part for part in self.parts}
+        self.ends_at = {part.ops[-1]: part for part in self.parts}
 
     def run(self, part: int) -> None:
         """Forward and backward of one microbatch."""
@@ -89,6 +97,8 @@ class _Program:
         self.reductions.begin(last)
         self.actions.done.append(Pass("forward"))
         for i, op in enumerate(self.graph.ops):
+            if i in self.begins:
+                self.take_all(self.begins[i])
             self.arrive(i, op)
             self.kernels(op, "forward")
         ends = [self.start_legs(self.legs(self.index.conversions.get(("output", slot)), t, "forward"))
@@ -96,7 +106,10 @@ class _Program:
         self.actions.done.append(Pass("backward"))
         self.edge(self.index.conversions.get(("output", "loss")), self.graph.outputs[0], "backward")
         for i, op in reversed(list(enumerate(self.graph.ops))):
-            self.gathers.read_back({self.behind[t] for t in op.inputs if t in self.behind})
+            if i in self.ends_at:
+                self.compute_again(self.ends_at[i])
+            if i not in self.inside:
+                self.gathers.read_back({self.behind[t] for t in op.inputs if t in self.behind})
             self.kernels(op, "backward")
             self.hand_back(i, op)
         self.reductions.finish()
@@ -124,6 +137,28 @@ class _Program:
         """Whether the leaf is read without a step or a cast."""
         return fqn not in self.edges or self.edges[fqn].is_direct
 
+    def read_by(self, part: RecomputedPart) -> list[str]:
+        """The parameters that a block reads, in order."""
+        return [fqn for i in part.ops for fqn in self.parameters(self.graph.ops[i]).values()]
+
+    def take_all(self, part: RecomputedPart) -> None:
+        """Takes the gathered parameters that a block reads, where it begins."""
+        for fqn in self.read_by(part):
+            if fqn in self.gathers.place:
+                self.gathers.take(fqn, part.ops[0])
+
+    def compute_again(self, part: RecomputedPart) -> None:
+        """Runs the forward of a block in backward."""
+        ops = [self.graph.ops[i] for i in part.ops]
+        self.gathers.read_back({self.behind[t] for op in ops for t in op.inputs if t in self.behind})
+        for op in ops:
+            fqns = self.parameters(op)
+            for k, t in enumerate(op.inputs):
+                if k not in fqns:
+                    legs = self.legs(self.index.conversions.get((op.name, op.slots[k])), t, "forward")
+                    self.actions.run([in_backward(leg) for leg in legs])
+            self.kernels(op, "forward", again=True)
+
     def arrive(self, i: int, op: Op) -> None:
         """Converts the inputs of op i."""
         fqns = self.parameters(op)
@@ -139,14 +174,21 @@ class _Program:
                 self.actions.cast(edge.tensor.stored, edge.tensor, [ends.source, ends.target], fqns[k])
 
     def hand_back(self, i: int, op: Op) -> None:
-        """Converts the gradients of the inputs of op i."""
+        """Converts the gradients of the inputs of op i; those of a block's parameters come at its end, all at once."""
         fqns = self.parameters(op)
-        self.reductions.add([fqn for fqn in fqns.values() if self.as_it_is(fqn)])
+        if i not in self.inside:
+            self.reductions.add([fqn for fqn in fqns.values() if self.as_it_is(fqn)])
         for k, t in reversed(list(enumerate(op.inputs))):
             if k not in fqns:
                 self.edge(self.index.conversions.get((op.name, op.slots[k])), t, "backward")
-            elif not self.as_it_is(fqns[k]):
+            elif i not in self.inside and not self.as_it_is(fqns[k]):
                 self.reductions.add(self.gathers.handed_on(i, fqns[k]))
+        if i in self.begins:
+            read = self.read_by(self.begins[i])
+            self.reductions.add([fqn for fqn in reversed(read) if self.as_it_is(fqn)])
+            for fqn in reversed(read):
+                if not self.as_it_is(fqn):
+                    self.reductions.add(self.gathers.handed_on(i, fqn))
 
     def edge(self, c: Conversion | None, t: int, direction: str) -> None:
         """Runs an activation's conversion, each step waited for."""
@@ -168,8 +210,8 @@ class _Program:
             return ()
         return self.actions.legs(steps, [self.graph.tensors[t]], [start], direction, f"{c.tensor} for {c.op}")
 
-    def kernels(self, op: Op, direction: str) -> None:
-        """Adds the op's kernels of one pass, then the collectives inside them."""
+    def kernels(self, op: Op, direction: str, again: bool = False) -> None:
+        """Adds the op's kernels of one pass, then the collectives inside them; `again` is a forward in backward."""
         decision = self.index.decisions.get(op.name)
         if op.target == HUB or decision is None:
             return
@@ -181,15 +223,21 @@ class _Program:
         if self.known.kernels[key]:
             self.actions.done.append(Compute(op.name, self.known.kernels[key]))
         if op.target in REDUCING:
-            self.inner(op, decision, direction)
+            self.inner(op, decision, direction, "backward" if again else direction)
 
-    def inner(self, op: Op, decision: Decision, direction: str) -> None:
+    def inner(self, op: Op, decision: Decision, direction: str, noted: str) -> None:
+        """Runs the collectives inside the op's kernels of one pass, which a record notes under the pass `noted`."""
         mesh = self.plan.mesh
         option = option_of(op, self.graph, mesh, decision)
         for way, kind, axes, nbytes in inner_collectives(op, self.graph, option.inputs[0], option.inner, mesh,
                                                          self.actions.at):
             if way == direction:
-                self.actions.run([self.actions.leg(way, kind, axes, nbytes, op.name)])
+                self.actions.run([self.actions.leg(noted, kind, axes, nbytes, op.name)])
+
+
+def in_backward(leg: Leg) -> Leg:
+    """A step of a forward conversion, as backward runs it again."""
+    return replace(leg, sent=replace(leg.sent, direction="backward")) if isinstance(leg, Start) else leg
 
 
 def _behind(graph: Graph) -> dict[int, str]:

@@ -141,6 +141,15 @@ class CountedGathers:
         if asked.waits:
             one.again = [*self._wait(one)]
 
+    def again(self, b: int, k: int) -> Value:
+        """Member k of bucket b, gathered again for a block that is computed again: with one user more, a note less."""
+        self.read(b)
+        value = self._all[b].again[k]
+        assert value is not None, "more notes read than written"
+        self._heap.keep(value.storage)
+        self.done(b, k)
+        return value
+
     def done(self, b: int, k: int) -> None:
         """Called when backward has read a note; the last reader frees the member.
 

@@ -20,6 +20,7 @@ from math import prod
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.layout import B, local_shape
 from autoddl.core.plan import Plan
+from autoddl.core.recompute import recomputed_ops, select_blocks
 from autoddl.cost_models import Cluster
 from autoddl.operators.footprints.storages import Heap, Value, contiguous
 from autoddl.pricing.optimizers import Optimizer, optimizer_of
@@ -119,18 +120,21 @@ def memory_line(plan: Plan, predicted: PredictedStep, graph: Graph, optimizer: s
     for span in predicted.computes:
         spans[span.name].append(span)
     count, end, now = len(graph.ops), predicted.step.seconds, 0.0
+    again = recomputed_ops(graph, select_blocks(graph, plan.recompute))
     times, line, part = list[float](), list[float](), 0
     for n, (here, nbytes) in enumerate(heap.line):
         if n and here < heap.line[n - 1][0] and here < count <= heap.line[n - 1][0]:
             part += 1
-        now = max(now, end if here == 2 * count else _at(spans, graph.ops[here % count].name, here >= count, part, now))
+        now = max(now, end if here == 2 * count else _at(spans, graph.ops[here % count].name, here >= count, part, now,
+                                                          again))
         times.append(now)
         line.append(nbytes)
     return MemoryLine(tuple(times), tuple(line), plan.budget)
 
 
-def _at(spans: dict[str, list[Span]], name: str, backward: bool, part: int, now: float) -> float:
-    """The second at which the op starts, forward or backward, in a microbatch."""
+def _at(spans: dict[str, list[Span]], name: str, backward: bool, part: int, now: float,
+        again: frozenset[str]) -> float:
+    """The second at which the op starts, forward or backward, in a microbatch; one of `again` runs forward twice."""
     found = spans.get(name, [])
-    place = 2 * part + backward
+    place = (3 * part + 2 * backward) if name in again else 2 * part + backward
     return found[place].start if place < len(found) else now

@@ -15,17 +15,20 @@ With m microbatches, the conversions of parameters happen as often as their layo
     yielded -> G      m times
     G -> stored       once, after the last backward
 
+Backward sends the forward steps of the blocks that it computes again once more (`core.recompute`).
+
 A kernel that reduces by itself (synchronised batch norm, vocabulary-parallel loss) sends its own collectives.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoddl.core.conversion import COLLECTIVES, Step
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import Conversion, Decision, Plan
+from autoddl.core.recompute import recomputed_ops, select_blocks
 from autoddl.operators.rules.nn import REDUCING, inner_collectives
 from autoddl.operators.rules.table import Option, options
 from autoddl.schedule.buckets import Bucket, ParameterEdge, _payloads, gather_buckets, gradient_buckets, parameter_edges
@@ -80,6 +83,11 @@ def _of_edge(conversion: Conversion, tensor: Tensor, mesh: Mesh, at: tuple[int, 
                     yield PlannedCollective(direction, step.kind, names, nbytes, origin)
 
 
+def _repeated(sent: tuple[PlannedCollective, ...], again: bool) -> tuple[PlannedCollective, ...]:
+    """What of it is sent once more in backward, where the op that reads is computed `again`."""
+    return tuple(replace(one, direction="backward") for one in sent if one.direction == "forward" and again)
+
+
 def traffic(plan: Plan, graph: Graph, coordinate: tuple[int, ...] | None = None) -> tuple[PlannedCollective, ...]:
     """All collectives of one step on the rank at `coordinate`, by default rank 0.
 
@@ -88,6 +96,7 @@ def traffic(plan: Plan, graph: Graph, coordinate: tuple[int, ...] | None = None)
     mesh, at = plan.mesh, coordinate or (0,) * len(plan.mesh.axes)
     by_name = {t.name: t for t in graph.tensors}
     edges = {edge.tensor.fqn: edge for edge in parameter_edges(plan, graph)}
+    again = recomputed_ops(graph, select_blocks(graph, plan.recompute))
     first, each, last = list[PlannedCollective](), list[PlannedCollective](), list[PlannedCollective]()
     for bucket in gather_buckets(plan, graph):
         gathers = each if bucket.per_microbatch else first
@@ -97,7 +106,8 @@ def traffic(plan: Plan, graph: Graph, coordinate: tuple[int, ...] | None = None)
             each += _of_bucket(bucket, bucket.steps, edges, mesh, at, "backward", gradient=False)
     for conversion in plan.conversions:
         if by_name[conversion.tensor].kind is not Kind.PARAMETER:
-            each += _of_edge(conversion, by_name[conversion.tensor], mesh, at)
+            sent = tuple(_of_edge(conversion, by_name[conversion.tensor], mesh, at))
+            each += sent + _repeated(sent, conversion.op in again)
     for bucket in gradient_buckets(plan, graph):
         reduced = each if bucket.per_microbatch else last
         reduced += _of_bucket(bucket, bucket.steps, edges, mesh, at, "backward", gradient=True)
@@ -106,7 +116,9 @@ def traffic(plan: Plan, graph: Graph, coordinate: tuple[int, ...] | None = None)
     for op in graph.ops:
         if op.target in REDUCING:
             option = option_of(op, graph, mesh, decisions.get(op.name))
-            for direction, kind, axes, nbytes in inner_collectives(op, graph, option.inputs[0], option.inner, mesh, at):
-                each.append(PlannedCollective(direction, kind, "+".join(mesh.names[a] for a in axes), nbytes, op.name))
+            inner = inner_collectives(op, graph, option.inputs[0], option.inner, mesh, at)
+            sent = tuple(PlannedCollective(direction, kind, "+".join(mesh.names[a] for a in axes), nbytes, op.name)
+                         for direction, kind, axes, nbytes in inner)
+            each += sent + _repeated(sent, op.name in again)
     each.sort(key=lambda sent: sent.direction == "backward")
     return (*first, *each * plan.microbatches, *last)

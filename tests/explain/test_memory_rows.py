@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from autoddl.capture.capture import capture
 from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
+from autoddl.core.recompute import policy_blocks
 from autoddl.cost_models import load_cluster
 from autoddl.explain.memory_rows import bytes_at_moments, check_row, line_at_moments, numbers_of
 from autoddl.planner.peaks import draft_of
@@ -21,18 +22,19 @@ from autoddl.pricing.space import variables
 CLUSTER = load_cluster(LAPTOP)
 
 
-def made(name: str, mesh: str, microbatches: int) -> CostNetwork:
+def made(name: str, mesh: str, microbatches: int, recompute: str = "none") -> CostNetwork:
     graph = add_hubs(capture(*getattr(zoo, name)()).graph)
-    pricing = Pricing(graph, Mesh.parse(mesh), CLUSTER, "adamw", microbatches)
+    pricing = Pricing(graph, Mesh.parse(mesh), CLUSTER, "adamw", microbatches,
+                      recompute=policy_blocks(graph, recompute))
     return network_of(pricing, variables(graph, pricing.mesh, microbatches=microbatches))
 
 
-@pytest.mark.parametrize(("name", "mesh", "microbatches"), [
-    ("regression", "machine=2,pair=2", 1), ("vgg_bn", "pair=2", 2),
-    *[pytest.param(name, mesh, m, marks=pytest.mark.slow) for name in ("gpt", "t5", "mixture", "resnet")
-      for mesh, m in (("machine=2,pair=2", 1), ("all=4", 2))]])
-def test_rows_come_out_again_from_the_layouts(name: str, mesh: str, microbatches: int) -> None:
-    network = made(name, mesh, microbatches)
+@pytest.mark.parametrize(("name", "mesh", "microbatches", "recompute"), [
+    ("regression", "machine=2,pair=2", 1, "none"), ("vgg_bn", "pair=2", 2, "none"), ("gpt", "pair=2", 2, "every-2"),
+    *[pytest.param(name, mesh, m, policy, marks=pytest.mark.slow) for name in ("gpt", "t5", "mixture", "resnet")
+      for mesh, m in (("machine=2,pair=2", 1), ("all=4", 2)) for policy in ("none", "full", "first-1")]])
+def test_rows_come_out_again_from_the_layouts(name: str, mesh: str, microbatches: int, recompute: str) -> None:
+    network = made(name, mesh, microbatches, recompute)
     graph, problem = network.pricing.graph, network.problem(None)
     for seed in range(2):
         choice = random_choice(problem, random.Random(seed))

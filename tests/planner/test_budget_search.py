@@ -2,6 +2,7 @@
 
 import os
 import random
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 
 from autoddl.capture.capture import capture
 from autoddl.core.errors import Infeasible
+from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
+from autoddl.core.recompute import blocks_of
 from autoddl.cost_models import load_cluster
 from autoddl.planner.budget_search import BudgetSearch
 from autoddl.planner.peaks import Peaks
@@ -65,14 +68,25 @@ class Small(nn.Module):
         return loss
 
 
-def small_network(seed: int) -> CostNetwork:
-    """A module of `seed`, on two to four ranks."""
+def as_blocks(graph: Graph, rng: random.Random) -> Graph:
+    """The graph whose ops are said to be those of one or two blocks, or of none."""
+    cuts = sorted(rng.sample(range(len(graph.ops) + 1), min(3, len(graph.ops))))
+    return replace(graph, ops=tuple(replace(op, module=f"part.{sum(i >= cut for cut in cuts)}"
+                                            if cuts[0] <= i < cuts[-1] else "") for i, op in enumerate(graph.ops)))
+
+
+def small_network(seed: int, recompute: bool = False) -> CostNetwork:
+    """A module of `seed`, on two to four ranks; `recompute`: cut into blocks, of which some are computed again."""
     rng = random.Random(seed)
     width = rng.choice((8, 16, 64))
     parts = ("linear", *rng.sample(PARTS, rng.choice((1, 1, 2, 2, 3))))
     graph = add_hubs(capture(Small(parts, width), (torch.zeros(rng.choice((4, 8, 64)), width),)).graph)
     pricing = Pricing(graph, Mesh.parse(rng.choice(("pair=2", "pair=2", "machine=2", "all=4"))), load_cluster(LAPTOP),
                       rng.choice(("sgd", "adamw")), rng.choice((1, 1, 2)))
+    if recompute:
+        graph = as_blocks(graph, rng)
+        pricing = replace(pricing, graph=graph, recompute=tuple(
+            block.name for block in blocks_of(graph) if rng.random() < 0.8))
     return network_of(pricing, variables(graph, pricing.mesh))
 
 
@@ -86,9 +100,11 @@ def every_line(network: CostNetwork) -> tuple[np.ndarray, np.ndarray] | None:
     return seconds[places], np.array([peaks.of(choice_at(problem, place)).nbytes for place in places.tolist()])
 
 
-def check(seed: int) -> bool:
+def check(seed: int, recompute: bool = False) -> bool:
     """Five budgets of one module; whether there were few enough choices."""
-    network = small_network(seed)
+    network = small_network(seed, recompute)
+    if recompute and not network.pricing.blocks:
+        return False
     lines = every_line(network) if np.prod([float(n) for n in network.sizes]) <= 2e6 else None
     if lines is None:
         return False
@@ -112,6 +128,10 @@ def test_every_choice_of_small_modules() -> None:
     assert all(check(seed) for seed in (7, 10, 2))
 
 
+def test_every_choice_of_small_modules_with_blocks_that_are_computed_again() -> None:
+    assert all(check(seed, True) for seed in (10, 1000))
+
+
 def test_what_the_rows_cannot_tell_apart_is_looked_at_one_by_one() -> None:
     """A reshape of a transposed tensor copies under some layouts only, which no row knows."""
     network = small_network(1053)
@@ -130,7 +150,7 @@ def test_every_choice_of_many_small_modules(capsys: pytest.CaptureFixture[str]) 
     done, wrong = 0, list[str]()
     while done < wanted:
         try:
-            done += check(seed)
+            done += check(seed, seed % 2 == 1)
         except AssertionError as error:
             done, wrong = done + 1, [*wrong, str(error)[:300]]
         seed += 1

@@ -33,7 +33,7 @@ def test_every_option_is_one_of_the_shell() -> None:
 
 def test_a_plan_knows_its_options_again() -> None:
     asked = PlanOptions(pins=("head.weight: pair=B",), budget=1e9, optimizer="sgd", tolerance=0.01, max_axes=2,
-                        microbatches=(2, 1))
+                        microbatches=(2, 1), recompute=("none", "first-1"))
     made = autoddl.plan(tiny.tiny(1, batch=8), LAPTOP, **asked.words())
     assert question_of(made).options == replace(asked, solver="exact") and asked.microbatches == (1, 2)
 
@@ -43,7 +43,8 @@ def test_a_plan_knows_its_options_again() -> None:
     ({"solver": "luck"}, "no solver 'luck'"),
     ({"tolerance": 1.0}, "a tolerance of 1.0 is none"), ({"budget": 0}, "above 0 bytes, not 0"),
     ({"budget": "-3 GB"}, "no quantity"), ({"budget": "12 parsecs"}, "'parsecs' is no unit"),
-    ({"microbatches": ()}, "at least 1"), ({"microbatches": (0, 2)}, "at least 1")])
+    ({"microbatches": ()}, "at least 1"), ({"microbatches": (0, 2)}, "at least 1"),
+    ({"recompute": ("some",)}, "no recomputation 'some'"), ({"recompute": ()}, "name one, like 'none'")])
 def test_what_no_option_is_is_refused(wrong: Options, words: str) -> None:
     with pytest.raises(InputError, match=words):
         PlanOptions.of(wrong)

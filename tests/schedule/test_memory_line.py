@@ -53,6 +53,19 @@ def test_the_predicted_peak_is_the_tracked_one(name: str, options: dict[str, flo
     assert made.predicted.peak_bytes == pytest.approx(tracked(model, sample, made), rel=NEAR)
 
 
+@pytest.mark.parametrize(("name", "policy", "microbatches"), [
+    ("gpt", "full", 2), ("mixture", "first-1", 1),
+    *[pytest.param(name, policy, m, marks=pytest.mark.slow) for name in ("llama", "vit", "t5", "resnet")
+      for policy, m in (("full", 1), ("every-2", 2))]])
+def test_the_predicted_peak_is_the_tracked_one_where_blocks_are_computed_again(name: str, policy: str,
+                                                                                microbatches: int) -> None:
+    torch.manual_seed(0)
+    model, sample = getattr(zoo, name)()
+    made = plan(model, ONE, sample, microbatches=(microbatches,), recompute=(policy,))
+    assert made.recompute
+    assert made.predicted.peak_bytes == pytest.approx(tracked(model, sample, made), rel=NEAR)
+
+
 @pytest.mark.parametrize(("name", "microbatches"), [("gpt", 2), ("resnet", 1)])
 def test_the_predicted_peak_of_a_mixed_plan_is_the_tracked_one(name: str, microbatches: int) -> None:
     torch.manual_seed(0)
