@@ -11,6 +11,7 @@ A *policy* says which blocks are recomputed, as text:
     every-K    every K-th block, the first, the (K+1)-th and so on
     first-N    the first N blocks: their backward comes last, so what the others saved is gone by then
     h.0+h.2    the blocks of these names
+    search     whichever the search finds best, block by block (`pricing.policies`)
 """
 
 import re
@@ -21,12 +22,17 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import HUB
 
-__all__ = ["NO_RECOMPUTE", "Block", "RecomputedPart", "blocks_of", "check_policy", "policy_blocks", "policy_text",
-           "recomputed_ops", "recomputed_parts", "recomputes_more", "select_blocks"]
+__all__ = ["FULL", "NO_RECOMPUTE", "SEARCH", "Block", "RecomputedPart", "blocks_of", "check_policy", "policy_blocks",
+           "policy_text", "recompute_entry", "recomputed_ops", "recomputed_parts", "recomputes_more", "select_blocks"]
 
 NO_RECOMPUTE = "none"
 
-_POLICY = re.compile(r"none|full|(every|first)-([1-9][0-9]*)")
+FULL = "full"
+
+SEARCH = "search"
+"""The policy that leaves the level of every block to the search."""
+
+_POLICY = re.compile(r"none|full|search|(every|first)-([1-9][0-9]*)")
 
 _LEAST_OPS = 2
 """Ops of a block, hubs not counted: keeping the input of a single op saves nothing."""
@@ -63,9 +69,14 @@ def _member(module: str) -> str:
 def check_policy(text: str) -> str:
     """The policy as it is written. Raises InputError for one that there is not."""
     if _POLICY.fullmatch(text) is None and not all(_member(name) == name != "" for name in text.split("+")):
-        raise InputError(f"there is no recomputation {text!r}; there are none, full, every-K and first-N, like "
-                         "'every-2' or 'first-8', and names of blocks, like 'h.0+h.2'")
+        raise InputError(f"there is no recomputation {text!r}; there are none, full, search, every-K and first-N, "
+                         "like 'every-2' or 'first-8', and names of blocks, like 'h.0+h.2'")
     return text
+
+
+def recompute_entry(name: str, level: str) -> str:
+    """The entry of a plan that says that the block `name` is computed again at this level: `h.3` at level full."""
+    return name if level == FULL else f"{name}:{level}"
 
 
 def policy_text(names: Sequence[str]) -> str:
@@ -74,8 +85,9 @@ def policy_text(names: Sequence[str]) -> str:
 
 
 def recomputes_more(more: str, less: str) -> bool:
-    """Whether a policy recomputes all blocks that another does, on every model."""
-    if less in (NO_RECOMPUTE, more) or more == "full":
+    """Whether without a budget no plan under a policy is faster than the best under another, on every model: it
+    recomputes all blocks that the other does, or the other may recompute none."""
+    if less in (NO_RECOMPUTE, SEARCH, more) or more == FULL:
         return True
     one, other = _POLICY.fullmatch(more), _POLICY.fullmatch(less)
     if one is None or other is None or one[1] != other[1] or one[1] is None:
@@ -84,11 +96,11 @@ def recomputes_more(more: str, less: str) -> bool:
 
 
 def policy_blocks(graph: Graph, policy: str) -> tuple[str, ...]:
-    """Names of the blocks of a graph with hubs that a policy recomputes.
+    """Names of the blocks of a graph with hubs that a policy recomputes in any case.
 
     Raises InputError where the policy asks for blocks and the model has none.
     """
-    if check_policy(policy) == NO_RECOMPUTE:
+    if check_policy(policy) in (NO_RECOMPUTE, SEARCH):
         return ()
     names = [block.name for block in blocks_of(graph)]
     if not names:

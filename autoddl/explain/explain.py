@@ -19,7 +19,7 @@ from autoddl.core.graph import Op
 from autoddl.core.hubs import HUB, add_hubs
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Problem
-from autoddl.core.recompute import policy_blocks
+from autoddl.core.recompute import SEARCH, policy_blocks
 from autoddl.explain.breakdown import Share, row_text, shares
 from autoddl.explain.memory_rows import check_row
 from autoddl.planner.mesh_search import Progress
@@ -171,11 +171,19 @@ def proved(plan: Plan, everywhere: bool = False) -> Proved:
     made = rebuild(plan)
     seconds = made.problem.cost(made.choice)
     _check_memory_row(plan, made)
-    problems = {str(plan.mesh): made.problem} | (_others(plan) if everywhere else {})
+    problems = {str(plan.mesh): _whole(plan, made)} | (_others(plan) if everywhere else {})
     checked = [check_certificate(problem, prove(problem, seconds)) for problem in problems.values()]
     return Proved(tuple(problems), seconds, min(seconds, *(one.bound for one in checked)), plan.bound,
                   sum(one.inequalities for one in checked), sum(one.distinct for one in checked),
                   tuple(lam for one in checked for lam in one.multipliers))
+
+
+def _whole(plan: Plan, made: Rebuilt) -> Problem:
+    """The problem of the plan's mesh, over all policies of recomputation where the search chose among them."""
+    asked = question_of(plan)
+    if SEARCH not in asked.options.recompute:
+        return made.problem
+    return problem_on(replace(asked, recompute=SEARCH), plan.mesh, plan.source["row"])[2]
 
 
 def _check_memory_row(plan: Plan, made: Rebuilt) -> None:
@@ -192,7 +200,7 @@ def _others(plan: Plan) -> dict[str, Problem]:
         n = one.microbatches
         parts = "" if n == plan.microbatches else f" x {n} microbatch{'es' * (n > 1)}"
         for policy, mesh in product(asked.options.recompute, allowed_meshes(asked.cluster, asked.options)):
-            same = set(plan.recompute) == set(policy_blocks(add_hubs(one.graph), policy))
+            same = policy == SEARCH or set(plan.recompute) == set(policy_blocks(add_hubs(one.graph), policy))
             name = f"{mesh}{parts}" + ("" if same else f", recompute {policy}")
             if name != str(plan.mesh):
                 with suppress(InputError):

@@ -12,7 +12,9 @@ Rows are chosen by the plans that they let through:
         by cutting planes over the choices seen (Kelley 1960); w = lam / sum of lam
     4   the row lets a plan through that is larger than its row says: with less room, by what the line had too much, the
         search finds plans that fit; the bound stays that of the whole budget
-    5   of small problems every choice is looked at, the fastest first, if the gap is not closed by then
+    5   where blocks have policies of recomputation, the levels of a row's plan are tried as fixed ones, and those with
+        one block more: without policies a row leaves less open
+    6   of small problems every choice is looked at, the fastest first, if the gap is not closed by then
 
 No plan fits if the least bytes of a row are above the budget. Where no plan was found and no row says so, the error
 says that instead (`Infeasible.is_proved`).
@@ -53,6 +55,9 @@ FEW = 2_000_000
 LINES = 200
 """Memory lines that are drawn for that."""
 
+FIXED = 4
+"""Levels of all blocks that are tried as fixed ones."""
+
 SMALLER = 5
 """Rows that are tried for the least peak of any plan."""
 
@@ -73,12 +78,16 @@ class Fitted:
 
 @dataclass(frozen=True, eq=False)
 class BudgetSearch:
-    """The search of one candidate; `solver` and `time_limit` (seconds) are those of every problem it solves."""
+    """The search of one candidate; `solver` and `time_limit` (seconds) are those of every problem it solves.
+
+    `plain` is the network without policies of recomputation: without a budget nothing is faster computed again.
+    """
 
     network: CostNetwork
     budget: float
     solver: str = "exact"
     time_limit: float | None = None
+    plain: CostNetwork | None = None
     peaks: Peaks = field(init=False)
     _made: dict[tuple[tuple[Moment, float], ...], tuple[Problem, Space | None]] = field(default_factory=dict)
 
@@ -88,6 +97,18 @@ class BudgetSearch:
     def fits(self, choice: Sequence[int]) -> bool:
         """Whether the memory line of an allowed choice is within the budget."""
         return self.peaks.of(choice).nbytes <= self.budget
+
+    def free(self, tolerance: float = 0.0, ceiling: float = inf) -> Solution:
+        """The optimum without a budget, or a bound on it and a choice that may be forbidden."""
+        search = self if self.plain is None else BudgetSearch(self.plain, self.budget, self.solver, self.time_limit)
+        problem, space = search.ready({UPDATE: 1.0})
+        if space is not None and space.program.exact:
+            solution = relax(problem, 0.0, space)
+        else:
+            solution = solve(problem.within(None), self.solver, time_limit=self.time_limit, tolerance=tolerance,
+                             ceiling=ceiling)
+        return replace(solution, choice=(0,) * len(self.network.policies.blocks) * (search is not self)
+                       + solution.choice)
 
     def ready(self, row: Row) -> tuple[Problem, Space | None]:
         """The problem of a row, and what the exact solver makes of it first, unless it is large."""
@@ -144,6 +165,7 @@ class _State:
     rounds: int = 0
     price: float = 0.0
     needed: float = 0.0
+    levels: tuple[int, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -156,13 +178,7 @@ class _State:
 
     def free(self) -> None:
         """The optimum without a budget, and the moment at which it is too large."""
-        search = self.search
-        problem, space = search.ready(self.row)
-        if space is not None and space.program.exact:
-            solution = relax(problem, 0.0, space)
-        else:
-            solution = solve(problem.within(None), search.solver, time_limit=search.time_limit,
-                             tolerance=self.tolerance, ceiling=self.ceiling)
+        solution = self.search.free(self.tolerance, self.ceiling)
         if solution.bound >= self.ceiling * (1 - self.tolerance):
             raise Above(solution.bound)
         self._bounded(solution, self.row, solution.bound)
@@ -207,7 +223,7 @@ class _State:
             self._starved(error)
             return
         self._bounded(solution, row, solution.bound)
-        self.price = solution.price
+        self.price, self.levels = solution.price, solution.choice[:len(search.network.policies.blocks)]
         if not self._take(solution):
             self._shrink(problem, solution)
 
@@ -240,6 +256,8 @@ class _State:
 
     def ended(self) -> Fitted:
         """The best plan with its bound, after the last means to find one. Raises Infeasible where there is none."""
+        if not self.closed and self.levels:
+            self._fixed_levels()
         if not self.closed:
             self._every_choice()
         if self.best is None:
@@ -248,6 +266,32 @@ class _State:
             raise Infeasible(self.needed, self.search.budget, "", self.search.peaks.least_bytes)
         bound = min(max(self.bound, 0.0), self.best.seconds)
         return Fitted(replace(self.best, bound=bound, proof=self.proof or self.best.proof, price=self.price), self.row)
+
+    def _fixed_levels(self) -> None:
+        """The best plans whose levels are those of the last row's plan, and those with more blocks computed again.
+
+        Backward comes to the first blocks last: there, what the others kept is gone by then. So these are computed
+        again first.
+        """
+        network, levels = self.search.network, sorted(self.levels, reverse=True)
+        for _ in range(FIXED):
+            fixed = network.fixed_at(levels)
+            try:
+                found = BudgetSearch(fixed, self.search.budget, self.search.solver, self.search.time_limit).solve(
+                    self.row, self.price, min(self.ceiling, self.seconds), self.tolerance)
+            except (Infeasible, Above) as error:
+                if isinstance(error, Above) or 0 not in levels:
+                    return
+            else:
+                if found.solution.seconds >= self.seconds:
+                    return
+                choice = (*levels, *found.solution.choice)
+                self.best = replace(found.solution, choice=choice, nbytes=self.search.peaks.of(choice).nbytes)
+                if self.closed:
+                    return
+            if 0 not in levels:
+                return
+            levels[levels.index(0)] = max(1, *levels)
 
     def _smallest(self) -> None:
         """The plan with the least peak that the rows lead to, and a faster one under the row that says so."""

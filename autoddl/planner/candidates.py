@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.layout import Mesh
 from autoddl.core.problem import Problem, Solution
-from autoddl.core.recompute import NO_RECOMPUTE, policy_blocks, recomputes_more
+from autoddl.core.recompute import NO_RECOMPUTE, SEARCH, policy_blocks, recomputes_more
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.build_problem import CostNetwork, Row, network_of
+from autoddl.pricing.policies import NO_POLICIES, Policies, at_levels, policies_of, separable
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Choice, Region, Variable, variables
 
@@ -51,13 +52,19 @@ Built = tuple[Pricing, tuple[Variable, ...], Problem]
 
 def build_network(task: PlanTask, candidate: Candidate) -> CostNetwork:
     """All choices of the candidate, priced."""
-    return network_of(*_space(task, candidate))
+    pricing, space = _space(task, candidate)
+    return network_of(pricing, space, _policies(pricing, candidate))
 
 
 def build_problem(task: PlanTask, candidate: Candidate, row: Row | None = None) -> Built:
     """The candidate's problem under the budget, whose bytes are those of `row`, by default of the update."""
     network = build_network(task, candidate)
     return network.pricing, network.variables, network.problem(task.budget, row)
+
+
+def _policies(pricing: Pricing, candidate: Candidate) -> Policies:
+    """The policies that the search chooses a level of."""
+    return separable(pricing, policies_of(pricing.graph)) if candidate.recompute == SEARCH else NO_POLICIES
 
 
 def _space(task: PlanTask, candidate: Candidate) -> tuple[Pricing, tuple[Variable, ...]]:
@@ -70,10 +77,13 @@ def _space(task: PlanTask, candidate: Candidate) -> tuple[Pricing, tuple[Variabl
 def chosen(task: PlanTask, candidate: Candidate, solution: Solution, row: Row) -> Solved:
     """What `solution` chose alone: a worker priced the rest, and that stays there. Variables with the same
     choices that chose alike share one, so that they are priced once."""
-    pricing, choices = _space(task, candidate)
+    pricing, space = _space(task, candidate)
+    policies = _policies(pricing, candidate)
+    count = len(policies.blocks)
+    pricing, options = at_levels(pricing, policies, solution.choice[:count]), solution.choice[count:]
     single: dict[tuple[int, int], tuple[Choice, ...]] = {}
     picked = tuple(Variable(v.item, single.setdefault((id(v.choices), k), (v.choices[k],)))
-                   for v, k in zip(choices, solution.choice, strict=True))
+                   for v, k in zip(space, options, strict=True))
     return Solved(pricing, picked, replace(solution, choice=(0,) * len(picked)), row)
 
 

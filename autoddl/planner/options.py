@@ -87,7 +87,7 @@ class PlanOptions:
     """Numbers of equal parts in which a step may run the batch, one after the other; rising, each once."""
 
     recompute: tuple[str, ...] = _option(("none",), "blocks whose forward backward may run again instead of keeping "
-                                         "what it saved: none, full, every-K, first-N", metavar="POLICY,POLICY,...",
+                                         "what it saved: none, full, every-K, first-N, search", metavar="POLICY,POLICY,...",
                                          written=str)
     """Policies of recomputation to choose from, as text (`core.recompute`), each once."""
 

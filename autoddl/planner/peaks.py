@@ -36,8 +36,9 @@ class Peak:
 
 def draft_of(network: CostNetwork, choice: Sequence[int]) -> Plan:
     """The plan of a choice without proof, sample and origin: its layouts and conversions, one gradient a bucket."""
-    pricing, solution = network.pricing, Solution(tuple(choice), 0.0, 0.0, 0.0, "", "")
-    made = plan_of(assemble_choice(pricing, choice, network.variables), pricing, solution, {
+    pricing, options = network.resolve(choice)
+    solution = Solution(options, 0.0, 0.0, 0.0, "", "")
+    made = plan_of(assemble_choice(pricing, options, network.variables), pricing, solution, {
         "model": "", "bound": 0.0, "budget": 0.0, "candidates": 1, "sample": {}, "fingerprints": {},
         "source": {"cluster": pricing.cluster.name}})
     return replace(made, bucket_bytes=1)

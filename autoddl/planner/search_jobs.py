@@ -6,11 +6,12 @@ finds.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, prod
 
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.problem import Solution
+from autoddl.core.recompute import NO_RECOMPUTE
 from autoddl.planner.budget_search import BudgetSearch
 from autoddl.planner.candidates import Candidate, bounds, build_network
 from autoddl.planner.task import PlanTask
@@ -63,8 +64,10 @@ class Jobs:
         """The search of candidate i."""
         if i not in self.kept:
             options = self.task.options
-            self.kept[i] = BudgetSearch(build_network(self.task, self.candidates[i]), self.task.budget, options.solver,
-                                        options.time_limit)
+            one = self.candidates[i]
+            network = build_network(self.task, one)
+            plain = build_network(self.task, replace(one, recompute=NO_RECOMPUTE)) if network.policies.blocks else None
+            self.kept[i] = BudgetSearch(network, self.task.budget, options.solver, options.time_limit, plain)
             while len(self.kept) > 1 and sum(_cells(one.network) for one in self.kept.values()) > self.CELLS:
                 del self.kept[next(iter(self.kept))]
         return self.kept[i]
@@ -92,6 +95,9 @@ class Jobs:
 
     def _bound(self, i: int, search: BudgetSearch, row: Row | None, price: float) -> Answer:
         made = {UPDATE: 1.0} if row is None else row
+        if search.plain is not None and not price:
+            solution = search.free()
+            return self._answer(search, solution, made, free=solution.bound)
         problem, space = search.ready(made)
         options = self.task.options
         if space is None and options.solver == "exact":
@@ -116,5 +122,5 @@ class Jobs:
 
 
 def _cells(network: CostNetwork) -> int:
-    distinct = {id(entry.seconds): entry.seconds.shape for entry in network.entries}
+    distinct = {id(seconds): seconds.shape for entry in network.entries for seconds in entry.seconds}
     return sum(prod(shape) for shape in distinct.values())

@@ -9,6 +9,10 @@ tables, and the search solves it once.
 
 Bytes are those of a *row*: a sum over moments of weight * what lives then (`lifetimes`), with weights that add up to
 one. Every plan whose peak is within a budget meets every row within it; so the problem of a row bounds them all.
+
+Where the search may recompute (`policies`), every block has one variable more, in front of the others: the level at
+which backward computes it again. An op's seconds and bytes, and those of the edges into it, are then over the level of
+its block too; bytes that a later block keeps an op's output for are over the level of that block.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -18,7 +22,7 @@ from functools import cached_property, partial
 import numpy as np
 import numpy.typing as npt
 
-from autoddl.core.cost_table import Cells, Classes
+from autoddl.core.cost_table import Cells, Classes, Rows
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.problem import Factor, Problem, Table
@@ -29,6 +33,7 @@ from autoddl.pricing.choices import Choice, numbered
 from autoddl.pricing.edge_tables import Ends, Use, counted, edge_ends, edge_seconds
 from autoddl.pricing.lifetimes import UPDATE, Lifetimes, Moment, Owner, Pattern, lifetimes_of
 from autoddl.pricing.optimizers import optimizer_of
+from autoddl.pricing.policies import NO_POLICIES, Deciders, Policies, at_levels, deciders_of
 from autoddl.pricing.price import Kernels, Pricing, cone_cost, end_seconds, inner_seconds, update_seconds
 from autoddl.pricing.space import Variable
 
@@ -120,37 +125,68 @@ def likeness(graph: Graph, variable: Variable, differentiable: frozenset[int], d
                      t in hubs, graph.tensors[t].kind is Kind.PARAMETER)
                     for t in (*op.inputs, *op.outputs))
     args = tuple((k, v) for k, v in op.args if k != "key")
-    return (op.target, op.slots, args, tensors, id(variable.choices), pricing.chained.get(op.name),
-            op.name in pricing.again)
+    return op.target, op.slots, args, tensors, id(variable.choices), pricing.chained.get(op.name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Entry:
-    """One factor before its bytes are known: its seconds over `classes` of the options of `variables`, what it is
-    like (equal entries share a table), and the owner of its bytes, if any."""
+    """One factor before its bytes are known.
+
+        variables    the variables that it is over, those of policies apart
+        likeness     by level, what it is like: equal entries share a table
+        seconds      by level, its seconds over `classes`
+        classes      the class of every option of each variable
+        owner        the owner of its bytes, if any
+        ends         the two ends of an edge
+        policy       the number of the policy of its op's block, -1 for none
+    """
 
     variables: tuple[int, ...]
-    likeness: Hashable
-    seconds: Cells
+    likeness: tuple[Hashable, ...]
+    seconds: tuple[Cells, ...]
     classes: tuple[Classes, ...]
     owner: Owner | None = None
     ends: Ends | None = None
+    policy: int = -1
+
+    def level(self, levels: "_Levels") -> int:
+        """The level of its block under the levels of all policies, 0 of an op in no block."""
+        return levels[self.policy] if self.policy >= 0 else 0
 
 
 @dataclass(frozen=True, eq=False)
 class CostNetwork:
-    """All costs of all choices but for the budget: `problem` makes a cost network of it for any row of bytes."""
+    """All costs of all choices but for the budget: `problem` makes a cost network of it for any row of bytes.
+
+    A choice names the level of every policy first, then an option of every variable.
+    """
 
     pricing: Pricing
     variables: tuple[Variable, ...]
     entries: tuple[_Entry, ...]
+    policies: Policies = NO_POLICIES
     _sizes: dict[Hashable, Sizes] = field(default_factory=dict)
 
     @cached_property
     def lifetimes(self) -> Lifetimes:
-        """What lives when."""
-        return lifetimes_of(self.pricing.graph, optimizer_of(self.pricing.optimizer), self.pricing.microbatches,
-                            self.pricing.cluster.device.kind == "cpu", self.pricing.blocks)
+        """What lives when, where no policy computes anything again."""
+        return self._lifetimes[0, 0]
+
+    @cached_property
+    def _lifetimes(self) -> Mapping[tuple[int, int], Lifetimes]:
+        """What lives when, by the levels of the blocks of even and of odd number."""
+        levels = range(len(self.policies.levels))
+        return {(even, odd): self._lifetimes_at(self.policies.alternating(even, odd)) for even in levels
+                for odd in levels}
+
+    def _lifetimes_at(self, levels: Sequence[int]) -> Lifetimes:
+        pricing = at_levels(self.pricing, self.policies, levels)
+        return lifetimes_of(pricing.graph, optimizer_of(pricing.optimizer), pricing.microbatches,
+                            pricing.cluster.device.kind == "cpu", pricing.blocks)
+
+    @cached_property
+    def _deciders(self) -> Deciders:
+        return deciders_of(self.pricing.graph, self.policies, self._lifetimes.values())
 
     @cached_property
     def fixed(self) -> tuple[float, float]:
@@ -160,8 +196,22 @@ class CostNetwork:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Options of each variable."""
-        return tuple(len(v.choices) for v in self.variables)
+        """Options of each policy and each variable."""
+        return (*self.policies.sizes, *(len(v.choices) for v in self.variables))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of policies and variables."""
+        return (*(f"recompute {name}" for name in self.policies.blocks), *(v.name for v in self.variables))
+
+    def resolve(self, choice: Sequence[int]) -> tuple[Pricing, tuple[int, ...]]:
+        """The prices of the levels that a choice names, and its options of the variables."""
+        count = len(self.policies.blocks)
+        return at_levels(self.pricing, self.policies, choice[:count]), tuple(choice[count:])
+
+    def fixed_at(self, levels: Sequence[int]) -> "CostNetwork":
+        """The network in which every block is at its level."""
+        return network_of(at_levels(self.pricing, self.policies, levels), self.variables)
 
     @cached_property
     def _free(self) -> Problem:
@@ -173,31 +223,57 @@ class CostNetwork:
         `budget` is in bytes per device, None for no limit. Raises KeyError where the graph has no such moment.
         """
         row = {UPDATE: 1.0} if row is None else row
-        patterns, tables, factors = self.lifetimes.patterns(row), _Tables(), list[Factor]()
+        patterns, tables, factors = self._patterns(row), _Tables(), list[Factor]()
         for entry in self.entries:
-            pattern = patterns.get(entry.owner, ()) if entry.owner else ()
-            make = partial(self._table, entry, pattern)
-            factors.append(Factor(entry.variables, tables.number((entry.likeness, pattern), make)))
+            policies, levels = self._over(entry, patterns)
+            here = [patterns.of(entry.owner, one) for one in levels]
+            key = tuple([(entry.likeness[entry.level(one)], what) for one, what in zip(levels, here, strict=True)])
+            make = partial(self._table, entry, levels, here, tuple([len(self.policies.levels)] * len(policies)))
+            scope = (*policies, *(v + len(self.policies.blocks) for v in entry.variables))
+            factors.append(Factor(scope, tables.number((key, len(policies)), make)))
         seconds, nbytes = self.fixed
-        return Problem(tuple(v.name for v in self.variables), self.sizes,
-                       tuple(tables.found), tuple(factors), budget, seconds, nbytes * sum(row.values()))
+        return Problem(self.names, self.sizes, tuple(tables.found), tuple(factors), budget, seconds,
+                       nbytes * sum(row.values()))
 
-    def _table(self, entry: _Entry, pattern: Pattern) -> Table:
-        nothing = _nothing(entry.seconds.shape)
+    def _patterns(self, row: Row) -> "_Patterns":
+        return _Patterns({at: one.patterns(row, self._deciders.counts) for at, one in self._lifetimes.items()},
+                         self._deciders)
+
+    def _over(self, entry: _Entry, patterns: "_Patterns") -> tuple[tuple[int, ...], list["_Levels"]]:
+        """The policies that an entry's costs depend on, and the levels of all policies, for every combination."""
+        if not self.policies.blocks:
+            return (), [_Levels({})]
+        own, count = entry.policy, range(len(self.policies.levels))
+        later = self._deciders.later.get(entry.owner, -1) if entry.owner else -1
+        plain = [_Levels({own: a}) for a in count] if own >= 0 else [_Levels({})]
+        if later >= 0:
+            both = [one.at(later, c) for one in plain for c in count]
+            if any(patterns.of(entry.owner, one) != patterns.of(entry.owner, one.at(later, 0)) for one in both):
+                return ((own, later) if own >= 0 else (later,)), both
+        costs = {(entry.likeness[entry.level(one)], patterns.of(entry.owner, one)) for one in plain}
+        return ((own,), plain) if len(costs) > 1 else ((), plain[:1])
+
+    def _table(self, entry: _Entry, levels: Sequence["_Levels"], patterns: Sequence[Pattern], sizes: tuple[int, ...]
+               ) -> Table:
+        nothing = _nothing((*sizes, *entry.seconds[0].shape))
+        seconds = _stacked([entry.seconds[entry.level(one)] for one in levels], sizes)
+        nbytes = _stacked([self._bytes(entry, pattern) for pattern in patterns], sizes) if any(patterns) else nothing
+        return Table.over(seconds, nbytes, nothing, (*(np.arange(n) for n in sizes), *entry.classes))
+
+    def _bytes(self, entry: _Entry, pattern: Pattern) -> Cells:
+        """The bytes of a pattern over the classes of an entry."""
         if not pattern:
-            nbytes = nothing
-        elif entry.ends is not None:
-            nbytes = bytes_of_edge(entry.ends, pattern)
-        else:
-            nbytes = Cells.of(weighted(self.entry_sizes(entry), pattern))
-        return Table.over(entry.seconds, nbytes, nothing, entry.classes)
+            return _nothing(entry.seconds[0].shape)
+        if entry.ends is not None:
+            return bytes_of_edge(entry.ends, pattern)
+        return Cells.of(weighted(self.entry_sizes(entry), pattern))
 
     def entry_sizes(self, entry: _Entry) -> Sizes:
         """The sizes of the terms that the entry's variable owns, over the classes of its table."""
-        if entry.likeness not in self._sizes:
+        if entry.likeness[0] not in self._sizes:
             variable = self.variables[entry.variables[0]]
-            self._sizes[entry.likeness] = sizes_of(self.pricing, variable.item, variable.choices)
-        return self._sizes[entry.likeness]
+            self._sizes[entry.likeness[0]] = sizes_of(self.pricing, variable.item, variable.choices)
+        return self._sizes[entry.likeness[0]]
 
     @property
     def weight_bytes(self) -> float:
@@ -216,22 +292,71 @@ class CostNetwork:
 
     def row_bytes(self, choice: Sequence[int], row: Row) -> float:
         """The bytes of `row` under one choice."""
-        owned = {entry.owner: entry for entry in self.entries if entry.owner is not None}
         known, total = dict[Hashable, float](), self.fixed[1] * sum(row.values())
-        for owner, pattern in self.lifetimes.patterns(row).items():
-            if owner in owned:
-                entry = owned[owner]
-                key = entry.likeness, pattern, tuple([choice[v] for v in entry.variables])
+        count, patterns = len(self.policies.blocks), self._patterns(row)
+        levels, options = _Levels(dict(enumerate(choice[:count]))), choice[count:]
+        for entry in self.entries:
+            pattern = patterns.of(entry.owner, levels)
+            if pattern:
+                key = entry.likeness[0], pattern, tuple([options[v] for v in entry.variables])
                 if key not in known:
-                    known[key] = self._bytes_at(entry, pattern, choice)
+                    known[key] = self._bytes_at(entry, pattern, options)
                 total += known[key]
         return total
 
-    def _bytes_at(self, entry: "_Entry", pattern: Pattern, choice: Sequence[int]) -> float:
-        at = tuple([int(c[choice[v]]) for c, v in zip(entry.classes, entry.variables, strict=True)])
+    def _bytes_at(self, entry: "_Entry", pattern: Pattern, options: Sequence[int]) -> float:
+        at = tuple([int(c[options[v]]) for c, v in zip(entry.classes, entry.variables, strict=True)])
         if entry.ends is None:
             return float(weighted(self.entry_sizes(entry), pattern)[at])
         return float(bytes_of_edge(entry.ends.only(at), pattern).whole[0, 0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Levels:
+    """The levels of some policies by number; others are at level 0."""
+
+    known: Mapping[int, int]
+
+    def __getitem__(self, policy: int) -> int:
+        return self.known.get(policy, 0)
+
+    def at(self, policy: int, level: int) -> "_Levels":
+        """These levels, but for one policy."""
+        return _Levels({**self.known, policy: level})
+
+
+@dataclass(frozen=True, slots=True)
+class _Patterns:
+    """The patterns of a row by the levels of even and odd blocks, then by owner."""
+
+    found: Mapping[tuple[int, int], Mapping[Owner, Pattern]]
+    deciders: Deciders
+
+    def of(self, owner: Owner | None, levels: _Levels) -> Pattern:
+        """The pattern of an owner under the levels of its own block and of the later one that it lives for."""
+        if owner is None:
+            return ()
+        own, later = self.deciders.own.get(owner, -1), self.deciders.later.get(owner, -1)
+        first = own if own >= 0 else later
+        other = later if later >= 0 else own
+        if first < 0:
+            return self.found[0, 0].get(owner, ())
+        a, b = levels[first], levels[other]
+        return self.found[(a, b) if first % 2 == 0 else (b, a)].get(owner, ())
+
+
+def _stacked(cells: Sequence[Cells], sizes: tuple[int, ...]) -> Cells:
+    """Cells of every combination of levels, the first axes; without levels the only ones."""
+    if not sizes:
+        return cells[0]
+
+    def rows(which: Rows) -> Array:
+        every = np.arange(len(cells)).reshape(sizes)[which]
+        return np.stack([cells[k].whole for k in every.ravel().tolist()]).reshape(*every.shape, *cells[0].shape)
+
+    least = min(known) if all((known := [one.least for one in cells if one.least is not None]) and
+                              one.least is not None for one in cells) else None
+    return Cells((*sizes, *cells[0].shape), rows, least)
 
 
 def _nothing(shape: tuple[int, ...]) -> Cells:
@@ -243,39 +368,71 @@ def _zeros(shape: tuple[int, ...], rows: slice | Classes) -> Array:
     return np.zeros((len(np.arange(shape[0])[rows]), *shape[1:]))
 
 
-def network_of(pricing: Pricing, variables: tuple[Variable, ...]) -> CostNetwork:
-    """All seconds of all choices."""
-    graph, ports, made = pricing.graph, Ports(), dict[Hashable, tuple[Cells, tuple[Classes, ...]]]()
-    differentiable, dependent = graph.differentiable(), graph.dependent()
-    hubs = frozenset(t for op in graph.ops if op.target == HUB for t in op.outputs)
-    classes: dict[Hashable, int] = {}
-    alike = [classes.setdefault(likeness(graph, v, differentiable, dependent, hubs, pricing), len(classes))
-             for v in variables]
-    ops = {op.name: i for i, op in enumerate(graph.ops)}
-    parameters = {t.name: i for i, t in enumerate(graph.tensors)}
-    entries, read = list[_Entry](), gathered_back(pricing, differentiable)
-    for v, variable in enumerate(variables):
-        item = variable.item
-        key: Hashable = ("own", alike[v])
+def network_of(pricing: Pricing, variables: tuple[Variable, ...], policies: Policies = NO_POLICIES) -> CostNetwork:
+    """All seconds of all choices. With `policies`, all `separable`, `pricing` computes nothing again by itself."""
+    return _Builder(pricing, variables, policies).run()
+
+
+class _Builder:
+    """Makes the entries of a network, those that are alike of the same cells."""
+
+    def __init__(self, pricing: Pricing, variables: tuple[Variable, ...], policies: Policies) -> None:
+        graph = pricing.graph
+        self.variables, self.policies, self.graph, self.ports = variables, policies, graph, Ports()
+        self.pricings = [at_levels(pricing, policies, [level] * len(policies.blocks))
+                         for level in range(len(policies.levels))]
+        self.flows, dependent = graph.differentiable(), graph.dependent()
+        hubs = frozenset(t for op in graph.ops if op.target == HUB for t in op.outputs)
+        classes: dict[Hashable, int] = {}
+        self.alike = [classes.setdefault(likeness(graph, v, self.flows, dependent, hubs, pricing), len(classes))
+                      for v in variables]
+        self.ops = {op.name: i for i, op in enumerate(graph.ops)}
+        self.tensors = {tensor.name: t for t, tensor in enumerate(graph.tensors)}
+        self.block = policies.numbers(graph)
+        self.made: dict[Hashable, tuple[Cells, tuple[Classes, ...]]] = {}
+        self.ends: dict[Hashable, Ends] = {}
+
+    def run(self) -> CostNetwork:
+        entries, pricing = list[_Entry](), self.pricings[0]
+        for v, variable in enumerate(self.variables):
+            if isinstance(variable.item, Op):
+                entries += _end_entries(pricing, v, variable.item, variable, self.alike[v], self.made)
+            entries.append(self.own(v, variable))
+        read = [gathered_back(one, self.flows) for one in self.pricings]
+        entries += [self.edge(edge, read) for edge in edges_of(self.graph, self.variables)]
+        return CostNetwork(pricing, self.variables, tuple(entries), self.policies)
+
+    def own(self, v: int, variable: Variable) -> _Entry:
+        """What a variable costs by itself, at every level."""
+        item, keys = variable.item, list[Hashable]()
+        for pricing in self.pricings:
+            keys.append(("own", self.alike[v], item.name in pricing.again))
+            if keys[-1] not in self.made:
+                self.made[keys[-1]] = _own_seconds(pricing, variable)
         if isinstance(item, Op):
-            entries += _end_entries(pricing, v, item, variable, alike[v], made)
-        if key not in made:
-            made[key] = _own_seconds(pricing, variable)
-        owner = ("op", ops[item.name], 0) if isinstance(item, Op) else ("parameter", parameters[item.name], 0)
-        entries.append(_Entry((v,), key, *made[key], owner))
-    ends: dict[Hashable, Ends] = {}
-    for edge in edges_of(graph, variables):
-        source, target = variables[edge.source], variables[edge.target]
+            return self.entry((v,), keys, ("op", self.ops[item.name], 0), None, self.block[self.ops[item.name]])
+        return self.entry((v,), keys, ("parameter", self.tensors[item.name], 0), None, -1)
+
+    def edge(self, edge: Edge, read: Sequence[frozenset[int]]) -> _Entry:
+        """What an edge costs, at every level of its reader's block."""
+        source, target, keys = self.variables[edge.source], self.variables[edge.target], list[Hashable]()
         assert isinstance(target.item, Op)
-        use = Use(graph.tensors[edge.tensor], edge.port, edge.slot, carries(edge, target, differentiable),
-                  edge.tensor in read, target.name in pricing.again)
-        key = ("edge", alike[edge.source], edge.port, alike[edge.target], edge.slot, use.flows, use.back, use.again)
-        if key not in made:
-            ends[key] = edge_ends(pricing, ports, source, target, use)
-            made[key] = edge_seconds(pricing, ports, target, use, ends[key]), ends[key].classes
-        entries.append(_Entry((edge.source, edge.target), key, *made[key], ("edge", ops[target.item.name], edge.slot),
-                              ends[key]))
-    return CostNetwork(pricing, variables, tuple(entries))
+        flows = carries(edge, target, self.flows)
+        for pricing, back in zip(self.pricings, read, strict=True):
+            use = Use(self.graph.tensors[edge.tensor], edge.port, edge.slot, flows, edge.tensor in back,
+                      target.name in pricing.again)
+            keys.append(("edge", self.alike[edge.source], edge.port, self.alike[edge.target], edge.slot, use.flows,
+                         use.back, use.again))
+            if keys[-1] not in self.made:
+                self.ends[keys[-1]] = ends = edge_ends(pricing, self.ports, source, target, use)
+                self.made[keys[-1]] = edge_seconds(pricing, self.ports, target, use, ends), ends.classes
+        i = self.ops[target.item.name]
+        return self.entry((edge.source, edge.target), keys, ("edge", i, edge.slot), self.ends[keys[0]], self.block[i])
+
+    def entry(self, variables: tuple[int, ...], keys: Sequence[Hashable], owner: Owner, ends: Ends | None, policy: int
+              ) -> _Entry:
+        seconds = tuple([self.made[key][0] for key in keys])
+        return _Entry(variables, tuple(keys), seconds, self.made[keys[0]][1], owner, ends, policy)
 
 
 def _own_seconds(pricing: Pricing, variable: Variable) -> tuple[Cells, tuple[Classes, ...]]:
@@ -302,7 +459,8 @@ def _end_entries(pricing: Pricing, v: int, op: Op, variable: Variable, alike: in
                 costs = np.array([end_seconds(pricing, t, c, port, ends[t]) for c in variable.choices])
                 made[key] = (Cells.of(counted(costs * pricing.microbatches, pricing.hidden)),
                              (np.arange(len(costs)),))
-            found.append(_Entry((v,), key, *made[key]))
+            seconds, classes = made[key]
+            found.append(_Entry((v,), (key,), (seconds,), classes))
     return found
 
 

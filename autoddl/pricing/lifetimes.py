@@ -28,7 +28,7 @@ sum again, and a plan need not say in which of the three the peak will be.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,13 +60,17 @@ Pattern = tuple[tuple[What, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Bytes that `owner` decides, from the moment `start` to the moment `end`, as numbers; `alias` is the storage."""
+    """Bytes that `owner` decides, from the moment `start` to the moment `end`, as numbers; `alias` is the storage.
+
+    `block` is the recomputed block that they are kept for, "" where they live for other reasons.
+    """
 
     owner: Owner
     what: What
     start: int
     end: int
     alias: Hashable
+    block: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,25 +96,25 @@ class Lifetimes:
         """Whether the graph has every moment of `row`."""
         return all(moment == UPDATE or moment.partition(" ")[2] in self.index for moment in row)
 
-    def alive(self, number: int) -> list[Term]:
-        """The terms that count at a moment: the first of every alias."""
+    def alive(self, number: int, counts: Callable[[Term], bool] = bool) -> list[Term]:
+        """The terms that count at a moment: the first of every alias; those that do not `counts` are left out."""
         found: dict[Hashable, Term] = {}
         for term in self.terms:
-            if term.start <= number <= term.end:
+            if term.start <= number <= term.end and counts(term):
                 found.setdefault(term.alias, term)
         return list(found.values())
 
-    def patterns(self, row: Mapping[Moment, float]) -> dict[Owner, Pattern]:
-        """What counts of every owner in the sum over moments of weight * bytes at the moment."""
+    def patterns(self, row: Mapping[Moment, float], counts: Callable[[Term], bool] = bool) -> dict[Owner, Pattern]:
+        """What counts of every owner in the sum over moments of weight * bytes at the moment; see `alive`."""
         found: dict[Owner, dict[What, float]] = defaultdict(lambda: defaultdict(float))
         for moment, weight in row.items():
-            for owner, what in self._counted(moment):
+            for owner, what in self._counted(moment, counts):
                 found[owner][what] += weight
         return {owner: tuple(sorted(what.items(), key=str)) for owner, what in found.items()}
 
-    def _counted(self, moment: Moment) -> Iterator[tuple[Owner, What]]:
+    def _counted(self, moment: Moment, counts: Callable[[Term], bool]) -> Iterator[tuple[Owner, What]]:
         """(owner, what) of every term at the moment; of an `around` with the op's alternatives as one `max`."""
-        sums = [Counter((term.owner, term.what) for term in self.alive(n)) for n in self.numbers(moment)]
+        sums = [Counter((term.owner, term.what) for term in self.alive(n, counts)) for n in self.numbers(moment)]
         if len(sums) == 1:
             yield from sums[0].elements()
             return
@@ -168,9 +172,9 @@ class _Builder:
     def update(self) -> int:
         return 3 * self.count
 
-    def add(self, owner: Owner, what: What, start: int, end: int, alias: Hashable = None) -> None:
+    def add(self, owner: Owner, what: What, start: int, end: int, alias: Hashable = None, block: str = "") -> None:
         if start <= end:
-            self.terms.append(Term(owner, what, start, end, len(self.terms) if alias is None else alias))
+            self.terms.append(Term(owner, what, start, end, len(self.terms) if alias is None else alias, block))
 
     def keep(self, owner: Owner, what: What, start: int, i: int) -> None:
         """A term from `start`, in forward, until the backward of op i; computed again, it is gone in between."""
@@ -301,7 +305,8 @@ class _Builder:
                 continue  # a hub of a parameter, whose copies the edges count; a view of what lives anyway
             start = max(self._free_from(t, i), self._free_from(root, source))
             end = self.backward(block.end - 1) - 1
-            self.add(("op", i, 0), ("written", op.outputs.index(t)), start, end, ("read by a block", root))
+            self.add(("op", i, 0), ("written", op.outputs.index(t)), start, end, ("read by a block", root),
+                     block.name)
 
     def _free_from(self, t: int, i: int) -> int:
         """From when on no other term has the storage of tensor t, which op i writes."""

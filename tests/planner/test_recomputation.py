@@ -80,3 +80,23 @@ def test_a_plan_for_other_blocks_is_refused() -> None:
     plan = replace(planned(("full",)), recompute=("blocks.7",))
     with pytest.raises(InputError, match=r"blocks\.7 is no block of this model"):
         traffic(plan, add_hubs(capture(*zoo.gpt()).graph))
+
+
+def test_the_search_chooses_the_blocks_itself() -> None:
+    """No uniform choice is faster, none is below the bound, and the certificate is of all choices."""
+    budget = 0.6 * planned(("none",), mesh="all=4").predicted.peak_bytes
+    best = planned(("search",), budget, mesh="all=4")
+    assert best.recompute and best.predicted.peak_bytes <= budget
+    for policy in POLICIES:
+        try:
+            other = planned((policy,), budget, mesh="all=4").predicted.seconds
+        except Infeasible:
+            continue
+        assert best.bound <= other and best.predicted.seconds <= other * (1 + 2e-3)
+    checked = proved(best)
+    assert checked.bound <= best.predicted.seconds and checked.gap <= best.gap + 5e-3
+
+
+def test_without_a_budget_that_binds_the_search_computes_nothing_again() -> None:
+    found, none = planned(("search",)), planned(("none",))
+    assert not found.recompute and found.predicted.seconds == none.predicted.seconds and found.gap < 1e-9

@@ -1,0 +1,82 @@
+"""Policies of recomputation as variables: every choice costs what the plain network of its levels says."""
+
+import random
+from itertools import product
+
+import pytest
+import zoo
+from random_plans import LAPTOP, random_choice
+
+from autoddl.capture.capture import capture
+from autoddl.core.hubs import add_hubs
+from autoddl.core.layout import Mesh
+from autoddl.cost_models import load_cluster
+from autoddl.explain.memory_rows import line_at_moments, numbers_of
+from autoddl.planner.peaks import draft_of
+from autoddl.pricing.build_problem import CostNetwork, network_of
+from autoddl.pricing.policies import policies_of, separable
+from autoddl.pricing.price import Pricing
+from autoddl.pricing.space import variables
+from autoddl.search import build_space, solve
+
+CLUSTER = load_cluster(LAPTOP)
+
+
+def joint(name: str, mesh: str, microbatches: int = 1, **size: int) -> CostNetwork:
+    """The network of a model of the zoo in which every block may be computed again."""
+    graph = add_hubs(capture(*getattr(zoo, name)(**size)).graph)
+    pricing = Pricing(graph, Mesh.parse(mesh), CLUSTER, "adamw", microbatches)
+    return network_of(pricing, variables(graph, pricing.mesh, microbatches=microbatches),
+                      separable(pricing, policies_of(graph)))
+
+
+def moments(network: CostNetwork, rng: random.Random, count: int) -> list[str]:
+    names = [op.name for op in network.pricing.graph.ops]
+    return ["update", *(f"{rng.choice(('before', 'forward', 'backward', 'around'))} {rng.choice(names)}"
+                        for _ in range(count))]
+
+
+@pytest.mark.parametrize(("name", "mesh", "microbatches", "size"), [
+    ("gpt", "pair=2", 2, {"layers": 3, "d": 16, "T": 8, "B": 8}),
+    *[pytest.param(name, mesh, m, {}, marks=pytest.mark.slow) for name in ("gpt", "llama", "t5", "resnet", "mixture")
+      for mesh, m in (("machine=2,pair=2", 1), ("all=4", 2))]])
+def test_a_choice_costs_what_its_levels_cost(name: str, mesh: str, microbatches: int, size: dict[str, int]) -> None:
+    network, rng = joint(name, mesh, microbatches, **size), random.Random(name)
+    count, graph = len(network.policies.blocks), network.pricing.graph
+    assert count
+    free = network.problem(None)
+    for _ in range(4):
+        levels = tuple(rng.randrange(2) for _ in range(count))
+        fixed = network.fixed_at(levels)
+        options = random_choice(fixed.problem(None), rng)
+        choice = (*levels, *options)
+        assert free.cost(choice) == pytest.approx(fixed.seconds(options), rel=1e-12)
+        line = line_at_moments(draft_of(network, choice), graph, "adamw", CLUSTER)
+        for moment in moments(network, rng, 12):
+            row = {moment: 1.0}
+            nbytes = network.row_bytes(choice, row)
+            assert network.problem(None, row).nbytes(choice) == pytest.approx(nbytes, rel=1e-12)
+            assert nbytes <= fixed.row_bytes(options, row) * (1 + 1e-12)
+            most = max(line[n] for n in numbers_of(graph, moment)) or max(line)
+            assert nbytes <= most * (1 + 1e-9), moment
+
+
+def test_the_search_finds_the_best_levels_under_a_row() -> None:
+    network = joint("gpt", "pair=2", layers=2, d=16, T=8, B=8)
+    row = {f"backward {network.pricing.graph.ops[-2].name}": 1.0}
+    most = network.problem(None, row).nbytes(solve(network.problem(None, row)).choice)
+    problem = network.problem(0.9 * most, row)
+    best = min(solve(network.fixed_at(levels).problem(0.9 * most, row)).seconds
+               for levels in product(range(2), repeat=len(network.policies.blocks)))
+    found = solve(problem)
+    assert found.bound <= best * (1 + 1e-9) and found.seconds == pytest.approx(best, rel=1e-9)
+
+
+def test_an_elimination_of_blocks_with_policies_grows_with_the_logarithm_of_their_number() -> None:
+    cells = []
+    for layers in (8, 16):
+        network = joint("gpt", "pair=2", layers=layers, d=16, T=8, B=8)
+        program = build_space(network.problem(1e9, {f"backward {network.pricing.graph.ops[-2].name}": 1.0})).program
+        assert program.exact
+        cells.append(len(program.messages()))
+    assert cells[1] < 1.5 * cells[0]
