@@ -1,14 +1,15 @@
-"""Pricing -> Problem: a table of costs for every op, parameter and edge; those that are alike share one.
+"""Builds the problem that the search solves: a table of seconds and bytes for every op, parameter and edge.
 
     own(v)        forward and backward of an op; the bytes of its own terms, and of what a parameter stores
     edge(u, v)    conversion there + conversion of the gradient back; the bytes of copies and of parameters' gradients
     end(v)        from the op that writes the loss or a new buffer value to the program's end
 
-Alike are variables with the same target, arguments, shapes, gradients and choices: a repeated block names the same
-tables, and the search solves it once.
+Variables with the same target, arguments, shapes, gradients and choices share their tables. So a repeated block names
+the same tables, and the search solves it once.
 
 Bytes are those of a *row*: a sum over moments of weight * what lives then (`lifetimes`), with weights that add up to
-one. Every plan whose peak is within a budget meets every row within it; so the problem of a row bounds them all.
+one. Every plan whose peak is within a budget meets every row within it. So the optimum of a row's problem is a lower
+bound for all plans that fit.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -42,7 +43,10 @@ Row = Mapping[Moment, float]
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Output `port` of variable `source` -> input `slot` of variable `target`."""
+    """Leads from output `port` of variable `source` to input `slot` of variable `target`.
+
+    Variables and `tensor`, the one that is carried, are positions: in the variables of the mesh and in the graph.
+    """
 
     source: int
     port: int
@@ -71,8 +75,10 @@ def carries(edge: Edge, target: Variable, differentiable: frozenset[int]) -> boo
 
 
 def gathered_back(pricing: Pricing, differentiable: frozenset[int]) -> frozenset[int]:
-    """Parameters that are needed in backward too, where they are gathered again: read there themselves or in a view, or
-    by an op that is computed again."""
+    """Positions of the parameters that backward needs, and that are gathered again for it.
+
+    Backward reads them, themselves or a view of them, or computes an op again that reads them.
+    """
     graph = pricing.graph
     uses = graph.consumers()
     return frozenset(t for t, tensor in enumerate(graph.tensors)
@@ -110,8 +116,10 @@ def _op_seconds(pricing: Pricing, op: Op, choices: Sequence[Choice]) -> tuple[Ar
 
 def likeness(graph: Graph, variable: Variable, differentiable: frozenset[int], dependent: frozenset[int],
              hubs: frozenset[int], pricing: Pricing) -> Hashable:
-    """Equal for variables whose costs are equal: what is computed, how often, on which shapes, with which gradients,
-    fused with what."""
+    """A key that is equal for variables whose costs are equal.
+
+    It says what is computed, how often, on which shapes, with which gradients, and fused with what.
+    """
     if isinstance(variable.item, Tensor):
         item = variable.item
         return (item.shape, item.dtype, item.master, item.reduced, item.trained, id(variable.choices))
@@ -126,20 +134,25 @@ def likeness(graph: Graph, variable: Variable, differentiable: frozenset[int], d
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Entry:
-    """One factor before its bytes are known: its seconds over `classes` of the options of `variables`, what it is
-    like (equal entries share a table), and the owner of its bytes, if any."""
+    """One factor of the cost network before its bytes are known."""
 
     variables: tuple[int, ...]
+    """Positions of the one or two variables that it depends on."""
     likeness: Hashable
+    """Equal for entries that share a table."""
     seconds: Cells
+    """Seconds over the classes of the variables' options."""
     classes: tuple[Classes, ...]
+    """By variable, the class of every option."""
     owner: Owner | None = None
+    """The owner of its bytes; None: it has none."""
     ends: Ends | None = None
+    """The two ends of an edge; None for all else."""
 
 
 @dataclass(frozen=True, eq=False)
 class CostNetwork:
-    """All costs of all choices but for the budget: `problem` makes a cost network of it for any row of bytes."""
+    """All seconds of all choices on one mesh; `problem` adds a budget and the bytes of any row."""
 
     pricing: Pricing
     variables: tuple[Variable, ...]
@@ -148,19 +161,19 @@ class CostNetwork:
 
     @cached_property
     def lifetimes(self) -> Lifetimes:
-        """What lives when."""
+        """The terms of memory and the moments from which to which each lives."""
         return lifetimes_of(self.pricing.graph, optimizer_of(self.pricing.optimizer), self.pricing.microbatches,
                             self.pricing.cluster.device.kind == "cpu", self.pricing.blocks)
 
     @cached_property
     def fixed(self) -> tuple[float, float]:
-        """Seconds and bytes that every choice has."""
+        """(seconds, bytes of a rank) that every choice has: those of the cone."""
         seconds, nbytes = cone_cost(self.pricing)
         return seconds * self.pricing.microbatches, nbytes
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Options of each variable."""
+        """The number of options of each variable."""
         return tuple(len(v.choices) for v in self.variables)
 
     @cached_property
@@ -168,7 +181,7 @@ class CostNetwork:
         return self.problem(None)
 
     def problem(self, budget: float | None, row: Row | None = None) -> Problem:
-        """The cost network whose bytes are those of `row`, of the update alone by default.
+        """The problem whose bytes are those of `row`; by default those of the optimizer's update.
 
         `budget` is in bytes per device, None for no limit. Raises KeyError where the graph has no such moment.
         """
@@ -201,7 +214,7 @@ class CostNetwork:
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of parameters and the optimizer's state alone that every choice has."""
+        """The least bytes of a rank that parameters and the optimizer's state take under any choice."""
         least = 0.0
         copies = {term.owner: float(term.what[1]) for term in self.lifetimes.terms
                   if term.owner[0] == "parameter" and term.start == 0}
@@ -211,11 +224,11 @@ class CostNetwork:
         return least
 
     def seconds(self, choice: Sequence[int]) -> float:
-        """Seconds of one choice, infinite where it is forbidden."""
+        """Seconds of a step under one choice (an option per variable), infinite where it is forbidden."""
         return self._free.cost(choice)
 
     def row_bytes(self, choice: Sequence[int], row: Row) -> float:
-        """The bytes of `row` under one choice."""
+        """The bytes of `row` on a rank under one choice (an option per variable)."""
         owned = {entry.owner: entry for entry in self.entries if entry.owner is not None}
         known, total = dict[Hashable, float](), self.fixed[1] * sum(row.values())
         for owner, pattern in self.lifetimes.patterns(row).items():
@@ -244,7 +257,7 @@ def _zeros(shape: tuple[int, ...], rows: slice | Classes) -> Array:
 
 
 def network_of(pricing: Pricing, variables: tuple[Variable, ...]) -> CostNetwork:
-    """All seconds of all choices."""
+    """The cost network of the variables of a mesh: every choice of each of them, priced in seconds."""
     graph, ports, made = pricing.graph, Ports(), dict[Hashable, tuple[Cells, tuple[Classes, ...]]]()
     differentiable, dependent = graph.differentiable(), graph.dependent()
     hubs = frozenset(t for op in graph.ops if op.target == HUB for t in op.outputs)
@@ -279,7 +292,7 @@ def network_of(pricing: Pricing, variables: tuple[Variable, ...]) -> CostNetwork
 
 
 def _own_seconds(pricing: Pricing, variable: Variable) -> tuple[Cells, tuple[Classes, ...]]:
-    """Seconds of what a variable costs by itself: of a parameter the update, of a hub none."""
+    """Seconds that a variable costs by itself: an op its kernels, a parameter its update, a hub nothing."""
     every = np.arange(len(variable.choices))
     if isinstance(variable.item, Tensor):
         layouts = [choice.outputs[0] for choice in variable.choices]
@@ -293,7 +306,7 @@ def _own_seconds(pricing: Pricing, variable: Variable) -> tuple[Cells, tuple[Cla
 
 def _end_entries(pricing: Pricing, v: int, op: Op, variable: Variable, alike: int,
                  made: dict[Hashable, tuple[Cells, tuple[Classes, ...]]]) -> list[_Entry]:
-    """What it costs to bring an op's outputs to the program's end, where that is where they go."""
+    """Entries for bringing an op's outputs to the program's end: the loss and new values of buffers."""
     ends, found = {pricing.graph.outputs[0]: True} | {new: False for _, new in pricing.graph.updates}, []
     for port, t in enumerate(op.outputs):
         if t in ends:
@@ -308,5 +321,5 @@ def _end_entries(pricing: Pricing, v: int, op: Op, variable: Variable, alike: in
 
 def problem_of(pricing: Pricing, variables: tuple[Variable, ...], budget: float | None, row: Row | None = None
                ) -> Problem:
-    """All costs of all choices: `CostNetwork.problem` of their network."""
+    """The problem of the variables of a mesh under `budget` bytes per device (`CostNetwork.problem`)."""
     return network_of(pricing, variables).problem(budget, row)
