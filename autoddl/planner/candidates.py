@@ -1,8 +1,8 @@
-"""Candidates of the outer search: a mesh, a region of its plans, a number of microbatches.
+"""Prices candidates of the outer search: a mesh, a region of its plans, a number of microbatches.
 
     build_network(task, candidate)      all choices of the candidate, priced
     build_problem(task, candidate)      its problem under the budget, with the bytes of a row of moments
-    chosen(task, candidate, solution)   what a solution of it chose, priced alone
+    chosen(task, candidate, solution)   the choices of a solution of it, priced alone
 """
 
 from collections.abc import Callable
@@ -22,8 +22,11 @@ __all__ = ["Built", "Candidate", "Solved", "bounds", "build_network", "build_pro
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A mesh, the region of its plans that is searched, the number of microbatches, and which blocks are computed again
-    in backward, as text (`core.recompute`)."""
+    """A part of the space of plans that is searched at once.
+
+    `region` gives the part of a graph and a mesh; `recompute` says which blocks backward computes again, as text
+    (`core.recompute`).
+    """
 
     mesh: Mesh
     region: Callable[[Graph, Mesh], Region]
@@ -37,7 +40,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """One mesh, solved: `variables` have what was chosen alone; the bound was proved under `row`."""
+    """A solved candidate: each of its `variables` has the chosen option alone; `row` is that of the bound's proof."""
 
     pricing: Pricing
     variables: tuple[Variable, ...]
@@ -50,12 +53,15 @@ Built = tuple[Pricing, tuple[Variable, ...], Problem]
 
 
 def build_network(task: PlanTask, candidate: Candidate) -> CostNetwork:
-    """All choices of the candidate, priced."""
+    """All choices of the candidate, priced in seconds."""
     return network_of(*_space(task, candidate))
 
 
 def build_problem(task: PlanTask, candidate: Candidate, row: Row | None = None) -> Built:
-    """The candidate's problem under the budget, whose bytes are those of `row`, by default of the update."""
+    """The candidate's prices, variables and problem under the task's budget.
+
+    Bytes of the problem are those of `row`, by default those of the optimizer's update.
+    """
     network = build_network(task, candidate)
     return network.pricing, network.variables, network.problem(task.budget, row)
 
@@ -68,8 +74,11 @@ def _space(task: PlanTask, candidate: Candidate) -> tuple[Pricing, tuple[Variabl
 
 
 def chosen(task: PlanTask, candidate: Candidate, solution: Solution, row: Row) -> Solved:
-    """What `solution` chose alone: a worker priced the rest, and that stays there. Variables with the same
-    choices that chose alike share one, so that they are priced once."""
+    """The candidate with the chosen options of `solution` alone, priced in this process.
+
+    The worker that solved it keeps the prices of all other options. Variables with the same choices and the same
+    option share one object, so that they are priced once.
+    """
     pricing, choices = _space(task, candidate)
     single: dict[tuple[int, int], tuple[Choice, ...]] = {}
     picked = tuple(Variable(v.item, single.setdefault((id(v.choices), k), (v.choices[k],)))
@@ -78,11 +87,12 @@ def chosen(task: PlanTask, candidate: Candidate, solution: Solution, row: Row) -
 
 
 def bounds(task: PlanTask, one: Candidate, other: Candidate) -> bool:
-    """Whether the seconds of `one` without a budget bound those of `other`, with more blocks computed again or more
-    microbatches.
+    """Whether the seconds of `one` without a budget bound those of `other`, on the same mesh.
 
-    Measured kernels may be faster where they are small; and a microbatch of one row splits as none of more rows does:
-    (1, S, C) -> (S, C) leaves S whole, (2, S, C) -> (2S, C) does not."""
+    They do where `other` computes more blocks again, or has more microbatches, with two exceptions. Kernels with
+    measured curves may be faster where they are small. A microbatch of one row splits as none of more rows does.
+    For example, (1, S, C) -> (S, C) leaves S whole, and (2, S, C) -> (2S, C) does not.
+    """
     if other.mesh != one.mesh or other.region is not one.region or not recomputes_more(other.recompute, one.recompute):
         return False
     if other.microbatches == one.microbatches:

@@ -1,8 +1,8 @@
-"""The options of planning: one frozen value, made and checked once, for Python, the shell and the plan's own question.
+"""Defines the options of planning: one frozen value, made and checked once.
 
-A new option is a field of `PlanOptions` and the same name in `Options`, which types the keywords of `autoddl.plan`;
-`python`, `shell` and the tests read the rest from the field. What is no option here: the model, the cluster, the
-sample, and who is told of progress.
+Python, the shell and a plan's own question all use it. A new option is a field of `PlanOptions`, and the same name in
+`Options`, which types the keywords of `autoddl.plan`. The documentation, the shell and the tests read the rest from the
+field. The model, the cluster, the sample and the listener of progress are no options.
 """
 
 import inspect
@@ -131,7 +131,7 @@ def _bytes(budget: float | str) -> float:
 
 
 def _rising(microbatches: Sequence[int]) -> tuple[int, ...]:
-    """The numbers of microbatches to try, each once, rising."""
+    """The numbers of microbatches to try, each once, rising. Raises InputError for a number below 1, or none."""
     counts = tuple(sorted(set(microbatches)))
     if not counts or counts[0] < 1:
         raise InputError(f"numbers of microbatches are at least 1, not {list(microbatches)}; 1 is the whole batch")
