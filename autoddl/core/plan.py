@@ -248,8 +248,8 @@ _ADAPTER: TypeAdapter[Plan] = TypeAdapter(Plan)
 def load_plan(path: str | Path) -> Plan:
     """The plan in the file `path`.
 
-    Raises InputError, naming the file, where it cannot be read or holds no plan. So do steps that
-    do not lead from one layout of an edge to the other, a peak above the budget, and a bound above the seconds.
+    Raises InputError, naming the file, where it cannot be read or holds no plan. A peak above the budget and a bound
+    above the seconds raise it too. So does a conversion whose steps do not lead from its one layout to the other.
     """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
