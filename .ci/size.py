@@ -3,15 +3,15 @@
     python .ci/size.py [--since REV] [--list]
 
     files, lines, longest function      of every room
-    names twice                         public names that two modules of the package define
+    names twice                         public names that two modules define; `main` is the entry of every program
     long sentences                      sentences of docstrings above 25 words; tables and code do not count
     odd openings                        docstrings that begin with "Of", "What", "The same", "Those"
     undocumented                        public functions and classes without a docstring
     fields                              fields of dataclasses of more than five that no line of their own explains
     options, dependencies               of the shell, of the package
 
-`--since` sets the numbers beside those of a commit: by default the one where the branch left `origin/main`, or the last
-one where nothing was added to that. `--list` names every place.
+`--since` compares with a commit: by default the one where the branch left `origin/main`, or `main` where there is no
+such. On `main` itself that is the commit before the last. `--list` names every place.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def sentences(text: str) -> Iterator[str]:
     """The sentences of a docstring's paragraphs; lines that are indented or set in columns are tables or code."""
     kept = "\n".join("" if re.search(r"^    |\S {2,}\S", line) else line for line in text.splitlines())
     for paragraph in re.split(r"\n\s*\n", kept):
-        plain = " ".join(re.sub(r"`[^`]*`", "code", paragraph).split())
+        plain = " ".join(re.sub(r"`[^`]*`", "Code", paragraph).split())
         yield from re.split(r"(?<=[.!?])\s+(?=[A-Z`(])", plain)
 
 
@@ -126,7 +126,7 @@ def read(root: Path) -> dict[str, Room]:
             if package not in ("examples", "tests"):
                 read_english(room, str(here), tree)
                 for node in tree.body:
-                    if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_"):
+                    if isinstance(node, Function | ast.ClassDef) and node.name != "main" and node.name[0] != "_":
                         names[node.name].append((str(here.parent), f"{here}:{node.lineno}"))
     for name, found in names.items():
         if len(found) > 1:
@@ -157,11 +157,11 @@ def at_commit(revision: str, folder: Path) -> Path | None:
 
 
 def branched_from() -> str:
-    """The commit where this branch left `origin/main`; the one before it where they are equal or there is no such."""
+    """The commit where this branch left `origin/main`, or `main`; `HEAD~1` where it has added nothing to them."""
     def named(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    base = named("merge-base", "HEAD", "origin/main")
-    return base if base and base != named("rev-parse", "HEAD") else "HEAD~1"
+    bases = (named("merge-base", "HEAD", branch) for branch in ("origin/main", "main"))
+    return next((base for base in bases if base not in ("", named("rev-parse", "HEAD"))), "HEAD~1")
 
 
 COLUMNS = ("names twice", "long sentences", "odd openings", "undocumented", "fields")

@@ -1,8 +1,8 @@
-"""The pipeline on one page: capture, then for every mesh variables -> problem -> solution, then the best one's plan.
+"""Plans on one page: captures the model, solves the problem of every mesh, and writes the plan of the best one.
 
-    plan     the fastest plan of a model on a cluster, and how far it can be from optimal
-    compare  that plan beside the strategies that people use, each at its best
-    compare_solvers   all solvers on the one problem that the best mesh poses
+    plan              the fastest plan of a model on a cluster, and how far it can be from optimal
+    compare           that plan and the strategies with names, like ZeRO-3, each at its best
+    compare_solvers   all solvers on the problem of the best mesh
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,8 +36,14 @@ __all__ = ["Comparison", "Progress", "Raced", "compare", "compare_solvers", "pla
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A strategy at its best: its plan, or why there is none; `problem` is what planning it raised. What an interrupt
-    ended, or kept from being begun, says so."""
+    """A strategy at its best: its plan, or why there is none.
+
+        name           title of the strategy
+        plan           its fastest plan; None where there is none
+        detail         why there is no plan
+        problem        the error that planning raised
+        interrupted    whether an interrupt ended its search, or kept it from beginning
+    """
 
     name: str
     plan: Plan | None
@@ -48,8 +54,15 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Raced:
-    """What one solver found: seconds of its plan and its bound (None: no plan, see `detail`), and how long it took;
-    `problem` is what it raised."""
+    """The result of one solver on a problem.
+
+        name       name of the solver
+        seconds    seconds of its plan; None where it found none
+        bound      seconds that no plan is below, as far as it proved; None without a plan
+        wall       seconds that it took
+        detail     how the bound was proved, or why there is no plan
+        problem    the error that it raised
+    """
 
     name: str
     seconds: float | None
@@ -60,7 +73,7 @@ class Raced:
 
 
 def _finish(task: PlanTask, found: Found, count: int, options: PlanOptions) -> Plan:
-    """The plan of the best candidate. After an interrupt nothing more is captured for it to keep."""
+    """The plan of the best candidate. After an interrupt, no further numbers of microbatches are captured for it."""
     if found.interrupted:
         options = replace(options, microbatches=tuple(n for n in options.microbatches if task.has(n)))
     solved = found.best
@@ -85,16 +98,18 @@ def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = Non
          ) -> Plan:
     """The fastest plan for `model` on `cluster`, under the performance model.
 
-    `sample` is what the model is called with in a step: a tensor, a tuple, a dict of keywords; None: the model's own
-    `example_inputs`. `name` and `factory` are kept in the plan. `progress(what, done, total)` hears of every stage.
+    The cluster is a file or a Cluster. The sample has the arguments of one call of the model: a tensor, a tuple or a
+    dict of keywords. Without it, the model's own `example_inputs` are taken. The plan keeps `name` and `factory`. Every
+    stage calls `progress(what, done, total)`.
 
-    Under a binding budget the search stops at a proven gap of `tolerance`; an interrupt ends it with the best plan so
-    far and the bound that holds then. With several microbatches the plan's layouts and sample are those of one of them:
-    a parameter that is kept is gathered and its gradient reduced once a step, one that is regathered in every part.
-    With `overlap` the plan is the one with the shortest time line of those that several searches find; no plan's time
-    line is shorter than its `predicted.line_bound`.
+    Under a binding budget the search stops at a proven gap of `tolerance`. An interrupt ends it with the best plan so
+    far and the bound that holds then. With several microbatches, layouts and sample of the plan are those of one
+    microbatch. A parameter that is kept is then gathered once a step, and its gradient is reduced once. One that is
+    regathered is gathered in every microbatch. With `overlap`, several searches are made, and the plan with the
+    shortest time line is taken. No plan has a shorter time line than its `predicted.line_bound`.
 
-    Raises InputError for what is wrong with the arguments, Infeasible if no plan fits the budget.
+    Raises InputError for wrong arguments, CaptureError for a model that cannot be captured, and Infeasible if no plan
+    fits the budget.
     """
     if progress:
         progress("capturing the model", 0, 1)
@@ -116,7 +131,10 @@ def _candidates(task: PlanTask) -> list[Candidate]:
 
 
 def _spaces(task: PlanTask, tried: Sequence[Candidate]) -> list[list[Candidate]]:
-    """The whole, every candidate alone; every strategy on every mesh, unless pins ask for something else."""
+    """The parts of the space to search for time lines: the whole, every candidate alone, every strategy on every mesh.
+
+    Strategies are left out where pins ask for something else.
+    """
     named = {} if task.options.pins else named_strategies(task, tuple(dict.fromkeys(one.mesh for one in tried)))
     regions = [[replace(one, microbatches=n, recompute=policy)] for policy in task.options.recompute
                for n in task.options.microbatches for whole in named.values() for one in whole]
@@ -128,9 +146,12 @@ def _spaces(task: PlanTask, tried: Sequence[Candidate]) -> list[list[Candidate]]
 def compare(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *, name: str = "",
             factory: Mapping[str, Any] | None = None, progress: Progress | None = None, **options: Unpack[Options]
             ) -> tuple[Comparison, ...]:
-    """The found plan, then data parallel, ZeRO-3, tensor parallel and the best tensor x data grid, each at its best,
-    with the best of the numbers of microbatches. An interrupt ends it: what was not begun then never is. Raises
-    KeyboardInterrupt before there is the found plan."""
+    """The found plan, then every named strategy (data parallel, ZeRO, tensor parallel, HSDP, grids), each at its best.
+
+    Every strategy takes the best mesh for it and the best number of microbatches. The arguments are those of `plan`. An
+    interrupt ends the comparison: later strategies are not begun. It raises KeyboardInterrupt where there is no found
+    plan yet. Raises InputError for wrong arguments.
+    """
     task = task_of(model, cluster, sample, _summed(PlanOptions.of(options)), name, factory)
     free, counts = _candidates(task), task.options.microbatches
     named = named_strategies(task, tuple(dict.fromkeys(one.mesh for one in free)))
@@ -159,7 +180,7 @@ def _summed(options: PlanOptions) -> PlanOptions:
 
 def _compared(task: PlanTask, title: str, tried: Sequence[Candidate], progress: Progress | None, finish: Finish
               ) -> Comparison:
-    """One strategy's row."""
+    """The row of one strategy."""
     if not tried:
         return Comparison(title, None, "no mesh here has an axis for each")
     try:
@@ -177,8 +198,11 @@ def _compared(task: PlanTask, title: str, tried: Sequence[Candidate], progress: 
 def compare_solvers(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *,
                     solvers: Sequence[str] = tuple(SOLVERS), progress: Progress | None = None,
                     **options: Unpack[Options]) -> tuple[Raced, ...]:
-    """Every solver on one problem: that of the mesh, or of the best mesh, which the exact solver finds. `time_limit` is
-    seconds per solver, 60 unless it is given."""
+    """The results of every solver of `solvers` on one problem, that of the one mesh or of the best.
+
+    The exact solver finds the best mesh. `time_limit` is seconds per solver, 60 by default. Raises InputError for wrong
+    arguments.
+    """
     tell = progress or (lambda what, done, total: None)
     asked = _summed(PlanOptions.of({"time_limit": 60.0, **options}))
     task = task_of(model, cluster, sample, replace(asked, solver="exact", time_limit=None), "", None)

@@ -1,4 +1,4 @@
-"""Prices of a cluster: facts in (a cluster file, device sheets, shapes), seconds and bytes out.
+"""Prices kernels and collectives on a cluster, from facts (a cluster file, device sheets, shapes) to seconds and bytes.
 
 A `Cluster` is a plain value, read from YAML. The price of a kernel on one device is `kernel_seconds`, by its shape;
 `compute_seconds`, `copy_seconds` and `elementwise_seconds` use a plain roofline. The price of communication among a
@@ -6,11 +6,14 @@ A `Cluster` is a plain value, read from YAML. The price of a kernel on one devic
 
 Reading order:
 
-    units, machine, links, schema, cluster, measured        a cluster file, and the value that is read from it
-    curves, kernel                                          seconds of one kernel on one device
-    topologies, groups                                      where a group sits in the hierarchy, and whom it shares with
-    backends, call, algorithms, hierarchy, collectives      seconds of a collective by algorithm, and the cheapest
-    events, timeline, pipelines                             a time line of tasks on the streams of ranks
+    hardware/               a file for every known device (A100-80GB.yaml has that one's peaks), and links.yaml
+    machine, units          a cluster as a value, and quantities as text
+    cluster, schema         parse a cluster file; its keys and their rules are in `schema` (parts: `links`, `measured`)
+    curves, kernel          seconds of one kernel on one device
+    topologies, groups      where a group sits in the hierarchy, and whom it shares links with
+    collectives             seconds of a collective: the cheapest algorithm of the backend (`backends`, `call`)
+    algorithms, hierarchy   seconds by algorithm; those over two levels, such as a two-level all-reduce, in `hierarchy`
+    events, timeline, pipelines      a time line of tasks on the streams of ranks
 
 Others use the names that this file exports. They also import some modules by name:
 

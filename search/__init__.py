@@ -1,4 +1,4 @@
-"""Solvers of cost networks: numbers in, numbers out.
+"""Solves cost networks: numbers in, numbers out.
 
     solve(problem, solver) -> Solution        minimise problem.cost(x) subject to problem.is_feasible(x)
 
@@ -13,7 +13,8 @@ Reading order:
                          are `elimination` on `class_tables`
     repeated_blocks      a stack of equal blocks costs the logarithm of its depth, with `block_powers`, `block_factors`
     relaxations          elimination of seconds + lam * bytes
-    lagrangian, budget   one sum of bytes within a budget: bounds, then `window` with `labels`
+    lagrangian, budget   one sum of bytes within a budget: bounds, then `window` with `labels`; the bound of a memory
+                         budget over all moments is proved by several of these, in `autoddl/planner/budget_search.py`
     exact                chooses among these
     large                problems too large for elimination: bounds by messages (`tree_reweighted`)
     coordinate_descent, cp_sat   other solvers

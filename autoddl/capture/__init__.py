@@ -1,9 +1,17 @@
 """Turns a module and an example batch into a graph of whole operators.
 
-Reading order: `sample` (what the model is called with), `trace` (torch.export and what it is kept from), `passes` (one
-name per meaning), `export_passes` (what is rewritten before anything is made functional), `build_graph` (nodes to
-`core.graph`), and `capture`, which runs them. `factory` finds a user's model by `FILE.py:NAME`; `materialize` and
-`float64` make real weights of a captured program.
+Reading order:
+
+    sample                      the arguments of one call of the model
+    trace                       torch.export; `export_guards` keeps it from effects that a graph would not show
+    export_passes, passes       rewrites of the exported program, before and after it is functional
+    autocast                    the casts of bf16-mixed
+    build_graph                 fx nodes to `core.graph`
+    capture                     runs all of these
+    factory                     finds a user's model by `FILE.py:NAME`
+    materialize, float64        tensors to run a captured program with, and the program in float64
+    *_patch                     patches of torch and transformers, each named after what it patches
+    fx_tools, source_lines, gc_pause     helpers
 
 Others use `capture.capture`, `sample.sample_for`, `factory.Factory`, `materialize.arguments`. May import `operators`
 and `core`.

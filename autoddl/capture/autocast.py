@@ -5,8 +5,9 @@
     WIDEST     what takes inputs of one dtype only    floating inputs are cast to the widest of them
     others     computed in the dtypes of their inputs, as PyTorch promotes them
 
-A parameter is used in bfloat16, so it is cast before it is gathered, unless only operators of HIGHER and batch norms
-read it (these take float32 parameters beside bfloat16 values). A buffer's new value is cast to the buffer's dtype.
+A parameter is used in bfloat16, so it is cast before it is gathered. It stays in float32 if only operators of HIGHER
+and batch norms read it; a batch norm takes float32 parameters with bfloat16 values. A buffer's new value is cast to the
+buffer's dtype.
 
 The lists are those of `torch.autocast` for CUDA (torch.amp, "CUDA Ops that can autocast"), in names of aten.
 """
@@ -55,7 +56,7 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 def autocast(program: GraphModule, parameters: Iterable[str], updated: Sequence[str]) -> None:
-    """Casts in place.
+    """Casts a float32 program to bf16-mixed in place.
 
     `parameters` are placeholders; `updated` are those of the buffers whose new values are the program's last outputs.
     """
@@ -126,7 +127,7 @@ class _Caster:
         return self.casts[node, dtype]
 
     def visit(self, node: Node) -> None:
-        """Casts the inputs of one call, and says what it then yields."""
+        """Casts the inputs of one call, and sets the fake value that it then yields."""
         name = base_name(node)
         wanted = torch.bfloat16 if name in LOWER else torch.float32 if name in HIGHER else None
         if wanted is not None:
@@ -144,7 +145,7 @@ class _Caster:
         node.kwargs = torch.fx.map_arg(node.kwargs, one)
 
     def _value(self, node: Node) -> Any:
-        """What the call yields, made once for inputs that are alike."""
+        """The fake values that the call yields, computed once for inputs that are alike."""
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["val"])
         leaves, shape = pytree.tree_flatten((args, kwargs))
         key = repr((str(node.target), shape, [_sign(leaf) for leaf in leaves]))

@@ -1,4 +1,4 @@
-"""fx program -> Graph: every call becomes an Op by its operator's schema, every tensor that it yields a Tensor."""
+"""Builds the Graph of an fx program: every call becomes an Op, every tensor that it yields a Tensor."""
 
 import inspect
 import operator
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from autoddl.capture.fx_tools import arguments
+from autoddl.capture.fx_tools import call_arguments
 from autoddl.capture.source_lines import line_of
 from autoddl.core.errors import CaptureError
 from autoddl.core.graph import Graph, Kind, Op, Tensor, Value
@@ -26,23 +26,35 @@ BOUND_LATER = {"seed", "index"}
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A placeholder `node`: what it is, its name, its other names, whether it is trained, placeholders tied to it, the
-    dtypes of its master copy and of its gradients on the wire, whether it has infinite values (`core.graph.Tensor`)."""
+    """A placeholder of the program, with what the Graph says of its tensor (`core.graph.Tensor`)."""
 
     node: str
+    """Name of the placeholder."""
     fqn: str
+    """Name of the parameter or buffer in the module, or of the input in the call."""
     kind: Kind
+    """Whether it is a parameter, a buffer, a constant or an input."""
     aliases: tuple[str, ...] = ()
+    """Its other names in the module."""
     trained: bool = False
+    """Whether it requires a gradient."""
     tied: tuple[str, ...] = ()
+    """Placeholders of the aliases."""
     master: str = ""
+    """dtype of the master copy, where that is another."""
     reduced: str = ""
+    """dtype in which its gradients are reduced, where that is another."""
     infinite: bool = False
+    """Whether it has infinite values."""
 
 
 def tabulate(program: GraphModule, leaves: tuple[Leaf, ...], updates: tuple[str, ...]
              ) -> tuple[Graph, tuple[str, ...], dict[Key, int]]:
-    """The Graph; the fx node of each op; the tensor of each fx node."""
+    """(the Graph, the name of the fx node of each op, the position of the tensor of each fx node).
+
+    `updates` names the buffers whose new values are the program's last outputs. Raises CaptureError for a call of no
+    operator, or one that yields anything but tensors of known shape.
+    """
     by_name = {leaf.node: leaf for leaf in leaves}
     tensors: list[Tensor] = []
     ids: dict[Key, int] = {}
@@ -77,7 +89,7 @@ def _tensor(name: str, value: torch.Tensor, kind: Kind, fqn: str = "", aliases: 
 
 
 def _results(node: Node, tensors: list[Tensor], ids: dict[Key, int]) -> Iterator[int]:
-    """Enters what the node yields."""
+    """Adds the tensors that the node yields, and yields their positions."""
     value = node.meta.get("val")
     several = isinstance(value, tuple | list)
     for k, result in enumerate(value if several else (value,)):  # type: ignore[arg-type]
@@ -90,7 +102,7 @@ def _results(node: Node, tensors: list[Tensor], ids: dict[Key, int]) -> Iterator
 
 
 def _check(node: Node, result: Any) -> None:
-    """A result is a tensor of known shape."""
+    """Raises CaptureError where a result is no tensor of known shape."""
     tensor = isinstance(result, torch.Tensor)
     if not tensor or not all(isinstance(size, int) for size in result.shape):
         raise CaptureError(f"{_target(node)} at {line_of(node.meta.get('stack_trace'))} makes a "
@@ -112,7 +124,7 @@ def _target(node: Node) -> str:
 def _arguments(node: Node) -> dict[str, Any]:
     """Every argument in schema order by name, defaults included."""
     if isinstance(node.target, torch._ops.OpOverload):
-        return arguments(node)
+        return call_arguments(node)
     assert callable(node.target)
     bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
     bound.apply_defaults()
@@ -132,7 +144,7 @@ def _inputs(node: Node) -> Iterator[tuple[str, Node]]:
 
 
 def _plain(node: Node) -> Iterator[tuple[str, Value]]:
-    """Everything but the tensors; of a list with gaps, `NAME_none` says which members are missing."""
+    """Yields all arguments but tensors, by name; for a list with gaps, `NAME_none` says which members are missing."""
     for name, value in _arguments(node).items():
         if _is_list(value):
             if any(part is None for part in value):
@@ -142,7 +154,7 @@ def _plain(node: Node) -> Iterator[tuple[str, Value]]:
 
 
 def _text(value: Any) -> Any:
-    """Frozen and plain: tuples for lists, text for dtypes, layouts and memory formats."""
+    """The value in frozen and plain form: tuples for lists, text for dtypes, layouts and memory formats."""
     if isinstance(value, tuple | list):
         return tuple(_text(part) for part in value)
     if value is None or isinstance(value, bool | int | float | str):

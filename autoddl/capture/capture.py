@@ -1,15 +1,15 @@
-"""nn.Module + sample -> Captured: the Graph, and the program that computes it.
+"""Captures a module and a sample: the Graph, and the program that computes it.
 
     trace         torch.export of a fake copy of the module                         (trace.py)
     passes        one vocabulary of operators, our dropout and losses               (passes.py)
     arrange       placeholders: one per parameter (ties are one), buffer, constant, input; DCE
     autocast      in bf16-mixed, the casts that torch.autocast makes                (autocast.py)
-    tabulate      every node becomes an Op, every value a Tensor                    (tabulate.py)
+    tabulate      every node becomes an Op, every value a Tensor                    (build_graph.py)
 
-The program is an `fx.GraphModule`: program(*values) takes one tensor per PARAMETER, BUFFER, CONSTANT and INPUT, in the
-order of `graph.tensors` (they come first there), and returns (*graph.outputs, *new values of graph.updates). Under
-autograd it does what the module does, bit for bit. It makes constants (arange, full) on the CPU; all else
-follows the device of its inputs.
+The program is an `fx.GraphModule`. A call program(*values) takes one tensor per PARAMETER, BUFFER, CONSTANT and INPUT,
+in the order of `graph.tensors`, where they come first. It returns (*graph.outputs, *new values of graph.updates). Under
+autograd it computes the same bits as the module. It makes constants (arange, full) on the CPU; everything else follows
+the device of its inputs.
 """
 
 from collections.abc import Mapping
@@ -41,22 +41,27 @@ __all__ = ["Captured", "capture"]
 
 @dataclass(frozen=True)
 class Captured:
-    """`nodes[i]` is the fx node of op i; `tensors` has the tensor of an fx node, of (node, k) if it yields several.
-    `constants` are the values of CONSTANT tensors; `spec` is the sample as JSON. INPUT tensors have the names that
-    `sample.named` gives the arguments of a call."""
+    """A captured model: its training graph, and the program that computes it."""
 
     graph: Graph
+    """The graph; INPUT tensors have the names that `sample.named` gives the arguments of a call."""
     program: GraphModule
+    """The program that computes the graph."""
     nodes: tuple[str, ...]
+    """By op, the name of its fx node."""
     tensors: Mapping[Key, int]
+    """By fx node, or (node, k) where it yields several, the position of its tensor in the graph."""
     constants: Mapping[int, Tensor]
+    """By position, the values of CONSTANT tensors."""
     spec: Mapping[str, Any]
+    """The sample as JSON: shapes, dtypes, structure and plain values."""
 
 
 def capture(model: nn.Module, sample: object = None, precision: Precision = AS_WRITTEN) -> Captured:
-    """The training graph of `model` in a recipe of precision.
+    """The training graph of `model` in a recipe of precision, for arguments like those of `sample`.
 
-    Its forward returns the scalar loss, alone, as .loss or first of several.
+    Its forward returns the scalar loss: alone, as .loss, as ['loss'] or first of a tuple. Without a sample the model's
+    own is taken (`sample_for`). Raises CaptureError for a model that cannot be captured, with the line of its code.
     """
     example = sample_for(model) if sample is None else as_sample(sample)
     with pause_gc(), delay_code_generation(), shorten_stacks():
@@ -131,7 +136,7 @@ def _arrange(model: nn.Module, exported: ExportedProgram, names: dict[str, str]
 
 
 def _leaves(model: nn.Module, exported: ExportedProgram, names: dict[str, str]) -> tuple[Leaf, ...]:
-    """What the program is called with: parameters in the module's order (ties once), buffers, constants, inputs."""
+    """The placeholders of the program: parameters in the module's order (ties once), buffers, constants, inputs."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     own: dict[str, Tensor] = {**parameters, **dict(model.named_buffers(remove_duplicate=False))}
     specs = exported.graph_signature.input_specs
@@ -151,7 +156,7 @@ def _leaves(model: nn.Module, exported: ExportedProgram, names: dict[str, str]) 
 
 
 def _check_real(graph: Graph) -> None:
-    """Gradients of complex numbers are not planned."""
+    """Raises CaptureError where an op makes complex numbers of parameters: their gradients are not planned."""
     dependent = graph.dependent()
     for op in graph.ops:
         if any(t in dependent and graph.tensors[t].dtype.startswith("complex") for t in op.outputs):
@@ -185,7 +190,7 @@ def _outputs(exported: ExportedProgram) -> tuple[list[Node], list[tuple[str, Nod
 
 
 def _loss(output: Any) -> int | None:
-    """Which leaf of forward's output is the loss."""
+    """The leaf of forward's output that is the loss; None where it has none."""
     if isinstance(output, int):
         return output
     if getattr(output, "loss", None) is not None:

@@ -1,4 +1,4 @@
-"""Rewrites of the raw exported program, in place, before anything makes it functional.
+"""Rewrites the raw exported program in place, before anything makes it functional.
 
     whole_dropout        feature, alpha and in-place dropout in terms of dropout
     inline_regions       no_grad and disabled autocast written out; no_grad becomes detach
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from autoddl.capture.fx_tools import arguments, dtype_of, insert, name_of, operators, replace
+from autoddl.capture.fx_tools import call_arguments, dtype_of, insert, name_of, operators, replace
 from autoddl.capture.passes import DROPOUTS, OURS
 from autoddl.capture.source_lines import line_of
 from autoddl.core.errors import CaptureError
@@ -39,17 +39,20 @@ def needs_decomposition(module: GraphModule) -> bool:
 
 
 def check_averages(module: GraphModule) -> None:
-    """CaptureError where an instance norm in training keeps running averages: it writes them by itself."""
+    """Raises CaptureError where an instance norm in training keeps running averages, which no graph shows."""
     for node in operators(module):
-        values = arguments(node) if name_of(node.target) == "instance_norm.default" else {}
+        values = call_arguments(node) if name_of(node.target) == "instance_norm.default" else {}
         if values.get("running_mean") is not None and values["use_input_stats"]:
             raise CaptureError(f"the instance norm at {line_of(node.meta.get('stack_trace'))} keeps running averages, "
                                "which a graph does not show: write track_running_stats=False, or GroupNorm(c, c)")
 
 
 def whole_dropout(module: GraphModule) -> None:
-    """feature_dropout(x) -> x * dropout(ones of (n, c, 1, 1)), alpha_dropout in terms of such a mask; f_(x) ->
-    copy_(x, f(x)), for run_decompositions."""
+    """Rewrites feature and alpha dropout in terms of dropout, and dropout in place as a copy.
+
+        feature_dropout(x)    x * dropout(ones of (n, c, 1, 1)); alpha_dropout takes such a mask too
+        f_(x)                 copy_(x, f(x)), which run_decompositions makes functional
+    """
     for node in operators(module):
         name = name_of(node.target)
         if not name.endswith(("dropout.default", "dropout_.default")) or name in DROPOUTS:

@@ -1,4 +1,4 @@
-"""Factories: `FILE.py:name` is a function that returns a module, or a module and a sample.
+"""Loads factories: `FILE.py:name` is a function that returns a module, or a module and a sample.
 
     autoddl plan examples/gpt.py:gpt cluster.yaml --set layers=4      ->  gpt(layers=4)
 
@@ -40,6 +40,7 @@ class Factory:
 
     @classmethod
     def parse(cls, text: str, arguments: Mapping[str, Any] | None = None) -> "Factory":
+        """The factory that `FILE.py:NAME` names. Raises InputError for another text."""
         file, colon, name = text.rpartition(":")
         if not colon or not file.endswith(".py") or not name:
             raise InputError(f"{text!r} is no factory; write FILE.py:NAME, like examples/gpt.py:gpt")
@@ -49,15 +50,16 @@ class Factory:
         return f"{self.file}:{self.name}"
 
     def to_json(self) -> dict[str, Any]:
+        """The file, the name and the arguments, as a plan keeps them."""
         return {"file": self.file, "name": self.name, "arguments": dict(self.arguments)}
 
     def with_defaults(self, kept: Mapping[str, Any]) -> "Factory":
-        """The same factory with the arguments that a plan kept of it, where none were set anew."""
+        """The factory with the arguments that a plan `kept` of it, where none are set anew."""
         defaults = kept.get("arguments", {}) if kept.get("name") == self.name else {}
         return Factory(self.file, self.name, {**defaults, **self.arguments})
 
     def function(self) -> Callable[..., Any]:
-        """The function, its file run once."""
+        """The function; its file is run once. Raises InputError where the file has no such function."""
         module = _load(Path(self.file))
         found = getattr(module, self.name, None)
         if not callable(found):
@@ -69,7 +71,7 @@ class Factory:
         return found  # type: ignore[no-any-return]
 
     def build(self) -> "tuple[nn.Module, Any]":
-        """(module, sample or None)."""
+        """Calls the function: (module, sample or None). Raises InputError where it fails or returns something else."""
         with pause_gc():
             return self._built()
 
@@ -100,7 +102,10 @@ class Factory:
 
 
 def settings(texts: Sequence[str]) -> dict[str, Any]:
-    """`key=value` texts; values are Python literals, and a bare word is a string."""
+    """The arguments that `key=value` texts set; values are Python literals, and a bare word is a string.
+
+    Raises InputError for a text that sets nothing.
+    """
     found: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")

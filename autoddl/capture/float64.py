@@ -1,7 +1,7 @@
-"""A captured program in float64, whatever dtypes the model computes in: the same operators on the same names.
+"""Rewrites a captured program in float64, whatever dtypes the model computes in.
 
-In float64 rounding is 1e-16 and cannot hide a wrong layout. Casts inside the model (a norm that computes in float32)
-become casts to float64, so decisions of a plan for the one program are decisions for the other.
+In float64 rounding is 1e-16 and cannot hide a wrong layout. Casts inside the model, such as those of a norm that
+computes in float32, become casts to float64. Operators and names stay, so a plan for one program fits the other.
 
 A program that computes in several dtypes also has a form in which each is twice as wide (`TWICE`): its casts stay.
 """
@@ -36,7 +36,7 @@ Dtypes = Mapping[torch.dtype, torch.dtype]
 
 
 def widened(captured: Captured, wider: Dtypes = WIDEST) -> Captured:
-    """The same program, every float a float64, or as `wider` says."""
+    """The program and graph with every floating dtype replaced as `wider` says; by default with float64."""
     graph, names = captured.graph, {_name(old): _name(new) for old, new in wider.items()}
     constants = {t: value.to(wider.get(value.dtype, value.dtype)) for t, value in captured.constants.items()}
     program = copy.deepcopy(captured.program)
@@ -85,7 +85,7 @@ def _op(op: Op, names: Mapping[str, str]) -> Op:
 
 
 def seeded(program: fx.GraphModule, seed: int) -> fx.GraphModule:
-    """The same program, dropping what step `seed` drops; as captured its seed is 0."""
+    """The program with the dropout masks of step `seed`; as captured its seed is 0."""
     if seed == 0:
         return program
     program = copy.deepcopy(program)

@@ -1,4 +1,4 @@
-"""Small tools for rewriting fx graphs in place."""
+"""Provides small tools for rewriting fx graphs in place."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-__all__ = ["arguments", "dtype_of", "insert", "name_of", "operators", "replace"]
+__all__ = ["call_arguments", "dtype_of", "insert", "name_of", "operators", "replace"]
 
 
 def name_of(target: Any) -> str:
@@ -15,11 +15,12 @@ def name_of(target: Any) -> str:
 
 
 def dtype_of(node: Node) -> torch.dtype:
+    """The dtype of the tensor that a node yields."""
     dtype: torch.dtype = node.meta["val"].dtype
     return dtype
 
 
-def arguments(node: Node) -> dict[str, Any]:
+def call_arguments(node: Node) -> dict[str, Any]:
     """Every argument of an operator call by name, defaults included."""
     values = {}
     for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
@@ -30,6 +31,7 @@ def arguments(node: Node) -> dict[str, Any]:
 
 
 def operators(module: GraphModule) -> list[Node]:
+    """The nodes of a program that call an operator of torch.ops, in order."""
     return [node for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
 
 
@@ -42,5 +44,6 @@ def insert(before: Node, target: Callable[..., Any], args: tuple[Any, ...], valu
 
 
 def replace(node: Node, new: Any) -> None:
+    """Replaces a node by a value at all its readers, and erases it."""
     node.replace_all_uses_with(new)
     node.graph.erase_node(node)

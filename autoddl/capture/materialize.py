@@ -1,7 +1,7 @@
-"""Values for what was planned without any: a sample of the meta device, a model of the meta device.
+"""Draws values for samples and models that were planned without any, on the meta device.
 
-A whole number that indexes rows of an embedding is below their count, a label below the number of classes: `limits`
-follows every input through the graph to what reads it. All values are drawn from a seed, so every rank draws the same.
+An index of an embedding must be below the number of its rows, and a label below the number of classes. So `limits`
+follows every input through the graph to its readers. All values are drawn from a seed, and every rank draws the same.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ SEED = 20_240_229
 
 
 def limits(graph: Graph) -> dict[str, int]:
-    """input's name -> how many values a whole number in it may take; those that nothing limits are not named."""
+    """By name of an input, the number of values that a whole number in it may take; only inputs with a limit."""
     consumers, found = graph.consumers(), dict[str, int]()
     for t, tensor in enumerate(graph.tensors):
         if tensor.kind is Kind.INPUT:
@@ -57,7 +57,7 @@ def _of_reader(op: Op, slot: str, graph: Graph) -> int | None:
 
 
 def filled(model: nn.Module, sample: Sample, seed: int = SEED) -> Sample:
-    """The sample with values where it has none; what has values keeps them."""
+    """The sample with values drawn for its tensors on the meta device; the others keep theirs."""
     names = named(model.forward, sample)
     if not any(_empty(leaf) for leaf in names.values()):
         return sample
@@ -82,7 +82,7 @@ def _draw(like: Tensor, bound: int, generator: torch.Generator) -> Tensor:
 
 
 def materialised(model: nn.Module, seed: int = SEED) -> nn.Module:
-    """The model itself, its tensors of the meta device drawn: matrices small, vectors and buffers near one."""
+    """The model itself, with values drawn for its tensors on the meta device: small matrices, vectors near one."""
     generator = torch.Generator().manual_seed(seed)
     give(model, lambda tensor: _initial(tensor, generator))
     return model
@@ -96,7 +96,7 @@ def _initial(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def arguments(model: nn.Module, batch: Sample, captured: Captured) -> list[Tensor]:
-    """What the captured program is called with: the model's own parameters, copies of its buffers, the inputs.
+    """The arguments of the captured program: the model's own parameters, copies of its buffers, the inputs.
 
     Parameters are cast to the dtypes in which the program reads them, under autograd.
     """
@@ -117,8 +117,10 @@ def arguments(model: nn.Module, batch: Sample, captured: Captured) -> list[Tenso
 
 
 def materialise(model: nn.Module, seed: int) -> None:
-    """Give what is on the meta device memory and the initial values of its module, equal on every rank. Ties stay, and
-    so does what has values."""
+    """Gives tensors on the meta device memory and the initial values of their modules, equal on every rank.
+
+    Ties stay, and so do tensors with values. Raises InputError for a module without `reset_parameters`.
+    """
     resets = [module for name, module in model.named_modules() if _unmade(name, module)]
     give(model, lambda tensor: torch.empty_like(tensor, device="cpu"))
     with torch.random.fork_rng(devices=[]):
@@ -143,7 +145,7 @@ def _unmade(name: str, module: nn.Module) -> bool:
 
 
 def give(model: nn.Module, value: Callable[[Tensor], Tensor]) -> None:
-    """Put `value` of it in the place of everything on the meta device; ties stay."""
+    """Replaces every tensor of the model on the meta device by `value` of it; ties stay."""
     made: dict[int, Tensor] = {}
     for module in model.modules():
         for table in (module._parameters, module._buffers):

@@ -1,4 +1,4 @@
-"""Rewrites of the functional program, in place, each a small step towards one vocabulary of operators.
+"""Rewrites the functional program in place, each pass a small step towards one vocabulary of operators.
 
     normalise    reshape, _to_copy, split under one name each; copies and checks dropped; gradients of tables dense
     gradients    detach only where a gradient would pass
@@ -9,7 +9,7 @@
 import torch
 from torch.fx import GraphModule, Node
 
-from autoddl.capture.fx_tools import arguments, dtype_of, insert, name_of, operators, replace
+from autoddl.capture.fx_tools import call_arguments, dtype_of, insert, name_of, operators, replace
 from autoddl.capture.source_lines import line_of
 from autoddl.core.errors import CaptureError
 from autoddl.operators.kernels import custom_ops
@@ -34,10 +34,10 @@ FILLED = frozenset(("empty_like", "full_like", "new_empty", "new_full", "new_one
 
 
 def normalise(module: GraphModule) -> None:
-    """One name per meaning: reshape, _to_copy, split, full; what copies or checks without changing a value is dropped.
+    """Gives equal operations one name (reshape, _to_copy, split, full), and drops copies and checks.
 
-    What is written over another value takes its place; nothing joined to a tensor is that tensor; and the gradient of a
-    table is dense, as collectives need it: the same numbers.
+    A value that is written over another takes its place. A tensor that is concatenated with empty ones is itself. The
+    gradient of an embedding is made dense, as collectives need it; its numbers stay the same.
     """
     for node in operators(module):
         name = name_of(node.target)
@@ -60,8 +60,8 @@ def normalise(module: GraphModule) -> None:
             _written(node)
         elif name == "cat.default":
             _joined(node)
-        elif name == "embedding.default" and arguments(node)["sparse"]:
-            node.args, node.kwargs = tuple({**arguments(node), "sparse": False}.values()), {}
+        elif name == "embedding.default" and call_arguments(node)["sparse"]:
+            node.args, node.kwargs = tuple({**call_arguments(node), "sparse": False}.values()), {}
     module.recompile()
 
 
@@ -78,16 +78,16 @@ def gradients(module: GraphModule, trained: frozenset[str]) -> None:
 
 
 def _filled(node: Node) -> None:
-    """One number, expanded: of the tensor it is called on it takes the shape, dtype and device alone."""
+    """Rewrites a tensor of one number as an expanded scalar, which depends on no other tensor's values."""
     value, name = node.meta["val"], name_of(node.target).partition(".")[0]
-    fill = arguments(node)["fill_value"] if "full" in name else int("ones" in name)
+    fill = call_arguments(node)["fill_value"] if "full" in name else int("ones" in name)
     one = insert(node, aten.full.default, ([1] * value.dim(), fill), value.new_empty([1] * value.dim()))
     one.kwargs = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
     replace(node, one if value.numel() == 1 else insert(node, aten.expand.default, (one, list(value.shape)), value))
 
 
 def _expand(node: Node) -> None:
-    """broadcast_tensors(xs)[i] -> expand(xs[i]): what one of them depends on says nothing of the others."""
+    """Rewrites broadcast_tensors(xs)[i] as expand(xs[i]), so that each depends on its own tensor alone."""
     for item in list(node.users):
         x, shape = node.args[0][item.args[1]], list(item.meta["val"].shape)  # type: ignore[index]
         with node.graph.inserting_before(item):
@@ -98,7 +98,7 @@ def _expand(node: Node) -> None:
 
 
 def _written(node: Node) -> None:
-    """copy(x, y) -> y in the dtype and shape of x"""
+    """Rewrites copy(x, y) as y in the dtype and shape of x."""
     new: Node = node.args[1]  # type: ignore[assignment]
     value, given = node.meta["val"], new.meta["val"]
     if given.dtype != value.dtype:
@@ -110,8 +110,8 @@ def _written(node: Node) -> None:
 
 
 def _joined(node: Node) -> None:
-    """cat([empty, x]) -> x, as caches of transformers begin: tensors of shape (0,) join in with any others."""
-    values = arguments(node)
+    """Rewrites cat([empty, x]) as x: caches of transformers begin with tensors of shape (0,)."""
+    values = call_arguments(node)
     full = [x for x in values["tensors"] if x.meta["val"].shape != (0,)]
     if not full or len(full) == len(values["tensors"]):
         return
@@ -124,15 +124,18 @@ def _joined(node: Node) -> None:
 
 
 def _split(node: Node) -> None:
-    """chunk(x, n, dim) -> split(x, ceil(size / n), dim)"""
-    values = arguments(node)
+    """Rewrites chunk(x, n, dim) as split(x, ceil(size / n), dim)."""
+    values = call_arguments(node)
     x, dim = values["self"], values["dim"]
     width = -(-x.meta["val"].shape[dim] // values["chunks"])
     node.target, node.args, node.kwargs = aten.split.Tensor, (x, width, dim), {}
 
 
 def randomness(module: GraphModule) -> None:
-    """Dropout and attention with dropout -> ours, numbered in order; at p = 0 they vanish. Other draws are refused."""
+    """Replaces dropout, and attention with dropout, by our own, numbered in order; at p = 0 they are dropped.
+
+    Raises CaptureError for any other operator that draws random numbers.
+    """
     key = 0
     for node in operators(module):
         name = name_of(node.target)
@@ -145,7 +148,7 @@ def randomness(module: GraphModule) -> None:
                 replace(user, new)
             replace(node, new)
         elif name == "scaled_dot_product_attention.default":
-            values = arguments(node)
+            values = call_arguments(node)
             if values["dropout_p"]:
                 replace(node, insert(node, custom_ops.attention, (*values.values(), key), node.meta["val"]))
                 key += 1
@@ -157,17 +160,17 @@ def randomness(module: GraphModule) -> None:
 
 
 def _draws(node: Node) -> bool:
-    """Whether an operator that may draw does: a recurrent one drops only between layers, and if it is told to."""
-    values = arguments(node)
+    """Whether an operator that can draw random numbers does: a recurrent one may have no dropout."""
+    values = call_arguments(node)
     return values.get("dropout") != 0 and values.get("train") is not False
 
 
 def losses(module: GraphModule) -> None:
-    """cross_entropy_loss by class index: mean -> token_loss / token_weight, sum -> token_loss."""
+    """Rewrites cross entropy by class index: a mean as token_loss / token_weight, a sum as token_loss."""
     for node in operators(module):
         if name_of(node.target) != "cross_entropy_loss.default":
             continue
-        values = arguments(node)
+        values = call_arguments(node)
         logits, target, weight, skip = (values[name] for name in ("self", "target", "weight", "ignore_index"))
         if values["reduction"] == 0 or dtype_of(target).is_floating_point:
             continue

@@ -1,4 +1,4 @@
-"""One example of what the model is called with: it fixes shapes and dtypes, never values.
+"""Defines samples: the arguments of one call of a model, which fix shapes and dtypes, never values.
 
 A sample is written as JSON (`describe`), so that a plan can hold it and a later process can capture the same graph:
 
@@ -27,7 +27,7 @@ HELP = "pass sample=, the arguments of one call: a tensor, a tuple of arguments,
 
 @dataclass(frozen=True)
 class Sample:
-    """`model(*args, **kwargs)`: tensors, and plain None, bool, int, float or str beside them."""
+    """The arguments of a call `model(*args, **kwargs)`: tensors, and plain None, bool, int, float or str."""
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)

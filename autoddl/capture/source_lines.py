@@ -1,4 +1,4 @@
-"""Where in the user's code an operator was written."""
+"""Finds the line of the user's code in which an operator was called."""
 
 import linecache
 import os

@@ -1,9 +1,9 @@
-"""nn.Module + sample -> torch.export's program: functional, composite operators whole, no memory held.
+"""Traces a module with torch.export into a functional program of whole operators, without allocating memory.
 
-Every parameter and buffer is replaced by a fake CPU tensor in a copy of the module (ties kept), so a model on any
-device, `meta` included, is captured alike and the user's module is not touched. `torch.export` without strictness
-writes down what forward does; regions under `no_grad` are inlined with their inputs detached; and if anything writes
-in place, `run_decompositions({})` makes it functional (which doubles the time, so it is not done for nothing).
+Every parameter and buffer is replaced by a fake CPU tensor in a copy of the module, with ties kept. So models on any
+device are captured alike, `meta` included, and the user's module is not touched. `torch.export` without strictness
+records what forward does. Regions under `no_grad` are inlined with their inputs detached. If anything writes in place,
+`run_decompositions({})` makes the program functional. That doubles the time, so it runs only where it is needed.
 """
 
 import copy
@@ -38,9 +38,10 @@ OPERATOR = re.compile(r"(?:torch\.ops\.)?(aten[.:]+\w+(?:\.\w+)?)")
 
 
 def trace(model: nn.Module, sample: Sample, dtype: torch.dtype | None = None) -> tuple[ExportedProgram, dict[str, str]]:
-    """The functional program, and the name (`named`) of every tensor of the sample by its placeholder.
+    """(the functional program, the name of every tensor of the sample by its placeholder); names are those of `named`.
 
-    With a `dtype`, of the module and the sample after `.to(dtype)`: their floating tensors have it.
+    With a `dtype`, the module and the sample are traced as after `.to(dtype)`: their floating tensors have it. Raises
+    CaptureError for a model that cannot be captured, with the line of its code.
     """
     _check_shaped(model)
     named(model.forward, sample)
@@ -64,7 +65,7 @@ def trace(model: nn.Module, sample: Sample, dtype: torch.dtype | None = None) ->
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps to itself what torch warns, logs and prints while it traces; what matters comes as an exception."""
+    """Hides warnings, logs and prints of torch while it traces; anything that matters raises an exception."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -76,7 +77,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _check_shaped(model: nn.Module) -> None:
-    """CaptureError where a lazy module waits for its first batch."""
+    """Raises CaptureError where a lazy module waits for its first batch."""
     waiting = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if is_lazy(tensor)]
     if waiting:
         more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
@@ -86,7 +87,7 @@ def _check_shaped(model: nn.Module) -> None:
 
 
 def check_held(graph: Graph, constants: Mapping[int, Tensor]) -> None:
-    """InputError where a constant has no value to run with: a plan can be made of it, nothing else."""
+    """Raises InputError where a constant has no value: such a model can be planned, but not run."""
     empty = [graph.tensors[t].fqn for t, value in constants.items() if isinstance(value, FakeTensor) or value.is_meta]
     if empty:
         raise InputError(f"the model holds a tensor on the meta device that is no buffer, {empty[0]}, and nothing says "
@@ -126,7 +127,7 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _explain(model: str, error: Exception) -> CaptureError:
-    """What cannot be captured, the operator if it is known, and the line of the model."""
+    """The error that says what cannot be captured: the operator if it is known, and the line of the model."""
     text = str(error)
     line = failing_line(error.__traceback__) or "an unknown line"
     if isinstance(error, HiddenEffect):
@@ -142,7 +143,7 @@ def _explain(model: str, error: Exception) -> CaptureError:
 
 
 def _names(program: ExportedProgram, model: nn.Module, sample: Sample) -> dict[str, str]:
-    """placeholder -> name, for the tensors of the sample: example and placeholders are flattened in one order."""
+    """By placeholder, the name of the sample's tensor: example and placeholders are flattened in one order."""
     by_id = {id(leaf): name for name, leaf in named(model.forward, sample).items() if isinstance(leaf, Tensor)}
     leaves = pytree.tree_leaves(program.example_inputs, is_leaf=lambda leaf: leaf is None)
     return {str(placeholder): by_id[id(leaf)]

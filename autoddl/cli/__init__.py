@@ -1,4 +1,4 @@
-"""The shell: every verb parses its arguments, calls one function, and prints.
+"""Defines the shell: every verb parses its arguments, calls one function, and prints.
 
 Read in this order:
 

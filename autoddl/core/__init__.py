@@ -1,14 +1,16 @@
-"""The values that every stage hands on to the next, and their text forms.
+"""Defines the values that every stage hands on to the next, and their text forms.
 
 Reading order:
 
     errors                 everything that AutoDDL raises on purpose
     layout, conversion     meshes, SBP layouts, and the steps between two layouts
+    state_layouts          where weights, gradients and optimizer state of a parameter are split
     graph, hubs            the captured model as a table of operators, and the graph that is planned
+    precision, recompute   recipes of dtypes, and blocks that backward computes again
     cost_table, problem    a cost network: tables of seconds and bytes over variables, and its solution
     plan                   the result of planning, as JSON
     pipeline, pipeline_schedules     schedules of pipelines as text, and their generators
-    record                 what the ranks of a run sent, and when
+    record                 the record file of a run: the collectives of every rank and step, and when they ran
     layout_codes           layouts as integers, for arrays of thousands of them
     names, files, processes          folded names, safe writing of files, signals and ranks
 

@@ -18,8 +18,8 @@ off:
     zb-h1            (D-1)(F+B-W) if W is the shortest, in general (D-1) max(F, B, F+B-W)
     chimera, F = B   (D/2f-1)(F+B), direct concatenation of units; B = 2F and N = D takes D F + (2D-2) B with one pair
 
-In schedules in the shape of a V, rank r of D has stage r on the way down and stage 2D-1-r on the way back. The list of
-a rank is written as a word, with capitals for the way down and small letters for the way back:
+In schedules in the shape of a V, rank r of D has stage r on the way down and stage 2D-1-r back. The list of a rank is
+written as a word, with capitals for the way down and small letters for the way back:
 
     F f  forward          B b  whole backward          I i  backward of the input alone
     W w  weight gradient of the oldest I (i) that lacks it          +  weight gradient of the oldest I or i

@@ -98,7 +98,7 @@ class Stored:
 
     @property
     def depths(self) -> Depths:
-        """What is split on every axis."""
+        """By axis, the depth that says what is split there; 0 where the parameter is not."""
         return parse_depths(self.split) if self.split else (0,) * len(self.layout)
 
     @property
@@ -238,7 +238,7 @@ class Plan:
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
     def save(self, path: str | Path) -> None:
-        """Write the plan file; InputError where that fails."""
+        """Writes the plan file. Raises InputError where that fails."""
         write_atomically(Path(path), self.to_json())
 
 
@@ -248,8 +248,8 @@ _ADAPTER: TypeAdapter[Plan] = TypeAdapter(Plan)
 def load_plan(path: str | Path) -> Plan:
     """The plan in the file `path`.
 
-    Raises InputError, naming the file, where it cannot be read, holds no plan, holds steps that do not lead from one
-    layout of an edge to the other, or claims a peak above its budget or a bound above its seconds.
+    Raises InputError, naming the file, where it cannot be read or holds no plan. A peak above the budget and a bound
+    above the seconds raise it too. So does a conversion whose steps do not lead from its one layout to the other.
     """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Where the weights W, the gradients G and the optimizer's state O of a parameter are split, axis by axis.
+"""Says where the weights W, the gradients G and the optimizer's state O of a parameter are split, axis by axis.
 
 O is the stored layout: what a rank owns, updates and saves. On an axis where it is split, W and G may be split too:
 
@@ -7,8 +7,8 @@ O is the stored layout: what a rank owns, updates and saves. On an axis where it
     OGW    the weight is gathered for every forward and again for its backward as well               (ZeRO-3)
     -      O is not split
 
-Different axes may differ: `O OGW` keeps a copy of the weight inside a node and gathers across nodes once a step (the
-secondary copy of ZeRO++), and is MiCS or HSDP where the outer axis is `-`. The two layouts between the stored one and
+Axes may differ. With `O OGW` a copy of the weight stays inside a node, and is gathered across nodes once a step: the
+secondary copy of ZeRO++. With `-` on the outer axis that is MiCS or HSDP. The two layouts between the stored one and
 those of use follow:
 
     W = O on the axes with W, the layout of use on the others

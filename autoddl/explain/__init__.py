@@ -1,9 +1,17 @@
-"""Questions about a plan, a model or a run, answered as values; the shell prints them.
+"""Answers questions about a plan, a model or a run as values; the shell prints them.
 
-Reading order: `explain` (why a plan is as it is, what else there is, the certificate of its bound), `breakdown`
-(seconds and bytes by block), `pareto` (what `autoddl front` computes: seconds against bytes, or against devices),
-`relax` (what would fit where nothing does), `diff` (two plans), `compare_run` and `record_statistics` (a plan and the
-record of its run), `communication_share` and `data_parallel_work` (`autoddl network`).
+Reading order:
+
+    explain                 why a plan is as it is, what other choices cost, and the certificate of its bound
+    memory_rows             checks the rows of bytes that a bound under a budget rests on
+    breakdown               seconds and bytes by block
+    utilisation             model-FLOP utilisation
+    pareto                  `autoddl front`: plans of least seconds against bytes, or against devices
+    relax                   what would fit where no plan does
+    diff                    two plans
+    compare_run             a plan and the record of its run, with `record_statistics`
+    communication_share     `autoddl network`: the share of communication in data parallel steps, with
+                            `data_parallel_work`
 
 May import `planner`, `schedule`, `pricing`, `operators`, `cost_models`, `search` and `core`; no torch.
 """

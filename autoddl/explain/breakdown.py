@@ -1,8 +1,8 @@
-"""Where a plan's seconds and bytes go, block by block.
+"""Divides a plan's seconds and bytes among the blocks of the model.
 
-Every factor of the problem belongs to one op or parameter: an edge to the op that reads. A *block* is the module path
-up to one part behind its first number, with the numbers folded: `layers.0-31.attn`. What every rank does alike
-(`common`) is the part of the problem that no choice moves.
+Every factor of the problem belongs to one op or parameter; an edge belongs to the op that reads. A *block* is the
+module path up to one part behind its first number, with the numbers folded: `layers.0-31.attn`. The block `(common)`
+has the part of the problem that no choice changes.
 
     seconds of a block = compute of its ops + update of its parameters + conversions (all else that its factors cost)
     bytes of a block   = those of its factors at the moment at which the plan is largest (its row)
@@ -18,14 +18,14 @@ from autoddl.core.names import fold_names
 from autoddl.planner.question import Rebuilt
 from autoddl.pricing.price import op_seconds, update_seconds
 
-__all__ = ["COMMON", "Share", "block_of", "row_text", "shares"]
+__all__ = ["COMMON", "BlockCost", "block_costs", "block_of", "row_text"]
 
 COMMON = "(common)"
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """Seconds of one block, and its bytes at the moment of the plan's row."""
+class BlockCost:
+    """Seconds of one block in a step, and its bytes on a rank at the moment of the plan's row."""
 
     block: str
     compute: float
@@ -34,6 +34,7 @@ class Share:
 
     @property
     def seconds(self) -> float:
+        """Seconds of the block in a step, conversions included."""
         return self.compute + self.conversions
 
 
@@ -45,7 +46,7 @@ def block_of(item: Op | Tensor) -> str:
     return ".".join(parts[:number + 2])
 
 
-def shares(made: Rebuilt) -> tuple[Share, ...]:
+def block_costs(made: Rebuilt) -> tuple[BlockCost, ...]:
     """All blocks, the most expensive first; they add up to the plan's seconds and its row's bytes."""
     graph, problem = made.pricing.graph, made.problem
     differentiable = graph.differentiable()
@@ -63,16 +64,16 @@ def shares(made: Rebuilt) -> tuple[Share, ...]:
         cost, held, _ = table.at(cell)
         seconds[blocks[factor.variables[-1]]] += cost
         nbytes[blocks[factor.variables[-1]]] += held
-    found = [Share(COMMON, problem.fixed_seconds, 0.0, problem.fixed_bytes)]
+    found = [BlockCost(COMMON, problem.fixed_seconds, 0.0, problem.fixed_bytes)]
     for name, members in fold_names(seconds).items():
         mine = sum(compute[b] for b in members)
         other = max(0.0, sum(seconds[b] for b in members) - mine)
-        found.append(Share(name, mine, other, sum(nbytes[b] for b in members)))
-    return tuple(sorted(found, key=lambda share: (-share.seconds, share.block)))
+        found.append(BlockCost(name, mine, other, sum(nbytes[b] for b in members)))
+    return tuple(sorted(found, key=lambda one: (-one.seconds, one.block)))
 
 
 def row_text(row: Mapping[str, float]) -> str:
-    """The moments of a row: `backward blocks_3_up`, or `60 % around add_7 and 40 % update`."""
+    """The moments of a row as text: `backward blocks_3_up`, or `60 % around add_7 and 40 % update`."""
     if len(row) == 1:
         return next(iter(row))
     return " and ".join(f"{weight:.0%} {moment}".replace("%", " %", 1) for moment, weight in row.items())

@@ -1,12 +1,12 @@
-"""Communication's share of a data parallel step, per protocol of the network and number of ranks.
+"""Computes the share of communication in a data parallel step, by protocol of the network and number of ranks.
 
-    C       = all-reduce of the gradients among the ranks                        F, B, U are in `network_work`
-    step    = F + B + U + C,  share = C / step           the gradients are sent after backward, as one
-            = end of the time line,                      with overlap: in buckets, each beside what is left of B,
-              share = exposed / step                     one after the other
+    C       = all-reduce of the gradients among the ranks                        F, B, U are in `data_parallel_work`
+    step    = F + B + U + C,  share = C / step           without overlap: gradients are sent after backward, as one
+            = end of the time line,                      with overlap: they are sent in buckets, one after the other,
+              share = exposed / step                     while the rest of B runs
 
-The batch is that of all ranks together (strong scaling), and a rank computes its part at once. Beyond the ranks asked
-for, the others of the cluster do the same.
+The batch is that of all ranks together (strong scaling), and a rank computes its part at once. The other ranks of the
+cluster, beyond those asked for, do the same.
 """
 
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ __all__ = ["Network", "Share", "over", "shares"]
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A protocol, on the link of this name or on that of the cluster. Text: `ipoib`, `tcp=Ethernet-10G`."""
+    """A protocol of a network, on the link of this name or on that of the cluster, like `ipoib`, `tcp=Ethernet-10G`."""
 
     protocol: str
     link: str = ""
 
     @classmethod
     def parse(cls, text: str) -> "Network":
-        """Read one; unknown names raise."""
+        """The network that a text names. Raises InputError for an unknown protocol or link."""
         name, _, link = text.partition("=")
         if not protocol_of(name).network:
             raise InputError(f"{name!r} is a protocol inside a host; name one of a network")
@@ -46,24 +46,31 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A cell of the table: `batch` of a rank, seconds that it computes, communicates, only communicates, in a step."""
+    """A cell of the table: the share of communication on one network and number of ranks."""
 
     network: Network
+    """The protocol and link."""
     ranks: int
+    """The number of ranks."""
     batch: int
+    """Rows of the batch that one rank computes."""
     compute: float
+    """Seconds of a step in which a rank computes."""
     communication: float
+    """Seconds of the collectives of a step."""
     exposed: float
+    """Seconds of a step in which a rank communicates and does not compute."""
     step: float
+    """Seconds of a step."""
 
     @property
     def share(self) -> float:
-        """Of the step, in which the rank only communicates."""
+        """The part of the step in which the rank only communicates, between 0 and 1."""
         return self.exposed / self.step
 
 
 def over(cluster: Cluster, network: Network) -> Cluster:
-    """`cluster` with its network on this protocol and link."""
+    """`cluster` with its network on this protocol and link. Raises InputError for a cluster without a network."""
     levels = tuple(_over(level, network) if _is_network(level, i) else level for i, level in enumerate(cluster.levels))
     if not any(_is_network(level, i) for i, level in enumerate(cluster.levels)):
         names = ", ".join(level.name for level in levels)
@@ -86,7 +93,12 @@ def _over(level: Level, network: Network) -> Level:
 
 def shares(model: Traced, cluster: Cluster, networks: Sequence[Network], ranks: Sequence[int], *, overlap: bool = True,
            gradient: int = 0, host: float = HOST) -> tuple[Share, ...]:
-    """The table: every network, every number of ranks."""
+    """The share of communication for every network and every number of ranks, network by network.
+
+    `overlap` says whether gradients are sent during backward. `gradient` is the bytes of an element sent, 0 for those
+    of the parameter. `host` is seconds of the host per operator. Raises InputError for a number of ranks that the
+    cluster lacks or that does not divide the batch.
+    """
     parts = {n: _part(model, cluster, n) for n in ranks}
     work = {n: work_of(model.of(part), cluster, gradient, host) for n, part in parts.items()}
     found = []

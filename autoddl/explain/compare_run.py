@@ -1,4 +1,4 @@
-"""A plan's prediction beside the record of a run.
+"""Compares a plan's prediction with the record of a run.
 
     counts and bytes   the collectives of every recorded step and rank against `traffic`: equal, or there is a mismatch
     seconds            by kind and axes, and the largest misses
@@ -27,25 +27,36 @@ __all__ = ["Compared", "compare_run", "differences", "foreseen", "foreseen_bytes
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """`step` is until gradients are there, `compute` of it without waiting, `late` the part of the recorded exposed
-    seconds that is for ranks that came late, `update` the seconds of the optimizer; `steps` and `ranks` were
-    compared, `note` says what the record lacks."""
+    """The comparison of a plan with the record of its run; pairs are (predicted, recorded) seconds of a step."""
 
     rows: tuple[Row, ...]
+    """Collectives by kind and mesh axes."""
     misses: tuple[Miss, ...]
+    """The collectives whose seconds are farthest from the prediction."""
     mismatches: tuple[str, ...]
+    """Collectives that were planned and did not run, or the other way round; empty where the run followed the plan."""
     step: Pair
+    """From the begin of a step until its gradients are complete."""
     compute: Pair
+    """The part of `step` in which a rank does not wait."""
     exposed: Pair
+    """The part of `step` in which a rank waits for collectives."""
     hidden: Pair
+    """Seconds in which collectives were in flight while a rank computed."""
     late: float
+    """Recorded seconds of `exposed` in which a rank waited for others that came later."""
     update: Pair
+    """The optimizer's update."""
     steps: int
+    """The number of steps compared."""
     ranks: int
+    """The number of ranks compared."""
     note: str = ""
+    """What the record lacks, in words."""
 
     @property
     def equal(self) -> bool:
+        """Whether the run sent exactly the planned collectives."""
         return not self.mismatches
 
 
@@ -62,7 +73,11 @@ def foreseen_bytes(plan: Plan, line: PredictedStep) -> MemoryLine:
 
 
 def compare_run(plan: Plan, record: Record) -> Compared:
-    """Raises MismatchError for a record of another plan, InputError for a plan that does not say what it is from."""
+    """The comparison of `plan` with the record of its run.
+
+    Raises MismatchError for a record of another plan or without a whole step, and InputError for a plan that does not
+    keep its question.
+    """
     if record.header.plan != plan.fingerprint():
         raise MismatchError(f"the record is of another plan ({record.header.plan}, of {record.header.model}) than this "
                             f"one ({plan.fingerprint()}, of {plan.model}): give the plan that ran")
@@ -86,7 +101,7 @@ def compare_run(plan: Plan, record: Record) -> Compared:
 
 
 def differences(plan: Plan, graph: Graph, record: Record) -> tuple[str, ...]:
-    """Collectives that the plan has and a step of the record has not, or the other way round."""
+    """Texts of the collectives that the plan has and a step of the record has not, or the other way round."""
     found = []
     expected = {rank: _counted(traffic(plan, graph, plan.mesh.coordinate(rank)))
                 for rank in sorted({step.rank for step in record.steps})}
@@ -102,7 +117,7 @@ def _counted(many: Iterable[PlannedCollective | Event]) -> Counter[str]:
 
 
 def _note(record: Record) -> str:
-    """What the record lacks."""
+    """A text that says what the record lacks; empty where it is whole."""
     steps = [len(record.of_rank(rank)) for rank in range(record.header.ranks)]
     if min(steps) == max(steps):
         return "the last line of the record is not whole" if record.cut else ""

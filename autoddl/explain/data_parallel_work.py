@@ -1,10 +1,10 @@
-"""What one rank computes in a data parallel step, and when its gradients are there.
+"""Computes the work of one rank in a data parallel step, and when its gradients are complete.
 
     F, B    = max(seconds of the kernels, HOST * operators)          forward, backward, of the batch of one rank
     U       = UPDATE bytes per parameter, read and written           clipping and the optimizer
 
-Kernels are priced as plans are. The model is captured once, with a batch that is a prime: a size that the prime divides
-is one of the batch, and is replaced by that of a rank.
+Kernels are priced as in plans. The model is captured once, with a prime number as its batch. A size that the prime
+divides belongs to the batch, and is replaced by that of a rank.
 """
 
 from collections.abc import Sequence
@@ -38,6 +38,7 @@ class Traced:
 
     @property
     def parameters(self) -> int:
+        """The number of elements of all parameters."""
         return sum(tensor.numel for tensor in self.graph.tensors if tensor.kind is Kind.PARAMETER)
 
     def of(self, batch: int) -> Graph:
@@ -51,7 +52,10 @@ class Traced:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Seconds of F, of the operators of B in their order with the bytes of the gradients complete after each, of U."""
+    """Seconds of forward, backward and update of one rank.
+
+    `backward` has, by operator in the order in which they run, (seconds, bytes of the gradients complete after it).
+    """
 
     forward: float
     backward: tuple[tuple[float, float], ...]
@@ -59,15 +63,20 @@ class Work:
 
     @property
     def seconds(self) -> float:
+        """Seconds of a step without communication."""
         return self.forward + sum(seconds for seconds, _ in self.backward) + self.update
 
     @property
     def nbytes(self) -> float:
+        """Bytes of all gradients."""
         return sum(nbytes for _, nbytes in self.backward)
 
 
 def traced(model: nn.Module, sample: object = None) -> Traced:
-    """Capture `model` with a prime batch; dim 0 of every input is the batch."""
+    """The graph of `model`, captured with a prime batch; dim 0 of every input is the batch.
+
+    Raises InputError where the inputs differ in dim 0.
+    """
     example = sample_for(model) if sample is None else as_sample(sample)
     leaves, tree = pytree.tree_flatten((example.args, dict(example.kwargs)))
     inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
@@ -85,7 +94,7 @@ def traced(model: nn.Module, sample: object = None) -> Traced:
 
 
 def _prime(sizes: set[int]) -> int:
-    """One that divides no size of the model itself."""
+    """A prime that divides no size of the model itself. Raises InputError where there is none."""
     for prime in PRIMES:
         if not any(size and size % prime == 0 for size in sizes):
             return prime
@@ -94,7 +103,7 @@ def _prime(sizes: set[int]) -> int:
 
 
 def work_of(graph: Graph, cluster: Cluster, gradient: int = 0, host: float = HOST) -> Work:
-    """What one rank does with `graph`; `gradient` is bytes of an element sent, 0 for those of the parameter."""
+    """The work of one rank with `graph`; `gradient` is bytes of an element sent, 0 for those of the parameter."""
     passes = _passes(graph, cluster)
     dependent = graph.dependent()
     there = [(sum(forward), float(op.target != HUB)) for op, (forward, _) in zip(graph.ops, passes, strict=True)]

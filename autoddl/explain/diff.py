@@ -1,13 +1,13 @@
-"""Two plans of one model in words: what differs, and what each group of differences is worth.
+"""Compares two plans of one model: in which words and groups they differ, and what each group is worth.
 
-A group is what differs in one block (repeated ones folded): how parameters are stored, how ops read and write. On one
-mesh, its worth is how A's step changes with that group of B's choices and everything else as it was:
+A group is everything that differs in one block, with repeated blocks folded: how parameters are stored, how ops read
+and write. On one mesh, its worth is how A's step changes with that group of B's choices and everything else as it was:
 
     worth(group) = cost_A(A's choice with the group's options taken from B) - cost_A(A's choice)
 
 A negative worth is a saving. A group that cannot stand alone has none: its options meet A's in a forbidden combination,
-or they are not open to A. On two meshes, or of two models, only the totals are comparable. Models are the same where
-parameters and operators are: plans keep the graph of one microbatch, in which the sizes depend on how many there are.
+or they are not open to A. On two meshes, or of two models, only the totals are comparable. Two models count as one if
+their parameters and operators are equal. Their sizes may differ, because plans keep the graph of one microbatch.
 """
 
 import math
@@ -31,8 +31,11 @@ __all__ = ["BlockDifference", "Difference", "difference"]
 
 @dataclass(frozen=True, slots=True)
 class BlockDifference:
-    """What differs in one block: `words` say how; `seconds` and `nbytes` what B's choices here would change in A, None
-    where they cannot stand alone."""
+    """The difference in one block, in words and in numbers.
+
+    With B's choices in this block, A's step would take `seconds` more and need `nbytes` more; None where they cannot
+    stand alone.
+    """
 
     block: str
     words: tuple[str, ...]
@@ -42,7 +45,10 @@ class BlockDifference:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`totals` are (part, A, B, unit): seconds or bytes. Equal plans have no words, totals that agree, no groups."""
+    """The difference of two plans; `totals` are (part, A, B, unit) in seconds or bytes.
+
+    Equal plans have no words, equal totals and no groups.
+    """
 
     words: tuple[str, ...]
     totals: tuple[tuple[str, float, float, str], ...]
@@ -50,14 +56,14 @@ class Difference:
 
 
 def difference(a: Plan, b: Plan) -> Difference:
-    """What differs between plans A and B."""
+    """The difference of plans A and B; groups only where both are of one model on one mesh."""
     parted, sized = _unlike(a, b)
     alike = a.mesh == b.mesh and not parted and a.source and b.source
     return Difference((*_words(a, b), *parted, *sized), tuple(_totals(a, b)), _groups(a, b) if alike else ())
 
 
 def _unlike(a: Plan, b: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What tells the models apart, and in what sizes one model differs, in words."""
+    """(texts that tell the models apart, texts of the sizes in which one model differs)."""
     same = a.fingerprints.get("model") == b.fingerprints.get("model")
     if same and a.microbatches == b.microbatches:
         return (), ()
@@ -86,7 +92,7 @@ def _parameters(graph: Graph) -> dict[str, str]:
 
 
 def _operators(graph: Graph) -> dict[str, str]:
-    """What every op does, and with whose results."""
+    """By name of an op, its operator and the names of the tensors that it reads."""
     names = [t.name for t in graph.tensors]
     return {op.name: f"{op.target} of {', '.join(names[t] for t in op.inputs) or 'nothing'}" for op in graph.ops}
 
@@ -96,7 +102,7 @@ def _arguments(graph: Graph) -> dict[str, str]:
 
 
 def _texts(what: str, mine: Mapping[str, str], yours: Mapping[str, str]) -> tuple[str, ...]:
-    """The first name of which A and B say something else, and how many more there are; empty if there is none."""
+    """A text of the first name with different values in A and B, and how many more there are; empty if none."""
     names = [name for name in dict.fromkeys((*mine, *yours)) if mine.get(name) != yours.get(name)]
     if not names:
         return ()
@@ -106,7 +112,7 @@ def _texts(what: str, mine: Mapping[str, str], yours: Mapping[str, str]) -> tupl
 
 
 def _words(a: Plan, b: Plan) -> Iterator[str]:
-    """The configuration: whatever is said once per plan."""
+    """Yields texts of what differs once per plan: model, cluster, mesh, options."""
     pins = ["; ".join(plan.source.get("pins", ())) or "none" for plan in (a, b)]
     for what, mine, yours in (("model", a.model, b.model), ("cluster", a.cluster, b.cluster), ("mesh", a.mesh, b.mesh),
                               ("microbatches", a.microbatches, b.microbatches),
@@ -125,7 +131,7 @@ def _words(a: Plan, b: Plan) -> Iterator[str]:
 
 
 def _clusters(a: Plan, b: Plan) -> Iterator[str]:
-    """How clusters of one name differ, as far as the plans keep them."""
+    """Yields a text of how clusters of one name differ, as far as the plans keep them."""
     if "cluster" not in a.source or "cluster" not in b.source:
         prints = [plan.fingerprints.get("cluster") for plan in (a, b)]
         if all(prints) and prints[0] != prints[1]:
@@ -139,7 +145,7 @@ def _clusters(a: Plan, b: Plan) -> Iterator[str]:
 
 
 def _totals(a: Plan, b: Plan) -> Iterator[tuple[str, float, float, str]]:
-    """Seconds and bytes of both plans by part."""
+    """Yields (part, A, B, unit) for the seconds and bytes of both plans."""
     yield "step", a.predicted.seconds, b.predicted.seconds, "s"
     yield "compute", a.predicted.compute, b.predicted.compute, "s"
     yield "update", a.predicted.update, b.predicted.update, "s"
@@ -169,7 +175,7 @@ def _groups(a: Plan, b: Plan) -> tuple[BlockDifference, ...]:
 
 
 def _key(variable: Variable) -> tuple[bool, str]:
-    """A parameter may have the name of an op."""
+    """A key of a variable in both plans; a parameter may have the name of an op."""
     return isinstance(variable.item, Tensor), variable.name
 
 

@@ -1,10 +1,10 @@
-"""Answers about a plan, from the plan alone: why it is as it is, what else there is, and how sure that is.
+"""Explains a plan from the plan alone: why it is as it is, what other choices cost, and how sure that is.
 
-    explain        where the seconds and bytes go; for a parameter or op its choice and what every other would cost
+    explain        where the seconds and bytes go; for a parameter or op its choice and the price of every other
     proved         the lower bound by a certificate that is checked without the solver
-    price_of_pins  what each pin costs: the search without it
+    price_of_pins  the price of each pin: the search without it
 
-What another choice costs is the cost of the best whole plan with that choice, on the plan's mesh and within its pins.
+The price of another choice is that of the best whole plan with it, on the plan's mesh and within its pins.
 """
 
 import re
@@ -20,7 +20,7 @@ from autoddl.core.hubs import HUB, add_hubs
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Problem
 from autoddl.core.recompute import SEARCH, policy_blocks
-from autoddl.explain.breakdown import Share, row_text, shares
+from autoddl.explain.breakdown import BlockCost, block_costs, row_text
 from autoddl.explain.memory_rows import check_row
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.pins import allowed_meshes
@@ -35,8 +35,11 @@ __all__ = ["Explained", "Named", "Other", "PinPrice", "Proved", "explain", "pric
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A choice and the best whole plan with it: exactly `seconds`, or only known to be at least `bound`. A plan's own
-    choice is among them. `seconds` is inf where no plan fits."""
+    """A choice, and the seconds of the best whole plan with it.
+
+    They are exactly `seconds`, or, where that is None, at least `bound`; infinite where no plan fits. The plan's own
+    choice is among the others.
+    """
 
     layouts: str
     seconds: float | None
@@ -45,8 +48,10 @@ class Other:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A parameter or op: what was chosen, and every choice, those with a known price first. Names, choices and bounds
-    of those in `alike` are alike."""
+    """A parameter or op with its choice, and every choice that it has, those with a known price first.
+
+    `alike` names others with the same pattern of names, choice and bounds, to which the answer applies too.
+    """
 
     name: str
     target: str
@@ -57,22 +62,22 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """Where a plan spends.
+    """The seconds and bytes of a plan, by parts.
 
-        seconds    of the step
-        nbytes     at the peak of the memory line
-        budget     bytes that a rank has
+        seconds    seconds of the step
+        nbytes     bytes of a rank at the peak of the memory line
+        budget     bytes that a rank may use
         blocks     seconds and bytes of each block
-        axes       (axes, seconds, bytes sent)
+        axes       (mesh axes, seconds, bytes sent) of the collectives over them
         moment     the moments of the row that the budget is proved by, and its bytes under the plan
-        unruled    (operator, seconds) of what is replicated for want of a rule
-        named      what was asked for by name
+        unruled    (operator, seconds) of the operators that are replicated because they have no rule
+        named      the parameters and ops that were asked for by name
     """
 
     seconds: float
     nbytes: float
     budget: float
-    blocks: tuple[Share, ...]
+    blocks: tuple[BlockCost, ...]
     axes: tuple[tuple[str, float, float], ...]
     moment: tuple[str, float]
     unruled: tuple[tuple[str, float], ...]
@@ -81,25 +86,32 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class Proved:
-    """On `meshes`, of which those with other microbatches or recomputation than the plan's say so, no plan takes less
-    than `bound`; `claimed` is the bound that the plan itself carries."""
+    """A checked certificate: no plan on `meshes` takes less than `bound` seconds."""
 
     meshes: tuple[str, ...]
+    """The meshes, as text; those with other microbatches or recomputation than the plan's say so."""
     seconds: float
+    """Seconds of the plan's step."""
     bound: float
+    """Seconds that no plan is below."""
     claimed: float
+    """The bound that the plan itself states."""
     inequalities: int
+    """The number of inequalities that were checked."""
     distinct: int
+    """The number of different ones among them."""
     multipliers: tuple[float, ...]
+    """Multipliers of the budget, in seconds per byte; one for each part into which the space was divided."""
 
     @property
     def gap(self) -> float:
+        """The part of the plan's seconds that the best plan may save at most, between 0 and 1."""
         return max(0.0, 1 - self.bound / self.seconds) if self.seconds else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PinPrice:
-    """`seconds` of the best plan without this pin, on `mesh`; the pin costs `price` seconds a step."""
+    """The price of a pin: the best plan without it takes `seconds` on `mesh`, which is `price` seconds less."""
 
     pin: str
     seconds: float
@@ -108,13 +120,17 @@ class PinPrice:
 
 
 def explain(plan: Plan, names: Sequence[str] = (), count: int = 3) -> Explained:
-    """Where `plan` spends, and the choices of what `names` match; of each the `count` cheapest are exact."""
+    """The seconds and bytes of `plan` by parts, and the choices of the parameters and ops that `names` match.
+
+    Prices of the `count` cheapest choices of each are exact; the others are bounds. Raises InputError for a name that
+    matches nothing, and MismatchError for a plan of another version.
+    """
     made, predicted = rebuild(plan), plan.predicted
     axes = tuple((name, seconds, predicted.volume.get(name, 0.0)) for name, seconds in
                  sorted(predicted.communication.items(), key=lambda pair: -pair[1]))
     unruled = tuple(sorted(predicted.fallback.items(), key=lambda pair: -pair[1]))
     moment = row_text(plan.source["row"]), made.problem.nbytes(made.choice)
-    return Explained(predicted.seconds, predicted.peak_bytes, plan.budget, shares(made), axes,
+    return Explained(predicted.seconds, predicted.peak_bytes, plan.budget, block_costs(made), axes,
                      moment, unruled,
                      _named(made, names, count, plan.source["tolerance"]) if names else ())
 
@@ -138,7 +154,7 @@ def _texts(variable: Variable) -> tuple[str, ...]:
 
 
 def _named(made: Rebuilt, names: Sequence[str], count: int, tolerance: float) -> tuple[Named, ...]:
-    """Every match; those with one pattern of names, one choice and one set of bounds are answered once."""
+    """The answer for every match; those with one pattern of names, one choice and equal bounds share an answer."""
     cost = made.problem.cost(made.choice)
     known = bounding_beliefs(made.problem, cost)
     groups: dict[object, list[int]] = {}
@@ -166,8 +182,11 @@ def _label(variable: Variable) -> str:
 
 
 def proved(plan: Plan, everywhere: bool = False) -> Proved:
-    """The certificate of the plan's mesh, made and checked; `everywhere`: of every mesh that it was chosen from, with
-    every number of microbatches and every policy of recomputation."""
+    """Makes the certificate of the plan's bound and checks it; the result covers the plan's mesh.
+
+    With `everywhere` it covers every mesh that the plan was chosen from, with every number of microbatches and every
+    policy of recomputation. A certificate that does not hold raises AssertionError.
+    """
     made = rebuild(plan)
     seconds = made.problem.cost(made.choice)
     _check_memory_row(plan, made)
@@ -194,7 +213,7 @@ def _check_memory_row(plan: Plan, made: Rebuilt) -> None:
 
 
 def _others(plan: Plan) -> dict[str, Problem]:
-    """What else the plan was chosen from. Where the pins leave no layout there was nothing to choose."""
+    """By text, the problems of the other meshes that the plan was chosen from; those without a choice are left out."""
     asked, found = question_of(plan), dict[str, Problem]()
     for one in split_by_microbatches(asked):
         n = one.microbatches
@@ -209,7 +228,7 @@ def _others(plan: Plan) -> dict[str, Problem]:
 
 
 def price_of_pins(plan: Plan, progress: Progress | None = None) -> tuple[PinPrice, ...]:
-    """For each pin the search without it, then without any. A plan without pins has no rows."""
+    """The price of each pin by the search without it, then that of all together; none for a plan without pins."""
     asked = question_of(plan)
     pins_of = asked.options.pins
     without = [(pin, tuple(p for p in pins_of if p is not pin)) for pin in pins_of]

@@ -1,4 +1,4 @@
-"""The rows of bytes of one plan, made from its graph and layouts alone, against its memory line.
+"""Checks the rows of bytes of one plan against its memory line, from its graph and layouts alone.
 
 A bound under a budget rests on rows: sums over moments of weight * bytes, which the memory line is never below. The
 certificate proves the bound of the row; here the row itself is checked. Bytes at every moment are added up again, from
@@ -6,8 +6,12 @@ the layouts that the plan names, without the tables and lifetimes of `pricing`:
 
     tables' bytes at t == bytes at t made again <= memory line at t        for every moment t of the row
 
-Moments are numbered as a step goes: 2 i before op i, 2 i + 1 with its outputs, 3 n - 1 - i its backward, 3 n the
-update.
+Moments of a step of n ops are numbered in this order:
+
+    2 i            before op i
+    2 i + 1        op i with its outputs
+    3 n - 1 - i    the backward of op i
+    3 n            the update
 """
 
 from collections import defaultdict
@@ -39,7 +43,7 @@ SAME = 1e-9
 
 
 def numbers_of(graph: Graph, moment: str) -> tuple[int, ...]:
-    """The numbers of a moment by name, three of an `around`."""
+    """The numbers of a moment that is given by name, three of them for an `around`."""
     count = len(graph.ops)
     if moment == "update":
         return (3 * count,)
@@ -51,10 +55,10 @@ def numbers_of(graph: Graph, moment: str) -> tuple[int, ...]:
 
 def check_row(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster, row: Mapping[str, float],
               claimed: Mapping[str, float]) -> float:
-    """The most of claimed bytes / memory line over the moments of `row`; `claimed` is what the tables say of each.
+    """The largest ratio of claimed bytes to the memory line over the moments of `row`.
 
-    An op without a backward has no point on the line: there the peak counts. Raises AssertionError where the tables
-    claim other bytes than the layouts have, or more than the memory line.
+    `claimed` are the bytes of each moment by the tables. An op without a backward has no point on the line: there the
+    peak counts. Raises AssertionError where the tables claim other bytes than the layouts have, or more than the line.
     """
     again, line, worst = bytes_at_moments(plan, graph, optimizer, cluster), line_at_moments(
         plan, graph, optimizer, cluster), 0.0
@@ -70,7 +74,7 @@ def check_row(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster, row: M
 
 
 def line_at_moments(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster) -> list[float]:
-    """The most bytes of the memory line at the op of each moment, in the last microbatch; without buckets."""
+    """By moment, the most bytes of the memory line at its op, in the last microbatch and without buckets."""
     count = len(graph.ops)
     line = predict_memory(replace(plan, bucket_bytes=1), graph, optimizer, cluster).line
     found, before = defaultdict[int, float](float), -1
@@ -84,7 +88,7 @@ def line_at_moments(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster) 
 
 
 def bytes_at_moments(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster) -> list[float]:
-    """The bytes at every moment of one plan, each storage counted once."""
+    """By moment, the bytes of a rank under one plan, with each storage counted once."""
     made = _Bytes(plan, graph, optimizer_of(optimizer), cluster.device.kind == "cpu")
     count, found = 3 * len(graph.ops) + 1, list[float]()
     change = [0.0] * (count + 1)
@@ -104,7 +108,7 @@ def bytes_at_moments(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster)
 
 
 class _Bytes:
-    """Spans of moments with their bytes, by storage."""
+    """Collects spans of moments with their bytes, by storage."""
 
     def __init__(self, plan: Plan, graph: Graph, optimizer: Optimizer, processor: bool) -> None:
         self.plan, self.graph, self.optimizer, self.count = plan, graph, optimizer, len(graph.ops)
@@ -123,7 +127,7 @@ class _Bytes:
         self._everything()
 
     def _footprint(self, i: int, mesh: Mesh | None) -> Footprint:
-        """What op i keeps, on the pieces of a rank or on whole tensors."""
+        """The footprint of op i on the shards of a rank, or on whole tensors without a mesh."""
         if self.views[i]:
             return Footprint()
         op, call, tensors = self.graph.ops[i], self.parsed.calls[i], self.graph.tensors
@@ -141,7 +145,10 @@ class _Bytes:
             self.spans[len(self.spans) if storage is None else storage].append((start, end, nbytes))
 
     def keep(self, start: int, i: int, nbytes: float) -> None:
-        """Bytes from `start`, in forward, to the backward of op i; computed again, from the end of its block on."""
+        """Adds bytes from `start`, in forward, to the backward of op i.
+
+        If backward computes the op again, they are gone in between, until the end of its block.
+        """
         if i not in self.inside:
             self.add(start, self.back(i), nbytes)
             return

@@ -1,12 +1,12 @@
-"""Pareto fronts: seconds against bytes per device, and against the number of devices.
+"""Computes Pareto fronts: seconds against bytes per device, and seconds against the number of devices.
 
     bytes     on the plan's mesh: the corners of the lower hull of (bytes, seconds), where one multiplier answers, and
               between the fastest plan and the smallest the optimum under evenly spaced budgets, each with its bound
-    devices   the whole search on clusters whose outermost level is cut to each of its divisors, the batch as it is;
-              a size for which there is no plan, or no such cluster, has a row that says why
+    devices   the whole search on clusters whose outermost level is cut to each of its divisors, with the batch as it
+              is; a size for which there is no plan, or no such cluster, has a row that says why
 
-Every point is a plan, at its predicted seconds. Points that another one beats in
-both are left out. Bytes are those at the peak of the memory line.
+Every point is a plan, at its predicted seconds. Points that another one beats in both are left out. Bytes are those at
+the peak of the memory line.
 """
 
 from collections.abc import Iterable
@@ -37,7 +37,10 @@ CLOSE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class PointOfBytes:
-    """A plan of `seconds` and `nbytes`; none that needs no more takes less than `bound` seconds (None: not asked)."""
+    """A plan that takes `seconds` a step and `nbytes` of a rank.
+
+    No plan with as few bytes takes less than `bound` seconds; None where no bound was asked for.
+    """
 
     nbytes: float
     seconds: float
@@ -46,23 +49,32 @@ class PointOfBytes:
 
 @dataclass(frozen=True, slots=True)
 class DevicePoint:
-    """The best plan on `devices` devices; `seconds` is None, and `detail` says why, where there is none."""
+    """The best plan on a number of devices, or why there is none."""
 
     devices: int
+    """The number of devices."""
     mesh: str
+    """The plan's mesh, as text; empty without a plan."""
     seconds: float | None
+    """Seconds of a step; None without a plan."""
     nbytes: float
+    """Bytes of a rank at the peak; without a plan the bytes that any plan needs, 0 where they are not known."""
     bound: float
+    """Seconds that no plan on so many devices is below."""
     detail: str = ""
+    """Why there is no plan."""
 
 
 def least_bytes(problem: Problem) -> float:
-    """Bytes of the problem's row that any plan needs."""
+    """Bytes of the problem's row that every plan needs at least."""
     return smallest(problem)[0]
 
 
 def front_of_bytes(plan: Plan, budgets: int = BUDGETS, progress: Progress | None = None) -> tuple[PointOfBytes, ...]:
-    """Plans on the mesh of `plan`, the smallest first; `nbytes` is the peak of the memory line."""
+    """The front of seconds against bytes on the mesh of `plan`, the smallest plan first.
+
+    `budgets` is the number of budgets that are solved between the smallest plan and the fastest.
+    """
     made, tell = rebuild(plan), progress or (lambda what, done, total: None)
     free, peaks = solve(made.problem.within(None)), Peaks(made.network)
     found = [PointOfBytes(peaks.of(free.choice).nbytes, free.seconds, free.bound),
@@ -85,7 +97,7 @@ def _under(network: CostNetwork, budget: float, tolerance: float) -> Solution | 
 
 
 def _corners(problem: Problem, peaks: Peaks) -> list[PointOfBytes]:
-    """Plans that are best for some price of a retained byte: hull corners, found between their neighbours."""
+    """The plans that are best for some price of a retained byte: corners of the hull, found between neighbours."""
     try:
         space = Space.of(problem, plan_exact_elimination(problem))
     except InputError:
@@ -114,7 +126,7 @@ def _between(space: Space, top: float, heavy: HullPoint, light: HullPoint) -> Hu
 
 
 def _undominated(points: Iterable[PointOfBytes]) -> tuple[PointOfBytes, ...]:
-    """By rising bytes, each faster than all before it."""
+    """The points that no other beats in both, by rising bytes."""
     found: list[PointOfBytes] = []
     for point in sorted(points, key=lambda p: (p.nbytes, p.seconds, p.bound is None)):
         if not found or point.seconds < found[-1].seconds * (1 - 1e-12):
@@ -123,17 +135,22 @@ def _undominated(points: Iterable[PointOfBytes]) -> tuple[PointOfBytes, ...]:
 
 
 def resized(cluster: Cluster, size: int) -> Cluster:
-    """The cluster with `size` children at its outermost level that has several. Raises InputError where its topology
-    is not made of so many."""
+    """The cluster with `size` children at its outermost level that has several.
+
+    Raises InputError where the topology of that level cannot have so many.
+    """
     last = max((i for i, level in enumerate(cluster.levels) if level.size > 1), default=len(cluster.levels) - 1)
     levels = tuple(_of_size(level, size) if i == last else level for i, level in enumerate(cluster.levels))
     return replace(cluster, levels=levels)
 
 
 def _of_size(level: Level, size: int) -> Level:
-    """The level with `size` children. Those that one leaf can take are in one, one child alone has no links to arrange,
-    and a fully connected port has a link to every other child; which sides a torus of another size has, or which
-    boards, does not follow."""
+    """The level with `size` children. Raises InputError where its topology cannot have so many.
+
+    Children that fit below one leaf switch are below one. A single child has no links to arrange. A fully connected
+    port has a link to every other child, so its bandwidth grows with them. The sides of a torus of another size, or its
+    boards, do not follow from those of this one.
+    """
     if size == level.size:
         return level
     if size == 1:
@@ -150,7 +167,7 @@ def _of_size(level: Level, size: int) -> Level:
 
 
 def front_of_devices(plan: Plan, progress: Progress | None = None) -> tuple[DevicePoint, ...]:
-    """The best plan for every divisor of the outermost level, few devices first; the mesh is free."""
+    """The best plan on any mesh for every divisor of the outermost level's size, few devices first."""
     asked = question_of(plan).asking(mesh=None)
     size = next((level.size for level in reversed(asked.cluster.levels) if level.size > 1), 1)
     return tuple(_device_point(asked, n, asked.cluster.size // size * n, progress)

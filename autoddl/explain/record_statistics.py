@@ -1,11 +1,11 @@
-"""Figures of recorded steps, beside those of a predicted one.
+"""Computes figures of recorded steps, to compare with those of a predicted one.
 
     later     the steps that every rank has, without the first, in which connections are made
     typical   the mean over the ranks, the median over the steps
-    least     position by position the least over the ranks, which the last rank to come saw, the median over the steps;
+    least     by position, the least over the ranks, which the last rank to come saw, and the median over the steps;
               it is less than the collective takes where the others could begin without that rank
-    late      of the exposed seconds those for ranks that came late: mean minus least wait, position by position
-    a miss    recorded minus predicted seconds of one collective, and what it was for
+    late      the exposed seconds for ranks that came late: by position, the mean wait minus the least
+    a miss    recorded minus predicted seconds of one collective, and the tensor that it was for
 """
 
 from collections import Counter, defaultdict
@@ -22,7 +22,7 @@ MISSES = 5
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The same figure, predicted and recorded, in seconds."""
+    """A figure as predicted and as recorded, both in seconds."""
 
     predicted: float
     recorded: float
@@ -35,16 +35,24 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The collectives of one kind over the same axes, in one step: (predicted, recorded)."""
+    """The collectives of one kind over the same mesh axes in one step; pairs are (predicted, recorded)."""
 
     kind: str
+    """The kind of collective, like `all-reduce`."""
     axes: str
+    """Names of the mesh axes."""
     level: str
+    """The level of the cluster that they cross."""
     count: tuple[int, int]
+    """The number of collectives."""
     nbytes: tuple[int, int]
+    """Bytes of their buffers."""
     seconds: Pair
+    """Seconds in which they run."""
     exposed: Pair
+    """Seconds in which a rank waits for them."""
     hidden: Pair
+    """Seconds in which they run while the rank computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +60,17 @@ class Miss:
     """A collective whose seconds are not as predicted."""
 
     origin: str
+    """The tensor or the bucket that it is for."""
     direction: str
+    """Whether it is of forward or of backward."""
     kind: str
+    """The kind of collective, like `all-reduce`."""
     axes: str
+    """Names of the mesh axes."""
     nbytes: int
+    """Bytes of its buffer."""
     seconds: Pair
+    """Seconds in which it runs, predicted and recorded."""
 
 
 def later(record: Record) -> tuple[RecordedStep, ...]:
@@ -69,7 +83,7 @@ def later(record: Record) -> tuple[RecordedStep, ...]:
 
 
 def typical(steps: Sequence[RecordedStep], figure: Callable[[RecordedStep], float]) -> float:
-    """Mean over the ranks, median over the steps."""
+    """The mean of a figure over the ranks, and of these the median over the steps."""
     by_step: dict[int, list[float]] = defaultdict(list)
     for step in steps:
         by_step[step.step].append(figure(step))
@@ -78,7 +92,7 @@ def typical(steps: Sequence[RecordedStep], figure: Callable[[RecordedStep], floa
 
 def _columns(steps: Sequence[RecordedStep], figures: Callable[[RecordedStep], Sequence[float]]
              ) -> list[list[tuple[float, ...]]]:
-    """Per step, for every position the figures of all ranks."""
+    """By step and position, the figures of all ranks."""
     by_step: dict[int, list[Sequence[float]]] = defaultdict(list)
     for step in steps:
         by_step[step.step].append(figures(step))
@@ -129,7 +143,7 @@ def _row(key: _Key, predicted: RecordedStep, steps: Sequence[RecordedStep], ahea
 
 
 def misses(predicted: Sequence[Event], steps: Sequence[RecordedStep]) -> tuple[Miss, ...]:
-    """The largest, each recorded collective beside the predicted one of the same form and number."""
+    """The largest misses: each recorded collective is paired with the predicted one of equal form and number."""
     waiting: dict[tuple[str, str, str, int], list[float]] = defaultdict(list)
     for event, own in zip(predicted, own_seconds(predicted), strict=True):
         waiting[event.direction, event.kind, event.axes, event.nbytes].append(own)

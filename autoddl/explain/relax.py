@@ -1,12 +1,11 @@
-"""What would fit where nothing does: a larger budget, more devices, microbatches, a smaller batch, each at its best
-plan's price.
+"""Finds out what would fit where no plan does: a larger budget, more devices, microbatches, a smaller batch.
 
     budget         the peak of the smallest plan that is known, rounded up to what one would write
     devices        the outermost level two and four times as large
     microbatches   the same batch in two, four, eight times as many parts: the fewest that fit
     batch          the leading dim of the sample's tensors halved, and the model captured again with it
 
-Nothing is estimated by scaling: every row is a search of its own.
+Nothing is estimated by scaling: every row is a search of its own, with the seconds of its best plan.
 """
 
 from collections.abc import Sequence
@@ -38,7 +37,10 @@ ROOM = 1 + 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Relaxation:
-    """With `what` relaxed the best plan takes `seconds` and `nbytes`; None, with the reason, if still none fits."""
+    """One constraint relaxed, and the best plan then: `seconds` a step and `nbytes` of a rank.
+
+    `seconds` is None, and `detail` says why, if still no plan fits.
+    """
 
     what: str
     seconds: float | None
@@ -48,7 +50,11 @@ class Relaxation:
 
 def relaxations(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *, reachable: float,
                 progress: Progress | None = None, **options: Unpack[Options]) -> tuple[Relaxation, ...]:
-    """What would fit, the fastest first; `reachable` is what Infeasible carries, all else what `plan` was given."""
+    """The relaxations of a plan request that no plan fits, the fastest first.
+
+    `reachable` is the smallest peak in bytes that the search found (`Infeasible.reachable`); the other arguments are
+    those of `plan`.
+    """
     from autoddl.capture.capture import capture
     from autoddl.capture.sample import as_sample, parted, sample_for
 
@@ -80,7 +86,7 @@ def relaxations(model: "nn.Module", cluster: str | Path | Cluster, sample: objec
 
 
 def _richer(asked: Sequence[Question], reachable: float, progress: Progress | None) -> list[Relaxation]:
-    """With a budget as large as the smallest plan that is known; none where there is none."""
+    """The row of a budget as large as the smallest plan found; none where no plan was found."""
     if not isfinite(reachable):
         return []
     budget = bytes_above(reachable * ROOM)
@@ -89,7 +95,7 @@ def _richer(asked: Sequence[Question], reachable: float, progress: Progress | No
 
 
 def _wider(asked: Sequence[Question], progress: Progress | None) -> list[Relaxation]:
-    """With two and four times as many devices."""
+    """The rows of two and four times as many devices."""
     place = asked[0].cluster
     if not place.levels:
         return [Relaxation("more devices", None, 0.0, f"cluster {place.name} has no level for them: write one, like "
@@ -108,7 +114,7 @@ def _wider(asked: Sequence[Question], progress: Progress | None) -> list[Relaxat
 
 
 def _row(what: str, asked: Sequence[Question], progress: Progress | None) -> Relaxation:
-    """The best answer to several questions."""
+    """The row of the best answer to several questions."""
     rows = [_answer(what, one, progress) for one in asked]
     return min(rows, key=lambda row: (row.seconds is None, row.seconds or row.nbytes or inf))
 

@@ -1,9 +1,9 @@
-"""Model-FLOP utilisation: the part of a step in which the devices would compute its products at their peaks.
+"""Computes model-FLOP utilisation: the part of a step in which devices would do its products at their peaks.
 
     mfu = sum over kernels of flops / peak(dtype) / (seconds of the step * devices)        (Chowdhery et al. 2022, PaLM)
 
-Flops are those of products, convolutions and attention, forward and backward, of the whole model, counted once: what a
-plan computes on several ranks alike adds nothing.
+Flops are those of products, convolutions and attention, forward and backward, of the whole model. They are counted
+once: work that several ranks repeat adds nothing.
 """
 
 from autoddl.core.graph import graph_from_text

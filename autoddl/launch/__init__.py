@@ -1,4 +1,4 @@
-"""Ranks on this machine: run a plan, verify it, rehearse it on shaped links.
+"""Starts ranks on this machine, to run a plan, verify it, or rehearse it on shaped links.
 
 Read in this order:
 

@@ -1,4 +1,4 @@
-"""All that is known per operator: layouts, bytes, kernels.
+"""Has all that is known per operator: layouts, bytes, kernels.
 
 Read in this order:
 

@@ -100,8 +100,10 @@ def keeps_input(op: Op, k: int, graph: Graph, differentiable: frozenset[int]) ->
 
 def read_back(t: int, graph: Graph, uses: Mapping[int, tuple[tuple[int, int], ...]], differentiable: frozenset[int],
               again: frozenset[str] = frozenset()) -> bool:
-    """Whether the backward of some op reads t, looking through hubs and views, which keep nothing of their own. `uses`
-    are the graph's consumers; the ops of the names `again` are computed again in backward."""
+    """Whether the backward of some op reads tensor t, itself or behind hubs and views, which keep nothing of their own.
+
+    `uses` are the graph's consumers. The ops of the names `again` are computed again in backward.
+    """
     for i, k in uses[t]:
         op = graph.ops[i]
         view = base(op) in VIEWS

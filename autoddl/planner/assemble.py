@@ -1,7 +1,7 @@
-"""Solution -> Plan: the choices by name, the steps of every conversion, and the prediction taken apart.
+"""Writes a solution down as a plan: the choices by name, the steps of every conversion, the prediction in its parts.
 
-The parts are priced again from the plan's own steps and must add up to the solution's seconds: the plan says how the
-optimum is made, or it is not written.
+The parts are priced again from the plan's own steps, and must add up to the solution's seconds. A plan whose steps do
+not explain its optimum is never written.
 """
 
 from collections import defaultdict
@@ -28,7 +28,7 @@ __all__ = ["Assembled", "assemble", "assemble_choice", "plan_of"]
 
 @dataclass(slots=True)
 class _Parts:
-    """Seconds and sent bytes by axes, as they add up."""
+    """Adds up seconds and sent bytes by mesh axes, and the seconds that no axis has (`local`)."""
 
     pricing: Pricing
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -36,7 +36,7 @@ class _Parts:
     local: float = 0.0
 
     def add(self, tensor: Tensor, steps: tuple[Step, ...], start: Layout, times: int = 1) -> None:
-        """The price of `steps`, in the way in which the tables priced them."""
+        """Adds the price of `steps` from layout `start`, `times` over, as the tables priced them."""
         mesh, here = self.pricing.mesh, start
         price = self.pricing.bucket_seconds if tensor.kind is Kind.PARAMETER else self.pricing.step_seconds
         for step in steps:
@@ -54,7 +54,7 @@ class _Parts:
 
 
     def cast(self, source: Tensor, target: Tensor, layouts: Sequence[Layout], times: int) -> None:
-        """The price of casting the smallest piece of several layouts."""
+        """Adds the price of casting the smallest of the shards in several layouts, `times` over."""
         elements = min(prod(local_shape(source.shape, layout, self.pricing.mesh)) for layout in layouts)
         self.local += cast_seconds(self.pricing, source, target, elements) * times
 
@@ -108,7 +108,10 @@ def _edges(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choi
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """A parameter's layouts, stored, of use and of the gradient that is yielded, and what is split where it is."""
+    """The layouts of a parameter where it is stored and where it is used, and its depths.
+
+    `yielded` is the layout in which backward yields the gradient; None where there is none.
+    """
 
     stored: Layout
     used: Layout
@@ -142,7 +145,7 @@ def _parameter(pricing: Pricing, tensor: Tensor, ends: _Ends, saved: bool, parts
 
 def _ends(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choice, ...], parts: _Parts
           ) -> list[Conversion]:
-    """From the ops that write the loss and the new buffers to the program's end, where all is B."""
+    """The conversions from the ops that write the loss and the new buffers to the program's end, where all is B."""
     graph, whole, found = pricing.graph, Layout.broadcast(pricing.mesh), []
     ends = {graph.outputs[0]: "loss"} | {new: graph.tensors[old].fqn for old, new in graph.updates}
     for variable, choice in zip(variables, chosen, strict=True):
@@ -164,7 +167,10 @@ def _ends(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choic
 
 def _cone(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choice, ...]
           ) -> tuple[list[Conversion], dict[str, Layout]]:
-    """What ops take from the cone by slicing; an input that all its readers take alike is fed so."""
+    """The conversions by which ops slice tensors of the cone, and the layout in which every input of the model is fed.
+
+    An input that all its readers take in one layout is fed in that layout.
+    """
     graph, mesh = pricing.graph, pricing.mesh
     dependent, whole = graph.dependent(), Layout.broadcast(pricing.mesh)
     readers = {v.item.name: c for v, c in zip(variables, chosen, strict=True) if isinstance(v.item, Op)}
@@ -186,7 +192,7 @@ def _cone(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choic
 
 
 def _unruled(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choice, ...]) -> dict[str, float]:
-    """Seconds of the ops that run replicated because no rule is known for them."""
+    """Seconds, by operator, of the ops that run replicated because no rule is known for them."""
     differentiable = pricing.graph.differentiable()
     found: dict[str, float] = defaultdict(float)
     for variable, choice in zip(variables, chosen, strict=True):
@@ -197,9 +203,9 @@ def _unruled(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Ch
 
 
 def assemble(pricing: Pricing, solution: Solution, variables: tuple[Variable, ...]) -> Assembled:
-    """The plan's parts, whose bytes `memory_line.with_memory_peak` adds.
+    """The parts of the plan of a solution; `memory_line.with_memory_peak` adds its bytes later.
 
-    A prediction whose parts do not add up to the solution's seconds is a bug and raises AssertionError.
+    Raises AssertionError, for a bug, where the parts do not add up to the solution's seconds.
     """
     made = assemble_choice(pricing, solution.choice, variables)
     if abs(made.predicted.seconds - solution.seconds) > 1e-6 * solution.seconds:
@@ -209,7 +215,7 @@ def assemble(pricing: Pricing, solution: Solution, variables: tuple[Variable, ..
 
 
 def assemble_choice(pricing: Pricing, options: Sequence[int], variables: tuple[Variable, ...]) -> Assembled:
-    """The parts of the plan of any choice, all of its seconds counted."""
+    """The parts of the plan that takes option `options[i]` of variable i, with all of its seconds counted."""
     graph = pricing.graph
     chosen = tuple(v.choices[i] for v, i in zip(variables, options, strict=True))
     parts, whole = _Parts(pricing), Layout.broadcast(pricing.mesh)

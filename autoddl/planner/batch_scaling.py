@@ -1,9 +1,9 @@
-"""The graph of another batch size, from two that were captured.
+"""Derives the graph of another batch size from two that were captured.
 
     number(m) = a                    where it is a in both graphs
               = a * m1 / m           where it is a with m1 microbatches and a * m1 / m2 with m2: it counts rows
 
-What is stretched is a guess: who uses it captures the model again and compares.
+The result is a guess: its user captures the model again and compares.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ class _Unlike(Exception):
 
 
 def stretched(first: Graph, m1: int, second: Graph, m2: int, m: int) -> Graph | None:
-    """The graph with m microbatches, from those with m1 and m2; None if they do not tell."""
+    """The graph of one of m microbatches, from those of one of m1 and of m2; None where these do not determine it."""
     if len(first.tensors) != len(second.tensors) or len(first.ops) != len(second.ops):
         return None
     try:
@@ -33,7 +33,7 @@ def stretched(first: Graph, m1: int, second: Graph, m2: int, m: int) -> Graph | 
 
 
 def _number(a: Any, b: Any, m1: int, m2: int, m: int) -> Any:
-    """The rule, inside tuples too."""
+    """Applies the rule to a number, and inside tuples. Raises `_Unlike` where it does not hold."""
     if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
         return tuple(_number(x, y, m1, m2, m) for x, y in zip(a, b, strict=True))
     if type(a) is type(b) and a == b:

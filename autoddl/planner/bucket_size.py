@@ -1,8 +1,8 @@
-"""The bucket size of a plan by its time line.
+"""Chooses the bucket size of a plan by its time line.
 
-Large buckets cost few starts, small ones can begin before backward ends; in between the predicted step is shortest.
-Sizes that give the same buckets are the same; of equals the plan's own stays, then the largest. A bucket is held until
-it is sent: where the best size lifts the peak above the budget, the best of those that fit is taken.
+Large buckets start few collectives, small ones can start before backward ends; in between the predicted step is
+shortest. Sizes that give the same buckets count as one. Ties go to the plan's own size, then to the largest. A bucket
+is kept until it is sent, so the best size may lift the peak above the budget. Then the best that fits is taken.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def best_buckets(plan: Plan, graph: Graph, cluster: Cluster, sizes: Sequence[int
 def fitting_buckets(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster) -> Plan:
     """The plan with the best bucket size whose peak is within the plan's budget, and with the bytes at that peak.
 
-    Where none is within it, with one tensor a bucket.
+    Where no size is within the budget, every tensor is a bucket of its own.
     """
     best = with_memory_peak(best_buckets(plan, graph, cluster), graph, optimizer, cluster)
     if best.predicted.peak_bytes <= plan.budget:

@@ -1,4 +1,4 @@
-"""The fastest plan of a candidate whose memory line fits the budget, and a bound for all that fit.
+"""Finds the fastest plan of a candidate whose memory line fits the budget, and proves a bound for all that fit.
 
     row w over moments     sum over t of w_t bytes_t(x) <= budget,   w >= 0, sum of w = 1     (`pricing.build_problem`)
 
@@ -70,7 +70,10 @@ CLOSE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A solution whose memory line fits, `nbytes` its peak, with the row that its bound was proved under."""
+    """A solution whose memory line fits the budget, and the row under which its bound was proved.
+
+    The solution's `nbytes` are those at the peak of the line.
+    """
 
     solution: Solution
     row: Row
@@ -78,18 +81,22 @@ class Fitted:
 
 @dataclass(frozen=True, eq=False)
 class BudgetSearch:
-    """The search of one candidate; `solver` and `time_limit` (seconds) are those of every problem it solves.
-
-    `plain` is the network without policies of recomputation: without a budget nothing is faster computed again.
-    """
+    """The search for the fastest plan of one candidate under a budget."""
 
     network: CostNetwork
+    """All choices of the candidate, priced."""
     budget: float
+    """Bytes that a rank may use."""
     solver: str = "exact"
+    """Name of the solver of every problem on the way."""
     time_limit: float | None = None
+    """Seconds that solving one problem may take; None: no limit."""
     plain: CostNetwork | None = None
+    """The network without policies of recomputation: without a budget nothing is faster computed again."""
     peaks: Peaks = field(init=False)
+    """The memory lines drawn so far."""
     _made: dict[tuple[tuple[Moment, float], ...], tuple[Problem, Space | None]] = field(default_factory=dict)
+    """The last row's problem, and what the exact solver prepared of it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "peaks", Peaks(self.network))
@@ -111,7 +118,7 @@ class BudgetSearch:
                        + solution.choice)
 
     def ready(self, row: Row) -> tuple[Problem, Space | None]:
-        """The problem of a row, and what the exact solver makes of it first, unless it is large."""
+        """The problem of a row, and what the exact solver prepares of it; None where the problem is large."""
         key = tuple(sorted(row.items()))
         if key not in self._made:
             self._made.clear()
@@ -121,7 +128,7 @@ class BudgetSearch:
         return self._made[key]
 
     def solve(self, row: Row | None, price: float, ceiling: float, tolerance: float) -> Fitted:
-        """The fastest plan that fits, within the tolerance of its bound if that can be had.
+        """The fastest plan that fits; its proven gap is at most `tolerance` where the search reaches that.
 
         `row` and `price` are a guess of where the budget binds and of the seconds that a byte is worth. Raises Above
         where no plan is below `ceiling` seconds, and Infeasible where none fits or none is found.
@@ -152,23 +159,36 @@ def row_key(row: Row) -> tuple[tuple[Moment, float], ...]:
 
 @dataclass(slots=True)
 class _State:
-    """What is known: the best plan that fits, the bound and its row, the moments at which plans were too large."""
+    """The state of a search: the plans, bounds and moments found so far."""
 
     search: BudgetSearch
+    """The search that it belongs to."""
     ceiling: float
+    """Seconds below which a plan is wanted."""
     tolerance: float
+    """The proven gap at which the search may end."""
     best: Solution | None = None
+    """The fastest plan that fits."""
     bound: float = -inf
+    """Seconds that no plan that fits is below."""
     row: Row = field(default_factory=lambda: {UPDATE: 1.0})
+    """The row under which the bound was proved."""
     proof: str = ""
+    """How the bound was proved."""
     moments: list[Moment] = field(default_factory=list)
+    """Moments at which plans were too large, in the order in which they were found."""
     rounds: int = 0
+    """The number of rows tried."""
     price: float = 0.0
+    """Seconds that a byte is worth under `row`."""
     needed: float = 0.0
+    """Bytes that every plan needs, as far as is known."""
     levels: tuple[int, ...] = ()
+    """The levels of all policies in the plan of the last row."""
 
     @property
     def seconds(self) -> float:
+        """Seconds of the best plan, infinite without one."""
         return inf if self.best is None else self.best.seconds
 
     @property
@@ -177,7 +197,7 @@ class _State:
         return self.bound >= self.seconds * (1 - max(self.tolerance, EXACT))
 
     def free(self) -> None:
-        """The optimum without a budget, and the moment at which it is too large."""
+        """Solves without a budget, and takes the optimum, or notes the moment at which it is too large."""
         solution = self.search.free(self.tolerance, self.ceiling)
         if solution.bound >= self.ceiling * (1 - self.tolerance):
             raise Above(solution.bound)
@@ -190,7 +210,7 @@ class _State:
             self.price = solution.price
 
     def _take(self, solution: Solution) -> bool:
-        """Keeps the plan if it fits, else its moment. Returns whether it fits."""
+        """Keeps the plan if it fits, else the moment of its peak. Returns whether it fits."""
         search = self.search
         if solution.seconds >= self.seconds:
             return search.fits(solution.choice)
@@ -203,7 +223,7 @@ class _State:
         return False
 
     def next_row(self, guess: Row | None) -> Row:
-        """The guess first, then the row of the moments seen."""
+        """The row to try next: the guess first, then that of the moments found so far."""
         if guess is not None and not self.rounds:
             for moment in guess:
                 if moment not in self.moments:
@@ -212,7 +232,7 @@ class _State:
         return _dual_row(self.search, self.moments)
 
     def under(self, row: Row, price: float) -> None:
-        """The optimum under a row; where its plan does not fit, plans with less room."""
+        """Solves under a row; where the optimum does not fit, looks for plans with less room."""
         self.rounds += 1
         search = self.search
         problem, space = search.ready(row)
@@ -228,7 +248,7 @@ class _State:
             self._shrink(problem, solution)
 
     def _starved(self, error: Infeasible) -> None:
-        """No choice fits the row: no plan fits; or none was found, and the smallest is tried."""
+        """Handles a row that no choice meets: raises Infeasible where that is proved, else notes the bytes needed."""
         if error.is_proved:
             needed = max(error.needed, _least_peak(self.search, self.moments)[0] if error.needed < inf else inf)
             weights = self.search.network.weight_bytes
@@ -239,7 +259,7 @@ class _State:
         self.needed = max(self.needed, error.needed)
 
     def _shrink(self, problem: Problem, solution: Solution) -> None:
-        """Plans under the row with less room than the last one took: by what its line was above the budget, or half."""
+        """Looks for plans under the row with less room, by what the last line was above the budget, or half."""
         search, most, least = self.search, self.search.budget, 0.0
         for k in range(SHRINKS):
             over = search.peaks.of(solution.choice).nbytes - search.budget
@@ -294,7 +314,7 @@ class _State:
             levels[levels.index(0)] = max(1, *levels)
 
     def _smallest(self) -> None:
-        """The plan with the least peak that the rows lead to, and a faster one under the row that says so."""
+        """Takes the plan with the least peak that the rows lead to, and a faster one under the row that led to it."""
         if is_large(self.search.ready(self.row)[0]):
             return
         needed, row = _least_peak(self.search, self.moments)
@@ -309,7 +329,7 @@ class _State:
             self.under(row, self.price)
 
     def _every_choice(self) -> None:
-        """Of a small problem the fastest choice whose line fits, which then is the optimum."""
+        """Takes the fastest choice of a small problem whose line fits, which then is the optimum."""
         search, row = self.search, self.row
         if prod(search.network.sizes) > FEW:
             return
@@ -344,7 +364,7 @@ class _State:
 
 
 def _dual_row(search: BudgetSearch, moments: Sequence[Moment]) -> Row:
-    """The row of the moments whose bound is the highest, about: the weights are the dual's multipliers."""
+    """The row of the moments with about the highest bound: its weights are the multipliers of the dual."""
     if len(moments) == 1:
         return {moments[0]: 1.0}
     even = {moment: 1 / len(moments) for moment in moments}
@@ -365,7 +385,7 @@ def _dual_row(search: BudgetSearch, moments: Sequence[Moment]) -> Row:
 
 
 def _least_peak(search: BudgetSearch, moments: Sequence[Moment]) -> tuple[float, Row]:
-    """(bytes that no plan's peak is below, the row that says so), by rows that lead to ever smaller plans.
+    """(bytes that no plan's peak is below, the row that proves it), by rows that lead to ever smaller plans.
 
     min over x of max over t of bytes_t(x) >= max over w of min over x of sum w_t bytes_t(x): cutting planes again.
     """

@@ -1,8 +1,8 @@
-"""Candidates of the outer search: a mesh, a region of its plans, a number of microbatches.
+"""Prices candidates of the outer search: a mesh, a region of its plans, a number of microbatches.
 
     build_network(task, candidate)      all choices of the candidate, priced
     build_problem(task, candidate)      its problem under the budget, with the bytes of a row of moments
-    chosen(task, candidate, solution)   what a solution of it chose, priced alone
+    chosen(task, candidate, solution)   the choices of a solution of it, priced alone
 """
 
 from collections.abc import Callable
@@ -23,8 +23,11 @@ __all__ = ["Built", "Candidate", "Solved", "bounds", "build_network", "build_pro
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A mesh, the region of its plans that is searched, the number of microbatches, and which blocks are computed again
-    in backward, as text (`core.recompute`)."""
+    """A part of the space of plans that is searched at once.
+
+    `region` gives the part of a graph and a mesh; `recompute` says which blocks backward computes again, as text
+    (`core.recompute`).
+    """
 
     mesh: Mesh
     region: Callable[[Graph, Mesh], Region]
@@ -38,7 +41,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """One mesh, solved: `variables` have what was chosen alone; the bound was proved under `row`."""
+    """A solved candidate: each of its `variables` has the chosen option alone; `row` is that of the bound's proof."""
 
     pricing: Pricing
     variables: tuple[Variable, ...]
@@ -57,7 +60,10 @@ def build_network(task: PlanTask, candidate: Candidate) -> CostNetwork:
 
 
 def build_problem(task: PlanTask, candidate: Candidate, row: Row | None = None) -> Built:
-    """The candidate's problem under the budget, whose bytes are those of `row`, by default of the update."""
+    """The candidate's prices, variables and problem under the task's budget.
+
+    Bytes of the problem are those of `row`, by default those of the optimizer's update.
+    """
     network = build_network(task, candidate)
     return network.pricing, network.variables, network.problem(task.budget, row)
 
@@ -88,11 +94,12 @@ def chosen(task: PlanTask, candidate: Candidate, solution: Solution, row: Row) -
 
 
 def bounds(task: PlanTask, one: Candidate, other: Candidate) -> bool:
-    """Whether the seconds of `one` without a budget bound those of `other`, with more blocks computed again or more
-    microbatches.
+    """Whether the seconds of `one` without a budget bound those of `other`, on the same mesh.
 
-    Measured kernels may be faster where they are small; and a microbatch of one row splits as none of more rows does:
-    (1, S, C) -> (S, C) leaves S whole, (2, S, C) -> (2S, C) does not."""
+    They do where `other` computes more blocks again, or has more microbatches, with two exceptions. Kernels with
+    measured curves may be faster where they are small. A microbatch of one row splits as none of more rows does.
+    For example, (1, S, C) -> (S, C) leaves S whole, and (2, S, C) -> (2S, C) does not.
+    """
     if other.mesh != one.mesh or other.region is not one.region or not recomputes_more(other.recompute, one.recompute):
         return False
     if other.microbatches == one.microbatches:

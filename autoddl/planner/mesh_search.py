@@ -1,19 +1,20 @@
-"""The outer search: over meshes and regions, best first, with a result that does not depend on the number of workers.
+"""Searches over meshes and regions, best first; the number of workers does not change the result.
 
     floor         all work split evenly over all devices, no communication: a bound before anything is solved
     bound(mesh)   the exact optimum of seconds + price * (bytes - budget): a lower bound, and a plan if it fits
     then, cheapest bound first, two at a time, the budgeted problem of every mesh whose bound is below the best plan
 
-Meshes of one or two axes come first, with a price of 0: they are quickly solved, and what a byte is worth in the best
-of them is the price at which those of three are bounded. Meshes of more axes come last: their problems are large
-(`search.large`), and there is a plan by then that they must beat. Where there are such and there is no time limit, all
-candidates are solved roughly before any is solved to the end, so that what takes long is done to few.
+Meshes of one or two axes come first, with a price of 0, because they are quickly solved. The value of a byte in the
+best of them is the price at which meshes of three axes are bounded. Meshes of more axes come last: their problems are
+large (`search.large`), and by then there is a plan that they must beat. Where there are such meshes and no time limit,
+all candidates are first solved roughly. So only few of them are solved to the end.
 
-With k * m microbatches a step takes at least as long as with m on the same mesh without a budget: launches and
-latencies come more often, and by the formulas nothing gets cheaper than in proportion to its size (curves of a measured
-device may, and a microbatch of one row can be split as larger ones cannot: `candidates.bounds`). So numbers of
-microbatches are tried rising, on those meshes alone where the bound without a budget of a number that divides them
-leaves hope; with more axes first the number that was fastest with few.
+On one mesh and without a budget, a step of k * m microbatches takes at least as long as one of m. Launches and
+latencies come more often, and by the formulas nothing gets cheaper than in proportion to its size. There are two
+exceptions (`candidates.bounds`): curves of a measured device, and microbatches of one row. So numbers of microbatches
+are tried rising. A mesh is tried with more of them only if its bound without a budget is below the best plan. That
+bound is one of a number of microbatches that divides them. On meshes of more axes the number that was fastest on few
+axes comes first.
 
 A mesh is not solved further once its bound is no better than the best plan by more than the tolerance. The bound of the
 whole is the least over all meshes of what was proved for each. An interrupt ends the search with the best plan so far,
@@ -52,7 +53,7 @@ ROUGH = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The fastest plan, the least bound over all candidates, the seconds that the search took."""
+    """The fastest plan, the least bound over all candidates in seconds, and the seconds that the search took."""
 
     best: Solved
     bound: float
@@ -61,24 +62,31 @@ class Found:
 
 
 def cut_short(proof: str) -> str:
-    """What a plan says of its proof where an interrupt ended the search."""
+    """The text of a plan's proof where an interrupt ended the search."""
     return f"{proof}; interrupted"
 
 
 @dataclass(slots=True)
 class _State:
-    """What is known so far: a bound per candidate, the best plan and where it is, what was `reached` with a number of
-    microbatches."""
+    """The state of the search: a bound of every candidate, and the best plan so far."""
 
     bounds: list[float]
+    """By candidate, seconds that none of its plans is below; infinite where it has none."""
     best: Solution | None = None
+    """The fastest plan that fits."""
     row: Row | None = None
+    """The row under which the best plan was found."""
     where: int = -1
+    """The candidate of the best plan."""
     failed: list[Infeasible | InputError] = field(default_factory=list)
+    """Why candidates have no plan."""
     done: int = 0
+    """Jobs that are done, for telling progress."""
     reached: dict[int, float] = field(default_factory=dict)
+    """By number of microbatches, seconds of the fastest plan that fits."""
 
     def take(self, i: int, microbatches: int, answer: Answer) -> None:
+        """Takes in the answer of candidate i, which has that many microbatches."""
         if answer.problem is not None:
             self.failed.append(answer.problem)
         if answer.proved:
@@ -110,7 +118,7 @@ class _State:
 
 
 def _workers(task: PlanTask, candidates: Sequence[Candidate]) -> int:
-    """As asked; else two where two processors and enough work are there."""
+    """The number of processes: as asked for, else two where there are two processors and enough work."""
     if task.options.workers is not None:
         return task.options.workers
     heavy = sum(len(c.mesh.axes) > 2 for c in candidates)
@@ -118,8 +126,11 @@ def _workers(task: PlanTask, candidates: Sequence[Candidate]) -> int:
 
 
 def search(task: PlanTask, candidates: Sequence[Candidate], progress: Progress | None = None) -> Found:
-    """The fastest plan over all candidates. Raises Infeasible, with the least bytes that any needs, if none fits, and
-    KeyboardInterrupt if it is interrupted before there is a plan."""
+    """The fastest plan over all candidates, with the least bound over all of them.
+
+    Raises Infeasible, with the least bytes that any candidate needs, if no plan fits. Raises KeyboardInterrupt if it is
+    interrupted before there is a plan.
+    """
     start, tell = perf_counter(), progress or (lambda what, done, total: None)
     state = _State([floor_seconds(task.graph, task.cluster)] * len(candidates))
     jobs, workers, interrupted = Jobs(task, candidates), _workers(task, candidates), False
@@ -151,7 +162,10 @@ def search(task: PlanTask, candidates: Sequence[Candidate], progress: Progress |
 
 
 def _worst(failed: Sequence[Infeasible | InputError]) -> Infeasible | InputError:
-    """Why there is no plan: the least bytes that no candidate excludes, and the smallest plan that any knows."""
+    """The error that says why there is no plan.
+
+    It has the least bytes that any candidate needs, and the smallest peak that any candidate found.
+    """
     starved = [error for error in failed if isinstance(error, Infeasible)]
     if not starved:
         return failed[0]
@@ -160,21 +174,25 @@ def _worst(failed: Sequence[Infeasible | InputError]) -> Infeasible | InputError
 
 
 def _turn(candidate: Candidate) -> int:
-    """0 with few axes, 2 with many."""
+    """The turn in which a candidate is searched: 0 for few axes, 1 for more, 2 for many."""
     axes = len(candidate.mesh.axes)
     return (axes > FEW) + (axes >= MANY)
 
 
 def _gains_by_roughness(task: PlanTask, candidates: Sequence[Candidate]) -> bool:
-    """Whether several meshes of many axes are to come, and a wide gap is reached sooner than the asked one: other
-    solvers know none, and time is granted once."""
+    """Whether solving roughly first saves time: several meshes of many axes are to come, and a tight gap is asked for.
+
+    Only the exact solver ends at a gap; with a time limit, every candidate is given its time once.
+    """
     many, options = sum(_turn(candidate) == 2 for candidate in candidates), task.options
     return many > 1 and options.solver == "exact" and options.time_limit is None and options.tolerance < ROUGH
 
 
 def _rounds(state: _State, candidates: Sequence[Candidate]) -> Iterator[tuple[int, int]]:
-    """(turn, number of microbatches): few axes first, rising; then the number with which those were fastest, and so
-    on."""
+    """Yields (turn, number of microbatches) in the order of the search.
+
+    With few axes numbers rise. In later turns those come first with which plans were fastest before.
+    """
     counts = sorted({c.microbatches for c in candidates})
     yield from ((0, n) for n in counts)
     for turn in (1, 2):
@@ -183,7 +201,7 @@ def _rounds(state: _State, candidates: Sequence[Candidate]) -> Iterator[tuple[in
 
 def _capture(state: _State, task: PlanTask, candidates: Sequence[Candidate], which: Sequence[int], tell: Progress
              ) -> None:
-    """The model in as many parts as the candidates of `which` have microbatches: workers know what was captured."""
+    """Captures one of each number of microbatches that candidates of `which` have, before workers are forked."""
     for n in sorted({candidates[i].microbatches for i in which}):
         if not task.has(n):
             tell(f"capturing one of {n} microbatches: {state.text()}", state.done, 2 * len(candidates))
@@ -199,7 +217,7 @@ def _candidate(job: Job) -> int:
 
 def _bound(state: _State, task: PlanTask, candidates: Sequence[Candidate], which: Sequence[int], run: Run,
            tell: Progress) -> None:
-    """The bound of every candidate of `which`, and of more microbatches on the same meshes."""
+    """Bounds every candidate of `which`, and with it those of more microbatches on the same mesh."""
     guess = state.guess
     for i, answer in zip(which, run([(i, None, guess, task.options.tolerance) for i in which]), strict=True):
         state.take(i, candidates[i].microbatches, answer)
@@ -217,8 +235,10 @@ def _hopeless(state: _State, i: int, tolerance: float) -> bool:
 
 def _solve(state: _State, candidates: Sequence[Candidate], which: Sequence[int], run: Run, tell: Progress,
            tolerance: float) -> None:
-    """Every candidate of `which` whose bound is below the best plan, to this gap, cheapest bound first; with many axes
-    the first alone: its plan, and what a byte is worth in it, spare most of the others."""
+    """Solves every candidate of `which` whose bound is below the best plan, to this gap, the cheapest bound first.
+
+    With many axes the first is solved alone. Its plan, and the value of a byte in it, spare most of the others.
+    """
     order = sorted(which, key=lambda i: state.bounds[i])
     alone = any(_turn(candidates[i]) == 2 for i in order)
     for these in (order[:1], *_together(order[1:])) if alone else _together(order):
@@ -231,5 +251,5 @@ def _solve(state: _State, candidates: Sequence[Candidate], which: Sequence[int],
 
 
 def _together(order: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Those that are solved without knowing of each other."""
+    """Cuts the order into groups whose candidates are solved without knowing of each other."""
     return (order[begin:begin + TOGETHER] for begin in range(0, len(order), TOGETHER))

@@ -1,4 +1,4 @@
-"""The meshes that fit a cluster.
+"""Lists the meshes that fit a cluster.
 
 Ranks are numbered with the innermost level fastest, so a mesh axis of size n with stride s joins ranks s apart. Every
 axis lies inside one level, or is one or several whole levels:
@@ -36,7 +36,10 @@ def _level_axes(name: str, size: int, most: int) -> list[tuple[Axis, ...]]:
 
 
 def meshes(cluster: Cluster, most: int = 3) -> tuple[Mesh, ...]:
-    """Every mesh over all devices of `cluster` with at most `most` axes, few axes first."""
+    """Every mesh over all devices of `cluster` with at most `most` axes, few axes first.
+
+    Raises InputError where none has so few axes.
+    """
     levels = [(level.name, level.size) for level in reversed(cluster.levels) if level.size > 1]
     if not levels:
         return (Mesh((Axis("one", 1),)),)
@@ -64,7 +67,10 @@ def _groupings(levels: list[tuple[str, int]]) -> list[list[list[tuple[str, int]]
 
 
 def check_mesh(mesh: Mesh, cluster: Cluster) -> Mesh:
-    """`mesh` if it covers the cluster and every axis lies inside a level or is whole levels; else InputError."""
+    """Returns `mesh` if it covers the cluster and every axis lies inside a level or is whole levels.
+
+    Raises InputError for any other.
+    """
     if mesh.size != cluster.size:
         raise InputError(f"mesh '{mesh}' has {mesh.size} ranks, cluster {cluster.name} has {cluster.size} devices: "
                          f"the sizes must multiply to {cluster.size}")

@@ -1,7 +1,8 @@
-"""The model with one of several microbatches of a batch, captured as seldom as possible.
+"""Captures the model with one of several microbatches of a batch, as seldom as possible.
 
-The first two numbers of microbatches that are asked for are captured. From these the graphs of others are stretched
-(see `stretch`), which is good for searching; the one that is planned for is captured too, and must be the same.
+The first two numbers of microbatches that are asked for are captured. The graphs of other numbers are derived from
+these (`batch_scaling`), which is enough for searching. The number that is planned for is captured too, and its graph
+must equal the derived one.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ __all__ = ["Variant", "Variants"]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The model captured with one microbatch of a batch."""
+    """The model captured with one microbatch: its planned graph with hubs, the captured one, the sample's shapes."""
 
     graph: Graph
     original: Graph
@@ -27,21 +28,21 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Variants:
-    """`part` captures one of so many microbatches. What was made is kept."""
+    """The variants of a model by number of microbatches, each made once; `part` captures one."""
 
     part: Callable[[int], Variant]
     captured: dict[int, Variant] = field(default_factory=dict)
     guessed: dict[int, Variant] = field(default_factory=dict)
 
     def has(self, microbatches: int) -> bool:
-        """Whether it is there without capturing."""
+        """Whether the variant is known without capturing."""
         return self._guess(microbatches) is not None
 
     def __call__(self, microbatches: int) -> Variant:
         return self._guess(microbatches) or self.confirmed(microbatches)
 
     def confirmed(self, microbatches: int) -> Variant:
-        """As captured; InputError if a guess that was searched is something else."""
+        """The captured variant. Raises InputError if the derived one, which was searched, is another."""
         if microbatches not in self.captured:
             self.captured[microbatches] = self.part(microbatches)
         found, guess = self.captured[microbatches], self.guessed.get(microbatches)

@@ -1,8 +1,8 @@
-"""The options of planning: one frozen value, made and checked once, for Python, the shell and the plan's own question.
+"""Defines the options of planning: one frozen value, made and checked once.
 
-A new option is a field of `PlanOptions` and the same name in `Options`, which types the keywords of `autoddl.plan`;
-`python`, `shell` and the tests read the rest from the field. What is no option here: the model, the cluster, the
-sample, and who is told of progress.
+Python, the shell and a plan's own question all use it. A new option is a field of `PlanOptions`, and the same name in
+`Options`, which types the keywords of `autoddl.plan`. The documentation, the shell and the tests read the rest from the
+field. The model, the cluster, the sample and the listener of progress are no options.
 """
 
 import inspect
@@ -87,8 +87,8 @@ class PlanOptions:
     """Numbers of equal parts in which a step may run the batch, one after the other; rising, each once."""
 
     recompute: tuple[str, ...] = _option(("none",), "blocks whose forward backward may run again instead of keeping "
-                                         "what it saved: none, full, every-K, first-N, search", metavar="POLICY,POLICY,...",
-                                         written=str)
+                                         "what it saved: none, full, every-K, first-N, search",
+                                         metavar="POLICY,POLICY,...", written=str)
     """Policies of recomputation to choose from, as text (`core.recompute`), each once."""
 
     overlap: bool = _option(False, "the shortest time line of several plans")
@@ -131,7 +131,7 @@ def _bytes(budget: float | str) -> float:
 
 
 def _rising(microbatches: Sequence[int]) -> tuple[int, ...]:
-    """The numbers of microbatches to try, each once, rising."""
+    """The numbers of microbatches to try, each once, rising. Raises InputError for a number below 1, or none."""
     counts = tuple(sorted(set(microbatches)))
     if not counts or counts[0] < 1:
         raise InputError(f"numbers of microbatches are at least 1, not {list(microbatches)}; 1 is the whole batch")

@@ -1,16 +1,16 @@
-"""The plan with the shortest time line, for who asks what is hidden to count.
+"""Finds the plan with the shortest time line, on which communication may hide behind computation.
 
-The search adds all seconds up. On the time line (`timeline`) the collectives of parameters, of the loss and of new
-buffers run beside computation, and all others are waited for at once. So the search is asked again, with the part 1 - h
-of their seconds counted:
+The search adds all seconds up. On the time line (`timeline`) some collectives overlap computation: those of parameters,
+of the loss and of new buffers. All others are waited for at once. So the search runs again, with only the part 1 - h of
+the seconds of the first kind counted:
 
     h = 0         the sum
     h in HIDDEN   plans that send more for parameters and less for activations
-    h = 1         what is computed and waited for at once: no plan's time line is shorter than its optimum
+    h = 1         computation and collectives that are waited for: no time line is shorter than its optimum
 
-The plans that these find, on all meshes, on each alone and as every named strategy, are put on the time line; the
-shortest is taken, with the bound of h = 1 on all time lines. One with a number of microbatches for which the model
-turns out to be another than was searched is passed over.
+These searches run on all meshes, on each alone, and as every named strategy. All plans that they find are put on the
+time line, and the shortest is taken. The search with h = 1 bounds all time lines. A plan is passed over if its graph,
+which was derived for its number of microbatches, turns out to be wrong.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -34,8 +34,11 @@ Finish = Callable[[Found], Plan]
 
 
 def overlapped(task: PlanTask, first: Found, plan: Plan, spaces: Sequence[Sequence[Candidate]], finish: Finish) -> Plan:
-    """`plan`, made of `first`, or the plan of a part of the space and another share of hidden seconds that is shorter
-    on the time line. The first of `spaces` is the whole. An interrupt ends it with the best so far, which says so."""
+    """The plan with the shortest time line: `plan`, made of `first`, or one that another search finds.
+
+    Each search takes one of `spaces`, of which the first is the whole, and one part of hidden seconds. Then `finish`
+    makes a plan of what it found. An interrupt ends it with the best plan so far, whose proof says so.
+    """
     best, least, bound = plan, _line(task, plan), floor_seconds(task.graph, task.cluster)
     try:
         whole = search(replace(task, hidden=1.0), spaces[0])
@@ -53,7 +56,7 @@ def overlapped(task: PlanTask, first: Found, plan: Plan, spaces: Sequence[Sequen
 
 
 def _finished(found: Iterator[Found], finish: Finish) -> Iterator[Plan]:
-    """The plans of what was found, but for those of a graph that was guessed wrongly."""
+    """Yields the plans of the results, but for those whose derived graph is wrong."""
     for one in found:
         try:
             made = finish(one)
@@ -63,8 +66,10 @@ def _finished(found: Iterator[Found], finish: Finish) -> Iterator[Plan]:
 
 
 def _others(task: PlanTask, first: Found, spaces: Sequence[Sequence[Candidate]]) -> Iterator[Found]:
-    """What the searches find, once each, by the account of the sum. A part in which nothing fits has none. Raises
-    KeyboardInterrupt where one is interrupted."""
+    """Yields the results of the searches, each plan once, with all of its seconds counted.
+
+    A part of the space in which nothing fits yields none. Raises KeyboardInterrupt where a search is interrupted.
+    """
     known = {_key(first.best)}
     for space, share in product(spaces, HIDDEN):
         if space is spaces[0] and not share:
@@ -87,7 +92,7 @@ def _key(solved: Solved) -> Hashable:
 
 
 def _counted(solved: Solved, bound: float) -> Solved:
-    """The same choice with all of its seconds; `bound` is that of their sum."""
+    """The result with all seconds of its choice counted; `bound` is that of their sum."""
     pricing = replace(solved.pricing, hidden=0.0)
     seconds = problem_of(pricing, solved.variables, None).cost(solved.solution.choice)
     solution = replace(solved.solution, seconds=seconds, bound=min(bound, seconds),

@@ -1,9 +1,9 @@
-"""Choice -> the peak of its memory line, and the moment whose row comes next to it.
+"""Computes the peak of a choice's memory line, and the moment whose row comes closest to it.
 
-The line of a plan (`schedule.memory_line`) is what a rank holds; rows (`pricing.lifetimes`) are sums over choices that
-lie below it. `Peaks` draws the line of a choice once, and names the moment of its peak: the largest of the rows of the
-op at which the line is highest. How much goes into a bucket is decided afterwards (`bucket_size`): lines are drawn with
-one tensor a bucket, which holds the least.
+The line of a plan (`schedule.memory_line`) is the memory of a rank as a step goes. Rows (`pricing.lifetimes`) are sums
+over choices that lie below it. The line of a choice is drawn once (`Peaks`). The moment of its peak is one of the op at
+which the line is highest, namely the one whose row is largest. The bucket size is chosen later (`bucket_size`). So
+lines are drawn with one tensor a bucket, which needs the least memory.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
-"""Regions of the space of plans that pins leave.
+"""Parses pins, and makes of them the region of the space of plans that they leave.
 
-A pin says `PATTERN: AXIS=STATE`: every parameter (by its name) or op (by its module path or name) that the shell-like
-pattern matches has that state on that axis: a parameter where it is stored, an op where it writes. In place of a state
-stands, for parameters that are split there, what else is: O, OG or OGW (`core.state_layouts`). `AXIS=SIZE` alone pins
-the mesh to those that have such an axis.
+A pin says `PATTERN: AXIS=STATE`. The pattern, as in a shell, matches parameters by name, or ops by module path or name.
+They have that state on that axis: a parameter where it is stored, an op where it writes. Instead of a
+state, O, OG or OGW asks for a parameter that is split there, with its gradients or its weight (`core.state_layouts`).
+A pin `AXIS=SIZE` alone asks for meshes that have such an axis.
 
     h.*.attn.*: node=S(0)          wte.weight: net=B          h.*.weight: net=OGW          node=8
 """
@@ -28,7 +28,7 @@ __all__ = ["Pin", "allowed_meshes", "mesh_allows", "parse_pin", "pinned", "regio
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """`pattern` is empty for a pin of the mesh; then `value` is a size. A text says what is split (`DEPTHS`)."""
+    """One pin: a state on an axis, or text of `DEPTHS`; for a pin of the mesh `pattern` is empty and `value` a size."""
 
     pattern: str
     axis: str
@@ -39,7 +39,7 @@ class Pin:
 
 
 def parse_pin(text: str) -> Pin:
-    """Read one pin."""
+    """Parses one pin. Raises InputError for text that is none."""
     pattern, colon, rest = text.rpartition(":")
     axis, equals, value = (part.strip() for part in rest.partition("="))
     if not equals or not axis or not value or (colon and not pattern.strip()):
@@ -52,8 +52,10 @@ def parse_pin(text: str) -> Pin:
 
 
 def allowed_meshes(cluster: Cluster, options: PlanOptions) -> tuple[Mesh, ...]:
-    """The meshes to search: the one that the options name, or all that their pins allow. Raises InputError for a mesh
-    that does not fit the cluster or the pins, and for pins that no mesh fits."""
+    """The meshes to search: the one that the options name, or all that their pins allow.
+
+    Raises InputError for a mesh that does not fit the cluster or the pins, and for pins that no mesh fits.
+    """
     pins = tuple(map(parse_pin, options.pins))
     if options.mesh is not None:
         mesh = check_mesh(Mesh.parse(options.mesh), cluster)
@@ -69,7 +71,7 @@ def allowed_meshes(cluster: Cluster, options: PlanOptions) -> tuple[Mesh, ...]:
 
 
 def region_of(options: PlanOptions) -> Callable[[Graph, Mesh], Region]:
-    """What the pins of the options leave of the plans of a graph on a mesh."""
+    """A function that gives the region that the pins of the options leave on a graph and a mesh."""
     return partial(pinned, tuple(map(parse_pin, options.pins)))
 
 
@@ -89,8 +91,10 @@ def _matches(pin: Pin, item: Op | Tensor) -> bool:
 
 
 def pinned(pins: tuple[Pin, ...], graph: Graph, mesh: Mesh) -> Region:
-    """The region that `pins` leave. A pin that matches nothing that a plan decides, and two that contradict each other,
-    raise InputError. Parameters come before ops: a pattern that matches a parameter pins only parameters."""
+    """The region that `pins` leave. A pattern that matches a parameter pins parameters only, never ops.
+
+    Raises InputError for a pin that matches nothing that a plan decides, and for two pins that contradict each other.
+    """
     layouts = tuple(pin for pin in pins if pin.pattern)
     if not layouts:
         return everything
@@ -128,7 +132,7 @@ def _allows(pin: Pin, axis: int, choice: Choice) -> bool:
 
 
 def _agree(item: Op | Tensor, pins: list[Pin]) -> None:
-    """InputError where two pins give one axis two states, or a parameter a state in which none is stored."""
+    """Raises InputError where two pins give one axis two states, or a parameter a state that none is stored in."""
     first: dict[tuple[str, bool], Pin] = {}
     for pin in pins:
         said = isinstance(pin.value, str)

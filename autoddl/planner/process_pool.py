@@ -1,8 +1,8 @@
-"""The same function on many arguments, on one or several processes.
+"""Maps a function over many arguments, on one or several processes.
 
-The processes are forked, so they know what their parent knew and only arguments and results travel. Results come in the
-order of the arguments whatever the number of processes; an interrupt reaches the parent alone, which then ends them.
-Nor do they outlive it when it is killed.
+The processes are forked, so they know what their parent knew, and only arguments and results travel. Results come in
+the order of the arguments, whatever the number of processes. An interrupt reaches the parent alone, which then ends
+the others. They end as well when the parent is killed.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ Key = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Worker:
-    """`known` are the keys of what it has worked on."""
+    """A forked process; `known` has the keys of the arguments that it has worked on."""
 
     process: ForkProcess
     pipe: Connection
@@ -54,14 +54,14 @@ class _Worker:
 
 
 def _keep_freed() -> None:
-    """glibc keeps what a job frees, for the next one: new pages for large tables take as long as filling them."""
+    """Makes glibc keep freed memory for the next job: new pages for large tables cost as much as filling them."""
     if _LIBC is not None and hasattr(_LIBC, "mallopt"):
         _LIBC.mallopt(_MMAP_MAX, 0)
         _LIBC.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _serve(function: Callable[[Any], Any], pipe: Connection) -> None:
-    """(number, argument) in, (number, result, exception) out, until None comes."""
+    """Receives (number, argument) and sends (number, result, exception), until None comes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signals_default()
     die_with_parent()
@@ -82,8 +82,10 @@ def _start(function: Callable[[Any], Any]) -> _Worker:
 
 
 def _results(workers: Sequence[_Worker], arguments: Sequence[Any], key: Key) -> Iterator[Any]:
-    """Every worker gets another argument when it is done with its last, first one whose key it knows, then one whose
-    key nobody knows."""
+    """Yields the results in order. A worker that is done gets another argument.
+
+    Arguments whose key it knows come first, then those whose key no worker knows.
+    """
     left, done, idle = dict(enumerate(arguments)), dict[int, Any](), list(workers)
     for number in range(len(arguments)):
         while number not in done:
@@ -103,14 +105,17 @@ def _results(workers: Sequence[_Worker], arguments: Sequence[Any], key: Key) -> 
 
 
 def _rank(worker: _Worker, workers: Sequence[_Worker], key: Any) -> int:
-    """How much another worker would rather have it."""
+    """The rank of a key for a worker, best first: 0 if it knows it, 1 if no worker does, 2 if another does."""
     return 0 if key in worker.known else 1 + any(key in other.known for other in workers)
 
 
 @contextmanager
 def mapper(function: Callable[[Any], Any], workers: int, key: Key = id) -> Iterator[Map]:
-    """A map of `function` on this many processes; on this one where one is asked for or forking is not possible.
-    Arguments of one `key` go to one process, if it is idle: it may remember something."""
+    """A context that yields a map of `function` on `workers` processes.
+
+    The map runs in this process where one is asked for, or where forking is not possible. Arguments of one `key` go to
+    one process if it is idle, because it may remember results.
+    """
     if workers < 2 or not forks():
         yield lambda arguments: map(function, arguments)
         return
@@ -127,8 +132,10 @@ def mapper(function: Callable[[Any], Any], workers: int, key: Key = id) -> Itera
 
 @contextmanager
 def beside(function: Callable[[Any], Any], argument: Any) -> Iterator[Callable[[], Any]]:
-    """`function(argument)` on a forked process while this one does something else; what is yielded waits for it, and
-    raises what it raised."""
+    """A context that runs `function(argument)` in a forked process meanwhile.
+
+    It yields a function that waits for the result, and raises the exception if there was one.
+    """
     with signals_raise():
         worker = _start(function)
         try:

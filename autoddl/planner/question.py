@@ -1,9 +1,9 @@
-"""Plan -> the very problem that it solves, without the model: what every later question about a plan starts from.
+"""Builds the problem that a plan solves again, without the model: all later questions about a plan start from it.
 
-`Plan.source` keeps what the problem was posed from: the captured graph, the cluster's text, the optimizer, the pins,
-the meshes, the numbers of microbatches with what their graphs are stretched from. The space and the prices are
-functions of these, so they are made again; the plan's layouts pick the choice.
-A plan whose predicted seconds do not come out again was made by another version of the prices.
+`Plan.source` keeps everything that the problem depends on: the captured graph, the cluster's text, the optimizer, the
+pins and the meshes. It keeps the numbers of microbatches too, with the graphs that others are derived from. The space
+and the prices are functions of these, so they are computed again; the plan's layouts name the choice. A plan whose
+predicted seconds do not come out again was made by another version of the prices.
 
     rebuild(plan)               its mesh's problem and its choice
     solve_question(question)    the whole search, perhaps with something changed: other pins, cluster or budget
@@ -45,7 +45,7 @@ SAME = 1e-9
 
 
 class Rebuilt(NamedTuple):
-    """A plan's problem, on its mesh, with the bytes of the plan's row, and the option chosen for every variable."""
+    """The problem of a plan on its mesh, with the bytes of the plan's row, and the chosen option of every variable."""
 
     pricing: Pricing
     variables: tuple[Variable, ...]
@@ -56,23 +56,28 @@ class Rebuilt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The question that a plan answers. `graph` is that of one of `microbatches`; `parts` are the graphs of some other
-    numbers of microbatches that the options ask for, as text; `recompute` says which blocks the plan computes again."""
+    """The question that a plan answers: a model, a cluster and the options of planning."""
 
     graph: Graph
+    """The captured graph, without hubs, of one of `microbatches`."""
     cluster: Cluster
+    """The devices and links to plan for."""
     options: PlanOptions
+    """The options with which the plan was searched."""
     microbatches: int = 1
+    """The number of microbatches of the plan."""
     parts: Mapping[str, str] = field(default_factory=dict)
+    """By number, graphs of some other numbers of microbatches that the options ask for, as text."""
     recompute: str = NO_RECOMPUTE
+    """The blocks that the plan computes again, as text (`core.recompute`)."""
 
     def asking(self, **options: Any) -> "Question":
-        """The same question with other options."""
+        """The question with some options replaced."""
         return replace(self, options=replace(self.options, **options))
 
 
 def source_of(task: PlanTask, solved: "Solved", options: PlanOptions) -> dict[str, Any]:
-    """What `rebuild` needs, as JSON. `inner` tells choices with equal layouts apart."""
+    """Everything that `rebuild` needs, as JSON. `inner` tells choices with equal layouts apart."""
     chosen = zip(solved.variables, solved.solution.choice, strict=True)
     inner = {v.name: list(v.choices[k].inner) for v, k in chosen if v.choices[k].inner}
     return {"graph": graph_to_text(task.original), "cluster": task.cluster.to_yaml(), "optimizer": options.optimizer,
@@ -90,8 +95,10 @@ def _row(solved: "Solved") -> dict[str, float]:
 
 
 def _parts(task: PlanTask, own: int, counts: Sequence[int]) -> dict[str, str]:
-    """The graphs from which, beside the plan's `own`, those of all `counts` can be scaled. A number by which the batch
-    cannot be cut has none."""
+    """By number, the graphs from which, with that of the plan's `own`, those of all `counts` can be derived.
+
+    A number of microbatches into which the batch cannot be cut has none.
+    """
     kept = Variants(_absent, {own: task.variant(own)})
     for n in counts:
         if not kept.has(n):
@@ -105,7 +112,7 @@ def _absent(microbatches: int) -> Variant:
 
 
 def question_of(plan: Plan) -> Question:
-    """The question that `plan` answers."""
+    """The question that `plan` answers. Raises InputError for a plan that does not keep it."""
     source = plan.source
     if "graph" not in source or "row" not in source:
         raise InputError("this plan does not say what it was made from: an earlier version made it; make it again")
@@ -126,7 +133,7 @@ def _variants(question: Question) -> Variants:
 
 
 def split_by_microbatches(question: Question) -> Iterator[Question]:
-    """The question with each number of microbatches that was tried, alone."""
+    """Yields the question once for each number of microbatches that was tried."""
     variants = _variants(question)
     for n in question.options.microbatches:
         if variants.has(n):
@@ -148,14 +155,17 @@ def network_on(question: Question, mesh: Mesh) -> CostNetwork:
 
 
 def problem_on(question: Question, mesh: Mesh, row: Row | None = None) -> Built:
-    """The problem of the question on one mesh, whose bytes are those of `row`, by default of the update."""
+    """The prices, variables and problem of the question on one mesh.
+
+    Bytes are those of `row`; those of the optimizer's update by default, and where the graph lacks a moment of `row`.
+    """
     network = network_on(question, mesh)
     known = row if row is not None and network.lifetimes.has(row) else None
     return network.pricing, network.variables, network.problem(question.options.limit(question.cluster), known)
 
 
 def rebuild(plan: Plan) -> Rebuilt:
-    """The problem that `plan` solves and its choice. Raises MismatchError if the plan does not come out again."""
+    """The problem that `plan` solves, and its choice. Raises MismatchError if its seconds do not come out again."""
     network = network_on(question_of(plan), plan.mesh)
     choice = _choice(plan, network.variables)
     problem = network.problem(plan.budget, plan.source["row"])
@@ -201,8 +211,11 @@ def _stored(variable: Variable, one: Stored | None) -> int | None:
 
 
 def solve_question(question: Question, progress: Progress | None = None) -> Found:
-    """The whole search for the question's answer: its mesh, or all that its pins allow, and its numbers of
-    microbatches. Raises Infeasible where no plan fits."""
+    """Searches for the question's answer again: the fastest plan and a bound of all.
+
+    The search covers the question's mesh, or all that its pins allow, and its numbers of microbatches. Raises
+    Infeasible where no plan fits.
+    """
     region = region_of(question.options)
     counts = [one.microbatches for one in split_by_microbatches(question)]
     every = allowed_meshes(question.cluster, question.options)

@@ -1,8 +1,8 @@
-"""What the workers of the outer search do: bound a candidate, or find its best plan.
+"""Does the jobs of the workers of the outer search: bounds a candidate, or finds its best plan.
 
-A bound is the optimum of seconds + price * (bytes - budget), the bytes those of a row; where other candidates with more
-microbatches can use it, that of seconds alone comes with it. Nothing that a job asked before changes what a later one
-finds.
+A bound is the optimum of seconds + price * (bytes - budget), with the bytes of a row. The optimum of seconds alone
+comes with it where it can bound other candidates, which have more microbatches. Earlier jobs never change the result of
+a later one.
 """
 
 from collections.abc import Sequence
@@ -24,15 +24,15 @@ __all__ = ["Answer", "Guess", "Job", "Jobs"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one candidate.
+    """The result of one job.
 
-        solution    one that fits or only bounds
+        solution    a plan of the candidate that fits, or that only bounds
         row         the row of moments under which it was found
         fits        whether its memory line is within the budget
         problem     why there is no solution
         proved      whether it is proved that the candidate has no plan
-        bound       seconds that no plan of the candidate is below
-        free        the same with any budget
+        bound       seconds that no plan of the candidate within the budget is below
+        free        seconds that no plan of the candidate is below, whatever the budget
     """
 
     solution: Solution | None
@@ -52,7 +52,7 @@ Job = tuple[int, float | None, Guess, float]
 
 
 class Jobs:
-    """The jobs of a worker. The last candidates are kept: most are asked for twice."""
+    """Answers the jobs of a worker. Keeps the last candidates, because most come twice: to bound and to solve."""
 
     CELLS = 20_000_000
 
@@ -73,7 +73,7 @@ class Jobs:
         return self.kept[i]
 
     def answer(self, job: Job) -> Answer:
-        """A bound of candidate i, or its best plan; what costs more than the ceiling is not wanted."""
+        """A bound of a candidate, or its best plan below the job's ceiling of seconds."""
         i, ceiling, (row, price), tolerance = job
         try:
             search = self.ready(i)
@@ -112,7 +112,7 @@ class Jobs:
         return self._answer(search, solution, made, free=free)
 
     def _answer(self, search: BudgetSearch, solution: Solution, row: Row, free: float) -> Answer:
-        """A choice that an elimination read back may be forbidden: then it only bounds."""
+        """The answer that a solution gives; one whose choice is forbidden only bounds."""
         fits = solution.seconds < inf and search.fits(solution.choice)
         return Answer(solution, row, fits, bound=free, free=free)
 

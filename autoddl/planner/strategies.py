@@ -1,19 +1,20 @@
-"""Regions of the space of plans: the strategies that people name.
+"""Makes regions of the space of plans that are the strategies with names, like ZeRO-3.
 
 A strategy gives every axis of the mesh a role:
 
     data     the ranks of the axis split the batch, read whole parameters, and store them whole
     zero     split the batch, read whole parameters, and store a piece of each that can be cut
-    zero-1   so, with the optimizer's state alone in pieces; zero-2: gradients may be too; zero-3: weights are too, but
-             those of tied parameters (`core.state_layouts`)
-    tensor   nobody splits the batch; parameters are split however it is cheapest
+    zero-1   as `zero`, with the optimizer's state alone in pieces
+    zero-2   as `zero-1`, and gradients may be in pieces too
+    zero-3   as `zero`, with weights in pieces too, but for those of tied parameters (`core.state_layouts`)
+    tensor   no rank splits the batch; parameters are split however it is cheapest
 
-The batch is split where an op reads it beside a parameter, on as many of the axes, the outermost first, as it can be.
-The leading dim of the first input stands for it; where a view has folded it away, the ops around decide.
+The batch is split where an op reads it together with a parameter, on as many of the axes as possible, the outermost
+first. It is recognised by the leading dim of the first input. Where a view has folded that away, the ops around decide.
 
-Data parallel is `data` everywhere, ZeRO-1, 2 and 3 such a role everywhere, tensor parallel `tensor` everywhere. HSDP is
-`zero-3` on the inner axes and `data` on the outer ones, a Megatron grid `tensor` on the inner and `data` on the outer.
-Within a role all is free, so a strategy is priced at its best.
+Data parallel is `data` on all axes, ZeRO-1, 2 and 3 are those roles on all axes, tensor parallel is `tensor` on all.
+HSDP is `zero-3` on the inner axes and `data` on the outer ones. A Megatron grid is `tensor` on the inner axes and
+`data` on the outer ones. Everything that roles do not fix is free, so a strategy is priced at its best.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +32,7 @@ __all__ = ["named_strategies", "strategy"]
 
 
 def strategy(graph: Graph, mesh: Mesh, roles: Mapping[str, str]) -> Region:
-    """The region in which every axis has the role that `roles` gives it."""
+    """The region in which every axis of `mesh` has the role that `roles` gives it, by the name of the axis."""
     batches = _batches(graph)
     behind = {t: i for op in graph.ops if op.target == HUB for t, i in ((op.outputs[0], op.inputs[0]),)}
     axes = tuple((mesh.index(name), role) for name, role in roles.items())
@@ -84,14 +85,17 @@ _DEPTHS = {"zero-1": (0,), "zero-2": (0, 1), "zero-3": (2,)}
 
 
 def _batches(graph: Graph) -> frozenset[int]:
-    """Sizes of the leading dim of the inputs."""
+    """The sizes that the leading dims of the inputs have."""
     return frozenset(t.shape[0] for t in graph.tensors if t.kind is Kind.INPUT and t.shape)
 
 
 def _divided(graph: Graph, mesh: Mesh, axes: Sequence[int], is_parameter: Callable[[int], bool]
              ) -> dict[str, tuple[frozenset[int], frozenset[int]]]:
-    """Per op that reads a parameter, its inputs that are a batch (made of an input, the leading dim that of the first
-    one), and those of `axes`, the first ones, on which it can read them split and the parameters whole."""
+    """By name of an op that reads a parameter, (its inputs that are a batch, the axes on which it can split them).
+
+    A batch depends on an input of the model and has the leading dim of the first one. The axes are the first of `axes`
+    on which the op can read batches split and parameters whole.
+    """
     inputs = [t for t, tensor in enumerate(graph.tensors) if tensor.kind is Kind.INPUT]
     batch, made = next((graph.tensors[t].shape[:1] for t in inputs if graph.tensors[t].shape), ()), set(inputs)
     found = {}
@@ -120,8 +124,11 @@ def _all(split: Split, mesh: Mesh) -> Layout:
 
 
 def named_strategies(task: PlanTask, tried: tuple[Mesh, ...]) -> dict[str, list[Candidate]]:
-    """Named strategies as candidates: a mesh and a role for each of its axes. A role on all axes is the same region on
-    every mesh, so the coarsest serve; a grid is tensor parallel inside, data parallel outside, once for every size."""
+    """By title, every named strategy as candidates: a mesh and a role for each of its axes.
+
+    A role on all axes is one region on every mesh, so only meshes of few axes are listed. A grid is tensor parallel
+    inside and data parallel outside, once for every size of the inside.
+    """
     fewest = min(len(mesh.axes) for mesh in tried)
     coarse = [mesh for mesh in tried if len(mesh.axes) <= max(2, fewest)]
     found = {title: [_as(mesh, (role,) * len(mesh.axes)) for mesh in coarse] for title, role in (
@@ -131,7 +138,7 @@ def named_strategies(task: PlanTask, tried: tuple[Mesh, ...]) -> dict[str, list[
 
 
 def _grids(tried: Sequence[Mesh], inner: str) -> list[Candidate]:
-    """A role inside and data parallel outside, once for every size of the inside."""
+    """Candidates with the role `inner` inside and data parallel outside, once for every size of the inside."""
     grids: dict[int, Candidate] = {}
     for mesh in sorted(tried, key=lambda mesh: len(mesh.axes)):
         for outside in range(1, len(mesh.axes)):

@@ -1,7 +1,7 @@
-"""Makes the task of a search: the model is captured, the options are checked.
+"""Makes the task of a search: captures the model and checks it against the options.
 
-Where several numbers of microbatches are tried, the first of them but one is captured on a second processor meanwhile:
-capturing takes as long as the search.
+Where several numbers of microbatches are tried, the first above 1 is captured meanwhile in a second process. Capturing
+takes as long as the search.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ __all__ = ["PlanTask", "task_of"]
 
 @dataclass(frozen=True, slots=True)
 class PlanTask:
-    """What every mesh is searched for."""
+    """A model, a cluster and the options: everything that the search on every mesh shares."""
 
     graph: Graph
     """The planned graph, with hubs, of the whole batch."""
@@ -40,12 +40,15 @@ class PlanTask:
     spec: Mapping[str, Any]
     """Names, shapes and dtypes of the sample."""
     cluster: Cluster
+    """The devices and links to plan for."""
     budget: float
     """Bytes that a rank may hold."""
     options: PlanOptions
+    """The options of planning, checked."""
     about: Mapping[str, Any]
     """The model's name and factory, as the plan says them."""
     capture_seconds: float
+    """Seconds that capturing took."""
     began: float
     """When planning began, on the clock of `perf_counter`, in seconds."""
     variants: Variants | None = None
@@ -72,7 +75,11 @@ class PlanTask:
 
 def task_of(model: "nn.Module", cluster: str | Path | Cluster, sample: object, options: PlanOptions, name: str,
             factory: Mapping[str, Any] | None) -> PlanTask:
-    """The task of planning `model` with `sample` on `cluster`; `name` and `factory` are what the plan says of it."""
+    """The task of planning `model` with `sample` on `cluster`, with the model captured.
+
+    `name` and `factory` are written into the plan. Raises InputError where the cluster lists no peak for the dtype that
+    the options' precision computes in.
+    """
     began = perf_counter()
     place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     limit, counts, recipe = options.limit(place), options.microbatches, Precision.parse(options.precision)
@@ -92,7 +99,7 @@ def task_of(model: "nn.Module", cluster: str | Path | Cluster, sample: object, o
 
 
 def _check_peak(recipe: Precision, cluster: Cluster) -> None:
-    """Raise InputError where the cluster's device lists no peak for the dtype that a recipe asks for."""
+    """Raises InputError where the cluster's device lists no peak for the dtype that a recipe asks for."""
     peaks = dict(cluster.device.peaks)
     if recipe.used is not None and recipe.used not in peaks:
         raise InputError(f"precision {recipe} computes in {recipe.used}, for which {cluster.device.name} lists no "
@@ -111,7 +118,7 @@ def _part(model: "nn.Module", sample: object, precision: Precision, microbatches
 
 
 def _alone(model: "nn.Module", sample: object, precision: Precision, microbatches: int) -> Variant:
-    """The same in a process that was forked: threads that computed before do not exist there."""
+    """The model with one of so many microbatches, captured in a forked process, where torch's threads do not exist."""
     import torch
 
     torch.set_num_threads(1)

@@ -3,11 +3,11 @@
 Reading order:
 
     space, choices          the variables (an op or a parameter each) and the layouts that each may take
-    price                   seconds of kernels, of one step of a conversion, of an optimizer's state
+    price, optimizers       seconds of kernels, of one step of a conversion, of an optimizer's update
     routes, shortest_paths  the cheapest steps between any two layouts of a tensor
-    edge_tables             seconds of every pair of choices that meet
-    lifetimes               what lives at every moment of a step: the rows that a budget is proved by
-    byte_rows               bytes of what lives, for every choice
+    edge_tables             seconds of every pair of choices that meet; `choice_classes` groups equal ones
+    lifetimes               from which moment to which memory is in use: the rows by which a budget's bound is proved
+    byte_rows               the bytes of those rows, for every choice
     build_problem           all of it as tables: `network_of`, `CostNetwork.problem`
 
 Others use `build_problem`, `price.Pricing` and `space.variables`. May import `operators`, `cost_models` and `core`; no

@@ -1,11 +1,11 @@
-"""Pricing -> Problem: a table of costs for every op, parameter and edge; those that are alike share one.
+"""Builds the problem that the search solves: a table of seconds and bytes for every op, parameter and edge.
 
     own(v)        forward and backward of an op; the bytes of its own terms, and of what a parameter stores
     edge(u, v)    conversion there + conversion of the gradient back; the bytes of copies and of parameters' gradients
     end(v)        from the op that writes the loss or a new buffer value to the program's end
 
-Alike are variables with the same target, arguments, shapes, gradients and choices: a repeated block names the same
-tables, and the search solves it once.
+Variables with the same target, arguments, shapes, gradients and choices share their tables. So a repeated block names
+the same tables, and the search solves it once.
 
 Bytes are those of a *row*: a sum over moments of weight * what lives then (`lifetimes`), with weights that add up to
 one. Every plan whose peak is within a budget meets every row within it; so the problem of a row bounds them all.
@@ -47,7 +47,10 @@ Row = Mapping[Moment, float]
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Output `port` of variable `source` -> input `slot` of variable `target`."""
+    """Leads from output `port` of variable `source` to input `slot` of variable `target`.
+
+    Variables and `tensor`, the one that is carried, are positions: in the variables of the mesh and in the graph.
+    """
 
     source: int
     port: int
@@ -76,8 +79,10 @@ def carries(edge: Edge, target: Variable, differentiable: frozenset[int]) -> boo
 
 
 def gathered_back(pricing: Pricing, differentiable: frozenset[int]) -> frozenset[int]:
-    """Parameters that are needed in backward too, where they are gathered again: read there themselves or in a view, or
-    by an op that is computed again."""
+    """Positions of the parameters that backward needs, and that are gathered again for it.
+
+    Backward reads them, themselves or a view of them, or computes an op again that reads them.
+    """
     graph = pricing.graph
     uses = graph.consumers()
     return frozenset(t for t, tensor in enumerate(graph.tensors)
@@ -115,8 +120,10 @@ def _op_seconds(pricing: Pricing, op: Op, choices: Sequence[Choice]) -> tuple[Ar
 
 def likeness(graph: Graph, variable: Variable, differentiable: frozenset[int], dependent: frozenset[int],
              hubs: frozenset[int], pricing: Pricing) -> Hashable:
-    """Equal for variables whose costs are equal: what is computed, how often, on which shapes, with which gradients,
-    fused with what."""
+    """A key that is equal for variables whose costs are equal.
+
+    It says what is computed, how often, on which shapes, with which gradients, and fused with what.
+    """
     if isinstance(variable.item, Tensor):
         item = variable.item
         return (item.shape, item.dtype, item.master, item.reduced, item.trained, id(variable.choices))
@@ -190,7 +197,7 @@ class CostNetwork:
 
     @cached_property
     def fixed(self) -> tuple[float, float]:
-        """Seconds and bytes that every choice has."""
+        """(seconds, bytes of a rank) that every choice has: those of the cone."""
         seconds, nbytes = cone_cost(self.pricing)
         return seconds * self.pricing.microbatches, nbytes
 
@@ -218,7 +225,7 @@ class CostNetwork:
         return self.problem(None)
 
     def problem(self, budget: float | None, row: Row | None = None) -> Problem:
-        """The cost network whose bytes are those of `row`, of the update alone by default.
+        """The problem whose bytes are those of `row`; by default those of the optimizer's update.
 
         `budget` is in bytes per device, None for no limit. Raises KeyError where the graph has no such moment.
         """
@@ -277,7 +284,7 @@ class CostNetwork:
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of parameters and the optimizer's state alone that every choice has."""
+        """The least bytes of a rank that parameters and the optimizer's state take under any choice."""
         least = 0.0
         copies = {term.owner: float(term.what[1]) for term in self.lifetimes.terms
                   if term.owner[0] == "parameter" and term.start == 0}
@@ -287,7 +294,7 @@ class CostNetwork:
         return least
 
     def seconds(self, choice: Sequence[int]) -> float:
-        """Seconds of one choice, infinite where it is forbidden."""
+        """Seconds of a step under one choice (an option per variable), infinite where it is forbidden."""
         return self._free.cost(choice)
 
     def row_bytes(self, choice: Sequence[int], row: Row) -> float:
@@ -436,7 +443,7 @@ class _Builder:
 
 
 def _own_seconds(pricing: Pricing, variable: Variable) -> tuple[Cells, tuple[Classes, ...]]:
-    """Seconds of what a variable costs by itself: of a parameter the update, of a hub none."""
+    """Seconds that a variable costs by itself: an op its kernels, a parameter its update, a hub nothing."""
     every = np.arange(len(variable.choices))
     if isinstance(variable.item, Tensor):
         layouts = [choice.outputs[0] for choice in variable.choices]
@@ -450,7 +457,7 @@ def _own_seconds(pricing: Pricing, variable: Variable) -> tuple[Cells, tuple[Cla
 
 def _end_entries(pricing: Pricing, v: int, op: Op, variable: Variable, alike: int,
                  made: dict[Hashable, tuple[Cells, tuple[Classes, ...]]]) -> list[_Entry]:
-    """What it costs to bring an op's outputs to the program's end, where that is where they go."""
+    """Entries for bringing an op's outputs to the program's end: the loss and new values of buffers."""
     ends, found = {pricing.graph.outputs[0]: True} | {new: False for _, new in pricing.graph.updates}, []
     for port, t in enumerate(op.outputs):
         if t in ends:
@@ -466,5 +473,5 @@ def _end_entries(pricing: Pricing, v: int, op: Op, variable: Variable, alike: in
 
 def problem_of(pricing: Pricing, variables: tuple[Variable, ...], budget: float | None, row: Row | None = None
                ) -> Problem:
-    """All costs of all choices: `CostNetwork.problem` of their network."""
+    """The problem of the variables of a mesh under `budget` bytes per device (`CostNetwork.problem`)."""
     return network_of(pricing, variables).problem(budget, row)

@@ -1,4 +1,4 @@
-"""Bytes of every term of `lifetimes` for every option: what a row over moments adds up.
+"""Computes the bytes of every term of `lifetimes` for every option; a row over moments adds them up.
 
     parameter    own            the piece that is stored
     op           read k, saved k, written n, kept n, through, beside, during, before, back, yields    (`Footprint`)
@@ -39,7 +39,7 @@ Sizes = Mapping[What, Array]
 
 
 def sizes_of(pricing: Pricing, item: Op | Tensor, choices: Sequence[Choice]) -> Sizes:
-    """The sizes of the terms that one variable owns."""
+    """Bytes on rank 0 of the terms that one variable owns, over the classes of its choices."""
     given = numbered(choices)
     if isinstance(item, Tensor):
         return {("own",): _local(item.stored, given.outputs[0], pricing.mesh)}
@@ -147,8 +147,11 @@ def _copies(ends: Ends, rows: Rows) -> Mapping[str, Array]:
 
 
 def _summed(ends: Ends, rows: Rows) -> Array:
-    """The sum of the gradients of several microbatches: in G where it is reduced in each of them and again at the end,
-    as yielded where only at the end, else as stored."""
+    """Bytes of the sum of the gradients of several microbatches.
+
+    The sum is in layout G where gradients are reduced in each microbatch and again at the end. Where they are reduced
+    only at the end it is as backward yields it; else it is as the parameter is stored.
+    """
     wanted, summed = ends.wanted[rows][:, None], np.maximum(ends.summed(rows), 0)
     each, last = sends(ends.back, ends.yields[None], summed), sends(ends.back, summed, wanted)
     nbytes = ends.back.nbytes

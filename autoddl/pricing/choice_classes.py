@@ -1,6 +1,7 @@
-"""What a choice shows at one place: the layouts that an op writes at an output, or reads at an input.
+"""Groups choices into classes by what they have at one port: an output that an op writes, or an input that it reads.
 
-Thousands of choices show few distinct values, so costs are computed per value and a choice names its value's class.
+Thousands of choices have few distinct layouts at one port. So costs are computed once per class, and every choice names
+its class.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,8 +25,10 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Port:
-    """The distinct values of something that choices have, a column for each part of a value, and which of them each
-    choice has. Layouts are numbers."""
+    """The distinct values that choices have at a port, and the class of every choice.
+
+    A value has a column for each of its parts: the layout, that of the gradient, the depths. Layouts are numbers.
+    """
 
     columns: tuple[Column, ...]
     classes: Classes
@@ -33,8 +36,10 @@ class Port:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """The distinct pieces that choices give an op: the local shapes of its tensors, a row for each class, and the first
-    choice of it."""
+    """The distinct shards that choices give an op.
+
+    `shapes` has, for each class, the local shapes of the op's tensors; `first` has the first choice of the class.
+    """
 
     shapes: tuple[tuple[Shape, ...], ...]
     first: Classes
@@ -42,7 +47,7 @@ class Pieces:
 
 
 class Ports:
-    """Ports of the choices at hand, each found once: variables that are alike share their choices."""
+    """Caches the ports of choices: variables that are alike share their choices, and so their ports."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[int, str, int], tuple[Sequence[Choice], Port]] = {}
@@ -52,14 +57,16 @@ class Ports:
         self.same: dict[tuple[object, ...], Cells] = {}
 
     def writes(self, choices: Sequence[Choice], port: int) -> Port:
+        """The port at which the choices write output `port`: its layout, that of the gradient they need, the depths."""
         return self._port(choices, "write", port, lambda c: (c.outputs[port], c.wanted[port], c.depths))
 
     def reads(self, choices: Sequence[Choice], slot: int) -> Port:
+        """The port at which the choices read input `slot`: its layout, and that of the gradient they yield."""
         return self._port(choices, "read", slot, lambda c: (c.inputs[slot], c.gradients[slot]))
 
     def _port(self, choices: Sequence[Choice], way: str, k: int, columns: Callable[[Choices], tuple[Column, ...]]
               ) -> Port:
-        """What the choices have in `columns`."""
+        """The distinct values that the choices have in `columns`."""
         at = (id(choices), way, k)
         if at not in self.known:
             parts = columns(numbered(choices))
@@ -68,7 +75,7 @@ class Ports:
         return self.known[at][1]
 
     def positions(self, port: Port, k: int, table: Routes) -> Classes:
-        """Where the routes have the k-th layout of every value. Those that are equal are one array."""
+        """Positions in the routes of the k-th layout of every value. Equal results are one array."""
         at = (id(port), k, id(table))
         if at not in self.found:
             found = table.place[port.columns[k]]
@@ -78,19 +85,21 @@ class Ports:
 
     def cells(self, key: tuple[object, ...], shape: tuple[int, int], make: Callable[[Rows], Array],
               least: float | None = None) -> Cells:
-        """The cells that `make` makes, one object per key: tables that say the same share them."""
+        """The cells that `make` makes, one object per key: equal tables share them."""
         return self.same.setdefault(key, Cells(shape, make, least))
 
     def turned(self, table: Routes) -> Array:
-        """`seconds[j, i]`: the way back."""
+        """The seconds of the way back, as [target, source]: those of the routes, transposed."""
         if id(table) not in self.back:
             self.back[id(table)] = table, np.ascontiguousarray(table.seconds.T)
         return self.back[id(table)][1]
 
 
 def pieces_of(choices: Sequence[Choice], shapes: Sequence[Shape], mesh: Mesh) -> Pieces:
-    """What an op with tensors of `shapes`, inputs then outputs, has of them on rank 0. Where its kernel reduces by
-    itself choices differ too by the layout of the first input and by the axes."""
+    """The shards on rank 0 of an op whose tensors have `shapes`, inputs before outputs, by class of choices.
+
+    Where the kernel reduces by itself, choices of one class agree in the layout of the first input and in the axes too.
+    """
     given = numbered(choices)
     sizes = np.concatenate([local_shapes(shape, decode_states(column, given.axes), mesh) for shape, column in
                             zip(shapes, (*given.inputs, *given.outputs), strict=True)], axis=1)

@@ -1,7 +1,7 @@
-"""What a variable may choose: one choice in words, and thousands of them as columns of numbers.
+"""Represents the choices of a variable: one as layouts (`Choice`), thousands as columns of numbers (`Choices`).
 
-A mesh of four axes gives an op thousands of choices, of which a plan takes one: `Choices` is the sequence of them that
-makes a `Choice` when it is asked for one, and what prices them all reads its columns.
+A mesh of four axes gives an op thousands of choices, of which a plan takes one. The sequence `Choices` makes a `Choice`
+when it is asked for one. Pricing all of them reads the columns instead.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,16 +23,20 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Layouts at the ports of a variable: read, written, of the gradients that its backward yields (per input) and
-    needs (per output). `inner`: axes over which the op's own kernel reduces. `depths`, of a parameter: what is split on
-    each axis (`core.state_layouts`)."""
+    """The layouts at the inputs and outputs of one variable, an op or a parameter."""
 
     inputs: tuple[Layout, ...]
+    """Layouts in which the inputs are read; none for a parameter."""
     outputs: tuple[Layout, ...]
+    """Layouts in which the outputs are written; for a parameter the stored one."""
     gradients: tuple[Layout, ...]
+    """By input, the layout in which backward yields its gradient."""
     wanted: tuple[Layout, ...]
+    """By output, the layout in which backward needs its gradient."""
     inner: tuple[int, ...] = ()
+    """Positions of the mesh axes over which the op's own kernel reduces."""
     depths: Depths = ()
+    """For a parameter, what is split on each axis (`core.state_layouts`)."""
 
     @property
     def regather(self) -> bool:
@@ -46,16 +50,25 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class Choices(Sequence[Choice]):
-    """Choices on a mesh of so many axes: per port a column with the number of every choice's layout (`numbers`). Bit a
-    of `inner` says that the kernel reduces over axis a; digit a of `depths`, in base 3, what is split there."""
+    """Choices as columns: for every input and output one array with the code of each choice's layout.
+
+    The columns are those of `Choice`; `core.layout_codes` defines the codes.
+    """
 
     axes: int
+    """The number of axes of the mesh."""
     inputs: tuple[Codes, ...]
+    """By input, the layouts in which it is read."""
     outputs: tuple[Codes, ...]
+    """By output, the layouts in which it is written."""
     gradients: tuple[Codes, ...]
+    """By input, the layouts in which backward yields its gradient."""
     wanted: tuple[Codes, ...]
+    """By output, the layouts in which backward needs its gradient."""
     inner: Codes
+    """Bit a says that the op's own kernel reduces over mesh axis a."""
     depths: Codes
+    """Digit a in base 3 says what is split on mesh axis a."""
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -85,7 +98,7 @@ class Choices(Sequence[Choice]):
         return Choice(inputs, outputs, gradients, wanted, tuple(a for a in range(self.axes) if inner >> a & 1), depths)
 
     def only(self, allowed: Bools) -> "Choices":
-        """Those that are allowed."""
+        """The choices at which `allowed` is true, in order."""
         inputs, outputs, gradients, wanted = (
             tuple(column[allowed] for column in columns)
             for columns in (self.inputs, self.outputs, self.gradients, self.wanted))
@@ -93,7 +106,7 @@ class Choices(Sequence[Choice]):
 
 
 def numbered(choices: Sequence[Choice]) -> Choices:
-    """Their columns."""
+    """The choices as columns; `choices` itself if it has them already."""
     if isinstance(choices, Choices):
         return choices
     inputs, outputs, gradients, wanted = (

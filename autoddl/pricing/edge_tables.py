@@ -1,12 +1,13 @@
-"""The seconds of an edge: what every pair of a class of its writer and a class of its reader costs.
+"""Prices an edge in seconds, for every pair of a class of its writer's choices and a class of its reader's.
 
     seconds    m (route(out -> in) + route(gradient -> wanted)), of a parameter by way of W and G (`price`)
 
-Tables that say the same share their cells: readers of one tensor are often alike. Cells are made when they are asked
-for, some rows at a time: of a large table a search never wants all numbers of all of them.
+Equal tables share their cells, because readers of one tensor are often alike. Cells are computed when they are asked
+for, some rows at a time: a search never reads all numbers of all large tables.
 
-In front of a view of one input nothing is converted that can as well be converted behind it: both plans send alike and
-take the same time, and of the second alone the bytes at a moment are a sum (`lifetimes`). The first is forbidden.
+A tensor that can as well be converted behind a view of one input is not converted in front of it. Both plans send the
+same and take the same time. Only in the second are the bytes at a moment a sum (`lifetimes`), so the first is
+forbidden.
 """
 
 from collections.abc import Callable
@@ -38,32 +39,44 @@ ALIKE = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What an edge carries, from output `port` to input `slot`: `flows` says whether a gradient comes back, `back`
-    whether a parameter is needed in backward, `again` whether the op that reads is computed again."""
+    """The use of a tensor by one op: an edge as far as its price depends on it."""
 
     tensor: Tensor
+    """The tensor that the edge carries."""
     port: int
+    """The output of the writer."""
     slot: int
+    """The input of the reader."""
     flows: bool
+    """Whether a gradient comes back."""
     back: bool
+    """Whether it carries a parameter that backward needs."""
     again: bool = False
+    """Whether backward computes the reader again."""
 
 
 @dataclass(frozen=True, eq=False)
 class Ends:
-    """An edge's classes as positions in the routes: `here` writes and `there` reads the value, `yields` and `wanted`
-    the gradient, whose routes are `back`. `depths` are those of a parameter's rows. `classes` are those of the two
-    variables' options. `tensor` is the parameter, None for other tensors."""
+    """The layouts at both ends of an edge, as positions in its routes; writers are rows and readers are columns."""
 
     routes: Routes
+    """Conversions of the value."""
     back: Routes
+    """Conversions of the gradient."""
     here: Classes
+    """By row, the layout in which the value is written."""
     there: Classes
+    """By column, the layout in which the value is read."""
     yields: Classes
+    """By column, the layout in which the reader's backward yields the gradient."""
     wanted: Classes
+    """By row, the layout in which the writer's backward needs the gradient."""
     depths: Classes
+    """By row, the depths of a parameter, as a number; 0 for other tensors."""
     tensor: Tensor | None
+    """The parameter that the edge carries; None for other tensors."""
     classes: tuple[Classes, Classes]
+    """The row of every option of the writer, and the column of every option of the reader."""
 
     @property
     def parameter(self) -> bool:
@@ -76,13 +89,13 @@ class Ends:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal arrays are one (`Ports.positions`)."""
+        """Equal for ends with equal tables: equal arrays are one object (`Ports.positions`)."""
         dtypes = (self.tensor.dtype, self.tensor.master, self.tensor.reduced) if self.tensor is not None else None
         return (id(self.routes), id(self.back), id(self.here), id(self.there), id(self.yields), id(self.wanted),
                 self.depths.tobytes(), dtypes)
 
     def only(self, cell: tuple[int, ...]) -> "Ends":
-        """One cell alone, as ends of a table of one."""
+        """The ends of a table that has the one cell (row, column) alone."""
         i, j = cell
         one = np.zeros(1, dtype=np.intp)
         return Ends(self.routes, self.back, self.here[i:i + 1], self.there[j:j + 1], self.yields[j:j + 1],
@@ -124,7 +137,10 @@ def _between(routes: Routes, rows: Classes, columns: Classes, mask: Classes) -> 
 
 
 def edge_ends(pricing: Pricing, ports: Ports, source: Variable, target: Variable, use: Use) -> Ends:
-    """The two ends of an edge. Without a gradient the layouts of none are asked for: a boolean has no PartialSum."""
+    """The two ends of an edge.
+
+    Where no gradient flows, those of the value stand for its layouts: a boolean tensor has no PartialSum to look up.
+    """
     table, parameter = routes_of(pricing, use.tensor), isinstance(source.item, Tensor)
     writes, reads = ports.writes(source.choices, use.port), ports.reads(target.choices, use.slot)
     here, there = ports.positions(writes, 0, table), ports.positions(reads, 0, table)
@@ -136,7 +152,7 @@ def edge_ends(pricing: Pricing, ports: Ports, source: Variable, target: Variable
 
 
 def edge_seconds(pricing: Pricing, ports: Ports, target: Variable, use: Use, ends: Ends) -> Cells:
-    """Pairwise seconds, infinite where a conversion in front of a view is as well made behind it."""
+    """Seconds of every (row, column), infinite where a conversion in front of a view is as well made behind it."""
     plain = ports.cells(("seconds", *ends.key, use.flows, use.back, use.again), ends.shape,
                         partial(_seconds, pricing, ports, ends, use))
     behind = _behind(pricing, ports, target, use, ends)
@@ -147,19 +163,24 @@ def edge_seconds(pricing: Pricing, ports: Ports, target: Variable, use: Use, end
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Behind:
-    """A view's output: its routes; by its input's layout, the one option that reads it (-1: none or several); by
-    option, the layouts of output and of both gradients."""
+    """The output of a view, as far as a conversion behind the view depends on it."""
 
     routes: Routes
+    """Conversions of the view's output."""
     option: Classes
+    """By layout of the view's input, the one option that reads it; -1 where none or several do."""
     output: Classes
+    """By option, the layout of the output."""
     wanted: Classes
+    """By option, the layout in which backward needs the output's gradient."""
     yields: Classes
+    """By option, the layout in which backward yields the input's gradient."""
     flows: bool
+    """Whether a gradient comes back."""
 
 
 def _behind(pricing: Pricing, ports: Ports, target: Variable, use: Use, ends: Ends) -> _Behind | None:
-    """What is behind the reader; None unless it is a view of one tensor with one output."""
+    """The output of the view that reads; None unless the reader is a view with one input and one output."""
     op = target.item
     assert isinstance(op, Op)
     if ends.parameter or op.target == HUB or base(op) not in VIEWS or len(op.inputs) != 1 or len(op.outputs) != 1:
@@ -176,7 +197,7 @@ def _behind(pricing: Pricing, ports: Ports, target: Variable, use: Use, ends: En
 
 
 def _without(plain: Cells, ends: Ends, view: _Behind, rows: Rows) -> Array:
-    """`plain` seconds without what is as well converted behind the view."""
+    """The `plain` seconds of some rows, infinite where the tensor can as well be converted behind the view."""
     found = np.array(plain.rows(rows))
     stays, goes = view.option[ends.here[rows]], view.option[ends.there]
     movable = (stays >= 0)[:, None] & (goes >= 0) & (ends.here[rows][:, None] != ends.there)
@@ -250,6 +271,6 @@ def _gathered(seconds: Array, rows: Classes, columns: Classes) -> Array:
 
 
 def counted(seconds: Array, hidden: float) -> Array:
-    """The part of seconds that is not hidden; what is not possible stays so."""
+    """The part 1 - `hidden` of the seconds; infinite ones, which forbid, stay infinite."""
     return np.where(np.isfinite(seconds), seconds, 0.0) * (1 - hidden) + np.where(np.isfinite(seconds), 0.0, np.inf) \
         if hidden else seconds

@@ -1,4 +1,4 @@
-"""From which moment of a step to which everything lives that a choice decides the size of.
+"""Lists from which moment of a step to which everything lives that a choice decides the size of.
 
 A step of N ops has 3 N + 1 moments, in this order:
 
@@ -22,9 +22,9 @@ Terms of one *alias* share storage: at a moment one of them counts. Where a stor
 of views counts. So the terms never add up to more than the memory line (`schedule.memory_line`) has at that moment. The
 line may have more: buffers of buckets, and what the rules above leave out.
 
-`Moment` names a moment: `forward OP`, `before OP`, `backward OP`, `update`; and `around OP`, which is below the largest
-of the op's three: the terms that live at all three, and the largest sum of the op's own terms at one of them. It is one
-sum again, and a plan need not say in which of the three the peak will be.
+`Moment` names a moment: `forward OP`, `before OP`, `backward OP`, `update` or `around OP`. The last is never above the
+largest of the op's three moments. It counts the terms that live at all three, and the largest sum of the op's own terms
+at one of them. It is one sum again, and a plan need not say in which of the three the peak will be.
 """
 
 from collections import Counter, defaultdict
@@ -130,7 +130,7 @@ def lifetimes_of(graph: Graph, optimizer: Optimizer, microbatches: int, processo
                  ) -> Lifetimes:
     """The lifetimes in a step of `graph`, with hubs, of one of `microbatches`.
 
-    `processor` says that the device is one; `blocks` are computed again in backward.
+    `processor` says whether the device is a CPU; `blocks` are computed again in backward.
     """
     made = _Builder(graph, optimizer, microbatches, processor, blocks)
     return Lifetimes(graph, tuple(made.terms), {op.name: i for i, op in enumerate(graph.ops)})
@@ -292,7 +292,7 @@ class _Builder:
                 self.keep(("edge", i, k), ("copy",), self.forward(i), i)
 
     def _read_by(self, block: Block) -> None:
-        """What a block that is computed again reads from outside lives until then."""
+        """Adds the tensors that a block reads from outside: they live until the block is computed again."""
         read = {t for i in range(block.start, block.end) if i in self.inside for t in self.graph.ops[i].inputs}
         for t in sorted(read):
             i = self.writer.get(t)
@@ -391,7 +391,7 @@ class _Sets:
 
 
 def _footprint(op: Op, graph: Graph, flows: frozenset[int], processor: bool) -> Footprint:
-    """What the op keeps on whole tensors: which of its inputs and outputs."""
+    """The footprint of the op on whole tensors, which says the inputs and outputs that it keeps."""
     tensors = graph.tensors
     values = tuple([Value(-1, tensors[t].shape, contiguous(tensors[t].shape), tensors[t].itemsize) for t in op.inputs])
     needs = tuple([k for k, t in enumerate(op.inputs) if t in flows]) if any(o in flows for o in op.outputs) else ()

@@ -1,4 +1,4 @@
-"""Bytes and seconds of optimizers: the state that they keep of a parameter, and the bytes that an update moves.
+"""Prices optimizers: the bytes of state that they keep of a parameter, and the seconds of an update.
 
     state bytes     states * bytes of an element of the master + nbytes                               per element
     moved bytes     bytes of an element * (3 + 2 states) + 2 nbytes                                   per element
@@ -24,7 +24,7 @@ class Optimizer:
     nbytes: float = 0.0
 
     def copies(self, tensor: Tensor) -> float:
-        """State of a parameter, in sizes of its master."""
+        """Bytes of state of a parameter, over the bytes of its master."""
         return self.states + self.nbytes / tensor.stored.itemsize
 
     @property
@@ -33,7 +33,7 @@ class Optimizer:
         return self.states == 2
 
     def seconds(self, device: Device, tensor: Tensor, elements: float) -> float:
-        """Seconds of updating `elements` of a parameter."""
+        """Seconds of updating `elements` elements of a parameter: those of a kernel that moves their bytes."""
         moved = tensor.stored.itemsize * (3 + 2 * self.states) + 2 * self.nbytes
         return elementwise_seconds(device, elements * moved) - device.launch
 

@@ -1,4 +1,4 @@
-"""Graph + mesh + cluster -> Problem: the only meeting of the graph and the cost model.
+"""Prices ops, conversions and updates of a graph on a mesh of a cluster, in seconds; `byte_rows` has the bytes.
 
     seconds(plan) = sum over ops       forward + backward kernels of the local pieces, and what the kernel reduces
                   + sum over edges     conversion forward + conversion of the gradient back
@@ -8,13 +8,13 @@
                   + max over ops and edges  operands, gradients and buffers of the moment
 
 Every edge u -> v of a tensor costs  route(out(u) -> in(v)) + route(gradient(v) -> wanted(u)),  a table over the options
-of both ends; ops and edges that are alike (same target, arguments, shapes and gradients) share their tables. The
-collectives of parameters are coalesced into buckets, so a parameter's share of one is priced by bandwidth: the price of
-a full bucket times the part that it fills.
+of both ends. Ops and edges that are alike (equal target, arguments, shapes and gradients) share their tables. The
+collectives of parameters are coalesced into buckets, so a parameter's share of one is priced by bandwidth. It is the
+price of a full bucket times the part that the parameter fills.
 
-With m microbatches everything happens m times, but some conversions of parameters. Between the stored layout O and the
-layout of use lies W, that of the weight that is kept; between that in which backward yields the gradient and O lies G,
-in which gradients add up (`core.state_layouts`):
+With m microbatches everything happens m times, but some conversions of parameters. The weight is kept in a layout W,
+which lies between the stored layout O and the layout of use. Gradients add up in a layout G, which lies between the one
+in which backward yields them and O (`core.state_layouts`):
 
     seconds of a parameter = route(O -> W) + m (1 + saved) route(W -> used) + m route(yielded -> G) + route(G -> O)
 
@@ -75,20 +75,28 @@ Passes = tuple[tuple[float, ...], tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Pricing:
-    """What a price depends on besides the choices. `graph` is the planned one, of one microbatch. `hidden` is the part
-    of the seconds of conversions of parameters, the loss and new buffers that is not counted (`overlapped`); `chained`
-    has the ops that are fused with others; `blocks` are those of the names `recompute`, and `again` the ops in them."""
+    """Everything besides the choices that a price depends on."""
 
     graph: Graph
+    """The planned graph, with hubs, of one microbatch."""
     mesh: Mesh
+    """The mesh whose axes the layouts are on."""
     cluster: Cluster
+    """The devices and links that the mesh covers."""
     optimizer: str = "adamw"
+    """Name of the optimizer, or its bytes of state, as text (`optimizers`)."""
     microbatches: int = 1
+    """The number of microbatches of a step."""
     hidden: float = 0.0
+    """Part of the seconds of conversions of parameters, the loss and new buffers that is not counted (`overlapped`)."""
     recompute: tuple[str, ...] = ()
+    """Names of the blocks that backward computes again."""
     chained: Mapping[str, Chained] = field(init=False, compare=False)
+    """By name, the ops that are fused with others."""
     blocks: tuple[Block, ...] = field(init=False, compare=False)
+    """The blocks of the names `recompute`."""
     again: frozenset[str] = field(init=False, compare=False)
+    """Names of the ops in `blocks`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "chained", chains(self.graph) if self.cluster.device.compiled else {})
@@ -96,16 +104,20 @@ class Pricing:
         object.__setattr__(self, "again", recomputed_ops(self.graph, self.blocks))
 
     def group(self, axes: tuple[int, ...]) -> Group:
+        """The group of ranks along some axes of the mesh, as the cost model takes it."""
         return _group(self.mesh, axes)
 
     def step_seconds(self, step: Step, full: int, touched: int) -> float:
-        """One step: the collective on a full buffer of `full` bytes; a local step copies (fill) or looks (slice)."""
+        """Seconds of one step of a conversion: a collective on a buffer of `full` bytes, or a local step.
+
+        A fill copies its `touched` bytes; a slice copies none.
+        """
         if step.kind in COLLECTIVES:
             return collective(self.cluster, step.kind, self.group(step.axes), float(full)).seconds
         return copy_seconds(self.cluster.device, float(touched if step.kind == "fill" else 0))
 
     def bucket_seconds(self, step: Step, full: int, touched: int) -> float:
-        """The same for a parameter, whose buffer is a part of a bucket."""
+        """Seconds of one step of a parameter's conversion, whose buffer is a part of a bucket."""
         if step.kind in COLLECTIVES and full < BUCKET_BYTES:
             return self.step_seconds(step, BUCKET_BYTES, touched) * full / BUCKET_BYTES
         return self.step_seconds(step, full, touched)
@@ -119,13 +131,13 @@ def _group(mesh: Mesh, axes: tuple[int, ...]) -> Group:
 @lru_cache(maxsize=256)
 def _routes(shape: tuple[int, ...], itemsize: int, mesh: Mesh, cluster: Cluster, partial: bool, bucketed: bool
             ) -> Routes:
-    """Conversions of a tensor of `shape`; they depend on nothing else."""
+    """The routes of a tensor of `shape`, which depend on nothing but the arguments."""
     pricing = Pricing(Graph((), (), ()), mesh, cluster)
     return routes(shape, itemsize, mesh, pricing.bucket_seconds if bucketed else pricing.step_seconds, partial)
 
 
 def routes_of(pricing: Pricing, tensor: Tensor) -> Routes:
-    """The conversions that are open to `tensor` on this mesh and cluster."""
+    """The cheapest conversions between all legal layouts of `tensor` on this mesh and cluster."""
     bucketed = tensor.kind is Kind.PARAMETER
     return _routes(tensor.shape, tensor.itemsize, pricing.mesh, pricing.cluster, tensor.dtype != "bool", bucketed)
 
@@ -158,13 +170,13 @@ def inner_seconds(pricing: Pricing, op: Op, choice: Choice) -> dict[str, float]:
 
 
 def op_seconds(pricing: Pricing, op: Op, choice: Choice, differentiable: frozenset[int]) -> float:
-    """Forward and backward of the local op, forward twice where it is recomputed."""
+    """Seconds of forward and backward of the local op; forward counts twice where it is recomputed."""
     forward, backward = pass_seconds(pricing, op, choice, differentiable)
     return sum((*forward, *backward, *forward * (op.name in pricing.again)))
 
 
 def pass_seconds(pricing: Pricing, op: Op, choice: Choice, differentiable: frozenset[int]) -> Passes:
-    """Of each forward and each backward kernel of the local op; a hub and a view are free."""
+    """Seconds of each forward and of each backward kernel of the local op; a hub and a view are free."""
     graph, mesh = pricing.graph, pricing.mesh
     inputs, outputs = (tuple(local_shape(graph.tensors[t].shape, c, mesh) for t, c in zip(ts, cs, strict=True))
                        for ts, cs in ((op.inputs, choice.inputs), (op.outputs, choice.outputs)))
@@ -173,19 +185,28 @@ def pass_seconds(pricing: Pricing, op: Op, choice: Choice, differentiable: froze
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """An op's kernels: those of ops that are equal are priced once for pieces of equal shapes. `tensors`: what is asked
-    of inputs and outputs. The hash is kept: it is asked for with all the shapes."""
+    """The kernels of an op, as a key: equal ops are priced once for shards of equal shapes."""
 
     device: Device
+    """The device that runs them."""
     target: str
+    """Name of the operator."""
     slots: tuple[str, ...]
+    """Names of the op's inputs."""
     args: tuple[tuple[str, Any], ...]
+    """The op's other arguments, by name."""
     tensors: tuple[tuple[str, int, bool, bool], ...]
+    """By input, then by output: dtype, bytes of an element, whether it is a parameter, whether it has a gradient."""
     chained: Chained
+    """How the op is fused with others."""
     op: Op = field(compare=False)
+    """One of the equal ops, with its `graph`."""
     graph: Graph = field(compare=False)
+    """The graph of `op`."""
     differentiable: frozenset[int] = field(compare=False)
+    """Positions of the tensors of `graph` that have a gradient."""
     _hash: int = field(init=False, repr=False, compare=False)
+    """The hash, computed once: looking up seconds asks for it with every set of shapes."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_hash", hash((self.device, self.target, self.slots, self.args, self.tensors,
@@ -196,13 +217,14 @@ class Kernels:
 
     @classmethod
     def of(cls, pricing: Pricing, op: Op, differentiable: frozenset[int]) -> "Kernels":
+        """The kernels of one op; `differentiable` has the positions of the tensors with a gradient."""
         tensors = tuple((t.dtype, t.itemsize, t.kind is Kind.PARAMETER, i in differentiable) for i, t in
                         ((i, pricing.graph.tensors[i]) for i in (*op.inputs, *op.outputs)))
         return cls(pricing.cluster.device, op.target, op.slots, op.args, tensors, pricing.chained.get(op.name, ALONE),
                    op, pricing.graph, differentiable)
 
     def seconds(self, inputs: Shapes, outputs: Shapes) -> Passes:
-        """Of each forward and each backward kernel, on pieces of these shapes."""
+        """Seconds of each forward and of each backward kernel, on shards of these shapes."""
         return _on_pieces(self, inputs, outputs)
 
 
@@ -215,7 +237,7 @@ def _on_pieces(kernels: Kernels, inputs: Shapes, outputs: Shapes) -> Passes:
 
 
 def _seconds(device: Device, work_: KernelWork, dtype: str, chained: Chained) -> float:
-    """Of one kernel, or of its part of a fused one."""
+    """Seconds of one kernel, or of its part of a fused one."""
     if chained == ALONE or work_.kind != "memory":
         return kernel_seconds(device, kernel_of(work_, dtype))
     moved = replace(work_, nbytes=work_.nbytes * (1 - chained.inside))
@@ -223,12 +245,12 @@ def _seconds(device: Device, work_: KernelWork, dtype: str, chained: Chained) ->
 
 
 def kernel_of(work_: KernelWork, dtype: str) -> Kernel:
-    """What the cost model prices."""
+    """The work of a kernel in the form that the cost model prices."""
     return Kernel(work_.kind, work_.shape, work_.flops, work_.nbytes, dtype, work_.name)
 
 
 def floor_seconds(graph: Graph, cluster: Cluster) -> float:
-    """Less than any plan takes: all work split evenly over all devices, with no communication."""
+    """Seconds that no plan is below: all work split evenly over all devices, with no communication."""
     differentiable, total, fused = graph.differentiable(), 0.0, chains(graph) if cluster.device.compiled else {}
     for op in (op for op in graph.ops if op.name not in fused):
         shapes = [tuple(graph.tensors[t].shape for t in ts) for ts in (op.inputs, op.outputs)]
@@ -239,7 +261,10 @@ def floor_seconds(graph: Graph, cluster: Cluster) -> float:
 
 
 def end_seconds(pricing: Pricing, t: int, choice: Choice, port: int, flows: bool) -> float:
-    """From an op to the program's end: the loss, or a buffer's new value, is needed whole by every rank."""
+    """Seconds of the conversion from an op to the program's end, and of the gradient back where it `flows`.
+
+    The loss, and the new value of a buffer, are needed whole by every rank.
+    """
     tensor, whole = pricing.graph.tensors[t], Layout.broadcast(pricing.mesh)
     table = routes_of(pricing, tensor)
     back = table.seconds[table.index[whole], table.index[choice.wanted[port]]] if flows else 0.0
@@ -247,8 +272,11 @@ def end_seconds(pricing: Pricing, t: int, choice: Choice, port: int, flows: bool
 
 
 def cone_cost(pricing: Pricing) -> tuple[float, float]:
-    """Seconds and bytes of what every rank has alike: the cone's ops forward; buffers, constants, idle parameters, and
-    of the inputs the whole batch, of which `graph` has one microbatch."""
+    """(seconds, bytes) that every rank has under any choice.
+
+    Seconds are those of the forward of the cone's ops, in one microbatch. Bytes are those of buffers, constants and
+    idle parameters, and of the inputs of the whole batch.
+    """
     graph = pricing.graph
     dependent, used = graph.dependent(), {t for op in graph.ops for t in op.inputs}
     whole = Layout.broadcast(pricing.mesh)

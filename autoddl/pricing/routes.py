@@ -1,4 +1,4 @@
-"""The cheapest steps between all legal layouts of a tensor: shortest paths in the graph of layouts, by seconds.
+"""Finds the cheapest steps between all legal layouts of a tensor: shortest paths in the graph of layouts, by seconds.
 
     far[i, j] = min over moves i -> k of  seconds(i -> k) + far[k, j]                       (`nearest`)
 
@@ -43,7 +43,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Move:
-    """One step from every layout where it is legal: `here`, by its place, to `there`."""
+    """One step from every layout in which it is legal: positions `here`, to positions `there`."""
 
     step: Step
     here: Ints
@@ -52,8 +52,10 @@ class _Move:
 
 @dataclass(frozen=True, eq=False)
 class Routes:
-    """All pairs of layouts of one tensor: `seconds[i, j]` from `layouts[i]` to `layouts[j]`, and the steps between
-    them; `nbytes[i]` is what rank 0 holds."""
+    """The cheapest conversions between all pairs of layouts of one tensor.
+
+    `seconds[i, j]` leads from `layouts[i]` to `layouts[j]`; `nbytes[i]` is the size of rank 0's shard in `layouts[i]`.
+    """
 
     layouts: tuple[Layout, ...]
     index: dict[Layout, int]
@@ -63,6 +65,7 @@ class Routes:
 
     @property
     def seconds(self) -> npt.NDArray[np.float64]:
+        """Seconds of the cheapest conversion, as [source, target]."""
         return self._paths.far
 
     @cached_property
@@ -115,21 +118,26 @@ class Routes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Space:
-    """All legal layouts of a tensor: `has[state, axis]` (states by their code) says in which an axis has a state, and
-    `sizes[i, dim]` and `nbytes[i]` what rank 0 holds. `number[i]` is layout i as a number, from which `place` leads
-    back, -1 where there is none."""
+    """All legal layouts of a tensor on a mesh, as arrays."""
 
     mesh: Mesh
+    """The mesh whose axes the layouts are on."""
     itemsize: int
+    """Bytes of an element."""
     has: Bools
+    """[state, axis, layout]: whether the axis has the state, given by its code."""
     sizes: Ints
+    """[layout, dim]: the size of rank 0's shard."""
     nbytes: Ints
+    """[layout]: the bytes of rank 0's shard."""
     number: Ints
+    """[layout]: its code."""
     place: Ints
+    """[code]: the position of the layout, -1 where it is not legal."""
 
 
 def _space(shape: tuple[int, ...], itemsize: int, mesh: Mesh, every: Ints) -> _Space:
-    """Of layouts given by their states."""
+    """The space of layouts that are given by their states."""
     sizes, number = local_shapes(shape, every, mesh), encode_states(every)
     place = np.full(BASE ** len(mesh.axes), -1, dtype=np.int64)
     place[number] = np.arange(len(every))
@@ -138,8 +146,10 @@ def _space(shape: tuple[int, ...], itemsize: int, mesh: Mesh, every: Ints) -> _S
 
 
 def _move(steps: list[Step], space: _Space) -> tuple[Ints, Ints, Ints]:
-    """`Step.is_legal` and `Step.after` of steps on the same axes, for all layouts at once: rows (number of the step,
-    from where, to where), step by step."""
+    """Computes `Step.is_legal` and `Step.after` for all layouts at once, of steps on one set of axes.
+
+    Returns columns, step by step: the number of the step, the layout that it leaves, the one that it leads to.
+    """
     axes = steps[0].axes
     inner = [a for a in range(axes[0] + 1, len(space.mesh.axes)) if a not in axes]
     source, target = (np.array([state_code(state) for state in ends])
@@ -153,7 +163,7 @@ def _move(steps: list[Step], space: _Space) -> tuple[Ints, Ints, Ints]:
 
 
 def _moves(shape: tuple[int, ...], space: _Space) -> tuple[list[Step], Ints, Ints, Ints]:
-    """Every step, several axes at once included, that is legal in some layout; and the rows of them all."""
+    """Every step that is legal in some layout, also on several axes at once, with the columns of `_move`."""
     states: list[State] = [*(Split(d) for d in range(len(shape)) if shape[d] > 1), B, P]
     steps, rows = list[Step](), list[tuple[Ints, Ints, Ints]]()
     for count in range(1, len(space.mesh.axes) + 1):
@@ -169,7 +179,7 @@ def _moves(shape: tuple[int, ...], space: _Space) -> tuple[list[Step], Ints, Int
 
 
 def _payloads(steps: list[Step], space: _Space, number: Ints, here: Ints, there: Ints) -> Ints:
-    """`payload` of a collective, or the bytes that a local step touches, of every row."""
+    """By row, the `payload` of a collective, or the bytes that a local step touches."""
     cut = [kind in COLLECTIVES and kind != "all-reduce" for kind in (step.kind for step in steps)]
     ranks = np.array([group_size(step, space.mesh) if c else 0 for step, c in zip(steps, cut, strict=True)])[number]
     small = np.minimum(space.sizes[here], space.sizes[there]).prod(axis=1) * space.itemsize
@@ -177,8 +187,10 @@ def _payloads(steps: list[Step], space: _Space, number: Ints, here: Ints, there:
 
 
 def _prices(steps: list[Step], number: Ints, payloads: Ints, seconds: Seconds) -> npt.NDArray[np.float64]:
-    """`seconds` of every row, asked once for what is equal: a collective's kind, axes and size; a local step's kind and
-    size."""
+    """The seconds of every row, asked once for equal steps.
+
+    Equal are collectives of one kind on the same axes with the same bytes, and local steps of one kind and size.
+    """
     asked: dict[tuple[str, tuple[int, ...]], int] = {}
     sends = [kind in COLLECTIVES for kind in (step.kind for step in steps)]
     alike = np.array([asked.setdefault((step.kind, step.axes if away else ()), len(asked))
@@ -190,7 +202,10 @@ def _prices(steps: list[Step], number: Ints, payloads: Ints, seconds: Seconds) -
 
 
 def routes(shape: tuple[int, ...], itemsize: int, mesh: Mesh, seconds: Seconds, partial: bool = True) -> Routes:
-    """Shortest conversions between all legal layouts of a tensor."""
+    """The cheapest conversions between all legal layouts of a tensor of `shape` on `mesh`.
+
+    `seconds` prices one step; `partial` says whether the tensor may be a PartialSum.
+    """
     every, layouts = legal_states(shape, mesh, partial), legal_layouts(shape, mesh, partial)
     space = _space(shape, itemsize, mesh, every)
     steps, number, here, there = _moves(shape, space)

@@ -1,13 +1,14 @@
-"""Shortest paths between all nodes of a graph, and the first move of each: of paths as short the one with fewer moves,
-of these the one whose first move has the lowest number.
+"""Finds the shortest paths between all nodes of a graph, and the first move of each.
+
+Ties go to the path with fewer moves, then to the one whose first move has the lowest number.
 
     least[i, j]   = min over moves i -> k of  seconds(i -> k) + least[k, j]      swept over rows till nothing changes
     tight[m, j]   seconds(m) + least[k, j] is as little as least[i, j]           a row of bits per move m: i -> k
     reach_r[i]    = reach_{r-1}[i] or any of (tight[m] and reach_{r-1}[k])       the nodes j that are r moves away
 
 A pair that is new in round r takes the first move that reaches it. Words of 64 bits make a round cheap; a move that is
-longer than the way around it is dropped. The seconds are all that a search asks of most pairs: first moves are for who
-wants to go.
+longer than the way around it is dropped. A search asks for nothing but the seconds of most pairs, so first moves are
+computed on demand.
 """
 
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class _Edges:
         return cls(moves, here, there, seconds, np.searchsorted(here, np.arange(count + 1)))
 
     def useful(self, far: Floats) -> "_Edges":
-        """Without those that are longer than the way around them; `far` is no less than the shortest paths."""
+        """The moves that are no longer than the way around them; `far` is no less than the shortest paths."""
         longest = far.max(initial=0.0, where=np.isfinite(far))
         keep = self.seconds <= far[self.here, self.there] + SPARE * longest
         return _Edges.of(self.moves[keep], self.here[keep], self.there[keep], self.seconds[keep], len(far))
@@ -82,14 +83,17 @@ class _Into:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Nearest:
-    """`far[i, j]`, infinite where no path leads, and the moves on shortest paths."""
+    """The length `far[i, j]` of the shortest paths, infinite where there is none, and the moves on them."""
 
     far: Floats
     edges: _Edges
 
 
 def nearest(count: int, moves: Ints, here: Ints, there: Ints, seconds: Floats) -> Nearest:
-    """Row e of what is given is move number `moves[e]` out of `here[e]`; the numbers rise."""
+    """The shortest paths between `count` nodes.
+
+    Move e has the number `moves[e]`, leads from node `here[e]` to `there[e]` and takes `seconds[e]`; numbers rise.
+    """
     order = np.argsort(here, kind="stable")
     order = order[np.isfinite(seconds[order])]
     edges = _Edges.of(moves[order], here[order], there[order], seconds[order], count)
@@ -102,8 +106,11 @@ def first_moves(paths: Nearest) -> Moves:
 
 
 def _least(edges: _Edges, count: int) -> tuple[Floats, _Edges]:
-    """The least seconds up to rounding, and the moves that are of use. Rows are swept in order, each from what the
-    others are by then; when not much changes any more, what changed is followed pair by pair."""
+    """The least seconds up to rounding, and the moves that are of use.
+
+    Rows are swept in order, each from the present state of the others. When little changes any more, the changed pairs
+    are followed one by one.
+    """
     far = np.full((count, count), np.inf)
     np.minimum.at(far, (edges.here, edges.there), edges.seconds)
     np.fill_diagonal(far, 0.0)
@@ -121,7 +128,7 @@ def _least(edges: _Edges, count: int) -> tuple[Floats, _Edges]:
 
 
 def _sweep(far: Floats, changed: Bools, rows: list[tuple[int, Ints, Floats]]) -> None:
-    """One more move, row by row, and which pairs got nearer."""
+    """Tries one more move from every node, row by row, and marks the pairs that got nearer."""
     for i, there, seconds in rows:
         through = far.take(there, axis=0)
         through += seconds
@@ -131,7 +138,7 @@ def _sweep(far: Floats, changed: Bools, rows: list[tuple[int, Ints, Floats]]) ->
 
 
 def _spread(far: Floats, into: _Into, changed: Bools) -> None:
-    """What gets nearer by a move that leads to a pair that `changed`, k to j, from all i that lead to k."""
+    """Tries, for every pair (k, j) that `changed`, the moves from all i to k, and marks the pairs that got nearer."""
     flat, pairs = far.reshape(-1), np.flatnonzero(changed)
     there, column = np.divmod(pairs, len(far))
     number = into.begin[there + 1] - into.begin[there]
@@ -145,7 +152,7 @@ def _spread(far: Floats, into: _Into, changed: Bools) -> None:
 
 
 def _tight(edges: _Edges, far: Floats) -> Words:
-    """Per move the nodes that it is as near by as by any, as bits."""
+    """By move, as bits, the nodes to which it begins a shortest path."""
     words = -(-len(far) // 64)
     found = np.zeros((len(edges.moves), words * 8), dtype=np.uint8)
     for i, there, seconds in edges.rows():
@@ -157,8 +164,10 @@ def _tight(edges: _Edges, far: Floats) -> Words:
 
 
 def _first(edges: _Edges, tight: Words) -> Moves:
-    """First moves, by rounds of one more move: the pairs that are new in a round take the first that leads to what was
-    reached before."""
+    """The first moves, by rounds of one more move.
+
+    Pairs that are new in a round take the first move that leads to a node from which the target was reached before.
+    """
     count = len(edges.begin) - 1
     onward = np.full((count, count), -1, dtype=np.int16)
     whole = np.zeros((count, tight.shape[1] * 64), dtype=np.uint8)
@@ -178,7 +187,7 @@ def _first(edges: _Edges, tight: Words) -> Moves:
 
 
 def _settle(onward: Moves, edges: _Edges, taken: Words) -> None:
-    """First moves of the pairs that are `taken`, bits of rows of words by move."""
+    """Writes the first moves of the pairs that are `taken`: by move, the targets as bits."""
     count, words = len(onward), taken.shape[1]
     first, bits = onward.reshape(-1), taken.reshape(-1)
     every = np.flatnonzero(bits != 0)

@@ -1,6 +1,6 @@
-"""The space of plans on one mesh: a variable for every op, hub and parameter, and the layouts it may choose.
+"""Makes the space of plans on one mesh: a variable for every op, hub and parameter, and the layouts it may choose.
 
-What does not depend on a parameter (the cone) is computed by every rank and chooses nothing. Of the rest
+Ops that do not depend on a parameter (the *cone*) are computed by every rank and choose nothing. The others choose:
 
     op          one signature per axis                                   (rules.options)
     hub         per axis S(d), P, B with gradients added up as B, B with gradients added up as P
@@ -33,31 +33,32 @@ Region = Callable[[Graph, Op | Tensor, Choice], bool]
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """`item` is the op (hubs included) or the parameter."""
+    """One decision of a plan: `item` is the op (hubs included) or the parameter, `choices` what it may take."""
 
     item: Op | Tensor
     choices: Sequence[Choice]
 
     @property
     def name(self) -> str:
+        """The name of the op, or of the parameter in the module."""
         return self.item.fqn if isinstance(self.item, Tensor) else self.item.name
 
 
 def everything(graph: Graph, item: Op | Tensor, choice: Choice) -> bool:
-    """The whole space."""
+    """Allows every choice: the region that is the whole space."""
     return True
 
 
 @lru_cache(maxsize=10_000)
 def _of_op(found: OptionRows, axes: int) -> Choices:
-    """Options of ops that are alike, with the gradients that follow."""
+    """The choices of ops that are alike, with the layouts of the gradients that follow from each."""
     wanted = tuple(dual_codes(column, axes) for column in found.outputs)
     return Choices(axes, found.inputs, found.outputs, found.gradients, wanted, found.inner, np.zeros_like(found.inner))
 
 
 @lru_cache(maxsize=10_000)
 def _of_hub(shape: tuple[int, ...], mesh: Mesh, partial: bool, gradients: bool) -> Choices:
-    """States as (layout, gradient) per axis; without gradients the second is idle."""
+    """The choices of a hub: a pair (layout, layout of the gradient) per axis; the second is idle without gradients."""
     states: list[tuple[State, State]] = [(Split(d), Split(d)) for d in range(len(shape)) if shape[d] > 1]
     states += [(P, B)] if partial else []
     states += [(B, B), (B, P)] if gradients else [(B, B)]
@@ -72,10 +73,10 @@ def _of_hub(shape: tuple[int, ...], mesh: Mesh, partial: bool, gradients: bool) 
 
 @lru_cache(maxsize=10_000)
 def _of_parameter(shape: tuple[int, ...], mesh: Mesh, tied: bool, several: bool) -> Choices:
-    """Stored layouts, with every depth on every axis that is split.
+    """The stored layouts of a parameter, with every depth on every axis that is split.
 
-    Of one microbatch gradients are reduced once in any case; `several` may keep a piece of their sum. The weight that a
-    tied parameter's hub gathered is kept.
+    With one microbatch gradients are reduced once in any case; with `several`, a piece of their sum may be kept. The
+    weight that the hub of a `tied` parameter gathered is kept.
     """
     states = legal_states(shape, mesh, partial=False)
     deep = [0, *([1] if several else []), *([] if tied else [2])]
@@ -108,7 +109,7 @@ class _Made:
 
 
 def decided(graph: Graph) -> tuple[Op | Tensor, ...]:
-    """What a plan decides about: the parameters that something reads, then the ops that depend on one, in order."""
+    """The items that a plan decides about: parameters that are read, then the ops that depend on one, in order."""
     dependent, used = graph.dependent(), {t for op in graph.ops for t in op.inputs}
     parameters = (tensor for t, tensor in enumerate(graph.tensors) if tensor.kind is Kind.PARAMETER and t in used)
     return (*parameters, *(op for op in graph.ops if dependent.intersection(op.inputs)))

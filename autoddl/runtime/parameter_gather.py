@@ -49,8 +49,10 @@ def use_parameter(leaf: Tensor, value: Tensor, sink: Sink | None) -> Tensor:
 class _Bucket:
     """The tensors of a bucket.
 
-    `handle` is a gather in flight. `values` stay for later microbatches; `again` were regathered for backward.
-    `weights` are in the layout W, where the bucket takes some steps once; they stay until the end of the step.
+        handle     a gather in flight
+        values     gathered values that stay for later microbatches
+        again      members that were regathered for backward
+        weights    values in the layout W, where the bucket takes some steps once; they stay until the end of the step
     """
 
     def __init__(self, bucket: Bucket, edges: Mapping[str, ParameterEdge], stored: Mapping[str, StoredParameter],

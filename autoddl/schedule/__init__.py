@@ -1,4 +1,4 @@
-"""One training step of a plan as values: the collectives that are sent, when they run, and the bytes that are in use.
+"""Predicts one training step of a plan as values: collectives that are sent, when they run, and bytes in use.
 
 Nothing is executed here: the runtime follows these orders, and `verify` compares the collectives that ran with them.
 Reading order:

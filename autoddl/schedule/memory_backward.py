@@ -36,8 +36,8 @@ class Recomputing(Protocol):
 class BackwardMemory:
     """Runs backward of one microbatch on the heap of `moves`.
 
-    `nodes` has the record that forward made of each op, `first` the parameters of the buckets that an op read first;
-    `again` runs the forward of blocks once more.
+    Forward made a record of each op (`nodes`). By op, `first` has the parameters of the buckets that it read first. The
+    forward of blocks is run once more by `again`.
     """
 
     def __init__(self, moves: ConversionMemory, program: ParsedPlan, gathers: CountedGathers,

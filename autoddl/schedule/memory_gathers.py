@@ -20,10 +20,12 @@ Edges = Mapping[str, ParameterEdge]
 
 @dataclass(slots=True)
 class _Gather:
-    """A bucket: its collective in `flight`, the `values` that stay for later microbatches, and those of backward.
+    """The gathered values of a bucket.
 
-    `again` are the members that were gathered again for backward. `weights` are those in the layout W, where the bucket
-    takes some steps once; they stay until the end of the step.
+        flight     the collective in flight
+        values     values that stay for later microbatches
+        again      members that were gathered again for backward
+        weights    values in the layout W, where the bucket takes some steps once; they stay until the end of the step
     """
 
     bucket: Bucket

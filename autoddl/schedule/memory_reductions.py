@@ -22,9 +22,14 @@ Edges = Mapping[str, ParameterEdge]
 
 @dataclass(slots=True, eq=False)
 class _Reduction:
-    """A bucket of gradients: `starts` are the layouts of its `values`; `own` says that nobody else uses these.
+    """The gradients of a bucket on the way to their sum.
 
-    `sums` are those of earlier microbatches in the layout G, where the bucket takes some steps once.
+        bucket     the bucket, by names of parameters
+        starts     layouts in which backward yields the gradients
+        values     the gradients that are there
+        flight     the collective in flight
+        own        whether nothing else uses the values
+        sums       sums of earlier microbatches in the layout G, where the bucket takes some steps once
     """
 
     bucket: Bucket

@@ -13,9 +13,9 @@ rank does the same in every run.
     finish      all that are due are started, and advanced in turn until none has a step left
 
 With several microbatches, this happens in each of them for the buckets that are converted per microbatch. The other
-buckets are gathered in the first, kept until the last has taken them, and reduced in the last. A bucket that takes some
-steps once is gathered as far as these go at its first start in a step, and goes on from there at every start; its
-reduction goes on with them in the last microbatch.
+buckets are gathered in the first, kept until the last has taken them, and reduced in the last. A bucket may
+take some steps once. It is gathered as far as these go at its first start in a step, and goes on from there at every
+start. Its reduction takes them in the last microbatch.
 """
 
 from collections.abc import Iterator, Sequence

@@ -15,7 +15,7 @@ from autoddl.validation.run_parts import expert_replicas, rank_values
 from autoddl.validation.runs import Run
 from autoddl.validation.software import Software
 
-__all__ = ["accumulation_bytes", "replica_seconds", "update_seconds", "zero3_seconds"]
+__all__ = ["accumulation_bytes", "optimizer_seconds", "replica_seconds", "zero3_seconds"]
 
 
 def accumulation_bytes(run: Run, software: Software, part: Part) -> float:
@@ -59,7 +59,7 @@ def replica_seconds(run: Run, software: Software, cluster: Cluster, parts: Mappi
     return exposed
 
 
-def update_seconds(run: Run, software: Software, cluster: Cluster, parts: Mapping[str, Part]) -> float:
+def optimizer_seconds(run: Run, software: Software, cluster: Cluster, parts: Mapping[str, Part]) -> float:
     """Returns the seconds in which clipping and the optimizer move their bytes."""
     dense, expert = rank_values(run, parts)
     dense_ways = run.dp * run.cp if run.zero_stage else 1

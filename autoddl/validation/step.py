@@ -16,7 +16,7 @@ from autoddl.cost_models.pipelines import simulate_pipeline
 from autoddl.validation.clusters import cluster_of
 from autoddl.validation.layer_seconds import LayerSeconds, layer_seconds
 from autoddl.validation.part import Part
-from autoddl.validation.replicas import accumulation_bytes, replica_seconds, update_seconds, zero3_seconds
+from autoddl.validation.replicas import accumulation_bytes, optimizer_seconds, replica_seconds, zero3_seconds
 from autoddl.validation.run_parts import Unpriced, price_parts, schedule_of, stage_layers
 from autoddl.validation.runs import Run
 from autoddl.validation.software import Software, software_of
@@ -49,7 +49,7 @@ def price_step(run: Run, microbatch: int) -> StepSeconds:
     exposed = 0.0
     if run.zero_stage != 3:
         exposed = replica_seconds(run, software, cluster, parts, forward / run.pp, (backward + weight) / run.pp)
-    update = update_seconds(run, software, cluster, parts)
+    update = optimizer_seconds(run, software, cluster, parts)
     computed = count * sum(map(sum, stages)) / run.pp
     return StepSeconds(line + exposed + update, computed, line, exposed, update)
 

@@ -23,7 +23,7 @@ from autoddl.core.errors import Infeasible, InputError, MismatchError
 from autoddl.core.graph import graph_from_text, graph_to_text
 from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import parse_cluster, parse_quantity
-from autoddl.explain.breakdown import shares
+from autoddl.explain.breakdown import block_costs
 from autoddl.explain.diff import difference
 from autoddl.explain.explain import explain, price_of_pins, proved
 from autoddl.explain.pareto import front_of_bytes, front_of_devices, least_bytes, resized
@@ -304,7 +304,7 @@ def test_a_strategy_beside_a_pinned_plan_has_no_pins() -> None:
 
 def test_the_blocks_of_microbatches_add_up(free: Plan) -> None:
     made = api.plan(tiny.tiny(1), cluster_of(MESH), mesh=MESH, microbatches=(4,))
-    blocks = shares(rebuild(made))
+    blocks = block_costs(rebuild(made))
     assert sum(block.compute for block in blocks) == pytest.approx(made.predicted.compute, rel=1e-2)
     assert sum(block.seconds for block in blocks) == pytest.approx(made.predicted.seconds)
     assert "microbatches: A has 4, B has 1" in difference(made, free).words

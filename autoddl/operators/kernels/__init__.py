@@ -1,1 +1,9 @@
-"""The code that an operator runs on one rank's shards."""
+"""Has the code that an operator runs on one rank's shards.
+
+    table           looks up the kernel of an op; most ops run unchanged
+    nn, shape       kernels whose calls name global sizes, or that do not run unchanged on shards
+    reducing        kernels that reduce over mesh axes by themselves
+    custom_ops      our own operators, like dropout with a numbered mask
+    site            the rank and the layouts for which a kernel runs
+    arguments       the arguments of a call by name
+"""
