@@ -35,9 +35,8 @@ from typing import Any
 from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.hubs import HUB
 from autoddl.core.recompute import Block, recomputed_ops
-from autoddl.operators.footprints.footprint import Footprint, LocalOp
-from autoddl.operators.footprints.storages import Value, contiguous
-from autoddl.operators.footprints.table import footprint_of
+from autoddl.operators.footprints.footprint import Footprint
+from autoddl.operators.footprints.table import whole_footprint
 from autoddl.operators.work import VIEWS, base
 from autoddl.pricing.optimizers import Optimizer
 
@@ -141,7 +140,7 @@ class _Builder:
         self.flows, self.dependent = graph.differentiable(), graph.dependent()
         self.readers, self.writer = graph.consumers(), graph.producers()
         self.is_view = [base(op) in VIEWS for op in graph.ops]
-        self.made = [Footprint() if view else _footprint(op, graph, self.flows, processor)
+        self.made = [Footprint() if view else whole_footprint(op, graph, self.flows, processor)
                      for op, view in zip(graph.ops, self.is_view, strict=True)]
         self.terms: list[Term] = []
         again = recomputed_ops(graph, blocks)
@@ -383,12 +382,3 @@ class _Sets:
 
     def join(self, a: Hashable, b: Hashable) -> None:
         self.parent[self.find(a)] = self.find(b)
-
-
-def _footprint(op: Op, graph: Graph, flows: frozenset[int], processor: bool) -> Footprint:
-    """What the op keeps on whole tensors: which of its inputs and outputs."""
-    tensors = graph.tensors
-    values = tuple([Value(-1, tensors[t].shape, contiguous(tensors[t].shape), tensors[t].itemsize) for t in op.inputs])
-    needs = tuple([k for k, t in enumerate(op.inputs) if t in flows]) if any(o in flows for o in op.outputs) else ()
-    return footprint_of(LocalOp(op, values, tuple([tensors[t].shape for t in op.outputs]),
-                                tuple([tensors[t].itemsize for t in op.outputs]), needs, False, processor))
