@@ -28,9 +28,8 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import HUB
 
-__all__ = ["FULL", "NO_RECOMPUTE", "SELECTIVE", "Block", "RecomputedPart", "blocks_of", "check_policy", "entry_of",
-           "leveled_blocks", "policy_blocks", "policy_text", "recomputed_ops", "recomputed_parts", "recomputes_more",
-           "select_blocks"]
+__all__ = ["FULL", "NO_RECOMPUTE", "SELECTIVE", "Block", "blocks_of", "check_policy", "entry_of", "leveled_blocks",
+           "policy_blocks", "policy_text", "recomputes_more", "select_blocks"]
 
 NO_RECOMPUTE, SELECTIVE, FULL = "none", "selective", "full"
 
@@ -164,40 +163,3 @@ def leveled_blocks(graph: Graph, names: Sequence[str]) -> tuple[tuple[Block, str
 def select_blocks(graph: Graph, names: Sequence[str]) -> tuple[Block, ...]:
     """The blocks that a plan names, in order. Raises InputError as `leveled_blocks`."""
     return tuple(block for block, _ in leveled_blocks(graph, names))
-
-
-@dataclass(frozen=True, slots=True)
-class RecomputedPart:
-    """What backward runs again of a block: the places of its `ops`, and the tensors that these read from outside, in
-    the order of first use, and write for others."""
-
-    block: Block
-    ops: tuple[int, ...]
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-
-
-def recomputed_parts(graph: Graph, blocks: Sequence[Block]) -> tuple[RecomputedPart, ...]:
-    """What is computed again of some blocks of a graph with hubs.
-
-    Ops of the cone are not: they run before the block, and their results stay.
-    """
-    if not blocks:
-        return ()
-    dependent = graph.dependent()
-    readers, ends = graph.consumers(), {graph.outputs[0], *(new for _, new in graph.updates)}
-    found = []
-    for block in blocks:
-        ops = [i for i in range(block.start, block.end) if not dependent.isdisjoint(graph.ops[i].inputs)]
-        made = [t for i in ops for t in graph.ops[i].outputs]
-        own = set(made)
-        reads = dict.fromkeys(t for i in ops for t in graph.ops[i].inputs if t not in own)
-        writes = [t for t in made if t in ends or not {i for i, _ in readers[t]} <= set(ops)]
-        if ops:
-            found.append(RecomputedPart(block, tuple(ops), tuple(reads), tuple(writes)))
-    return tuple(found)
-
-
-def recomputed_ops(graph: Graph, blocks: Sequence[Block]) -> frozenset[str]:
-    """Names of the ops that are computed again of some blocks."""
-    return frozenset(graph.ops[i].name for part in recomputed_parts(graph, blocks) for i in part.ops)

@@ -150,7 +150,7 @@ class CostNetwork:
     def lifetimes(self) -> Lifetimes:
         """What lives when."""
         return lifetimes_of(self.pricing.graph, optimizer_of(self.pricing.optimizer), self.pricing.microbatches,
-                            self.pricing.cluster.device.kind == "cpu", self.pricing.blocks)
+                            self.pricing.cluster.device.kind == "cpu", self.pricing.parts)
 
     @cached_property
     def fixed(self) -> tuple[float, float]:

@@ -14,8 +14,8 @@ from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.graph import Op
 from autoddl.core.hubs import HUB, add_hubs
 from autoddl.core.plan import Plan
-from autoddl.core.recompute import recomputed_ops, select_blocks
 from autoddl.explain.explain import proved
+from autoddl.operators.recomputed import recomputed_ops
 from autoddl.planner.question import rebuild
 from autoddl.pricing.price import pass_seconds
 from autoddl.schedule.traffic import traffic
@@ -68,7 +68,7 @@ def test_blocks_send_their_forward_again() -> None:
     graph = add_hubs(captured.graph)
     kept, found = (random_plan(captured, 2, "machine=2,pair=2", recompute=again) for again in (False, True))
     assert kept.decisions == found.decisions and not kept.recompute and found.recompute
-    again = recomputed_ops(graph, select_blocks(graph, found.recompute))
+    again = recomputed_ops(graph, found.recompute)
     more = Counter((one.kind, one.axes, one.nbytes) for one in traffic(found, graph))
     more.subtract((one.kind, one.axes, one.nbytes) for one in traffic(kept, graph))
     forward = Counter((one.kind, one.axes, one.nbytes) for one in traffic(kept, graph)

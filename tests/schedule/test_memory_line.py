@@ -54,9 +54,10 @@ def test_the_predicted_peak_is_the_tracked_one(name: str, options: dict[str, flo
 
 
 @pytest.mark.parametrize(("name", "policy", "microbatches"), [
-    ("gpt", "full", 2), ("mixture", "first-1", 1),
-    *[pytest.param(name, policy, m, marks=pytest.mark.slow) for name in ("llama", "vit", "t5", "resnet")
-      for policy, m in (("full", 1), ("every-2", 2))]])
+    ("gpt", "full", 2), ("mixture", "first-1", 1), ("llama", "selective", 1),
+    *[pytest.param(name, policy, m, marks=pytest.mark.slow)
+      for name in ("gpt", "llama", "vit", "t5", "mixture", "resnet")
+      for policy, m in (("full", 1), ("every-2", 2), ("selective", 2), ("first-1:selective", 1))]])
 def test_the_predicted_peak_is_the_tracked_one_where_blocks_are_computed_again(name: str, policy: str,
                                                                                 microbatches: int) -> None:
     torch.manual_seed(0)
