@@ -170,6 +170,7 @@ class _Lowering:
         parts = [] if self.saved is None else [_Part(part, self.saved.segment()) for part in
                                                recomputed_parts(self.graph, self.plan.recompute)]
         where = {i: one for one in parts for i in one.part.ops}
+        self.triggers = {one.part.trigger: one.segment for one in parts}
         for i, op in enumerate(self.graph.ops):
             self.part, before = where.get(i), len(self.out.nodes)
             if op.target == HUB:
@@ -278,6 +279,8 @@ class _Lowering:
         fn = _DIRECT.get(fn, fn)
         if self.part is not None and base(op) not in VIEWS:
             fn = _named(self.part.segment.call(i, fn), f"again_{op.name}")
+        elif i in self.triggers:
+            fn = _named(self.triggers[i].trigger(fn), f"trigger_{op.name}")
         call = self.out.call_function(fn, args, kwargs)
         call.meta = {k: v for k, v in node.meta.items() if k in ("stack_trace", "nn_module_stack")}
         for t in op.outputs:

@@ -2,9 +2,10 @@
 
     forward     autograd saves a note instead of what an op of the part saves, and instead of what the part brings back
                 (`operators.recomputed`); the part keeps what its ops read
-    backward    the first note that is read runs the part's ops again, conversions included; every note then has its
-                tensor, and drops it with the op that saved it
+    backward    the first op that reads what the part brings back runs the part's ops again, conversions included; every
+                note then has its tensor, and drops it with the op that saved it
 
+That op is the part's trigger on every rank, whatever storages a rank's pieces share, so that all send in one order.
 All ops stay in the program, and so do their gradients: the second run's graph of autograd is thrown away. Ops run as
 before, with the same random numbers, so the n-th tensor that an op saves is the n-th that it saved. A tensor that is
 brought back for others is known by its storage.
@@ -36,10 +37,18 @@ class _Note:
 
     def read(self) -> Tensor:
         """The tensor, for backward."""
-        if self.value is None:
-            self._segment.run_again()
+        self._segment.run_again()
         assert self.value is not None, "an op saves as many tensors again as it saved"
         return self.value
+
+
+class _Trigger:
+    """Stands for what the trigger of `segment` saves: a tensor or a note."""
+
+    __slots__ = ("note", "segment")
+
+    def __init__(self, segment: "Segment", note: Any) -> None:
+        self.segment, self.note = segment, note
 
 
 class Segment:
@@ -52,7 +61,7 @@ class Segment:
 
     def clear(self) -> None:
         """Forgets the last microbatch."""
-        self._op, self._count, self._is_again = -1, 0, False
+        self._op, self._count, self._is_again, self._has_run = -1, 0, False, False
         self._reads: dict[int, tuple[Any, bool]] = {}
         self._kept: set[int] = set()
         self._own: dict[tuple[int, int], _Note] = {}
@@ -67,6 +76,16 @@ class Segment:
                 return function(*args, **kwargs)
             finally:
                 self._op, self._all.running = -1, None
+        return run
+
+    def trigger(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, of the op whose backward runs the part again before it reads what it saved."""
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self._all.triggers = self
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._all.triggers = None
         return run
 
     def keep(self, j: int) -> Callable[[Tensor], None]:
@@ -106,8 +125,11 @@ class Segment:
         return note
 
     def run_again(self) -> None:
-        """Runs the ops again; all notes get their tensors."""
-        assert self.program is not None and self._reads, "a part runs again once in every backward"
+        """Runs the ops again, once in every backward; all notes get their tensors."""
+        if self._has_run:
+            return
+        assert self.program is not None
+        self._has_run = True
         kept, self._reads = self._reads, {}
         inputs = [self._all.gathers.read(kept[j][0]).detach().requires_grad_(kept[j][1]) for j in range(len(kept))]
         kept.clear()
@@ -133,7 +155,7 @@ def _nothing(_: None) -> Tensor:
 class SavedTensors:
     """Decides what autograd saves of a program: a tensor, or a note of what is gathered or computed again.
 
-    `running` is the part whose op runs now.
+    `running` is the part whose op runs now, `triggers` that whose trigger does.
     """
 
     def __init__(self, gathers: TensorGathers, recorder: Recorder) -> None:
@@ -143,6 +165,7 @@ class SavedTensors:
     def clear(self) -> None:
         """Called before and after a microbatch: forgets what the last one left."""
         self.running: Segment | None = None
+        self.triggers: Segment | None = None
         self._known: dict[int, tuple[StorageWeakRef, Segment, int]] = {}
         for segment in self._segments:
             segment.clear()
@@ -164,6 +187,11 @@ class SavedTensors:
         return nullcontext()
 
     def _write(self, tensor: Tensor) -> Any:
+        note = self._note(tensor)
+        return note if self.triggers is None else _Trigger(self.triggers, note)
+
+    def _note(self, tensor: Tensor) -> Any:
+        """A note of a tensor that is gathered or brought back, any other as it is."""
         note = self.gathers.note(tensor)
         if self.running is not None:
             if note is None:
@@ -176,6 +204,9 @@ class SavedTensors:
         return tensor.detach() if tensor.grad_fn is not None else tensor
 
     def _read(self, note: Any) -> Tensor:
+        if isinstance(note, _Trigger):
+            note.segment.run_again()
+            note = note.note
         return note.read() if isinstance(note, _Note) else self.gathers.read(note)
 
 
