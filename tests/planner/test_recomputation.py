@@ -20,7 +20,7 @@ from autoddl.planner.question import rebuild
 from autoddl.pricing.price import pass_seconds
 from autoddl.schedule.traffic import traffic
 
-POLICIES = ("none", "first-1", "full")
+POLICIES = ("none", "first-1", "selective", "full")
 
 
 def planned(policies: tuple[str, ...], budget: float | None = None, **options: str) -> Plan:
@@ -60,6 +60,10 @@ def test_a_policy_costs_the_forward_of_its_blocks() -> None:
     seconds = {policy: one.predicted.seconds for policy, one in plans.items()}
     assert seconds["full"] == pytest.approx(seconds["none"] + forward, rel=1e-3)
     assert seconds["first-1"] == pytest.approx(seconds["none"] + forward / 2, rel=1e-3)
+    assert plans["selective"].recompute == ("blocks.0:selective", "blocks.1:selective")
+    assert seconds["none"] < seconds["selective"] < seconds["full"]
+    peaks = [plans[policy].predicted.peak_bytes for policy in ("full", "selective", "none")]
+    assert peaks == sorted(peaks) and peaks[0] < peaks[1] < peaks[2]
 
 
 def test_blocks_send_their_forward_again() -> None:

@@ -1,6 +1,7 @@
 """Ops that run again in backward change no gradient, not by a bit, and no buffer."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ def made(name: str) -> tuple[Precise, Sample]:
     return Precise(module), sample
 
 
+@cache
 def captured(name: str, microbatches: int) -> Captured:
     module, sample = made(name)
     return capture(module, parted(as_sample(sample), microbatches))
@@ -60,9 +62,9 @@ def all_equal(name: str, plans: list[Plan]) -> list[bool]:
     return [len(truth) == len(found) and all(map(torch.equal, truth, found)) for found in others]
 
 
-@parametrize_or_slow("name, microbatches", [("gpt", 2)], [
+@parametrize_or_slow("name, microbatches", [("gpt", 1)], [
     (name, m) for name in ("gpt", "gpt2", "llama", "bert", "t5", "vit", "vgg_bn", "resnet", "mixture") for m in (1, 2)
-    if (name, m) != ("gpt", 2)])
+    if (name, m) != ("gpt", 1)])
 def test_gradients_on_one_rank_are_equal_to_the_bit(name: str, microbatches: int) -> None:
     module, sample = made(name)
     one = plan(module, cluster_of("core=1"), sample, microbatches=(microbatches,))
