@@ -130,7 +130,7 @@ def test_every_choice_of_small_modules() -> None:
 
 
 def test_every_choice_of_small_modules_with_blocks_that_are_computed_again() -> None:
-    assert all(check(seed, True) for seed in (10, 1000))
+    assert all(check(seed, True) for seed in (10, 31))
 
 
 def test_what_the_rows_cannot_tell_apart_is_looked_at_one_by_one() -> None:
