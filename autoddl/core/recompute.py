@@ -28,8 +28,20 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import HUB
 
-__all__ = ["FULL", "NO_RECOMPUTE", "SELECTIVE", "Block", "blocks_of", "check_policy", "entry_of", "leveled_blocks",
-           "policy_blocks", "policy_text", "recomputes_more", "select_blocks"]
+__all__ = [
+    "FULL",
+    "NO_RECOMPUTE",
+    "SELECTIVE",
+    "Block",
+    "blocks_of",
+    "check_policy",
+    "leveled_blocks",
+    "policy_blocks",
+    "policy_text",
+    "recompute_entry",
+    "recomputes_more",
+    "select_blocks",
+]
 
 NO_RECOMPUTE, SELECTIVE, FULL = "none", "selective", "full"
 
@@ -95,7 +107,7 @@ def _entry(text: str) -> tuple[str, str]:
     return name, level if colon else FULL
 
 
-def entry_of(name: str, level: str) -> str:
+def recompute_entry(name: str, level: str) -> str:
     """The name of a block with a level as a plan has it: `h.0`, or `h.0:selective`."""
     return name if level == FULL else f"{name}:{level}"
 
@@ -137,9 +149,9 @@ def policy_blocks(graph: Graph, policy: str) -> tuple[str, ...]:
         raise InputError(f"recomputation {policy} asks for the blocks of a model, and this one has no list of modules: "
                          "plan with recompute='none'")
     if asked.kind == "named":
-        return tuple(entry_of(block.name, level) for block, level in leveled_blocks(graph, policy.split("+")))
+        return tuple(recompute_entry(block.name, level) for block, level in leveled_blocks(graph, policy.split("+")))
     found = names[:asked.number] if asked.kind == "first" else names[::asked.number]
-    return tuple(entry_of(name, asked.level) for name in found)
+    return tuple(recompute_entry(name, asked.level) for name in found)
 
 
 def leveled_blocks(graph: Graph, names: Sequence[str]) -> tuple[tuple[Block, str], ...]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autoddl.core.graph import Graph, Kind
-from autoddl.core.recompute import FULL, SELECTIVE, Block, blocks_of, entry_of, leveled_blocks
+from autoddl.core.recompute import FULL, SELECTIVE, Block, blocks_of, leveled_blocks, recompute_entry
 from autoddl.operators.footprints.footprint import Footprint
 from autoddl.operators.footprints.table import whole_footprint
 from autoddl.operators.rules.nn import REDUCING
@@ -54,7 +54,7 @@ def levels(graph: Graph) -> tuple[str, ...]:
     """The levels at which any block of a graph with hubs is computed again, the least first; none without blocks."""
     names = [block.name for block in blocks_of(graph)]
     return tuple(level for level in (SELECTIVE, FULL)
-                 if recomputed_parts(graph, [entry_of(name, level) for name in names]))
+                 if recomputed_parts(graph, [recompute_entry(name, level) for name in names]))
 
 
 def recomputed_parts(graph: Graph, names: Sequence[str]) -> tuple[RecomputedPart, ...]:

@@ -62,7 +62,7 @@ Pattern = tuple[tuple[What, float], ...]
 class Term:
     """Bytes that `owner` decides, from the moment `start` to the moment `end`, as numbers; `alias` is the storage.
 
-    `reader` is the block whose part keeps what it reads, where that is why the bytes live.
+    `block` is the block whose part keeps what it reads, where that is why the bytes live.
     """
 
     owner: Owner
@@ -70,7 +70,7 @@ class Term:
     start: int
     end: int
     alias: Hashable
-    reader: str = ""
+    block: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,9 +171,9 @@ class _Builder:
     def update(self) -> int:
         return 3 * self.count
 
-    def add(self, owner: Owner, what: What, start: int, end: int, alias: Hashable = None, reader: str = "") -> None:
+    def add(self, owner: Owner, what: What, start: int, end: int, alias: Hashable = None, block: str = "") -> None:
         if start <= end:
-            self.terms.append(Term(owner, what, start, end, len(self.terms) if alias is None else alias, reader))
+            self.terms.append(Term(owner, what, start, end, len(self.terms) if alias is None else alias, block))
 
     def keep(self, owner: Owner, what: What, start: int, i: int) -> None:
         """A term from `start`, in forward, until the backward of op i; if that runs again, it is gone in between."""

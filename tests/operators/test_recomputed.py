@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from autoddl.capture.capture import capture
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs
-from autoddl.core.recompute import FULL, SELECTIVE, Block, blocks_of, entry_of
+from autoddl.core.recompute import FULL, SELECTIVE, Block, blocks_of, recompute_entry
 from autoddl.operators.recomputed import RecomputedPart, levels, recomputed_ops, recomputed_parts
 
 
 def parts_at(graph: Graph, level: str) -> tuple[RecomputedPart, ...]:
-    return recomputed_parts(graph, [entry_of(block.name, level) for block in blocks_of(graph)])
+    return recomputed_parts(graph, [recompute_entry(block.name, level) for block in blocks_of(graph)])
 
 
 def names_of(graph: Graph, tensors: tuple[int, ...]) -> list[str]:
@@ -47,7 +47,8 @@ def test_selective_runs_no_op_again_that_full_does_not(name: str) -> None:
 def test_blocks_are_decided_one_by_one() -> None:
     graph = add_hubs(capture(*zoo.t5()).graph)
     blocks = blocks_of(graph)
-    mixed = recomputed_parts(graph, [entry_of(block.name, (SELECTIVE, FULL)[k % 2]) for k, block in enumerate(blocks)])
+    mixed = recomputed_parts(graph, [recompute_entry(block.name, (SELECTIVE, FULL)[k % 2])
+                                     for k, block in enumerate(blocks)])
     alone = {(part.block, level): part for level in (SELECTIVE, FULL) for part in parts_at(graph, level)}
     assert mixed == tuple(alone[block, (SELECTIVE, FULL)[k % 2]] for k, block in enumerate(blocks))
 

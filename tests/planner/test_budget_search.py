@@ -16,7 +16,7 @@ from autoddl.core.errors import Infeasible
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
-from autoddl.core.recompute import FULL, SELECTIVE, blocks_of, entry_of
+from autoddl.core.recompute import FULL, SELECTIVE, blocks_of, recompute_entry
 from autoddl.cost_models import load_cluster
 from autoddl.planner.budget_search import BudgetSearch
 from autoddl.planner.peaks import Peaks
@@ -86,7 +86,7 @@ def small_network(seed: int, recompute: bool = False) -> CostNetwork:
     if recompute:
         graph = as_blocks(graph, rng)
         pricing = replace(pricing, graph=graph, recompute=tuple(
-            entry_of(block.name, rng.choice((FULL, FULL, SELECTIVE))) for block in blocks_of(graph)
+            recompute_entry(block.name, rng.choice((FULL, FULL, SELECTIVE))) for block in blocks_of(graph)
             if rng.random() < 0.8))
     return network_of(pricing, variables(graph, pricing.mesh))
 

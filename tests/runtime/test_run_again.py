@@ -19,7 +19,7 @@ from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, as_sample, parted
 from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan
-from autoddl.core.recompute import FULL, SELECTIVE, blocks_of, entry_of
+from autoddl.core.recompute import FULL, SELECTIVE, blocks_of, recompute_entry
 from autoddl.runtime.parallelize import parallelize
 
 DROPPED = ("gpt", "gpt2", "bert", "t5")
@@ -42,8 +42,8 @@ def captured(name: str, microbatches: int) -> Captured:
 def policies(found: Captured) -> list[tuple[str, ...]]:
     """Nothing, all at one level, and levels mixed."""
     names = [block.name for block in blocks_of(add_hubs(found.graph))]
-    mixed = [entry_of(name, (SELECTIVE, FULL)[k % 2]) for k, name in enumerate(names)]
-    return [(), *(tuple(entry_of(name, level) for name in names) for level in (FULL, SELECTIVE)), tuple(mixed)]
+    mixed = [recompute_entry(name, (SELECTIVE, FULL)[k % 2]) for k, name in enumerate(names)]
+    return [(), *(tuple(recompute_entry(name, level) for name in names) for level in (FULL, SELECTIVE)), tuple(mixed)]
 
 
 def trained(name: str, plan: Plan) -> list[Tensor]:
