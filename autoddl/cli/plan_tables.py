@@ -188,9 +188,13 @@ def _figures(plan: Plan) -> Table:
 
 
 def _recomputed(plan: Plan) -> str:
-    names = plan.recompute
-    shown = f"{names[0]} to {names[-1]}" if len(names) > 2 else " and ".join(names)
-    return f"{len(names)} block{'s' * (len(names) > 1)} in backward: {shown}"
+    selective = [name.partition(":")[0] for name in plan.recompute if ":" in name]
+    found = []
+    for names, level in (([name for name in plan.recompute if ":" not in name], ""), (selective, ", selective")):
+        if names:
+            shown = f"{names[0]} to {names[-1]}" if len(names) > 2 else " and ".join(names)
+            found.append(f"{len(names)} block{'s' * (len(names) > 1)} in backward{level}: {shown}")
+    return "; ".join(found)
 
 
 def _precision(plan: Plan) -> str:

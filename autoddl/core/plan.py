@@ -173,7 +173,7 @@ class Plan:
         microbatches    microbatches of a step, one after the other
         bucket_bytes    limit of a bucket of gathers or gradients
         precision       recipe of dtypes, as text (`core.precision`)
-        recompute       names of the blocks whose forward backward runs again (`core.recompute`)
+        recompute       names of the blocks of which backward runs ops again (`core.recompute`)
         version         of the format
     """
 

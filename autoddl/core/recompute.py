@@ -1,38 +1,56 @@
 """Names the blocks of a model that backward computes again instead of keeping what their forward saved.
 
 A *block* is a repeated part of the user's module: the ops of one member of a list of modules, like `h.3` or `layer1.0`,
-from the first to the last in the order in which they run. A block that is recomputed keeps the tensors that it reads
-from outside, until its backward has run its forward a second time.
+from the first to the last in the order in which they run. Its *level* says what is computed again of it
+(`operators.recomputed`):
 
-A *policy* says which blocks are recomputed, as text:
+    full         all but what others read: the block keeps the tensors that it reads from outside
+    selective    what needs no product, convolution or attention; the results of these are kept
 
-    none       no block
-    full       every block
-    every-K    every K-th block, the first, the (K+1)-th and so on
-    first-N    the first N blocks: their backward comes last, so what the others saved is gone by then
-    h.0+h.2    the blocks of these names
-    search     whichever the search finds best, block by block (`pricing.policies`)
+A plan names a block as `h.3`, which is full, or as `h.3:selective`. A *policy* says which blocks are recomputed, as
+text:
+
+    none               no block
+    full, selective    every block, at this level
+    every-K            every K-th block, the first, the (K+1)-th and so on
+    first-N            the first N blocks: their backward comes last, so what the others saved is gone by then
+    h.0+h.2            the blocks of these names
+    search             whichever the search finds best, at levels of its choice (`pricing.policies`)
+
+Behind `every-K`, `first-N` and each name may stand `:selective`.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import HUB
 
-__all__ = ["FULL", "NO_RECOMPUTE", "SEARCH", "Block", "RecomputedPart", "blocks_of", "check_policy", "policy_blocks",
-           "policy_text", "recompute_entry", "recomputed_ops", "recomputed_parts", "recomputes_more", "select_blocks"]
+__all__ = [
+    "FULL",
+    "NO_RECOMPUTE",
+    "SEARCH",
+    "SELECTIVE",
+    "Block",
+    "blocks_of",
+    "check_policy",
+    "leveled_blocks",
+    "policy_blocks",
+    "policy_text",
+    "recompute_entry",
+    "recomputes_more",
+    "select_blocks",
+]
 
-NO_RECOMPUTE = "none"
-
-FULL = "full"
+NO_RECOMPUTE, SELECTIVE, FULL = "none", "selective", "full"
 
 SEARCH = "search"
 """The policy that leaves the level of every block to the search."""
 
-_POLICY = re.compile(r"none|full|search|(every|first)-([1-9][0-9]*)")
+_POLICY = re.compile(r"(none|search)|(full|selective)|(every|first)-([1-9][0-9]*)(?::(selective))?")
 
 _LEAST_OPS = 2
 """Ops of a block, hubs not counted: keeping the input of a single op saves nothing."""
@@ -66,97 +84,102 @@ def _member(module: str) -> str:
     return "" if at is None else ".".join(parts[:at + 1])
 
 
-def check_policy(text: str) -> str:
-    """The policy as it is written. Raises InputError for one that there is not."""
-    if _POLICY.fullmatch(text) is None and not all(_member(name) == name != "" for name in text.split("+")):
-        raise InputError(f"there is no recomputation {text!r}; there are none, full, search, every-K and first-N, "
-                         "like 'every-2' or 'first-8', and names of blocks, like 'h.0+h.2'")
-    return text
+class _Policy(NamedTuple):
+    """A policy: every block ("every" with number 1), each `number`-th, the first ones, or those of `entries`."""
+
+    kind: str
+    number: int
+    level: str
+    entries: tuple[tuple[str, str], ...] = ()
+
+
+def _parse(text: str) -> _Policy:
+    """The policy of `text`. Raises InputError where there is no such."""
+    found = _POLICY.fullmatch(text)
+    if found is not None:
+        none, whole, kind, number, level = found.groups()
+        return _Policy("named", 0, FULL) if none else _Policy(kind or "every", int(number or 1), whole or level or FULL)
+    entries = tuple(map(_entry, text.split("+")))
+    if any(level not in (SELECTIVE, FULL) or not name or _member(name) != name for name, level in entries):
+        raise InputError(f"there is no recomputation {text!r}; there are none, full, selective, search, every-K and "
+                         "first-N, like 'every-2' or 'first-8:selective', and names, like 'h.0+h.2:selective'")
+    return _Policy("named", 0, FULL, entries)
+
+
+def _entry(text: str) -> tuple[str, str]:
+    """(name, level) of a block as a plan names it: `h.0` or `h.0:selective`."""
+    name, colon, level = text.partition(":")
+    return name, level if colon else FULL
 
 
 def recompute_entry(name: str, level: str) -> str:
-    """The entry of a plan that says that the block `name` is computed again at this level: `h.3` at level full."""
+    """The name of a block with a level as a plan has it: `h.0`, or `h.0:selective`."""
     return name if level == FULL else f"{name}:{level}"
 
 
+def check_policy(text: str) -> str:
+    """The policy as it is written. Raises InputError for one that there is not."""
+    _parse(text)
+    return text
+
+
 def policy_text(names: Sequence[str]) -> str:
-    """The policy that recomputes the blocks of these names."""
+    """The policy that recomputes the blocks that a plan names."""
     return "+".join(names) or NO_RECOMPUTE
 
 
 def recomputes_more(more: str, less: str) -> bool:
-    """Whether without a budget no plan under a policy is faster than the best under another, on every model: it
-    recomputes all blocks that the other does, or the other may recompute none."""
+    """Whether without a budget no plan under a policy is faster than the best under another, on every model.
+
+    It recomputes all that the other does, no fewer blocks and none at a lower level, or the other may recompute none.
+    """
     if less in (NO_RECOMPUTE, SEARCH, more) or more == FULL:
         return True
-    one, other = _POLICY.fullmatch(more), _POLICY.fullmatch(less)
-    if one is None or other is None or one[1] != other[1] or one[1] is None:
+    one, other = _parse(more), _parse(less)
+    every, mine = one.kind == "every" and one.number == 1, dict(one.entries)
+    if other.kind == "named":
+        return all((one.level if every else mine.get(name)) in (level, FULL) for name, level in other.entries)
+    if one.level not in (other.level, FULL) or not (every or one.kind == other.kind):
         return False
-    return int(one[2]) >= int(other[2]) if one[1] == "first" else int(other[2]) % int(one[2]) == 0
+    return every or (one.number >= other.number if one.kind == "first" else other.number % one.number == 0)
 
 
 def policy_blocks(graph: Graph, policy: str) -> tuple[str, ...]:
-    """Names of the blocks of a graph with hubs that a policy recomputes in any case.
+    """The blocks of a graph with hubs that a policy recomputes in any case, as a plan names them.
 
     Raises InputError where the policy asks for blocks and the model has none.
     """
-    if check_policy(policy) in (NO_RECOMPUTE, SEARCH):
+    asked = _parse(policy)
+    if policy in (NO_RECOMPUTE, SEARCH):
         return ()
     names = [block.name for block in blocks_of(graph)]
     if not names:
         raise InputError(f"recomputation {policy} asks for the blocks of a model, and this one has no list of modules: "
                          "plan with recompute='none'")
-    found = _POLICY.fullmatch(policy)
-    if found is None:
-        return tuple(block.name for block in select_blocks(graph, policy.split("+")))
-    kind, number = found[1], int(found[2] or 1)
-    return tuple(names[:number] if kind == "first" else names[::number])
+    if asked.kind == "named":
+        return tuple(recompute_entry(block.name, level) for block, level in leveled_blocks(graph, policy.split("+")))
+    found = names[:asked.number] if asked.kind == "first" else names[::asked.number]
+    return tuple(recompute_entry(name, asked.level) for name in found)
 
 
-def select_blocks(graph: Graph, names: Sequence[str]) -> tuple[Block, ...]:
-    """The blocks of these names, in order. Raises InputError for a name that no block of the graph has."""
+def leveled_blocks(graph: Graph, names: Sequence[str]) -> tuple[tuple[Block, str], ...]:
+    """The blocks that a plan names, with their levels, in order.
+
+    Raises InputError for a name that no block of the graph has, a level that there is not, or a block of two levels.
+    """
     if not names:
         return ()
-    known = {block.name: block for block in blocks_of(graph)}
-    for name in names:
+    known, found = {block.name: block for block in blocks_of(graph)}, dict[str, str]()
+    for name, level in map(_entry, names):
         if name not in known:
             raise InputError(f"{name} is no block of this model that can be recomputed; its blocks are "
                              f"{', '.join(known) or 'none'}")
-    return tuple(sorted((known[name] for name in set(names)), key=lambda block: block.start))
+        if level not in (SELECTIVE, FULL) or found.setdefault(name, level) != level:
+            raise InputError(f"block {name} is recomputed at one level, full or selective: name it as {name} or as "
+                             f"{name}:selective, once")
+    return tuple(sorted(((known[name], level) for name, level in found.items()), key=lambda one: one[0].start))
 
 
-@dataclass(frozen=True, slots=True)
-class RecomputedPart:
-    """What backward runs again of a block: the places of its `ops`, and the tensors that these read from outside, in
-    the order of first use, and write for others."""
-
-    block: Block
-    ops: tuple[int, ...]
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-
-
-def recomputed_parts(graph: Graph, blocks: Sequence[Block]) -> tuple[RecomputedPart, ...]:
-    """What is computed again of some blocks of a graph with hubs.
-
-    Ops of the cone are not: they run before the block, and their results stay.
-    """
-    if not blocks:
-        return ()
-    dependent = graph.dependent()
-    readers, ends = graph.consumers(), {graph.outputs[0], *(new for _, new in graph.updates)}
-    found = []
-    for block in blocks:
-        ops = [i for i in range(block.start, block.end) if not dependent.isdisjoint(graph.ops[i].inputs)]
-        made = [t for i in ops for t in graph.ops[i].outputs]
-        own = set(made)
-        reads = dict.fromkeys(t for i in ops for t in graph.ops[i].inputs if t not in own)
-        writes = [t for t in made if t in ends or not {i for i, _ in readers[t]} <= set(ops)]
-        if ops:
-            found.append(RecomputedPart(block, tuple(ops), tuple(reads), tuple(writes)))
-    return tuple(found)
-
-
-def recomputed_ops(graph: Graph, blocks: Sequence[Block]) -> frozenset[str]:
-    """Names of the ops that are computed again of some blocks."""
-    return frozenset(graph.ops[i].name for part in recomputed_parts(graph, blocks) for i in part.ops)
+def select_blocks(graph: Graph, names: Sequence[str]) -> tuple[Block, ...]:
+    """The blocks that a plan names, in order. Raises InputError as `leveled_blocks`."""
+    return tuple(block for block, _ in leveled_blocks(graph, names))

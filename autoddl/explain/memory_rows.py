@@ -24,12 +24,12 @@ from autoddl.core.graph import Graph, Kind
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import Layout, Mesh, local_shape
 from autoddl.core.plan import Plan
-from autoddl.core.recompute import RecomputedPart
 from autoddl.core.state_layouts import divide_steps, summed_layout
 from autoddl.cost_models import Cluster
 from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.storages import Value, contiguous
 from autoddl.operators.footprints.table import footprint_of
+from autoddl.operators.recomputed import RecomputedPart
 from autoddl.operators.work import VIEWS, base
 from autoddl.pricing.optimizers import Optimizer, optimizer_of
 from autoddl.schedule.buckets import has_collective
@@ -121,7 +121,8 @@ class _Bytes:
                        for op in graph.ops]
         self.whole = [self._footprint(i, None) for i in range(self.count)]
         self.local = [self._footprint(i, plan.mesh) for i in range(self.count)]
-        self.inside = {i: part for part in self.parsed.parts for i in part.ops}
+        self.again = {i: part for part in self.parsed.parts for i in part.ops}
+        self.part_at = {i: part for part in self.parsed.parts for i in range(part.block.start, part.block.end)}
         self.spans = defaultdict[Hashable, list[tuple[int, int, float]]](list)
         self.storages = self._shared_storages()
         self._everything()
@@ -145,15 +146,29 @@ class _Bytes:
             self.spans[len(self.spans) if storage is None else storage].append((start, end, nbytes))
 
     def keep(self, start: int, i: int, nbytes: float) -> None:
-        """Adds bytes from `start`, in forward, to the backward of op i.
-
-        If backward computes the op again, they are gone in between, until the end of its block.
-        """
-        if i not in self.inside:
+        """Adds bytes from `start`, in forward, to the backward of op i; what runs again has them as its part does."""
+        if i not in self.again:
             self.add(start, self.back(i), nbytes)
             return
         self.add(start, 2 * i + 1, nbytes)
-        self.add(self.back(self.inside[i].block.end - 1), self.back(i), nbytes)
+        self.add(self.back(self.again[i].trigger), self.back(i), nbytes)
+
+    def saved_input(self, i: int, k: int) -> None:
+        """Input k of op i until its backward. Brought back, it is gone in between, unless a conversion copied it."""
+        nbytes, brought = self.read(i, k) * (k in self.local[i].saves), False
+        if i not in self.again and i in self.part_at:
+            writers, t = self.graph.producers(), self.graph.ops[i].inputs[k]
+            chain = [t]  # the tensor, and those that it is a view of
+            while (j := writers.get(chain[-1])) is not None and self.views[j] and j not in self.again:
+                chain.append(self.graph.ops[j].inputs[0])
+            brought = not set(chain).isdisjoint(self.part_at[i].noted)
+        if not brought:
+            self.keep(2 * i + 2, i, nbytes)
+            return
+        then = self.back(self.part_at[i].trigger)
+        if self.converted(i, k):
+            self.add(2 * i + 2, then - 1, self.read(i, k))
+        self.add(then, self.back(i), nbytes)
 
     def back(self, i: int) -> int:
         """The moment of the backward of op i."""
@@ -204,29 +219,32 @@ class _Bytes:
             self._read_by(part, dependent)
 
     def _read_by(self, part: RecomputedPart, dependent: frozenset[int]) -> None:
-        """What a block that is computed again reads of other ops stays until its backward."""
+        """What runs again reads of other ops stays until then."""
         writers = self.graph.producers()
-        for t in sorted(part.reads):
+        for t in part.reads:
             i = writers.get(t)
-            if i is None or part.block.start <= i < part.block.end or t not in dependent:
+            if i is None or t not in dependent:
                 continue
             op = self.graph.ops[i]
             root = op.inputs[0] if op.target == HUB else t
             source = writers.get(root)
             if source is not None and not self.views[source]:
-                start = max(self._free_from(t, i), self._free_from(root, source))
-                self.add(start, self.back(part.block.end - 1) - 1, self.written(i, op.outputs.index(t)),
-                         ("read by a block", root))
+                start = max(self._free_from(t, i, part), self._free_from(root, source, part))
+                self.add(start, self.back(part.trigger) - 1, self.written(i, op.outputs.index(t)),
+                         ("read by a part", root))
 
-    def _free_from(self, t: int, i: int) -> int:
+    def _free_from(self, t: int, i: int, part: RecomputedPart) -> int:
         """From when on no other span counts the storage of tensor t, which op i writes."""
-        if not self.views[i] and self.graph.ops[i].outputs.index(t) in self.whole[i].keeps:
-            return (2 * i + 1 if i in self.inside else self.back(i)) + 1
         savers = [s for at in self.readers[t] for s in self.savers(*at)]
-        if savers:
-            first = min(savers)
-            return (2 * first + 1 if first in self.inside else self.back(first)) + 1
-        return 2 * self._last_reader(t) + 2
+        held = [2 * s + 1 if self.again.get(s) is part else self.back(s) for s in savers]
+        if not self.views[i] and self.graph.ops[i].outputs.index(t) in self.whole[i].keeps:
+            held.append(self.back(i))
+        return max(held or [2 * self._last_reader(t) + 1]) + 1
+
+    def _holder(self, savers: list[int]) -> int:
+        """Who counts a storage: of the savers in the block of the first, the first that does not run again, if any."""
+        near = [i for i in sorted(savers) if self.part_at.get(i) is self.part_at.get(min(savers))]
+        return next((i for i in near if i not in self.again), near[0])
 
     def _last_reader(self, t: int) -> int:
         """The last op that reads tensor t, perhaps behind views."""
@@ -286,11 +304,11 @@ class _Bytes:
         if self.plan.microbatches > 1:
             self.add(0, 2 * j - 1, weight)
         self.add(2 * j, 2 * j + 1, read * (once or each or local) + weight * (once and each))
-        part = self.inside.get(j)
+        part = self.again.get(j)
         if part is not None and not self.views[j]:
-            last = self.back(part.block.start)
+            last = self.back(min(j, part.trigger) if savers else part.trigger)
             self.add(2 * j + 2, last, weight)
-            self.add(self.back(part.block.end - 1), last, read * each)
+            self.add(self.back(part.trigger), last, read * each)
         elif savers == [j]:
             self.add(2 * j + 2, self.back(j), weight)
             self.add(self.back(j), self.back(j), read * each)
@@ -319,16 +337,17 @@ class _Bytes:
 
     def _followed(self, t: int, start: int, nbytes: float) -> None:
         """A storage of `nbytes` from `start` on, through views, to the first op that keeps it or the last reader."""
-        keeping = [(min(savers), *at) for at in self.readers[t] if (savers := self.savers(*at))]
+        keeping = [(self._holder(savers), *at) for at in self.readers[t] if (savers := self.savers(*at))]
         if not self.readers[t]:
             return
-        i, k = min(keeping)[1:] if keeping else max(self.readers[t])
+        holder = self._holder([saver for saver, _, _ in keeping]) if keeping else None
+        i, k = min((i, k) for saver, i, k in keeping if saver == holder) if keeping else max(self.readers[t])
         self.add(start, 2 * i - 1, nbytes)
         op = self.graph.ops[i]
         if not self.views[i]:
             self.add(2 * i, 2 * i + 1, self.read(i, k))
             if keeping:
-                self.keep(2 * i + 2, i, self.read(i, k) * (k in self.local[i].saves))
+                self.saved_input(i, k)
         elif len(op.outputs) > 1:
             for n, o in enumerate(op.outputs):
                 self._followed(o, 2 * i, self.written(i, n))

@@ -8,6 +8,7 @@ Read in this order:
     fusion         chains of ops that a compiler makes into one kernel
     rules          the layouts that an op may have
     footprints     the memory that an op needs and keeps
+    recomputed     the ops that backward runs again, of a block at a level
     kernels        the code that runs on one rank's shards; the only folder here that imports torch
 
 To add an operator:

@@ -12,6 +12,7 @@ from autoddl.core.graph import Graph, Kind
 from autoddl.core.layout import Mesh
 from autoddl.core.problem import Problem, Solution
 from autoddl.core.recompute import NO_RECOMPUTE, SEARCH, policy_blocks, recomputes_more
+from autoddl.operators.recomputed import levels
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.build_problem import CostNetwork, Row, network_of
 from autoddl.pricing.policies import NO_POLICIES, Policies, at_levels, policies_of, separable
@@ -70,7 +71,9 @@ def build_problem(task: PlanTask, candidate: Candidate, row: Row | None = None) 
 
 def _policies(pricing: Pricing, candidate: Candidate) -> Policies:
     """The policies that the search chooses a level of."""
-    return separable(pricing, policies_of(pricing.graph)) if candidate.recompute == SEARCH else NO_POLICIES
+    if candidate.recompute != SEARCH:
+        return NO_POLICIES
+    return separable(pricing, policies_of(pricing.graph, levels(pricing.graph)))
 
 
 def _space(task: PlanTask, candidate: Candidate) -> tuple[Pricing, tuple[Variable, ...]]:

@@ -87,7 +87,8 @@ class PlanOptions:
     """Numbers of equal parts in which a step may run the batch, one after the other; rising, each once."""
 
     recompute: tuple[str, ...] = _option(("none",), "blocks whose forward backward may run again instead of keeping "
-                                         "what it saved: none, full, every-K, first-N, search",
+                                         "what it saved: none, full, selective (all but products and attention), "
+                                         "search, every-K, first-N; every-K:selective and so on",
                                          metavar="POLICY,POLICY,...", written=str)
     """Policies of recomputation to choose from, as text (`core.recompute`), each once."""
 

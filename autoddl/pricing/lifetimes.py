@@ -15,8 +15,9 @@ at a moment are a sum over choices, and a plan that fits a budget meets every on
                  temporaries: at W, F or B; gradients given and yielded: at B
     hub          a gradient that waits for those of the other readers of its tensor
 
-Of a block [a, b) that is computed again (`core.recompute`), what backward keeps lives from B_(b-1) on, where all of it
-was computed again. Until then live the tensors that the block reads from outside.
+What backward runs again and brings back (`operators.recomputed`) lives from B of the op that triggers it on. Until then
+live the tensors that it reads, and copies that conversions made for ops that do not run again. Such a term depends on
+the level of one block: that of the op that keeps, or that of the part that reads.
 
 Terms of one *alias* share storage: at a moment one of them counts. Where a storage is shared through views, one chain
 of views counts. So the terms never add up to more than the memory line (`schedule.memory_line`) has at that moment. The
@@ -34,10 +35,9 @@ from typing import Any
 
 from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.hubs import HUB
-from autoddl.core.recompute import Block, recomputed_ops
-from autoddl.operators.footprints.footprint import Footprint, LocalOp
-from autoddl.operators.footprints.storages import Value, contiguous
-from autoddl.operators.footprints.table import footprint_of
+from autoddl.operators.footprints.footprint import Footprint
+from autoddl.operators.footprints.table import whole_footprint
+from autoddl.operators.recomputed import RecomputedPart
 from autoddl.operators.work import VIEWS, base
 from autoddl.pricing.optimizers import Optimizer
 
@@ -62,7 +62,7 @@ Pattern = tuple[tuple[What, float], ...]
 class Term:
     """Bytes that `owner` decides, from the moment `start` to the moment `end`, as numbers; `alias` is the storage.
 
-    `block` is the recomputed block that they are kept for, "" where they live for other reasons.
+    `block` is the block whose part keeps what it reads, where that is why the bytes live.
     """
 
     owner: Owner
@@ -126,38 +126,37 @@ class Lifetimes:
         yield own, ("max", rest)
 
 
-def lifetimes_of(graph: Graph, optimizer: Optimizer, microbatches: int, processor: bool, blocks: Sequence[Block] = ()
-                 ) -> Lifetimes:
+def lifetimes_of(graph: Graph, optimizer: Optimizer, microbatches: int, processor: bool,
+                 parts: Sequence[RecomputedPart] = ()) -> Lifetimes:
     """The lifetimes in a step of `graph`, with hubs, of one of `microbatches`.
 
-    `processor` says whether the device is a CPU; `blocks` are computed again in backward.
+    `processor` says whether the device is a CPU; `parts` run again in backward.
     """
-    made = _Builder(graph, optimizer, microbatches, processor, blocks)
+    made = _Builder(graph, optimizer, microbatches, processor, parts)
     return Lifetimes(graph, tuple(made.terms), {op.name: i for i, op in enumerate(graph.ops)})
 
 
 class _Builder:
     """Terms as they are found."""
 
-    def __init__(self, graph: Graph, optimizer: Optimizer, microbatches: int, processor: bool, blocks: Sequence[Block]
-                 ) -> None:
+    def __init__(self, graph: Graph, optimizer: Optimizer, microbatches: int, processor: bool,
+                 parts: Sequence[RecomputedPart]) -> None:
         self.graph, self.optimizer, self.microbatches, self.count = graph, optimizer, microbatches, len(graph.ops)
         self.flows, self.dependent = graph.differentiable(), graph.dependent()
         self.readers, self.writer = graph.consumers(), graph.producers()
         self.is_view = [base(op) in VIEWS for op in graph.ops]
-        self.made = [Footprint() if view else _footprint(op, graph, self.flows, processor)
+        self.made = [Footprint() if view else whole_footprint(op, graph, self.flows, processor)
                      for op, view in zip(graph.ops, self.is_view, strict=True)]
         self.terms: list[Term] = []
-        again = recomputed_ops(graph, blocks)
-        self.inside = {i: block for block in blocks for i in range(block.start, block.end)
-                       if graph.ops[i].name in again}
+        self.again = {i: part for part in parts for i in part.ops}
+        self.block = {i: part for part in parts for i in range(part.block.start, part.block.end)}
         self._parameters()
         for i, op in enumerate(graph.ops):
             if not self.is_view[i] and set(op.inputs) & self.dependent:
                 self._op(i, op)
         self._gradients()
-        for block in blocks:
-            self._read_by(block)
+        for part in parts:
+            self._read_by(part)
 
     def before(self, i: int) -> int:
         return 2 * i
@@ -177,13 +176,31 @@ class _Builder:
             self.terms.append(Term(owner, what, start, end, len(self.terms) if alias is None else alias, block))
 
     def keep(self, owner: Owner, what: What, start: int, i: int) -> None:
-        """A term from `start`, in forward, until the backward of op i; computed again, it is gone in between."""
-        block = self.inside.get(i)
-        if block is None:
-            self.add(owner, what, start, self.backward(i))
-        else:
+        """A term from `start`, in forward, until the backward of op i; if that runs again, it is gone in between."""
+        if i in self.again:
             self.add(owner, what, start, self.forward(i))
-            self.add(owner, what, self.backward(block.end - 1), self.backward(i))
+            self.add(owner, what, self.backward(self.again[i].trigger), self.backward(i))
+        else:
+            self.add(owner, what, start, self.backward(i))
+
+    def save(self, i: int, k: int) -> None:
+        """Input k of op i from its forward on until its backward; if it is brought back, a copy alone stays."""
+        owner, start = ("op", i, 0), self.forward(i) + 1
+        if i in self.again or not self.is_brought_back(i, self.graph.ops[i].inputs[k]):
+            self.keep(owner, ("saved", k), start, i)
+            return
+        then = self.backward(self.block[i].trigger)
+        self.add(("edge", i, k), ("copy",), start, then - 1)
+        self.add(owner, ("saved", k), then, self.backward(i))
+
+    def is_brought_back(self, i: int, t: int) -> bool:
+        """Whether op i reads tensor t, itself or behind views, from what its block brings back."""
+        while i in self.block and t not in self.block[i].noted:
+            source = self.writer.get(t)
+            if source is None or source in self.again or not self.is_view[source]:
+                return False
+            t = self.graph.ops[source].inputs[0]
+        return i in self.block
 
     def saves(self, i: int, k: int) -> bool:
         """Whether backward of op i, no view, reads its input k."""
@@ -194,6 +211,11 @@ class _Builder:
         if not self.is_view[i]:
             return [i] * (k in self.made[i].saves)
         return [s for o in self.graph.ops[i].outputs for reader in self.readers[o] for s in self.savers(*reader)]
+
+    def first(self, savers: Sequence[int]) -> int:
+        """The saver by which a storage counts: of those in the block of the earliest, one that does not run again."""
+        part = self.block.get(min(savers))
+        return min(savers, key=lambda i: (self.block.get(i) is not part, i in self.again, i))
 
     def yields(self, op: Op) -> bool:
         """Whether a gradient comes to the op."""
@@ -219,14 +241,15 @@ class _Builder:
 
     def _gathered(self, j: int, k: int) -> None:
         """The gathered copy that op j reads, `kept` or gathered `again` in backward."""
-        edge, savers, block = ("edge", j, k), sorted(set(self.savers(j, k))), self.inside.get(j)
+        edge, savers, part = ("edge", j, k), sorted(set(self.savers(j, k))), self.again.get(j)
         if self.microbatches > 1:
             self.add(edge, ("gathered kept",), 0, self.before(j) - 1)
         self.add(edge, ("gathered",), self.before(j), self.forward(j))
-        if block is not None and self.graph.ops[j].target != HUB and not self.is_view[j]:
-            last = self.backward(block.start)
+        if part is not None and not self.is_view[j]:
+            then = self.backward(part.trigger)
+            last = max(then, self.backward(j)) if savers else then
             self.add(edge, ("gathered kept",), self.forward(j) + 1, last)
-            self.add(edge, ("gathered again",), self.backward(block.end - 1), last)
+            self.add(edge, ("gathered again",), then, last)
         elif savers == [j]:
             self.add(edge, ("gathered kept",), self.forward(j) + 1, self.backward(j))
             self.add(edge, ("gathered again",), self.backward(j), self.backward(j))
@@ -263,16 +286,17 @@ class _Builder:
 
     def _storage(self, t: int, owner: Owner, what: What, start: int) -> None:
         """The storage of tensor t from `start` on, along the views to the first op that keeps it or the last reader."""
-        found = [(min(savers), i, k) for i, k in self.readers[t] if (savers := self.savers(i, k))]
+        found = [(self.first(savers), i, k) for i, k in self.readers[t] if (savers := self.savers(i, k))]
         if not found and not self.readers[t]:
             return
-        _, i, k = min(found) if found else (0, *max(self.readers[t]))
+        first = self.first([saver for saver, _, _ in found]) if found else -1
+        i, k = min((i, k) for saver, i, k in found if saver == first) if found else max(self.readers[t])
         self.add(owner, what, start, self.forward(i) - 2)
         op, reader = self.graph.ops[i], ("op", i, 0)
         if not self.is_view[i]:
             self.add(reader, ("read", k), self.before(i), self.forward(i))
             if found:
-                self.keep(reader, ("saved", k), self.forward(i) + 1, i)
+                self.save(i, k)
         elif len(op.outputs) > 1:  # it cuts: the pieces live on their own
             for n, o in enumerate(op.outputs):
                 self._storage(o, reader, ("written", n), self.before(i))
@@ -291,32 +315,30 @@ class _Builder:
             elif k in self.made[i].saves:
                 self.keep(("edge", i, k), ("copy",), self.forward(i), i)
 
-    def _read_by(self, block: Block) -> None:
-        """Adds the tensors that a block reads from outside: they live until the block is computed again."""
-        read = {t for i in range(block.start, block.end) if i in self.inside for t in self.graph.ops[i].inputs}
-        for t in sorted(read):
+    def _read_by(self, part: RecomputedPart) -> None:
+        """Adds what a part reads of other ops: it lives until the part has run again."""
+        for t in part.reads:
             i = self.writer.get(t)
-            if i is None or block.start <= i < block.end or t not in self.dependent:
+            if i is None or t not in self.dependent:
                 continue
             op = self.graph.ops[i]
             root = op.inputs[0] if op.target == HUB else t
             source = self.writer.get(root)
             if source is None or self.is_view[source]:
                 continue  # a hub of a parameter, whose copies the edges count; a view of what lives anyway
-            start = max(self._free_from(t, i), self._free_from(root, source))
-            end = self.backward(block.end - 1) - 1
-            self.add(("op", i, 0), ("written", op.outputs.index(t)), start, end, ("read by a block", root),
-                     block.name)
+            start = max(self._free_from(t, i, part), self._free_from(root, source, part))
+            self.add(("op", i, 0), ("written", op.outputs.index(t)), start, self.backward(part.trigger) - 1,
+                     ("read by a part", root), part.block.name)
 
-    def _free_from(self, t: int, i: int) -> int:
-        """From when on no other term has the storage of tensor t, which op i writes."""
+    def _free_from(self, t: int, i: int, part: RecomputedPart) -> int:
+        """From when on no other term has the storage of tensor t, which op i writes, whatever runs again beside `part`.
+        """
+        ends = list[int]()
         if not self.is_view[i] and self.graph.ops[i].outputs.index(t) in self.made[i].keeps:
-            return (self.forward if i in self.inside else self.backward)(i) + 1
-        savers = [s for j, k in self.readers[t] for s in self.savers(j, k)]
-        if savers:
-            first = min(savers)
-            return (self.forward if first in self.inside else self.backward)(first) + 1
-        return self.forward(self._last_reader(t)) + 1
+            ends.append(self.backward(i))
+        for s in (s for j, k in self.readers[t] for s in self.savers(j, k)):
+            ends.append(self.forward(s) if self.again.get(s) is part else self.backward(s))
+        return max(ends, default=self.forward(self._last_reader(t))) + 1
 
     def _last_reader(self, t: int) -> int:
         """The last op that reads tensor t, itself or behind views."""
@@ -388,12 +410,3 @@ class _Sets:
 
     def join(self, a: Hashable, b: Hashable) -> None:
         self.parent[self.find(a)] = self.find(b)
-
-
-def _footprint(op: Op, graph: Graph, flows: frozenset[int], processor: bool) -> Footprint:
-    """The footprint of the op on whole tensors, which says the inputs and outputs that it keeps."""
-    tensors = graph.tensors
-    values = tuple([Value(-1, tensors[t].shape, contiguous(tensors[t].shape), tensors[t].itemsize) for t in op.inputs])
-    needs = tuple([k for k, t in enumerate(op.inputs) if t in flows]) if any(o in flows for o in op.outputs) else ()
-    return footprint_of(LocalOp(op, values, tuple([tensors[t].shape for t in op.outputs]),
-                                tuple([tensors[t].itemsize for t in op.outputs]), needs, False, processor))

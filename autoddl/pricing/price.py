@@ -20,7 +20,7 @@ in which backward yields them and O (`core.state_layouts`):
 
 `saved` is 1 if backward reads the weight. With one microbatch the gradient takes route(yielded -> O).
 
-The blocks that backward computes again (`core.recompute`) run their forward kernels twice and convert what these read
+The ops that backward runs again (`operators.recomputed`) run their forward kernels twice and convert what these read
 twice; backward reads every parameter of them.
 
 On a device whose programs are `compiled` a chain of elementwise ops is one kernel (`fusion`).
@@ -39,7 +39,7 @@ from autoddl.core.conversion import COLLECTIVES, Step
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.layout import Layout, Mesh, local_shape
 from autoddl.core.plan import BUCKET_BYTES
-from autoddl.core.recompute import Block, recomputed_ops, select_blocks
+from autoddl.core.recompute import Block, select_blocks
 from autoddl.cost_models import (
     Cluster,
     Device,
@@ -52,6 +52,7 @@ from autoddl.cost_models import (
     least_seconds,
 )
 from autoddl.operators.fusion import ALONE, Chained, chains
+from autoddl.operators.recomputed import RecomputedPart, recomputed_parts
 from autoddl.operators.rules.nn import inner_collectives
 from autoddl.operators.work import KernelWork, work
 from autoddl.pricing.choices import Choice
@@ -95,13 +96,16 @@ class Pricing:
     """By name, the ops that are fused with others."""
     blocks: tuple[Block, ...] = field(init=False, compare=False)
     """The blocks of the names `recompute`."""
+    parts: tuple[RecomputedPart, ...] = field(init=False, compare=False)
+    """What runs again of these blocks."""
     again: frozenset[str] = field(init=False, compare=False)
-    """Names of the ops in `blocks`."""
+    """Names of the ops that run again."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "chained", chains(self.graph) if self.cluster.device.compiled else {})
         object.__setattr__(self, "blocks", select_blocks(self.graph, self.recompute))
-        object.__setattr__(self, "again", recomputed_ops(self.graph, self.blocks))
+        object.__setattr__(self, "parts", recomputed_parts(self.graph, self.recompute))
+        object.__setattr__(self, "again", frozenset(self.graph.ops[i].name for part in self.parts for i in part.ops))
 
     def group(self, axes: tuple[int, ...]) -> Group:
         """The group of ranks along some axes of the mesh, as the cost model takes it."""

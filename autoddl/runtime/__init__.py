@@ -7,6 +7,7 @@ Reading order:
     parameters             the module's parameters, replaced by the pieces that this rank stores
     parameter_store        values on the way to the program (`parameter_gather`), gradients back (`gradient_reducer`)
     lowering               the captured program -> the program of this rank, as generated code
+    recompute              what autograd saves of it: tensors, or notes of what is gathered or computed again
     redistribute           conversions as collectives; `packing` cuts and joins their buffers
     process_groups         the groups of a mesh; `transport` starts their collectives, of the library or by messages
                            (`message_collectives`); `c10d_registry` reads torch's private list of groups

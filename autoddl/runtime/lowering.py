@@ -28,14 +28,15 @@ from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import Layout
 from autoddl.core.plan import Conversion, Plan
-from autoddl.core.recompute import recomputed_parts, select_blocks
 from autoddl.operators.kernels import custom_ops
 from autoddl.operators.kernels.arguments import bound, parameters
 from autoddl.operators.kernels.site import Site
 from autoddl.operators.kernels.table import lower as local_call
+from autoddl.operators.recomputed import RecomputedPart, recomputed_parts
 from autoddl.operators.rules.nn import REDUCING
+from autoddl.operators.work import VIEWS, base
 from autoddl.runtime.process_groups import Groups
-from autoddl.runtime.recompute import cut_blocks
+from autoddl.runtime.recompute import SavedTensors, Segment, cut_out
 from autoddl.runtime.recorder import Recorder
 from autoddl.runtime.redistribute import Route, make_moves
 from autoddl.schedule.traffic import option_of
@@ -86,8 +87,9 @@ def communication_axes(plan: Plan, graph: Graph) -> set[tuple[int, ...]]:
 
 
 def lower_plan(captured: Captured, graph: Graph, plan: Plan, groups: Groups, parameters: ParameterAccess,
-               recorder: Recorder, device: torch.device, seed: Tensor | None, training: bool = True) -> LoweredProgram:
-    """The program of the rank of `groups`; without `training`, dropout drops nothing.
+               recorder: Recorder, device: torch.device, seed: Tensor | None, saved: SavedTensors | None
+               ) -> LoweredProgram:
+    """The program of the rank of `groups`: for training, or without `saved` for evaluation, where nothing is dropped.
 
         captured      the captured model
         graph         its planned graph, of one microbatch with hubs
@@ -97,8 +99,19 @@ def lower_plan(captured: Captured, graph: Graph, plan: Plan, groups: Groups, par
         recorder      notes every collective
         device        the device of tensors that the program makes
         seed          the seed of dropout, a tensor that changes from step to step
+        saved         what autograd saves of the program
     """
-    return _Lowering(captured, graph, plan, groups, parameters, recorder, device, seed, training).run()
+    return _Lowering(captured, graph, plan, groups, parameters, recorder, device, seed, saved).run()
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """A part that runs again: its nodes so far, and those that a tensor was brought back by."""
+
+    part: RecomputedPart
+    segment: Segment
+    nodes: list[fx.Node] = field(default_factory=list)
+    brought: set[fx.Node] = field(default_factory=set)
 
 
 @dataclass
@@ -113,11 +126,12 @@ class _Lowering:
         recorder      notes every collective
         device        the device of tensors that the program makes
         seed          the seed of dropout
-        training      whether dropout drops
+        saved         what autograd saves, None where it saves nothing
         out           the program so far
         env           tensor -> its node
-        shared        local conversions that were written already, by tensor and steps
-        apart         calls that bring parameters, which no block contains
+        shared        local conversions that were written already, by tensor, steps and part that runs again
+        apart         calls that bring parameters, which do not run again
+        part          the part that runs again to which the present op belongs
     """
 
     captured: Captured
@@ -128,11 +142,12 @@ class _Lowering:
     recorder: Recorder
     device: torch.device
     seed: Tensor | None
-    training: bool
+    saved: SavedTensors | None
     out: fx.Graph = field(default_factory=fx.Graph)
     env: dict[int, fx.Node] = field(default_factory=dict)
-    shared: dict[tuple[int, tuple[str, ...]], fx.Node] = field(default_factory=dict)
+    shared: dict[tuple[int, tuple[str, ...], str], fx.Node] = field(default_factory=dict)
     apart: set[fx.Node] = field(default_factory=set)
+    part: _Part | None = None
 
     def run(self) -> LoweredProgram:
         graph, nodes = self.graph, {node.name: node for node in self.captured.program.graph.nodes}
@@ -144,32 +159,50 @@ class _Lowering:
                       and graph.tensors[t].fqn not in self.parameters.taken)
         for t in reads:
             self.env[t] = self.out.placeholder(f"v{t}")
-        blocks = self.blocks(nodes, wanted)
+        self.ops(nodes, wanted)
         ends = [(graph.outputs[0], "loss"), *((new, graph.tensors[old].fqn) for old, new in graph.updates)]
         self.out.output(tuple(self.env[t] for t, _ in ends))
-        for t, one in self.env.items():
-            one.meta["flows"] = one.meta.get("flows", False) or t in self.flows
-        program = cut_blocks(self.out, blocks, self.recorder)
         routes = tuple(self.route(t, self.index.conversions.get(("output", slot))) for t, slot in ends)
-        return LoweredProgram(fx.GraphModule(torch.nn.Module(), program), reads, routes)
+        return LoweredProgram(fx.GraphModule(torch.nn.Module(), self.out), reads, routes)
 
-    def blocks(self, nodes: Mapping[str, fx.Node], wanted: set[int]) -> dict[str, list[fx.Node]]:
-        """Writes all ops; returns the nodes of each block that backward computes again."""
-        parts = recomputed_parts(self.graph, select_blocks(self.graph, self.plan.recompute))
-        where = {i: part.block.name for part in parts for i in part.ops}
-        found: dict[str, list[fx.Node]] = {part.block.name: [] for part in parts}
+    def ops(self, nodes: Mapping[str, fx.Node], wanted: set[int]) -> None:
+        """Writes all ops, and cuts out those that backward runs again."""
+        parts = [] if self.saved is None else [_Part(part, self.saved.segment()) for part in
+                                               recomputed_parts(self.graph, self.plan.recompute)]
+        where = {i: one for one in parts for i in one.part.ops}
+        self.triggers = {one.part.trigger: one.segment for one in parts}
         for i, op in enumerate(self.graph.ops):
-            if where.get(i) != where.get(i - 1):  # no call of one block serves another
-                self.shared = {key: node for key, node in self.shared.items() if not key[1]}
-            before = len(self.out.nodes)
+            self.part, before = where.get(i), len(self.out.nodes)
             if op.target == HUB:
                 self.env[op.outputs[0]] = self.value(op, 0)
             else:
-                self.emit(op, nodes[op.name], wanted)
-            if i in where:
-                new = islice(reversed(self.out.nodes), len(self.out.nodes) - before)
-                found[where[i]] += [one for one in reversed(list(new)) if one not in self.apart]
-        return {name: every for name, every in found.items() if every}
+                self.emit(i, op, nodes[op.name], wanted)
+            if self.part is not None:
+                self.belong(self.part, op, before)
+        for one in parts:
+            self.cut_out(one)
+
+    def belong(self, one: _Part, op: Op, before: int) -> None:
+        """Adds the nodes behind the first `before` to a part: those of `op`, and calls that bring back its results."""
+        for t in op.outputs:
+            node = self.env.get(t)
+            if t in one.part.noted and node is not None and node not in one.brought:
+                self.out.call_function(_named(one.segment.bring(t), f"bring_v{t}"), (node,))
+                one.brought.add(node)
+        new = list(islice(reversed(self.out.nodes), len(self.out.nodes) - before))
+        one.nodes += [node for node in reversed(new) if node not in self.apart]
+
+    def cut_out(self, one: _Part) -> None:
+        """Makes the program of a part, and writes calls that keep its inputs in front of their first reader."""
+        first: dict[fx.Node, fx.Node] = {}
+        for node in one.nodes:
+            for x in node.all_input_nodes:
+                first.setdefault(x, node)
+        inputs = [x for x in first if x not in set(one.nodes)]
+        one.segment.program = cut_out(one.nodes, inputs)
+        for j, x in enumerate(inputs):
+            with self.out.inserting_before(first[x]):
+                self.out.call_function(_named(one.segment.keep(j), f"keep_{j}"), (x,))
 
     def value(self, op: Op, k: int) -> fx.Node:
         """The node of input k of `op`, converted; detached where no gradient comes back from the op."""
@@ -195,17 +228,18 @@ class _Lowering:
                 if bucket == b:
                     self.env[ids[member]] = self.out.call_function(operator.getitem, (take, k))
                     self.apart.add(self.env[ids[member]])
-        elif fqn in self.parameters.local and (t, ()) not in self.shared:
+        elif fqn in self.parameters.local and (t, (), "") not in self.shared:
             call = _named(self.parameters.local[fqn], f"use_v{t}")
-            self.shared[t, ()] = self.env[t] = self.out.call_function(call, (self.env[t],))
+            self.shared[t, (), ""] = self.env[t] = self.out.call_function(call, (self.env[t],))
             self.apart.add(self.env[t])
         return self.env[t]
 
     def convert(self, t: int, conversion: Conversion | None) -> fx.Node:
-        """The node of tensor t after a conversion; equal local conversions without a gradient are done once."""
+        """The node of tensor t after a conversion; equal local conversions without a gradient are done once, but apart
+        in each part that runs again."""
         if conversion is None:
             return self.env[t]
-        key = (t, conversion.forward)
+        key = (t, conversion.forward, "" if self.part is None else self.part.part.block.name)
         if conversion.gradient is None and key in self.shared:
             return self.shared[key]
         route = self.route(t, conversion)
@@ -230,19 +264,24 @@ class _Lowering:
 
         return Route(path(c.forward, c.source, "forward"), path(c.backward, c.gradient, "backward"))
 
-    def emit(self, op: Op, node: fx.Node, wanted: set[int]) -> None:
-        """Writes the call of the op's kernel, and its results that are read."""
+    def emit(self, i: int, op: Op, node: fx.Node, wanted: set[int]) -> None:
+        """Writes the call of the kernel of op i, and its results that are read."""
         inputs = {slot: self.value(op, k) for k, slot in enumerate(op.slots)}
         args, kwargs = self.arguments(node, inputs)
         target = node.target
         assert callable(target)
-        if not self.training and target is custom_ops.dropout:
+        if self.saved is None and target is custom_ops.dropout:
             self.env[op.outputs[0]] = inputs["x"]
             return
-        if not self.training and target is custom_ops.attention:
+        if self.saved is None and target is custom_ops.attention:
             args, kwargs = (), bound(target, args, kwargs) | {"dropout_p": 0.0}
         fn, args, kwargs = local_call(self.site(op), target, args, kwargs)
-        call = self.out.call_function(_DIRECT.get(fn, fn), args, kwargs)
+        fn = _DIRECT.get(fn, fn)
+        if self.part is not None and base(op) not in VIEWS:
+            fn = _named(self.part.segment.call(i, fn), f"again_{op.name}")
+        elif i in self.triggers:
+            fn = _named(self.triggers[i].trigger(fn), f"trigger_{op.name}")
+        call = self.out.call_function(fn, args, kwargs)
         call.meta = {k: v for k, v in node.meta.items() if k in ("stack_trace", "nn_module_stack")}
         for t in op.outputs:
             if t in self.keys and t in wanted:
@@ -289,7 +328,7 @@ class _Lowering:
 
 def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """`function` under a name of its own, by which generated code calls it."""
-    def call(*args: Any) -> Any:
-        return function(*args)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
     call.__name__ = call.__qualname__ = "".join(c if c.isalnum() else "_" for c in name)
     return call

@@ -40,6 +40,7 @@ from autoddl.runtime.lowering import LoweredProgram, communication_axes, lower_p
 from autoddl.runtime.parameter_store import Store
 from autoddl.runtime.parameters import shard_parameters
 from autoddl.runtime.process_groups import Groups
+from autoddl.runtime.recompute import SavedTensors
 from autoddl.runtime.redistribute import Recorder, run_moves, start_moves
 from autoddl.runtime.world import check_agreement, device_of, join_processes
 from autoddl.schedule.traffic import traffic
@@ -124,12 +125,13 @@ class ParallelModel:
                                 plan.microbatches)
         self._stored = shard_parameters(module, captured.graph, plan, groups, device)
         self._store = Store(plan, graph, self._stored, groups, self.recorder)
-        self._train = self._lower(training=True)
+        self._saved = SavedTensors(self._store.gathers, self.recorder)
+        self._train = self._lower(self._saved)
         self._evaluate: LoweredProgram | None = None
 
-    def _lower(self, training: bool) -> LoweredProgram:
+    def _lower(self, saved: SavedTensors | None) -> LoweredProgram:
         return lower_plan(self._captured, self.graph, self.plan, self.groups, self._store.parameters, self.recorder,
-                          self._device, self._seed, training)
+                          self._device, self._seed, saved)
 
     def _arguments(self, lowered: LoweredProgram, pieces: Mapping[str, Tensor]) -> list[Tensor]:
         """The arguments of the program, in order: pieces of a microbatch, leaves, buffers, constants."""
@@ -163,14 +165,16 @@ class ParallelModel:
         parts = self.plan.microbatches
         last = part == parts - 1
         self._store.begin(last)
+        self._saved.clear()
         self._seed.fill_(self._first + self.steps * parts + part)
         if part:
             self.recorder.direction = "forward"
-        with self._store.gathers.notes():
+        with self._saved.notes():
             results = self._train.program.forward(*self._arguments(self._train, pieces))
         ends = [start_moves(route.forward, x) for route, x in zip(self._train.ends, results, strict=True)]
         self.recorder.direction = "backward"
         results[0].backward(run_moves(self._train.ends[0].backward, torch.full_like(results[0], 1 / parts)))
+        self._saved.clear()
         self._store.finish(last)
         loss, *buffers = (end() for end in ends)
         with torch.no_grad():
@@ -186,7 +190,7 @@ class ParallelModel:
 
     def _loss(self, batch: object) -> Tensor:
         if self._evaluate is None:
-            self._evaluate = self._lower(training=False)
+            self._evaluate = self._lower(None)
         parts, losses = self._batches.local(batch).parts, list[Tensor]()
         self._store.clear()
         self.recorder.clear()

@@ -1,12 +1,11 @@
 """Gathers parameters that are stored in pieces and read whole: the parameter protocol on tensors.
 
 A bucket is gathered ahead of its first use. A regathered bucket keeps nothing between forward and backward: autograd
-saves a note in place of each of its tensors. A tensor is recognised by its storage, to which there is a weak reference,
-so that its address cannot be reused.
+saves a note in place of each of its tensors (`recompute`). A tensor is recognised by its storage, to which there is a
+weak reference, so that its address cannot be reused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -108,14 +107,14 @@ class _Bucket:
 
 
 class TensorGathers:
-    """The gather buckets of a program, in the order of first use."""
+    """The gather buckets of a program, in the order of first use; `regathers`: whether any is gathered again."""
 
     def __init__(self, buckets: Sequence[Bucket], edges: Mapping[str, ParameterEdge],
                  stored: Mapping[str, StoredParameter], sinks: Mapping[str, Sink | None], groups: Groups,
                  recorder: Recorder) -> None:
         self._buckets = [_Bucket(bucket, edges, stored, sinks, groups, recorder) for bucket in buckets]
         self._protocol = GatherProtocol(buckets)
-        self._regathers = any(bucket.regather for bucket in buckets)
+        self.regathers = any(bucket.regather for bucket in buckets)
         self.clear()
 
     def clear(self) -> None:
@@ -144,19 +143,17 @@ class TensorGathers:
         return tuple(use_parameter(member.leaf, x, sink)
                      for member, x, sink in zip(bucket.members, tensors, bucket.sinks, strict=True))
 
-    def notes(self) -> AbstractContextManager[Any]:
-        """A context in which autograd saves notes instead of tensors that will be gathered again."""
-        return torch.autograd.graph.saved_tensors_hooks(self._write, self._read) if self._regathers else nullcontext()
-
-    def _write(self, tensor: Tensor) -> Any:
+    def note(self, tensor: Tensor) -> Any:
+        """A note in place of a tensor that will be gathered again, None for any other."""
         slot = self._slots.get(tensor.untyped_storage()._cdata)
         if slot is None:
-            return tensor.detach() if tensor.grad_fn is not None else tensor
+            return None
         _, b, k = slot
         self._protocol.note(b, k)
         return b, k, tensor.size(), tensor.stride(), tensor.storage_offset()
 
-    def _read(self, note: Any) -> Tensor:
+    def read(self, note: Any) -> Tensor:
+        """The tensor of a note, or a tensor as it is; every note is read once."""
         if isinstance(note, Tensor):
             return note
         b, k, size, stride, offset = note

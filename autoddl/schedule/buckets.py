@@ -18,8 +18,8 @@ from autoddl.core.conversion import COLLECTIVES, Step, step_sizes
 from autoddl.core.graph import Graph, Kind, Tensor
 from autoddl.core.layout import Layout, Mesh
 from autoddl.core.plan import Conversion, Plan
-from autoddl.core.recompute import recomputed_ops, select_blocks
 from autoddl.core.state_layouts import divide_steps, kept_layout, summed_layout
+from autoddl.operators.recomputed import recomputed_ops
 from autoddl.operators.work import read_back
 
 __all__ = ["IN_FLIGHT", "PREFETCH", "Bucket", "frees_memory", "gather_buckets", "gradient_buckets", "has_collective",
@@ -123,7 +123,7 @@ def parameter_edges(plan: Plan, graph: Graph) -> tuple[ParameterEdge, ...]:
     """The edge of every used parameter, in the order of first use."""
     index = plan.index()
     uses, differentiable = graph.consumers(), graph.differentiable()
-    again = recomputed_ops(graph, select_blocks(graph, plan.recompute))
+    again = recomputed_ops(graph, plan.recompute)
     found = []
     for op in graph.ops:
         for slot, t in zip(op.slots, op.inputs, strict=True):

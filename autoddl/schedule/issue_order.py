@@ -8,8 +8,8 @@ Before an op runs forward, its inputs are converted, from the first to the last.
 leaves that the op read without a conversion. It then goes through its inputs from the last to the first. This is the
 order of autograd.
 
-A block that is computed again (`core.recompute`) takes all its parameters where it begins. Its backward first waits for
-those that are gathered again and runs its forward once more; the gradients of its parameters come at its end.
+Backward of the first op that reads back what runs again (`operators.recomputed`) waits for the parameters that are
+gathered again for that, and runs it.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from autoddl.core.conversion import Step
 from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.hubs import HUB
 from autoddl.core.plan import Conversion, Decision, Plan, PlanIndex
-from autoddl.core.recompute import RecomputedPart, recomputed_parts
 from autoddl.cost_models import Cluster
+from autoddl.operators.recomputed import RecomputedPart
 from autoddl.operators.rules.nn import REDUCING, inner_collectives
 from autoddl.pricing.price import Pricing, pass_seconds
 from autoddl.pricing.space import Choice
@@ -85,10 +85,7 @@ class _Program:
     def __post_init__(self) -> None:
         self.index = self.plan.index()
         self.flows, self.behind = self.graph.differentiable(), _behind(self.graph)
-        self.parts = recomputed_parts(self.graph, self.actions.pricing.blocks)
-        self.inside = {i for part in self.parts for i in part.ops}
-        self.begins = {part.ops[0]: part for part in self.parts}
-        self.ends_at = {part.ops[-1]: part for part in self.parts}
+        self.triggers = {part.trigger: part for part in self.actions.pricing.parts}
 
     def run(self, part: int) -> None:
         """Forward and backward of one microbatch."""
@@ -97,8 +94,6 @@ class _Program:
         self.reductions.begin(last)
         self.actions.done.append(Pass("forward"))
         for i, op in enumerate(self.graph.ops):
-            if i in self.begins:
-                self.take_all(self.begins[i])
             self.arrive(i, op)
             self.kernels(op, "forward")
         ends = [self.start_legs(self.legs(self.index.conversions.get(("output", slot)), t, "forward"))
@@ -106,10 +101,9 @@ class _Program:
         self.actions.done.append(Pass("backward"))
         self.edge(self.index.conversions.get(("output", "loss")), self.graph.outputs[0], "backward")
         for i, op in reversed(list(enumerate(self.graph.ops))):
-            if i in self.ends_at:
-                self.compute_again(self.ends_at[i])
-            if i not in self.inside:
-                self.gathers.read_back({self.behind[t] for t in op.inputs if t in self.behind})
+            self.gathers.read_back({self.behind[t] for t in op.inputs if t in self.behind})
+            if i in self.triggers:
+                self.compute_again(self.triggers[i])
             self.kernels(op, "backward")
             self.hand_back(i, op)
         self.reductions.finish()
@@ -137,18 +131,8 @@ class _Program:
         """Whether the leaf is read without a step or a cast."""
         return fqn not in self.edges or self.edges[fqn].is_direct
 
-    def read_by(self, part: RecomputedPart) -> list[str]:
-        """The parameters that a block reads, in order."""
-        return [fqn for i in part.ops for fqn in self.parameters(self.graph.ops[i]).values()]
-
-    def take_all(self, part: RecomputedPart) -> None:
-        """Takes the gathered parameters that a block reads, where it begins."""
-        for fqn in self.read_by(part):
-            if fqn in self.gathers.place:
-                self.gathers.take(fqn, part.ops[0])
-
     def compute_again(self, part: RecomputedPart) -> None:
-        """Runs the forward of a block in backward."""
+        """Runs the ops of a part in backward."""
         ops = [self.graph.ops[i] for i in part.ops]
         self.gathers.read_back({self.behind[t] for op in ops for t in op.inputs if t in self.behind})
         for op in ops:
@@ -174,21 +158,14 @@ class _Program:
                 self.actions.cast(edge.tensor.stored, edge.tensor, [ends.source, ends.target], fqns[k])
 
     def hand_back(self, i: int, op: Op) -> None:
-        """Converts the gradients of the inputs of op i; those of a block's parameters come at its end, all at once."""
+        """Converts the gradients of the inputs of op i."""
         fqns = self.parameters(op)
-        if i not in self.inside:
-            self.reductions.add([fqn for fqn in fqns.values() if self.as_it_is(fqn)])
+        self.reductions.add([fqn for fqn in fqns.values() if self.as_it_is(fqn)])
         for k, t in reversed(list(enumerate(op.inputs))):
             if k not in fqns:
                 self.edge(self.index.conversions.get((op.name, op.slots[k])), t, "backward")
-            elif i not in self.inside and not self.as_it_is(fqns[k]):
+            elif not self.as_it_is(fqns[k]):
                 self.reductions.add(self.gathers.handed_on(i, fqns[k]))
-        if i in self.begins:
-            read = self.read_by(self.begins[i])
-            self.reductions.add([fqn for fqn in reversed(read) if self.as_it_is(fqn)])
-            for fqn in reversed(read):
-                if not self.as_it_is(fqn):
-                    self.reductions.add(self.gathers.handed_on(i, fqn))
 
     def edge(self, c: Conversion | None, t: int, direction: str) -> None:
         """Runs an activation's conversion, each step waited for."""

@@ -3,7 +3,8 @@
 When the gradients of an op's inputs are made, its saved values and the gradients of its outputs are still there. They
 are freed afterwards. The gradient of a broadcast input is summed to the input's shape. Gradients of several readers add
 up in a third buffer, as in autograd where it may not write into the first (input_buffer.cpp). Gradients of a bucket are
-handed on where the bucket was first read, those of a block that is computed again (`core.recompute`) at its end.
+handed on where the bucket was first read. The first op that reads back what runs again (`operators.recomputed`) waits
+for that.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,6 @@ from typing import Protocol
 
 from autoddl.core.graph import Op
 from autoddl.core.hubs import HUB
-from autoddl.core.recompute import RecomputedPart
 from autoddl.operators.footprints.footprint import LocalOp
 from autoddl.operators.footprints.storages import Value
 from autoddl.operators.footprints.strides import back_through, elementwise_strides, gradient_strides
@@ -26,60 +26,35 @@ __all__ = ["BackwardMemory", "Recomputing"]
 
 
 class Recomputing(Protocol):
-    """Runs the forward of blocks in backward (`memory_forward`)."""
+    """Runs ops again in backward (`memory_forward`): before op i reads what they bring back, until it has."""
 
-    def compute_again(self, part: RecomputedPart) -> Mapping[int, BackwardNode]: ...
-    def forget(self, part: RecomputedPart) -> None: ...
-    def leave(self) -> None: ...
+    def bring(self, i: int) -> None: ...
+    def release(self, i: int) -> None: ...
 
 
 class BackwardMemory:
     """Runs backward of one microbatch on the heap of `moves`.
 
-    Forward made a record of each op (`nodes`). By op, `first` has the parameters of the buckets that it read first. The
-    forward of blocks is run once more by `again`.
+    Forward made a record of each op (`nodes`). By op, `first` has the parameters of the buckets that it read first.
+    Ops that run again are run by `again`.
     """
 
     def __init__(self, moves: ConversionMemory, program: ParsedPlan, gathers: CountedGathers,
-                 reductions: CountedReductions, nodes: Mapping[int, BackwardNode], first: Mapping[int, list[str]],
+                 reductions: CountedReductions, nodes: Sequence[BackwardNode], first: Mapping[int, list[str]],
                  again: Recomputing) -> None:
         self.moves, self.heap, self.program, self.gathers = moves, moves.heap, program, gathers
         self.reductions, self.nodes, self.first = reductions, nodes, first
         self.gradients: dict[int, Value] = {}
         self.arrived: dict[str, Value] = {}
-        self.again, self.is_inside = again, False
+        self.again = again
 
     def run(self, itemsize: int) -> None:
         """Runs backward, from the gradient of the loss, of `itemsize` bytes."""
         loss, given = self.program.graph.outputs[0], self.heap.value((), itemsize, "transient")
         self._add(loss, self._returned(self.program.conversions.get(("output", "loss")), loss, given))
-        blocks = {part.ops[-1]: part for part in self.program.parts}
-        inside = {i for part in self.program.parts for i in part.ops} | self.program.early.keys()
         for i, op in reversed(list(enumerate(self.program.graph.ops))):
-            if i in blocks:
-                self._block(blocks[i])
-            elif i not in inside:
-                self.heap.here = len(self.program.graph.ops) + i
-                self._op(i, op, self.nodes[i])
-
-    def _block(self, part: RecomputedPart) -> None:
-        """Runs forward and backward of a block; the gradients that it was given stay until its end."""
-        given = [self.heap.keep(self.gradients[t].storage) for t in part.writes if t in self.gradients]
-        if not given:
-            self.again.forget(part)
-            return
-        self.is_inside = True
-        nodes = self.again.compute_again(part)
-        for i in reversed(part.ops):
             self.heap.here = len(self.program.graph.ops) + i
-            self._op(i, self.program.graph.ops[i], nodes[i])
-        for storage in given:
-            self.heap.drop(storage)
-        self.again.leave()
-        self.is_inside = False
-        read = [fqn for i in part.ops for t in self.program.graph.ops[i].inputs
-                if (fqn := self.program.parameter(t)) is not None]
-        self._parameters(part.ops[0], [fqn for fqn in read if fqn not in self.gathers.place])
+            self._op(i, op, self.nodes[i])
 
     def _op(self, i: int, op: Op, node: BackwardNode) -> None:
         heap, call, found = self.heap, self.program.calls[i], dict[int, Value]()
@@ -87,11 +62,13 @@ class BackwardMemory:
         if given and call.needs:
             for b, _ in node.notes:
                 self.gathers.read(b)
+            self.again.bring(i)
             found = self._of_inputs(replace(call, inputs=node.inputs), node, given[0])
         for b, k in node.notes:
             self.gathers.done(b, k)
         for storage in (*node.saved, *(x.storage for x in given)):
             heap.drop(storage)
+        self.again.release(i)
         self._hand_on(i, op, found)
 
     def _of_inputs(self, call: LocalOp, node: BackwardNode, given: Value) -> dict[int, Value]:
@@ -131,23 +108,14 @@ class BackwardMemory:
             fqn = self.program.parameter(t)
             if fqn is None:
                 self._add(t, self._returned(self.program.edge(op, k), t, value))
-            else:
+            elif fqn in self.gathers.place:
                 self.arrived[fqn] = value
-                if fqn not in self.gathers.place and not self.is_inside:
-                    self._reduce(fqn)
-        if not self.is_inside:
-            self._parameters(i, ())
-
-    def _parameters(self, i: int, read: Sequence[str]) -> None:
-        """Hands on the gradients of the parameters `read`, then those of the buckets that op i read first."""
-        for fqn in (*reversed(read), *reversed(self.first.get(i, []))):
+            else:
+                edge = self.program.edges.get(fqn)
+                self.reductions.add(fqn, value, edge is None or edge.is_direct)
+        for fqn in reversed(self.first.get(i, [])):
             if fqn in self.arrived:
-                self._reduce(fqn)
-
-    def _reduce(self, fqn: str) -> None:
-        """Hands on the gradient of one parameter."""
-        edge, gathered = self.program.edges.get(fqn), fqn in self.gathers.place
-        self.reductions.add(fqn, self.arrived.pop(fqn), not gathered and (edge is None or edge.is_direct))
+                self.reductions.add(fqn, self.arrived.pop(fqn), False)
 
     def _returned(self, edge: ParsedConversion | None, t: int, value: Value) -> Value:
         """The gradient after its conversion back."""

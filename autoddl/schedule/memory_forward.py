@@ -1,11 +1,11 @@
 """Counts the bytes of a microbatch on a heap, forward in the order of the generated program.
 
-A block that backward computes again saves what it reads alone; `compute_again` runs its forward in backward, and then
-its values are saved.
-
 For each op its inputs are converted, its outputs made, and the values that backward reads are saved. A value is freed
 after its last reader. Parameters are read as stored, after local steps, or a gathered bucket at a time. Backward is in
 `memory_backward`.
+
+An op that backward runs again (`operators.recomputed`) saves nothing, nor do others save what is brought back. The
+tensors that such ops read are kept until `bring` runs them; then all that would have been saved has its users.
 """
 
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 
 from autoddl.core.graph import Op
 from autoddl.core.hubs import HUB
-from autoddl.core.recompute import RecomputedPart
 from autoddl.cost_models import Cluster
 from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.storages import Heap, Value
 from autoddl.operators.footprints.strides import elementwise_strides, output_strides, view
 from autoddl.operators.footprints.table import footprint_of
+from autoddl.operators.recomputed import RecomputedPart
 from autoddl.operators.work import VIEWS, base
 from autoddl.schedule.buckets import gather_buckets, gradient_buckets
 from autoddl.schedule.memory_backward import BackwardMemory
@@ -31,12 +31,23 @@ __all__ = ["MicrobatchMemory"]
 
 
 @dataclass(slots=True)
-class _Block:
-    """What a block that is computed again keeps, by tensor: values with a user, or values and where these are gathered
-    again."""
+class _Segment:
+    """A part that runs again.
 
-    saved: dict[int, Value] = field(default_factory=dict)
+        part     its ops
+        kept     what they read, by tensor, each with a user
+        notes    what they read and is gathered again, by tensor, and where
+        wants    tensor that is brought back -> the other ops that read it back, as often as they do
+        brought  op -> the storages that its backward reads back, after the second run
+        has_run  whether that was
+    """
+
+    part: RecomputedPart
+    kept: dict[int, Value] = field(default_factory=dict)
     notes: dict[int, tuple[Value, tuple[int, int]]] = field(default_factory=dict)
+    wants: dict[int, list[int]] = field(default_factory=dict)
+    brought: dict[int, list[int]] = field(default_factory=dict)
+    has_run: bool = False
 
 
 class MicrobatchMemory:
@@ -64,13 +75,19 @@ class MicrobatchMemory:
         self.reductions.begin(last)
         self.last, self.env = last, {t: self._used(x) for t, x in self.given.items()}
         self.first: dict[int, list[str]] = {}
-        self.reader, self.blocks = self.program.last, dict[str, _Block]()
-        nodes = self._all_forward()
+        self.reader = self.program.last
+        segments = [_Segment(part) for part in self.program.parts]
+        self.segments = {i: segment for segment in segments for i in segment.part.ops}
+        self.asked, self.triggers = dict(self.segments), {segment.part.trigger: segment for segment in segments}
+        self.known: dict[int, tuple[_Segment, int]] = {}
+        nodes = [self._forward(i, op) for i, op in enumerate(self.program.graph.ops)]
         ends = [self._converted(t, self.program.conversions.get(("output", slot))) for t, slot in self.program.ends]
         for x in self.env.values():
             self.heap.drop(x.storage)
         BackwardMemory(self.moves, self.program, self.gathers, self.reductions, nodes, self.first, self).run(
             ends[0].itemsize)
+        for segment in segments:
+            self._forget(segment)
         self.reductions.finish()
         if last:
             self.gathers.finish()
@@ -78,56 +95,44 @@ class MicrobatchMemory:
         for x in ends:
             self.heap.drop(x.storage)
 
-    def _all_forward(self) -> dict[int, BackwardNode]:
-        """Forward of all ops; returns the records of those that are not computed again."""
-        begins = {part.ops[0]: part for part in self.program.parts}
-        ends = {part.ops[-1]: part for part in self.program.parts}
-        inside = {i for part in self.program.parts for i in part.ops}
-        nodes = dict[int, BackwardNode]()
-        for i in self.program.order:
-            if i in begins:
-                self._enter(begins[i])
-            nodes[i] = self._forward(i, self.program.graph.ops[i], i not in inside, self.program.early.get(i))
-            if i in ends:
-                for x in self.blocks[ends[i].block.name].notes.values():
-                    self.heap.drop(x[0].storage)
-        return nodes
+    def _keep_read(self, segment: _Segment, t: int, x: Value) -> None:
+        """Keeps `x`, tensor t that a part reads: as it is, or as a note where it will be gathered again."""
+        if t in segment.kept or t in segment.notes or t not in segment.part.reads:
+            return
+        if x.storage in self.gathers.origin:
+            segment.notes[t] = x, self.gathers.note(x.storage)
+        else:
+            segment.kept[t] = self._used(x)
 
-    def _enter(self, part: RecomputedPart) -> None:
-        """Saves what a block reads from outside: as it is, or as a note where it will be gathered again."""
-        kept = self.blocks[part.block.name] = _Block()
-        for t in part.reads:
-            fqn = self.program.parameter(t)
-            x = self._used(self.env[t]) if fqn is None else self._parameter(part.ops[0], t, fqn)
-            if x.storage in self.gathers.origin:
-                kept.notes[t] = x, self.gathers.note(x.storage)
-            else:
-                kept.saved[t] = x
+    def bring(self, i: int) -> None:
+        """Runs the part again from which backward of op i is the first to read."""
+        segment = self.asked.get(i) or self.triggers.get(i)
+        if segment is None or segment.has_run:
+            return
+        segment.has_run = True
+        for t, (x, (b, k)) in segment.notes.items():
+            segment.kept[t] = x._replace(storage=self.gathers.again(b, k).storage)
+        self.gathered_again = {segment.kept[t].storage for t in segment.notes}
+        ops, end = self.program.graph.ops, len(self.program.graph.ops)
+        self.env, reads = dict(segment.kept), segment.part.reads
+        self.reader = {t: j for j in segment.part.ops for t in ops[j].inputs} | dict.fromkeys(reads, end)
+        for j in segment.part.ops:
+            self._forward(j, ops[j], segment)
+        self._forget(segment)
 
-    def compute_again(self, part: RecomputedPart) -> dict[int, BackwardNode]:
-        """Runs the forward of a block in backward; returns the records of its ops. `leave` ends its backward."""
-        kept, stays = self.blocks.pop(part.block.name), len(self.program.graph.ops)
-        for t, (x, (b, k)) in kept.notes.items():
-            kept.saved[t] = x._replace(storage=self.gathers.again(b, k).storage)
-        self.env = {t: kept.saved[t] for t in part.reads}
-        self.reader = {t: i for i in part.ops for t in self.program.graph.ops[i].inputs} | dict.fromkeys(
-            (*part.reads, *part.writes), stays)
-        here = stays + part.ops[-1]
-        return {i: self._forward(i, self.program.graph.ops[i], True, here) for i in part.ops}
+    def release(self, i: int) -> None:
+        """Frees what backward of op i read back."""
+        segment = self.asked.get(i)
+        for storage in segment.brought.pop(i, ()) if segment is not None else ():
+            self.heap.drop(storage)
 
-    def forget(self, part: RecomputedPart) -> None:
-        """Frees what a block keeps to which no gradient came."""
-        kept = self.blocks.pop(part.block.name)
-        for x in kept.saved.values():
+    def _forget(self, segment: _Segment) -> None:
+        """Frees what a part read."""
+        for x in segment.kept.values():
             self.heap.drop(x.storage)
-        for _, (b, k) in kept.notes.values():
+        for _, (b, k) in segment.notes.values() if not segment.has_run else ():
             self.gathers.done(b, k)
-
-    def leave(self) -> None:
-        """Frees what a block read and wrote, at the end of its backward."""
-        for x in self.env.values():
-            self.heap.drop(x.storage)
-        self.env = {}
+        segment.kept, segment.notes = {}, {}
 
     def _used(self, x: Value) -> Value:
         """`x`, with one more user."""
@@ -165,19 +170,25 @@ class MicrobatchMemory:
             self.locals[fqn] = self._used(x)
         return x
 
-    def _forward(self, i: int, op: Op, saves: bool, here: int | None = None) -> BackwardNode:
-        """Forward of op i, which `saves` values for backward or not, at the place `here` of the step, by default i."""
+    def _forward(self, i: int, op: Op, again: _Segment | None = None) -> BackwardNode:
+        """Forward of op i; that of `again` runs in backward."""
         heap, inputs = self.heap, list[Value]()
-        heap.here = i if here is None else here
+        heap.here = i if again is None else heap.here
+        segment = self.segments.get(i)
         for k, t in enumerate(op.inputs):
             fqn = self.program.parameter(t)
-            inputs.append(self._converted(t, self.program.edge(op, k)) if fqn is None else self._parameter(i, t, fqn))
+            x = None if fqn is None else self._parameter(i, t, fqn)
+            if segment is not None and again is None:
+                self._keep_read(segment, t, self.env[t])
+            inputs.append(self._converted(t, self.program.edge(op, k)) if x is None else x)
             if t not in op.inputs[k + 1:]:
                 self._read(i, t)
         call = replace(self.program.calls[i], inputs=tuple(inputs))
-        node = self._viewed(call) if base(op) in VIEWS else self._computed(call, saves)
+        node = self._viewed(call) if base(op) in VIEWS else self._computed(i, call, again)
         for x in inputs:
             heap.drop(x.storage)
+        if segment is not None:
+            self._bring_back(segment, op, again is not None)
         for t in set(op.outputs):
             self._read(i, t)
         return node
@@ -187,6 +198,18 @@ class MicrobatchMemory:
         if self.reader.get(t, i) == i and t in self.env:
             self.heap.drop(self.env.pop(t).storage)
 
+    def _bring_back(self, segment: _Segment, op: Op, again: bool) -> None:
+        """Notes that a part brings back the results of `op`; when it runs `again`, those who wait get them."""
+        for t in op.outputs:
+            if t not in segment.part.noted or t not in self.env:
+                continue
+            storage = self.env[t].storage
+            if again:
+                for i in segment.wants.pop(t, ()):
+                    segment.brought.setdefault(i, []).append(self.heap.keep(storage))
+            elif all(x.storage != storage for x in segment.kept.values()):
+                self.known.setdefault(storage, (segment, t))
+
     def _viewed(self, call: LocalOp) -> BackwardNode:
         x = call.inputs[0]
         for t, shape in zip(call.op.outputs, call.outputs, strict=True):
@@ -194,7 +217,7 @@ class MicrobatchMemory:
         self.heap.moment()
         return BackwardNode(call.inputs, Footprint())
 
-    def _computed(self, call: LocalOp, saves: bool) -> BackwardNode:
+    def _computed(self, i: int, call: LocalOp, again: _Segment | None) -> BackwardNode:
         heap, made = self.heap, footprint_of(call)
         if made.before:
             heap.moment(made.before)
@@ -205,18 +228,26 @@ class MicrobatchMemory:
         outputs[0] = outputs[0]._replace(strides=strides)
         if made.slack:
             heap.grow(outputs[0].storage, made.slack)
-        saved, notes = list[int](), list[tuple[int, int]]()
+        saved = list[int]()
         if made.beside:
             saved.append(heap.new(made.beside, "activations"))
         heap.moment(made.during)
         self.env.update(zip(call.op.outputs, outputs, strict=True))
-        if not saves:
+        storages = [call.inputs[k].storage for k in made.saves] + [outputs[k].storage for k in made.keeps]
+        if again is not None:
+            again.brought[i] = saved + [heap.keep(x) for x in storages if x not in self.gathered_again]
+            return BackwardNode(call.inputs, made)
+        notes = [self.gathers.note(x) for x in storages if x in self.gathers.origin]
+        rest = [x for x in storages if x not in self.gathers.origin]
+        if i in self.segments:
             for storage in saved:
                 heap.drop(storage)
-            return BackwardNode(call.inputs, made)
-        for storage in [call.inputs[k].storage for k in made.saves] + [outputs[k].storage for k in made.keeps]:
-            if storage in self.gathers.origin:
-                notes.append(self.gathers.note(storage))
+            return BackwardNode(call.inputs, made, (), tuple(notes))
+        for storage in rest:
+            if storage in self.known:
+                segment, t = self.known[storage]
+                segment.wants.setdefault(t, []).append(i)
+                self.asked[i] = segment
             else:
                 saved.append(heap.keep(storage))
         return BackwardNode(call.inputs, made, tuple(saved), tuple(notes))

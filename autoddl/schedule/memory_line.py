@@ -20,9 +20,9 @@ from math import prod
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.layout import B, local_shape
 from autoddl.core.plan import Plan
-from autoddl.core.recompute import recomputed_ops, select_blocks
 from autoddl.cost_models import Cluster
 from autoddl.operators.footprints.storages import Heap, Value, contiguous
+from autoddl.operators.recomputed import recomputed_ops
 from autoddl.pricing.optimizers import Optimizer, optimizer_of
 from autoddl.schedule.memory_forward import MicrobatchMemory
 from autoddl.schedule.memory_program import ParsedPlan
@@ -120,7 +120,7 @@ def memory_line(plan: Plan, predicted: PredictedStep, graph: Graph, optimizer: s
     for span in predicted.computes:
         spans[span.name].append(span)
     count, end, now = len(graph.ops), predicted.step.seconds, 0.0
-    again = recomputed_ops(graph, select_blocks(graph, plan.recompute))
+    again = recomputed_ops(graph, plan.recompute)
     times, line, part = list[float](), list[float](), 0
     for n, (here, nbytes) in enumerate(heap.line):
         if n and here < heap.line[n - 1][0] and here < count <= heap.line[n - 1][0]:

@@ -6,9 +6,9 @@ from autoddl.core.conversion import Step
 from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.layout import Layout, local_shape
 from autoddl.core.plan import Conversion, Decision, Plan
-from autoddl.core.recompute import recomputed_parts, select_blocks
 from autoddl.operators.footprints.footprint import Footprint, LocalOp, has_local_kernel
 from autoddl.operators.footprints.storages import Value
+from autoddl.operators.recomputed import recomputed_parts
 from autoddl.operators.rules.nn import REDUCING
 from autoddl.schedule.buckets import ParameterEdge, parameter_edges
 from autoddl.schedule.traffic import option_of
@@ -43,9 +43,7 @@ class ParsedPlan:
         edges          the parameters' edges by name
         conversions    parsed conversions by (op, slot)
         ends           tensors that the program returns, and their slots
-        parts          blocks that backward computes again
-        order          places of the ops in the order in which they run: a block's ops of the cone come before it
-        early          op of the cone that runs before its block -> place of the block's first other op
+        parts          what backward runs again
         last           tensor -> place of the op that reads it last
         place          name of a parameter -> its tensor
         calls          the ops on local pieces, without the values that they read
@@ -57,22 +55,12 @@ class ParsedPlan:
         self.edges: dict[str, ParameterEdge] = {edge.tensor.fqn: edge for edge in parameter_edges(plan, graph)}
         self.conversions = {at: self._edge(c) for at, c in index.conversions.items()}
         self.ends = [(graph.outputs[0], "loss"), *((new, graph.tensors[old].fqn) for old, new in graph.updates)]
-        self.parts = recomputed_parts(graph, select_blocks(graph, plan.recompute))
-        self.order = self._order()
-        self.early = {i: part.ops[0] for part in self.parts for i in range(part.block.start, part.block.end)
-                      if i not in part.ops}
-        self.last = {t: i for i in self.order for t in graph.ops[i].inputs}
+        self.parts = recomputed_parts(graph, plan.recompute)
+        self.last = {t: i for i, op in enumerate(graph.ops) for t in op.inputs}
         self.last.update({t: len(graph.ops) for t, _ in self.ends})
         self.place = {tensor.fqn: t for t, tensor in enumerate(graph.tensors) if tensor.kind is Kind.PARAMETER}
         self._flows, self._whole = graph.differentiable(), Layout.broadcast(plan.mesh)
         self.calls = [self._call(op, index.decisions.get(op.name)) for op in graph.ops]
-
-    def _order(self) -> list[int]:
-        found = list(range(len(self.graph.ops)))
-        for part in self.parts:
-            start, end = part.block.start, part.block.end
-            found[start:end] = [i for i in range(start, end) if i not in part.ops] + list(part.ops)
-        return found
 
     def _edge(self, c: Conversion) -> ParsedConversion:
         forward, backward = (tuple(Step.parse(s, self.mesh) for s in texts) for texts in (c.forward, c.backward))

@@ -15,7 +15,7 @@ With m microbatches, the conversions of parameters happen as often as their layo
     yielded -> G      m times
     G -> stored       once, after the last backward
 
-Backward sends the forward steps of the blocks that it computes again once more (`core.recompute`).
+Backward sends the forward steps in front of the ops that it runs again once more (`operators.recomputed`).
 
 A kernel that reduces by itself (synchronised batch norm, vocabulary-parallel loss) sends its own collectives.
 """
@@ -28,7 +28,7 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import Conversion, Decision, Plan
-from autoddl.core.recompute import recomputed_ops, select_blocks
+from autoddl.operators.recomputed import recomputed_ops
 from autoddl.operators.rules.nn import REDUCING, inner_collectives
 from autoddl.operators.rules.table import Option, options
 from autoddl.schedule.buckets import Bucket, ParameterEdge, _payloads, gather_buckets, gradient_buckets, parameter_edges
@@ -96,7 +96,7 @@ def traffic(plan: Plan, graph: Graph, coordinate: tuple[int, ...] | None = None)
     mesh, at = plan.mesh, coordinate or (0,) * len(plan.mesh.axes)
     by_name = {t.name: t for t in graph.tensors}
     edges = {edge.tensor.fqn: edge for edge in parameter_edges(plan, graph)}
-    again = recomputed_ops(graph, select_blocks(graph, plan.recompute))
+    again = recomputed_ops(graph, plan.recompute)
     first, each, last = list[PlannedCollective](), list[PlannedCollective](), list[PlannedCollective]()
     for bucket in gather_buckets(plan, graph):
         gathers = each if bucket.per_microbatch else first

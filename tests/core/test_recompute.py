@@ -1,19 +1,14 @@
 """Policies of recomputation as text, and the blocks that they name."""
 
 import pytest
-import zoo
 
-from autoddl.capture.capture import capture
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Op, Tensor
-from autoddl.core.hubs import add_hubs
 from autoddl.core.recompute import (
     blocks_of,
     check_policy,
     policy_blocks,
     policy_text,
-    recomputed_ops,
-    recomputed_parts,
     recomputes_more,
     select_blocks,
 )
@@ -50,28 +45,33 @@ def test_a_policy_names_blocks(policy: str, names: list[int]) -> None:
     found = policy_blocks(STACK, policy)
     assert found == tuple(f"h.{i}" for i in names)
     assert policy_blocks(STACK, policy_text(found)) == found
+    if "-" in policy:
+        assert policy_blocks(STACK, f"{policy}:selective") == tuple(f"{name}:selective" for name in found)
 
 
-def test_what_is_computed_again_leaves_out_the_cone() -> None:
-    graph = add_hubs(capture(*zoo.t5()).graph)
-    parts = recomputed_parts(graph, blocks_of(graph))
-    dependent = graph.dependent()
-    for part in parts:
-        assert all(not dependent.isdisjoint(graph.ops[i].inputs) for i in part.ops)
-        made = {t for i in part.ops for t in graph.ops[i].outputs}
-        assert made.isdisjoint(part.reads) and made.issuperset(part.writes) and part.writes
-    assert len(recomputed_ops(graph, blocks_of(graph))) == sum(len(part.ops) for part in parts)
+def test_a_block_has_one_level() -> None:
+    mixed = policy_blocks(STACK, "h.3+h.1:selective+h.4:full")
+    assert mixed == ("h.1:selective", "h.3", "h.4") and policy_blocks(STACK, policy_text(mixed)) == mixed
+    assert policy_blocks(STACK, "selective") == tuple(f"h.{i}:selective" for i in range(6))
+    for names in (("h.1", "h.1:selective"), ("h.1:some",)):
+        with pytest.raises(InputError, match=r"block h\.1 is recomputed at one level"):
+            select_blocks(STACK, names)
 
 
 def test_policies_are_ordered_by_what_they_recompute() -> None:
     assert recomputes_more("full", "every-2") and recomputes_more("every-2", "every-4")
     assert recomputes_more("first-3", "first-2") and recomputes_more("h.0", "none")
+    for more, less in (("full", "selective"), ("selective", "first-2:selective"), ("every-2", "every-4:selective"),
+                       ("selective", "h.0:selective+h.2:selective"), ("h.0+h.1", "h.0:selective"), ("every-1", "h.0")):
+        assert recomputes_more(more, less), (more, less)
     for more, less in (("every-3", "every-2"), ("first-2", "first-3"), ("none", "full"), ("h.0", "h.1"),
-                       ("first-8", "every-2")):
-        assert not recomputes_more(more, less)
+                       ("first-8", "every-2"), ("selective", "first-1"), ("every-2:selective", "every-2"),
+                       ("selective", "h.0"), ("h.0:selective", "h.0"), ("every-2", "h.0")):
+        assert not recomputes_more(more, less), (more, less)
 
 
-@pytest.mark.parametrize("text", ["some", "every-0", "first-", "full-2", "head", ""])
+@pytest.mark.parametrize("text", ["some", "every-0", "first-", "full-2", "head", "", "none:selective", "h.0:",
+                                  "h.0:some", "full:selective"])
 def test_other_policies_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="there is no recomputation"):
         check_policy(text)

@@ -14,8 +14,8 @@ from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.graph import Op
 from autoddl.core.hubs import HUB, add_hubs
 from autoddl.core.plan import Plan
-from autoddl.core.recompute import recomputed_ops, select_blocks
 from autoddl.explain.explain import proved
+from autoddl.operators.recomputed import recomputed_ops
 from autoddl.planner.question import rebuild
 from autoddl.pricing.price import pass_seconds
 from autoddl.schedule.traffic import traffic
@@ -50,7 +50,7 @@ def test_the_plan_is_the_best_of_all_policies() -> None:
 
 
 def test_a_policy_costs_the_forward_of_its_blocks() -> None:
-    plans = {policy: planned((policy,), mesh="all=4") for policy in POLICIES}
+    plans = {policy: planned((policy,), mesh="all=4") for policy in (*POLICIES, "selective")}
     made = rebuild(plans["full"])
     assert plans["full"].recompute == ("blocks.0", "blocks.1")
     flows, again = made.pricing.graph.differentiable(), made.pricing.again
@@ -60,6 +60,10 @@ def test_a_policy_costs_the_forward_of_its_blocks() -> None:
     seconds = {policy: one.predicted.seconds for policy, one in plans.items()}
     assert seconds["full"] == pytest.approx(seconds["none"] + forward, rel=1e-3)
     assert seconds["first-1"] == pytest.approx(seconds["none"] + forward / 2, rel=1e-3)
+    assert plans["selective"].recompute == ("blocks.0:selective", "blocks.1:selective")
+    assert seconds["none"] < seconds["selective"] < seconds["full"]
+    peaks = [plans[policy].predicted.peak_bytes for policy in ("full", "selective", "none")]
+    assert peaks == sorted(peaks) and peaks[0] < peaks[1] < peaks[2]
 
 
 def test_blocks_send_their_forward_again() -> None:
@@ -68,7 +72,7 @@ def test_blocks_send_their_forward_again() -> None:
     graph = add_hubs(captured.graph)
     kept, found = (random_plan(captured, 2, "machine=2,pair=2", recompute=again) for again in (False, True))
     assert kept.decisions == found.decisions and not kept.recompute and found.recompute
-    again = recomputed_ops(graph, select_blocks(graph, found.recompute))
+    again = recomputed_ops(graph, found.recompute)
     more = Counter((one.kind, one.axes, one.nbytes) for one in traffic(found, graph))
     more.subtract((one.kind, one.axes, one.nbytes) for one in traffic(kept, graph))
     forward = Counter((one.kind, one.axes, one.nbytes) for one in traffic(kept, graph)

@@ -12,6 +12,7 @@ from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.cost_models import load_cluster
 from autoddl.explain.memory_rows import line_at_moments, numbers_of
+from autoddl.operators.recomputed import levels
 from autoddl.planner.peaks import draft_of
 from autoddl.pricing.build_problem import CostNetwork, network_of
 from autoddl.pricing.policies import policies_of, separable
@@ -27,7 +28,7 @@ def joint(name: str, mesh: str, microbatches: int = 1, **size: int) -> CostNetwo
     graph = add_hubs(capture(*getattr(zoo, name)(**size)).graph)
     pricing = Pricing(graph, Mesh.parse(mesh), CLUSTER, "adamw", microbatches)
     return network_of(pricing, variables(graph, pricing.mesh, microbatches=microbatches),
-                      separable(pricing, policies_of(graph)))
+                      separable(pricing, policies_of(graph, levels(graph))))
 
 
 def moments(network: CostNetwork, rng: random.Random, count: int) -> list[str]:
@@ -46,10 +47,10 @@ def test_a_choice_costs_what_its_levels_cost(name: str, mesh: str, microbatches:
     assert count
     free = network.problem(None)
     for _ in range(4):
-        levels = tuple(rng.randrange(2) for _ in range(count))
-        fixed = network.fixed_at(levels)
+        at = tuple(rng.randrange(len(network.policies.levels)) for _ in range(count))
+        fixed = network.fixed_at(at)
         options = random_choice(fixed.problem(None), rng)
-        choice = (*levels, *options)
+        choice = (*at, *options)
         assert free.cost(choice) == pytest.approx(fixed.seconds(options), rel=1e-12)
         line = line_at_moments(draft_of(network, choice), graph, "adamw", CLUSTER)
         for moment in moments(network, rng, 12):
@@ -66,8 +67,8 @@ def test_the_search_finds_the_best_levels_under_a_row() -> None:
     row = {f"backward {network.pricing.graph.ops[-2].name}": 1.0}
     most = network.problem(None, row).nbytes(solve(network.problem(None, row)).choice)
     problem = network.problem(0.9 * most, row)
-    best = min(solve(network.fixed_at(levels).problem(0.9 * most, row)).seconds
-               for levels in product(range(2), repeat=len(network.policies.blocks)))
+    best = min(solve(network.fixed_at(at).problem(0.9 * most, row)).seconds
+               for at in product(range(len(network.policies.levels)), repeat=len(network.policies.blocks)))
     found = solve(problem)
     assert found.bound <= best * (1 + 1e-9) and found.seconds == pytest.approx(best, rel=1e-9)
 

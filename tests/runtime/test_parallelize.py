@@ -370,7 +370,7 @@ def gathered(plan: Plan) -> int:
     model, sample = build("gpt")
     parallel = parallelize(model, plan)
     values = parallel._arguments(parallel._train, parallel.local_batch(sample).parts[0])
-    with parallel._store.gathers.notes():
+    with parallel._saved.notes():
         loss = parallel._train.program.forward(*values)[0]
     shapes = Counter(tuple(o.shape) for o in gc.get_objects() if isinstance(o, Tensor) and o.dtype == torch.float64)
     del loss

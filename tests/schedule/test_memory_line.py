@@ -17,6 +17,7 @@ from autoddl.capture.capture import capture
 from autoddl.capture.sample import as_sample, parted
 from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan
+from autoddl.core.recompute import policy_blocks
 from autoddl.explain.compare_run import foreseen, foreseen_bytes
 from autoddl.operators.footprints.footprint import LocalOp
 from autoddl.operators.footprints.storages import Value, contiguous, viewed
@@ -54,9 +55,10 @@ def test_the_predicted_peak_is_the_tracked_one(name: str, options: dict[str, flo
 
 
 @pytest.mark.parametrize(("name", "policy", "microbatches"), [
-    ("gpt", "full", 2), ("mixture", "first-1", 1),
-    *[pytest.param(name, policy, m, marks=pytest.mark.slow) for name in ("llama", "vit", "t5", "resnet")
-      for policy, m in (("full", 1), ("every-2", 2))]])
+    ("gpt", "full", 2), ("mixture", "first-1", 1), ("llama", "selective", 1),
+    *[pytest.param(name, policy, m, marks=pytest.mark.slow)
+      for name in ("gpt", "llama", "vit", "t5", "mixture", "resnet")
+      for policy, m in (("full", 1), ("every-2", 2), ("selective", 2), ("first-1:selective", 1))]])
 def test_the_predicted_peak_is_the_tracked_one_where_blocks_are_computed_again(name: str, policy: str,
                                                                                 microbatches: int) -> None:
     torch.manual_seed(0)
@@ -235,6 +237,24 @@ def test_the_line_of_a_rank_is_the_tracked_one(model: torch.nn.Module, sample: t
     made = replace(made, backend="gloo")
     peak = predict_memory(made, graph, "adamw", place).peak
     assert peak == pytest.approx(on_ranks(2, part_of, model, sample, made)[0], rel=NEAR)
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["zero", "tensor"])
+@pytest.mark.parametrize("name", ["gpt", "llama", "mixture"])
+def test_the_predicted_peak_on_two_ranks_is_the_tracked_one_where_ops_run_again(name: str, role: str) -> None:
+    """Of a batch that is large enough for activations to be the most of it, since these run again."""
+    torch.manual_seed(0)
+    place = cluster_of("core=2")
+    place = replace(place, device=replace(place.device, kind="cpu"))
+    model, sample = getattr(zoo, name)(B=16)
+    graph = add_hubs(capture(model, sample).graph)
+    (made,) = random_plans(model, sample, "core=2", 1, roles={"core": role}, regather=role == "zero" or None)
+    for policy in ("full", "selective", "first-1:selective"):
+        again = replace(made, backend="gloo", recompute=policy_blocks(graph, policy))
+        peak = predict_memory(again, graph, "adamw", place).peak
+        assert peak == pytest.approx(on_ranks(2, part_of, model, sample, again)[0], rel=NEAR), policy
 
 
 def test_views_share_memory_where_torch_says_so() -> None:

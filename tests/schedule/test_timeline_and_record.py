@@ -26,6 +26,7 @@ from autoddl.core.errors import InputError
 from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan, load_plan
 from autoddl.core.precision import Precision
+from autoddl.core.recompute import policy_blocks
 from autoddl.core.record import (
     Event,
     Header,
@@ -247,21 +248,34 @@ def test_beside_computation_a_collective_takes_longer() -> None:
     assert simulate(_tasks(at_once, {}, 0.0, 0.02)[0]).makespan == pytest.approx(0.40)  # there the price has it
 
 
+def _order_is_that_of_the_runtime(plan: Plan) -> None:
+    """Every collective of every rank, in order, with where it comes from."""
+    graph = add_hubs(captured().graph)
+    for rank, (executed, step) in enumerate(on_ranks(4, _ran, plan)):
+        actions = list_actions(plan, graph, cluster_of(str(plan.mesh)), rank)
+        starts = [a.sent for a in actions if isinstance(a, Start)]
+        assert [(s.direction, s.kind, s.axes, str(s.nbytes)) for s in starts] == executed
+        assert [s.origin for s in starts] == [e.origin for e in step.events]
+        for one in step.events:
+            assert 0 <= one.start <= one.end <= step.seconds and 0 <= one.wait <= one.end - one.start + 1e-6
+        assert 0 <= step.exposed <= step.seconds and 0 <= step.hidden <= step.seconds - step.exposed
+        passes = [name for name, _ in step.passes if name]
+        assert passes[-2 * plan.microbatches:] == ["forward", "backward"] * plan.microbatches
+
+
 @pytest.mark.ranks
 @parametrize_or_slow("some", [(0, 3, 5)], [(1, 2, 4)])
 def test_the_time_line_has_the_order_of_the_runtime(some: tuple[int, ...]) -> None:
-    graph = add_hubs(captured().graph)
     for plan in map(plans().__getitem__, some):
-        for rank, (executed, step) in enumerate(on_ranks(4, _ran, plan)):
-            actions = list_actions(plan, graph, cluster_of(str(plan.mesh)), rank)
-            starts = [a.sent for a in actions if isinstance(a, Start)]
-            assert [(s.direction, s.kind, s.axes, str(s.nbytes)) for s in starts] == executed
-            assert [s.origin for s in starts] == [e.origin for e in step.events]
-            for one in step.events:
-                assert 0 <= one.start <= one.end <= step.seconds and 0 <= one.wait <= one.end - one.start + 1e-6
-            assert 0 <= step.exposed <= step.seconds and 0 <= step.hidden <= step.seconds - step.exposed
-            passes = [name for name, _ in step.passes if name]
-            assert passes[-2 * plan.microbatches:] == ["forward", "backward"] * plan.microbatches
+        _order_is_that_of_the_runtime(plan)
+
+
+@pytest.mark.ranks
+@parametrize_or_slow("k, policy", [(3, "blocks.0:selective+blocks.1")], [
+    (k, policy) for k in range(6) for policy in ("full", "selective", "first-1:selective") if (k + len(policy)) % 2])
+def test_the_time_line_has_the_order_of_the_runtime_where_ops_run_again(k: int, policy: str) -> None:
+    again = policy_blocks(add_hubs(captured().graph), policy)
+    _order_is_that_of_the_runtime(replace(plans()[k], recompute=again))
 
 
 @pytest.fixture(scope="module")

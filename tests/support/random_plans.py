@@ -8,7 +8,7 @@ from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import VERSION, Plan
 from autoddl.core.problem import Problem, Solution
-from autoddl.core.recompute import blocks_of
+from autoddl.core.recompute import FULL, SELECTIVE, blocks_of, recompute_entry
 from autoddl.cost_models import Cluster, load_cluster
 from autoddl.planner.assemble import assemble, plan_of
 from autoddl.pricing.build_problem import problem_of
@@ -45,11 +45,13 @@ def _lean(choice: tuple[int, ...], space: tuple[Variable, ...], rng: random.Rand
 def random_plan(captured: Captured, seed: int, mesh: str | None = None, cluster: Cluster | None = None,
                 microbatches: int = 1, recompute: bool = False) -> Plan:
     """The plan of `seed` for the model captured with one microbatch, on four ranks; `recompute`: with random blocks
-    computed again, if the model has any."""
+    computed again, each at a random level, if the model has any."""
     rng = random.Random(seed)
     place = cluster or load_cluster(LAPTOP)
     graph = add_hubs(captured.graph)
-    names = [block.name for block in blocks_of(graph)] if recompute else []
+    levels = random.Random(seed + 1)
+    blocks = blocks_of(graph) if recompute else ()
+    names = [recompute_entry(block.name, levels.choice((FULL, SELECTIVE))) for block in blocks]
     pricing = Pricing(graph, Mesh.parse(mesh or rng.choice(MESHES)), place, microbatches=microbatches,
                       recompute=tuple(random.Random(seed).sample(names, (len(names) + 1) // 2)))
     space = variables(graph, pricing.mesh, microbatches=microbatches)

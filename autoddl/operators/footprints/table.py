@@ -12,14 +12,16 @@ Sizes are of one rank's shards.
 from collections.abc import Callable, Mapping
 from math import prod
 
+from autoddl.core.graph import Graph, Op
 from autoddl.operators.footprints import attention, nn
 from autoddl.operators.footprints.einsum import einsum_footprint
 from autoddl.operators.footprints.elementwise import ELEMENTWISE
 from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.loss import LOSSES
+from autoddl.operators.footprints.storages import Value, contiguous
 from autoddl.operators.work import base
 
-__all__ = ["footprint_of", "has_footprint"]
+__all__ = ["footprint_of", "has_footprint", "whole_footprint"]
 
 
 def footprint_of(call: LocalOp) -> Footprint:
@@ -30,6 +32,18 @@ def footprint_of(call: LocalOp) -> Footprint:
     if call.needs:
         return found
     return Footprint(before=found.before, during=found.during, slack=found.slack)
+
+
+def whole_footprint(op: Op, graph: Graph, differentiable: frozenset[int], on_cpu: bool = False) -> Footprint:
+    """Returns the footprint of an op of `graph` that is not a view, on whole tensors.
+
+    `differentiable` are the tensors that receive a gradient."""
+    tensors = graph.tensors
+    values = tuple([Value(-1, tensors[t].shape, contiguous(tensors[t].shape), tensors[t].itemsize) for t in op.inputs])
+    needs = tuple([k for k, t in enumerate(op.inputs) if t in differentiable])
+    return footprint_of(LocalOp(op, values, tuple([tensors[t].shape for t in op.outputs]),
+                                tuple([tensors[t].itemsize for t in op.outputs]),
+                                () if differentiable.isdisjoint(op.outputs) else needs, False, on_cpu))
 
 
 def has_footprint(name: str) -> bool:
