@@ -161,7 +161,8 @@ def _write_truth(plan: Plan, factory: Factory, folder: Path, ranks: int) -> None
                             "the plan again, or set the arguments it was made with (--set)")
     check_held(captured.graph, captured.constants)
     _check_memory(sum(p.numel() for p in model.parameters()), ranks)
-    first = copy.deepcopy(materialised(model).double()) if captured.graph.mixed else None
+    model = materialised(model)
+    first = copy.deepcopy(model).double() if captured.graph.mixed else None
     for name, one, wider in (("truth", model.double(), WIDEST), ("truth-twice", first, TWICE)):
         if one is not None:
             torch.save(_truth(plan, one, widened(captured, wider), cast(batch)), folder / f"{name}.pt")
