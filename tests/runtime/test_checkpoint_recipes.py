@@ -100,6 +100,7 @@ def _check(pairs: Sequence[tuple[str, str]], folder: Path) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_a_checkpoint_moves_between_recipes_and_meshes(tmp_path: Path) -> None:
     _check(USUAL, tmp_path)
 
@@ -122,7 +123,6 @@ def _refused(folder: str) -> str:
 
 
 @pytest.mark.ranks
-@pytest.mark.slow
 def test_what_converts_to_nothing_names_both_recipes(tmp_path: Path) -> None:
     said = on_ranks(4, _refused, str(tmp_path / "one"))
     assert len({*said}) == 1 and "counts is int64 there, saved under the recipe bf16-mixed, and float32 here" in said[0]
