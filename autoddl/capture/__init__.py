@@ -6,6 +6,7 @@ Reading order:
     trace                       torch.export; `export_guards` keeps it from effects that a graph would not show
     export_passes, passes       rewrites of the exported program, before and after it is functional
     autocast                    the casts of bf16-mixed
+    autocast_region, autocast_casts      regions of autocast in the module itself, and the casts that they make
     build_graph                 fx nodes to `core.graph`
     capture                     runs all of these
     factory                     finds a user's model by `FILE.py:NAME`

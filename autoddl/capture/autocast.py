@@ -7,7 +7,8 @@
 
 A parameter is used in bfloat16, so it is cast before it is gathered. It stays in float32 if only operators of HIGHER
 and batch norms read it; a batch norm takes float32 parameters with bfloat16 values. A buffer's new value is cast to the
-buffer's dtype.
+buffer's dtype. Where the module disables autocast, operators compute in the dtypes of their inputs, and parameters stay
+in float32.
 
 The lists are those of `torch.autocast` for CUDA (torch.amp, "CUDA Ops that can autocast"), in names of aten.
 """
@@ -22,15 +23,19 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from autoddl.capture.autocast_region import Region, region_of
+from autoddl.capture.fx_tools import replace
+from autoddl.capture.source_lines import line_of
+from autoddl.core.errors import CaptureError
 from autoddl.operators.kernels import custom_ops
 
-__all__ = ["HIGHER", "LOWER", "OWN_DTYPES", "autocast", "base_name"]
+__all__ = ["HIGHER", "LOWER", "OWN_DTYPES", "Caster", "autocast", "base_name"]
 
 LOWER = frozenset((
     "linear", "matmul", "mm", "bmm", "mv", "addmm", "addbmm", "baddbmm", "addmv", "addr", "einsum", "chain_matmul",
     "linalg_multi_dot", "convolution", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
     "conv_transpose3d", "conv_tbc", "prelu", "scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu",
-    "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "attention"))
+    "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "linalg_vecdot", "attention"))
 """Operators that compute in bfloat16."""
 
 HIGHER = frozenset((
@@ -41,7 +46,10 @@ HIGHER = frozenset((
     "cosine_similarity", "cosine_embedding_loss", "cross_entropy_loss", "token_loss", "token_weight", "nll_loss",
     "nll_loss2d", "nll_loss_nd", "l1_loss", "mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "kl_div",
     "poisson_nll_loss", "hinge_embedding_loss", "margin_ranking_loss", "multi_margin_loss", "multilabel_margin_loss",
-    "triplet_margin_loss", "binary_cross_entropy_with_logits"))
+    "triplet_margin_loss", "binary_cross_entropy_with_logits", "frobenius_norm", "nuclear_norm", "linalg_matrix_norm",
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
+    "_upsample_bilinear2d_aa", "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bicubic2d_aa"))
 """Operators that compute in float32."""
 
 WIDEST = frozenset(("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "grid_sampler", "tensordot", "vdot",
@@ -60,21 +68,31 @@ def autocast(program: GraphModule, parameters: Iterable[str], updated: Sequence[
 
     `parameters` are placeholders; `updated` are those of the buffers whose new values are the program's last outputs.
     """
-    made = _Caster(program, {node.name: node for node in program.graph.nodes if node.op == "placeholder"})
+    made, holes = Caster(program), {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     for name in parameters:
-        node = made.holes[name]
+        node = holes[name]
         if node.meta["val"].dtype is torch.float32 and not _keeps(node):
             node.meta = {**node.meta, "val": made.typed(node.meta["val"], torch.bfloat16)}
     for node in list(program.graph.nodes):
         if node.op == "call_function":
-            made.visit(node)
+            if region_of(node) is not Region.OFF:
+                made.cast_inputs(node)
+            made.renew(node)
     last = next(node for node in program.graph.nodes if node.op == "output")
     results = list(last.args[0])
     for k, hole in enumerate(reversed(updated), 1):
-        results[-k] = made.cast(results[-k], made.holes[hole].meta["val"].dtype, last)
+        results[-k] = made.cast(results[-k], holes[hole].meta["val"].dtype, last)
     last.args = (tuple(results),)
+    drop_casts(program)
     program.graph.eliminate_dead_code()
     program.recompile()
+
+
+def drop_casts(program: GraphModule) -> None:
+    """Drops every cast of a value to the dtype that it has."""
+    for node in list(program.graph.nodes):
+        if base_name(node) == "_to_copy" and node.args[0].meta["val"].dtype is node.meta["val"].dtype:
+            replace(node, node.args[0])
 
 
 def base_name(node: Node) -> str:
@@ -87,8 +105,10 @@ def base_name(node: Node) -> str:
 
 
 def _keeps(parameter: Node) -> bool:
-    """Whether all that read the parameter take it in float32."""
-    return bool(parameter.users) and all(base_name(user) in HIGHER | OWN_DTYPES for user in parameter.users)
+    """Whether the parameter is used in float32: all that read it take it so, or one does as autocast is disabled."""
+    users = parameter.users
+    return any(region_of(user) is Region.OFF for user in users) or (
+        bool(users) and all(base_name(user) in HIGHER | OWN_DTYPES for user in users))
 
 
 def _floating(node: Node) -> bool:
@@ -102,11 +122,14 @@ def _reads(node: Node, dtype: torch.dtype) -> bool:
 
 
 @dataclass
-class _Caster:
-    """The casts made so far, and the values that operators yield on inputs of given shapes and dtypes."""
+class Caster:
+    """The casts made so far, and the values that operators yield on inputs of given shapes and dtypes.
+
+    Where `writes`, operators may write in place, so a cast serves only one reader, unless it is of a placeholder.
+    """
 
     program: GraphModule
-    holes: dict[str, Node]
+    writes: bool = False
     casts: dict[tuple[Node, torch.dtype], Node] = field(default_factory=dict)
     known: dict[str, Any] = field(default_factory=dict)
 
@@ -119,21 +142,31 @@ class _Caster:
         """`node` in `dtype`, cast in front of its first reader that asks."""
         if node.meta["val"].dtype is dtype:
             return node
-        if (node, dtype) not in self.casts:
+        if (node, dtype) not in self.casts or (self.writes and node.op != "placeholder"):
             with self.program.graph.inserting_before(before):
                 made = self.program.graph.call_function(torch.ops.aten._to_copy.default, (node,), {"dtype": dtype})
             made.meta = {**before.meta, "val": self.typed(node.meta["val"], dtype)}
             self.casts[node, dtype] = made
         return self.casts[node, dtype]
 
-    def visit(self, node: Node) -> None:
-        """Casts the inputs of one call, and sets the fake value that it then yields."""
+    def cast_inputs(self, node: Node) -> None:
+        """Casts the inputs of one call as its list says."""
         name = base_name(node)
         wanted = torch.bfloat16 if name in LOWER else torch.float32 if name in HIGHER else None
         if wanted is not None:
             self._all(node, wanted)
         elif (name in WIDEST or "scatter" in name or name.startswith("index_")) and _reads(node, torch.float32):
             self._all(node, torch.float32)
+
+    def renew(self, node: Node) -> None:
+        """Says what a call yields on its inputs as they are now.
+
+        Raises CaptureError for a product of several dtypes, which no device computes.
+        """
+        dtypes = {str(x.meta["val"].dtype).removeprefix("torch.") for x in node.all_input_nodes if _floating(x)}
+        if len(dtypes) > 1 and base_name(node) in LOWER:
+            raise CaptureError(f"{base_name(node)} at {line_of(node.meta.get('stack_trace'))} reads values of several "
+                               f"dtypes, {' and '.join(sorted(dtypes))}, where autocast casts none: write x.float()")
         node.meta = {**node.meta, "val": self._value(node)}
 
     def _all(self, node: Node, dtype: torch.dtype) -> None:

@@ -3,7 +3,8 @@
     trace         torch.export of a fake copy of the module                         (trace.py)
     passes        one vocabulary of operators, our dropout and losses               (passes.py)
     arrange       placeholders: one per parameter (ties are one), buffer, constant, input; DCE
-    autocast      in bf16-mixed, the casts that torch.autocast makes                (autocast.py)
+    autocast      in bf16-mixed, the casts that torch.autocast makes                (autocast.py); else parameters that
+                  a region of autocast casts are used in its dtype                  (autocast_casts.py)
     tabulate      every node becomes an Op, every value a Tensor                    (build_graph.py)
 
 The program is an `fx.GraphModule`. A call program(*values) takes one tensor per PARAMETER, BUFFER, CONSTANT and INPUT,
@@ -25,6 +26,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from autoddl.capture.autocast import autocast
+from autoddl.capture.autocast_casts import use_cast
 from autoddl.capture.build_graph import Key, Leaf, tabulate
 from autoddl.capture.gc_pause import pause_gc
 from autoddl.capture.passes import gradients, losses, normalise, randomness
@@ -69,14 +71,14 @@ def capture(model: nn.Module, sample: object = None, precision: Precision = AS_W
 
 
 def _captured(model: nn.Module, example: Sample, precision: Precision) -> Captured:
-    exported, names = trace(model, example, getattr(torch, precision.stored) if precision.stored else None)
+    exported, names = trace(model, example, getattr(torch, precision.stored) if precision.stored else None,
+                            precision.is_mixed)
     module = exported.graph_module
-    normalise(module)
+    normalise(module, precision.is_mixed)
     randomness(module)
     losses(module)
     program, leaves, updates = _arrange(model, exported, names)
-    if precision.is_mixed:
-        leaves = _mixed(program, leaves, updates, precision)
+    leaves = _mixed(program, leaves, updates, precision)
     gradients(program, frozenset(leaf.node for leaf in leaves if leaf.trained))
     values = {**dict(model.named_buffers(remove_duplicate=False)), **exported.constants,
               **named(model.forward, example)}
@@ -97,14 +99,17 @@ def _is_infinite(leaf: Leaf, values: Mapping[str, Any]) -> bool:
 
 def _mixed(program: GraphModule, leaves: tuple[Leaf, ...], updates: tuple[str, ...], precision: Precision
            ) -> tuple[Leaf, ...]:
-    """Casts the program to bf16-mixed; returns its leaves with the dtypes of their masters and gradients."""
+    """Makes the casts of the recipe, or of regions; returns the leaves with dtypes of masters and gradients."""
     buffers = {name: leaf.node for leaf in leaves if leaf.kind is Kind.BUFFER for name in (leaf.fqn, *leaf.aliases)}
     parameters = [leaf.node for leaf in leaves if leaf.kind is Kind.PARAMETER]
     before = {node.name: node.meta["val"].dtype for node in program.graph.nodes if node.name in parameters}
-    autocast(program, parameters, [buffers[name] for name in updates])
+    if precision.is_mixed:
+        autocast(program, parameters, [buffers[name] for name in updates])
+    else:
+        use_cast(program, parameters)
     found, used = [], {node.name: node.meta["val"].dtype for node in program.graph.nodes if node.name in before}
     for leaf in leaves:
-        if leaf.node in used:
+        if leaf.node in used and (precision.is_mixed or used[leaf.node] != before[leaf.node]):
             dtypes = str(used[leaf.node]), str(before[leaf.node]), f"torch.{precision.reduce}"
             here, master, reduced = (dtype.removeprefix("torch.") for dtype in dtypes)
             floating = before[leaf.node].is_floating_point and leaf.trained

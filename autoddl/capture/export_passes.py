@@ -1,7 +1,7 @@
 """Rewrites the raw exported program in place, before anything makes it functional.
 
     whole_dropout        feature, alpha and in-place dropout in terms of dropout
-    inline_regions       no_grad and disabled autocast written out; no_grad becomes detach
+    inline_regions       no_grad written out: it becomes detach
     check_averages       running averages of instances, which no operator yields, are refused
     needs_decomposition  whether run_decompositions({}) has anything to do
 """
@@ -94,18 +94,15 @@ def _masked(node: Node, x: Any, p: Any, feature: bool) -> Node:
 
 
 def inline_regions(module: GraphModule) -> None:
-    """Writes out the bodies of set_grad_enabled and disabled autocast; without gradient, their inputs are detached."""
+    """Writes out the bodies of set_grad_enabled; without gradient, their inputs are detached."""
     for node in list(module.graph.nodes):
         if not isinstance(node.target, torch._ops.HigherOrderOperator):
             continue
         name, line = str(node.target), line_of(_trace_of(module, node))
         if name == "wrap_with_set_grad_enabled":
             enabled, body, *inputs = node.args
-        elif name == "wrap_with_autocast" and not node.args[2]:
-            enabled, (body, *inputs) = True, node.args[4:]
         else:
-            hint = "capture outside autocast" if "autocast" in name else "write it with plain tensor operators"
-            raise CaptureError(f"{name} at {line} cannot be captured; {hint}")
+            raise CaptureError(f"{name} at {line} cannot be captured; write it with plain tensor operators")
         inner = getattr(module, body.target)
         inline_regions(inner)
         _inline(node, inner, inputs if enabled else [_detached(node, x) for x in inputs])

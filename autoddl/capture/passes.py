@@ -9,6 +9,7 @@
 import torch
 from torch.fx import GraphModule, Node
 
+from autoddl.capture.autocast_region import is_disabled
 from autoddl.capture.fx_tools import call_arguments, dtype_of, insert, name_of, operators, replace
 from autoddl.capture.source_lines import line_of
 from autoddl.core.errors import CaptureError
@@ -33,17 +34,19 @@ FILLED = frozenset(("empty_like", "full_like", "new_empty", "new_full", "new_one
 """Tensors of one number, zero where it is left open: none depends on the value of what it is made like."""
 
 
-def normalise(module: GraphModule) -> None:
+def normalise(module: GraphModule, mixed: bool = False) -> None:
     """Gives equal operations one name (reshape, _to_copy, split, full), and drops copies and checks.
 
     A value that is written over another takes its place. A tensor that is concatenated with empty ones is itself. The
     gradient of an embedding is made dense, as collectives need it; its numbers stay the same.
+
+    In a `mixed` program a cast that changes nothing yet stays where autocast is disabled: casts to come may need it.
     """
     for node in operators(module):
         name = name_of(node.target)
         if name in CHECKS:
             node.graph.erase_node(node)
-        elif name in COPIES or (name in CASTS and dtype_of(node.args[0]) == dtype_of(node)):  # type: ignore[arg-type]
+        elif name in COPIES or (name in CASTS and _keeps_dtype(node) and not (mixed and is_disabled(node))):
             replace(node, node.args[0])
         elif name in CASTS:
             node.target, node.args, node.kwargs = aten._to_copy.default, node.args[:1], {"dtype": dtype_of(node)}
@@ -63,6 +66,10 @@ def normalise(module: GraphModule) -> None:
         elif name == "embedding.default" and call_arguments(node)["sparse"]:
             node.args, node.kwargs = tuple({**call_arguments(node), "sparse": False}.values()), {}
     module.recompile()
+
+
+def _keeps_dtype(cast: Node) -> bool:
+    return dtype_of(cast.args[0]) == dtype_of(cast)  # type: ignore[arg-type]
 
 
 def gradients(module: GraphModule, trained: frozenset[str]) -> None:

@@ -2,8 +2,9 @@
 
 Every parameter and buffer is replaced by a fake CPU tensor in a copy of the module, with ties kept. So models on any
 device are captured alike, `meta` included, and the user's module is not touched. `torch.export` without strictness
-records what forward does. Regions under `no_grad` are inlined with their inputs detached. If anything writes in place,
-`run_decompositions({})` makes the program functional. That doubles the time, so it runs only where it is needed.
+records what forward does. Regions under `no_grad` are inlined with their inputs detached, regions under autocast with
+its casts. If anything writes in place, `run_decompositions({})` makes the program functional. That doubles the time, so
+it runs only where it is needed.
 """
 
 import copy
@@ -23,10 +24,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
+from autoddl.capture.autocast_casts import cast_regions
 from autoddl.capture.export_guards import HiddenEffect, guard_export
 from autoddl.capture.export_passes import check_averages, inline_regions, needs_decomposition, whole_dropout
 from autoddl.capture.sample import Sample, named
 from autoddl.capture.source_lines import failing_line
+from autoddl.capture.torch_autocast_patch import enter_autocast_anywhere
 from autoddl.capture.transformers_masks_patch import build_masks_as_run
 from autoddl.core.errors import CaptureError, InputError
 from autoddl.core.graph import Graph
@@ -37,10 +40,12 @@ DYNAMIC = re.compile(r"data.dependent|unbacked|\bu\d+\b|\.item\(\)|DynamicOutput
 OPERATOR = re.compile(r"(?:torch\.ops\.)?(aten[.:]+\w+(?:\.\w+)?)")
 
 
-def trace(model: nn.Module, sample: Sample, dtype: torch.dtype | None = None) -> tuple[ExportedProgram, dict[str, str]]:
+def trace(model: nn.Module, sample: Sample, dtype: torch.dtype | None = None, mixed: bool = False
+          ) -> tuple[ExportedProgram, dict[str, str]]:
     """(the functional program, the name of every tensor of the sample by its placeholder); names are those of `named`.
 
-    With a `dtype`, the module and the sample are traced as after `.to(dtype)`: their floating tensors have it. Raises
+    With a `dtype`, the module and the sample are traced as after `.to(dtype)`: their floating tensors have it. A
+    program that will be `mixed` is traced in float32, but the module is told that autocast is enabled. Raises
     CaptureError for a model that cannot be captured, with the line of its code.
     """
     _check_shaped(model)
@@ -49,11 +54,12 @@ def trace(model: nn.Module, sample: Sample, dtype: torch.dtype | None = None) ->
     stand_in = _fake_module(model, mode, dtype)
     args, kwargs = pytree.tree_map(lambda leaf: _fake(leaf, mode, dtype) if isinstance(leaf, Tensor) else leaf,
                                    (sample.args, dict(sample.kwargs)))
-    program = _export(stand_in, args, kwargs)
+    program = _export(stand_in, args, kwargs, mixed)
     names = _names(program, stand_in, Sample(args, kwargs))
     check_averages(program.graph_module)
     whole_dropout(program.graph_module)
     inline_regions(program.graph_module)
+    cast_regions(program.graph_module)
     if needs_decomposition(program.graph_module):
         try:
             with _quiet():
@@ -118,9 +124,9 @@ def _fake_module(model: nn.Module, mode: FakeTensorMode, dtype: torch.dtype | No
                            "the like out of its attributes") from error
 
 
-def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], mixed: bool) -> ExportedProgram:
     try:
-        with _quiet(), build_masks_as_run(model), guard_export():
+        with _quiet(), build_masks_as_run(model), enter_autocast_anywhere(mixed), guard_export():
             return torch.export.export(model, args, kwargs, strict=False)
     except Exception as error:
         raise _explain(type(model).__name__, error) from error

@@ -185,6 +185,11 @@ class Graph:
                 back.update(found.intersection((*op.inputs, *op.outputs)))
         return frozenset(back)
 
+    @property
+    def mixed(self) -> bool:
+        """Whether a parameter is used in another dtype than it is stored in."""
+        return any(t.master for t in self.tensors)
+
     def fingerprint(self) -> str:
         """A short hash of structure, shapes, dtypes and parameter names: equal for equal models."""
         rows = [[t.name, t.shape, t.dtype, t.kind, t.fqn, t.aliases, t.trained, *([t.master, t.reduced] * _is_mixed(t))]

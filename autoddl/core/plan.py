@@ -203,11 +203,6 @@ class Plan:
     version: int = VERSION
 
     @property
-    def mixed(self) -> bool:
-        """Whether parameters are used in another dtype than they are stored in."""
-        return Precision.parse(self.precision).is_mixed
-
-    @property
     def gap(self) -> float:
         """The most by which a better plan could be faster under the model, as a fraction of the plan's seconds."""
         seconds = self.predicted.seconds

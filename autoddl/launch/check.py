@@ -29,14 +29,14 @@ __all__ = ["check", "mismatches"]
 def check(job: Job) -> dict[str, Any]:
     """Runs a step as planned and one in float64; returns the errors of loss and gradients, and the mismatches.
 
-    The errors are those of `verify`. Under a mixed recipe a third step runs with every dtype twice as wide."""
+    The errors are those of `verify`. A mixed program runs a third step with every dtype twice as wide."""
     factory, plan = Factory(**job["factory"]), load_plan(job["plan"])
     model, batch = built(factory, drawn=True)
     parallel = parallelize(model, plan, batch)
     parallel.step(batch)
     wrong = mismatches(parallel)
     loss, gradient = _errors(factory, parallel, WIDEST, Path(job["folder"], "truth.pt"))
-    twice = _errors(factory, parallel, TWICE, Path(job["folder"], "truth-twice.pt")) if plan.mixed else (0.0,)
+    twice = _errors(factory, parallel, TWICE, Path(job["folder"], "truth-twice.pt")) if parallel.graph.mixed else (0.0,)
     return {"loss_error": loss, "gradient_error": gradient, "mismatches": wrong,
             "twice_error": max(twice) if all(map(math.isfinite, twice)) else math.inf}
 

@@ -1,5 +1,6 @@
 """Trains one rank of a plan."""
 
+import math
 import os
 import statistics
 import time
@@ -12,6 +13,7 @@ from torch import nn
 from autoddl.capture.factory import Factory
 from autoddl.capture.materialize import SEED, filled, materialised
 from autoddl.capture.sample import Sample, as_sample, sample_for
+from autoddl.core.errors import InputError
 from autoddl.core.plan import Plan, load_plan
 from autoddl.launch.jobs import Job
 from autoddl.runtime import checkpoint
@@ -34,7 +36,8 @@ def built(factory: Factory, drawn: bool = False) -> tuple[nn.Module, Sample]:
 def train(job: Job, tell: Callable[[float], None]) -> dict[str, Any]:
     """Trains with AdamW on the factory's batch and returns the losses and the median seconds of a step.
 
-    `tell` receives every loss. A folder that cannot be written to is refused before the first step."""
+    `tell` receives every loss. A folder that cannot be written to is refused before the first step. A loss that is not
+    finite raises InputError: no checkpoint of such weights is saved, and one from before stays."""
     if job.get("save"):
         checkpoint.check_writable(job["save"])
     plan, factory = load_plan(job["plan"]), Factory(**job["factory"])
@@ -48,6 +51,9 @@ def train(job: Job, tell: Callable[[float], None]) -> dict[str, Any]:
         losses.append(loss)
         seconds.append(took)
         tell(loss)
+        if not math.isfinite(loss):
+            raise InputError(f"the loss of step {number + 1} of {job['steps']} is {loss}, so training ended there and "
+                             "saved nothing; a checkpoint from before is as it was: lower --lr, or look at the batch")
     if job.get("save"):
         checkpoint.save(parallel, optimizer, job["save"])
     return {"losses": losses, "step_seconds": statistics.median(seconds[1:] or seconds)}

@@ -11,8 +11,8 @@ One process runs the captured program in float64. The ranks run the plan in floa
 dropout masks, and each compares the shards that it stores. The collectives are recorded in a step in the plan's own
 dtypes. With m microbatches the truth is the mean of m losses, each with its own masks.
 
-Under a mixed recipe both run a second time, with every dtype replaced by one of twice its width. This compares the
-casts too. float32 rounds there, so the limit is 1e-6 (`twice_error`).
+A program that uses parameters in another dtype than they are stored in runs a second time, with every dtype replaced by
+one of twice its width. This compares the casts too. float32 rounds there, so the limit is 1e-6 (`twice_error`).
 
 A plan for more ranks than `max_ranks` runs with the same decisions on a smaller mesh of the same shape. Every axis gets
 the smallest size above 1 that divides its own, so that even shards stay even.
@@ -70,7 +70,7 @@ class Verification:
     mismatches: tuple[str, ...] = ()
     """The first 20 of the collectives that differ, a line each."""
     twice_error: float = 0.0
-    """The larger of both errors with every dtype twice as wide; 0 where the recipe is not mixed."""
+    """The larger of both errors with every dtype twice as wide; 0 where the program is not mixed."""
 
     @property
     def passed(self) -> bool:
@@ -144,7 +144,7 @@ def _seated(plan: Plan) -> Plan:
 
 
 def _write_truth(plan: Plan, factory: Factory, folder: Path, ranks: int) -> None:
-    """Loss and gradients of one process, as truth.pt; of a mixed recipe also in twice its dtypes, as truth-twice.pt."""
+    """Loss and gradients of one process, as truth.pt; of a mixed program in twice its dtypes, as truth-twice.pt."""
     import torch
 
     from autoddl.capture.capture import capture
@@ -161,7 +161,8 @@ def _write_truth(plan: Plan, factory: Factory, folder: Path, ranks: int) -> None
                             "the plan again, or set the arguments it was made with (--set)")
     check_held(captured.graph, captured.constants)
     _check_memory(sum(p.numel() for p in model.parameters()), ranks)
-    first = copy.deepcopy(materialised(model).double()) if plan.mixed else None
+    model = materialised(model)
+    first = copy.deepcopy(model).double() if captured.graph.mixed else None
     for name, one, wider in (("truth", model.double(), WIDEST), ("truth-twice", first, TWICE)):
         if one is not None:
             torch.save(_truth(plan, one, widened(captured, wider), cast(batch)), folder / f"{name}.pt")

@@ -44,6 +44,9 @@ def parse_pin(text: str) -> Pin:
     axis, equals, value = (part.strip() for part in rest.partition("="))
     if not equals or not axis or not value or (colon and not pattern.strip()):
         raise InputError(f"{text!r} is no pin: a pin looks like 'h.*.attn.*: node=S(0)' or 'node=8'")
+    if colon and value not in DEPTHS and set(value) <= set("OGW"):
+        raise InputError(f"{text!r}: weights are split only where gradients are, and these only where the optimizer's "
+                         f"state is; write {', '.join(DEPTHS[:-1])} or {DEPTHS[-1]}")
     if colon:
         return Pin(pattern.strip(), axis, value if value in DEPTHS else parse_state(value))
     if not value.isdigit():
@@ -140,8 +143,9 @@ def _agree(item: Op | Tensor, pins: list[Pin]) -> None:
         if said and not isinstance(item, Tensor):
             raise InputError(f"pin '{pin}': O, OG and OGW say what of a parameter is split, and {name} is none; pin a "
                              "layout, like S(0)")
-        if said and (unsplit := first.get((pin.axis, False))) is not None and unsplit.value == B:
-            raise InputError(f"pins '{unsplit}' and '{pin}' contradict each other: nothing is split on axis "
+        unsplit, split = (first.get((pin.axis, which)) for which in (False, True))
+        if unsplit is not None and split is not None and unsplit.value == B:
+            raise InputError(f"pins '{unsplit}' and '{split}' contradict each other: nothing is split on axis "
                              f"{pin.axis} of what is whole there; drop one of them")
         if other.value != pin.value:
             raise InputError(f"pins '{other}' and '{pin}' give {name} two states on axis {pin.axis}; drop one of them")

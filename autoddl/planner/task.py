@@ -93,6 +93,7 @@ def task_of(model: "nn.Module", cluster: str | Path | Cluster, sample: object, o
         for n, result in others.items():
             with suppress(AutoDDLError):  # captured again where it is needed, and that says what is wrong
                 captured[n] = result()
+    _check_regions(whole.graph, place)
     about = {"model": name or type(model).__name__, "factory": dict(factory or {})}
     return PlanTask(whole.graph, whole.original, whole.spec, place, limit, options, about, perf_counter() - start,
                     began, Variants(partial(_part, model, sample, recipe), captured))
@@ -104,6 +105,16 @@ def _check_peak(recipe: Precision, cluster: Cluster) -> None:
     if recipe.used is not None and recipe.used not in peaks:
         raise InputError(f"precision {recipe} computes in {recipe.used}, for which {cluster.device.name} lists no "
                          f"peak, only for {', '.join(peaks)}: add {recipe.used} there, or plan in another precision")
+
+
+def _check_regions(graph: Graph, cluster: Cluster) -> None:
+    """Raise InputError where a region of autocast uses a dtype that the cluster's device lists no peak for."""
+    peaks = dict(cluster.device.peaks)
+    missing = next((t for t in graph.tensors if t.master and t.dtype not in peaks), None)
+    if missing is not None:
+        raise InputError(f"the model uses {missing.fqn} under torch.autocast in {missing.dtype}, for which "
+                         f"{cluster.device.name} lists no peak, only for {', '.join(peaks)}: add {missing.dtype} "
+                         "there, or disable autocast in the model")
 
 
 def _part(model: "nn.Module", sample: object, precision: Precision, microbatches: int) -> Variant:

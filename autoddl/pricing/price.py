@@ -37,7 +37,7 @@ import numpy.typing as npt
 
 from autoddl.core.conversion import COLLECTIVES, Step
 from autoddl.core.graph import Graph, Kind, Op, Tensor
-from autoddl.core.layout import Layout, Mesh, local_shape
+from autoddl.core.layout import Layout, Mesh, Split, local_shape
 from autoddl.core.plan import BUCKET_BYTES
 from autoddl.core.recompute import Block, select_blocks
 from autoddl.cost_models import (
@@ -46,6 +46,7 @@ from autoddl.cost_models import (
     Group,
     Kernel,
     collective,
+    compute_seconds,
     copy_seconds,
     elementwise_seconds,
     kernel_seconds,
@@ -154,11 +155,21 @@ def cast_seconds(pricing: Pricing, source: Tensor, target: Tensor, elements: flo
 
 
 def update_seconds(pricing: Pricing, tensor: Tensor, stored: Layout) -> float:
-    """Seconds in which a rank updates its piece of a parameter; 0 of one that is not trained."""
+    """Seconds in which a rank updates its piece of a parameter; 0 of one that is not trained.
+
+    Products of an update are cut among the ranks that share the parameter; each gathers the whole of the other factor.
+    """
     if not tensor.trained:
         return 0.0
+    optimizer, device = optimizer_of(pricing.optimizer), pricing.cluster.device
     elements = prod(local_shape(tensor.shape, stored, pricing.mesh))
-    return optimizer_of(pricing.optimizer).seconds(pricing.cluster.device, tensor, elements)
+    axes = tuple(a for a, state in enumerate(stored) if isinstance(state, Split))
+    found = optimizer.seconds(device, tensor, elements)
+    for flops, gathered in optimizer.products(tensor):
+        found += compute_seconds(device, flops * elements / prod(tensor.shape), 0.0, "bfloat16")
+        if axes:
+            found += collective(pricing.cluster, "all-gather", pricing.group(axes), 2.0 * gathered).seconds
+    return found
 
 
 def inner_seconds(pricing: Pricing, op: Op, choice: Choice) -> dict[str, float]:

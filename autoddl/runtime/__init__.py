@@ -5,6 +5,7 @@ Reading order:
     parallelize            a module and a plan -> a model that trains
     world                  joins the processes, and compares what they are about to run
     parameters             the module's parameters, replaced by the pieces that this rank stores
+    optimizer_guard        refuses optimizers that do not update pieces
     parameter_store        values on the way to the program (`parameter_gather`), gradients back (`gradient_reducer`)
     lowering               the captured program -> the program of this rank, as generated code
     recompute              what autograd saves of it: tensors, or notes of what is gathered or computed again

@@ -8,14 +8,16 @@ A save writes NAME.writing, moves NAME into it as `.replaced`, and renames it to
 or NAME.writing is, which `load` reads and the next save puts in its place. Only a checkpoint or an empty folder is ever
 replaced, and only files that a save wrote are ever deleted.
 
-The format is torch.distributed.checkpoint's: parameters, buffers and optimizer state by the user's own names.
+The format is torch.distributed.checkpoint's: parameters, buffers and optimizer state by the user's own names, and the
+recipe of precision. A checkpoint of one recipe is read under any other: floating tensors are converted to the dtype in
+which the plan stores them.
 """
 
 import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_writable", "load", "save"]
 
-METADATA, REPLACED = ".metadata", ".replaced"
+METADATA, REPLACED, RECIPE = ".metadata", ".replaced", "recipe"
 OURS = re.compile(r"__\d+_\d+\.distcp|\.metadata(\.tmp)?|\.replaced")
 """Names of the files that a save puts into its folder."""
 
@@ -163,7 +165,7 @@ def save(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
         raise InputError(refusal)
     fresh = _fresh(optimizer)
     with _without_gradients(optimizer if fresh else None):
-        state = _state(model.module, optimizer, model.steps)
+        state = {**_state(model.module, optimizer, model.steps), RECIPE: model.plan.precision}
     if fresh:
         _forget_state(optimizer, state)
     try:
@@ -245,7 +247,9 @@ def load(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
         state = _state(model.module, optimizer, 0)
     try:
         with _quietly():
-            unsaved = _unsaved(model, optimizer, state, found)
+            saved = dcp.FileSystemReader(found).read_metadata().state_dict_metadata
+            unsaved = _unsaved(model, optimizer, state, saved)
+            _check_dtypes(model, state, saved, found)
             dcp.load(state, checkpoint_id=found, no_dist=not _distributed())
     except RuntimeError as error:
         raise peer_error(f"reading the checkpoint {path}", error) from error
@@ -269,15 +273,14 @@ def _readable(path: str | Path) -> Path:
     return next((folder for folder in folders if _whole(folder)), final)
 
 
-def _unsaved(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, state: dict[str, Any], found: Path
-             ) -> list[nn.Parameter]:
+def _unsaved(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, state: dict[str, Any],
+             saved: Mapping[str, Any]) -> list[nn.Parameter]:
     """Parameters whose optimizer state is not in the checkpoint, since they had no gradient; removed from `state` too.
 
     So nothing is asked for that is not there.
     """
     if optimizer is None:
         return []
-    saved = dcp.FileSystemReader(found).read_metadata().state_dict_metadata
     missing = []
     for name, parameter in model.module.named_parameters():
         mine = [key for key in state["optimizer"] if key.startswith(f"state.{name}.")]
@@ -286,6 +289,26 @@ def _unsaved(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, st
             for key in mine:
                 del state["optimizer"][key]
     return missing
+
+
+def _check_dtypes(model: "ParallelModel", state: dict[str, Any], saved: Mapping[str, Any], found: Path) -> None:
+    """Raises MismatchError where a tensor is a float and what was saved is none, or the other way round."""
+    for part in ("model", "optimizer"):
+        for name, value in state[part].items():
+            there = getattr(saved.get(f"{part}.{name}"), "properties", None)
+            if isinstance(value, Tensor) and there is not None and _kind(there.dtype) != _kind(value.dtype):
+                said: dict[str, Any] = {RECIPE: "of before recipes"}
+                if RECIPE in saved:
+                    dcp.load(said, checkpoint_id=found, no_dist=True)
+                before, here = (str(dtype).removeprefix("torch.") for dtype in (there.dtype, value.dtype))
+                raise MismatchError(f"{found} does not fit this model: {name} is {before} there, saved under the recipe"
+                                    f" {said[RECIPE]}, and {here} here, under {model.plan.precision}; only floats are "
+                                    "converted: load it into a model with this tensor as it was saved")
+
+
+def _kind(dtype: torch.dtype) -> tuple[bool, bool]:
+    """What dtypes that are converted into each other have in common."""
+    return dtype.is_floating_point, dtype.is_complex
 
 
 def _reason(error: BaseException) -> str:

@@ -139,7 +139,7 @@ class Reducer:
             return lambda gradient: self._add(b, k, gradient)
         path = make_moves(edge.backward, [edge.tensor.shape], [edge.conversion.gradient], self._groups, self._recorder,
                           "backward", edge.tensor.fqn)
-        return None if direct and not path else lambda gradient: stored.deposit(_locally(path, stored.summed(gradient)))
+        return None if direct and not path else lambda gradient: stored.deposit(_locally(path, stored, gradient))
 
     def _add(self, b: int, k: int, gradient: Tensor) -> None:
         self._buckets[b].add(k, gradient, self._protocol.is_due(b))
@@ -171,7 +171,10 @@ class Reducer:
                 bucket.clear()
 
 
-def _locally(path: tuple[Move, ...], gradient: Tensor) -> Tensor:
-    """The stored piece of a gradient, in memory of its own: autograd's tensor may be larger, or shared."""
+def _locally(path: tuple[Move, ...], stored: StoredParameter, gradient: Tensor) -> Tensor:
+    """The stored piece of a gradient, contiguous, in memory of its own: autograd's tensor may be larger, or shared."""
     with torch.no_grad():
-        return run_moves(path, gradient).clone()
+        piece = run_moves(path, stored.summed(gradient))
+        storage = piece.untyped_storage()
+        shared = storage.data_ptr() == gradient.untyped_storage().data_ptr() or storage.nbytes() > piece.nbytes
+        return piece.clone(memory_format=torch.contiguous_format) if shared else piece.contiguous()

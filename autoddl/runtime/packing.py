@@ -59,11 +59,14 @@ class Packing:
         return torch.stack([self._padded(x.narrow(self.cut, *cut)) for cut in self.cuts])
 
     def unpack(self, rows: Tensor) -> Tensor:
-        """The local tensor afterwards, from received blocks (n, *block), or (1, *block) if there is nothing to join."""
+        """The local tensor afterwards, from received blocks (n, *block), or (1, *block) if there is nothing to join.
+
+        What is joined is contiguous: a view between the blocks of others would keep all of them.
+        """
         if self.join is None:
             return rows.squeeze(0) if self.even else self._cropped(rows[0], self.result)
         if self.even:
-            return rows.movedim(0, self.join).flatten(self.join, self.join + 1)
+            return rows.movedim(0, self.join).flatten(self.join, self.join + 1).contiguous()
         sizes = [(*self.result[:self.join], size, *self.result[self.join + 1:]) for size in self.joins]
         return torch.cat([self._cropped(row, size) for row, size in zip(rows, sizes, strict=True)], self.join)
 

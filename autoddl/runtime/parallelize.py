@@ -37,6 +37,7 @@ from autoddl.core.plan import VERSION, Plan
 from autoddl.core.precision import Precision
 from autoddl.runtime.batches import Batches, LocalBatch
 from autoddl.runtime.lowering import LoweredProgram, communication_axes, lower_plan
+from autoddl.runtime.optimizer_guard import guard_optimizers
 from autoddl.runtime.parameter_store import Store
 from autoddl.runtime.parameters import shard_parameters
 from autoddl.runtime.process_groups import Groups
@@ -124,6 +125,7 @@ class ParallelModel:
         self._batches = Batches(module.forward, inputs, captured.spec, plan.inputs, groups, device,
                                 plan.microbatches)
         self._stored = shard_parameters(module, captured.graph, plan, groups, device)
+        guard_optimizers(self, module.parameters())
         self._store = Store(plan, graph, self._stored, groups, self.recorder)
         self._saved = SavedTensors(self._store.gathers, self.recorder)
         self._train = self._lower(self._saved)

@@ -43,8 +43,13 @@ class StoredParameter:
         return gradient.to(getattr(torch, self.tensor.gradient.dtype))
 
     def deposit(self, gradient: Tensor) -> None:
-        """Adds this rank's piece of the gradient to .grad of the parameter, in the parameter's dtype."""
+        """Adds this rank's piece of the gradient to .grad of the parameter, in the parameter's dtype and strides.
+
+        Fused optimizers go through memory in one order, so equal strides are what PyTorch promises of gradients.
+        """
         parameter, gradient = self.parameter, gradient.to(self.parameter.dtype)
+        if gradient.stride() != self.leaf.stride():
+            gradient = torch.empty_like(self.leaf, requires_grad=False).copy_(gradient)
         sharded = isinstance(parameter, DTensor)
         if parameter.grad is None:
             parameter.grad = _like(parameter, gradient) if sharded else gradient

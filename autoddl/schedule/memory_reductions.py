@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from autoddl.core.conversion import COLLECTIVES
 from autoddl.core.layout import Layout, local_shape
-from autoddl.operators.footprints.storages import Value, contiguous
+from autoddl.operators.footprints.storages import Value, contiguous, is_contiguous
 from autoddl.schedule.buckets import Bucket, ParameterEdge
 from autoddl.schedule.memory_conversions import ConversionMemory, PendingStep
 from autoddl.schedule.parameter_protocol import Advance, Fill, ReduceProtocol
@@ -62,21 +62,24 @@ class CountedReductions:
         self._protocol.begin(last)
 
     def add(self, fqn: str, gradient: Value, direct: bool) -> None:
-        """Called when the gradient of `fqn` is there; `direct` says that autograd adds it up in the leaf."""
+        """Called when the gradient of `fqn` is there; `direct` says that autograd adds it up in the leaf.
+
+        Autograd uses the gradient until it has been handed on. A piece of it, or of a larger tensor, is copied.
+        """
         edge, heap = self._edges.get(fqn), self._heap
         if fqn in self.place:
             self._collect(*self.place[fqn], gradient)
             return
-        cast = gradient if edge is None else self._moves.cast(gradient, edge.tensor.gradient.itemsize, "gradients")
-        if cast is not gradient:
-            direct, gradient = False, cast
-        if edge is not None and edge.backward:
-            assert edge.conversion.gradient is not None
-            piece = self._moves.through(edge.backward, gradient, edge.tensor.shape, edge.conversion.gradient,
-                                        "transient")
-            self._deposit(fqn, self._own(piece))
-        else:
-            self._deposit(fqn, gradient if direct and heap.users[gradient.storage] == 1 else self._own(gradient))
+        given, x = heap.keep(gradient.storage), gradient
+        if edge is not None:
+            x = self._moves.cast(x, edge.tensor.gradient.itemsize, "gradients")
+            if edge.backward:
+                assert edge.conversion.gradient is not None
+                x = self._moves.through(edge.backward, x, edge.tensor.shape, edge.conversion.gradient, "transient")
+        taken = direct and x is gradient and heap.users[given] == 2
+        shared = x.storage == given or heap.sizes[x.storage] > x.nbytes or not is_contiguous(x.shape, x.strides)
+        self._deposit(fqn, self._own(x) if shared and not taken else x)
+        heap.drop(given)
 
     def _own(self, x: Value) -> Value:
         """A copy in place of `x`, which loses a user."""

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -232,6 +233,19 @@ def test_run_trains_and_saves(path: Path, tmp_path: Path, ranks: int) -> None:
     assert len(data["losses"]) == 4 and data["losses"][3] < data["losses"][0]
     assert data["step_seconds"] > 0 and data["predicted_seconds"] == autoddl.load_plan(path).predicted.seconds
     assert (tmp_path / "saved" / ".metadata").exists()
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_a_loss_that_is_not_finite_ends_training_and_keeps_the_checkpoint(tmp_path: Path) -> None:
+    path, saved = planned_for_two(tmp_path), tmp_path / "saved"
+    common = ("run", str(path), FACTORY, "--steps", "4", "--save", str(saved), "--lr")
+    assert shell(*common, "0.01").code == 0
+    before = {file.name: file.read_bytes() for file in saved.iterdir()}
+    said = shell(*common, "1e30")
+    assert said.code == 2 and "Traceback" not in said.err and said.err.count("\n") == 1
+    assert re.search(r"the loss of step [234] of 4 is (nan|inf), so training ended there and saved nothing", said.err)
+    assert before == {file.name: file.read_bytes() for file in saved.iterdir()}
 
 
 @pytest.mark.ranks

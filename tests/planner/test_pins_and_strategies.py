@@ -68,7 +68,9 @@ def test_a_pin_holds_ops_where_they_write(graph: Graph) -> None:
     (("blocks.0.up.weight: node=S(0)", "blocks.0.up.weight: node=S(1)"), "give blocks.0.up.weight two states"),
     (("blocks.0.up.weight: node=S(5)",), r"one of its dims, and blocks.0.up.weight is \[128, 32\]"),
     (("blocks.0.up.weight: node=P",), "stored as B or as S"),
+    (("blocks.0.up.weight: node=OW",), "weights are split only where gradients are"),
     (("blocks.0.up.weight: node=B", "blocks.0.up.weight: node=OG"), "contradict each other"),
+    (("blocks.0.up.weight: node=OG", "blocks.0.up.weight: node=B"), "contradict each other"),
     (("blocks.0.up.weight: node=O", "blocks.0.up.weight: node=OG"), "give blocks.0.up.weight two states"),
     (("blocks.0.norm: node=P",), "leave no layout for")])
 def test_pins_that_leave_nothing_say_where(graph: Graph, pins: tuple[str, ...], message: str) -> None:

@@ -1,5 +1,7 @@
 """The bytes that an optimizer keeps and moves, and the seconds of its update: a part of the step."""
 
+from dataclasses import replace
+
 import pytest
 import tiny
 from planmaker import cluster_of
@@ -16,7 +18,8 @@ WEIGHT = Tensor("w", (4096, 4096), "float32", Kind.PARAMETER, "w", (), True)
 
 
 @pytest.mark.parametrize(("text", "state", "moved"), [
-    ("sgd", 0, 12), ("sgd-momentum", 4, 20), ("adamw", 8, 28), ("12 B", 12, 36)])
+    ("sgd", 0, 12), ("sgd-momentum", 4, 20), ("adamw", 8, 28), ("12 B", 12, 36), ("muon", 4, 20),
+    ("adafactor", 8 / 4096, 12 + 16 / 4096)])
 def test_bytes_of_an_element(text: str, state: float, moved: float) -> None:
     """Parameter and gradient are read, the parameter is written; state is read and written."""
     device, made = load_cluster("examples/clusters/h100-8x8.yaml").device, optimizer_of(text)
@@ -29,6 +32,29 @@ def test_bytes_of_an_element(text: str, state: float, moved: float) -> None:
 def test_another_text_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="is not known; known are sgd"):
         optimizer_of(text)
+
+
+def test_state_of_what_is_no_matrix() -> None:
+    """Muon leaves it to AdamW, Adafactor keeps all of it; of a stack it keeps rows and columns of each matrix."""
+    vector, stack = (replace(WEIGHT, shape=shape) for shape in ((4096,), (8, 16, 32)))
+    assert [optimizer_of(name).copies(vector) for name in ("muon", "adafactor")] == [2, 1]
+    assert optimizer_of("adafactor").copies(stack) == pytest.approx(8 * (16 + 32) / (8 * 16 * 32))
+    assert optimizer_of("muon").products(vector) == ()
+
+
+def test_muon_computes_products() -> None:
+    """Five iterations of X X^T, A A and B X, counted by hand for 3 x 5; cut among ranks, and then gathered."""
+    matrix = replace(WEIGHT, shape=(5, 3))
+    assert sum(flops for flops, _ in optimizer_of("muon").products(matrix)) == 5 * (2 * 45 + 2 * 27 + 2 * 45)
+    place = cluster_of("net=2,node=4")
+    pricing = Pricing(Graph((WEIGHT,), (), ()), Mesh.parse("net=2,node=4"), place, optimizer="muon")
+    plain = replace(pricing, optimizer="sgd-momentum")
+    alone, split = (update_seconds(pricing, WEIGHT, Layout.parse(t)) - update_seconds(plain, WEIGHT, Layout.parse(t))
+                    for t in ("B B", "S(0) S(1)"))
+    flops = sum(flops for flops, _ in optimizer_of("muon").products(WEIGHT))
+    reached = place.device.peak("bfloat16") * place.device.efficiency
+    assert alone == pytest.approx(flops / reached, rel=1e-3)
+    assert split > flops / 8 / reached > 0.999 * split
 
 
 def test_a_rank_updates_what_it_stores() -> None:

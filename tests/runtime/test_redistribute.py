@@ -12,6 +12,7 @@ from autoddl.core.conversion import COLLECTIVES, Step, group_size, payload
 from autoddl.core.layout import B, Layout, Mesh, P, Split, extents
 from autoddl.core.layout_codes import legal_layouts
 from autoddl.pricing.routes import Routes, routes
+from autoddl.runtime.packing import packing_of
 from autoddl.runtime.process_groups import Groups
 from autoddl.runtime.redistribute import ExecutedCollective, Move, Recorder, Route, make_moves
 
@@ -211,3 +212,12 @@ def run_sparse(mesh: Mesh) -> str:
 @pytest.mark.ranks
 def test_an_error_of_ones_own_is_not_a_peers() -> None:
     assert "MachineError" not in on_ranks(2, run_sparse, Mesh.parse("a=2"))
+
+
+def test_what_is_joined_does_not_keep_the_buffer_of_others() -> None:
+    """One row of each rank: as a view it would keep the blocks of all tensors that travelled with it."""
+    mesh = Mesh.parse("net=4")
+    packing = packing_of(Step.parse("net: S(0)->B", mesh), (4, 6), Layout.parse("S(0)"), mesh, (1,))
+    buffer = whole((4, 100))
+    joined = packing.unpack(buffer[:, 10:16].view(4, 1, 6))
+    assert torch.equal(joined, buffer[:, 10:16]) and joined.untyped_storage().nbytes() == joined.nbytes

@@ -68,6 +68,32 @@ def test_the_predicted_peak_is_the_tracked_one_where_blocks_are_computed_again(n
     assert made.predicted.peak_bytes == pytest.approx(tracked(model, sample, made), rel=NEAR)
 
 
+class Wide(torch.nn.Module):
+    """Its peak is where the gradient of the large weight is cast to float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = torch.nn.Linear(256, 512)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.line(x).float().square().mean()
+        return loss
+
+
+def test_a_gradient_that_is_cast_is_not_copied_once_more() -> None:
+    model, sample = Wide(), (torch.randn(2, 256),)
+    made = plan(model, ONE, sample, precision="bf16-mixed", optimizer="sgd")
+    parallel = parallelize(model, made, sample)
+    for _ in range(2):
+        parallel.module.zero_grad()
+        tracker = MemTracker()
+        tracker.track_external(model)
+        with tracker:
+            parallel.step(sample)
+    found = max(int(one["Total"]) for one in tracker.get_tracker_snapshot("peak").values())
+    assert made.predicted.peak_bytes == pytest.approx(found, rel=0.005)
+
+
 @pytest.mark.parametrize(("name", "microbatches"), [("gpt", 2), ("resnet", 1)])
 def test_the_predicted_peak_of_a_mixed_plan_is_the_tracked_one(name: str, microbatches: int) -> None:
     torch.manual_seed(0)
