@@ -23,7 +23,7 @@ from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.problem import Factor, Problem, Table
 from autoddl.operators.work import read_back
-from autoddl.pricing.byte_rows import Sizes, bytes_of_edge, sizes_of, weighted
+from autoddl.pricing.byte_rows import Sizes, bytes_of_edge, sizes_of, taken_off, weighted
 from autoddl.pricing.choice_classes import Ports, pieces_of
 from autoddl.pricing.choices import Choice, numbered
 from autoddl.pricing.edge_tables import Ends, Use, counted, edge_ends, edge_seconds
@@ -178,9 +178,16 @@ class CostNetwork:
             pattern = patterns.get(entry.owner, ()) if entry.owner else ()
             make = partial(self._table, entry, pattern)
             factors.append(Factor(entry.variables, tables.number((entry.likeness, pattern), make)))
-        seconds, nbytes = self.fixed
-        return Problem(tuple(v.name for v in self.variables), self.sizes,
-                       tuple(tables.found), tuple(factors), budget, seconds, nbytes * sum(row.values()))
+        return Problem(tuple(v.name for v in self.variables), self.sizes, tuple(tables.found), tuple(factors), budget,
+                       self.fixed[0], self._fixed_bytes(row, patterns))
+
+    def _fixed_bytes(self, row: Row, patterns: Mapping[Owner, Pattern]) -> float:
+        """The bytes that every choice has in a row, less those that the tables have too much."""
+        found = self.fixed[1] * float(sum(row.values()))
+        for entry in self.entries:
+            if entry.ends is not None and entry.owner is not None and entry.owner in patterns:
+                found -= taken_off(entry.ends, patterns[entry.owner])
+        return found
 
     def _table(self, entry: _Entry, pattern: Pattern) -> Table:
         nothing = _nothing(entry.seconds.shape)
@@ -217,8 +224,9 @@ class CostNetwork:
     def row_bytes(self, choice: Sequence[int], row: Row) -> float:
         """The bytes of `row` under one choice."""
         owned = {entry.owner: entry for entry in self.entries if entry.owner is not None}
-        known, total = dict[Hashable, float](), self.fixed[1] * sum(row.values())
-        for owner, pattern in self.lifetimes.patterns(row).items():
+        patterns = self.lifetimes.patterns(row)
+        known, total = dict[Hashable, float](), self._fixed_bytes(row, patterns)
+        for owner, pattern in patterns.items():
             if owner in owned:
                 entry = owned[owner]
                 key = entry.likeness, pattern, tuple([choice[v] for v in entry.variables])

@@ -1,9 +1,11 @@
 """Plans under falling budgets: seconds, bound, gap and peak, and whether a smaller budget ever does better.
 
-    python examples/benchmarks/budgets.py [resnet | llama | gpt2 | vgg | t5 | mixture] [resnet@14.3GB ...]
+    python examples/benchmarks/budgets.py [resnet | llama | gpt2 | vgg | t5 | mixture | bert | opt | vit]
+                                          [resnet@14.3GB ...] [bert@0.93 ...]
 
-ResNet-50 of transformers on four devices at 50 GB/s; the others on clusters of `examples`. Budgets are shares of the
-peak of the plan without one, or the one behind `@`.
+ResNet-50 of transformers on four devices at 50 GB/s; the others on clusters of `examples`. BERT and OPT (weights of the
+head tied to the embedding) and ViT have six layers and the ordinary servers of `two-racks-10g.yaml`. Budgets are shares
+of the peak of the plan without one; behind `@` stands one, as bytes or as a share.
 A plan of a larger budget whose peak is within a smaller one bounds what the smaller one may take: `monotone` says so.
 """
 
@@ -34,6 +36,7 @@ Case = tuple[nn.Module, object, Cluster, str]
 
 NAMES = ("resnet", "vgg", "gpt2", "llama", "t5", "mixture")
 
+BATCH = 64
 PARTS = (0.98, 0.9, 0.8, 0.7, 0.55, 0.4)
 """Budgets, as shares of the peak of the plan without one."""
 
@@ -51,6 +54,39 @@ class Classified(nn.Module):
     def forward(self, pixel_values: Tensor, labels: Tensor) -> Tensor:
         loss: Tensor = self.model(pixel_values=pixel_values, labels=labels).loss
         return loss
+
+
+class Labelled(nn.Module):
+    """A model of transformers with the loss of its labels."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, labels: Tensor, **inputs: Tensor) -> Tensor:
+        loss: Tensor = self.model(labels=labels, **inputs).loss
+        return loss
+
+
+def six_layers(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
+    """(BERT, OPT or ViT of transformers with six layers, its batch)."""
+    from transformers import (
+        BertConfig,
+        BertForMaskedLM,
+        OPTConfig,
+        OPTForCausalLM,
+        ViTConfig,
+        ViTForImageClassification,
+    )
+
+    if name == "vit":
+        model = ViTForImageClassification(ViTConfig(num_hidden_layers=6, num_labels=1000))  # type: ignore[call-arg]
+        return Labelled(model), {"pixel_values": torch.empty(64, 3, 224, 224),
+                                 "labels": torch.empty(64, dtype=torch.int64)}
+    ids = torch.empty(BATCH, 128, dtype=torch.int64)
+    if name == "bert":
+        return Labelled(BertForMaskedLM(BertConfig(num_hidden_layers=6))), {"input_ids": ids, "labels": ids}
+    return Labelled(OPTForCausalLM(OPTConfig(num_hidden_layers=6))), {"input_ids": ids, "labels": ids}
 
 
 class Translated(nn.Module):
@@ -93,6 +129,9 @@ def case(name: str) -> Case:
             import mixture
 
             return mixture.mixture(), None, a100, "net=4,node=8"
+        case "bert" | "opt" | "vit":
+            with torch.device("meta"):
+                return *six_layers(name), load_cluster(clusters / "two-racks-10g.yaml"), "hall=2,rack=4"
     import vgg
 
     return vgg.vgg16(), None, a100, "net=4,node=8"
