@@ -36,7 +36,6 @@ Case = tuple[nn.Module, object, Cluster, str]
 
 NAMES = ("resnet", "vgg", "gpt2", "llama", "t5", "mixture")
 
-BATCH = 64
 PARTS = (0.98, 0.9, 0.8, 0.7, 0.55, 0.4)
 """Budgets, as shares of the peak of the plan without one."""
 
@@ -83,7 +82,7 @@ def six_layers(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
         model = ViTForImageClassification(ViTConfig(num_hidden_layers=6, num_labels=1000))  # type: ignore[call-arg]
         return Labelled(model), {"pixel_values": torch.empty(64, 3, 224, 224),
                                  "labels": torch.empty(64, dtype=torch.int64)}
-    ids = torch.empty(BATCH, 128, dtype=torch.int64)
+    ids = torch.empty(64, 128, dtype=torch.int64)
     if name == "bert":
         return Labelled(BertForMaskedLM(BertConfig(num_hidden_layers=6))), {"input_ids": ids, "labels": ids}
     return Labelled(OPTForCausalLM(OPTConfig(num_hidden_layers=6))), {"input_ids": ids, "labels": ids}
@@ -137,6 +136,14 @@ def case(name: str) -> Case:
     return vgg.vgg16(), None, a100, "net=4,node=8"
 
 
+def _parts(given: str) -> tuple[float | str, ...]:
+    """One budget: a share of the free peak if it is a number, else bytes with their unit."""
+    try:
+        return (float(given),)
+    except ValueError:
+        return (given,)
+
+
 def cpu_seconds() -> float:
     """CPU seconds of this process and those that it waited for."""
     used = os.times()
@@ -151,8 +158,8 @@ def main(names: list[str]) -> None:
         name, _, given = word.partition("@")
         model, sample, cluster, mesh = case(name)
         before, free = list[autoddl.Plan](), 0.0
-        for part in (None, *((given,) if given else PARTS)):
-            start, budget = cpu_seconds(), "1000 TB" if part is None else given
+        for part in (None, *(_parts(given) if given else PARTS)):
+            start, budget = cpu_seconds(), part if isinstance(part, str) else "1000 TB"
             if isinstance(part, float):
                 budget = f"{part * before[0].predicted.peak_bytes:.0f} B"
             try:
