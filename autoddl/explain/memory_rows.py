@@ -22,7 +22,7 @@ from math import prod
 from autoddl.core.conversion import COLLECTIVES
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.hubs import HUB
-from autoddl.core.layout import Layout, Mesh, local_shape
+from autoddl.core.layout import Layout, Mesh, Split, local_shape
 from autoddl.core.plan import Plan
 from autoddl.core.state_layouts import divide_steps, summed_layout
 from autoddl.cost_models import Cluster
@@ -315,6 +315,7 @@ class _Bytes:
         elif savers:
             last = max(i for o in self.graph.ops[j].outputs for i, _ in self.readers[o])
             self.add(2 * j + 2, 2 * last - 1, weight)
+            self._passed_on(j, 2 * last, weight, read * each)
         if self.graph.ops[j].target == HUB:
             for i, slot in self.readers[self.graph.ops[j].outputs[0]]:
                 nbytes = self.read(i, slot) * bool(self.converted(i, slot))
@@ -322,6 +323,42 @@ class _Bytes:
                     self.keep(2 * i, i, nbytes)
                 else:
                     self.add(2 * i, 2 * i + 1, nbytes)
+
+    def _passed_on(self, j: int, start: int, kept: float, again: float) -> None:
+        """A parameter's copy behind op j, a hub or a view, as long as the first op keeps it that none sends it to; none
+        of a copy that is split on every axis."""
+        keepers = [] if j in self.again else [found for found in self._keepers(j) if found[0] not in self.again]
+        if not keepers:
+            return
+        first, path = min(keepers)
+        end, counts = self.back(first), self._some(self.reads[j][0], 1.0)
+        self.add(start, end, kept * counts)
+        self.add(end, end, again * counts)
+        for i, k in path:
+            t, edge = self.graph.ops[i].inputs[k], self.parsed.edge(self.graph.ops[i], k)
+            source = edge.source if edge else self.reads[i][k]
+            before = self._some(source, self.piece(t, source))
+            if self.converted(i, k):
+                self.add(start, end, -before)
+            elif self.views[i]:
+                self.add(start, end, self._some(self.reads[i][k], self.read(i, k)) - before)
+
+    def _some(self, layout: Layout, nbytes: float) -> float:
+        """The bytes, none of a layout that splits a tensor on every axis."""
+        return 0.0 if all(isinstance(state, Split) for state in layout) else nbytes
+
+    def _keepers(self, j: int) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
+        """The ops that keep the input of op j, a hub or a view of all of it, and the reads on the way to each."""
+        op, tensors, found = self.graph.ops[j], self.graph.tensors, []
+        if len(op.inputs) != 1 or len(op.outputs) != 1:
+            return []
+        (t,) = op.outputs
+        for i, k in self.readers[t] if tensors[t].nbytes == tensors[op.inputs[0]].nbytes else ():
+            if self.views[i]:
+                found += [(saver, ((i, k), *path)) for saver, path in self._keepers(i)]
+            elif k in self.whole[i].saves:
+                found.append((i, ((i, k),)))
+        return found
 
     def _forward(self, i: int) -> None:
         local, now = self.local[i], 2 * i + 1

@@ -27,7 +27,7 @@ from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.problem import Factor, Problem, Table
 from autoddl.operators.work import read_back
-from autoddl.pricing.byte_rows import Sizes, bytes_of_edge, sizes_of, weighted
+from autoddl.pricing.byte_rows import Sizes, bytes_of_edge, sizes_of, taken_off, weighted
 from autoddl.pricing.choice_classes import Ports, pieces_of
 from autoddl.pricing.choices import Choice, numbered
 from autoddl.pricing.edge_tables import Ends, Use, counted, edge_ends, edge_seconds
@@ -231,6 +231,7 @@ class CostNetwork:
         """
         row = {UPDATE: 1.0} if row is None else row
         patterns, tables, factors = self._patterns(row), _Tables(), list[Factor]()
+        seconds, nbytes = self.fixed[0], self.fixed[1] * sum(row.values())
         for entry in self.entries:
             policies, levels = self._over(entry, patterns)
             here = [patterns.of(entry.owner, one) for one in levels]
@@ -238,9 +239,8 @@ class CostNetwork:
             make = partial(self._table, entry, levels, here, tuple([len(self.policies.levels)] * len(policies)))
             scope = (*policies, *(v + len(self.policies.blocks) for v in entry.variables))
             factors.append(Factor(scope, tables.number((key, len(policies)), make)))
-        seconds, nbytes = self.fixed
-        return Problem(self.names, self.sizes, tuple(tables.found), tuple(factors), budget, seconds,
-                       nbytes * sum(row.values()))
+            nbytes -= _taken_off(entry, here[0])
+        return Problem(self.names, self.sizes, tuple(tables.found), tuple(factors), budget, seconds, nbytes)
 
     def _patterns(self, row: Row) -> "_Patterns":
         return _Patterns({at: one.patterns(row, self._deciders.counts) for at, one in self._lifetimes.items()},
@@ -306,6 +306,7 @@ class CostNetwork:
             pattern = patterns.of(entry.owner, levels)
             if pattern:
                 key = entry.likeness[0], pattern, tuple([options[v] for v in entry.variables])
+                total -= _taken_off(entry, pattern)
                 if key not in known:
                     known[key] = self._bytes_at(entry, pattern, options)
                 total += known[key]
@@ -364,6 +365,11 @@ def _stacked(cells: Sequence[Cells], sizes: tuple[int, ...]) -> Cells:
     least = min(known) if all((known := [one.least for one in cells if one.least is not None]) and
                               one.least is not None for one in cells) else None
     return Cells((*sizes, *cells[0].shape), rows, least)
+
+
+def _taken_off(entry: _Entry, pattern: Pattern) -> float:
+    """The bytes that every cell of an entry has too much; they are the same at all levels (`policies.Deciders`)."""
+    return taken_off(entry.ends, pattern) if entry.ends is not None else 0.0
 
 
 def _nothing(shape: tuple[int, ...]) -> Cells:

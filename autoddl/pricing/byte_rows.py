@@ -5,9 +5,14 @@
                  max of sums of these, at an `around`
     hub          the piece that it reads and writes, and the gradient that waits
     edge         copy, gathered     the piece that is read, where a collective brings it
+                 passed             that of a hub or a view, unless it is split on every axis
+                 sent on            less this piece, where a collective sends it
+                 not passed on      less this piece, but for what is read of it without a collective
                  gradient           no more than the smaller of what the reader yields and what is stored
 
-A row of a problem is the sum of weight * bytes over the terms that a moment counts (`Lifetimes.patterns`).
+A row of a problem is the sum of weight * bytes over the terms that a moment counts (`Lifetimes.patterns`). Bytes of a
+table are not negative: of what is taken off it has the rest of the whole tensor, and `taken_off` is what that is too
+much.
 """
 
 from collections import defaultdict
@@ -21,7 +26,7 @@ from autoddl.core.cost_table import Array, Cells, Rows
 from autoddl.core.graph import Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import Mesh
-from autoddl.core.layout_codes import Codes, decode_states, local_shapes
+from autoddl.core.layout_codes import PARTIAL, Codes, decode_states, local_shapes
 from autoddl.operators.footprints.footprint import Footprint, LocalOp, has_local_kernel
 from autoddl.operators.footprints.storages import Value, contiguous
 from autoddl.operators.footprints.table import footprint_of
@@ -29,10 +34,11 @@ from autoddl.operators.work import VIEWS, base
 from autoddl.pricing.choice_classes import pieces_of
 from autoddl.pricing.choices import Choice, numbered
 from autoddl.pricing.edge_tables import Ends, sends
-from autoddl.pricing.lifetimes import Pattern, What
+from autoddl.pricing.lifetimes import TAKEN_OFF, Pattern, What
 from autoddl.pricing.price import Pricing
+from autoddl.pricing.routes import Routes
 
-__all__ = ["Sizes", "bytes_of_edge", "sizes_of", "weighted"]
+__all__ = ["Sizes", "bytes_of_edge", "sizes_of", "taken_off", "weighted"]
 
 Sizes = Mapping[What, Array]
 """Bytes of every kind of term of one variable, over the classes of its own table."""
@@ -116,6 +122,15 @@ def bytes_of_edge(ends: Ends, pattern: Pattern) -> Cells:
     return Cells(ends.shape, partial(_edge_rows, ends, pattern), 0.0)
 
 
+def taken_off(ends: Ends, pattern: Pattern) -> float:
+    """The bytes that every cell of `bytes_of_edge` has too much: a whole tensor for each term that is taken off."""
+    return sum(weight for what, weight in pattern if what[0] in TAKEN_OFF) * _whole(ends)
+
+
+def _whole(ends: Ends) -> float:
+    return float(ends.routes.nbytes.max())
+
+
 def _edge_rows(ends: Ends, pattern: Pattern, rows: Rows) -> Array:
     here, copies = ends.here[rows], _copies(ends, rows)
     found = np.zeros((len(here), len(ends.there)))
@@ -136,14 +151,25 @@ def _copies(ends: Ends, rows: Rows) -> Mapping[str, Array]:
     """
     here, read = ends.here[rows], ends.routes.nbytes[ends.there]
     if ends.tensor is None:
-        return {"copy": np.where(ends.routes.sends(here, ends.there), read, 0.0)}
+        sent, whole, passed = ends.routes.sends(here, ends.there), _whole(ends), _passed(ends.routes)
+        left = whole - passed[here][:, None]
+        return {"copy": np.where(sent, read, 0.0), "sent on": np.where(sent, left, whole),
+                "not passed on": np.where(sent, left, left + passed[ends.there])}
     kept = np.maximum(ends.kept(rows), 0)
     first, then = ends.gathers(rows)
     both, sent = first & then, first | then
     local = bool(ends.tensor.master) & ~sent
     weight = np.where(both, ends.routes.nbytes[kept], np.where((sent & ~then) | local, read, 0.0))
+    again, passes = np.where(then, read, 0.0), _passed(ends.routes)[ends.there] > 0
     return {"copy": np.where(sent, read, 0.0), "gathered": np.where(sent | local, read, 0.0) + weight * both,
-            "gathered kept": weight, "gathered again": np.where(then, read, 0.0)}
+            "gathered kept": weight, "gathered again": again, "passed kept": weight * passes,
+            "passed again": again * passes}
+
+
+def _passed(routes: Routes) -> Array:
+    """Bytes of each layout's piece, none where every axis splits the tensor."""
+    states = decode_states(routes.codes, len(routes.layouts[0]))
+    return np.where((states > PARTIAL).all(axis=1), 0.0, routes.nbytes)
 
 
 def _summed(ends: Ends, rows: Rows) -> Array:

@@ -19,6 +19,12 @@ What backward runs again and brings back (`operators.recomputed`) lives from B o
 live the tensors that it reads, and copies that conversions made for ops that do not run again. Such a term depends on
 the level of one block: that of the op that keeps, or that of the part that reads.
 
+A gathered copy behind a hub or a view lives on until the backward of the first reader that keeps it, unless it is sent
+on there. Whether it is gathered is up to one edge, whether it is sent on to another: terms of what is *taken off*
+(`TAKEN_OFF`) are negative, and undo the copy where it is sent on. They count at the moments of the copy (`passed`), and
+may take off more than was there, never less. Copies of layouts that split the tensor on every axis are left out: few
+gather these, and many send them on.
+
 Terms of one *alias* share storage: at a moment one of them counts. Where a storage is shared through views, one chain
 of views counts. So the terms never add up to more than the memory line (`schedule.memory_line`) has at that moment. The
 line may have more: buffers of buckets, and what the rules above leave out.
@@ -41,12 +47,18 @@ from autoddl.operators.recomputed import RecomputedPart
 from autoddl.operators.work import VIEWS, base
 from autoddl.pricing.optimizers import Optimizer
 
-__all__ = ["UPDATE", "Lifetimes", "Moment", "Owner", "Pattern", "Term", "lifetimes_of"]
+__all__ = ["TAKEN_OFF", "UPDATE", "Lifetimes", "Moment", "Owner", "Pattern", "Term", "lifetimes_of"]
 
 Moment = str
 """`before OP`, `forward OP`, `backward OP`, `around OP` or `update`."""
 
 UPDATE: Moment = "update"
+
+TAKEN_OFF = ("sent on", "not passed on")
+"""Kinds of terms that are negative: a copy that the edge's reader sends on, and what a view does not pass on of it."""
+
+TIED = "several"
+"""Stands for a block in terms that depend on several."""
 
 Owner = tuple[str, int, int]
 """("op", op, 0), ("parameter", tensor, 0) or ("edge", op that reads, slot): whose choice decides the size."""
@@ -256,12 +268,42 @@ class _Builder:
         elif savers:  # behind a hub or a view each reader may send it on, and keep what it received instead
             last = max(i for o in self.graph.ops[j].outputs for i, _ in self.readers[o])
             self.add(edge, ("gathered kept",), self.forward(j) + 1, self.before(last) - 1)
+            self._passed_on(j, k, last)
         if self.graph.ops[j].target == HUB:
             for i, slot in self.readers[self.graph.ops[j].outputs[0]]:
                 if self.saves(i, slot):
                     self.keep(("edge", i, slot), ("copy",), self.before(i), i)
                 else:
                     self.add(("edge", i, slot), ("copy",), self.before(i), self.forward(i))
+
+    def _passed_on(self, j: int, k: int, last: int) -> None:
+        """The copy of edge (j, k) behind op j, from its `last` reader there on, where one keeps it as it is.
+
+        It depends on the levels of all blocks that read it: with policies it is left out (`policies.Deciders`).
+        """
+        keepers = [(i, path) for i, path in self._keepers(j) if i not in self.again]
+        if not keepers or j in self.again:
+            return
+        first, path = min(keepers)
+        start, end = self.before(last), self.backward(first)
+        self.add(("edge", j, k), ("passed kept",), start, end, block=TIED)
+        self.add(("edge", j, k), ("passed again",), end, end, block=TIED)
+        for at in path[:-1]:
+            self.add(("edge", *at), ("not passed on",), start, end, block=TIED)
+        self.add(("edge", *path[-1]), ("sent on",), start, end, block=TIED)
+
+    def _keepers(self, j: int) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
+        """The ops that keep the input of op j, a hub or a view of all of it, and the edges on the way to each."""
+        op, tensors = self.graph.ops[j], self.graph.tensors
+        if len(op.inputs) > 1 or len(op.outputs) > 1 or tensors[op.inputs[0]].nbytes != tensors[op.outputs[0]].nbytes:
+            return []
+        found = []
+        for i, k in self.readers[op.outputs[0]]:
+            if self.is_view[i]:
+                found += [(saver, ((i, k), *path)) for saver, path in self._keepers(i)]
+            elif self.saves(i, k):
+                found.append((i, ((i, k),)))
+        return found
 
     def _reduced(self, j: int, k: int) -> None:
         """The gradient that op j yields of a parameter, from then on; of several microbatches it is summed up."""

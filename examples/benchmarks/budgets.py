@@ -1,9 +1,11 @@
 """Plans under falling budgets: seconds, bound, gap and peak, and whether a smaller budget ever does better.
 
-    python examples/benchmarks/budgets.py [resnet | llama | gpt2 | vgg | t5 | mixture] [resnet@14.3GB ...]
+    python examples/benchmarks/budgets.py [resnet | llama | gpt2 | vgg | t5 | mixture | bert | opt | vit]
+                                          [resnet@14.3GB ...] [bert@0.93 ...]
 
-ResNet-50 of transformers on four devices at 50 GB/s; the others on clusters of `examples`. Budgets are shares of the
-peak of the plan without one, or the one behind `@`.
+ResNet-50 of transformers on four devices at 50 GB/s; the others on clusters of `examples`. BERT and OPT (weights of the
+head tied to the embedding) and ViT have six layers and the ordinary servers of `two-racks-10g.yaml`. Budgets are shares
+of the peak of the plan without one; behind `@` stands one, as bytes or as a share.
 A plan of a larger budget whose peak is within a smaller one bounds what the smaller one may take: `monotone` says so.
 """
 
@@ -53,6 +55,39 @@ class Classified(nn.Module):
         return loss
 
 
+class Labelled(nn.Module):
+    """A model of transformers with the loss of its labels."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, labels: Tensor, **inputs: Tensor) -> Tensor:
+        loss: Tensor = self.model(labels=labels, **inputs).loss
+        return loss
+
+
+def six_layers(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
+    """(BERT, OPT or ViT of transformers with six layers, its batch)."""
+    from transformers import (
+        BertConfig,
+        BertForMaskedLM,
+        OPTConfig,
+        OPTForCausalLM,
+        ViTConfig,
+        ViTForImageClassification,
+    )
+
+    if name == "vit":
+        model = ViTForImageClassification(ViTConfig(num_hidden_layers=6, num_labels=1000))  # type: ignore[call-arg]
+        return Labelled(model), {"pixel_values": torch.empty(64, 3, 224, 224),
+                                 "labels": torch.empty(64, dtype=torch.int64)}
+    ids = torch.empty(64, 128, dtype=torch.int64)
+    if name == "bert":
+        return Labelled(BertForMaskedLM(BertConfig(num_hidden_layers=6))), {"input_ids": ids, "labels": ids}
+    return Labelled(OPTForCausalLM(OPTConfig(num_hidden_layers=6))), {"input_ids": ids, "labels": ids}
+
+
 class Translated(nn.Module):
     """T5-base with its loss."""
 
@@ -93,9 +128,20 @@ def case(name: str) -> Case:
             import mixture
 
             return mixture.mixture(), None, a100, "net=4,node=8"
+        case "bert" | "opt" | "vit":
+            with torch.device("meta"):
+                return *six_layers(name), load_cluster(clusters / "two-racks-10g.yaml"), "hall=2,rack=4"
     import vgg
 
     return vgg.vgg16(), None, a100, "net=4,node=8"
+
+
+def _parts(given: str) -> tuple[float | str, ...]:
+    """One budget: a share of the free peak if it is a number, else bytes with their unit."""
+    try:
+        return (float(given),)
+    except ValueError:
+        return (given,)
 
 
 def cpu_seconds() -> float:
@@ -112,8 +158,8 @@ def main(names: list[str]) -> None:
         name, _, given = word.partition("@")
         model, sample, cluster, mesh = case(name)
         before, free = list[autoddl.Plan](), 0.0
-        for part in (None, *((given,) if given else PARTS)):
-            start, budget = cpu_seconds(), "1000 TB" if part is None else given
+        for part in (None, *(_parts(given) if given else PARTS)):
+            start, budget = cpu_seconds(), part if isinstance(part, str) else "1000 TB"
             if isinstance(part, float):
                 budget = f"{part * before[0].predicted.peak_bytes:.0f} B"
             try:

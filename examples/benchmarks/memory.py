@@ -14,11 +14,13 @@ import os
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import torch
-from steps import MODELS
+from steps import MODELS as STEPPED
+from steps import Loss, Made, tokens
 from torch.distributed._tools.mem_tracker import MemTracker
 
 import autoddl
@@ -34,6 +36,19 @@ CLUSTER = """name: memory
 device: {name: core, kind: cpu, memory: 16 GB, bandwidth: 10 GB/s, peak: {float32: 96 GFLOP/s, bfloat16: 96 GFLOP/s}}
 levels: [{name: all, size: %d, bandwidth: 1 GB/s, latency: 60 us}]
 """
+
+
+def opt(layers: int, width: int, heads: int, length: int, batch: int, vocab: int) -> Made:
+    """OPT, whose head is tied to its embedding."""
+    from transformers import OPTConfig, OPTForCausalLM
+    config = OPTConfig(vocab_size=vocab, hidden_size=width, word_embed_proj_dim=width, ffn_dim=4 * width,
+                       num_hidden_layers=layers, num_attention_heads=heads, max_position_embeddings=length,
+                       dropout=0.0, use_cache=False)
+    ids = {"input_ids": tokens(batch, length, vocab), "labels": tokens(batch, length, vocab)}
+    return Loss(OPTForCausalLM(config)), Sample((), ids)
+
+
+MODELS: dict[str, Callable[[], Made]] = {**STEPPED, "opt small": lambda: opt(2, 128, 4, 64, 4, 1024)}
 NAMES = tuple(name for name in MODELS if "large" not in name and name != "mixture medium")
 NAMED = ("data parallel", "ZeRO-3", "tensor parallel")
 PARTED = "gpt medium"

@@ -3,10 +3,8 @@
 import random
 
 import pytest
-import torch
 import zoo
 from random_plans import LAPTOP, random_choice
-from torch import Tensor, nn
 
 from autoddl.capture.capture import capture
 from autoddl.core.hubs import add_hubs
@@ -51,21 +49,9 @@ def test_rows_come_out_again_from_the_layouts(name: str, mesh: str, microbatches
                 assert network.row_bytes(choice, {moment: 1.0}) == pytest.approx(again[number], rel=1e-9), moment
 
 
-class Tied(nn.Module):
-    """Weights with several readers, some of them behind views."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.weight = nn.Embedding(64, 32), nn.Parameter(torch.randn(32, 32))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = torch.relu(torch.relu(self.table(ids) @ self.weight) @ self.weight.t())
-        return (x @ self.weight.reshape(16, 64).reshape(32, 32) @ self.table.weight.t()).square().mean()
-
-
 def test_no_row_of_tied_weights_is_above_the_line() -> None:
     """One reader may send on what another one gathered: the gathered copy is gone then."""
-    graph = add_hubs(capture(Tied(), torch.randint(0, 64, (8, 16))).graph)
+    graph = add_hubs(capture(*zoo.tied()).graph)
     pricing = Pricing(graph, Mesh.parse("machine=2,pair=2"), CLUSTER, "adamw", 1)
     network = network_of(pricing, variables(graph, pricing.mesh))
     for seed in range(50, 62):

@@ -63,7 +63,7 @@ def test_a_choice_costs_what_its_levels_cost(name: str, mesh: str, microbatches:
 
 
 def test_the_search_finds_the_best_levels_under_a_row() -> None:
-    network = joint("gpt", "pair=2", layers=2, d=16, T=8, B=8)
+    network = joint("llama", "pair=2")
     row = {f"backward {network.pricing.graph.ops[-2].name}": 1.0}
     most = network.problem(None, row).nbytes(solve(network.problem(None, row)).choice)
     problem = network.problem(0.9 * most, row)

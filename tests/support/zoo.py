@@ -192,3 +192,39 @@ class Regression(nn.Module):
 def regression(dtype: torch.dtype = torch.float32) -> Made:
     torch.manual_seed(0)
     return Regression().to(dtype), Sample((torch.randn(5, 7, 6, dtype=dtype), torch.randn(5, 7, 6, dtype=dtype)))
+
+
+class Tied(nn.Module):
+    """Weights with several readers, some of them behind views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.weight = nn.Embedding(64, 32), nn.Parameter(torch.randn(32, 32))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = torch.relu(torch.relu(self.table(ids) @ self.weight) @ self.weight.t())
+        return (x @ self.weight.reshape(16, 64).reshape(32, 32) @ self.table.weight.t()).square().mean()
+
+
+def tied() -> Made:
+    """`Tied` with its batch."""
+    return Tied(), Sample((tokens(8, 16, 64),))
+
+
+class Turned(nn.Module):
+    """One weight, read as it is, turned, and in a view that several ops read; an activation behind views too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.head = nn.Parameter(torch.randn(32, 32)), nn.Parameter(torch.randn(32, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = self.weight.t()
+        x = torch.tanh(x @ turned) + torch.sigmoid(x @ turned) * (x @ self.weight)
+        y = x.reshape(-1, 4, 32).transpose(0, 1) * 2.0
+        return (y @ self.head.t().reshape(64, 32).t()).square().mean()
+
+
+def turned() -> Made:
+    """`Turned` with its batch."""
+    return Turned(), Sample((torch.randn(32, 32),))
