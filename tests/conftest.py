@@ -8,6 +8,7 @@ planning.
 are dealt to two workers by whole files (`--dist loadfile`), so that what a file has captured or planned is made once.
 """
 
+import gc
 import subprocess
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
@@ -42,6 +43,12 @@ def pytest_configure(config: pytest.Config) -> None:
     patch.setattr(subprocess.Popen, "__init__", _checked(subprocess.Popen.__init__))
     patch.setattr(ranks, "before_start", lambda world: _require("ranks", f"{world} ranks"))
     config.add_cleanup(patch.undo)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: collections of garbage need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -19,6 +19,7 @@ from tiny import tiny
 
 import autoddl
 from autoddl.capture.capture import Captured, capture
+from autoddl.capture.sample import Sample
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.core.plan import Plan
 from autoddl.launch.train import train as train_job
@@ -28,14 +29,17 @@ from autoddl.runtime.parallelize import ParallelModel, parallelize
 STEPS = 2
 
 
+def model() -> tuple[torch.nn.Module, Sample]:
+    return zoo.gpt(layers=1, dtype=torch.float64, dropout=0.1)
+
+
 @cache
 def captured() -> Captured:
-    return capture(*zoo.gpt(dtype=torch.float64, dropout=0.1))
+    return capture(*model())
 
 
 def started(plan: Plan, weight: float = 0.1) -> tuple[ParallelModel, torch.optim.Optimizer]:
-    model, _ = zoo.gpt(dtype=torch.float64, dropout=0.1)
-    parallel = parallelize(model, plan, captured=captured())
+    parallel = parallelize(model()[0], plan, captured=captured())
     return parallel, torch.optim.AdamW(parallel.parameters(), lr=1e-2, weight_decay=weight)
 
 
@@ -83,8 +87,13 @@ def read(plan: Plan, path: str) -> tuple[dict[str, torch.Tensor], list[float]]:
 
 
 def plans(mesh: str, count: int) -> list[Plan]:
-    model, sample = zoo.gpt(dtype=torch.float64, dropout=0.1)
-    return random_plans(model, sample, mesh, count, seed=5, captured=captured())
+    return random_plans(*model(), mesh, count, seed=5, captured=captured())
+
+
+def on_ranks_or_here(plan: Plan, function: Callable[..., Any], path: Path) -> list[Any]:
+    """`function(plan, path)` on the plan's ranks, or in this process, which is one."""
+    size = plan.mesh.size
+    return on_ranks(size, function, plan, str(path)) if size > 1 else [function(plan, str(path))]
 
 
 @pytest.mark.ranks
@@ -96,12 +105,12 @@ def test_saved_under_one_plan_and_loaded_under_others(tmp_path: Path, loads: Seq
     held, losses = dict[str, dict[str, torch.Tensor]](), dict[str, list[float]]()
     for mesh in sorted({"one=1", *(saved for saved, _ in loads)}, reverse=True):
         plan = plans(mesh, 1)[0]
-        _, held[mesh], losses[mesh] = on_ranks(plan.mesh.size, write, plan, str(tmp_path / mesh))[0]
+        _, held[mesh], losses[mesh] = on_ranks_or_here(plan, write, tmp_path / mesh)[0]
     for one, other in pairwise(held.values()):
         assert all(torch.allclose(one[name], other[name], rtol=0, atol=1e-7) for name in one)
     for saved, mesh in loads:
         plan = plans(mesh, 2)[1]
-        for found, resumed in on_ranks(plan.mesh.size, read, plan, str(tmp_path / saved)):
+        for found, resumed in on_ranks_or_here(plan, read, tmp_path / saved):
             assert all(torch.equal(found[name], held[saved][name]) for name in held[saved])
             for expected in (losses[saved], losses["one=1"]):
                 assert resumed == pytest.approx(expected, abs=2e-6)
@@ -132,8 +141,9 @@ def damage(plan: Plan, path: str) -> str:
 
 
 @pytest.mark.ranks
-def test_a_failed_save_leaves_the_old_checkpoint(tmp_path: Path) -> None:
-    assert on_ranks(4, damage, plans("a=4", 1)[0], str(tmp_path / "checkpoint")) == ["kept"] * 4
+@parametrize_or_slow("ranks", [2], [4])
+def test_a_failed_save_leaves_the_old_checkpoint(tmp_path: Path, ranks: int) -> None:
+    assert on_ranks(ranks, damage, plans(f"a={ranks}", 1)[0], str(tmp_path / "checkpoint")) == ["kept"] * ranks
 
 
 def test_what_is_no_checkpoint_of_this_model(tmp_path: Path) -> None:
@@ -141,7 +151,7 @@ def test_what_is_no_checkpoint_of_this_model(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is no checkpoint"):
         checkpoint.load(parallel, optimizer, tmp_path / "nothing")
     checkpoint.save(parallel, optimizer, tmp_path / "small")
-    larger, sample = zoo.gpt(layers=3)
+    larger, sample = zoo.gpt(layers=2)
     other = parallelize(larger, random_plans(larger, sample, "one=1", 1)[0])
     with pytest.raises(MismatchError, match="does not fit this model"):
         checkpoint.load(other, None, tmp_path / "small")
@@ -149,7 +159,7 @@ def test_what_is_no_checkpoint_of_this_model(tmp_path: Path) -> None:
 
 def whole_state(plan: Plan) -> bool:
     parallel, _ = started(plan)
-    expected, _ = zoo.gpt(dtype=torch.float64, dropout=0.1)
+    expected, _ = model()
     moved = {name: value + 1 for name, value in expected.state_dict().items()}
     parallel.load_state_dict(moved)
     return all(torch.equal(whole(value), moved[name]) for name, value in parallel.state_dict().items())
@@ -157,9 +167,8 @@ def whole_state(plan: Plan) -> bool:
 
 @pytest.mark.ranks
 def test_whole_tensors_are_loaded_into_pieces() -> None:
-    model, sample = zoo.gpt(dtype=torch.float64, dropout=0.1)
-    (plan,) = random_plans(model, sample, "a=4", 1, roles={"a": "zero"})
-    assert all(on_ranks(4, whole_state, plan))
+    (plan,) = random_plans(*model(), "a=2", 1, roles={"a": "zero"}, captured=captured())
+    assert all(on_ranks(2, whole_state, plan))
 
 
 def idle(path: str) -> list[list[float]]:
@@ -267,18 +276,18 @@ def test_every_rank_hears_of_a_refusal(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_a_run_is_refused_before_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@parametrize_or_slow("target", ["work"], ["."])
+def test_a_run_is_refused_before_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
     (tmp_path / "one.yaml").write_text(
         "{name: one, levels: [{name: machine, size: 1, bandwidth: 1 GB/s, latency: 60 us}], device: "
         "{name: cpu, kind: cpu, memory: 4 GB, bandwidth: 10 GB/s, peak: {float32: 10 GFLOP/s}}}")
     plan, kept = tmp_path / "plan.json", noted(tmp_path / "work" / "notes.txt")
-    autoddl.plan(tiny(), tmp_path / "one.yaml").save(plan)
+    autoddl.plan(tiny(1), tmp_path / "one.yaml").save(plan)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="work is there and is no checkpoint"):
         train_job({"save": "work", "plan": "nowhere.json", "factory": {}}, print)
-    for target in ("work", "."):
-        said = shell("run", str(plan), FACTORY, "--steps", "1", "--save", target)
-        assert said.code == 2 and len(said.err.strip().splitlines()) == 1 and "give" in said.err, said
+    said = shell("run", str(plan), FACTORY, "--set", "layers=1", "--steps", "1", "--save", target)
+    assert said.code == 2 and len(said.err.strip().splitlines()) == 1 and "give" in said.err, said
     assert kept.read_text() == "mine"
 
 

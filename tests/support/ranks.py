@@ -33,6 +33,7 @@ class RankError(AssertionError):
 
 def _serve(rank: int, world: int, store: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # what was imported is not looked at again in every collection
     dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
                             timeout=timedelta(seconds=60))
     while (task := pickle.loads(pipe.recv_bytes())) is not None:

@@ -176,6 +176,13 @@ ZOO: dict[str, Callable[[], Made]] = {"gpt": gpt, "gpt2": gpt2, "llama": llama, 
                                       "vgg_bn": vgg_bn, "resnet": resnet, "mixture": mixture}
 
 
+def named(name: str, **options: Any) -> Made:
+    """The model of a family: `gpt`, or `gpt-1` with one layer."""
+    family, _, layers = name.partition("-")
+    made: Callable[..., Made] = globals()[family]
+    return made(**options, **({"layers": int(layers)} if layers else {}))
+
+
 class Regression(nn.Module):
     """Two layers and a squared error, with weights that are tied, frozen and idle, on uneven sizes."""
 
