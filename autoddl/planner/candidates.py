@@ -21,6 +21,9 @@ from autoddl.pricing.space import Choice, Region, Variable, variables
 
 __all__ = ["Built", "Candidate", "Solved", "bounds", "build_network", "build_problem", "chosen"]
 
+SEARCHED_AXES = 3
+"""Axes of the meshes on which the level of every block is a variable."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -70,8 +73,8 @@ def build_problem(task: PlanTask, candidate: Candidate, row: Row | None = None) 
 
 
 def _policies(pricing: Pricing, candidate: Candidate) -> Policies:
-    """The policies that the search chooses a level of."""
-    if candidate.recompute != SEARCH:
+    """The policies that the search chooses a level of: none on meshes whose problems messages solve, over pairs alone."""
+    if candidate.recompute != SEARCH or len(candidate.mesh.axes) > SEARCHED_AXES:
         return NO_POLICIES
     return separable(pricing, policies_of(pricing.graph, levels(pricing.graph)))
 
