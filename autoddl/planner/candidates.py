@@ -73,7 +73,7 @@ def build_problem(task: PlanTask, candidate: Candidate, row: Row | None = None) 
 
 
 def _policies(pricing: Pricing, candidate: Candidate) -> Policies:
-    """The policies that the search chooses a level of: none on meshes whose problems messages solve, over pairs alone."""
+    """The policies that the search chooses a level of: none on meshes whose problems messages solve."""
     if candidate.recompute != SEARCH or len(candidate.mesh.axes) > SEARCHED_AXES:
         return NO_POLICIES
     return separable(pricing, policies_of(pricing.graph, levels(pricing.graph)))
