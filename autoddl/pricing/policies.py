@@ -58,9 +58,9 @@ NO_POLICIES = Policies()
 
 
 def policies_of(graph: Graph, levels: Sequence[str] = (FULL,)) -> Policies:
-    """The policies of all blocks of a graph with hubs, each with none and these levels."""
+    """The policies of all blocks of a graph with hubs, each of none and these levels; no policies without levels."""
     names = tuple(block.name for block in blocks_of(graph))
-    return Policies(names, (NO_RECOMPUTE, *levels)) if names else NO_POLICIES
+    return Policies(names, (NO_RECOMPUTE, *levels)) if names and levels else NO_POLICIES
 
 
 def at_levels(pricing: Pricing, policies: Policies, levels: Sequence[int]) -> Pricing:

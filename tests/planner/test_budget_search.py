@@ -18,9 +18,11 @@ from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.core.recompute import FULL, SELECTIVE, blocks_of, recompute_entry
 from autoddl.cost_models import load_cluster
+from autoddl.operators.recomputed import levels
 from autoddl.planner.budget_search import BudgetSearch
 from autoddl.planner.peaks import Peaks
 from autoddl.pricing.build_problem import CostNetwork, network_of
+from autoddl.pricing.policies import policies_of, separable
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import variables
 from autoddl.search import Above
@@ -108,12 +110,24 @@ def every_line(network: CostNetwork, most: int = MOST) -> tuple[np.ndarray, np.n
     return seconds[places], np.array([peaks.of(choice_at(problem, place)).nbytes for place in places.tolist()])
 
 
+def with_policies(seed: int) -> CostNetwork:
+    """The network of `small_network` in which the level of every block is a variable; perhaps there are none."""
+    made = small_network(seed, True)
+    pricing = replace(made.pricing, recompute=())
+    return network_of(pricing, made.variables, separable(pricing, policies_of(pricing.graph, levels(pricing.graph))))
+
+
 def check(seed: int, recompute: bool = False, tied: bool = False) -> bool:
     """Five budgets of one module; whether there were few enough choices. Of a tied one the gap may stay wide: there are
     too many choices for all of them to be looked at."""
     network = small_network(seed, recompute, tied)
     if recompute and not network.pricing.parts:
         return False
+    return holds(network, seed, tied)
+
+
+def holds(network: CostNetwork, seed: int, tied: bool = False) -> bool:
+    """Five budgets of one network against every choice; whether there were few enough choices."""
     lines = every_line(network, 16_000 if tied else MOST) if np.prod([float(n) for n in network.sizes]) <= 2e6 else None
     if lines is None:
         return False
@@ -180,3 +194,16 @@ def test_a_plan_above_the_ceiling_is_not_wanted() -> None:
     with pytest.raises(Above) as above:
         BudgetSearch(network, 1e12).solve(None, 0.0, 0.5 * free.seconds, 0.0)
     assert 0.5 * free.seconds <= above.value.bound <= free.seconds
+
+
+@pytest.mark.slow
+def test_every_choice_of_small_modules_whose_levels_are_searched() -> None:
+    """Policies are variables like others: the bound and the plan hold against every mixture of levels."""
+    done = 0
+    for seed in range(int(os.environ.get("AUTODDL_SEED", 0)), 4000):
+        network = with_policies(seed)
+        if network.policies.blocks and np.prod([float(n) for n in network.sizes]) <= 6e4:
+            done += holds(network, seed)
+        if done == int(os.environ.get("AUTODDL_CASES", 10)):
+            return
+    raise AssertionError(f"only {done} networks were small enough")
