@@ -1,8 +1,8 @@
-"""What running a plan costs beside plain PyTorch: python examples/benchmarks/overhead.py [rounds] [part of a name]
+"""What running a plan costs beside plain PyTorch: overhead.py [rounds] [part of a name] [width]
 
 Process CPU seconds per step, forward and backward (no optimizer), one thread a rank, paired in turn within one run:
 
-    one rank     the lowered 4-layer GPT (width 512, 128 tokens, batch 2) against the module itself
+    one rank     the lowered 4-layer GPT (128 tokens, batch 2; width 512 unless given) against the module
     data         two ranks, data parallel, against DistributedDataParallel
     zero         two ranks, ZeRO-3 with gathered weights dropped after forward, against FSDP2 (fully_shard per block)
     zero-1 mixed, zero-3 mixed
@@ -48,11 +48,12 @@ from autoddl.search import solve
 
 CLUSTER = "name: bench\ndevice: cpu-core\nlevels:\n  - {name: all, size: %d, bandwidth: 1 GB/s, latency: 100 us}\n"
 WARM, STEPS = 3, 2
+WIDTH = int(sys.argv[3]) if len(sys.argv) > 3 else 512
 
 
 def model(seed: int = 0, batch: int = 2) -> nn.Module:
     torch.manual_seed(seed)
-    return gpt(layers=4, width=512, heads=8, context=128, batch=batch, vocab=256)
+    return gpt(layers=4, width=WIDTH, heads=8, context=128, batch=batch, vocab=256)
 
 
 def plan_as(role: str, ranks: int, precision: str) -> Plan:
