@@ -1,10 +1,13 @@
-"""What running a plan costs beside plain PyTorch: python examples/benchmarks/overhead.py [rounds]
+"""What running a plan costs beside plain PyTorch: overhead.py [rounds] [part of a name] [width]
 
 Process CPU seconds per step, forward and backward (no optimizer), one thread a rank, paired in turn within one run:
 
-    one rank     the lowered 4-layer GPT (width 512, 128 tokens, batch 2) against the module itself
+    one rank     the lowered 4-layer GPT (128 tokens, batch 2; width 512 unless given) against the module
     data         two ranks, data parallel, against DistributedDataParallel
     zero         two ranks, ZeRO-3 with gathered weights dropped after forward, against FSDP2 (fully_shard per block)
+    zero-1 mixed, zero-3 mixed
+                 two ranks in bf16-mixed, against FSDP2 with MixedPrecisionPolicy(bfloat16, reduced in float32), which
+                 keeps weights after forward (zero-1) or drops them (zero-3); FSDP2 has norms and loss in bfloat16, too
 
 Two ranks: the sum of both. Ratios are of medians over the rounds, and the median of the paired ratios.
 """
@@ -21,7 +24,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -33,6 +36,7 @@ from autoddl.core.graph import Graph, Op, Tensor
 from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import VERSION, Plan
+from autoddl.core.precision import Precision
 from autoddl.cost_models import parse_cluster
 from autoddl.planner.assemble import assemble, plan_of
 from autoddl.planner.strategies import strategy
@@ -44,16 +48,17 @@ from autoddl.search import solve
 
 CLUSTER = "name: bench\ndevice: cpu-core\nlevels:\n  - {name: all, size: %d, bandwidth: 1 GB/s, latency: 100 us}\n"
 WARM, STEPS = 3, 2
+WIDTH = int(sys.argv[3]) if len(sys.argv) > 3 else 512
 
 
 def model(seed: int = 0, batch: int = 2) -> nn.Module:
     torch.manual_seed(seed)
-    return gpt(layers=4, width=512, heads=8, context=128, batch=batch, vocab=256)
+    return gpt(layers=4, width=WIDTH, heads=8, context=128, batch=batch, vocab=256)
 
 
-def plan_as(role: str, ranks: int) -> Plan:
+def plan_as(role: str, ranks: int, precision: str) -> Plan:
     """The best plan in which the one axis has `role`."""
-    captured = capture(model(batch=2 * ranks))
+    captured = capture(model(batch=2 * ranks), None, Precision.parse(precision))
     graph, place = add_hubs(captured.graph), parse_cluster(CLUSTER % ranks, "overhead")
     mesh = Mesh.parse(f"all={ranks}")
     inside = strategy(graph, mesh, {"all": role if ranks > 1 else "data"})
@@ -61,7 +66,7 @@ def plan_as(role: str, ranks: int) -> Plan:
     def region(graph: Graph, item: Op | Tensor, choice: Choice) -> bool:
         tied = isinstance(item, Tensor) and item.fqn.startswith("tokens")
         split = isinstance(item, Tensor) and "S" in str(choice.outputs[0])
-        return inside(graph, item, choice) and (not split or choice.regather or tied)
+        return inside(graph, item, choice) and (role != "zero" or not split or choice.regather or tied)
 
     pricing = Pricing(graph, mesh, place)
     space = variables(graph, mesh, region)
@@ -70,7 +75,7 @@ def plan_as(role: str, ranks: int) -> Plan:
     prints = {"model": captured.graph.fingerprint(), "cluster": place.fingerprint, "autoddl": str(VERSION)}
     return plan_of(assemble(pricing, solution, space), pricing, solution, {
         "model": role, "bound": solution.bound, "budget": 1e12, "candidates": 1, "sample": dict(captured.spec),
-        "fingerprints": prints})
+        "fingerprints": prints, "precision": precision})
 
 
 def paired(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> list[tuple[float, float]]:
@@ -101,10 +106,11 @@ def rank_main(rank: int, ranks: int, role: str, plan: Plan, rounds: int, store: 
     local = tuple(t.chunk(ranks)[rank] for t in batch)
     if role == "data":
         other = DistributedDataParallel(other)
-    elif role == "zero":
-        for block in other.get_submodule("blocks").children():
-            fully_shard(block)
-        fully_shard(other)
+    elif role.startswith("zero"):
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if plan.precision == "bf16-mixed" else \
+            MixedPrecisionPolicy()
+        for part in (*other.get_submodule("blocks").children(), other):
+            fully_shard(part, mp_policy=policy, reshard_after_forward=role != "zero-1")
 
     def ours() -> None:
         for p in module.parameters():
@@ -122,9 +128,9 @@ def rank_main(rank: int, ranks: int, role: str, plan: Plan, rounds: int, store: 
         dist.destroy_process_group()
 
 
-def measure(name: str, role: str, ranks: int, rounds: int) -> None:
+def measure(name: str, role: str, ranks: int, rounds: int, precision: str = "as-written") -> None:
     context, store = mp.get_context("spawn"), f"/tmp/autoddl-overhead-{os.getpid()}-{name.replace(' ', '-')}"
-    results, plan = context.Queue(), plan_as(role, ranks)
+    results, plan = context.Queue(), plan_as(role, ranks, precision)
     processes = [context.Process(target=rank_main, args=(r, ranks, role, plan, rounds, store, results))
                  for r in range(ranks)]
     for process in processes:
@@ -135,13 +141,16 @@ def measure(name: str, role: str, ranks: int, rounds: int) -> None:
     sums = [tuple(sum(side) for side in zip(*pair, strict=True)) for pair in zip(*rows, strict=True)]
     ours, theirs = (statistics.median(side) for side in zip(*sums, strict=True))
     ratios = sorted(a / b for a, b in sums)
-    print(f"{name:10} ours {ours * 1e3:7.1f} ms  theirs {theirs * 1e3:7.1f} ms  ratio {ours / theirs:.3f}  "
+    print(f"{name:12} ours {ours * 1e3:7.1f} ms  theirs {theirs * 1e3:7.1f} ms  ratio {ours / theirs:.3f}  "
           f"paired median {statistics.median(ratios):.3f} [{ratios[0]:.3f} .. {ratios[-1]:.3f}]", flush=True)
 
 
 if __name__ == "__main__":
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 15
+    count, wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 15, sys.argv[2] if len(sys.argv) > 2 else ""
     print(f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores, {count} rounds")
-    measure("one rank", "alone", 1, count)
-    measure("data", "data", 2, count)
-    measure("zero", "zero", 2, count)
+    for name, role, ranks, precision in (
+            ("one rank", "alone", 1, "as-written"), ("data", "data", 2, "as-written"),
+            ("zero", "zero", 2, "as-written"),
+            ("zero-1 mixed", "zero-1", 2, "bf16-mixed"), ("zero-3 mixed", "zero-3", 2, "bf16-mixed")):
+        if wanted in name:
+            measure(name, role, ranks, count, precision)
