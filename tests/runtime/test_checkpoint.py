@@ -166,9 +166,10 @@ def whole_state(plan: Plan) -> bool:
 
 
 @pytest.mark.ranks
-def test_whole_tensors_are_loaded_into_pieces() -> None:
-    (plan,) = random_plans(*model(), "a=2", 1, roles={"a": "zero"}, captured=captured())
-    assert all(on_ranks(2, whole_state, plan))
+@parametrize_or_slow("ranks", [2], [4])
+def test_whole_tensors_are_loaded_into_pieces(ranks: int) -> None:
+    (plan,) = random_plans(*model(), f"a={ranks}", 1, roles={"a": "zero"}, captured=captured())
+    assert all(on_ranks(ranks, whole_state, plan))
 
 
 def idle(path: str) -> list[list[float]]:

@@ -229,11 +229,12 @@ def evaluate(plan: Plan) -> tuple[float, bool]:
 
 
 @pytest.mark.ranks
-def test_evaluation_drops_nothing_and_ties_are_kept() -> None:
+@parametrize_or_slow("mesh", ["a=2"], ["a=2,b=2"])
+def test_evaluation_drops_nothing_and_ties_are_kept(mesh: str) -> None:
     _, sample = build("dropout")
-    (plan,) = drawn("dropout", "a=2", 1, seed=0)
+    (plan,) = drawn("dropout", mesh, 1, seed=0)
     expected = call(zoo.gpt(layers=1, dtype=torch.float64)[0], sample).item()
-    for loss, kept in on_ranks(2, evaluate, plan):
+    for loss, kept in on_ranks(plan.mesh.size, evaluate, plan):
         assert loss == pytest.approx(expected, abs=1e-12) and kept
 
 
