@@ -19,7 +19,7 @@ from autoddl.core.problem import Problem
 from autoddl.cost_models import Cluster
 from autoddl.planner.assemble import assemble, plan_of
 from autoddl.planner.bucket_size import fitting_buckets
-from autoddl.planner.candidates import Candidate, build_problem
+from autoddl.planner.candidates import Candidate, build_problem, under_policies
 from autoddl.planner.mesh_search import Found, Progress, cut_short, search
 from autoddl.planner.options import Options, PlanOptions, documented
 from autoddl.planner.overlap import Finish, overlapped
@@ -126,8 +126,8 @@ def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = Non
 def _candidates(task: PlanTask) -> list[Candidate]:
     """Every mesh that the options allow, with every number of microbatches and every policy of recomputation."""
     region, allowed = region_of(task.options), allowed_meshes(task.cluster, task.options)
-    return [Candidate(mesh, region, n, policy) for policy in task.options.recompute for n in task.options.microbatches
-            for mesh in allowed]
+    plain = [Candidate(mesh, region, n) for n in task.options.microbatches for mesh in allowed]
+    return under_policies(plain, task.options.recompute)
 
 
 def _spaces(task: PlanTask, tried: Sequence[Candidate]) -> list[list[Candidate]]:
@@ -136,9 +136,9 @@ def _spaces(task: PlanTask, tried: Sequence[Candidate]) -> list[list[Candidate]]
     Strategies are left out where pins ask for something else.
     """
     named = {} if task.options.pins else named_strategies(task, tuple(dict.fromkeys(one.mesh for one in tried)))
-    regions = [[replace(one, microbatches=n, recompute=policy)] for policy in task.options.recompute
-               for n in task.options.microbatches for whole in named.values() for one in whole]
-    return [[*tried], *([one] for one in tried), *regions]
+    plain = [replace(one, microbatches=n) for n in task.options.microbatches for whole in named.values()
+             for one in whole]
+    return [[*tried], *([one] for one in [*tried, *under_policies(plain, task.options.recompute)])]
 
 
 @documented
@@ -156,8 +156,8 @@ def compare(model: "nn.Module", cluster: str | Path | Cluster, sample: object = 
     free, counts = _candidates(task), task.options.microbatches
     named = named_strategies(task, tuple(dict.fromkeys(one.mesh for one in free)))
     found: list[Comparison] = []
-    every = {title: [replace(one, microbatches=n, recompute=policy) for policy in task.options.recompute
-                     for n in counts for one in whole] for title, whole in named.items()}
+    every = {title: under_policies([replace(one, microbatches=n) for n in counts for one in whole],
+                                   task.options.recompute) for title, whole in named.items()}
     for title, candidates in {"found": free, **every}.items():
         if found and found[-1].interrupted:
             found.append(Comparison(title, None, "not begun: interrupted", interrupted=True))

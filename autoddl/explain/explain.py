@@ -12,19 +12,28 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from itertools import product
 
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Op
 from autoddl.core.hubs import HUB, add_hubs
+from autoddl.core.layout import Mesh
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Problem
 from autoddl.core.recompute import SEARCH, policy_blocks
 from autoddl.explain.breakdown import BlockCost, block_costs, row_text
 from autoddl.explain.memory_rows import check_row
+from autoddl.planner.candidates import policies_on
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.pins import allowed_meshes
-from autoddl.planner.question import Rebuilt, problem_on, question_of, rebuild, solve_question, split_by_microbatches
+from autoddl.planner.question import (
+    Question,
+    Rebuilt,
+    problem_on,
+    question_of,
+    rebuild,
+    solve_question,
+    split_by_microbatches,
+)
 from autoddl.pricing.space import Variable
 from autoddl.search.certify.alternatives import alternatives, bounding_beliefs, option_bounds
 from autoddl.search.certify.certificate import check_certificate
@@ -200,7 +209,7 @@ def proved(plan: Plan, everywhere: bool = False) -> Proved:
 def _whole(plan: Plan, made: Rebuilt) -> Problem:
     """The problem of the plan's mesh, over all policies of recomputation where the search chose among them."""
     asked = question_of(plan)
-    if SEARCH not in asked.options.recompute:
+    if SEARCH not in [each for policy in asked.options.recompute for each in policies_on(plan.mesh, policy)]:
         return made.problem
     return problem_on(replace(asked, recompute=SEARCH), plan.mesh, plan.source["row"])[2]
 
@@ -212,13 +221,19 @@ def _check_memory_row(plan: Plan, made: Rebuilt) -> None:
     check_row(plan, pricing.graph, pricing.optimizer, pricing.cluster, row, claimed)
 
 
+def _under_policies(asked: Question) -> list[tuple[str, Mesh]]:
+    """Every policy of recomputation with every mesh that the plan was chosen from."""
+    return [(each, mesh) for policy in asked.options.recompute for mesh in allowed_meshes(asked.cluster, asked.options)
+            for each in policies_on(mesh, policy)]
+
+
 def _others(plan: Plan) -> dict[str, Problem]:
     """By text, the problems of the other meshes that the plan was chosen from; those without a choice are left out."""
     asked, found = question_of(plan), dict[str, Problem]()
     for one in split_by_microbatches(asked):
         n = one.microbatches
         parts = "" if n == plan.microbatches else f" x {n} microbatch{'es' * (n > 1)}"
-        for policy, mesh in product(asked.options.recompute, allowed_meshes(asked.cluster, asked.options)):
+        for policy, mesh in _under_policies(asked):
             same = policy == SEARCH or set(plan.recompute) == set(policy_blocks(add_hubs(one.graph), policy))
             name = f"{mesh}{parts}" + ("" if same else f", recompute {policy}")
             if name != str(plan.mesh):

@@ -5,13 +5,13 @@
     chosen(task, candidate, solution)   the choices of a solution of it, priced alone
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.layout import Mesh
 from autoddl.core.problem import Problem, Solution
-from autoddl.core.recompute import NO_RECOMPUTE, SEARCH, policy_blocks, recomputes_more
+from autoddl.core.recompute import FULL, NO_RECOMPUTE, SEARCH, SELECTIVE, policy_blocks, recomputes_more
 from autoddl.operators.recomputed import levels
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.build_problem import CostNetwork, Row, network_of
@@ -19,7 +19,8 @@ from autoddl.pricing.policies import NO_POLICIES, Policies, at_levels, policies_
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Choice, Region, Variable, variables
 
-__all__ = ["Built", "Candidate", "Solved", "bounds", "build_network", "build_problem", "chosen"]
+__all__ = ["Built", "Candidate", "Solved", "bounds", "build_network", "build_problem", "chosen",
+           "policies_on", "under_policies"]
 
 SEARCHED_AXES = 3
 """Axes of the meshes on which the level of every block is a variable."""
@@ -72,9 +73,24 @@ def build_problem(task: PlanTask, candidate: Candidate, row: Row | None = None) 
     return network.pricing, network.variables, network.problem(task.budget, row)
 
 
+def policies_on(mesh: Mesh, policy: str) -> tuple[str, ...]:
+    """The policies that are searched for `policy` on a mesh.
+
+    For `search` on a mesh of many axes these are one level for all blocks: messages, by which such problems are solved,
+    know factors of two variables alone.
+    """
+    return (NO_RECOMPUTE, SELECTIVE, FULL) if policy == SEARCH and len(mesh.axes) > SEARCHED_AXES else (policy,)
+
+
+def under_policies(candidates: Sequence[Candidate], recompute: Iterable[str]) -> list[Candidate]:
+    """The candidates under every policy of recomputation of `recompute`."""
+    return [replace(one, recompute=each) for policy in recompute for one in candidates
+            for each in policies_on(one.mesh, policy)]
+
+
 def _policies(pricing: Pricing, candidate: Candidate) -> Policies:
-    """The policies that the search chooses a level of: none on meshes whose problems messages solve."""
-    if candidate.recompute != SEARCH or len(candidate.mesh.axes) > SEARCHED_AXES:
+    """The policies that the search chooses a level of."""
+    if candidate.recompute != SEARCH:
         return NO_POLICIES
     return separable(pricing, policies_of(pricing.graph, levels(pricing.graph)))
 

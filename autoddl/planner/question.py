@@ -23,7 +23,7 @@ from autoddl.core.plan import Plan, Stored
 from autoddl.core.problem import Problem
 from autoddl.core.recompute import NO_RECOMPUTE, policy_text
 from autoddl.cost_models import Cluster, parse_cluster
-from autoddl.planner.candidates import Built, Candidate, build_network
+from autoddl.planner.candidates import Built, Candidate, build_network, under_policies
 from autoddl.planner.mesh_search import Found, Progress, search
 from autoddl.planner.microbatch_variants import Variant, Variants
 from autoddl.planner.options import PlanOptions
@@ -219,6 +219,6 @@ def solve_question(question: Question, progress: Progress | None = None) -> Foun
     region = region_of(question.options)
     counts = [one.microbatches for one in split_by_microbatches(question)]
     every = allowed_meshes(question.cluster, question.options)
-    candidates = [Candidate(mesh, region, n, policy) for policy in question.options.recompute for n in counts
-                  for mesh in every]
+    candidates = under_policies([Candidate(mesh, region, n) for n in counts for mesh in every],
+                                question.options.recompute)
     return search(_task(question, _variants(question)), candidates, progress)
