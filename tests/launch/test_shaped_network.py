@@ -143,7 +143,8 @@ def test_an_error_inside_leaves_nothing() -> None:
 
 OWNER = """
 import signal, sys, time
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup, or as a job in the background
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from autoddl.cost_models import load_cluster
 from autoddl.launch.shaped_network import shape_links
 with shape_links(load_cluster(sys.argv[1])) as built:
