@@ -14,10 +14,11 @@ Reading order:
     collectives             seconds of a collective: the cheapest algorithm of the backend (`backends`, `call`)
     algorithms, hierarchy   seconds by algorithm; those over two levels, such as a two-level all-reduce, in `hierarchy`
     events, timeline, pipelines      a time line of tasks on the streams of ranks
+    pipeline_bounds         paths of a pipeline, below its seconds whatever its stages take
 
 Others use the names that this file exports. They also import some modules by name:
 
-    machine (Device, Host), groups (crossings), curves, timeline (Task, simulate), pipelines (simulate_pipeline),
+    machine (Device, Host), groups (crossings), curves, timeline (Task, simulate), pipelines (simulate_pipeline), pipeline_bounds,
     links and backends (their tables), units (texts)
 
 This room imports `core` alone. Nothing here knows models, plans or torch.

@@ -1,0 +1,208 @@
+"""Bounds the seconds of a pipeline from below by paths of its task graph, for all seconds of its stages at once.
+
+The tasks of `pipelines` start as soon as the tasks before them have ended. Which these are follows from the schedule
+alone: what an action needs, the order on each rank, the order of a sender, the reductions. So for all seconds x >= 0
+
+    makespan(x) = max over the paths of this graph of the sum of the seconds of the tasks on the path
+                = max over paths of  c . x          with c = how often each of x is on the path, all >= 0
+
+Each path is therefore a linear lower bound of every makespan of the same schedule. A critical path of one simulation is
+exact there (`critical_path`). Slowdowns and shared links only lengthen a run, so the bounds hold then too. Reductions
+order ranks that share a stage, so a path with some holds only where stages are reduced.
+
+Other paths are known before any simulation (`closed_paths`). Let stage s have f, b, w seconds per microbatch, t their
+sum, and let p be one transfer. The paths are put together from
+
+    down(F)    F of a microbatch at stage 0 and on to this one         sum of f + p
+    dive(F)    from it on to the last stage and back to its B          sum of f + b (+ w where W is not split off) + 2p
+    up(B)      from it back to stage 0                                 sum of b (+ w) + p
+    row        the actions of a rank, in order
+
+Each starts with the gathered parameters of its first stage, and ends with reduction and update of its last stage:
+
+    A  down, the whole row, up               1F1B: sum over j < s of (t_j + 2p) + m t_s
+    Q  down, dive, the rest of the row, up   1F1B: sum of t + (m-K) f_s + (m-1)(b_s + w_s) + 2 sum of p, K in flight
+    P  Q, with a second dive from the last F of the row
+    Z  A, with a dive from the last F of the row
+    R  a dive from each F that follows the B where the dive before ended
+
+They go up from the last B of the row, or end on the rank with its last W. Where ranks have several stages, or stages
+several ranks, the same words hold: the row has all of them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from autoddl.core.pipeline import Action, Schedule
+from autoddl.cost_models.events import run_sequentially
+from autoddl.cost_models.pipelines import ONCE, PipelineTasks, pipeline_tasks
+
+__all__ = ["PathBound", "StageSeconds", "closed_paths", "critical_path", "done_once"]
+
+
+class StageSeconds(NamedTuple):
+    """Seconds of a stage.
+
+        forward     of a microbatch
+        backward    of the gradient of its input, of a microbatch
+        weight      of the gradients of its parameters, of a microbatch
+        gather      of its kept parameters, once a step
+        reduce      of its gradients over the replicas, once a step
+        update      of the optimizer on one rank, once a step
+    """
+
+    forward: float
+    backward: float
+    weight: float
+    gather: float = 0.0
+    reduce: float = 0.0
+    update: float = 0.0
+
+
+TERMS = {"F": (0,), "B": (1,), "W": (2,), "BW": (1, 2), "gather": (3,), "reduce": (4,), "update": (5,)}
+"""The places in StageSeconds of the seconds of a task, by its source."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathBound:
+    """A path of tasks, and how often the seconds of every stage and boundary are on it.
+
+        path         names of the tasks, in order
+        stages       for each stage, how often each of its StageSeconds counts
+        transfers    for each boundary between stages s and s+1, how often one transfer counts
+    """
+
+    path: tuple[str, ...]
+    stages: tuple[tuple[int, ...], ...]
+    transfers: tuple[int, ...]
+
+    def seconds(self, stages: Sequence[StageSeconds], transfers: Sequence[float]) -> float:
+        """Seconds below which no pipeline of this schedule ends, if its stages and transfers take these."""
+        own = sum(n * x for row, one in zip(self.stages, stages, strict=True) for n, x in zip(row, one, strict=True))
+        return own + sum(n * x for n, x in zip(self.transfers, transfers, strict=True))
+
+
+def done_once(stages: Sequence[StageSeconds]) -> tuple[str, ...]:
+    """The tasks of ONCE that take time in some stage."""
+    return tuple(what for what in ONCE if any(getattr(one, what) for one in stages))
+
+
+def critical_path(schedule: Schedule, stages: Sequence[StageSeconds], transfers: Sequence[float]
+                  ) -> tuple[float, PathBound]:
+    """(makespan in seconds, a path that takes as long); `transfers` are the seconds of each boundary.
+
+    The makespan is that of `simulate_pipeline` without a slowdown.
+    """
+    work = pipeline_tasks(schedule, ("send", *done_once(stages)))
+    seconds = [transfers[at] if what == "send" else sum(stages[at][k] for k in TERMS[what])
+               for what, at in work.sources]
+    starts, ends = run_sequentially(seconds, work.edges)
+    before: list[list[int]] = [[] for _ in seconds]
+    for task, later in enumerate(work.edges[0]):
+        for after in later:
+            before[after].append(task)
+    path = [max(range(len(ends)), key=ends.__getitem__)]
+    while starts[path[-1]] > 0:
+        path.append(next(task for task in before[path[-1]] if ends[task] == starts[path[-1]]))
+    return ends[path[0]], _bound(schedule, work, path[::-1])
+
+
+def closed_paths(schedule: Schedule, once: tuple[str, ...] = ()) -> tuple[PathBound, ...]:
+    """The paths A, P, Q, R and Z of every rank, each with other numbers; `once` says what of ONCE the stages do."""
+    work = pipeline_tasks(schedule, ("send", *once))
+    place = {task.name: i for i, task in enumerate(work.tasks)}
+    found: dict[tuple[object, ...], PathBound] = {}
+    for row in schedule.actions:
+        for actions in _paths(schedule, row) if row else ():
+            names = _begin(actions[0], once) + _moves(schedule, actions) + _end(schedule, work, actions[-1], once)
+            bound = _bound(schedule, work, [place[name] for name in names])
+            found.setdefault((bound.stages, bound.transfers), bound)
+    return tuple(found.values())
+
+
+def _bound(schedule: Schedule, work: PipelineTasks, path: Sequence[int]) -> PathBound:
+    """The bound of a path, each of whose tasks must wait for the one before."""
+    assert all(task in work.edges[0][before] for before, task in pairwise(path)), \
+        f"no path: {[work.tasks[task].name for task in path]}"
+    stages = [[0] * len(StageSeconds._fields) for _ in range(schedule.stages)]
+    transfers = [0] * (schedule.stages - 1)
+    for task in path:
+        what, at = work.sources[task]
+        if what == "send":
+            transfers[at] += 1
+        else:
+            for term in TERMS[what]:
+                stages[at][term] += 1
+    return PathBound(tuple(work.tasks[task].name for task in path), tuple(map(tuple, stages)), tuple(transfers))
+
+
+def _paths(schedule: Schedule, row: Sequence[Action]) -> Iterator[list[Action]]:
+    """A, Z, Q, P and R of one rank, down to it and up from it."""
+    first, last = row[0], max(i for i, action in enumerate(row) if action.kind == "F")
+    down = [Action(stage, "F", first.microbatch, first.pipe) for stage in range(first.stage)]
+    dived, back = _dive(schedule, row, 0)
+    again, end = _dive(schedule, row, last)
+    bodies = [list(row), [*row[:last], *again, *row[end + 1:]], [*dived, *row[back + 1:]], _dives(schedule, row)]
+    if back < last:
+        bodies.append([*dived, *row[back + 1:last], *again, *row[end + 1:]])
+    for body in bodies:
+        yield down + body
+        turn = max(i for i, action in enumerate(body) if action.kind == "B")
+        yield down + body[:turn] + _up(schedule, body[turn])
+    yield list(row)
+
+
+def _dive(schedule: Schedule, row: Sequence[Action], at: int) -> tuple[list[Action], int]:
+    """(from the F at place `at` to the last stage and back to its B, the place of that B in the row)."""
+    stage, _, microbatch, pipe = row[at]
+    there = [Action(s, "F", microbatch, pipe) for s in range(stage, schedule.stages)]
+    back = [Action(s, "B", microbatch, pipe) for s in reversed(range(stage, schedule.stages))]
+    return there + back, row.index(back[-1])
+
+
+def _dives(schedule: Schedule, row: Sequence[Action]) -> list[Action]:
+    """A dive from the first F, from the next one behind the B where that ends, and so on."""
+    found: list[Action] = []
+    at = 0
+    while at < len(row):
+        if row[at].kind == "F":
+            dived, at = _dive(schedule, row, at)
+            found += dived
+        else:
+            found.append(row[at])
+        at += 1
+    return found
+
+
+def _up(schedule: Schedule, action: Action) -> list[Action]:
+    """From a B back to stage 0, then all that is left there."""
+    chain = [action._replace(stage=stage) for stage in reversed(range(action.stage + 1))]
+    row = schedule.actions[schedule.rank(chain[-1])]
+    return chain + list(row[row.index(chain[-1]) + 1:])
+
+
+def _moves(schedule: Schedule, actions: Sequence[Action]) -> list[str]:
+    """Names of the actions, with the transfers between them."""
+    names = [str(actions[0])]
+    for action, after in pairwise(actions):
+        if schedule.rank(action) != schedule.rank(after):
+            names.append(f"{action} to {schedule.rank(after)}")
+        names.append(str(after))
+    return names
+
+
+def _begin(action: Action, once: tuple[str, ...]) -> list[str]:
+    """Names of the tasks before an F with which a path begins."""
+    return [f"gather {action.stage}"] if "gather" in once else []
+
+
+def _end(schedule: Schedule, work: PipelineTasks, action: Action, once: tuple[str, ...]) -> list[str]:
+    """Names of the tasks after the last action of a rank: its stage's reduction, then the updates of the rank."""
+    rank = (schedule.rank(action),)
+    updates = [task.name for task in work.tasks if task.kind == "update" and task.ranks == rank]
+    if "reduce" not in once:
+        return updates
+    own = f"update {action.stage} on {rank[0]}"
+    return [f"reduce {action.stage}", *(updates[updates.index(own):] if updates else [])]
