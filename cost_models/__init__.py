@@ -18,8 +18,8 @@ Reading order:
 
 Others use the names that this file exports. They also import some modules by name:
 
-    machine (Device, Host), groups (crossings), curves, timeline (Task, simulate), pipelines (simulate_pipeline), pipeline_bounds,
-    links and backends (their tables), units (texts)
+    machine (Device, Host), groups (crossings), curves, timeline (Task, simulate), pipelines (simulate_pipeline),
+    pipeline_bounds, links and backends (their tables), units (texts)
 
 This room imports `core` alone. Nothing here knows models, plans or torch.
 """

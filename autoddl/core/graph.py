@@ -25,9 +25,12 @@ from typing import Any
 
 from autoddl.core.errors import InputError
 
-__all__ = ["Graph", "Kind", "Op", "Tensor", "Value", "graph_from_text", "graph_to_text"]
+__all__ = ["RECEIVE", "Graph", "Kind", "Op", "Tensor", "Value", "graph_from_text", "graph_to_text"]
 
 Value = None | bool | int | float | str | tuple["Value", ...]
+
+RECEIVE = "autoddl.receive"
+"""Brings a tensor from another stage of a pipeline (`stages`): it depends on parameters, but the op reads nothing."""
 
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
             "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16}
@@ -165,7 +168,7 @@ class Graph:
         """The tensors that depend on a parameter; all others are the cone."""
         found = {t for t, tensor in enumerate(self.tensors) if tensor.kind is Kind.PARAMETER}
         for op in self.ops:
-            if any(t in found for t in op.inputs):
+            if op.target == RECEIVE or any(t in found for t in op.inputs):
                 found.update(op.outputs)
         return frozenset(found)
 
@@ -173,11 +176,13 @@ class Graph:
         """The tensors through which a gradient flows.
 
         They are floating, reached from a trained parameter through floating tensors, and read on the way to the loss.
-        The other outputs of an op with such an output are among them.
+        The other outputs of an op with such an output are among them. A tensor that another stage sends says itself
+        whether a gradient goes back.
         """
         found = {t for t, tensor in enumerate(self.tensors) if tensor.trained}
         for op in self.ops:
-            if any(t in found for t in op.inputs) and op.target not in _STOPS:
+            received = op.target == RECEIVE and bool(op.arg("gradient"))
+            if received or (any(t in found for t in op.inputs) and op.target not in _STOPS):
                 found.update(t for t in op.outputs if self.tensors[t].is_floating)
         back = found.intersection(self.outputs[:1])
         for op in reversed(self.ops):

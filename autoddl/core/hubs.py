@@ -15,12 +15,12 @@ from dataclasses import replace
 
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 
-__all__ = ["HUB", "add_hubs"]
+__all__ = ["HUB", "add_hubs", "needed_ops"]
 
 HUB = "autoddl.hub"
 
 
-def _prune(graph: Graph) -> tuple[Op, ...]:
+def needed_ops(graph: Graph) -> tuple[Op, ...]:
     """The ops that the loss or a buffer update depends on, in order."""
     wanted = {graph.outputs[0], *(new for _, new in graph.updates)}
     kept = []
@@ -33,7 +33,7 @@ def _prune(graph: Graph) -> tuple[Op, ...]:
 
 def add_hubs(graph: Graph) -> Graph:
     """The pruned graph with hubs. Tensors keep their positions; the outputs of hubs are added at the end."""
-    ops = _prune(graph)
+    ops = needed_ops(graph)
     alive = replace(graph, ops=ops, outputs=graph.outputs[:1])
     dependent, consumers = alive.dependent(), alive.consumers()
     shared = {t for t in dependent if len(consumers[t]) > 1}

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
+from pydantic.dataclasses import rebuild_dataclass
 
 from autoddl.core.conversion import Step, is_conversion
 from autoddl.core.errors import InputError
@@ -28,8 +29,8 @@ from autoddl.core.precision import Precision
 from autoddl.core.problem import EXACT
 from autoddl.core.state_layouts import Depths, parse_depths
 
-__all__ = ["BUCKET_BYTES", "VERSION", "Conversion", "Decision", "Plan", "PlanIndex", "Prediction", "Stored", "level_of",
-           "load_plan"]
+__all__ = ["BUCKET_BYTES", "VERSION", "Conversion", "Decision", "Pipeline", "Plan", "PlanIndex", "Prediction", "Stage",
+           "Stored", "level_of", "load_plan"]
 
 VERSION = 2
 BUCKET_BYTES = 25 * 2**20
@@ -174,7 +175,11 @@ class Plan:
         bucket_bytes    limit of a bucket of gathers or gradients
         precision       recipe of dtypes, as text (`core.precision`)
         recompute       names of the blocks of which backward runs ops again (`core.recompute`)
+        in_flight       microbatches whose activations are there at once; more than 1 in a stage of a pipeline alone
+        pipeline        the stages, each with a plan of its own; None for a plan without stages
         version         of the format
+
+    A plan with stages has no decisions of its own, and its mesh is `pipe` x `rank`: stages by ranks of a stage.
     """
 
     model: str
@@ -200,6 +205,8 @@ class Plan:
     bucket_bytes: int = BUCKET_BYTES
     precision: str = "as-written"
     recompute: tuple[str, ...] = ()
+    in_flight: int = 1
+    pipeline: "Pipeline | None" = None
     version: int = VERSION
 
     @property
@@ -225,11 +232,11 @@ class Plan:
 
     def to_json(self) -> str:
         """The text of the plan file."""
-        return json.dumps(_ADAPTER.dump_python(self, mode="json"), indent=1, ensure_ascii=False) + "\n"
+        return json.dumps(_tree(self), indent=1, ensure_ascii=False) + "\n"
 
     def fingerprint(self) -> str:
         """A short hash of everything on which the ranks must agree; it leaves out how the plan was made."""
-        data = _ADAPTER.dump_python(self, mode="json") | {"timings": {}, "factory": {}, "source": {}}
+        data = _tree(self) | {"timings": {}, "factory": {}, "source": {}}
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
     def save(self, path: str | Path) -> None:
@@ -237,7 +244,56 @@ class Plan:
         write_atomically(Path(path), self.to_json())
 
 
+@checked(frozen=True, slots=True, config=_STRICT)
+class Stage:
+    """A stage of a pipeline.
+
+        ops      its ops [first, end), as `core.stages` counts them
+        ranks    its ranks [first, end)
+        plan     the plan of its graph on these ranks
+    """
+
+    ops: tuple[int, int]
+    ranks: tuple[int, int]
+    plan: Plan
+
+
+@checked(frozen=True, slots=True, config=_STRICT)
+class Pipeline:
+    """The stages of a plan, in order, and the schedule in which ranks run them.
+
+        name        of the schedule, like `1f1b`
+        schedule    the schedule as text (`core.pipeline`), whose ranks are those of the mesh axis `pipe`
+        stages      the stages
+    """
+
+    name: str
+    schedule: str
+    stages: tuple[Stage, ...]
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """The positions at which the graph is cut."""
+        return tuple(stage.ops[0] for stage in self.stages[1:])
+
+
+rebuild_dataclass(Plan, force=True)  # type: ignore[arg-type]
 _ADAPTER: TypeAdapter[Plan] = TypeAdapter(Plan)
+
+
+def _tree(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON; what only pipelines have is left out of others."""
+    return _without_defaults(_ADAPTER.dump_python(plan, mode="json"))
+
+
+def _without_defaults(tree: dict[str, Any]) -> dict[str, Any]:
+    if tree["in_flight"] == 1:
+        del tree["in_flight"]
+    if tree["pipeline"] is None:
+        del tree["pipeline"]
+    for stage in tree.get("pipeline", {}).get("stages", ()):
+        _without_defaults(stage["plan"])
+    return tree
 
 
 def load_plan(path: str | Path) -> Plan:

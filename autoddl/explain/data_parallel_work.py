@@ -108,7 +108,7 @@ def work_of(graph: Graph, cluster: Cluster, gradient: int = 0, host: float = HOS
     dependent = graph.dependent()
     there = [(sum(forward), float(op.target != HUB)) for op, (forward, _) in zip(graph.ops, passes, strict=True)]
     back = [(sum(backward), float(len(backward) or 1)) for op, (_, backward) in zip(graph.ops, passes, strict=True)
-            if dependent.intersection(op.inputs)]
+            if dependent.intersection(op.outputs)]
     forward = max(sum(seconds for seconds, _ in there), host * sum(calls for _, calls in there))
     kernels = sum(seconds for seconds, _ in back)
     slower = max(1.0, host * sum(calls for _, calls in back) / kernels) if kernels else 1.0
@@ -133,7 +133,7 @@ def _gradients(graph: Graph, gradient: int) -> list[float]:
     """Per op of backward, in the order of the graph, bytes of the parameters that it is the first to read."""
     dependent, seen, found = graph.dependent(), set[int](), list[float]()
     for op in graph.ops:
-        if dependent.intersection(op.inputs):
+        if dependent.intersection(op.outputs):
             new = {t for t in op.inputs if graph.tensors[t].kind is Kind.PARAMETER} - seen
             seen |= new
             found.append(float(sum(graph.tensors[t].numel * (gradient or graph.tensors[t].itemsize) for t in new)))

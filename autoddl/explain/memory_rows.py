@@ -211,7 +211,7 @@ class _Bytes:
         if trained and self.optimizer.is_adam:  # two temporaries of AdamW
             self.add(end, end, 2 * self._own(max(trained, key=lambda t: graph.tensors[t].nbytes)))
         for i, op in enumerate(graph.ops):
-            if not self.views[i] and dependent.intersection(op.inputs):
+            if not self.views[i] and dependent.intersection(op.outputs):
                 self._forward(i)
             if self.yields(i):
                 self._backward(i)

@@ -17,6 +17,7 @@
                 stops     no gradient reaches what it reads
                 distance  a loss whose mean over a piece is multiplied by the piece's share
                 convolution
+                free      it has no kernel: what it waits for is priced by the pipeline that it is in
 
 Names are those of torch's operators without their overloads: `add` is `aten.add` with all of them.
 """
@@ -145,6 +146,7 @@ loss         nn           loss            inputs   -                    autoddl.
 loss         table        copy            inputs   -                    autoddl.token_weight
 -            -            batch-normalise inputs   -                    _native_batch_norm_legit
 -            -            copy            nothing  view,values          autoddl.hub
+-            table        copy            nothing  free                 autoddl.receive autoddl.send
 -            -            exponential     inputs   -                    logsigmoid
 -            -            loss            inputs   -                    nll_loss2d
 -            loss         copy            inputs   -                    cosine_similarity poisson_nll_loss

@@ -152,7 +152,7 @@ class _Chosen:
         """The ops that the level lets run again: none of the cone, whose results stay."""
         ops, known = self.known.graph.ops, self.known
         return frozenset(i for i in range(self.block.start, self.block.end)
-                         if not known.dependent.isdisjoint(ops[i].inputs)
+                         if not known.dependent.isdisjoint(ops[i].outputs)
                          and (self.level == FULL or not (known.has_flops(i) or ops[i].target in REDUCING)))
 
     def is_inside(self, i: int | None) -> bool:

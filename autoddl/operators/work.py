@@ -32,6 +32,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 VIEWS = flagged("view")
 _CUTS, _CONVOLUTIONS, _ATTENTION = flagged("cut"), flagged("convolution"), reading("all")
+_FREE = flagged("free")
 
 BLOCK = 2048
 """Elements in a row that are copied as a block, where rows are looked up: as a factor half way between the rows of 256
@@ -210,6 +211,8 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
 
     `differentiable` are the positions of the tensors that receive a gradient."""
     name, read = base(op), _nbytes(graph, op.inputs, inputs)
+    if name in _FREE:
+        return (), ()
     first, *others = _nbytes(graph, op.outputs, outputs)
     written = first + sum(others)
     if name in VIEWS:

@@ -11,11 +11,12 @@ from math import prod
 from typing import Any
 
 from autoddl.core.conversion import COLLECTIVES, Step, group_size, payload, ring_bytes, slice_steps
-from autoddl.core.graph import Kind, Op, Tensor
+from autoddl.core.graph import RECEIVE, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import Layout, local_shape
 from autoddl.core.plan import BUCKET_BYTES, Conversion, Decision, Plan, Prediction, Stored
 from autoddl.core.problem import Solution
+from autoddl.core.stages import SEND
 from autoddl.core.state_layouts import Depths, kept_layout, show_depths, summed_layout
 from autoddl.cost_models import link_of
 from autoddl.operators.rules.table import has_rule
@@ -196,7 +197,8 @@ def _unruled(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Ch
     differentiable = pricing.graph.differentiable()
     found: dict[str, float] = defaultdict(float)
     for variable, choice in zip(variables, chosen, strict=True):
-        if isinstance(variable.item, Op) and variable.item.target != HUB and not has_rule(variable.item.target):
+        if isinstance(variable.item, Op) and variable.item.target not in (HUB, SEND, RECEIVE) \
+                and not has_rule(variable.item.target):
             seconds = op_seconds(pricing, variable.item, choice, differentiable)
             found[variable.item.target] += seconds * pricing.microbatches
     return dict(found)
@@ -253,4 +255,4 @@ def plan_of(made: Assembled, pricing: Pricing, solution: Solution, about: Mappin
     return Plan(mesh=pricing.mesh, decisions=made.decisions, conversions=made.conversions, stored=made.stored,
                 inputs=made.inputs, predicted=made.predicted, proof=solution.proof, cluster=cluster.name,
                 backend=cluster.backend, levels=levels, microbatches=pricing.microbatches,
-                bucket_bytes=BUCKET_BYTES, recompute=pricing.recompute, **about)
+                bucket_bytes=BUCKET_BYTES, recompute=pricing.recompute, in_flight=pricing.in_flight, **about)

@@ -70,6 +70,8 @@ class Question:
     """By number, graphs of some other numbers of microbatches that the options ask for, as text."""
     recompute: str = NO_RECOMPUTE
     """The blocks that the plan computes again, as text (`core.recompute`)."""
+    in_flight: int = 1
+    """The number of microbatches of the plan whose activations are there at once."""
 
     def asking(self, **options: Any) -> "Question":
         """The question with some options replaced."""
@@ -123,7 +125,7 @@ def question_of(plan: Plan) -> Question:
                           microbatches=tuple(source.get("counts", ())) or (plan.microbatches,),
                           recompute=source.get("recompute", (policy_text(plan.recompute),)))
     return Question(graph_from_text(source["graph"]), cluster, options, plan.microbatches, source.get("parts", {}),
-                    policy_text(plan.recompute))
+                    policy_text(plan.recompute), plan.in_flight)
 
 
 def _variants(question: Question) -> Variants:
@@ -150,7 +152,8 @@ def _task(question: Question, variants: Variants) -> PlanTask:
 def network_on(question: Question, mesh: Mesh) -> CostNetwork:
     """All choices that the question leaves on one mesh, priced, with its own number of microbatches."""
     own = replace(question, parts={})
-    candidate = Candidate(mesh, region_of(question.options), question.microbatches, question.recompute)
+    candidate = Candidate(mesh, region_of(question.options), question.microbatches, question.recompute,
+                          question.in_flight)
     return build_network(_task(own, _variants(own)), candidate)
 
 
@@ -219,6 +222,6 @@ def solve_question(question: Question, progress: Progress | None = None) -> Foun
     region = region_of(question.options)
     counts = [one.microbatches for one in split_by_microbatches(question)]
     every = allowed_meshes(question.cluster, question.options)
-    candidates = under_policies([Candidate(mesh, region, n) for n in counts for mesh in every],
-                                question.options.recompute)
+    plain = [Candidate(mesh, region, n, in_flight=question.in_flight) for n in counts for mesh in every]
+    candidates = under_policies(plain, question.options.recompute)
     return search(_task(question, _variants(question)), candidates, progress)

@@ -189,7 +189,7 @@ class CostNetwork:
     def _lifetimes_at(self, levels: Sequence[int]) -> Lifetimes:
         pricing = at_levels(self.pricing, self.policies, levels)
         return lifetimes_of(pricing.graph, optimizer_of(pricing.optimizer), pricing.microbatches,
-                            pricing.cluster.device.kind == "cpu", pricing.parts)
+                            pricing.cluster.device.kind == "cpu", pricing.parts, pricing.in_flight)
 
     @cached_property
     def _deciders(self) -> Deciders:

@@ -103,7 +103,8 @@ def pieces_of(choices: Sequence[Choice], shapes: Sequence[Shape], mesh: Mesh) ->
     given = numbered(choices)
     sizes = np.concatenate([local_shapes(shape, decode_states(column, given.axes), mesh) for shape, column in
                             zip(shapes, (*given.inputs, *given.outputs), strict=True)], axis=1)
-    first, classes = distinct_rows([*sizes.T, given.inner, given.inputs[0] * (given.inner > 0)])
+    reduced = given.inputs[0] * (given.inner > 0) if given.inputs else given.inner
+    first, classes = distinct_rows([*sizes.T, given.inner, reduced])
     ends = np.cumsum([len(shape) for shape in shapes])[:-1]
     rows = zip(*(map(tuple, part.tolist()) for part in np.split(sizes[first], ends, axis=1)), strict=True)
     return Pieces(tuple(rows), first, classes)

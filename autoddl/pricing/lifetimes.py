@@ -25,6 +25,9 @@ on there. Whether it is gathered is up to one edge, whether it is sent on to ano
 may take off more than was there, never less. Copies of layouts that split the tensor on every axis are left out: few
 gather these, and many send them on.
 
+Where several microbatches are in flight, each of the others adds what lives from the last forward to the first
+backward, at every moment but the update's.
+
 Terms of one *alias* share storage: at a moment one of them counts. Where a storage is shared through views, one chain
 of views counts. So the terms never add up to more than the memory line (`schedule.memory_line`) has at that moment. The
 line may have more: buffers of buckets, and what the rules above leave out.
@@ -93,6 +96,8 @@ class Lifetimes:
     terms: tuple[Term, ...]
     index: Mapping[str, int]
     """The number of every op."""
+    in_flight: int = 1
+    """The number of microbatches whose activations are there at once."""
 
     def numbers(self, moment: Moment) -> tuple[int, ...]:
         """The numbers of a moment, three of an `around`. Raises KeyError where the graph has no such op."""
@@ -119,10 +124,26 @@ class Lifetimes:
     def patterns(self, row: Mapping[Moment, float], counts: Callable[[Term], bool] = bool) -> dict[Owner, Pattern]:
         """What counts of every owner in the sum over moments of weight * bytes at the moment; see `alive`."""
         found: dict[Owner, dict[What, float]] = defaultdict(lambda: defaultdict(float))
+        others = [] if self.in_flight == 1 else self._kept_between(counts)
         for moment, weight in row.items():
             for owner, what in self._counted(moment, counts):
                 found[owner][what] += weight
+            for owner, what in others if moment != UPDATE else ():
+                found[owner][what] += weight * (self.in_flight - 1)
         return {owner: tuple(sorted(what.items(), key=str)) for owner, what in found.items()}
+
+    def _kept_between(self, counts: Callable[[Term], bool]) -> list[tuple[Owner, What]]:
+        """What a microbatch keeps of its own between forward and backward, copies of parameters left out."""
+        last = 2 * len(self.graph.ops) - 1
+        behind = {t for t, tensor in enumerate(self.graph.tensors) if tensor.kind is Kind.PARAMETER}
+        behind |= {op.outputs[0] for op in self.graph.ops if op.target == HUB and op.inputs[0] in behind}
+        return [(term.owner, term.what) for term in self.alive(last, counts)
+                if term.end > last and (term.owner[0] == "op" or self._is_copy(term, behind))]
+
+    def _is_copy(self, term: Term, behind: set[int]) -> bool:
+        """Whether the term is the copy of an activation that an edge makes."""
+        kind, i, slot = term.owner
+        return kind == "edge" and term.what == ("copy",) and self.graph.ops[i].inputs[slot] not in behind
 
     def _counted(self, moment: Moment, counts: Callable[[Term], bool]) -> Iterator[tuple[Owner, What]]:
         """(owner, what) of every term at the moment; of an `around` with the op's alternatives as one `max`."""
@@ -139,13 +160,13 @@ class Lifetimes:
 
 
 def lifetimes_of(graph: Graph, optimizer: Optimizer, microbatches: int, processor: bool,
-                 parts: Sequence[RecomputedPart] = ()) -> Lifetimes:
-    """The lifetimes in a step of `graph`, with hubs, of one of `microbatches`.
+                 parts: Sequence[RecomputedPart] = (), in_flight: int = 1) -> Lifetimes:
+    """The lifetimes in a step of `graph`, with hubs, of one of `microbatches`, of which some are `in_flight` at once.
 
     `processor` says whether the device is a CPU; `parts` run again in backward.
     """
     made = _Builder(graph, optimizer, microbatches, processor, parts)
-    return Lifetimes(graph, tuple(made.terms), {op.name: i for i, op in enumerate(graph.ops)})
+    return Lifetimes(graph, tuple(made.terms), {op.name: i for i, op in enumerate(graph.ops)}, in_flight)
 
 
 class _Builder:
@@ -164,7 +185,7 @@ class _Builder:
         self.block = {i: part for part in parts for i in range(part.block.start, part.block.end)}
         self._parameters()
         for i, op in enumerate(graph.ops):
-            if not self.is_view[i] and set(op.inputs) & self.dependent:
+            if not self.is_view[i] and set(op.outputs) & self.dependent:
                 self._op(i, op)
         self._gradients()
         for part in parts:

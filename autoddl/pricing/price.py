@@ -93,6 +93,8 @@ class Pricing:
     """Part of the seconds of conversions of parameters, the loss and new buffers that is not counted (`overlapped`)."""
     recompute: tuple[str, ...] = ()
     """Names of the blocks that backward computes again."""
+    in_flight: int = 1
+    """The number of microbatches whose activations are there at once."""
     chained: Mapping[str, Chained] = field(init=False, compare=False)
     """By name, the ops that are fused with others."""
     blocks: tuple[Block, ...] = field(init=False, compare=False)
@@ -296,7 +298,7 @@ def cone_cost(pricing: Pricing) -> tuple[float, float]:
     dependent, used = graph.dependent(), {t for op in graph.ops for t in op.inputs}
     whole = Layout.broadcast(pricing.mesh)
     cone = [(op, Choice((whole,) * len(op.inputs), (whole,) * len(op.outputs), (), ())) for op in graph.ops
-            if not dependent.intersection(op.inputs)]
+            if not dependent.intersection(op.outputs)]
     seconds = sum(op_seconds(pricing, op, choice, frozenset()) for op, choice in cone)
     held = sum(t.nbytes * (pricing.microbatches if t.kind is Kind.INPUT else 1) for t in graph.tensors
                if t.kind in (Kind.BUFFER, Kind.CONSTANT, Kind.INPUT))

@@ -4,6 +4,7 @@ Ops that do not depend on a parameter (the *cone*) are computed by every rank an
 
     op          one signature per axis                                   (rules.options)
     hub         per axis S(d), P, B with gradients added up as B, B with gradients added up as P
+    send, receive   per axis S(d) or B, and the gradient alike: no partial sum goes to another stage
     parameter   stored S(d) or B per axis; where it is split, with the optimizer's state alone, its gradients too, or
                 its weight as well (`core.state_layouts`)
 
@@ -19,10 +20,19 @@ from itertools import product
 import numpy as np
 
 from autoddl.core.errors import InputError
-from autoddl.core.graph import Graph, Kind, Op, Tensor
+from autoddl.core.graph import RECEIVE, Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
-from autoddl.core.layout import B, Mesh, P, Split, State
-from autoddl.core.layout_codes import BROADCAST, dual_codes, encode_states, legal_mask, legal_states, state_code
+from autoddl.core.layout import B, Layout, Mesh, P, Split, State
+from autoddl.core.layout_codes import (
+    BROADCAST,
+    dual_codes,
+    encode_layout,
+    encode_states,
+    legal_mask,
+    legal_states,
+    state_code,
+)
+from autoddl.core.stages import SEND
 from autoddl.operators.rules.table import OptionRows, infinite_tensors, option_rows
 from autoddl.pricing.choices import Choice, Choices
 
@@ -72,14 +82,28 @@ def _of_hub(shape: tuple[int, ...], mesh: Mesh, partial: bool, gradients: bool) 
 
 
 @lru_cache(maxsize=10_000)
-def _of_parameter(shape: tuple[int, ...], mesh: Mesh, tied: bool, several: bool) -> Choices:
+def _of_transfer(shape: tuple[int, ...], mesh: Mesh, sends: bool, chained: bool) -> Choices:
+    """The choices of an op that sends or receives: one layout per axis, which is that of the gradient too.
+
+    Tokens, `chained` where one is read, are whole on every rank.
+    """
+    layouts = encode_states(legal_states(shape, mesh, partial=False))
+    whole, nothing = np.full_like(layouts, encode_layout(Layout.broadcast(mesh))), np.zeros_like(layouts)
+    if not sends:
+        return Choices(len(mesh.axes), (), (layouts,), (), (layouts,), nothing, nothing)
+    read = (layouts, whole) if chained else (layouts,)
+    return Choices(len(mesh.axes), read, (whole,), read, (whole,), nothing, nothing)
+
+
+@lru_cache(maxsize=10_000)
+def _of_parameter(shape: tuple[int, ...], mesh: Mesh, kept: bool, several: bool) -> Choices:
     """The stored layouts of a parameter, with every depth on every axis that is split.
 
-    With one microbatch gradients are reduced once in any case; with `several`, a piece of their sum may be kept. The
-    weight that the hub of a `tied` parameter gathered is kept.
+    With one microbatch gradients are reduced once in any case; with `several`, a piece of their sum may be kept. A
+    gathered weight is `kept` where it is tied, behind a hub, and where several microbatches are in flight.
     """
     states = legal_states(shape, mesh, partial=False)
-    deep = [0, *([1] if several else []), *([] if tied else [2])]
+    deep = [0, *([1] if several else []), *([] if kept else [2])]
     every = np.array(list(product(deep, repeat=len(mesh.axes))), dtype=np.int64)
     fine = ((every[None] == 0) | (states != BROADCAST)[:, None]).all(axis=2)
     which, depths = np.nonzero(fine)
@@ -112,13 +136,14 @@ def decided(graph: Graph) -> tuple[Op | Tensor, ...]:
     """The items that a plan decides about: parameters that are read, then the ops that depend on one, in order."""
     dependent, used = graph.dependent(), {t for op in graph.ops for t in op.inputs}
     parameters = (tensor for t, tensor in enumerate(graph.tensors) if tensor.kind is Kind.PARAMETER and t in used)
-    return (*parameters, *(op for op in graph.ops if dependent.intersection(op.inputs)))
+    return (*parameters, *(op for op in graph.ops if dependent.intersection(op.outputs)))
 
 
-def variables(graph: Graph, mesh: Mesh, region: Region = everything, microbatches: int = 1) -> tuple[Variable, ...]:
+def variables(graph: Graph, mesh: Mesh, region: Region = everything, microbatches: int = 1, in_flight: int = 1
+              ) -> tuple[Variable, ...]:
     """Every decision on `mesh` within `region`: used parameters first, then ops in order.
 
-    `graph` is the planned one, of one of `microbatches`.
+    `graph` is the planned one, of one of `microbatches`, of which `in_flight` are between forward and backward at once.
 
     Raises InputError, naming the op or parameter, if the region leaves it no choice.
     """
@@ -128,11 +153,16 @@ def variables(graph: Graph, mesh: Mesh, region: Region = everything, microbatche
     found = []
     for item in decided(graph):
         if isinstance(item, Tensor):
-            choices = _of_parameter(item.shape, mesh, item.name in tied, microbatches > 1 and item.trained)
+            choices = _of_parameter(item.shape, mesh, item.name in tied or in_flight > 1,
+                                    microbatches > 1 and item.trained)
         elif item.target == HUB:
             source = graph.tensors[item.inputs[0]]
             choices = _of_hub(source.shape, mesh, source.is_floating and source.kind is not Kind.PARAMETER,
                               item.inputs[0] in differentiable)
+        elif item.target in (SEND, RECEIVE):
+            sends = item.target == SEND
+            crosses = graph.tensors[item.inputs[0] if sends else item.outputs[0]]
+            choices = _of_transfer(crosses.shape, mesh, sends, len(item.inputs) > 1)
         else:
             choices = _of_op(option_rows(item, graph, mesh, infinite), axes)
         found.append(made.variable(item, choices))

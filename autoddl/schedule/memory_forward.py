@@ -9,6 +9,7 @@ tensors that such ops read are kept until `bring` runs them; then all that would
 """
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 from autoddl.core.graph import Op
@@ -51,7 +52,9 @@ class _Segment:
 
 
 class MicrobatchMemory:
-    """Runs the microbatches of a parsed plan on a heap.
+    """Runs the microbatches of a parsed plan on a heap: each is `begun`, then runs forward and backward.
+
+    Several may be in flight. They share parameters, gathers and reductions.
 
         heap       counts the bytes; `heap.here` is i in forward of op i, and i + number of ops in its backward
         program    the parsed plan
@@ -66,33 +69,45 @@ class MicrobatchMemory:
         self.heap, self.program, self.stored, self.given = heap, program, stored, given
         self.moves, rows = ConversionMemory(heap, plan.mesh, plan.backend == "gloo", cluster), tuple(edges.values())
         self.locals: dict[str, Value] = {}
+        self.last = True
         self.gathers = CountedGathers(self.moves, edges, stored, gather_buckets(plan, graph, rows))
         self.reductions = CountedReductions(self.moves, edges, gradient_buckets(plan, graph, rows))
 
-    def run(self, last: bool) -> None:
-        """Runs forward and backward of a microbatch, the `last` or not."""
-        self.gathers.begin(last)
-        self.reductions.begin(last)
-        self.last, self.env = last, {t: self._used(x) for t, x in self.given.items()}
+    def begun(self, last: bool) -> "MicrobatchMemory":
+        """Another microbatch, the `last` or not."""
+        made = copy(self)
+        made.last = last
+        return made
+
+    def forward(self) -> None:
+        """Runs forward."""
+        self.gathers.begin(self.last)
+        self.env = {t: self._used(x) for t, x in self.given.items()}
         self.first: dict[int, list[str]] = {}
         self.reader = self.program.last
         segments = [_Segment(part) for part in self.program.parts]
         self.segments = {i: segment for segment in segments for i in segment.part.ops}
         self.asked, self.triggers = dict(self.segments), {segment.part.trigger: segment for segment in segments}
         self.known: dict[int, tuple[_Segment, int]] = {}
-        nodes = [self._forward(i, op) for i, op in enumerate(self.program.graph.ops)]
-        ends = [self._converted(t, self.program.conversions.get(("output", slot))) for t, slot in self.program.ends]
+        self.nodes = [self._forward(i, op) for i, op in enumerate(self.program.graph.ops)]
+        self.ends = [self._converted(t, self.program.conversions.get(("output", slot)))
+                     for t, slot in self.program.ends]
         for x in self.env.values():
             self.heap.drop(x.storage)
-        BackwardMemory(self.moves, self.program, self.gathers, self.reductions, nodes, self.first, self).run(
-            ends[0].itemsize)
-        for segment in segments:
+        self.parts = segments
+
+    def backward(self) -> None:
+        """Runs backward."""
+        self.reductions.begin(self.last)
+        BackwardMemory(self.moves, self.program, self.gathers, self.reductions, self.nodes, self.first, self).run(
+            self.ends[0].itemsize)
+        for segment in self.parts:
             self._forget(segment)
         self.reductions.finish()
-        if last:
+        if self.last:
             self.gathers.finish()
         self.heap.moment()
-        for x in ends:
+        for x in self.ends:
             self.heap.drop(x.storage)
 
     def _keep_read(self, segment: _Segment, t: int, x: Value) -> None:

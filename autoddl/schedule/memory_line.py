@@ -4,6 +4,8 @@
     forward     activations from when they are made until their last reader, or until the backward that reads them
     backward    gradients of activations until they are read; those of parameters from when they are made
     both        gathered parameters, the buffers of conversions, temporaries of kernels
+    in flight   where a stage of a pipeline has several microbatches in flight, their forwards run first, then backwards
+                and forwards in turn, as in 1F1B: their activations are there at once
     optimizer   AdamW in a loop over parameters has the roots and the denominator of one, and the denominator of the
                 one before (torch.optim.adam, _single_tensor_adam); on an accelerator, on plain tensors, it goes over
                 all at once (_multi_tensor_adam) and has one such buffer for each
@@ -31,7 +33,7 @@ from autoddl.schedule.timeline import PredictedStep, Span
 __all__ = ["MemoryLine", "memory_line", "predict_memory", "with_memory_peak"]
 
 MOST_PARTS = 3
-"""Microbatches that are acted out at most: those between the first and the last are alike."""
+"""Microbatches that are acted out at most, and as many more as are in flight: the others are like these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +63,15 @@ def predict_memory(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster, m
             shape = local_shape(tensor.shape, plan.inputs[tensor.fqn], plan.mesh) if tensor.fqn in plan.inputs \
                 else tensor.shape
             given[t] = Value(storage, shape, contiguous(shape), tensor.itemsize)
-    few = replace(plan, microbatches=min(plan.microbatches, most))
+    few = replace(plan, microbatches=min(plan.microbatches, most + plan.in_flight - 1))
     parsed = ParsedPlan(few, graph, cluster.device.kind == "cpu")
     step = MicrobatchMemory(heap, parsed, stored, given, _deciding(plan, cluster))
-    for part in range(few.microbatches):
-        step.run(part == few.microbatches - 1)
+    begun = [step.begun(part == few.microbatches - 1) for part in range(few.microbatches)]
+    for part in range(few.microbatches + plan.in_flight - 1):
+        if part < few.microbatches:
+            begun[part].forward()
+        if part >= plan.in_flight - 1:
+            begun[part - plan.in_flight + 1].backward()
     heap.here = 2 * len(graph.ops)
     plain = all(state == B for s in plan.stored for state in s.layout)
     _update(heap, step.reductions.grads, kept, cluster.device.kind != "cpu" and plain)

@@ -166,6 +166,7 @@ _ROWS: tuple[tuple[tuple[str, ...], Callable[[LocalOp], Footprint]], ...] = (
      "conv_transpose2d conv_transpose3d"), nn.convolution_footprint),
     (_names("scaled_dot_product_attention"), attention.flash),
     (("autoddl.attention",), attention.dropped_attention), (("autoddl.dropout",), nn.dropout_footprint),
-    (("autoddl.token_loss",), nn.token_loss_footprint), (("autoddl.token_weight",), _nothing))
+    (("autoddl.token_loss",), nn.token_loss_footprint), 
+    (("autoddl.token_weight", "autoddl.receive", "autoddl.send"), _nothing))
 _KIND: Mapping[str, Callable[[LocalOp], Footprint]] = {
     **ELEMENTWISE, **LOSSES, **{name: kind for names, kind in _ROWS for name in names}}

@@ -1,0 +1,213 @@
+"""Makes the plan of a pipeline whose stages, schedule and microbatches are given: every stage is planned by itself.
+
+A pipeline of D stages cuts the cluster along its outermost levels into D equal parts, one for each stage
+(`stage_cluster`). A stage is a graph (`core.stages`) on its part, planned under the budget of a rank like any model,
+with as many microbatches in flight as the schedule has there.
+
+    stage        min of  m (f + b) + gather + reduce + update      over its meshes and layouts
+    pipeline     makespan of the schedule with these seconds, and those of the transfers (`cost_models.pipelines`)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import gcd
+
+from autoddl.core.errors import InputError
+from autoddl.core.graph import Graph
+from autoddl.core.hubs import add_hubs, needed_ops
+from autoddl.core.layout import Axis, Mesh
+from autoddl.core.pipeline import Schedule, check_schedule, peak_activations
+from autoddl.core.pipeline_schedules import generate
+from autoddl.core.plan import VERSION, Pipeline, Plan, Prediction, Stage
+from autoddl.core.stages import StageGraph, Transfer, cut_graph, transfers_of
+from autoddl.cost_models import Cluster, Group, collective
+from autoddl.cost_models.pipeline_bounds import StageSeconds
+from autoddl.cost_models.pipelines import simulate_pipeline
+from autoddl.cost_models.timeline import Timeline
+from autoddl.planner.assemble import assemble, plan_of
+from autoddl.planner.bucket_size import fitting_buckets
+from autoddl.planner.candidates import Candidate, under_policies
+from autoddl.planner.mesh_search import search
+from autoddl.planner.pins import allowed_meshes, region_of
+from autoddl.planner.question import source_of
+from autoddl.planner.task import PlanTask
+from autoddl.schedule.stage_messages import busiest, messages
+from autoddl.schedule.stage_seconds import stage_seconds
+
+__all__ = ["PIPE", "Staged", "StagedStep", "pipeline_plan", "stage_cluster", "staged_step", "transfer_seconds"]
+
+PIPE = "pipe"
+"""Name of the mesh axis of a plan with stages along which they lie."""
+
+
+def stage_cluster(cluster: Cluster, stages: int) -> Cluster:
+    """The part of a cluster that one of `stages` equal stages has: the outermost levels are cut first.
+
+    Raises InputError where the levels cannot be cut so, or parts would differ.
+    """
+    levels, left = [*cluster.levels], stages
+    for i in reversed(range(len(levels))):
+        level, cut = levels[i], gcd(left, levels[i].size)
+        if left > 1 and cut < min(left, level.size):
+            break
+        if cut > 1 and cut < level.size and (level.dims or level.leaf or level.topology not in ("switch", "fat-tree",
+                                                                                               "fully-connected")):
+            break
+        left //= cut
+        levels[i] = replace(level, size=level.size // cut, dims=() if cut > 1 else level.dims)
+    if left > 1 or cluster.parts:
+        sizes = ", ".join(f"{level.name}={level.size}" for level in reversed(cluster.levels))
+        raise InputError(f"{stages} stages do not cut cluster {cluster.name} ({sizes}) into equal parts: stages take "
+                         "whole factors of its levels, the outermost first")
+    return replace(cluster, name=f"{cluster.name}/{stages}", levels=tuple(levels))
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A pipeline that is to be planned: where it is cut, and how it runs.
+
+        cuts          positions of the cuts (`core.stages`)
+        name          of the schedule (`core.pipeline_schedules`)
+        microbatches  of a step
+    """
+
+    cuts: tuple[int, ...]
+    name: str
+    microbatches: int
+
+    @property
+    def stages(self) -> int:
+        return len(self.cuts) + 1
+
+    def schedule(self) -> Schedule:
+        """The schedule, checked. Raises InputError where there is none so."""
+        made = generate(self.name, self.stages, self.microbatches)
+        check_schedule(made)
+        if len(made.placement) > 1 or made.stages != len(made.actions):
+            raise InputError(f"schedule {self.name} has several stages or pipes on a rank, which cannot be planned yet:"
+                             " take gpipe or 1f1b")
+        if any(action.kind == "W" for action in made):
+            raise InputError(f"schedule {self.name} splits backward, which cannot be planned yet: take gpipe or 1f1b")
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class StagedStep:
+    """The predicted step of a pipeline: seconds of its stages and transfers, and the time line."""
+
+    stages: tuple[StageSeconds, ...]
+    transfers: tuple[float, ...]
+    timeline: Timeline
+
+
+def transfer_seconds(cluster: Cluster, stages: int, boundary: int, nbytes: float) -> float:
+    """Seconds in which every rank of stage `boundary` sends `nbytes` to the next, all at once."""
+    if not nbytes:
+        return 0.0
+    size = cluster.size // stages
+    rank = boundary * size
+    level = next(i for i, unit in enumerate(cluster.units[1:]) if rank // unit == (rank + size) // unit)
+    return collective(cluster, "send", Group(((2, max(size, cluster.units[level])),)), float(nbytes)).seconds
+
+
+def _boundaries(cluster: Cluster, plans: Sequence[Plan], transfers: Sequence[Transfer], graph: Graph) -> list[float]:
+    """Seconds of the transfers of a microbatch over every boundary, those of gradients where these take longer.
+
+    A tensor that skips stages counts at the boundary before its reader.
+    """
+    tensors = {tensor.name: tensor for tensor in graph.tensors}
+    found = [[0.0, 0.0] for _ in plans[1:]]
+    outputs = [{d.name: d for d in plan.decisions} for plan in plans]
+    for one in transfers:
+        tensor = tensors[one.tensor]
+        ends = (outputs[one.source][one.sender].inputs[0], plans[one.source].mesh,
+                outputs[one.target][one.receiver].outputs[0], plans[one.target].mesh)
+        forth = messages(tensor.shape, *ends)
+        back = messages(tensor.shape, *ends[2:], *ends[:2]) if one.gradient else ()
+        for way, sent in enumerate((forth, back)):
+            found[one.target - 1][way] += transfer_seconds(cluster, len(plans), one.target - 1,
+                                                           busiest(sent) * tensor.itemsize)
+    return [max(both) for both in found]
+
+
+def staged_step(plan: Plan, graph: Graph, cluster: Cluster) -> StagedStep:
+    """The predicted step of a plan with stages; `graph` is the captured one, of one microbatch."""
+    assert plan.pipeline is not None
+    pipeline, part = plan.pipeline, stage_cluster(cluster, len(plan.pipeline.stages))
+    plans = [stage.plan for stage in pipeline.stages]
+    graphs = cut_graph(graph, pipeline.cuts)
+    seconds = tuple(stage_seconds(one, add_hubs(stage.graph), part) for one, stage in zip(plans, graphs, strict=True))
+    between = tuple(_boundaries(cluster, plans, transfers_of(graph, pipeline.cuts), graph))
+    return StagedStep(seconds, between, simulated(Schedule.parse(pipeline.schedule), seconds, between))
+
+
+def simulated(schedule: Schedule, stages: Sequence[StageSeconds], transfers: Sequence[float]) -> Timeline:
+    """The time line of a schedule with these seconds."""
+    columns = list(zip(*stages, strict=True))
+    return simulate_pipeline(schedule, columns[0], columns[1], columns[2], transfers, columns[4],
+                             gather_seconds=columns[3], update_seconds=columns[5])
+
+
+def solve_stage(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches: int, in_flight: int) -> Plan:
+    """The fastest plan of one stage on its part of the cluster, with a bound of all of them.
+
+    Raises Infeasible where none fits the budget with so many microbatches in flight.
+    """
+    options = replace(task.options, microbatches=(microbatches,))
+    graph = add_hubs(stage.graph)
+    own = PlanTask(graph, stage.graph, {}, cluster, task.budget, options, task.about, 0.0, task.began)
+    candidates = under_policies([Candidate(mesh, region_of(options), microbatches, in_flight=in_flight)
+                                 for mesh in allowed_meshes(cluster, options)], options.recompute)
+    found = search(own, candidates)
+    solved = found.best
+    made = assemble(solved.pricing, solved.solution, solved.variables)
+    about = dict(task.about) | {
+        "bound": min(found.bound, made.predicted.seconds), "budget": task.budget, "candidates": len(candidates),
+        "sample": {}, "fingerprints": {"model": stage.graph.fingerprint(), "cluster": cluster.fingerprint,
+                                       "autoddl": str(VERSION)},
+        "source": source_of(own, solved, options), "precision": options.precision}
+    return fitting_buckets(plan_of(made, solved.pricing, solved.solution, about), graph, options.optimizer, cluster)
+
+
+def in_flight_of(schedule: Schedule) -> tuple[int, ...]:
+    """By stage, the most microbatches between their forward and their backward."""
+    peaks = peak_activations(schedule)
+    return tuple(round(peaks[rank]) for rank in schedule.placement[0])
+
+
+def pipeline_plan(task: PlanTask, staged: Staged, plans: Sequence[Plan] = ()) -> Plan:
+    """The plan of a pipeline; `plans` are those of its stages where they are known already.
+
+    Its bound is that of no other pipeline: the caller knows more. Raises InputError where the graph or the cluster
+    cannot be cut so, and Infeasible where a stage has no plan.
+    """
+    schedule, variant = staged.schedule(), task.variant(staged.microbatches)
+    part = stage_cluster(task.cluster, staged.stages)
+    graphs = cut_graph(variant.original, staged.cuts)
+    if not plans:
+        flights = in_flight_of(schedule)
+        plans = [solve_stage(task, graph, part, staged.microbatches, flight)
+                 for graph, flight in zip(graphs, flights, strict=True)]
+    ends = [*staged.cuts, len(needed_ops(variant.original))]
+    stages = tuple(Stage((first, end), (s * part.size, (s + 1) * part.size), plan) for s, (first, end, plan) in
+                   enumerate(zip([0, *staged.cuts], ends, plans, strict=True)))
+    mesh = Mesh((Axis(PIPE, staged.stages), Axis("rank", part.size)))
+    whole = Plan(mesh=mesh, decisions=(), conversions=(), stored=(), inputs={}, predicted=plans[0].predicted,
+                 bound=0.0, proof="", budget=task.budget, candidates=1, cluster=task.cluster.name,
+                 backend=task.cluster.backend, levels={PIPE: task.cluster.levels[-1].name},
+                 fingerprints={"model": variant.original.fingerprint(), "cluster": task.cluster.fingerprint,
+                               "autoddl": str(VERSION)},
+                 sample=dict(variant.spec), microbatches=staged.microbatches, precision=task.options.precision,
+                 pipeline=Pipeline(staged.name, str(schedule), stages), **task.about)
+    return replace(whole, predicted=_predicted(whole, staged_step(whole, variant.original, task.cluster)))
+
+
+def _predicted(plan: Plan, step: StagedStep) -> Prediction:
+    """The prediction of a plan with stages: seconds of the time line, and of the rank that needs most, its bytes."""
+    assert plan.pipeline is not None
+    each = [stage.plan.predicted for stage in plan.pipeline.stages]
+    largest = max(each, key=lambda one: one.peak_bytes)
+    slowest = max(each, key=lambda one: one.seconds)
+    volume: dict[str, float] = {}
+    return Prediction(step.timeline.makespan, slowest.compute, dict(slowest.communication), volume,
+                      dict(largest.nbytes), {}, slowest.update)

@@ -1,0 +1,43 @@
+"""Takes the seconds of a stage of a pipeline apart: of each microbatch, and those that come once a step.
+
+    forward, backward     of a microbatch between the first and the last, which neither gathers nor reduces what is kept
+    gather                seconds that forward of the first microbatch takes more
+    reduce                seconds that backward of the last microbatch takes more
+    update                of the optimizer
+
+Seconds are sums over the actions of `issue_order`, each as long as it takes alone: as the search prices them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autoddl.core.graph import Graph
+from autoddl.core.plan import Plan
+from autoddl.cost_models import Cluster
+from autoddl.cost_models.pipeline_bounds import StageSeconds
+from autoddl.schedule.actions import Action, Compute, Pass, Start
+from autoddl.schedule.issue_order import list_actions
+
+__all__ = ["stage_seconds"]
+
+PARTS = 3
+"""Microbatches that are looked at: the first, one between, and the last."""
+
+
+def stage_seconds(plan: Plan, graph: Graph, cluster: Cluster) -> StageSeconds:
+    """The seconds of a stage; `graph` is the planned one of a microbatch, `cluster` that of the stage's ranks."""
+    actions = list_actions(replace(plan, microbatches=PARTS), graph, cluster)
+    (first, _), (forward, backward), (_, last) = _passes(actions)
+    return StageSeconds(forward, backward, 0.0, max(0.0, first - forward), max(0.0, last - backward),
+                        plan.predicted.update)
+
+
+def _passes(actions: Sequence[Action]) -> list[tuple[float, float]]:
+    """(forward, backward) seconds of every microbatch."""
+    sums: list[float] = []
+    for action in actions:
+        if isinstance(action, Pass):
+            sums.append(0.0)
+        elif isinstance(action, Compute | Start):
+            sums[-1] += action.seconds
+    return list(zip(sums[::2], sums[1::2], strict=True))
