@@ -24,6 +24,7 @@ from autoddl.planner.mesh_search import Found, Progress, cut_short, search
 from autoddl.planner.options import Options, PlanOptions, documented
 from autoddl.planner.overlap import Finish, overlapped
 from autoddl.planner.pins import allowed_meshes, region_of
+from autoddl.planner.pipeline_search import staged_plan
 from autoddl.planner.question import source_of
 from autoddl.planner.strategies import named_strategies
 from autoddl.planner.task import PlanTask, task_of
@@ -108,12 +109,22 @@ def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = Non
     regathered is gathered in every microbatch. With `overlap`, several searches are made, and the plan with the
     shortest time line is taken. No plan has a shorter time line than its `predicted.line_bound`.
 
+    With `stages` above 1, pipelines are searched too: where they are cut, and the layouts of every stage. The seconds
+    of a plan with stages are those of its schedule's time line.
+
     Raises InputError for wrong arguments, CaptureError for a model that cannot be captured, and Infeasible if no plan
     fits the budget.
     """
     if progress:
         progress("capturing the model", 0, 1)
     task = task_of(model, cluster, sample, PlanOptions.of(options), name, factory)
+    if task.options.stages != (1,):
+        return staged_plan(task, _without_stages if 1 in task.options.stages else None, progress)
+    return _without_stages(task, progress)
+
+
+def _without_stages(task: PlanTask, progress: Progress | None) -> Plan:
+    """The fastest plan without stages."""
     tried = _candidates(task)
     finish = partial(_finish, task, count=len(tried), options=task.options)
     found = search(task, tried, progress)

@@ -5,17 +5,18 @@ from typing import Annotated
 
 import typer
 
-from autoddl.cli.options import PlanPath
+from autoddl.cli.options import PlanPath, StageNumber
 
 __all__ = ["draw_verb"]
 
 Out = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="FILE.svg, FILE.png or FILE.json")]
 
 
-def draw_verb(plan: PlanPath, output: Out) -> None:
+def draw_verb(plan: PlanPath, output: Out, stage: StageNumber = None) -> None:
     """Draw a plan: time line, memory, seconds by kind."""
     from autoddl.cli.picture import draw_plan
+    from autoddl.cli.pipeline_tables import stage_of, without_stages
     from autoddl.core.files import check_in_place
     from autoddl.core.plan import load_plan
     check_in_place(output)
-    draw_plan(load_plan(plan), output)
+    draw_plan(without_stages(stage_of(load_plan(plan), stage), "draw"), output)

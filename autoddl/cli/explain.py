@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from autoddl.cli.options import AsJson, PlanPath
+from autoddl.cli import pipeline_tables
+from autoddl.cli.options import AsJson, PlanPath, StageNumber
 from autoddl.cli.output import progress_bar, show
 from autoddl.core.errors import InputError
 from autoddl.core.plan import load_plan
@@ -37,15 +38,23 @@ def explain_verb(plan: PlanPath, names: Names = None,
             proof: Annotated[bool, typer.Option("--proof", help="prove the bound and check the proof")] = False,
             everywhere: Annotated[bool, typer.Option("--every-mesh", help="prove it for all meshes")] = False,
             pins: Annotated[bool, typer.Option("--pins", help="what each pin costs")] = False,
+            pipeline: Annotated[bool, typer.Option("--pipeline", help="what became of other stages")] = False,
+            stage: StageNumber = None,
             best: Annotated[int, typer.Option(min=1, help="exact alternatives of each name")] = 3,
             as_json: AsJson = False) -> None:
     """Say why a plan is as it is, and what else there is."""
     from autoddl.cli import answer_tables
     from autoddl.explain import explain
-    asked = [word for word, given in (("NAME", names), ("--proof", proof or everywhere), ("--pins", pins)) if given]
+    questions = {"NAME": names, "--proof": proof or everywhere, "--pins": pins, "--pipeline": pipeline}
+    asked = [word for word, given in questions.items() if given]
     if len(asked) > 1:
         raise InputError(f"explain answers one question at a time, not {' and '.join(asked)}: ask them one by one")
     read = load_plan(plan)
+    if pipeline:
+        show(pipeline_tables.alternatives_table(read), [dict(row) for row in pipeline_tables.alternatives_of(read)],
+             as_json)
+        return
+    read = pipeline_tables.without_stages(pipeline_tables.stage_of(read, stage), "explain")
     with progress_bar() as progress:
         table: RenderableType
         data: Any
@@ -63,11 +72,11 @@ def explain_verb(plan: PlanPath, names: Names = None,
 
 def front_verb(plan: PlanPath,
           devices: Annotated[bool, typer.Option("--devices", help="against the number of devices")] = False,
-          as_json: AsJson = False) -> None:
+          stage: StageNumber = None, as_json: AsJson = False) -> None:
     """Seconds against bytes a device, or devices."""
     from autoddl.cli import answer_tables
     from autoddl.explain import pareto
-    read = load_plan(plan)
+    read = pipeline_tables.without_stages(pipeline_tables.stage_of(load_plan(plan), stage), "front")
     with progress_bar() as progress:
         if devices:
             counted = pareto.front_of_devices(read, progress)
@@ -82,5 +91,6 @@ def diff_verb(a: PlanPath, b: Other, as_json: AsJson = False) -> None:
     """Say what differs between two plans, and its worth."""
     from autoddl.cli import answer_tables
     from autoddl.explain import diff
-    found = diff.difference(load_plan(a), load_plan(b))
+    both = [pipeline_tables.without_stages(load_plan(path), "diff") for path in (a, b)]
+    found = diff.difference(*both)
     show(answer_tables.difference_table(found), plain(found), as_json)

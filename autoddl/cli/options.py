@@ -16,12 +16,14 @@ import typer
 from autoddl.core.errors import InputError
 from autoddl.planner.options import PlanOptions
 
-__all__ = ["AsJson", "ClusterPath", "Compiled", "FactoryText", "PlanPath", "Set", "takes_options"]
+__all__ = ["AsJson", "ClusterPath", "Compiled", "FactoryText", "PlanPath", "Set", "StageNumber", "takes_options"]
 
 FactoryText = Annotated[str, typer.Argument(metavar="FILE.py:FACTORY",
                                             help="a function that returns a module, or a module and a sample")]
 ClusterPath = Annotated[Path, typer.Argument(metavar="CLUSTER.yaml", help="the machine")]
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN", help="a plan, as `plan -o` wrote it")]
+StageNumber = Annotated[int | None, typer.Option("--stage", min=0, metavar="N",
+                                                help="look at this stage of a plan with stages, from 0")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="argument of the factory")]
 Compiled = Annotated[bool, typer.Option("--compiled", help="elementwise chains are one kernel, as of torch.compile")]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
@@ -73,12 +75,12 @@ def _read(one: "Field[Any]", given: Any) -> Any:
     """The field's value, from the text written in the shell."""
     if given is None:
         return one.default
-    return _numbers(given) if one.name == "microbatches" else given
+    return _numbers(given, one.name) if one.name in ("microbatches", "stages") else given
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _numbers(text: str, name: str) -> tuple[int, ...]:
     """`1,2,4` as numbers."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise InputError(f"--microbatches {text!r}: whole numbers with commas between them, like 1,2,4") from None
+        raise InputError(f"--{name} {text!r}: whole numbers with commas between them, like 1,2,4") from None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
+from autoddl.cli.pipeline_tables import pipeline_summary, pipeline_table
 from autoddl.cli.table_style import columns, grid
 from autoddl.core.graph import Kind, graph_from_text
 from autoddl.core.hubs import HUB
@@ -67,7 +68,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "capture_seconds": plan.timings.get("capture"), "solve_seconds": plan.timings.get("solve"),
         "fallback_ops": predicted.fallback, "microbatches": plan.microbatches,
         "precision": plan.precision, "mfu": model_flops_utilisation(plan), "recompute": list(plan.recompute),
-    }
+    } | pipeline_summary(plan)
 
 
 def comparison_rows(found: Sequence["Comparison"]) -> list[dict[str, Any]]:
@@ -96,7 +97,9 @@ def raced_table(found: Sequence["Raced"]) -> RenderableType:
 
 
 def plan_table(plan: Plan) -> RenderableType:
-    """The configuration and its proof, what each layer does, and what each parameter group does."""
+    """The configuration and its proof, what each layer does, and what each parameter group does; or its stages."""
+    if plan.pipeline is not None:
+        return pipeline_table(plan)
     names = _tensor_names(plan)
     return Group(_figures(plan), "", _parameters(plan, names), "", _operators(plan, names))
 

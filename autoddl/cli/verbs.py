@@ -10,8 +10,9 @@ from autoddl.capture.factory import Factory, settings
 from autoddl.cli import plan_tables
 from autoddl.cli.answer_tables import relaxation_table
 from autoddl.cli.compare_run import NoRecord, RecordPath, record_path
-from autoddl.cli.options import AsJson, ClusterPath, Compiled, FactoryText, PlanPath, Set, takes_options
+from autoddl.cli.options import AsJson, ClusterPath, Compiled, FactoryText, PlanPath, Set, StageNumber, takes_options
 from autoddl.cli.output import progress_bar, show
+from autoddl.cli.pipeline_tables import stage_of
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.files import check_file, check_folder
 from autoddl.core.plan import load_plan
@@ -56,13 +57,13 @@ def _place(path: Path, compiled: bool) -> Cluster:
     return as_compiled(load_cluster(path)) if compiled else load_cluster(path)
 
 
-def show_verb(plan: PlanPath, as_json: AsJson = False) -> None:
+def show_verb(plan: PlanPath, stage: StageNumber = None, as_json: AsJson = False) -> None:
     """Print a plan."""
-    read = load_plan(plan)
+    read = stage_of(load_plan(plan), stage)
     show(plan_tables.plan_table(read), plan_tables.summary(read), as_json)
 
 
-@takes_options("overlap")
+@takes_options("overlap", "stages", "schedule", "cut")
 def compare_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, set_: Set = None,
             solvers: Annotated[bool, typer.Option("--solvers", help="compare the solvers on the plan's mesh")] = False,
             compiled: Compiled = False, as_json: AsJson = False) -> None:

@@ -88,7 +88,10 @@ def line_at_moments(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster) 
 
 
 def bytes_at_moments(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster) -> list[float]:
-    """By moment, the bytes of a rank under one plan, with each storage counted once."""
+    """By moment, the bytes of a rank under one plan, with each storage counted once.
+
+    Each other microbatch in flight adds what it keeps between forward and backward, at all moments but the update's.
+    """
     made = _Bytes(plan, graph, optimizer_of(optimizer), cluster.device.kind == "cpu")
     count, found = 3 * len(graph.ops) + 1, list[float]()
     change = [0.0] * (count + 1)
@@ -100,10 +103,10 @@ def bytes_at_moments(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster)
         for n in range(min(s for s, _, _ in spans), max(e for _, e, _ in spans) + 1):
             nbytes = next((b for start, end, b in spans if start <= n <= end), 0.0)
             change[n], change[n + 1] = change[n] + nbytes, change[n + 1] - nbytes
-    total = 0.0
+    total, others = 0.0, (plan.in_flight - 1) * made.kept_between()
     for n in range(count):
         total += change[n]
-        found.append(total)
+        found.append(total + others * (n < count - 1))
     return found
 
 
@@ -126,6 +129,13 @@ class _Bytes:
         self.spans = defaultdict[Hashable, list[tuple[int, int, float]]](list)
         self.storages = self._shared_storages()
         self._everything()
+
+    def kept_between(self) -> float:
+        """Bytes that a microbatch keeps of its own from the last forward to the first backward."""
+        last = 2 * self.count - 1
+        alive = [next(((end, nbytes) for start, end, nbytes in spans if start <= last <= end), (last, 0.0))
+                 for key, spans in self.spans.items() if key not in self.once]
+        return sum(nbytes for end, nbytes in alive if end > last)
 
     def _footprint(self, i: int, mesh: Mesh | None) -> Footprint:
         """The footprint of op i on the shards of a rank, or on whole tensors without a mesh."""
@@ -207,6 +217,7 @@ class _Bytes:
             elif tensor.kind in (Kind.INPUT, Kind.BUFFER, Kind.CONSTANT):
                 times = self.plan.microbatches if tensor.kind is Kind.INPUT else 1
                 self.add(0, end, float(tensor.nbytes * times))
+        self.once = frozenset(self.spans)
         trained = [t for t, x in enumerate(graph.tensors) if x.kind is Kind.PARAMETER and t in self.flows]
         if trained and self.optimizer.is_adam:  # two temporaries of AdamW
             self.add(end, end, 2 * self._own(max(trained, key=lambda t: graph.tensors[t].nbytes)))

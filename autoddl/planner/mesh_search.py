@@ -53,12 +53,17 @@ ROUGH = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The fastest plan, the least bound over all candidates in seconds, and the seconds that the search took."""
+    """The fastest plan, the least bound over all candidates in seconds, and the seconds that the search took.
+
+    `solution` is that of `candidate`, before its choices are taken alone (`candidates.chosen`).
+    """
 
     best: Solved
     bound: float
     seconds: float
-    interrupted: bool = False
+    interrupted: bool
+    candidate: Candidate
+    solution: Solution
 
 
 def cut_short(proof: str) -> str:
@@ -158,7 +163,7 @@ def search(task: PlanTask, candidates: Sequence[Candidate], progress: Progress |
         raise _worst(state.failed)
     assert state.row is not None
     best = chosen(task, candidates[state.where], state.best, state.row)
-    return Found(best, state.bound, perf_counter() - start, interrupted)
+    return Found(best, state.bound, perf_counter() - start, interrupted, candidates[state.where], state.best)
 
 
 def _worst(failed: Sequence[Infeasible | InputError]) -> Infeasible | InputError:

@@ -11,6 +11,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, ParamSpec, TypedDict, TypeVar, cast
 
 from autoddl.core.errors import InputError
+from autoddl.core.pipeline_schedules import generate
 from autoddl.core.precision import RECIPES, Precision
 from autoddl.core.recompute import check_policy
 from autoddl.cost_models import Cluster, parse_quantity
@@ -44,6 +45,9 @@ class Options(TypedDict, total=False):
     microbatches: Sequence[int]
     recompute: Sequence[str]
     overlap: bool
+    stages: Sequence[int]
+    schedule: Sequence[str]
+    cut: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +99,31 @@ class PlanOptions:
     overlap: bool = _option(False, "the shortest time line of several plans")
     """Whether the plan is to have the shortest predicted time line instead of the least sum of seconds."""
 
+    stages: tuple[int, ...] = _option((1,), "stages of a pipeline to choose from, each on an equal part of the "
+                                      "cluster; 1 is none", metavar="N,N,...", written=str)
+    """Numbers of stages of a pipeline to choose from, rising, each once; 1 is a plan without stages."""
+
+    schedule: tuple[str, ...] = _option(("1f1b",), "schedules of a pipeline to choose from: 1f1b, gpipe",
+                                        metavar="NAME,NAME,...", written=str)
+    """Schedules of a pipeline to choose from, as text (`core.pipeline_schedules`), each once."""
+
+    cut: tuple[str, ...] = _option((), "a module with which a stage begins, like 'h.4'", metavar="MODULE")
+    """Modules with which stages begin, in order: with n of them all plans have n + 1 stages."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "pins", tuple(self.pins))
-        object.__setattr__(self, "microbatches", _rising(self.microbatches))
+        object.__setattr__(self, "microbatches", _rising(self.microbatches, "microbatches", "the whole batch"))
+        object.__setattr__(self, "stages", _rising(self.stages, "stages", "a plan without stages"))
+        object.__setattr__(self, "schedule", _schedules(self.schedule))
+        object.__setattr__(self, "cut", tuple(self.cut))
+        if self.cut and self.stages not in ((1,), (len(self.cut) + 1,)):
+            raise InputError(f"{len(self.cut)} cuts make {len(self.cut) + 1} stages, and stages asks for "
+                             f"{', '.join(map(str, self.stages))}: leave it out, or give stages={len(self.cut) + 1}")
+        if self.cut:
+            object.__setattr__(self, "stages", (len(self.cut) + 1,))
+        if self.overlap and self.stages != (1,):
+            raise InputError("overlap is about the time lines of plans without stages; a plan with stages is always "
+                             "chosen by its time line: leave overlap out")
         object.__setattr__(self, "recompute", _policies(self.recompute))
         optimizer_of(self.optimizer)
         object.__setattr__(self, "precision", str(Precision.parse(self.precision)))
@@ -131,12 +157,23 @@ def _bytes(budget: float | str) -> float:
     return limit
 
 
-def _rising(microbatches: Sequence[int]) -> tuple[int, ...]:
-    """The numbers of microbatches to try, each once, rising. Raises InputError for a number below 1, or none."""
-    counts = tuple(sorted(set(microbatches)))
+def _rising(numbers: Sequence[int], what: str, one: str) -> tuple[int, ...]:
+    """The numbers to try, each once, rising. Raises InputError for a number below 1, or none; `one` says what 1 is."""
+    counts = tuple(sorted(set(numbers)))
     if not counts or counts[0] < 1:
-        raise InputError(f"numbers of microbatches are at least 1, not {list(microbatches)}; 1 is the whole batch")
+        raise InputError(f"numbers of {what} are at least 1, not {list(numbers)}; 1 is {one}")
     return counts
+
+
+def _schedules(names: Sequence[str]) -> tuple[str, ...]:
+    """The schedules to try, each once; one text names several with commas. Raises InputError for an unknown one."""
+    texts = names.split(",") if isinstance(names, str) else names
+    found = tuple(dict.fromkeys(text.strip() for text in texts))
+    for name in found:
+        generate(name, 2, 2)
+    if not found:
+        raise InputError("a pipeline has some schedule: name one, like '1f1b'")
+    return found
 
 
 def _policies(recompute: Sequence[str]) -> tuple[str, ...]:

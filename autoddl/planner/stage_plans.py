@@ -19,22 +19,24 @@ from autoddl.core.layout import Axis, Mesh
 from autoddl.core.pipeline import Schedule, check_schedule, peak_activations
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import VERSION, Pipeline, Plan, Prediction, Stage
-from autoddl.core.stages import StageGraph, Transfer, cut_graph, transfers_of
+from autoddl.core.stages import StageGraph, cut_graph, transfers_of
 from autoddl.cost_models import Cluster, Group, collective
 from autoddl.cost_models.pipeline_bounds import StageSeconds
 from autoddl.cost_models.pipelines import simulate_pipeline
 from autoddl.cost_models.timeline import Timeline
-from autoddl.planner.assemble import assemble, plan_of
+from autoddl.planner.assemble import Assembled, assemble, plan_of
 from autoddl.planner.bucket_size import fitting_buckets
 from autoddl.planner.candidates import Candidate, under_policies
-from autoddl.planner.mesh_search import search
+from autoddl.planner.mesh_search import Found, search
 from autoddl.planner.pins import allowed_meshes, region_of
 from autoddl.planner.question import source_of
 from autoddl.planner.task import PlanTask
+from autoddl.schedule.memory_line import with_memory_peak
 from autoddl.schedule.stage_messages import busiest, messages
 from autoddl.schedule.stage_seconds import stage_seconds
 
-__all__ = ["PIPE", "Staged", "StagedStep", "pipeline_plan", "stage_cluster", "staged_step", "transfer_seconds"]
+__all__ = ["PIPE", "Staged", "StagedStep", "boundary_seconds", "finish_stage", "in_flight_of", "pipeline_plan",
+           "search_stage", "simulated", "stage_cluster", "stage_task", "staged_step", "transfer_seconds"]
 
 PIPE = "pipe"
 """Name of the mesh axis of a plan with stages along which they lie."""
@@ -110,7 +112,7 @@ def transfer_seconds(cluster: Cluster, stages: int, boundary: int, nbytes: float
     return collective(cluster, "send", Group(((2, max(size, cluster.units[level])),)), float(nbytes)).seconds
 
 
-def _boundaries(cluster: Cluster, plans: Sequence[Plan], transfers: Sequence[Transfer], graph: Graph) -> list[float]:
+def boundary_seconds(cluster: Cluster, plans: Sequence[Plan], cuts: Sequence[int], graph: Graph) -> list[float]:
     """Seconds of the transfers of a microbatch over every boundary, those of gradients where these take longer.
 
     A tensor that skips stages counts at the boundary before its reader.
@@ -118,7 +120,7 @@ def _boundaries(cluster: Cluster, plans: Sequence[Plan], transfers: Sequence[Tra
     tensors = {tensor.name: tensor for tensor in graph.tensors}
     found = [[0.0, 0.0] for _ in plans[1:]]
     outputs = [{d.name: d for d in plan.decisions} for plan in plans]
-    for one in transfers:
+    for one in transfers_of(graph, cuts):
         tensor = tensors[one.tensor]
         ends = (outputs[one.source][one.sender].inputs[0], plans[one.source].mesh,
                 outputs[one.target][one.receiver].outputs[0], plans[one.target].mesh)
@@ -137,7 +139,7 @@ def staged_step(plan: Plan, graph: Graph, cluster: Cluster) -> StagedStep:
     plans = [stage.plan for stage in pipeline.stages]
     graphs = cut_graph(graph, pipeline.cuts)
     seconds = tuple(stage_seconds(one, add_hubs(stage.graph), part) for one, stage in zip(plans, graphs, strict=True))
-    between = tuple(_boundaries(cluster, plans, transfers_of(graph, pipeline.cuts), graph))
+    between = tuple(boundary_seconds(cluster, plans, pipeline.cuts, graph))
     return StagedStep(seconds, between, simulated(Schedule.parse(pipeline.schedule), seconds, between))
 
 
@@ -148,25 +150,42 @@ def simulated(schedule: Schedule, stages: Sequence[StageSeconds], transfers: Seq
                              gather_seconds=columns[3], update_seconds=columns[5])
 
 
-def solve_stage(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches: int, in_flight: int) -> Plan:
-    """The fastest plan of one stage on its part of the cluster, with a bound of all of them.
+def stage_task(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches: int) -> PlanTask:
+    """The task of planning one stage on its part of the cluster."""
+    options = replace(task.options, microbatches=(microbatches,), stages=(1,), cut=())
+    return replace(task, graph=add_hubs(stage.graph), original=stage.graph, spec={}, cluster=cluster, options=options,
+                   variants=None)
+
+
+def search_stage(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches: int, in_flight: int) -> Found:
+    """The fastest layouts of one stage on its part of the cluster, with a bound of all of them.
 
     Raises Infeasible where none fits the budget with so many microbatches in flight.
     """
-    options = replace(task.options, microbatches=(microbatches,))
-    graph = add_hubs(stage.graph)
-    own = PlanTask(graph, stage.graph, {}, cluster, task.budget, options, task.about, 0.0, task.began)
-    candidates = under_policies([Candidate(mesh, region_of(options), microbatches, in_flight=in_flight)
-                                 for mesh in allowed_meshes(cluster, options)], options.recompute)
-    found = search(own, candidates)
+    own = stage_task(task, stage, cluster, microbatches)
+    plain = [Candidate(mesh, region_of(own.options), microbatches, in_flight=in_flight)
+             for mesh in allowed_meshes(cluster, own.options)]
+    return search(own, under_policies(plain, own.options.recompute))
+
+
+def finish_stage(task: PlanTask, stage: StageGraph, found: Found, made: Assembled) -> Plan:
+    """The plan of what was found for a stage; `task` is that of the stage."""
     solved = found.best
-    made = assemble(solved.pricing, solved.solution, solved.variables)
     about = dict(task.about) | {
-        "bound": min(found.bound, made.predicted.seconds), "budget": task.budget, "candidates": len(candidates),
-        "sample": {}, "fingerprints": {"model": stage.graph.fingerprint(), "cluster": cluster.fingerprint,
-                                       "autoddl": str(VERSION)},
-        "source": source_of(own, solved, options), "precision": options.precision}
-    return fitting_buckets(plan_of(made, solved.pricing, solved.solution, about), graph, options.optimizer, cluster)
+        "bound": min(found.bound, made.predicted.seconds), "budget": task.budget, "candidates": 1, "sample": {},
+        "fingerprints": {"model": stage.graph.fingerprint(), "cluster": task.cluster.fingerprint,
+                         "autoddl": str(VERSION)},
+        "source": source_of(task, solved, task.options), "precision": task.options.precision}
+    plan = plan_of(made, solved.pricing, solved.solution, about)
+    return with_memory_peak(replace(plan, bucket_bytes=1), task.graph, task.options.optimizer, task.cluster)
+
+
+def solve_stage(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches: int, in_flight: int) -> Plan:
+    """The fastest plan of one stage, with the best bucket size. Raises Infeasible as `search_stage`."""
+    found = search_stage(task, stage, cluster, microbatches, in_flight)
+    made = assemble(found.best.pricing, found.best.solution, found.best.variables)
+    own = stage_task(task, stage, cluster, microbatches)
+    return fitting_buckets(finish_stage(own, stage, found, made), own.graph, own.options.optimizer, cluster)
 
 
 def in_flight_of(schedule: Schedule) -> tuple[int, ...]:

@@ -55,6 +55,8 @@ class PlanTask:
     """Captures the model with one of several microbatches, once each; None: `graph` stands for all."""
     hidden: float = 0.0
     """Part of the seconds of parameters' conversions that is not counted (`Pricing`)."""
+    once: bool = True
+    """Whether updates and casts that come once a step are counted (`Pricing`)."""
 
     def has(self, microbatches: int) -> bool:
         """Whether `variant` has it without capturing."""

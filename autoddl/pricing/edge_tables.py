@@ -249,7 +249,7 @@ def _casts(pricing: Pricing, ends: Ends, rows: Rows, back: bool, flows: bool) ->
         first, then = ends.gathers(rows)
         stored = ends.routes.nbytes[ends.here[rows]][:, None]
         pieces = np.where(first | then, stored, np.minimum(stored, ends.routes.nbytes[ends.there]))
-        times = np.where(then & ~first, pricing.microbatches * (1 + back), 1)
+        times = np.where(then & ~first, pricing.microbatches * (1 + back), pricing.once)
         found += times * _each(partial(cast_seconds, pricing, tensor.stored, tensor), pieces / tensor.itemsize)
     if flows and tensor.reduced:
         elements = ends.routes.nbytes[ends.yields] / tensor.itemsize

@@ -95,6 +95,9 @@ class Pricing:
     """Names of the blocks that backward computes again."""
     in_flight: int = 1
     """The number of microbatches whose activations are there at once."""
+    once: bool = True
+    """Whether updates and casts that come once a step count: without them, and all hidden, seconds are of microbatches.
+    """
     chained: Mapping[str, Chained] = field(init=False, compare=False)
     """By name, the ops that are fused with others."""
     blocks: tuple[Block, ...] = field(init=False, compare=False)
@@ -161,7 +164,7 @@ def update_seconds(pricing: Pricing, tensor: Tensor, stored: Layout) -> float:
 
     Products of an update are cut among the ranks that share the parameter; each gathers the whole of the other factor.
     """
-    if not tensor.trained:
+    if not tensor.trained or not pricing.once:
         return 0.0
     optimizer, device = optimizer_of(pricing.optimizer), pricing.cluster.device
     elements = prod(local_shape(tensor.shape, stored, pricing.mesh))
@@ -266,9 +269,13 @@ def kernel_of(work_: KernelWork, dtype: str) -> Kernel:
     return Kernel(work_.kind, work_.shape, work_.flops, work_.nbytes, dtype, work_.name)
 
 
-def floor_seconds(graph: Graph, cluster: Cluster) -> float:
-    """Seconds that no plan is below: all work split evenly over all devices, with no communication."""
-    differentiable, total, fused = graph.differentiable(), 0.0, chains(graph) if cluster.device.compiled else {}
+def floor_seconds(graph: Graph, cluster: Cluster, differentiable: frozenset[int] | None = None) -> float:
+    """Seconds that no plan is below: all work split evenly over all devices, with no communication.
+
+    `differentiable` are the tensors with a gradient, where the graph is a part that does not know them itself.
+    """
+    total, fused = 0.0, chains(graph) if cluster.device.compiled else {}
+    differentiable = graph.differentiable() if differentiable is None else differentiable
     for op in (op for op in graph.ops if op.name not in fused):
         shapes = [tuple(graph.tensors[t].shape for t in ts) for ts in (op.inputs, op.outputs)]
         forward, backward = work(op, graph, shapes[0], shapes[1], differentiable)

@@ -1,0 +1,120 @@
+"""Plans with stages as people read them: the figures, the stages, and the schedule's time line.
+
+    show PLAN                 figures, stages, time line
+    explain PLAN --pipeline   what became of every number of stages, schedule and number of microbatches
+    show, explain, front, draw PLAN --stage 2      the same of one stage as of any plan
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from autoddl.cli.pipeline_text import draw_timeline
+from autoddl.cli.table_style import columns, grid
+from autoddl.core.errors import InputError
+from autoddl.core.graph import graph_from_text
+from autoddl.core.hubs import needed_ops
+from autoddl.core.plan import Plan
+from autoddl.cost_models import parse_cluster
+from autoddl.cost_models.units import show_bytes, show_seconds
+from autoddl.explain.utilisation import model_flops_utilisation
+from autoddl.planner.stage_plans import StagedStep, staged_step
+
+__all__ = ["alternatives_of", "alternatives_table", "pipeline_summary", "pipeline_table", "stage_of", "without_stages"]
+
+
+def stage_of(plan: Plan, stage: int | None) -> Plan:
+    """The plan itself without a number, else that of its stage. Raises InputError where it has no such stage."""
+    if stage is None:
+        return plan
+    if plan.pipeline is None:
+        raise InputError(f"this plan has no stages, and --stage {stage} asks for one: leave it out")
+    if stage >= len(plan.pipeline.stages):
+        raise InputError(f"this plan has stages 0 to {len(plan.pipeline.stages) - 1}, and no stage {stage}")
+    return plan.pipeline.stages[stage].plan
+
+
+def without_stages(plan: Plan, what: str) -> Plan:
+    """The plan, if it has no stages. Raises InputError for a verb that answers for one stage at a time."""
+    if plan.pipeline is not None:
+        raise InputError(f"this plan has {len(plan.pipeline.stages)} stages, and {what} looks at one of them: name it "
+                         f"with --stage, from 0 to {len(plan.pipeline.stages) - 1}")
+    return plan
+
+
+def pipeline_table(plan: Plan) -> RenderableType:
+    """The figures of a plan with stages, its stages, and its time line."""
+    step = _step(plan)
+    return Group(_figures(plan, step), "", _stages(plan, step), "", draw_timeline(step.timeline))
+
+
+def _step(plan: Plan) -> StagedStep:
+    return staged_step(plan, graph_from_text(plan.source["graph"]),
+                       parse_cluster(plan.source["cluster"], "the plan's cluster"))
+
+
+def _figures(plan: Plan, step: StagedStep) -> Table:
+    assert plan.pipeline is not None
+    predicted, table = plan.predicted, grid()
+    table.add_row("plan", f"{plan.model} on {plan.cluster}, {plan.mesh.size} ranks over {plan.backend}")
+    table.add_row("pipeline", f"{len(plan.pipeline.stages)} stages, schedule {plan.pipeline.name}, {plan.microbatches} "
+                              f"microbatch{'es' * (plan.microbatches > 1)}")
+    if plan.precision != "as-written":
+        table.add_row("precision", plan.precision)
+    table.add_row("step", f"{show_seconds(predicted.seconds)} predicted; ranks do nothing in "
+                          f"{step.timeline.bubble:.1%} of it")
+    if (mfu := model_flops_utilisation(plan)) is not None:
+        table.add_row("utilisation", f"{mfu:.1%} of the peak of {plan.mesh.size} devices, in FLOPs of the model")
+    table.add_row("memory", f"{show_bytes(predicted.peak_bytes)} at the peak of the fullest rank")
+    table.add_row("budget", f"{show_bytes(plan.budget)} a rank, of which the peak takes "
+                            f"{predicted.peak_bytes / plan.budget:.1%}")
+    table.add_row("proof", f"no plan of these stages, schedules and microbatches takes less than "
+                           f"{show_seconds(plan.bound)} under the model: this one is at most {plan.gap:.2%} from the "
+                           f"best ({plan.proof})")
+    return table
+
+
+def _stages(plan: Plan, step: StagedStep) -> Table:
+    """A row per stage: its ranks, modules, mesh, seconds and bytes."""
+    assert plan.pipeline is not None
+    ops = needed_ops(graph_from_text(plan.source["graph"]))
+    table = columns("stage", "ranks", "begins with", "mesh", "forward", "backward", "once a step", "sends", "in flight",
+                    "peak")
+    for k, (stage, one) in enumerate(zip(plan.pipeline.stages, step.stages, strict=True)):
+        first = next((op.module or op.name for op in ops[stage.ops[0]:stage.ops[1]] if op.module), "")
+        table.add_row(str(k), f"{stage.ranks[0]}-{stage.ranks[1] - 1}", first, str(stage.plan.mesh),
+                      show_seconds(one.forward), show_seconds(one.backward + one.weight),
+                      show_seconds(one.gather + one.reduce + one.update),
+                      show_seconds(step.transfers[k]) if k < len(step.transfers) else "-", str(stage.plan.in_flight),
+                      show_bytes(stage.plan.predicted.peak_bytes))
+    return table
+
+
+def pipeline_summary(plan: Plan) -> dict[str, Any]:
+    """What a plan with stages has besides the figures of any plan, under stable names."""
+    if plan.pipeline is None:
+        return {}
+    return {"stages": len(plan.pipeline.stages), "schedule": plan.pipeline.name, "cuts": list(plan.pipeline.cuts),
+            "stage_meshes": [str(stage.plan.mesh) for stage in plan.pipeline.stages],
+            "stage_peak_bytes": [stage.plan.predicted.peak_bytes for stage in plan.pipeline.stages]}
+
+
+def alternatives_of(plan: Plan) -> Sequence[Mapping[str, Any]]:
+    """What became of every candidate with stages. Raises InputError for a plan that was searched without stages."""
+    if "alternatives" not in plan.source:
+        raise InputError("this plan was searched without stages: plan with --stages 1,2,4, for example")
+    found: Sequence[Mapping[str, Any]] = plan.source["alternatives"]
+    return found
+
+
+def alternatives_table(plan: Plan) -> RenderableType:
+    """A row per candidate with stages: its best seconds and peak, its bound, and why its search ended."""
+    table = columns("stages", "schedule", "microbatches", "best", "peak", "no less than", "")
+    for row in alternatives_of(plan):
+        table.add_row(str(row["stages"]), row["schedule"], str(row["microbatches"]),
+                      "-" if row["seconds"] is None else show_seconds(row["seconds"]),
+                      "-" if row["nbytes"] is None else show_bytes(row["nbytes"]),
+                      "no plan" if row["bound"] is None else show_seconds(row["bound"]), row["detail"])
+    return table

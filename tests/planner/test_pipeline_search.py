@@ -1,0 +1,152 @@
+"""Pipelines: what the search promises of cuts, stages and bounds, against enumeration."""
+
+from dataclasses import replace
+from functools import lru_cache
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+import autoddl
+from autoddl.core.errors import Infeasible, InputError
+from autoddl.core.graph import RECEIVE, graph_from_text
+from autoddl.core.hubs import add_hubs, needed_ops
+from autoddl.core.plan import Plan, load_plan
+from autoddl.core.stages import SEND, crossing, cut_graph, shared_parameters, transfers_of
+from autoddl.cost_models import load_cluster, parse_cluster
+from autoddl.explain.explain import proved
+from autoddl.planner.options import PlanOptions
+from autoddl.planner.pipeline_search import least_cut, places_of
+from autoddl.planner.stage_plans import Staged, pipeline_plan, stage_cluster, staged_step
+from autoddl.planner.task import PlanTask, task_of
+from tests.support import zoo
+
+FOUR, TWO_BY_TWO = "examples/clusters/rehearsal-4x1-200.yaml", "examples/clusters/rehearsal-2x2-200.yaml"
+
+
+@lru_cache(maxsize=4)
+def task(name: str = "gpt2", cluster: str = FOUR, layers: int = 3) -> PlanTask:
+    model, sample = zoo.named(name, layers=layers, B=8)
+    return task_of(model, cluster, sample, PlanOptions(microbatches=(4,), max_axes=2, workers=1), name, None)
+
+
+def cuts_of(one: PlanTask, stages: int) -> list[tuple[int, ...]]:
+    return list(combinations(places_of(one.variant(4).original, ()), stages - 1))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5", "llama"])
+def test_stages_have_every_op_and_parameter(name: str) -> None:
+    graph = task(name, layers=2).variant(4).original
+    places = places_of(graph, ())
+    stages = cut_graph(graph, places)
+    known = {op.name for op in needed_ops(graph)}
+    made = [{op.name for op in stage.graph.ops if op.target not in (SEND, RECEIVE)} for stage in stages]
+    assert set().union(*made) == known
+    depends = {op.name for op in graph.ops if not graph.dependent().isdisjoint(op.outputs)}
+    assert sum(len(one & depends) for one in made) == len(known & depends), "every op that learns is in one stage"
+    for one in transfers_of(graph, places):
+        assert one.sender in {op.name for op in stages[one.source].graph.ops}
+        assert one.receiver in {op.name for op in stages[one.target].graph.ops}
+    shared = shared_parameters(stages)
+    assert ("model.transformer.wte.weight" in shared) == (name == "gpt2")
+
+
+def test_what_crosses_a_cut_is_what_is_sent() -> None:
+    graph = task("t5", layers=2).variant(4).original
+    for at, tensors in enumerate(crossing(graph), start=1):
+        sent = {one.tensor for one in transfers_of(graph, (at,))}
+        assert sent == {graph.tensors[t].name for t in tensors}
+
+
+def test_seconds_of_a_stage_add_up_to_those_that_were_searched() -> None:
+    one = task(cluster=TWO_BY_TWO)
+    plan = pipeline_plan(one, Staged(cuts_of(one, 2)[1], "1f1b", 4))
+    assert plan.pipeline is not None
+    step = staged_step(plan, one.variant(4).original, one.cluster)
+    for stage, each in zip(plan.pipeline.stages, step.stages, strict=True):
+        total = 4 * (each.forward + each.backward + each.weight) + each.gather + each.reduce + each.update
+        assert total == pytest.approx(stage.plan.predicted.seconds, rel=1e-9)
+    assert plan.predicted.seconds == step.timeline.makespan
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_no_cut_is_below_the_bound_and_none_better_than_the_best(schedule: str) -> None:
+    one = task()
+    found = autoddl.plan(*zoo.named("gpt2", layers=3, B=8)[:1], FOUR, zoo.named("gpt2", layers=3, B=8)[1], stages=(2,),
+                         schedule=(schedule,), microbatches=(4,), max_axes=2, workers=1)
+    every = [pipeline_plan(one, Staged(cut, schedule, 4)).predicted.seconds for cut in cuts_of(one, 2)]
+    assert found.bound <= min(every) * (1 + 1e-9)
+    assert found.predicted.seconds <= min(every) * (1 + 1e-9)
+    assert found.predicted.peak_bytes <= found.budget
+
+
+def test_stages_are_proved_like_any_plan_and_hold_their_budget() -> None:
+    one = task(cluster=TWO_BY_TWO)
+    free = pipeline_plan(one, Staged(cuts_of(one, 2)[1], "1f1b", 4))
+    tight = replace(one, budget=0.97 * free.predicted.peak_bytes)
+    plan = pipeline_plan(tight, Staged(cuts_of(one, 2)[1], "1f1b", 4))
+    assert plan.pipeline is not None and plan.predicted.peak_bytes <= tight.budget
+    for stage in plan.pipeline.stages:
+        assert proved(stage.plan).bound == pytest.approx(stage.plan.bound, rel=1e-6)
+        assert stage.plan.in_flight == 2 - plan.pipeline.stages.index(stage)
+
+
+def test_a_plan_with_stages_is_read_as_it_was_written(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    one = task()
+    plan = pipeline_plan(one, Staged(cuts_of(one, 4)[0], "gpipe", 4))
+    plan.save(tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == plan
+    assert _stage_graphs(plan, one)
+
+
+def _stage_graphs(plan: Plan, one: PlanTask) -> bool:
+    assert plan.pipeline is not None
+    graphs = cut_graph(one.variant(4).original, plan.pipeline.cuts)
+    return all(graph_from_text(stage.plan.source["graph"]) == graph.graph and add_hubs(graph.graph).ops
+               for stage, graph in zip(plan.pipeline.stages, graphs, strict=True))
+
+
+def test_least_cut_is_that_of_every_cut() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(60):
+        stages, places = int(rng.integers(2, 5)), int(rng.integers(4, 8))
+        count = places + 2
+        whole, repeated, more = rng.random((stages, count, count)), rng.random((count, count)), rng.random((count, count))
+        every = {}
+        for cut in combinations(range(1, count - 1), stages - 1):
+            ends = [0, *cut, count - 1]
+            before, found = 0.0, 0.0
+            for s in range(stages):
+                a, b = ends[s], ends[s + 1]
+                found = max(found, whole[s, a, b], before + repeated[a, b])
+                before += more[a, b]
+            every[cut] = found
+        bound, cut = least_cut(whole, repeated, more)
+        assert bound == pytest.approx(min(every.values())) and every[cut] == pytest.approx(bound)
+
+
+def test_parts_of_a_cluster_take_its_outer_levels_first() -> None:
+    cluster = load_cluster("examples/clusters/h100-8x16x8.yaml")
+    assert [level.size for level in stage_cluster(cluster, 16).levels] == [8, 8, 1]
+    assert stage_cluster(cluster, 1).size == cluster.size
+    assert parse_cluster(stage_cluster(cluster, 8).to_yaml(), "text") == stage_cluster(cluster, 8)
+    with pytest.raises(InputError, match="whole factors"):
+        stage_cluster(cluster, 3)
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"stages": (8,)}, "whole factors"), ({"stages": (4,), "cut": ("h.1",)}, "make 2 stages"),
+    ({"stages": (2,), "schedule": ("2f2b",)}, "no schedule"), ({"cut": ("nowhere",)}, "no cut at 'nowhere'"),
+    ({"stages": (0,)}, "at least 1"), ({"stages": (2,), "overlap": True}, "leave overlap out"),
+    ({"stages": (2,), "schedule": ("zb-v",)}, "cannot be planned yet"),
+    ({"stages": (2,), "microbatches": (3,)}, "3")])
+def test_wrong_options_say_what_is_wrong(options: dict[str, object], words: str) -> None:
+    model, sample = zoo.named("gpt2", layers=2, B=8)
+    with pytest.raises(InputError, match=words):
+        autoddl.plan(model, FOUR, sample, **{"microbatches": (4,), **options})  # type: ignore[arg-type]
+
+
+def test_a_budget_that_no_stage_meets_is_infeasible() -> None:
+    model, sample = zoo.named("gpt2", layers=2, B=8)
+    with pytest.raises(Infeasible):
+        autoddl.plan(model, FOUR, sample, stages=(2,), microbatches=(4,), budget=10_000, max_axes=2)
