@@ -5,11 +5,11 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from autoddl.core.conversion import COLLECTIVES, Step, step_sizes
-from autoddl.core.graph import Tensor
+from autoddl.core.graph import Kind, Tensor
 from autoddl.core.layout import Layout, local_shape
 from autoddl.cost_models import MESSAGE_ALGORITHMS, collective, wire_seconds
 from autoddl.pricing.price import Pricing, cast_seconds
@@ -69,10 +69,14 @@ Leg = Compute | Start
 
 @dataclass(slots=True)
 class Actions:
-    """The actions so far, of the rank at coordinate `at`."""
+    """The actions so far, of the rank at coordinate `at`.
+
+    Where they are priced `as_searched`, a parameter has its share of the collectives of a full bucket.
+    """
 
     pricing: Pricing
     at: tuple[int, ...]
+    as_searched: bool = False
     done: list[Action] = field(default_factory=list)
     started: int = 0
 
@@ -117,7 +121,10 @@ class Actions:
         for k, step in enumerate(steps):
             full, touched = sum(one[k][0] for one in each), sum(one[k][1] for one in each)
             if step.kind in COLLECTIVES:
-                found.append(self.leg(direction, step.kind, step.axes, full, origin))
+                leg = self.leg(direction, step.kind, step.axes, full, origin)
+                if self.as_searched and tensors[0].kind is Kind.PARAMETER:
+                    leg = replace(leg, seconds=sum(self.pricing.bucket_seconds(step, *one[k]) for one in each))
+                found.append(leg)
             else:
                 found.append(Compute(f"{step.kind} {origin}", self.pricing.step_seconds(step, full, touched)))
         return tuple(found)

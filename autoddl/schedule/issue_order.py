@@ -43,11 +43,14 @@ class KnownPrices:
     legs: dict[tuple[str, str, str], tuple[Leg, ...]] = field(default_factory=dict)
 
 
-def list_actions(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, known: KnownPrices | None = None
-                 ) -> tuple[Action, ...]:
-    """The actions of `rank` in one step. `graph` is the planned one, of one microbatch; `known` keeps prices."""
+def list_actions(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, known: KnownPrices | None = None,
+                 as_searched: bool = False) -> tuple[Action, ...]:
+    """The actions of `rank` in one step. `graph` is the planned one, of one microbatch; `known` keeps prices.
+
+    With `as_searched` a parameter has its share of the collectives of a full bucket, as the search prices it.
+    """
     pricing = Pricing(graph, plan.mesh, cluster, microbatches=plan.microbatches, recompute=plan.recompute)
-    actions = Actions(pricing, plan.mesh.coordinate(rank))
+    actions = Actions(pricing, plan.mesh.coordinate(rank), as_searched)
     rows = parameter_edges(plan, graph)
     edges = {edge.tensor.fqn: edge for edge in rows}
     program = _Program(plan, graph, actions, edges, TimedGathers(actions, edges, gather_buckets(plan, graph, rows)),

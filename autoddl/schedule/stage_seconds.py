@@ -26,7 +26,7 @@ PARTS = 3
 
 def stage_seconds(plan: Plan, graph: Graph, cluster: Cluster) -> StageSeconds:
     """The seconds of a stage; `graph` is the planned one of a microbatch, `cluster` that of the stage's ranks."""
-    actions = list_actions(replace(plan, microbatches=PARTS), graph, cluster)
+    actions = list_actions(replace(plan, microbatches=PARTS), graph, cluster, as_searched=True)
     (first, _), (forward, backward), (_, last) = _passes(actions)
     return StageSeconds(forward, backward, 0.0, max(0.0, first - forward), max(0.0, last - backward),
                         plan.predicted.update)
