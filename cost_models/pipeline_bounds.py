@@ -31,57 +31,18 @@ several ranks, the same words hold: the row has all of them.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 from autoddl.core.pipeline import Action, Schedule
+from autoddl.core.pipeline_cuts import CutProblem, PathBound, StageSeconds
 from autoddl.cost_models.events import run_sequentially
 from autoddl.cost_models.pipelines import ONCE, PipelineTasks, pipeline_tasks
 
-__all__ = ["PathBound", "StageSeconds", "closed_paths", "critical_path", "done_once"]
-
-
-class StageSeconds(NamedTuple):
-    """Seconds of a stage.
-
-        forward     of a microbatch
-        backward    of the gradient of its input, of a microbatch
-        weight      of the gradients of its parameters, of a microbatch
-        gather      of its kept parameters, once a step
-        reduce      of its gradients over the replicas, once a step
-        update      of the optimizer on one rank, once a step
-    """
-
-    forward: float
-    backward: float
-    weight: float
-    gather: float = 0.0
-    reduce: float = 0.0
-    update: float = 0.0
+__all__ = ["closed_paths", "critical_path", "done_once", "trace_cut"]
 
 
 TERMS = {"F": (0,), "B": (1,), "W": (2,), "BW": (1, 2), "gather": (3,), "reduce": (4,), "update": (5,)}
 """The places in StageSeconds of the seconds of a task, by its source."""
-
-
-@dataclass(frozen=True, slots=True)
-class PathBound:
-    """A path of tasks, and how often the seconds of every stage and boundary are on it.
-
-        path         names of the tasks, in order
-        stages       for each stage, how often each of its StageSeconds counts
-        transfers    for each boundary between stages s and s+1, how often one transfer counts
-    """
-
-    path: tuple[str, ...]
-    stages: tuple[tuple[int, ...], ...]
-    transfers: tuple[int, ...]
-
-    def seconds(self, stages: Sequence[StageSeconds], transfers: Sequence[float]) -> float:
-        """Seconds below which no pipeline of this schedule ends, if its stages and transfers take these."""
-        own = sum(n * x for row, one in zip(self.stages, stages, strict=True) for n, x in zip(row, one, strict=True))
-        return own + sum(n * x for n, x in zip(self.transfers, transfers, strict=True))
 
 
 def done_once(stages: Sequence[StageSeconds]) -> tuple[str, ...]:
@@ -89,13 +50,14 @@ def done_once(stages: Sequence[StageSeconds]) -> tuple[str, ...]:
     return tuple(what for what in ONCE if any(getattr(one, what) for one in stages))
 
 
-def critical_path(schedule: Schedule, stages: Sequence[StageSeconds], transfers: Sequence[float]
-                  ) -> tuple[float, PathBound]:
+def critical_path(schedule: Schedule, stages: Sequence[StageSeconds], transfers: Sequence[float],
+                  once: tuple[str, ...] | None = None) -> tuple[float, PathBound]:
     """(makespan in seconds, a path that takes as long); `transfers` are the seconds of each boundary.
 
-    The makespan is that of `simulate_pipeline` without a slowdown.
+    The makespan is that of `simulate_pipeline` without a slowdown. Tasks in `once` run even where they take 0 seconds
+    in every stage; by default those run that take time in one.
     """
-    work = pipeline_tasks(schedule, ("send", *done_once(stages)))
+    work = pipeline_tasks(schedule, ("send", *(done_once(stages) if once is None else once)))
     seconds = [transfers[at] if what == "send" else sum(stages[at][k] for k in TERMS[what])
                for what, at in work.sources]
     starts, ends = run_sequentially(seconds, work.edges)
@@ -107,6 +69,13 @@ def critical_path(schedule: Schedule, stages: Sequence[StageSeconds], transfers:
     while starts[path[-1]] > 0:
         path.append(next(task for task in before[path[-1]] if ends[task] == starts[path[-1]]))
     return ends[path[0]], _bound(schedule, work, path[::-1])
+
+
+def trace_cut(problem: CutProblem, cut: Sequence[int]) -> tuple[float, PathBound]:
+    """`critical_path` of a cut, in blocks per stage, whose stages take their least seconds."""
+    stages = [StageSeconds(*problem.seconds[stage, n - 1].tolist()) for stage, n in enumerate(cut)]
+    once = tuple(what for i, what in enumerate(ONCE, start=3) if bool((problem.seconds[:, :, i] > 0).any()))
+    return critical_path(problem.schedule, stages, problem.transfers, once)
 
 
 def closed_paths(schedule: Schedule, once: tuple[str, ...] = ()) -> tuple[PathBound, ...]:

@@ -18,11 +18,12 @@ Reading order:
     exact                chooses among these
     large                problems too large for elimination: bounds by messages (`tree_reweighted`)
     coordinate_descent, cp_sat   other solvers
+    pipeline_cuts        the best cut of a chain of blocks into stages of a pipeline, with `cut_planes`, `cut_boxes`
     limits               when a search stops
     certify              proofs of bounds, checked by code that does not import the solver
 
-Others use the names that this file exports, and `certify`. This room may import `core` alone: it knows neither models
-nor clusters.
+Others use the names that this file exports, `pipeline_cuts`, and `certify`. This room may import `core` alone: it knows
+neither models nor clusters.
 """
 
 import math

@@ -6,7 +6,8 @@ Reading order:
     prove                            makes a proof from an elimination
     branch                           divides the space, where a budget binds
     min_marginals, alternatives      the least that another option would cost
+    pipeline_paths, pipeline_cuts    checks the bound of all cuts of a chain into stages of a pipeline
 
-Others use `certificate`, `prove` and `alternatives`. The first two modules import problems and tables of `core` alone,
-which a contract keeps so. The others may import `search`.
+Others use `certificate`, `prove`, `alternatives` and `pipeline_cuts`. The first two modules and the last two import
+values of `core` alone, which a contract keeps so. The others may import `search`.
 """

@@ -7,8 +7,9 @@ import pytest
 from random_pipelines import NAMES, draw_schedule, draw_stages, draw_transfers, makespan
 
 from autoddl.core.pipeline import Schedule
+from autoddl.core.pipeline_cuts import StageSeconds
 from autoddl.core.pipeline_schedules import generate
-from autoddl.cost_models.pipeline_bounds import StageSeconds, closed_paths, critical_path, done_once
+from autoddl.cost_models.pipeline_bounds import closed_paths, critical_path, done_once
 from autoddl.cost_models.pipelines import simulate_pipeline
 
 EXACT = 1e-12

@@ -1,0 +1,156 @@
+"""Defines the search for the best cut of a chain of blocks into stages: question, paths, answer and proof.
+
+A cut gives stage s of a pipeline n[s] >= 1 blocks, L together. The seconds of a cut are the makespan of its pipeline,
+which is nowhere below any path of the schedule's task graph (`cost_models.pipeline_bounds`):
+
+    seconds(n) >= path(n) = sum over s of c[s] . seconds[s, n[s]] + sum over boundaries of d[b] transfer[b]
+
+A *mixture* of paths, with weights >= 0 and sum 1, bounds the seconds too. It is a sum of one term per stage. So its
+least over all cuts takes one dynamic program over (stage, blocks left), and so does its least with a given option.
+
+Stages are put in groups, such as those of one rank. An *option* of a group says how many blocks each of its stages has.
+A *box* is a set of options for every group. A proof of the bound B is a tree of boxes, from all cuts down:
+
+    mixtures    in order; each drops the options with which it is nowhere below B
+    children    boxes that hold every cut that is left, by the rule of `split`; none where no cut is left
+        load      (g, v): group g has load v, those before it less, those behind it at most v
+        options   (g, options): group g has one of these
+    every       at each cut that is left, some path is at least B
+
+The load of an option is the sum of F + B + W of its stages (`stage_load`). So each cut is in the box of its heaviest
+group, the first of these where several are equal.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from autoddl.core.cost_table import Array
+from autoddl.core.pipeline import Schedule
+
+__all__ = ["CutNode", "CutProblem", "CutProof", "CutSolution", "Mixture", "PathBound", "Split", "StageSeconds",
+           "stage_load"]
+
+
+class StageSeconds(NamedTuple):
+    """Seconds of a stage.
+
+        forward     of a microbatch
+        backward    of the gradient of its input, of a microbatch
+        weight      of the gradients of its parameters, of a microbatch
+        gather      of its kept parameters, once a step
+        reduce      of its gradients over the replicas, once a step
+        update      of the optimizer on one rank, once a step
+    """
+
+    forward: float
+    backward: float
+    weight: float
+    gather: float = 0.0
+    reduce: float = 0.0
+    update: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PathBound:
+    """A path of tasks, and how often the seconds of every stage and boundary are on it.
+
+        path         names of the tasks, in order
+        stages       for each stage, how often each of its StageSeconds counts
+        transfers    for each boundary between stages s and s+1, how often one transfer counts
+    """
+
+    path: tuple[str, ...]
+    stages: tuple[tuple[int, ...], ...]
+    transfers: tuple[int, ...]
+
+    def seconds(self, stages: Sequence[StageSeconds], transfers: Sequence[float]) -> float:
+        """Seconds below which no pipeline of this schedule ends, if its stages and transfers take these."""
+        own = sum(n * x for row, one in zip(self.stages, stages, strict=True) for n, x in zip(row, one, strict=True))
+        return own + sum(n * x for n, x in zip(self.transfers, transfers, strict=True))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CutProblem:
+    """A chain of L blocks to be cut into the stages of a schedule, with least seconds of every stage.
+
+        schedule     who runs what
+        seconds      [stage, blocks - 1, term of StageSeconds], L blocks at most; inf where a stage cannot have so many
+        transfers    for each boundary, seconds of one transfer
+        whole        [stage, blocks - 1], least F + B + W, where that is more than the sum of their least; or None
+    """
+
+    schedule: Schedule
+    seconds: Array
+    transfers: tuple[float, ...]
+    whole: Array | None = None
+
+    @property
+    def blocks(self) -> int:
+        """L, the number of blocks of the chain."""
+        return int(self.seconds.shape[1])
+
+
+Mixture = tuple[tuple[int, float], ...]
+"""(number of a path, its weight >= 0)."""
+
+Split = Literal["load", "options", "every", ""]
+
+
+@dataclass(frozen=True, slots=True)
+class CutNode:
+    """A box of the proof, and how it is divided.
+
+        mixtures    the mixtures that drop options, in order
+        split       how the cuts that are left are divided, see above
+        keys        for each child its group, with its load or options
+        children    the boxes
+    """
+
+    mixtures: tuple[Mixture, ...]
+    split: Split = ""
+    keys: tuple[tuple[int, float | tuple[tuple[int, ...], ...]], ...] = ()
+    children: tuple["CutNode", ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CutProof:
+    """A proof that no cut is below a bound.
+
+        paths      the paths, as names of tasks
+        singles    mixtures that drop sizes while every stage is a group of its own, in order
+        groups     the groups of the tree
+        root       the tree
+    """
+
+    paths: tuple[tuple[str, ...], ...]
+    singles: tuple[Mixture, ...]
+    groups: tuple[tuple[int, ...], ...]
+    root: CutNode
+
+
+@dataclass(frozen=True, slots=True)
+class CutSolution:
+    """The best cut found, in blocks per stage.
+
+        cut            blocks of each stage
+        seconds        of that cut
+        bound          seconds that no cut is below
+        proof          of the bound
+        evaluations    the cuts whose exact seconds were asked for, with these
+        traces         number of cuts whose critical path was sought
+        paths          all paths used, for another search of this schedule
+    """
+
+    cut: tuple[int, ...]
+    seconds: float
+    bound: float
+    proof: CutProof
+    evaluations: dict[tuple[int, ...], float]
+    traces: int
+    paths: tuple[PathBound, ...]
+
+
+def stage_load(seconds: float) -> float:
+    """Seconds to nine digits, so that equal loads that were summed in another order are equal."""
+    return float(f"{seconds:.9g}")

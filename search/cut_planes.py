@@ -1,0 +1,188 @@
+"""Linear bounds of the cuts of a chain into pipeline stages: paths, their mixtures, and the options that they rule out.
+
+The goal is the best cut's seconds * (1 - tolerance). A mixture of paths rules out an option with which it is nowhere
+below the goal. The best weights for a set of cuts are a linear program:
+
+    maximise z  subject to  z <= sum over paths of weight * path(cut)  for each cut,  weights >= 0, their sum 1
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from ortools.linear_solver import pywraplp  # type: ignore[attr-defined]
+
+from autoddl.core.cost_table import Array
+from autoddl.core.pipeline_cuts import CutProblem, Mixture, PathBound
+from autoddl.search.cut_boxes import Box, Mask, least_cut, least_with_options
+
+__all__ = ["CutPlanes", "Evaluate", "Trace"]
+
+Evaluate = Callable[[tuple[int, ...]], float]
+"""A cut -> its exact seconds."""
+
+Trace = Callable[[tuple[int, ...]], tuple[float, PathBound]]
+"""A cut -> (its seconds if its stages take their least seconds, a path that takes as long)."""
+
+
+@dataclass(slots=True)
+class CutPlanes:
+    """The cuts that were traced, and the paths that are known.
+
+        problem      the chain
+        trace        finds a critical path of a cut
+        exact        finds the exact seconds of a cut, if those of `trace` are not
+        tolerance    relative gap that need not be closed
+        paths        the paths
+        known        their numbers
+        tables       for each path [stage, blocks] seconds
+        fixed        for each path the seconds of its transfers
+        seen         cut -> exact seconds
+        traced       cut -> seconds as traced
+        stacked      tables and fixed seconds as arrays
+    """
+
+    problem: CutProblem
+    trace: Trace
+    exact: Evaluate | None
+    tolerance: float
+    paths: list[PathBound] = field(default_factory=list)
+    known: set[tuple[object, ...]] = field(default_factory=set)
+    tables: list[Array] = field(default_factory=list)
+    fixed: list[float] = field(default_factory=list)
+    seen: dict[tuple[int, ...], float] = field(default_factory=dict)
+    traced: dict[tuple[int, ...], float] = field(default_factory=dict)
+    stacked: tuple[Array, Array] | None = None
+
+    @property
+    def possible(self) -> Mask:
+        """[stage, blocks] whether the stage can have so many blocks."""
+        fits: Mask = np.logical_and.reduce(np.isfinite(self.problem.seconds), axis=2)
+        return np.pad(fits, ((0, 0), (1, 0)))
+
+    @property
+    def best(self) -> tuple[int, ...]:
+        """The cut of least seconds, of those evaluated."""
+        return min(self.seen, key=lambda cut: (self.seen[cut], cut))
+
+    @property
+    def goal(self) -> float:
+        """Seconds that a bound need not exceed."""
+        return self.seen[self.best] * (1 - self.tolerance)
+
+    @property
+    def all(self) -> tuple[Array, Array]:
+        """(tables, fixed seconds) of all paths."""
+        if self.stacked is None or len(self.stacked[1]) < len(self.fixed):
+            self.stacked = np.stack(self.tables), np.array(self.fixed)
+        return self.stacked
+
+    def add(self, path: PathBound) -> None:
+        """Adds a path, unless one with its numbers is known."""
+        key = path.stages, path.transfers
+        if key not in self.known:
+            self.known.add(key)
+            self.paths.append(path)
+            self.tables.append(_table(self.problem, path))
+            self.fixed.append(sum(n * x for n, x in zip(path.transfers, self.problem.transfers, strict=True)))
+
+    def evaluate(self, cut: tuple[int, ...]) -> None:
+        """Traces the cut, once, and finds its exact seconds where it may be the best."""
+        if cut not in self.traced:
+            self.traced[cut], path = self.trace(cut)
+            self.add(path)
+        if cut not in self.seen and (not self.seen or self.traced[cut] < self.seen[self.best]):
+            self.seen[cut] = self.exact(cut) if self.exact else self.traced[cut]
+
+    def even(self, box: Box) -> tuple[int, ...]:
+        """The cut whose stages' F + B + W have the least sum of squares."""
+        whole = np.nan_to_num(self.problem.seconds[:, :, :3].sum(axis=2), posinf=0.0)
+        return least_cut(box, np.concatenate([np.zeros((len(whole), 1)), whole ** 2], axis=1))[1]
+
+    def at(self, cuts: Sequence[Sequence[int]] | NDArray[np.intp]) -> Array:
+        """[path, cut] seconds of every path at these cuts."""
+        tables, fixed = self.all
+        chosen = np.asarray(cuts)
+        total = np.repeat(fixed[:, None], len(chosen), axis=1)
+        for stage in range(chosen.shape[1]):
+            total += tables[:, stage, chosen[:, stage]]
+        return total
+
+    def improve(self, most: int = 60) -> None:
+        """Evaluates neighbours of the best cut (a block moved) that no path rules out, while there are some."""
+        possible, stages = self.possible, range(self.problem.schedule.stages)
+        for _ in range(most):
+            cut = self.best
+            moved = [tuple(n + (s == to) - (s == of) for s, n in enumerate(cut)) for to in stages for of in stages
+                     if to != of and cut[of] > 1 and cut[to] < self.problem.blocks
+                     and possible[to, cut[to] + 1] and possible[of, cut[of] - 1]]
+            moved = [other for other in moved if other not in self.traced]
+            if not moved:
+                return
+            values = self.at(moved).max(axis=0)
+            if values.min() >= self.goal:
+                return
+            self.evaluate(moved[int(values.argmin())])
+
+    def drop(self, box: Box) -> tuple[Box, list[Mixture]]:
+        """The box without options that a path rules out, and the fewest paths found that do so."""
+        if box.empty:
+            return box, []
+        tables, fixed = self.all
+        goal = self.goal
+        ruled: list[Mask] = [np.greater_equal(least + fixed[:, None], goal)
+                             for least in least_with_options(box, tables)]
+        left = np.concatenate(ruled, axis=1)
+        used: list[Mixture] = []
+        while (counts := left.sum(axis=1)).any():
+            path = int(counts.argmax())
+            used.append(((path, 1.0),))
+            left = left & ~left[path]
+        return box.keep([~np.logical_or.reduce(one, axis=0) for one in ruled]), used
+
+    def mix(self, cuts: Sequence[tuple[int, ...]]) -> Mixture:
+        """The mixture of paths whose least over these cuts is greatest."""
+        return _best_mixture(self.at(cuts))
+
+    def mixed(self, mixture: Mixture) -> tuple[Array, float]:
+        """(table, fixed seconds) of a mixture."""
+        return (sum((weight * self.tables[q] for q, weight in mixture), np.zeros_like(self.tables[0])),
+                sum(weight * self.fixed[q] for q, weight in mixture))
+
+
+def _table(problem: CutProblem, path: PathBound) -> Array:
+    """[stage, blocks] seconds of a path; no blocks, and sizes that a stage cannot have, are 0 and never read.
+
+    Least seconds of F + B + W together count as often as each of the three does.
+    """
+    counts = np.array(path.stages, dtype=float)[:, None, :]
+    terms = np.nan_to_num(problem.seconds, posinf=0.0)
+    seconds = (counts * terms).sum(axis=2)
+    if problem.whole is not None:
+        more = np.nan_to_num(problem.whole, posinf=0.0) - terms[:, :, :3].sum(axis=2)
+        seconds += counts[:, :, :3].min(axis=2) * np.maximum(more, 0.0)
+    return np.concatenate([np.zeros((len(seconds), 1)), seconds], axis=1)
+
+
+def _best_mixture(values: Array) -> Mixture:
+    """Weights of the rows whose least mixed column is greatest: max z with z <= weights . column, for each column."""
+    scale = float(values.max()) or 1.0
+    solver = pywraplp.Solver.CreateSolver("GLOP")
+    weights = [solver.NumVar(0.0, 1.0, "") for _ in values]
+    least = solver.NumVar(-solver.infinity(), solver.infinity(), "")
+    one = solver.Constraint(1.0, 1.0)
+    for weight in weights:
+        one.SetCoefficient(weight, 1.0)
+    for column in (values / scale).T.tolist():
+        row = solver.Constraint(0.0, solver.infinity())
+        row.SetCoefficient(least, -1.0)
+        for weight, value in zip(weights, column, strict=True):
+            row.SetCoefficient(weight, value)
+    solver.Objective().SetCoefficient(least, 1.0)
+    solver.Objective().SetMaximization()
+    if solver.Solve() != pywraplp.Solver.OPTIMAL:
+        return ((int(values.min(axis=1).argmax()), 1.0),)
+    found = [(q, max(0.0, weight.solution_value())) for q, weight in enumerate(weights)]
+    total = sum(weight for _, weight in found)
+    return tuple((q, weight / total) for q, weight in found if weight > 1e-9 * total)

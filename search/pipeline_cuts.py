@@ -1,0 +1,241 @@
+"""Finds the best cut of a chain of blocks into the stages of a pipeline, with a proven bound.
+
+The seconds of a cut are at least each path of its schedule (`core.pipeline_cuts`). The paths are linear, and the
+critical path of a cut is exact there. So this is a search by cutting planes in a tree of boxes (`cut_boxes`):
+
+    1  trace the even cut and its neighbours that no path rules out, and keep their critical paths
+    2  drop every option with which some path is nowhere below the goal = best seconds * (1 - tolerance), first with
+       each stage alone, then with stages of one rank together
+    3  in a box, mix the paths: weights that maximise the least mixture over some cuts (a linear program), the cut that
+       has the least of this mixture, again until the cut is known; each mixture drops options
+    4  a box with few cuts is finished by the greatest path at each of its cuts
+    5  else the box is divided, first by its heaviest group, then by the options of a group; the least bound comes first
+
+It ends when no box is left, or after `effort` boxes. The bound is the least of the goal and the boxes that are left.
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoddl.core.errors import InputError
+from autoddl.core.pipeline import Schedule
+from autoddl.core.pipeline_cuts import CutNode, CutProblem, CutProof, CutSolution, Mixture, PathBound, Split, stage_load
+from autoddl.search.cut_boxes import (
+    Box,
+    Mask,
+    count_cuts,
+    enumerate_cuts,
+    group_stages,
+    least_cut,
+    least_with_options,
+    single_stages,
+)
+from autoddl.search.cut_planes import CutPlanes, Evaluate, Trace
+
+__all__ = ["least_over_cuts"]
+
+FEW = 5_000
+"""Cuts of a box that are looked at one by one."""
+
+MIXTURES = 40
+"""Most mixtures of a box."""
+
+FINEST = 1e-11
+"""The relative tolerance below which sums of floats cannot be told apart."""
+
+
+def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trace, evaluate: Evaluate | None = None,
+                    *, tolerance: float = 1e-3, effort: int = 100, starts: Sequence[tuple[int, ...]] = ()
+                    ) -> CutSolution:
+    """The cut with the least seconds and a bound of all cuts, in seconds.
+
+        problem      the chain, with least seconds of its stages
+        paths        paths that are known, such as `closed_paths`; at least one
+        trace        critical paths of the problem, as `trace_cut` finds them
+        evaluate     exact seconds of a cut, at least those that `trace` tells, which hold where this is None
+        tolerance    the relative gap at which the search stops
+        effort       most boxes that are looked into
+        starts       cuts to evaluate first
+
+    Raises InputError where no cut gives every stage a number of blocks that it can have.
+    """
+    search = CutPlanes(problem, trace, evaluate, max(tolerance, FINEST))
+    for path in paths:
+        search.add(path)
+    box = single_stages(search.possible)
+    if box.empty:
+        raise InputError(f"{problem.blocks} blocks for {problem.schedule.stages} stages: no cut gives each stage a "
+                         "number of blocks that it can have; use fewer stages, or give them more memory")
+    for cut in (*starts, search.even(box)):
+        search.evaluate(cut)
+    search.improve()
+    box, singles = search.drop(box)
+    box, more = search.drop(box)
+    tree = _Tree(search, group_stages(box, _together(problem.schedule)))
+    bound = tree.grow(effort)
+    proof = CutProof(tuple(path.path for path in search.paths), (*singles, *more), tree.boxes.groups, tree.proof())
+    cut = search.best
+    return CutSolution(cut, search.seen[cut], bound, proof, dict(search.seen), len(search.traced), tuple(search.paths))
+
+
+def _together(schedule: Schedule) -> list[list[int]]:
+    """The stages of each rank; with several pipes, stages that share ranks with their mirror image."""
+    found: dict[int, list[int]] = {}
+    for stage, rank in enumerate(schedule.placement[0]):
+        place = min(stage, schedule.stages - 1 - stage) if len(schedule.placement) > 1 else rank
+        found.setdefault(place, []).append(stage)
+    return list(found.values())
+
+
+@dataclass(slots=True)
+class _Node:
+    """A box that is looked into; what is proved in it is as in CutNode.
+
+        box         what is left of it
+        bound       seconds that no cut in it is below
+        depth       the boxes around it
+        mixtures    that dropped options
+        split       how it was divided
+        keys        of its children
+        children    its parts
+    """
+
+    box: Box
+    bound: float
+    depth: int
+    mixtures: list[Mixture] = field(default_factory=list)
+    split: Split = ""
+    keys: list[tuple[int, float | tuple[tuple[int, ...], ...]]] = field(default_factory=list)
+    children: list["_Node"] = field(default_factory=list)
+
+
+class _Tree:
+    """The tree of boxes: the least bound is looked into first."""
+
+    def __init__(self, search: CutPlanes, boxes: Box) -> None:
+        self.search, self.boxes = search, boxes
+        self.root = _Node(boxes, 0.0, 0)
+        self.closed = math.inf
+
+    def grow(self, effort: int) -> float:
+        """Looks into `effort` boxes at most; returns the bound in seconds."""
+        order = count()
+        heap = [(self.root.bound, next(order), self.root)]
+        while heap and heap[0][0] < self.search.goal and effort > 0:
+            _, _, node = heapq.heappop(heap)
+            effort -= 1
+            if not self._close(node):
+                self._divide(node)
+                for child in node.children:
+                    heapq.heappush(heap, (child.bound, next(order), child))
+        left = heap[0][0] if heap else math.inf
+        return min(self.search.goal, self.closed, left)
+
+    def proof(self) -> CutNode:
+        """The tree as a proof."""
+        return _frozen(self.root)
+
+    def _close(self, node: _Node) -> bool:
+        """Tightens a box; whether nothing of it is left to divide."""
+        search = self.search
+        for _ in range(2):
+            node.box, used = search.drop(node.box)
+            node.mixtures += used
+        if not node.box.empty:
+            self._mix(node)
+        if node.box.empty or node.bound >= search.goal:
+            return True
+        if count_cuts(node.box) <= FEW:
+            node.split = "every"
+            self._finish(node.box)
+            return True
+        return False
+
+    def _mix(self, node: _Node) -> None:
+        """Drops options by mixtures of paths, which bound the box."""
+        search = self.search
+        cuts = [cut for cut in sorted(search.traced, key=search.traced.__getitem__) if node.box.holds(cut)][:MIXTURES]
+        mixture: Mixture = search.mix(cuts) if cuts else node.mixtures[-1] if node.mixtures else ((0, 1.0),)
+        for _ in range(MIXTURES):
+            table, fixed = search.mixed(mixture)
+            least = least_with_options(node.box, table[None])
+            bound = min(float(one.min()) for one in least) + fixed
+            node.mixtures.append(mixture)
+            node.bound = max(node.bound, bound)
+            _, cut = least_cut(node.box, table)
+            low: list[Mask] = [np.less(one[0] + fixed, search.goal) for one in least]
+            node.box = node.box.keep(low)
+            if node.box.empty:
+                return
+            if cut in cuts:
+                return
+            cuts.append(cut)
+            search.evaluate(cut)
+            search.improve(4)
+            mixture = search.mix(cuts)
+
+    def _finish(self, box: Box) -> None:
+        """Evaluates the cuts of a box that are below the goal, the least first, until paths bound the others."""
+        search = self.search
+        cuts = enumerate_cuts(box)
+        values, known = search.at(cuts).max(axis=0), len(search.paths)
+        while len(cuts):
+            at = int(values.argmin())
+            cut = tuple(int(n) for n in cuts[at])
+            if values[at] >= search.goal:
+                return
+            if cut in search.traced:
+                self.closed = min(self.closed, float(values[at]))
+                values[at] = math.inf
+                continue
+            search.evaluate(cut)
+            if len(search.paths) > known:
+                tables, fixed = search.tables[known:], search.fixed[known:]
+                for table, own in zip(tables, fixed, strict=True):
+                    values = np.maximum(values, table[np.arange(len(table)), cuts].sum(axis=1) + own)
+                known = len(search.paths)
+
+    def _divide(self, node: _Node) -> None:
+        """Divides a box by its heaviest group, one that was divided so by the options of a group."""
+        if node.depth == 0:
+            node.split = "load"
+            self._by_load(node)
+        if node.depth > 0 or len(node.children) == 1:
+            node.split, node.keys, node.children = "options", [], []
+            self._by_options(node)
+
+    def _by_load(self, node: _Node) -> None:
+        """A child for every group g and load v: g has v, groups before it less, groups behind it at most v."""
+        loads = [np.array([stage_load(x) for x in self._loads(group, options)])
+                 for group, options in zip(node.box.groups, node.box.options, strict=True)]
+        for g, own in enumerate(loads):
+            for v in np.unique(own):
+                masks = [one == v if i == g else one < v if i < g else one <= v for i, one in enumerate(loads)]
+                child = node.box.keep(masks)
+                if not child.empty:
+                    node.keys.append((g, float(v)))
+                    node.children.append(_Node(child, node.bound, node.depth + 1))
+
+    def _loads(self, group: Sequence[int], options: NDArray[np.intp]) -> list[float]:
+        seconds = self.search.problem.seconds[:, :, :3].tolist()
+        return [sum(sum(seconds[s][n - 1]) for s, n in zip(group, option, strict=True)) for option in options.tolist()]
+
+    def _by_options(self, node: _Node) -> None:
+        """A child for each option of the group that has the fewest, of those with several."""
+        group = min((g for g, own in enumerate(node.box.options) if len(own) > 1),
+                    key=lambda g: (len(node.box.options[g]), g))
+        for i, option in enumerate(node.box.options[group].tolist()):
+            masks = [np.ones(len(own), dtype=bool) for own in node.box.options]
+            masks[group] = np.arange(len(masks[group])) == i
+            node.keys.append((group, (tuple(option),)))
+            node.children.append(_Node(node.box.keep(masks), node.bound, node.depth + 1))
+
+
+def _frozen(node: _Node) -> CutNode:
+    return CutNode(tuple(node.mixtures), node.split, tuple(node.keys), tuple(map(_frozen, node.children)))

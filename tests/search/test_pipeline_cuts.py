@@ -1,0 +1,206 @@
+"""Cuts of chains into pipeline stages: the best of all cuts, bounds that are proved, and proofs that are refused."""
+
+import random
+from dataclasses import replace
+from functools import partial
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+from random_pipelines import NAMES, draw_schedule, draw_transfers, makespan
+
+from autoddl.core.errors import InputError
+from autoddl.core.pipeline_cuts import CutNode, CutProblem, CutSolution, StageSeconds
+from autoddl.core.pipeline_schedules import generate
+from autoddl.cost_models.pipeline_bounds import closed_paths, trace_cut
+from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
+from autoddl.search.certify.pipeline_paths import PathWalk
+from autoddl.search.pipeline_cuts import least_over_cuts
+
+CLOSE = 1e-9
+
+
+def draw_problem(seed: int) -> CutProblem | None:
+    """A chain of at most 8 blocks in at most 4 ranks, of blocks that cost about the same; some sizes do not fit."""
+    rng = random.Random(seed)
+    schedule = draw_schedule(rng, NAMES[seed % len(NAMES)], 2 if "v" in NAMES[seed % len(NAMES)] else 4)
+    stages, once = schedule.stages, rng.random() < 0.5
+    if stages > 8:
+        return None
+    blocks = rng.randint(stages, 8)
+    table = np.zeros((stages, blocks, 6))
+    for s in range(stages):
+        table[s, :, :3] = np.cumsum([[rng.uniform(0.8, 1.2) for _ in range(3)] for _ in range(blocks)], axis=0)
+        table[s, :, :3] += [rng.choice((0.0, rng.uniform(0.0, 1.0))) for _ in range(3)]
+        table[s, :, 3:] = [once * rng.uniform(0.0, 2.0) for _ in range(3)]
+    if blocks > stages and rng.random() < 0.3:
+        table[rng.randrange(stages), blocks // stages + 1:] = np.inf
+    return CutProblem(schedule, table, tuple(draw_transfers(rng, stages)))
+
+
+def cuts_of(problem: CutProblem) -> list[tuple[int, ...]]:
+    stages, blocks = problem.schedule.stages, problem.blocks
+    ends = ((0, *inner, blocks) for inner in combinations(range(1, blocks), stages - 1))
+    cuts = (tuple(b - a for a, b in pairwise(at)) for at in ends)
+    return [cut for cut in cuts if np.isfinite([problem.seconds[s, n - 1] for s, n in enumerate(cut)]).all()]
+
+
+def seconds_of(problem: CutProblem, cut: tuple[int, ...]) -> float:
+    stages = [StageSeconds(*problem.seconds[s, n - 1].tolist()) for s, n in enumerate(cut)]
+    return makespan(problem.schedule, stages, problem.transfers)
+
+
+def solve(problem: CutProblem, tolerance: float = 1e-10, effort: int = 100) -> CutSolution:
+    schedule, once = problem.schedule, ("gather", "reduce", "update") if problem.seconds[:, :, 3:].any() else ()
+    return least_over_cuts(problem, closed_paths(schedule, once), partial(trace_cut, problem), tolerance=tolerance,
+                           effort=effort)
+
+
+def chain(name: str, blocks: int, ranks: int, microbatches: int) -> CutProblem:
+    """Equal blocks with an embedding of 0.15 and a head of 0.9 blocks."""
+    schedule = generate(name, ranks, microbatches)
+    table = np.zeros((schedule.stages, blocks, 6))
+    table[:, :, :3] = np.arange(1, blocks + 1)[None, :, None] * [0.33, 0.34, 0.33]
+    table[0, :, :3] += np.array([0.33, 0.34, 0.33]) * 0.15
+    table[-1, :, :3] += np.array([0.33, 0.34, 0.33]) * 0.9
+    return CutProblem(schedule, table, (0.03,) * (schedule.stages - 1))
+
+
+def check_chain(seed: int) -> int:
+    """The best cut is the best of all cuts, its proof holds, and one of 1 % more is refused."""
+    problem = draw_problem(seed)
+    if problem is None:
+        return 0
+    found, best = solve(problem), min(seconds_of(problem, cut) for cut in cuts_of(problem))
+    assert found.seconds == pytest.approx(best, rel=CLOSE) and found.bound == pytest.approx(best, rel=CLOSE)
+    assert seconds_of(problem, found.cut) == pytest.approx(best, rel=CLOSE) and found.bound <= best * (1 + 1e-12)
+    check_pipeline_bound(problem, found.proof, found.bound)
+    with pytest.raises(AssertionError):
+        check_pipeline_bound(problem, found.proof, found.bound * 1.01)
+    return 1
+
+
+def test_chains_against_every_cut() -> None:
+    assert sum(map(check_chain, range(40))) > 30
+
+
+@pytest.mark.slow
+def test_two_hundred_chains_against_every_cut() -> None:
+    assert sum(map(check_chain, range(40, 310))) >= 200
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "zb-h2", "chimera:1", "zb-v"])
+def test_the_tree_of_boxes_finds_the_best_of_many_cuts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small chain, cut through the tree alone; boxes with few cuts are divided down to one."""
+    monkeypatch.setattr("autoddl.search.pipeline_cuts.FEW", 1)
+    problem = chain(name, 10, 4 if name != "zb-v" else 2, 8)
+    found = solve(problem, 1e-6, effort=2000)
+    best = min(seconds_of(problem, cut) for cut in cuts_of(problem))
+    assert found.seconds == pytest.approx(best, rel=2e-6) and found.bound >= best * (1 - 2e-6)
+    check_pipeline_bound(problem, found.proof, found.bound)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-h2", "chimera:1"])
+def test_eighty_blocks_in_eight_stages(name: str) -> None:
+    problem = chain(name, 80, 8, 32)
+    found = solve(problem, 1e-3)
+    assert found.bound >= found.seconds * (1 - 1e-3 - 1e-9)
+    assert found.seconds <= seconds_of(problem, (10,) * 8)
+    check_pipeline_bound(problem, found.proof, found.bound)
+    with pytest.raises(AssertionError, match="cuts are left below"):
+        check_pipeline_bound(problem, found.proof, found.bound * 1.01)
+
+
+def test_a_search_that_ends_early_has_a_bound_that_is_proved() -> None:
+    problem = chain("interleaved:2", 32, 4, 16)
+    found = solve(problem, 1e-3, effort=2)
+    assert 0.9 < found.bound / found.seconds < 0.999
+    check_pipeline_bound(problem, found.proof, found.bound)
+    assert solve(problem, 1e-3).bound >= found.bound
+
+
+def test_exact_seconds_may_be_above_the_least_of_the_stages() -> None:
+    """The bound is that of the stages; cuts that cannot be the best are not evaluated."""
+    problem, asked = chain("1f1b", 12, 4, 8), []
+
+    def evaluate(cut: tuple[int, ...]) -> float:
+        asked.append(cut)
+        return seconds_of(problem, cut) * 1.05
+
+    found = least_over_cuts(problem, closed_paths(problem.schedule), partial(trace_cut, problem), evaluate)
+    best = min(seconds_of(problem, cut) for cut in cuts_of(problem))
+    assert found.seconds == pytest.approx(1.05 * best, rel=1e-3) and found.bound == pytest.approx(best, rel=1e-3)
+    assert len(asked) == len(found.evaluations) < 20
+    check_pipeline_bound(problem, found.proof, found.bound)
+
+
+def test_least_seconds_of_a_whole_stage_raise_the_bound() -> None:
+    problem = chain("1f1b", 12, 4, 8)
+    more = replace(problem, whole=problem.seconds[:, :, :3].sum(axis=2) * 1.1)
+    found = least_over_cuts(more, closed_paths(problem.schedule), partial(trace_cut, problem),
+                            lambda cut: 1.1 * seconds_of(problem, cut))
+    assert solve(problem).seconds * 1.05 < found.bound <= found.seconds
+    check_pipeline_bound(more, found.proof, found.bound)
+    with pytest.raises(AssertionError):
+        check_pipeline_bound(problem, found.proof, found.bound)
+
+
+def test_chains_that_cannot_be_cut() -> None:
+    with pytest.raises(InputError, match="3 blocks for 4 stages: no cut gives each stage"):
+        solve(chain("1f1b", 3, 4, 8))
+
+
+def test_proofs_that_prove_nothing() -> None:
+    problem = chain("zb-h2", 32, 4, 16)
+    found = solve(problem, 1e-3)
+    empty = replace(found.proof, singles=(), root=CutNode(()))
+    with pytest.raises(AssertionError, match="cuts are left below"):
+        check_pipeline_bound(problem, empty, found.bound)
+    with pytest.raises(AssertionError, match="no one group"):
+        check_pipeline_bound(problem, replace(found.proof, groups=found.proof.groups[1:]), found.bound)
+    negative = replace(found.proof, singles=(((0, 2.0), (1, -1.0)),))
+    with pytest.raises(AssertionError, match="weights are at least 0"):
+        check_pipeline_bound(problem, negative, found.bound)
+    heavy = replace(found.proof, singles=tuple(((q, 100 * w),) for ((q, w),) in found.proof.singles))
+    check_pipeline_bound(problem, heavy, found.bound)  # weights are made to sum to 1
+    with pytest.raises(AssertionError):
+        check_pipeline_bound(problem, heavy, found.bound * 1.01)
+
+
+def test_children_hold_every_cut() -> None:
+    problem = chain("interleaved:2", 32, 4, 16)
+    found = solve(problem, 1e-3)
+    root = found.proof.root
+    assert root.split == "load" and len(root.children) > 1
+    for kept in (slice(1, None), slice(0, -1)):
+        less = replace(found.proof, root=replace(root, keys=root.keys[kept], children=root.children[kept]))
+        with pytest.raises(AssertionError, match="no child where group"):
+            check_pipeline_bound(problem, less, found.bound)
+
+
+def test_every_path_of_the_cost_model_is_walked_alike() -> None:
+    for seed in range(60):
+        problem = draw_problem(seed)
+        if problem is not None:
+            once = ("gather", "reduce", "update")
+            walk = PathWalk(problem.schedule, True)
+            for path in closed_paths(problem.schedule, once):
+                stages, transfers = walk.count(path.path)
+                assert (tuple(map(tuple, stages)), tuple(transfers)) == (path.stages, path.transfers)
+
+
+@pytest.mark.parametrize(("path", "words"), [
+    (("1F0", "1B0", "0B1"), "0B1 does not wait for 1B0"), (("0F0 to 1", "1F1"), "1F1 does not wait for 0F0 to 1"),
+    (("0F1", "0F0"), "0F0 does not wait for 0F1"), (("0F0 to 2",), "not sent there"), (("0B0 to 1",), "no reader"),
+    (("2F0",), "no such action"), (("1B0", "0B0 to 1"), "no reader"), (("update 0 on 1",), "the stage is not there"),
+    (("reduce 0", "reduce 1"), "reduce 1 does not wait for reduce 0"), (("reduce 5",), "no such stage"),
+    (("gather 1", "0F0"), "0F0 does not wait for gather 1"), (("1B0", "update 0 on 0"), "does not wait for 1B0"),
+])
+def test_paths_that_are_none(path: tuple[str, ...], words: str) -> None:
+    with pytest.raises(AssertionError, match=words):
+        PathWalk(generate("1f1b", 2, 2), True).count(path)
+
+
+def test_a_path_over_reductions_needs_them() -> None:
+    with pytest.raises(AssertionError, match="no stage is reduced"):
+        PathWalk(generate("1f1b", 2, 2), False).count(("0B1", "reduce 0"))
