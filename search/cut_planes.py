@@ -154,11 +154,17 @@ class CutPlanes:
 def _table(problem: CutProblem, path: PathBound) -> Array:
     """[stage, blocks] seconds of a path; no blocks, and sizes that a stage cannot have, are 0 and never read.
 
-    Least seconds of F + B + W together count as often as each of the three does.
+    What is known of weighted terms counts as often as each of them does, in order. Of what is left of the counts, least
+    seconds of F + B + W together count as often as each of the three does.
     """
     counts = np.array(path.stages, dtype=float)[:, None, :]
     terms = np.nan_to_num(problem.seconds, posinf=0.0)
     seconds = (counts * terms).sum(axis=2)
+    for weights, values in problem.known:
+        each = np.array(weights, dtype=float)
+        times = (counts[:, :, each > 0] / each[each > 0]).min(axis=2)
+        seconds += times * np.maximum(np.nan_to_num(values, posinf=0.0) - (each * terms).sum(axis=2), 0.0)
+        counts = counts - times[:, :, None] * each
     if problem.whole is not None:
         more = np.nan_to_num(problem.whole, posinf=0.0) - terms[:, :, :3].sum(axis=2)
         seconds += counts[:, :, :3].min(axis=2) * np.maximum(more, 0.0)

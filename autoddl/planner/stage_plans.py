@@ -17,11 +17,11 @@ from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs, needed_ops
 from autoddl.core.layout import Axis, Mesh
 from autoddl.core.pipeline import Schedule, check_schedule, peak_activations
+from autoddl.core.pipeline_cuts import StageSeconds
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import VERSION, Pipeline, Plan, Prediction, Stage
 from autoddl.core.stages import StageGraph, cut_graph, transfers_of
 from autoddl.cost_models import Cluster, Group, collective
-from autoddl.cost_models.pipeline_bounds import StageSeconds
 from autoddl.cost_models.pipelines import simulate_pipeline
 from autoddl.cost_models.timeline import Timeline
 from autoddl.planner.assemble import Assembled, assemble, plan_of

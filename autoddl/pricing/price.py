@@ -61,7 +61,8 @@ from autoddl.pricing.optimizers import optimizer_of
 from autoddl.pricing.routes import Routes, routes
 
 __all__ = ["HOST", "UPDATE", "Kernels", "Pricing", "cast_seconds", "cone_cost", "end_seconds",
-           "floor_seconds", "inner_seconds", "kernel_of", "op_seconds", "pass_seconds", "routes_of", "update_seconds"]
+           "floor_passes", "floor_seconds", "inner_seconds", "kernel_of", "op_seconds", "pass_seconds", "routes_of",
+           "update_seconds"]
 
 HOST = 100e-6
 """Seconds of the host per operator of the graph and pass, where a program launches kernels one by one."""
@@ -269,19 +270,21 @@ def kernel_of(work_: KernelWork, dtype: str) -> Kernel:
     return Kernel(work_.kind, work_.shape, work_.flops, work_.nbytes, dtype, work_.name)
 
 
-def floor_seconds(graph: Graph, cluster: Cluster, differentiable: frozenset[int] | None = None) -> float:
-    """Seconds that no plan is below: all work split evenly over all devices, with no communication.
+def floor_seconds(graph: Graph, cluster: Cluster) -> float:
+    """Seconds that no plan is below: all work split evenly over all devices, with no communication."""
+    return sum(floor_passes(graph, cluster, graph.differentiable()))
 
-    `differentiable` are the tensors with a gradient, where the graph is a part that does not know them itself.
-    """
-    total, fused = 0.0, chains(graph) if cluster.device.compiled else {}
-    differentiable = graph.differentiable() if differentiable is None else differentiable
+
+def floor_passes(graph: Graph, cluster: Cluster, differentiable: frozenset[int]) -> tuple[float, float]:
+    """`floor_seconds` of forward and of backward; `differentiable` are the tensors with a gradient."""
+    found, fused = [0.0, 0.0], chains(graph) if cluster.device.compiled else {}
     for op in (op for op in graph.ops if op.name not in fused):
         shapes = [tuple(graph.tensors[t].shape for t in ts) for ts in (op.inputs, op.outputs)]
         forward, backward = work(op, graph, shapes[0], shapes[1], differentiable)
         dtype = graph.tensors[op.outputs[0]].dtype
-        total += sum(least_seconds(cluster.device, kernel_of(w, dtype), cluster.size) for w in (*forward, *backward))
-    return total
+        for way, kernels in enumerate((forward, backward)):
+            found[way] += sum(least_seconds(cluster.device, kernel_of(w, dtype), cluster.size) for w in kernels)
+    return found[0], found[1]
 
 
 def end_seconds(pricing: Pricing, t: int, choice: Choice, port: int, flows: bool) -> float:

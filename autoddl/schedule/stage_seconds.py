@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autoddl.core.graph import Graph
+from autoddl.core.pipeline_cuts import StageSeconds
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster
-from autoddl.cost_models.pipeline_bounds import StageSeconds
 from autoddl.schedule.actions import Action, Compute, Pass, Start
 from autoddl.schedule.issue_order import list_actions
 

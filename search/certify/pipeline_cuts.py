@@ -55,6 +55,7 @@ class _Check:
         self.bound, self.blocks, self.groups = bound, problem.blocks, proof.groups
         self.seconds: list[list[list[float]]] = problem.seconds.tolist()
         self.whole: list[list[float]] | None = None if problem.whole is None else problem.whole.tolist()
+        self.known = [(weights, values.tolist()) for weights, values in problem.known]
         reduces = any(term[4] > 0 for row in self.seconds for term in row)
         walk = PathWalk(problem.schedule, reduces)
         self.paths = [self._terms(*walk.count(path), problem.transfers) for path in proof.paths]
@@ -69,8 +70,15 @@ class _Check:
         for s, counts in enumerate(stages):
             row = [sum(c * x for c, x in zip(counts, terms, strict=True)) if self.possible(s, n + 1) else 0.0
                    for n, terms in enumerate(self.seconds[s])]
+            left = [float(c) for c in counts]
+            for weights, values in self.known:
+                times = min(c / w for c, w in zip(left, weights, strict=True) if w)
+                row = [x + times * max(0.0, values[s][n] - sum(w * y for w, y in zip(weights, self.seconds[s][n],
+                                                                                      strict=True)))
+                       if self.possible(s, n + 1) else 0.0 for n, x in enumerate(row)]
+                left = [c - times * w for c, w in zip(left, weights, strict=True)]
             if self.whole is not None:
-                row = [x + min(counts[:3]) * max(0.0, self.whole[s][n] - sum(self.seconds[s][n][:3]))
+                row = [x + min(left[:3]) * max(0.0, self.whole[s][n] - sum(self.seconds[s][n][:3]))
                        if self.possible(s, n + 1) else 0.0 for n, x in enumerate(row)]
             found.append(row)
         return found, sum(c * x for c, x in zip(sent, transfers, strict=True))

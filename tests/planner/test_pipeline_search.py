@@ -4,8 +4,8 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations
 
-import numpy as np
 import pytest
+import zoo
 
 import autoddl
 from autoddl.core.errors import Infeasible, InputError
@@ -16,10 +16,9 @@ from autoddl.core.stages import SEND, crossing, cut_graph, shared_parameters, tr
 from autoddl.cost_models import load_cluster, parse_cluster
 from autoddl.explain.explain import proved
 from autoddl.planner.options import PlanOptions
-from autoddl.planner.pipeline_search import least_cut, places_of
+from autoddl.planner.stage_parts import places_of
 from autoddl.planner.stage_plans import Staged, pipeline_plan, stage_cluster, staged_step
 from autoddl.planner.task import PlanTask, task_of
-from tests.support import zoo
 
 FOUR, TWO_BY_TWO = "examples/clusters/rehearsal-4x1-200.yaml", "examples/clusters/rehearsal-2x2-200.yaml"
 
@@ -104,26 +103,6 @@ def _stage_graphs(plan: Plan, one: PlanTask) -> bool:
     graphs = cut_graph(one.variant(4).original, plan.pipeline.cuts)
     return all(graph_from_text(stage.plan.source["graph"]) == graph.graph and add_hubs(graph.graph).ops
                for stage, graph in zip(plan.pipeline.stages, graphs, strict=True))
-
-
-def test_least_cut_is_that_of_every_cut() -> None:
-    rng = np.random.default_rng(5)
-    for _ in range(60):
-        stages, places = int(rng.integers(2, 5)), int(rng.integers(4, 8))
-        count = places + 2
-        whole = rng.random((stages, count, count))
-        repeated, more = rng.random((2, count, count))
-        every = {}
-        for cut in combinations(range(1, count - 1), stages - 1):
-            ends = [0, *cut, count - 1]
-            before, found = 0.0, 0.0
-            for s in range(stages):
-                a, b = ends[s], ends[s + 1]
-                found = max(found, whole[s, a, b], before + repeated[a, b])
-                before += more[a, b]
-            every[cut] = found
-        bound, cut = least_cut(whole, repeated, more)
-        assert bound == pytest.approx(min(every.values())) and every[cut] == pytest.approx(bound)
 
 
 def test_parts_of_a_cluster_take_its_outer_levels_first() -> None:

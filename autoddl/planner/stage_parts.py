@@ -1,0 +1,261 @@
+"""Knows the stages of the pipelines of one candidate: least seconds of each, sharper where a stage was solved.
+
+Cuts lie at *places*, the ends of blocks. Units are what lies between two places; a stage is some units in a row, from
+place a to place b. Of every stage are known
+
+    floor       its forward, and its backward, of a microbatch: the work of its ops split evenly over its devices
+    whole       T, no less than m (f + b) + gather + reduce + update of any plan that fits with so many in flight
+    repeated    M, no less than m (f + b) of any plan
+
+T and M follow from the floor, until a stage is solved (`bound`): then they are what the search over its layouts proved.
+Stages that are alike in all but names are solved once (`structure`).
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from math import inf
+from typing import Any
+
+from autoddl.core.errors import Infeasible, InputError
+from autoddl.core.graph import Graph, Kind
+from autoddl.core.hubs import add_hubs, needed_ops
+from autoddl.core.plan import Plan
+from autoddl.core.recompute import blocks_of
+from autoddl.core.stages import StageGraph, crossing, cut_graph
+from autoddl.cost_models import Cluster
+from autoddl.planner.assemble import assemble
+from autoddl.planner.candidates import chosen
+from autoddl.planner.mesh_search import Found
+from autoddl.planner.stage_plans import finish_stage, search_stage, stage_cluster, stage_task, transfer_seconds
+from autoddl.planner.task import PlanTask
+from autoddl.pricing.price import floor_passes
+
+__all__ = ["SolvedStage", "StageParts", "places_of", "structure"]
+
+PLACES = 16
+"""Places at which a model without blocks may be cut, at most."""
+
+
+def structure(graph: Graph) -> str:
+    """A hash of a graph without its names: equal for stages that are alike in all but names."""
+    rows = [[t.shape, t.dtype, t.kind, bool(t.fqn), t.trained, t.master, t.reduced] for t in graph.tensors]
+    rows += [[op.target, op.inputs, op.slots, op.outputs, [pair for pair in op.args if pair[0] not in ("key", "stage")]]
+             for op in graph.ops]
+    text = json.dumps([rows, graph.outputs, graph.updates], separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def places_of(graph: Graph, cuts: Sequence[str]) -> tuple[int, ...]:
+    """The positions at which a captured graph may be cut: where blocks begin and end, or where `cuts` name a module.
+
+    A model without blocks may be cut wherever least is sent, at no more than PLACES. Raises InputError for a module
+    that runs no op, or before which nothing runs.
+    """
+    ops = needed_ops(graph)
+    if cuts:
+        return tuple(_begin(graph, name) for name in cuts)
+    alive = replace(graph, ops=ops, outputs=graph.outputs[:1])
+    sent = crossing(graph)
+    blocks = blocks_of(alive)
+    found = sorted({at for block in blocks for at in (block.start, block.end) if 0 < at < len(ops) and sent[at - 1]})
+    if found:
+        return tuple(found)
+    least = min((len(one) for one in sent if one), default=0)
+    narrow = [i + 1 for i, one in enumerate(sent) if len(one) == least and one]
+    return tuple(narrow[::max(1, -(-len(narrow) // PLACES))])
+
+
+def _begin(graph: Graph, name: str) -> int:
+    """The position of the first op of a module."""
+    ops = needed_ops(graph)
+    found = next((i for i, op in enumerate(ops) if op.module == name or op.module.startswith(f"{name}.")
+                  or op.module.endswith(f".{name}") or f".{name}." in op.module), None)
+    if not found:
+        modules = ", ".join(list(dict.fromkeys(op.module for op in ops if op.module))[:6])
+        raise InputError(f"there is no cut at {name!r}: it names a module before which others run, like {modules}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class SolvedStage:
+    """A stage that was searched: what was found, and the microbatches in flight then; `problem` where there is none."""
+
+    graph: StageGraph
+    found: Found | None
+    in_flight: int
+    problem: Infeasible | InputError | None = None
+
+    def holds(self, in_flight: int) -> bool:
+        """Whether it is the answer with so many microbatches in flight too."""
+        if in_flight == self.in_flight:
+            return True
+        if self.found is None:
+            return self.is_proved and in_flight >= self.in_flight
+        return not self.found.solution.price and in_flight <= self.in_flight and (in_flight > 1 or self.in_flight == 1)
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether it is proved that the stage has no plan."""
+        return isinstance(self.problem, Infeasible) and self.problem.is_proved
+
+    def bound(self, in_flight: int) -> float:
+        """Seconds that no plan of the stage is below with so many microbatches in flight."""
+        if in_flight < self.in_flight and not self.holds(in_flight):
+            return 0.0
+        if self.found is None:
+            return inf if self.is_proved else 0.0
+        return self.found.bound
+
+    def named(self, graph: StageGraph, moment: str) -> str:
+        """The moment of a row, with the names of a stage that is like this one."""
+        kind, _, name = moment.partition(" ")
+        names = {a.name: b.name for a, b in zip(add_hubs(self.graph.graph).ops, add_hubs(graph.graph).ops, strict=True)}
+        return f"{kind} {names[name]}" if name else moment
+
+@dataclass(eq=False)
+class StageParts:
+    """The stages of pipelines of so many stages and microbatches: what is known of them so far.
+
+        task            the task of the whole model
+        stages          number of stages
+        microbatches    of a step
+        places          positions of the graph at which it may be cut
+    """
+
+    task: PlanTask
+    stages: int
+    microbatches: int
+    places: tuple[int, ...]
+    _solved: dict[str, list[SolvedStage]] = field(default_factory=dict)
+    _repeated: dict[str, float] = field(default_factory=dict)
+    _alone: dict[tuple[Any, ...], tuple[StageGraph, str]] = field(default_factory=dict)
+
+    @property
+    def units(self) -> int:
+        """Number of units."""
+        return len(self.places) + 1
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The captured graph of one microbatch, with its needed ops alone."""
+        return self.task.variant(self.microbatches).original
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """The part of the cluster of one stage."""
+        return stage_cluster(self.task.cluster, self.stages)
+
+    @cached_property
+    def _works(self) -> tuple[tuple[float, float], ...]:
+        """Sums, up to every place, of the least seconds of forward and backward on a stage's devices."""
+        alive = replace(self.graph, ops=needed_ops(self.graph), outputs=self.graph.outputs[:1])
+        flows, ends = alive.differentiable(), [0, *self.places, len(alive.ops)]
+        return tuple(floor_passes(replace(alive, ops=alive.ops[:end]), self.cluster, flows) for end in ends)
+
+    def floor(self, a: int, b: int) -> tuple[float, float]:
+        """Seconds of forward and of backward of a microbatch that no layouts of a stage are below."""
+        (f0, b0), (f1, b1) = self._works[a], self._works[b]
+        return max(0.0, f1 - f0), max(0.0, b1 - b0)
+
+    @cached_property
+    def _signatures(self) -> tuple[Any, ...]:
+        """For every unit what its ops are and read, without names: equal for units that are alike."""
+        ops, ends = needed_ops(self.graph), [0, *self.places, len(needed_ops(self.graph))]
+        sent = [(), *(tuple(sorted(one)) for one in crossing(self.graph)), ()]
+        return tuple(_signature(self.graph, ops, first, end, sent[first], sent[end if end < len(ops) else -1])
+                     for first, end in pairwise(ends))
+
+    def _like(self, a: int, b: int) -> tuple[Any, ...]:
+        """A key that stages have in common which are alike."""
+        return (a == 0, b == self.units, self._signatures[a:b])
+
+    def alone(self, a: int, b: int) -> tuple[StageGraph, str]:
+        """The stage from place a to place b, or one like it; everything before is one stage, and everything behind."""
+        key = self._like(a, b)
+        if key not in self._alone:
+            ends = [0, *self.places]
+            made = cut_graph(self.graph, [ends[k] for k in (a, b) if 0 < k < self.units])[bool(a)]
+            self._alone[key] = made, structure(made.graph)
+        return self._alone[key]
+
+    def whole(self, a: int, b: int, in_flight: int) -> float:
+        """T of a stage, as far as it is known."""
+        known, like = self.microbatches * sum(self.floor(a, b)), self._like(a, b)
+        solved = self._solved.get(self._alone[like][1], ()) if like in self._alone else ()
+        return max([known, *(one.bound(in_flight) for one in solved)])
+
+    def repeated(self, a: int, b: int) -> float:
+        """M of a stage, as far as it is known."""
+        known, like = self.microbatches * sum(self.floor(a, b)), self._like(a, b)
+        return max(known, self._repeated.get(self._alone[like][1], 0.0)) if like in self._alone else known
+
+    def solve(self, graph: StageGraph, key: str, in_flight: int) -> SolvedStage:
+        """The best layouts of a stage that is like this graph."""
+        known = self._solved.setdefault(key, [])
+        for one in known:
+            if one.holds(in_flight):
+                return one
+        try:
+            made = search_stage(self.task, graph, self.cluster, self.microbatches, in_flight)
+            found = SolvedStage(graph, made, in_flight)
+        except (Infeasible, InputError) as error:
+            found = SolvedStage(graph, None, in_flight, error)
+        known.append(found)
+        return found
+
+    def bound(self, a: int, b: int, in_flight: int) -> bool:
+        """Makes T and M of a stage as sharp as searches over its layouts do; returns whether they were not before."""
+        graph, key = self.alone(a, b)
+        if key in self._repeated and any(one.holds(in_flight) for one in self._solved.get(key, ())):
+            return False
+        self.solve(graph, key, in_flight)
+        if key not in self._repeated:
+            free = replace(self.task, budget=inf, hidden=1.0, once=False)
+            self._repeated[key] = search_stage(free, graph, self.cluster, self.microbatches, 1).bound
+        return True
+
+    def planned(self, graph: StageGraph, in_flight: int) -> Plan:
+        """The plan of a stage, found for it or for one that is like it. Raises why there is none."""
+        solved = self.solve(graph, structure(graph.graph), in_flight)
+        if solved.found is None:
+            assert solved.problem is not None
+            raise solved.problem
+        task = stage_task(self.task, graph, self.cluster, self.microbatches)
+        candidate = replace(solved.found.candidate, in_flight=in_flight)
+        row = {solved.named(graph, moment): weight for moment, weight in solved.found.best.row.items()}
+        one = chosen(task, candidate, solved.found.solution, row)
+        made = assemble(one.pricing, one.solution, one.variables)
+        return finish_stage(task, graph, replace(solved.found, best=one), made)
+
+    @cached_property
+    def transfers(self) -> tuple[float, ...]:
+        """By boundary between stages, the least seconds of a transfer over it: of what crosses where least does."""
+        sent, tensors = crossing(self.graph), self.graph.tensors
+        least = min((sum(tensors[t].nbytes for t in sent[at - 1]) for at in self.places), default=0)
+        return tuple(transfer_seconds(self.task.cluster, self.stages, b, least / self.cluster.size)
+                     for b in range(self.stages - 1))
+
+
+def _signature(graph: Graph, ops: Sequence[Any], first: int, end: int, before: Sequence[int], behind: Sequence[int]
+               ) -> Any:
+    """What the ops [first, end) are: each with its arguments, tensors, and where it reads from."""
+    made = {t: (i - first, n) for i, op in enumerate(ops[first:end], start=first) for n, t in enumerate(op.outputs)}
+    given = {t: k for k, t in enumerate(before)}
+    leaves: dict[int, int] = {}
+
+    def source(t: int) -> Any:
+        tensor = graph.tensors[t]
+        about = (tensor.shape, tensor.dtype, tensor.trained, tensor.master, tensor.reduced)
+        if t in made:
+            return (*about, made[t])
+        if t in given:
+            return (*about, "given", given[t])
+        return (*about, tensor.kind is Kind.PARAMETER, leaves.setdefault(t, len(leaves)))
+
+    rows = tuple((op.target, op.slots, tuple(pair for pair in op.args if pair[0] != "key"),
+                  tuple(map(source, op.inputs)), tuple(map(source, op.outputs))) for op in ops[first:end])
+    return rows, tuple(made.get(t, ("given", given.get(t))) for t in behind)
