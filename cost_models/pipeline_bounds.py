@@ -31,6 +31,7 @@ several ranks, the same words hold: the row has all of them.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 from autoddl.core.pipeline import Action, Schedule
@@ -57,18 +58,25 @@ def critical_path(schedule: Schedule, stages: Sequence[StageSeconds], transfers:
     The makespan is that of `simulate_pipeline` without a slowdown. Tasks in `once` run even where they take 0 seconds
     in every stage; by default those run that take time in one.
     """
-    work = pipeline_tasks(schedule, ("send", *(done_once(stages) if once is None else once)))
-    seconds = [transfers[at] if what == "send" else sum(stages[at][k] for k in TERMS[what])
-               for what, at in work.sources]
-    starts, ends = run_sequentially(seconds, work.edges)
-    before: list[list[int]] = [[] for _ in seconds]
-    for task, later in enumerate(work.edges[0]):
-        for after in later:
-            before[after].append(task)
+    work, before = _tasks(schedule, done_once(stages) if once is None else once)
+    each = {(what, s): sum(one[k] for k in terms) for what, terms in TERMS.items() for s, one in enumerate(stages)}
+    each.update({("send", boundary): x for boundary, x in enumerate(transfers)})
+    starts, ends = run_sequentially([each[source] for source in work.sources], work.edges)
     path = [max(range(len(ends)), key=ends.__getitem__)]
     while starts[path[-1]] > 0:
         path.append(next(task for task in before[path[-1]] if ends[task] == starts[path[-1]]))
     return ends[path[0]], _bound(schedule, work, path[::-1])
+
+
+@lru_cache(maxsize=64)
+def _tasks(schedule: Schedule, once: tuple[str, ...]) -> tuple[PipelineTasks, tuple[tuple[int, ...], ...]]:
+    """(tasks of a schedule with transfers, for each the tasks that it waits for)."""
+    work = pipeline_tasks(schedule, ("send", *once))
+    before: list[list[int]] = [[] for _ in work.tasks]
+    for task, later in enumerate(work.edges[0]):
+        for after in later:
+            before[after].append(task)
+    return work, tuple(map(tuple, before))
 
 
 def trace_cut(problem: CutProblem, cut: Sequence[int]) -> tuple[float, PathBound]:
@@ -80,7 +88,7 @@ def trace_cut(problem: CutProblem, cut: Sequence[int]) -> tuple[float, PathBound
 
 def closed_paths(schedule: Schedule, once: tuple[str, ...] = ()) -> tuple[PathBound, ...]:
     """The paths A, P, Q, R and Z of every rank, each with other numbers; `once` says what of ONCE the stages do."""
-    work = pipeline_tasks(schedule, ("send", *once))
+    work, _ = _tasks(schedule, once)
     place = {task.name: i for i, task in enumerate(work.tasks)}
     found: dict[tuple[object, ...], PathBound] = {}
     for row in schedule.actions:

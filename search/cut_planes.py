@@ -19,6 +19,9 @@ from autoddl.search.cut_boxes import Box, Mask, least_cut, least_with_options
 
 __all__ = ["CutPlanes", "Evaluate", "Trace"]
 
+TOP = 10
+"""Paths that may be mixed for each cut."""
+
 Evaluate = Callable[[tuple[int, ...]], float]
 """A cut -> its exact seconds."""
 
@@ -125,25 +128,33 @@ class CutPlanes:
                 return
             self.evaluate(moved[int(values.argmin())])
 
-    def drop(self, box: Box) -> tuple[Box, list[Mixture]]:
-        """The box without options that a path rules out, and the fewest paths found that do so."""
-        if box.empty:
-            return box, []
-        tables, fixed = self.all
-        goal = self.goal
-        ruled: list[Mask] = [np.greater_equal(least + fixed[:, None], goal)
-                             for least in least_with_options(box, tables)]
-        left = np.concatenate(ruled, axis=1)
-        used: list[Mixture] = []
-        while (counts := left.sum(axis=1)).any():
-            path = int(counts.argmax())
-            used.append(((path, 1.0),))
-            left = left & ~left[path]
-        return box.keep([~np.logical_or.reduce(one, axis=0) for one in ruled]), used
+    def rule_out(self, box: Box) -> tuple[list[Array], list[Mixture]]:
+        """(for each group and option the greatest least seconds of some paths, these paths).
 
-    def mix(self, cuts: Sequence[tuple[int, ...]]) -> Mixture:
-        """The mixture of paths whose least over these cuts is greatest."""
-        return _best_mixture(self.at(cuts))
+        They are few that rule out what any path rules out, and the best for each option of the group that bounds best.
+        """
+        tables, fixed = self.all
+        least = [one + fixed[:, None] for one in least_with_options(box, tables)]
+        left, used = np.concatenate(least, axis=1) >= self.goal, set()
+        while (counts := left.sum(axis=1)).any():
+            used.add(path := int(counts.argmax()))
+            left = left & ~left[path]
+        bounding = max(least, key=lambda one: float(one.max(axis=0).min()))
+        used |= set(bounding.argmax(axis=0).tolist())
+        chosen = sorted(used)
+        return [one[chosen].max(axis=0) for one in least], [((path, 1.0),) for path in chosen]
+
+    def mix(self, cuts: Sequence[tuple[int, ...]], used: Mixture = ()) -> tuple[Mixture, float]:
+        """(the mixture whose least over these cuts is greatest, that least).
+
+        It is of the TOP paths at each cut and those `used` before.
+        """
+        values = self.at(cuts)
+        top = np.argsort(-values, axis=0, kind="stable")[:TOP].ravel()
+        rows = np.unique(np.concatenate([top, np.array([q for q, _ in used], dtype=np.intp)]))
+        found = _best_mixture(values[rows])
+        least = sum(weight * values[rows[q]] for q, weight in found).min()
+        return tuple((int(rows[q]), weight) for q, weight in found), float(least)
 
     def mixed(self, mixture: Mixture) -> tuple[Array, float]:
         """(table, fixed seconds) of a mixture."""

@@ -23,6 +23,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
+from autoddl.core.cost_table import Array
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline import Schedule
 from autoddl.core.pipeline_cuts import CutNode, CutProblem, CutProof, CutSolution, Mixture, PathBound, Split, stage_load
@@ -39,6 +40,9 @@ from autoddl.search.cut_boxes import (
 from autoddl.search.cut_planes import CutPlanes, Evaluate, Trace
 
 __all__ = ["least_over_cuts"]
+
+STEP = 0.1
+"""A box is divided when mixtures can close less than such a part of its gap."""
 
 FEW = 5_000
 """Cuts of a box that are looked at one by one."""
@@ -75,11 +79,15 @@ def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trac
     for cut in (*starts, search.even(box)):
         search.evaluate(cut)
     search.improve()
-    box, singles = search.drop(box)
-    box, more = search.drop(box)
+    singles: list[Mixture] = []
+    for _ in range(2):
+        if not box.empty:
+            least, used = search.rule_out(box)
+            box = box.keep([np.less(one, search.goal) for one in least])
+            singles += used
     tree = _Tree(search, group_stages(box, _together(problem.schedule)))
     bound = tree.grow(effort)
-    proof = CutProof(tuple(path.path for path in search.paths), (*singles, *more), tree.boxes.groups, tree.proof())
+    proof = CutProof(tuple(path.path for path in search.paths), tuple(singles), tree.root.box.groups, tree.proof())
     cut = search.best
     return CutSolution(cut, search.seen[cut], bound, proof, dict(search.seen), len(search.traced), tuple(search.paths))
 
@@ -100,6 +108,7 @@ class _Node:
         box         what is left of it
         bound       seconds that no cut in it is below
         depth       the boxes around it
+        least       for each group and option, seconds that no cut of the box with that option is below
         mixtures    that dropped options
         split       how it was divided
         keys        of its children
@@ -109,18 +118,37 @@ class _Node:
     box: Box
     bound: float
     depth: int
+    least: list[Array]
     mixtures: list[Mixture] = field(default_factory=list)
     split: Split = ""
     keys: list[tuple[int, float | tuple[tuple[int, ...], ...]]] = field(default_factory=list)
     children: list["_Node"] = field(default_factory=list)
+
+    def learn(self, least: Sequence[Array], goal: float, mixtures: Sequence[Mixture]) -> None:
+        """Takes over bounds of the options that mixtures prove, and drops options above the goal."""
+        self.mixtures += mixtures
+        self.least = [np.maximum(old, new) for old, new in zip(self.least, least, strict=True)]
+        self.bound = max(self.bound, *(float(one.min()) for one in self.least))
+        low: list[Mask] = [np.less(one, goal) for one in self.least]
+        self.box = self.box.keep(low)
+        self.least = [one[mask] for one, mask in zip(self.least, low, strict=True)]
+
+    def divide(self, masks: Sequence[Mask], key: tuple[int, float | tuple[tuple[int, ...], ...]]) -> None:
+        """Adds a child with these options, unless that is empty."""
+        box = self.box.keep(masks)
+        if not box.empty:
+            least = [one[mask] for one, mask in zip(self.least, masks, strict=True)]
+            self.keys.append(key)
+            self.children.append(_Node(box, max(self.bound, *(float(one.min()) for one in least)), self.depth + 1,
+                                       least))
 
 
 class _Tree:
     """The tree of boxes: the least bound is looked into first."""
 
     def __init__(self, search: CutPlanes, boxes: Box) -> None:
-        self.search, self.boxes = search, boxes
-        self.root = _Node(boxes, 0.0, 0)
+        self.search = search
+        self.root = _Node(boxes, 0.0, 0, [np.zeros(len(own)) for own in boxes.options])
         self.closed = math.inf
 
     def grow(self, effort: int) -> float:
@@ -145,8 +173,9 @@ class _Tree:
         """Tightens a box; whether nothing of it is left to divide."""
         search = self.search
         for _ in range(2):
-            node.box, used = search.drop(node.box)
-            node.mixtures += used
+            if not node.box.empty:
+                least, used = search.rule_out(node.box)
+                node.learn(least, search.goal, used)
         if not node.box.empty:
             self._mix(node)
         if node.box.empty or node.bound >= search.goal:
@@ -161,24 +190,19 @@ class _Tree:
         """Drops options by mixtures of paths, which bound the box."""
         search = self.search
         cuts = [cut for cut in sorted(search.traced, key=search.traced.__getitem__) if node.box.holds(cut)][:MIXTURES]
-        mixture: Mixture = search.mix(cuts) if cuts else node.mixtures[-1] if node.mixtures else ((0, 1.0),)
+        mixture, most = search.mix(cuts) if cuts else (node.mixtures[-1], math.inf)
         for _ in range(MIXTURES):
             table, fixed = search.mixed(mixture)
-            least = least_with_options(node.box, table[None])
-            bound = min(float(one.min()) for one in least) + fixed
-            node.mixtures.append(mixture)
-            node.bound = max(node.bound, bound)
             _, cut = least_cut(node.box, table)
-            low: list[Mask] = [np.less(one[0] + fixed, search.goal) for one in least]
-            node.box = node.box.keep(low)
-            if node.box.empty:
-                return
-            if cut in cuts:
+            node.learn([one[0] + fixed for one in least_with_options(node.box, table[None])], search.goal, [mixture])
+            if node.box.empty or cut in cuts or most - node.bound < STEP * (search.goal - node.bound):
                 return
             cuts.append(cut)
+            best = search.best
             search.evaluate(cut)
-            search.improve(4)
-            mixture = search.mix(cuts)
+            if search.best != best:
+                search.improve()
+            mixture, most = search.mix(cuts, mixture)
 
     def _finish(self, box: Box) -> None:
         """Evaluates the cuts of a box that are below the goal, the least first, until paths bound the others."""
@@ -217,10 +241,7 @@ class _Tree:
         for g, own in enumerate(loads):
             for v in np.unique(own):
                 masks = [one == v if i == g else one < v if i < g else one <= v for i, one in enumerate(loads)]
-                child = node.box.keep(masks)
-                if not child.empty:
-                    node.keys.append((g, float(v)))
-                    node.children.append(_Node(child, node.bound, node.depth + 1))
+                node.divide(masks, (g, float(v)))
 
     def _loads(self, group: Sequence[int], options: NDArray[np.intp]) -> list[float]:
         seconds = self.search.problem.seconds[:, :, :3].tolist()
@@ -231,10 +252,9 @@ class _Tree:
         group = min((g for g, own in enumerate(node.box.options) if len(own) > 1),
                     key=lambda g: (len(node.box.options[g]), g))
         for i, option in enumerate(node.box.options[group].tolist()):
-            masks = [np.ones(len(own), dtype=bool) for own in node.box.options]
+            masks: list[Mask] = [np.ones(len(own), dtype=np.bool_) for own in node.box.options]
             masks[group] = np.arange(len(masks[group])) == i
-            node.keys.append((group, (tuple(option),)))
-            node.children.append(_Node(node.box.keep(masks), node.bound, node.depth + 1))
+            node.divide(masks, (group, (tuple(option),)))
 
 
 def _frozen(node: _Node) -> CutNode:

@@ -110,9 +110,10 @@ class _Check:
     def prove(self, options: Options, node: CutNode, where: str) -> None:
         """Asserts that no cut of the box is below the bound."""
         for mixture in node.mixtures:
-            options = self.drop(self.groups, options, mixture)
-            if not all(options):
-                return
+            if all(options):
+                options = self.drop(self.groups, options, mixture)
+        if not all(options):
+            return  # a group has no option, so there is no cut
         assert node.split, f"box {where}: cuts are left below {self.bound} seconds"
         if node.split == "every":
             for cut in self._cuts(options):
