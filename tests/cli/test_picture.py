@@ -28,6 +28,7 @@ def test_memory_rises_and_falls_within_the_budget(path: Path) -> None:
     assert list(line.times) == sorted(line.times) and line.times[-1] <= foreseen(plan).step.seconds * (1 + 1e-9)
 
 
+@pytest.mark.ranks  # on a new machine matplotlib asks fc-list for the fonts
 @pytest.mark.parametrize("kind", ["svg", "png", "json"])
 def test_every_kind_of_picture(path: Path, kind: str) -> None:
     out = path.parent / f"picture.{kind}"
