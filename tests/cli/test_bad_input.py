@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ranks import on_ranks
 from shell import FACTORY, LAPTOP, ROOT, Said, shell
 from tiny import tiny
 
@@ -278,47 +279,44 @@ def test_a_batch_that_does_not_fit(folder: Path) -> None:
         model.step(ids)
 
 
-def ranks(folder: Path, text: str) -> list[str]:
-    """The command of a rank that runs `text`."""
-    path = folder / "rank.py"
-    path.write_text(textwrap.dedent(f"""
-        import os, sys, signal, threading
-        sys.path.append({str(ROOT / "tests" / "support")!r})
-        import autoddl
-        from autoddl.launch.launch import leave, report_failure
-        from tiny import tiny
-        rank = int(os.environ["RANK"])
-        try:
-            {text}
-        except autoddl.AutoDDLError as error:
-            report_failure(error)
-            leave(2)
-        leave(0)
-    """))
-    return [sys.executable, str(path)]
+def error_under(files: list[str]) -> str:
+    """The error on this rank, which is given the plan of its number."""
+    with pytest.raises(MismatchError) as caught:
+        autoddl.parallelize(tiny(), autoddl.load_plan(files[torch.distributed.get_rank()]))
+    return str(caught.value)
 
 
 @pytest.mark.ranks
 def test_two_ranks_with_different_plans(folder: Path) -> None:
     autoddl.plan(tiny(), folder / "2.yaml", pins=["head.weight: machine=S(0)"]).save(folder / "plan-other.json")
-    files = [str(folder / "plan-2.json"), str(folder / "plan-other.json")]
-    command = ranks(folder, f"autoddl.parallelize(tiny(), autoddl.load_plan({files}[rank]))")
-    with pytest.raises(MismatchError, match="rank 1 has another plan than rank 0"):
-        launch(2, command, timeout=120)
+    errors = on_ranks(2, error_under, [str(folder / "plan-2.json"), str(folder / "plan-other.json")])
+    assert len({*errors}) == 1 and "rank 1 has another plan than rank 0" in errors[0]
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_a_rank_killed_in_a_step(folder: Path) -> None:
+    """As the test of the record that such a rank leaves, in a script of one's own."""
     before = (folder / "plan-2.json").read_bytes()
-    command = ranks(folder, f"""
+    (folder / "rank.py").write_text(textwrap.dedent(f"""
+        import os, sys, signal, threading
+        sys.path.append({str(ROOT / "tests" / "support")!r})
+        import autoddl
+        from autoddl.launch.launch import leave, report_failure
+        from tiny import tiny
+        try:
             model = autoddl.parallelize(tiny(), autoddl.load_plan({str(folder / "plan-2.json")!r}))
             batch = model.module.example_inputs()
             model.step(batch)
-            rank and threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+            if os.environ["RANK"] == "1":
+                threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
             while True: model.step(batch)
-    """.strip())
+        except autoddl.AutoDDLError as error:
+            report_failure(error)
+            leave(2)
+    """))
     with pytest.raises(MachineError, match="rank 1 was killed by SIGKILL; all ranks were ended"):
-        launch(2, command, timeout=120)
+        launch(2, [sys.executable, str(folder / "rank.py")], timeout=120)
     assert (folder / "plan-2.json").read_bytes() == before
     running = [p for p in Path("/proc").glob("[0-9]*/cmdline") if _reads(p, str(folder / "rank.py"))]
     assert not running

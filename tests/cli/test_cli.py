@@ -1,9 +1,11 @@
 """The shell: its verbs, a table for people, one JSON document for programs."""
 
+import contextlib
 import io
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from ranks import forget, on_ranks
 from rich.console import Console
 from sampling import parametrize_or_slow
 from shell import FACTORY, LAPTOP, PAIR, ROOT, shell
@@ -195,7 +198,8 @@ def test_what_the_users_code_prints_is_not_in_the_answer(tmp_path: Path) -> None
 def planned_for_two(folder: Path) -> Path:
     """A plan for two ranks."""
     (folder / "two.yaml").write_text(PAIR)
-    assert shell("plan", FACTORY, str(folder / "two.yaml"), "-o", str(folder / "plan.json")).code == 0
+    made = shell("plan", FACTORY, str(folder / "two.yaml"), "--set", "layers=1", "-o", str(folder / "plan.json"))
+    assert made.code == 0, made
     return folder / "plan.json"
 
 
@@ -259,20 +263,37 @@ def test_run_joins_torchrun(tmp_path: Path) -> None:
     assert len(json.loads(done.stdout)["losses"]) == 2
 
 
+STEPS = re.compile(r"^step +\d+  loss (.*)$", re.MULTILINE)
+
+
 @pytest.mark.ranks
-@parametrize_or_slow("ranks", [2], [4])
-def test_a_script_of_ones_own_runs_under_torchrun(tmp_path: Path, ranks: int) -> None:
-    """The example on its four ranks, or on a cluster of two."""
-    script = ROOT / "examples" / "train.py"
-    if ranks == 2:
-        (tmp_path / "clusters").mkdir()
-        (tmp_path / "clusters" / "laptop.yaml").write_text(PAIR)
-        script = Path(shutil.copy(script, tmp_path))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), str(script)]
+@pytest.mark.slow
+def test_a_script_of_ones_own_runs_under_torchrun() -> None:
+    """The example on its four ranks."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4",
+               str(ROOT / "examples" / "train.py")]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
-    losses = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("step")]
+    losses = [float(loss) for loss in STEPS.findall(done.stdout)]
     assert len(losses) == 5 and losses[-1] < losses[0]
+
+
+def output_of(script: str) -> str:
+    """What this rank prints when it runs a script."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        runpy.run_path(script, run_name="__main__")
+    return out.getvalue()
+
+
+@pytest.mark.ranks
+def test_a_script_of_ones_own_runs_on_ranks(tmp_path: Path) -> None:
+    """The example on a cluster of two; it ends its process group."""
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters" / "laptop.yaml").write_text(PAIR)
+    out, silent = on_ranks(2, output_of, str(shutil.copy(ROOT / "examples" / "train.py", tmp_path)))
+    forget(2)
+    losses = [float(loss) for loss in STEPS.findall(out)]
+    assert len(losses) == 5 and losses[-1] < losses[0] and not silent
 
 
 def test_an_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -379,11 +379,11 @@ def test_a_killed_rank_leaves_what_it_had_finished(rehearsed: tuple[Path, Said],
         ranks = [rank for server in children(launcher.pid) for rank in children(server)]
         os.kill(ranks[1] if len(ranks) == 2 else launcher.pid, signal.SIGKILL)
         try:
-            launcher.communicate(timeout=60)
+            _, said = launcher.communicate(timeout=60)
         finally:
             launcher.kill()
-    assert len(ranks) == 2
-    assert launcher.returncode == 4
+    assert len(ranks) == 2 and not any(Path(f"/proc/{rank}/cwd").exists() for rank in ranks)
+    assert launcher.returncode == 4 and b"rank 1 was killed by SIGKILL; all ranks were ended" in said
     assert min(len(read_record(path).of_rank(rank)) for rank in (0, 1)) >= 2
     assert shell("compare-run", str(plan), str(path)).code == 0
     assert load_plan(plan).fingerprint() == read_record(path).header.plan
