@@ -1,12 +1,16 @@
 """What a calibration writes and what it changes: curves by hand, other devices refused, a small one end to end."""
 
+import json
 import sys
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from measured_cluster import COPY, LAPTOP, device, moved, written
+from ranks import on_ranks
 from shell import shell
 from torch.nn import functional as F
 
@@ -15,6 +19,8 @@ from autoddl.calibrate.kernel_cases import SMALL, Case, cases, kernels
 from autoddl.calibrate.kernel_timing import low, spread
 from autoddl.calibrate.machine_speed import median_pulse
 from autoddl.calibrate.measure import measure, strip_measured
+from autoddl.calibrate.rank import measure_on_rank
+from autoddl.calibrate.request import Request
 from autoddl.core.errors import InputError
 from autoddl.cost_models import Cluster, Kernel, collective, kernel_seconds, least_seconds, load_cluster
 from autoddl.cost_models import parse_cluster as parse
@@ -151,8 +157,41 @@ def test_a_case_is_named_and_counted_by_the_planner() -> None:
     assert len({case.target for case in cases(SMALL)}) == 15
 
 
+def on_a_rank(file: str) -> None:
+    """Does what `autoddl.calibrate.rank` does with its job, on a rank that runs already or in this process alone."""
+    job = json.loads(Path(file).read_text())
+    request = Request(**{key: value for key, value in job.items() if key != "folder"})
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    Path(job["folder"], f"result-{rank}.json").write_text(json.dumps(measure_on_rank(request)))
+
+
+@pytest.fixture
+def running(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """Lets `measure` use ranks that run already, which have imported all they need."""
+    def launched(ranks: int, command: Sequence[str], **_: object) -> None:
+        if ranks > 1:
+            on_ranks(ranks, on_a_rank, command[-1])
+        else:
+            on_a_rank(command[-1])
+
+    monkeypatch.setattr("autoddl.calibrate.measure.launch", launched)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.mark.ranks
-def test_a_short_measurement_writes_a_file_that_prices(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_ranks_that_are_started_measure(tmp_path: Path) -> None:
+    """As the ranks of the next test, which run already."""
+    path = tmp_path / "two.yaml"
+    path.write_text(LAPTOP)
+    found = measure(path, ranks=2, seconds=0.1, small=True)
+    assert found is not None and load_cluster(path).measurements == found.measured
+
+
+@pytest.mark.ranks
+def test_a_short_measurement_writes_a_file_that_prices(tmp_path: Path, running: None) -> None:
     path, out = tmp_path / "two.yaml", tmp_path / "measured.yaml"
     path.write_text(LAPTOP)
     found = measure(path, output=out, ranks=2, seconds=0.1, small=True)

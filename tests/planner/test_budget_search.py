@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from random_plans import LAPTOP
+from sampling import parametrize_or_slow
 from torch import Tensor, nn
 
 from autoddl.capture.capture import capture
@@ -147,12 +148,14 @@ def holds(network: CostNetwork, seed: int, tied: bool = False) -> bool:
     return True
 
 
-def test_every_choice_of_small_modules() -> None:
-    assert all(check(seed) for seed in (7, 10, 2))
+@parametrize_or_slow("seed", [7, 10], [2])
+def test_every_choice_of_small_modules(seed: int) -> None:
+    assert check(seed)
 
 
-def test_every_choice_of_small_modules_with_blocks_that_are_computed_again() -> None:
-    assert all(check(seed, True) for seed in (10, 31))
+@parametrize_or_slow("seed", [10], [31])
+def test_every_choice_of_small_modules_with_blocks_that_are_computed_again(seed: int) -> None:
+    assert check(seed, True)
 
 
 @pytest.mark.slow

@@ -2,11 +2,14 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from math import inf
 
 import pytest
 import zoo
 from random_plans import LAPTOP, random_plan
+from sampling import parametrize_or_slow
+from tiny import tiny
 
 import autoddl
 from autoddl.capture.capture import capture
@@ -23,9 +26,22 @@ from autoddl.schedule.traffic import traffic
 POLICIES = ("none", "first-1", "full")
 
 
-def planned(policies: tuple[str, ...], budget: float | None = None, **options: str) -> Plan:
-    model, sample = zoo.gpt(layers=2, d=32, T=64, B=16)
+@cache
+def planned(policies: tuple[str, ...], budget: float | None = None, name: str = "gpt", **options: str) -> Plan:
+    """A plan for a model of two blocks, with attention or without."""
+    model, sample = zoo.gpt(layers=2, d=32, T=64, B=16) if name == "gpt" else (tiny(batch=256), None)
     return autoddl.plan(model, LAPTOP, sample, budget=budget, recompute=policies, **options)  # type: ignore[arg-type]
+
+
+def seconds_alone(policies: tuple[str, ...], budget: float, name: str) -> dict[str, float]:
+    """Seconds of the best plan under each of the policies that fit the budget."""
+    found = {}
+    for policy in policies:
+        try:
+            found[policy] = planned((policy,), budget, name, mesh="all=4").predicted.seconds
+        except Infeasible:
+            continue
+    return found
 
 
 def test_without_a_budget_that_binds_nothing_is_computed_again() -> None:
@@ -33,15 +49,11 @@ def test_without_a_budget_that_binds_nothing_is_computed_again() -> None:
     assert not free.recompute and free.predicted.seconds == planned(("none",)).predicted.seconds and free.gap < 1e-9
 
 
-def test_the_plan_is_the_best_of_all_policies() -> None:
-    budget = 0.6 * planned(("none",), mesh="all=4").predicted.peak_bytes
-    alone: dict[str, float] = {}
-    for policy in POLICIES:
-        try:
-            alone[policy] = planned((policy,), budget, mesh="all=4").predicted.seconds
-        except Infeasible:
-            continue
-    best = planned(POLICIES, budget, mesh="all=4")
+@parametrize_or_slow("name,share", [("tiny", 0.8)], [("gpt", 0.6)])
+def test_the_plan_is_the_best_of_all_policies(name: str, share: float) -> None:
+    budget = share * planned(("none",), name=name, mesh="all=4").predicted.peak_bytes
+    alone = seconds_alone(POLICIES, budget, name)
+    best = planned(POLICIES, budget, name, mesh="all=4")
     assert best.recompute and best.predicted.peak_bytes <= budget
     assert best.predicted.seconds <= min(alone.values()) * (1 + 1e-3) and best.bound <= min(alone.values())
     assert best.predicted.seconds < alone.get("none", inf)
@@ -86,17 +98,15 @@ def test_a_plan_for_other_blocks_is_refused() -> None:
         traffic(plan, add_hubs(capture(*zoo.gpt()).graph))
 
 
-def test_the_search_chooses_the_blocks_itself() -> None:
+@parametrize_or_slow("name,share", [("tiny", 0.7)], [("gpt", 0.6)])
+def test_the_search_chooses_the_blocks_itself(name: str, share: float) -> None:
     """No uniform choice is faster, none is below the bound, and the certificate is of all choices."""
-    budget = 0.6 * planned(("none",), mesh="all=4").predicted.peak_bytes
-    best = planned(("search",), budget, mesh="all=4")
+    budget = share * planned(("none",), name=name, mesh="all=4").predicted.peak_bytes
+    best = planned(("search",), budget, name, mesh="all=4")
     assert best.recompute and best.predicted.peak_bytes <= budget
-    for policy in (*POLICIES, "selective"):
-        try:
-            other = planned((policy,), budget, mesh="all=4").predicted.seconds
-        except Infeasible:
-            continue
-        assert best.bound <= other and best.predicted.seconds <= other * (1 + 1e-3)
+    others = seconds_alone((*POLICIES, "selective"), budget, name)
+    assert others and all(best.bound <= other for other in others.values())
+    assert best.predicted.seconds <= min(others.values()) * (1 + 1e-3)
     checked = proved(best)
     assert checked.bound <= best.predicted.seconds and checked.gap <= best.gap + 1e-3
 
