@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 import tiny
 import torch
 from planmaker import cluster_of
+from sampling import parametrize_or_slow
 from tasks import graph_of, task_of, with_options
 from torch import nn
 
@@ -40,6 +42,7 @@ def candidates(place: Cluster, most: int = 3) -> list[Candidate]:
     return [Candidate(mesh, lambda graph, on: everything) for mesh in meshes(place, most)]
 
 
+@cache
 def tight(name: str, place: Cluster, share: float = 0.3) -> float:
     """A budget between the smallest known peak of any plan and that of the fastest."""
     with pytest.raises(Infeasible) as caught:
@@ -76,11 +79,13 @@ def test_one_and_two_workers_find_the_same() -> None:
     assert len({(f.best.pricing.mesh, f.best.solution, f.bound) for f in found}) == 1
 
 
-def test_meshes_of_many_axes_are_solved_roughly_before_any_is_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+@parametrize_or_slow("name", ["bare"], ["tiny"])
+def test_meshes_of_many_axes_are_solved_roughly_before_any_is_to_the_end(name: str, monkeypatch: pytest.MonkeyPatch
+                                                                         ) -> None:
     """All candidates are bounded, few are solved, and every rough job comes before the others; what is found is as
     good."""
     place = cluster_of("hall=2,rack=4,node=4")
-    task = task_of("tiny", place, workers=1, tolerance=0.0)
+    task = task_of(name, place, workers=1, tolerance=0.0)
     every = candidates(place, 4)
     tried = [c for n in (2, 3, 4) for c in [c for c in every if len(c.mesh.axes) == n][:3]]
     alone = min(solve(build_problem(task, c)[2]).seconds for c in tried)
@@ -133,16 +138,17 @@ def test_an_interrupt_before_there_is_a_plan_is_passed_on() -> None:
         search(task_of("deep", PLACE, 1.0), candidates(PLACE), Stop(True))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_no_plan_names_the_least_bytes_of_all_meshes(workers: int) -> None:
+@parametrize_or_slow("place", [cluster_of("net=2,node=2")], [PLACE])
+def test_no_plan_names_the_least_bytes_of_all_meshes(place: Cluster) -> None:
     needed = []
-    for candidate in candidates(PLACE):
+    for candidate in candidates(place):
         with pytest.raises(Infeasible) as alone:
-            search(task_of("deep", PLACE, 1.0), [candidate])
+            search(task_of("deep", place, 1.0), [candidate])
         needed.append(alone.value.needed)
-    with pytest.raises(Infeasible) as caught:
-        search(task_of("deep", PLACE, 1.0, workers=workers), candidates(PLACE))
-    assert caught.value.needed == pytest.approx(min(needed))
+    for workers in (1, 2):
+        with pytest.raises(Infeasible) as caught:
+            search(task_of("deep", place, 1.0, workers=workers), candidates(place))
+        assert caught.value.needed == pytest.approx(min(needed))
     copy = pickle.loads(pickle.dumps(caught.value))
     assert (str(copy), copy.needed) == (str(caught.value), caught.value.needed)
 
@@ -221,8 +227,9 @@ def _other(n: int) -> tuple[int, int]:
     return os.getpid(), n * n
 
 
-def test_microbatches_fit_where_nothing_else_does_and_cost_more() -> None:
-    model = tiny.tiny(1, batch=16)
+@parametrize_or_slow("layers", [0], [1])
+def test_microbatches_fit_where_nothing_else_does_and_cost_more(layers: int) -> None:
+    model = tiny.tiny(layers, batch=16)
     with pytest.raises(Infeasible) as caught:
         plan(model, PLACE, max_axes=1, budget=1.0)
     budget = 0.999 * caught.value.needed
@@ -245,7 +252,7 @@ def test_microbatches_fit_where_nothing_else_does_and_cost_more() -> None:
 
 
 def test_all_solvers_on_one_problem() -> None:
-    rows = {row.name: row for row in compare_solvers(tiny.tiny(1), PLACE, mesh="net=2,node=4", time_limit=20.0)}
+    rows = {row.name: row for row in compare_solvers(tiny.tiny(0), PLACE, mesh="net=2,node=4", time_limit=20.0)}
     best = rows["exact"].seconds
     assert best is not None and rows["exact"].bound == pytest.approx(best)
     for row in rows.values():

@@ -19,8 +19,8 @@ from autoddl.planner.task import PlanTask
 @lru_cache
 def graph_of(name: str) -> Graph:
     models: dict[str, tuple[nn.Module, object]] = {
-        "tiny": (tiny.tiny(1), None), "deep": (tiny.tiny(3), None), "gpt": zoo.gpt(1), "llama": zoo.llama(1),
-        "vgg": zoo.vgg_bn(), "resnet": zoo.resnet()}
+        "bare": (tiny.tiny(0), None), "tiny": (tiny.tiny(1), None), "deep": (tiny.tiny(3), None),
+        "gpt": zoo.gpt(1), "llama": zoo.llama(1), "vgg": zoo.vgg_bn(), "resnet": zoo.resnet()}
     return capture(*models[name]).graph
 
 
