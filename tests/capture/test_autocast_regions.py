@@ -13,6 +13,7 @@ from planmaker import cluster_of
 from regions import KINDS, regions
 from shell import ROOT
 from torch import Tensor, nn
+from verified import verified
 
 import autoddl
 from autoddl.capture.autocast import HIGHER, LOWER, WIDEST
@@ -23,7 +24,6 @@ from autoddl.capture.sample import as_sample
 from autoddl.core.errors import CaptureError, InputError
 from autoddl.core.graph import Kind
 from autoddl.core.precision import Precision
-from autoddl.launch.verify import verify
 
 MIXED = Precision("bf16-mixed")
 
@@ -113,7 +113,7 @@ def test_a_plan_of_regions_computes_what_one_process_does() -> None:
     model, x = factory.build()
     pins = ["second.weight: net=O", "first.weight: net=OGW", "third.weight: node=S(0)"]
     plan = autoddl.plan(model, cluster_of("net=2,node=2"), x, factory=factory.to_json(), mesh="net=2,node=2", pins=pins)
-    checked = verify(plan, factory)
+    checked = verified(plan, factory)
     assert checked.passed and checked.collective_mismatches == 0 and 0 < checked.twice_error < 1e-6, checked
     assert any(c.tensor.startswith("p_second_weight") and c.forward for c in plan.conversions)
 

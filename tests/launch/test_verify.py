@@ -12,15 +12,15 @@ import pytest
 import torch
 import zoo
 from planmaker import random_plans
-from ranks import on_ranks
 from sampling import parametrize_or_slow
 from shell import FACTORY, LAPTOP, PAIR, ROOT
+from verified import verified
 
 import autoddl
 from autoddl.capture.factory import Factory
 from autoddl.core.errors import InputError
 from autoddl.core.layout import Mesh
-from autoddl.launch.check import _gradient_error, check
+from autoddl.launch.check import _gradient_error
 from autoddl.launch.verify import Verification, _check_memory, _seated, shrink_plan, verify
 
 PINS = ["blocks.*.up.weight: pair=S(0)", "blocks.*.down.weight: pair=S(1)", "head.weight: machine=S(0)"]
@@ -29,20 +29,6 @@ PINS = ["blocks.*.up.weight: pair=S(0)", "blocks.*.down.weight: pair=S(1)", "hea
 def planned(factory: Factory, cluster: str, **options: object) -> autoddl.Plan:
     model, sample = factory.build()
     return autoddl.plan(model, cluster, sample, factory=factory.to_json(), **options)  # type: ignore[arg-type]
-
-
-def on_a_rank(file: str) -> None:
-    """What `autoddl.launch.worker` does with a job of checking, on a rank that runs already."""
-    job = json.loads(Path(file).read_text())
-    result = Path(job["folder"], f"result-{torch.distributed.get_rank()}.json")
-    result.write_text(json.dumps(check(job)))
-
-
-@pytest.fixture
-def running(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets `verify` use ranks that run already, which have imported all they need."""
-    monkeypatch.setattr("autoddl.launch.verify.launch", lambda ranks, command, **_: on_ranks(
-        ranks, on_a_rank, command[-1]))
 
 
 @pytest.mark.ranks
@@ -56,25 +42,24 @@ def test_a_plan_computes_what_one_process_does() -> None:
 
 @pytest.mark.ranks
 @parametrize_or_slow("drop,layers", [(0.1, 1)], [(0.0, 2), (0.1, 2)])
-def test_a_plan_of_microbatches_computes_what_one_process_does(tmp_path: Path, running: None, drop: float,
-                                                               layers: int) -> None:
+def test_a_plan_of_microbatches_computes_what_one_process_does(tmp_path: Path, drop: float, layers: int) -> None:
     factory = Factory.parse(FACTORY, {"dropout": drop, "layers": layers})
     (tmp_path / "two.yaml").write_text(PAIR)
     pins = ["blocks.*.up.weight: net=S(0)", "blocks.*.down.weight: net=S(1)"]
     plan = planned(factory, str(tmp_path / "two.yaml"), pins=pins, microbatches=(4,))
-    checked = verify(plan, factory)
+    checked = verified(plan, factory)
     assert plan.microbatches == 4 and checked.passed and checked.collective_mismatches == 0, checked
 
 
 @pytest.mark.ranks
-def test_a_wrong_plan_does_not_pass(tmp_path: Path, running: None) -> None:
+def test_a_wrong_plan_does_not_pass(tmp_path: Path) -> None:
     """Every step is legal, but one gradient is called whole that still waits for its reduction."""
     factory = Factory.parse(FACTORY, {"dropout": 0.0, "batch": 64, "width": 64, "layers": 1})
     (tmp_path / "two.yaml").write_text(PAIR)
     plan = planned(factory, str(tmp_path / "two.yaml"), mesh="net=2", pins=["blocks.0.up*: net=S(0)", "*norm*: net=B"])
     edge = next(c for c in plan.conversions if c.backward == ("net: P->B",) and c.tensor.startswith("p_"))
     wrong = tuple(replace(c, gradient=c.wanted, backward=()) if c is edge else c for c in plan.conversions)
-    checked = verify(replace(plan, conversions=wrong), factory)
+    checked = verified(replace(plan, conversions=wrong), factory)
     assert not checked.passed and checked.gradient_error > 1e-6
 
 
@@ -88,11 +73,11 @@ def test_a_model_with_several_outputs_and_a_buffer_is_verified(tmp_path: Path, p
 
 
 @pytest.mark.ranks
-def test_a_plan_for_many_ranks_is_verified_on_fewer(running: None) -> None:
+def test_a_plan_for_many_ranks_is_verified_on_fewer() -> None:
     factory = Factory.parse(FACTORY, {"batch": 64, "layers": 1})
     plan = planned(factory, str(ROOT / "examples" / "clusters" / "a100-4x8.yaml"), max_axes=2)
     assert plan.mesh.size == 32
-    checked = verify(plan, factory)
+    checked = verified(plan, factory)
     assert checked.passed and checked.ranks <= 8, checked
     assert "32 ranks do not fit here" in checked.note
 

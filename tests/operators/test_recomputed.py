@@ -1,5 +1,7 @@
 """Which ops of a block run again: what they bring back, what they read, and what is kept instead."""
 
+from functools import cache
+
 import pytest
 import torch
 import zoo
@@ -16,13 +18,19 @@ def parts_at(graph: Graph, level: str) -> tuple[RecomputedPart, ...]:
     return recomputed_parts(graph, [recompute_entry(block.name, level) for block in blocks_of(graph)])
 
 
+@cache
+def graph_of(name: str) -> Graph:
+    """A model's graph, with dropout where it has some."""
+    return add_hubs(capture(*getattr(zoo, name)(**({"dropout": 0.1} if name in ("gpt2", "t5") else {}))).graph)
+
+
 def names_of(graph: Graph, tensors: tuple[int, ...]) -> list[str]:
     return [graph.tensors[t].name for t in tensors]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5", "vit", "resnet", "mixture"])
 def test_parts_read_what_they_do_not_write_and_bring_back_what_stays_inside(name: str) -> None:
-    graph = add_hubs(capture(*getattr(zoo, name)()).graph)
+    graph = graph_of(name)
     dependent, readers = graph.dependent(), graph.consumers()
     for level in (SELECTIVE, FULL):
         for part in parts_at(graph, level):
@@ -38,14 +46,13 @@ def test_parts_read_what_they_do_not_write_and_bring_back_what_stays_inside(name
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "mixture", "resnet"])
 def test_selective_runs_no_op_again_that_full_does_not(name: str) -> None:
     """So whatever a plan takes at none, it takes no less at selective, and no less at full."""
-    graph = add_hubs(capture(*getattr(zoo, name)(dropout=0.1) if name in ("gpt2", "t5") else getattr(zoo, name)()
-                             ).graph)
+    graph = graph_of(name)
     assert {i for part in parts_at(graph, SELECTIVE) for i in part.ops} <= {
         i for part in parts_at(graph, FULL) for i in part.ops}
 
 
 def test_blocks_are_decided_one_by_one() -> None:
-    graph = add_hubs(capture(*zoo.t5()).graph)
+    graph = graph_of("t5")
     blocks = blocks_of(graph)
     mixed = recomputed_parts(graph, [recompute_entry(block.name, (SELECTIVE, FULL)[k % 2])
                                      for k, block in enumerate(blocks)])

@@ -217,10 +217,11 @@ def test_what_finds_no_plan_has_proved_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert counted > 50
 
 
-def test_large_problems_go_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
+@parametrize_or_slow("layers", [2], [6])
+def test_large_problems_go_this_way(monkeypatch: pytest.MonkeyPatch, layers: int) -> None:
     """A step of a real network on three axes, as if it were large."""
     place = cluster_of("hall=2,rack=2,node=2")
-    model, sample = gpt(6)
+    model, sample = gpt(layers)
     exact = autoddl.plan(model, place, sample, mesh="hall=2,rack=2,node=2")
     budget = 0.6 * exact.predicted.peak_bytes
     tight = autoddl.plan(model, place, sample, mesh="hall=2,rack=2,node=2", budget=budget)

@@ -1,0 +1,36 @@
+"""`verify` on ranks that run already: they have imported what it needs, so that a test takes no seconds for that.
+
+    checked = verified(plan, factory)       as verify(plan, factory), of which test_verify starts ranks too
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from ranks import on_ranks
+
+from autoddl.capture.factory import Factory
+from autoddl.core.plan import Plan
+from autoddl.launch.check import check
+from autoddl.launch.verify import Verification, verify
+
+__all__ = ["verified"]
+
+
+def on_a_rank(file: str) -> None:
+    """Does what `autoddl.launch.worker` does with a job of checking."""
+    job = json.loads(Path(file).read_text())
+    Path(job["folder"], f"result-{dist.get_rank()}.json").write_text(json.dumps(check(job)))
+
+
+def launched(ranks: int, command: Sequence[str], **_: object) -> None:
+    on_ranks(ranks, on_a_rank, command[-1])
+
+
+def verified(plan: Plan, factory: Factory) -> Verification:
+    """What `verify` says of a plan."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("autoddl.launch.verify.launch", launched)
+        return verify(plan, factory)
