@@ -9,6 +9,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
+SHAPED := $(shell grep -lE 'shaping|mark\.root' tests/*/test_*.py)
 
 .PHONY: setup demo fuzz test test-all check size clean
 
@@ -24,14 +25,14 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 test: setup
-	$(PYTEST) -m 'root and not slow'
+	$(PYTEST) -m 'root and not slow' $(SHAPED)
 	$(PYTEST) $(TWO) -m 'not root and not slow'
 
 fuzz: setup
 	$(PYTEST) $(TWO) --timeout=1500 tests/whole/test_fuzz.py
 
 test-all: setup
-	$(PYTEST) --timeout=1500 -m root
+	$(PYTEST) --timeout=1500 -m root $(SHAPED)
 	$(PYTEST) $(TWO) --timeout=1500 -m 'not root'
 
 check: setup
