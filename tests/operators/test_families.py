@@ -82,8 +82,8 @@ def every_op() -> Iterator[tuple[Graph, Op]]:
     listed = [*op_cases.CASES, *(case(t, *args, **kwargs) for t, args, kwargs in op_cases_shape.CASES)]
     for one in listed:
         yield one.graph, one.op
-    for name in ("gpt", "llama", "t5", "vgg_bn", "mixture"):
-        graph = add_hubs(capture(*getattr(zoo, name)()).graph)
+    for made in (zoo.gpt(1), zoo.llama(1), zoo.t5(1), zoo.vgg_bn(), zoo.mixture(1)):
+        graph = add_hubs(capture(*made).graph)
         yield from ((graph, op) for op in graph.ops)
 
 
