@@ -39,6 +39,7 @@ def _checked(start: Callable[..., None]) -> Callable[..., None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all that tests import is there
     patch = pytest.MonkeyPatch()
     patch.setattr(subprocess.Popen, "__init__", _checked(subprocess.Popen.__init__))
     patch.setattr(ranks, "before_start", lambda world: _require("ranks", f"{world} ranks"))
@@ -46,9 +47,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: collections of garbage need not look at it again."""
+    """What is imported by now stays: collections of garbage need not look at it again, nor be as many.
+
+    Tracing a model makes many objects that live on, which the usual threshold of 700 looks at again and again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*ranks.GARBAGE)
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -24,7 +24,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-__all__ = ["RankError", "before_start", "forget", "on_ranks"]
+__all__ = ["GARBAGE", "RankError", "before_start", "forget", "on_ranks"]
+
+
+GARBAGE = (20_000, 20, 50)
+"""How much is made between collections of garbage, as `gc.set_threshold` takes it: tests trace and plan an eighth
+faster."""
 
 
 class RankError(AssertionError):
@@ -34,6 +39,7 @@ class RankError(AssertionError):
 def _serve(rank: int, world: int, store: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
     gc.freeze()  # what was imported is not looked at again in every collection
+    gc.set_threshold(*GARBAGE)
     dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
                             timeout=timedelta(seconds=60))
     while (task := pickle.loads(pipe.recv_bytes())) is not None:
