@@ -45,14 +45,20 @@ def explain_verb(plan: PlanPath, names: Names = None,
     """Say why a plan is as it is, and what else there is."""
     from autoddl.cli import answer_tables
     from autoddl.explain import explain
+    from autoddl.explain.pipeline_proof import check_pipeline
     questions = {"NAME": names, "--proof": proof or everywhere, "--pins": pins, "--pipeline": pipeline}
     asked = [word for word, given in questions.items() if given]
     if len(asked) > 1:
         raise InputError(f"explain answers one question at a time, not {' and '.join(asked)}: ask them one by one")
     read = load_plan(plan)
     if pipeline:
-        show(pipeline_tables.alternatives_table(read), [dict(row) for row in pipeline_tables.alternatives_of(read)],
+        show(pipeline_tables.alternatives_table(read), [{name: value for name, value in row.items() if name != "proof"}
+                                                          for row in pipeline_tables.alternatives_of(read)],
              as_json)
+        return
+    if (proof or everywhere) and read.pipeline is not None and stage is None:
+        known = check_pipeline(read)
+        show(pipeline_tables.proof_table(known), plain(known) | {"gap": known.gap}, as_json)
         return
     read = pipeline_tables.without_stages(pipeline_tables.stage_of(read, stage), "explain")
     with progress_bar() as progress:

@@ -19,10 +19,12 @@ from autoddl.core.hubs import needed_ops
 from autoddl.core.plan import Plan
 from autoddl.cost_models import parse_cluster
 from autoddl.cost_models.units import show_bytes, show_seconds
+from autoddl.explain.pipeline_proof import ProvedPipeline
 from autoddl.explain.utilisation import model_flops_utilisation
 from autoddl.planner.stage_plans import StagedStep, staged_step
 
-__all__ = ["alternatives_of", "alternatives_table", "pipeline_summary", "pipeline_table", "stage_of", "without_stages"]
+__all__ = ["alternatives_of", "alternatives_table", "pipeline_summary", "pipeline_table", "proof_table", "stage_of",
+           "without_stages"]
 
 
 def stage_of(plan: Plan, stage: int | None) -> Plan:
@@ -117,4 +119,17 @@ def alternatives_table(plan: Plan) -> RenderableType:
                       "-" if row["seconds"] is None else show_seconds(row["seconds"]),
                       "-" if row["nbytes"] is None else show_bytes(row["nbytes"]),
                       "no plan" if row["bound"] is None else show_seconds(row["bound"]), row["detail"])
+    return table
+
+
+def proof_table(checked: ProvedPipeline) -> RenderableType:
+    """What was checked of the bound of a plan with stages."""
+    table = grid()
+    table.add_row("bound", f"no plan of these stages, schedules and microbatches takes less than "
+                           f"{show_seconds(checked.bound)}, under the model and the bounds of single stages")
+    table.add_row("cost", f"this one takes {show_seconds(checked.seconds)}")
+    table.add_row("gap", f"{checked.gap:.4%}")
+    table.add_row("checked", f"{checked.paths} paths of {checked.candidates} candidates"
+                             + (f"; {checked.without} have no stage that fits" if checked.without else ""))
+    table.add_row("stages", "the bound of each stage of the plan is proved by --stage N --proof")
     return table

@@ -10,7 +10,9 @@ Reading order:
     cost_table, problem    a cost network: tables of seconds and bytes over variables, and its solution
     plan                   the result of planning, as JSON
     pipeline, pipeline_schedules     schedules of pipelines as text, and their generators
-    pipeline_cuts          chains of blocks to be cut into stages, paths that bound their seconds, proofs
+    pipeline_cuts          chains of blocks to be cut into stages, paths that bound their seconds, proofs;
+                           `pipeline_proofs` writes and reads these
+    stages                 the graphs of a pipeline's stages, and what they send each other
     record                 the record file of a run: the collectives of every rank and step, and when they ran
     layout_codes           layouts as integers, for arrays of thousands of them
     names, files, processes          folded names, safe writing of files, signals and ranks

@@ -12,6 +12,8 @@ Reading order:
     assemble, bucket_size  a solution written down as a plan, with the best buckets
     question               a plan's problem again, for every later answer
     overlap                the plan with the shortest time line
+    pipeline_search        plans with stages: where a model is cut, and a bound of all cuts (`stage_parts` knows the
+                           least seconds of stages, `stage_plans` plans them)
     strategies             strategies by name, like ZeRO-3
 
 Others use `options.PlanOptions`, `task.task_of`, `mesh_search.search`, `question.rebuild`. May import `schedule`,

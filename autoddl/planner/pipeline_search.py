@@ -21,7 +21,8 @@ from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.graph import graph_to_text
 from autoddl.core.hubs import add_hubs
 from autoddl.core.pipeline import Schedule
-from autoddl.core.pipeline_cuts import CutProblem, StageSeconds
+from autoddl.core.pipeline_cuts import CutProblem, CutProof, StageSeconds
+from autoddl.core.pipeline_proofs import proof_to_json
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
 from autoddl.cost_models.pipeline_bounds import closed_paths, trace_cut
@@ -46,13 +47,19 @@ __all__ = ["Alternative", "PipelineFound", "search_pipelines", "staged_plan"]
 ROUNDS = 24
 """Cuts of a candidate that are solved at most."""
 
+STALE = 2
+"""Cuts whose stages were known already that are solved for one bound."""
+
 EFFORT = 60
 """Boxes of cuts that are looked into for one bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """What became of a candidate: the seconds and peak bytes of its best pipeline, a bound of all, and why it ended."""
+    """What became of a candidate: the seconds and peak bytes of its best pipeline, a bound of all, and why it ended.
+
+    `proof` has the least seconds of stages from which the bound follows, the proof, and the places of cuts.
+    """
 
     stages: int
     schedule: str
@@ -61,11 +68,13 @@ class Alternative:
     nbytes: float | None
     bound: float
     detail: str
+    proof: tuple[CutProblem, CutProof, tuple[int, ...]] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name, as JSON."""
         found = {name: getattr(self, name) for name in self.__slots__}
-        return found | {"bound": None if self.bound == inf else self.bound}
+        return found | {"bound": None if self.bound == inf else self.bound,
+                        "proof": None if self.proof is None else proof_to_json(*self.proof)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +114,19 @@ def _candidate(part: StageParts, name: str, best: float, tell: Callable[[str], N
     flights, tolerance = in_flight_of(schedule), part.task.options.tolerance
     paths, tried = closed_paths(schedule, ONCE), dict[tuple[int, ...], _Tried | None]()
     found: _Tried | None = None
-    bound, detail, starts = 0.0, f"{ROUNDS} cuts were solved", ()
+    stale = 0
+    bound, detail, proof = 0.0, f"{ROUNDS} cuts were solved", None
     for _ in range(ROUNDS):
         problem = _problem(part, schedule, flights)
         try:
             answer = least_over_cuts(problem, paths, partial(trace_cut, _likely(problem)), tolerance=tolerance / 4,
-                                     effort=EFFORT, starts=starts)
+                                     effort=EFFORT)
         except InputError:
             bound, detail = inf, "no stage has a plan that fits the budget with its microbatches in flight"
             break
-        paths, bound = answer.paths, max(bound, answer.bound)
+        paths = answer.paths
+        if answer.bound > bound:
+            bound, proof, stale = answer.bound, (problem, answer.proof, part.places), 0
         if bound >= min(best, found.seconds if found else inf) * (1 - tolerance):
             detail = "proved" if found is not None and found.seconds <= best else "no better than the best"
             break
@@ -126,12 +138,14 @@ def _candidate(part: StageParts, name: str, best: float, tell: Callable[[str], N
             tried[cut] = _solved_cut(part, name, cut)
             one = tried[cut]
             found = one if one is not None and (found is None or one.seconds < found.seconds) else found
-        elif not any(news):
+        stale += not any(news)
+        if stale > STALE:
             detail = "stages are proved one by one: their layouts might be better together"
             break
     seconds = found.seconds if found else None
     peak = max(plan.predicted.peak_bytes for plan in found.plans) if found else None
-    return Alternative(part.stages, name, part.microbatches, seconds, peak, min(bound, seconds or inf), detail), found
+    return Alternative(part.stages, name, part.microbatches, seconds, peak, min(bound, seconds or inf), detail,
+                       proof), found
 
 
 def _problem(part: StageParts, schedule: Schedule, flights: Sequence[int]) -> CutProblem:
@@ -212,7 +226,8 @@ def staged_plan(task: PlanTask, plain: Callable[[PlanTask, Progress | None], Pla
             problem = error
     found = search_pipelines(task, best.predicted.seconds if best else inf, progress)
     bound = min(found.bound, best.bound if best else inf)
-    source = {"alternatives": [row.to_json() for row in found.alternatives], "cluster": task.cluster.to_yaml()}
+    source = {"alternatives": [row.to_json() for row in found.alternatives], "cluster": task.cluster.to_yaml(),
+              "bound_without_stages": best.bound if best else None}
     if found.plan is not None:
         source["graph"] = graph_to_text(task.variant(found.plan.microbatches).original)
     if found.plan is not None:
@@ -226,7 +241,7 @@ def staged_plan(task: PlanTask, plain: Callable[[PlanTask, Progress | None], Pla
                                     task.budget, "no stage of any pipeline fits: take more stages, recomputation or "
                                     "fewer microbatches in flight")
     return replace(best, bound=min(bound, best.predicted.seconds),
-                   source=best.source | {"alternatives": source["alternatives"]},
+                   source=best.source | {"alternatives": source["alternatives"], "bound_without_stages": best.bound},
                    proof=f"{best.proof}; {len(found.alternatives)} pipelines by the paths of their schedules")
 
 

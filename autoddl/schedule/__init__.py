@@ -11,6 +11,7 @@ Reading order:
     memory_line          bytes in use at every moment; `memory_program` parses the plan, `memory_forward`,
                          `memory_backward`, `memory_gathers`, `memory_reductions` and `memory_conversions` act it out
     message_programs     collectives that are lists of messages between ranks
+    stage_messages       messages from one stage of a pipeline to another; `stage_seconds` are what a stage takes
     uplink_bytes         bytes that leave each unit of a network
 
 Others use traffic, buckets, parameter_protocol, message_programs, timeline, memory_line and uplink_bytes. This room may

@@ -56,7 +56,7 @@ class _Check:
         self.seconds: list[list[list[float]]] = problem.seconds.tolist()
         self.whole: list[list[float]] | None = None if problem.whole is None else problem.whole.tolist()
         self.known = [(weights, values.tolist()) for weights, values in problem.known]
-        reduces = any(term[4] > 0 for row in self.seconds for term in row)
+        reduces = any(term[4] > 0 for row in self.seconds for term in row) or any(w[4] for w, _ in self.known)
         walk = PathWalk(problem.schedule, reduces)
         self.paths = [self._terms(*walk.count(path), problem.transfers) for path in proof.paths]
 

@@ -1,0 +1,52 @@
+"""Writes proofs of bounds of pipelines as JSON, and reads them: what a plan file keeps of `pipeline_cuts`.
+
+Of the least seconds of a stage forward and backward are kept; the other terms are 0. Infinite seconds are null.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from autoddl.core.errors import InputError
+from autoddl.core.pipeline import Schedule
+from autoddl.core.pipeline_cuts import CutProblem, CutProof
+
+__all__ = ["proof_from_json", "proof_to_json"]
+
+_PROOF: TypeAdapter[CutProof] = TypeAdapter(CutProof)
+
+
+def proof_to_json(problem: CutProblem, proof: CutProof, places: Sequence[int]) -> dict[str, Any]:
+    """The proof of a candidate, with the least seconds that it starts from, as JSON; infinite ones are null."""
+    def plain(array: Any) -> Any:
+        """Nested lists with null for infinity."""
+        if isinstance(array, list):
+            return [plain(part) for part in array]
+        return array if array < inf else None
+
+    whole = None if problem.whole is None else plain(problem.whole.tolist())
+    return {"schedule": str(problem.schedule), "places": list(places), "transfers": list(problem.transfers),
+            "seconds": plain(problem.seconds[:, :, :2].tolist()), "whole": whole,
+            "known": [[list(weights), plain(values.tolist())] for weights, values in problem.known],
+            "proof": _PROOF.dump_python(proof, mode="json")}
+
+
+def proof_from_json(tree: Mapping[str, Any]) -> tuple[CutProblem, CutProof]:
+    """The question and the proof of a candidate. Raises InputError where the text holds none."""
+    def array(lists: Any) -> Any:
+        made = np.array(lists, dtype=float)
+        return np.where(np.isnan(made), inf, made)
+
+    try:
+        two = array(tree["seconds"])
+        rest = np.where(np.isfinite(two[:, :, :1]), 0.0, inf)
+        seconds = np.concatenate([two, np.repeat(rest, 4, axis=2)], axis=2)
+        problem = CutProblem(Schedule.parse(tree["schedule"]), seconds, tuple(tree["transfers"]),
+                             None if tree["whole"] is None else array(tree["whole"]),
+                             tuple((tuple(weights), array(values)) for weights, values in tree["known"]))
+        return problem, _PROOF.validate_python(tree["proof"])
+    except (KeyError, TypeError, ValueError, IndexError, ValidationError) as error:
+        raise InputError(f"the plan's proof cannot be read ({type(error).__name__}): make the plan again") from None

@@ -1,0 +1,90 @@
+"""Checks the bound of a plan with stages from what its file says, by code that shares nothing with the search.
+
+The file keeps a proof for every candidate of stages, schedule and microbatches: the least seconds of stages that were
+known, and a tree of boxes over the cuts (`core.pipeline_cuts`). Of each it is checked that
+
+    paths     are paths of the schedule's task graph, so that no pipeline is quicker (`search.certify.pipeline_paths`)
+    boxes     hold every cut, and none is below the bound (`search.certify.pipeline_cuts`)
+    floors    forward and backward of every stage are no more than the work of its ops, split evenly over its devices
+    plan      the plan's own bound is no more than the least of all
+
+What was proved of single stages above their floors is stated in the file. `explain --stage K --proof` proves it for
+the stages of the plan.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+import numpy as np
+
+from autoddl.core.errors import InputError
+from autoddl.core.graph import Graph, graph_from_text
+from autoddl.core.hubs import needed_ops
+from autoddl.core.pipeline_cuts import CutProblem
+from autoddl.core.pipeline_proofs import proof_from_json
+from autoddl.core.plan import Plan
+from autoddl.cost_models import Cluster, parse_cluster
+from autoddl.planner.stage_plans import stage_cluster
+from autoddl.pricing.price import floor_passes
+from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
+
+__all__ = ["ProvedPipeline", "check_pipeline"]
+
+SAME = 1e-9
+"""Relative differences of sums in another order."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProvedPipeline:
+    """What was checked: the candidates with a proof, those without any cut, and the bound of all, in seconds."""
+
+    seconds: float
+    bound: float
+    claimed: float
+    candidates: int
+    paths: int
+    without: int
+
+    @property
+    def gap(self) -> float:
+        """The most by which a better plan could be faster, as a fraction of the plan's seconds."""
+        return max(0.0, (self.seconds - self.bound) / self.seconds) if self.seconds else 0.0
+
+
+def check_pipeline(plan: Plan) -> ProvedPipeline:
+    """Checks the bound of a plan that was searched with stages. Raises AssertionError where it does not follow."""
+    rows = plan.source.get("alternatives")
+    if not rows or "graph" not in plan.source:
+        raise InputError("this plan was searched without stages: plan with --stages 1,2,4, for example")
+    graph, cluster = graph_from_text(plan.source["graph"]), parse_cluster(plan.source["cluster"], "the plan's cluster")
+    bound, paths, without = plan.source.get("bound_without_stages") or inf, 0, 0
+    for row in rows:
+        if row["proof"] is None:
+            without += row["bound"] is None
+            bound = min(bound, inf if row["bound"] is None else 0.0)
+            continue
+        problem, proof = proof_from_json(row["proof"])
+        if row["microbatches"] == plan.microbatches:
+            _check_floors(graph, cluster, problem, row["proof"]["places"])
+        check_pipeline_bound(problem, proof, row["bound"])
+        bound, paths = min(bound, row["bound"]), paths + len(proof.paths)
+    assert plan.bound <= bound * (1 + SAME), f"the plan claims a bound of {plan.bound} s, its proofs give {bound} s"
+    return ProvedPipeline(plan.predicted.seconds, min(bound, plan.predicted.seconds), plan.bound, len(rows) - without,
+                          paths, without)
+
+
+def _check_floors(graph: Graph, cluster: Cluster, problem: CutProblem, places: Sequence[int]) -> None:
+    """Asserts that no stage is said to need more seconds than its ops do at the least, wherever it begins."""
+    stages, units = problem.seconds.shape[:2]
+    alive = replace(graph, ops=needed_ops(graph), outputs=graph.outputs[:1])
+    flows, part = alive.differentiable(), stage_cluster(cluster, stages)
+    sums = np.array([floor_passes(replace(alive, ops=alive.ops[:end]), part, flows)
+                     for end in (0, *places, len(alive.ops))])
+    for s in range(stages):
+        for n in range(1, units - stages + 2):
+            begins = [0] if s == 0 else [units - n] if s == stages - 1 else range(s, units - n - (stages - 1 - s) + 1)
+            least = np.min([sums[a + n] - sums[a] for a in begins], axis=0)
+            claimed = problem.seconds[s, n - 1, :2]
+            assert not np.isfinite(claimed).all() or (claimed <= least * (1 + SAME) + 1e-15).all(), \
+                f"stage {s} with {n} units is said to take {claimed.tolist()} s, its ops take {least.tolist()} s"
