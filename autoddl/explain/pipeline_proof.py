@@ -78,7 +78,7 @@ def _check_floors(graph: Graph, cluster: Cluster, problem: CutProblem, places: S
     """Asserts that no stage is said to need more seconds than its ops do at the least, wherever it begins."""
     stages, units = problem.seconds.shape[:2]
     alive = replace(graph, ops=needed_ops(graph), outputs=graph.outputs[:1])
-    flows, part = alive.differentiable(), stage_cluster(cluster, stages)
+    flows, part = alive.differentiable(), stage_cluster(cluster, len(problem.schedule.actions))
     sums = np.array([floor_passes(replace(alive, ops=alive.ops[:end]), part, flows)
                      for end in (0, *places, len(alive.ops))])
     for s in range(stages):

@@ -103,7 +103,8 @@ class PlanOptions:
                                       "cluster; 1 is none", metavar="N,N,...", written=str)
     """Numbers of stages of a pipeline to choose from, rising, each once; 1 is a plan without stages."""
 
-    schedule: tuple[str, ...] = _option(("1f1b",), "schedules of a pipeline to choose from: 1f1b, gpipe",
+    schedule: tuple[str, ...] = _option(("1f1b",), "schedules of a pipeline to choose from: 1f1b, gpipe, "
+                                        "interleaved:2",
                                         metavar="NAME,NAME,...", written=str)
     """Schedules of a pipeline to choose from, as text (`core.pipeline_schedules`), each once."""
 

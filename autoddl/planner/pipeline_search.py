@@ -24,7 +24,7 @@ from autoddl.core.pipeline import Schedule
 from autoddl.core.pipeline_cuts import CutProblem, CutProof, StageSeconds
 from autoddl.core.pipeline_proofs import proof_to_json
 from autoddl.core.plan import Plan
-from autoddl.core.stages import cut_graph
+from autoddl.core.stages import StageGraph, cut_graph
 from autoddl.cost_models.pipeline_bounds import closed_paths, trace_cut
 from autoddl.cost_models.pipelines import ONCE
 from autoddl.planner.bucket_size import fitting_buckets
@@ -33,6 +33,7 @@ from autoddl.planner.stage_parts import StageParts, places_of
 from autoddl.planner.stage_plans import (
     Staged,
     boundary_seconds,
+    chunks_of,
     in_flight_of,
     pipeline_plan,
     simulated,
@@ -88,7 +89,10 @@ class PipelineFound:
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """A cut that was solved: the plans of its stages, and the seconds of the pipeline."""
+    """A cut that was solved: the plans of its stages, and the seconds of the pipeline.
+
+    Stages that share ranks are planned again under a part of the budget, where they do not fit together.
+    """
 
     cut: tuple[int, ...]
     plans: tuple[Plan, ...]
@@ -100,11 +104,27 @@ def _try(part: StageParts, schedule_name: str, cut: tuple[int, ...]) -> _Tried:
     staged = Staged(tuple(part.places[k - 1] for k in cut), schedule_name, part.microbatches)
     schedule = staged.schedule()
     graphs = cut_graph(part.graph, staged.cuts)
-    plans = tuple(part.planned(graph, flight) for graph, flight in zip(graphs, in_flight_of(schedule), strict=True))
+    plans = _fitting(part, staged, graphs, in_flight_of(schedule))
     seconds = [stage_seconds(plan, add_hubs(graph.graph), part.cluster)
                for plan, graph in zip(plans, graphs, strict=True)]
-    between = boundary_seconds(part.task.cluster, plans, staged.cuts, part.graph)
+    between = boundary_seconds(part.task.cluster, plans, staged, part.graph)
     return _Tried(cut, plans, simulated(schedule, seconds, between).makespan)
+
+
+def _fitting(part: StageParts, staged: Staged, graphs: Sequence[StageGraph], flights: Sequence[int]
+             ) -> tuple[Plan, ...]:
+    """The plans of the stages; those of one part of the cluster fit its ranks together. Raises why there are none."""
+    plans = [part.planned(graph, flight) for graph, flight in zip(graphs, flights, strict=True)]
+    budget = part.task.budget
+    for at in range(staged.parts):
+        mine = range(at, staged.stages, staged.parts)
+        used = sum(plans[s].predicted.peak_bytes for s in mine)
+        for s in mine if used > budget else ():
+            share = budget * plans[s].predicted.peak_bytes / used
+            less = replace(part.task, budget=share)
+            own = StageParts(less, part.stages, staged.parts, part.microbatches, part.places)
+            plans[s] = replace(own.planned(graphs[s], flights[s]), budget=budget)
+    return tuple(plans)
 
 
 def _candidate(part: StageParts, name: str, best: float, tell: Callable[[str], None]
@@ -188,13 +208,14 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
     """
     options = task.options
     asked = [(d, m, name) for d in options.stages if d > 1 for m in options.microbatches for name in options.schedule]
-    parts: dict[tuple[int, int], StageParts] = {}
+    parts: dict[tuple[int, int, int], StageParts] = {}
     winner: tuple[StageParts, str, _Tried] | None = None
     rows: list[Alternative] = []
     for k, (d, m, name) in enumerate(asked):
-        if (d, m) not in parts:
-            parts[d, m] = _part(task, d, m)
-        part = parts[d, m]
+        key = d, m, chunks_of(name)
+        if key not in parts:
+            parts[key] = _part(task, *key)
+        part = parts[key]
 
         def tell(what: str, k: int = k, best: float = best) -> None:
             if progress:
@@ -251,11 +272,12 @@ def _bucketed(part: StageParts, tried: _Tried, staged: Staged) -> list[Plan]:
             for plan, graph in zip(tried.plans, graphs, strict=True)]
 
 
-def _part(task: PlanTask, stages: int, microbatches: int) -> StageParts:
+def _part(task: PlanTask, parts: int, microbatches: int, chunks: int) -> StageParts:
     """The stages of one candidate. Raises InputError where the cluster or the model cannot be cut so."""
-    stage_cluster(task.cluster, stages)
+    stage_cluster(task.cluster, parts)
+    stages = parts * chunks
     places = places_of(task.variant(microbatches).original, task.options.cut)
     if len(places) < stages - 1:
         raise InputError(f"{stages} stages need {stages - 1} cuts, and this model can be cut at {len(places)} places, "
                          "the ends of its blocks: ask for fewer stages, or name the modules with cut")
-    return StageParts(task, stages, microbatches, places)
+    return StageParts(task, stages, parts, microbatches, places)

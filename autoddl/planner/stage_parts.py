@@ -122,12 +122,14 @@ class StageParts:
 
         task            the task of the whole model
         stages          number of stages
+        parts           of the cluster, each with one stage or several
         microbatches    of a step
         places          positions of the graph at which it may be cut
     """
 
     task: PlanTask
     stages: int
+    parts: int
     microbatches: int
     places: tuple[int, ...]
     _solved: dict[str, list[SolvedStage]] = field(default_factory=dict)
@@ -147,7 +149,7 @@ class StageParts:
     @cached_property
     def cluster(self) -> Cluster:
         """The part of the cluster of one stage."""
-        return stage_cluster(self.task.cluster, self.stages)
+        return stage_cluster(self.task.cluster, self.parts)
 
     @cached_property
     def _works(self) -> tuple[tuple[float, float], ...]:
@@ -236,8 +238,8 @@ class StageParts:
         """By boundary between stages, the least seconds of a transfer over it: of what crosses where least does."""
         sent, tensors = crossing(self.graph), self.graph.tensors
         least = min((sum(tensors[t].nbytes for t in sent[at - 1]) for at in self.places), default=0)
-        return tuple(transfer_seconds(self.task.cluster, self.stages, b, least / self.cluster.size)
-                     for b in range(self.stages - 1))
+        return tuple(transfer_seconds(self.task.cluster, self.parts, b % self.parts, (b + 1) % self.parts,
+                                      least / self.cluster.size) for b in range(self.stages - 1))
 
 
 def _signature(graph: Graph, ops: Sequence[Any], first: int, end: int, before: Sequence[int], behind: Sequence[int]

@@ -1,14 +1,15 @@
 """Makes the plan of a pipeline whose stages, schedule and microbatches are given: every stage is planned by itself.
 
-A pipeline of D stages cuts the cluster along its outermost levels into D equal parts, one for each stage
-(`stage_cluster`). A stage is a graph (`core.stages`) on its part, planned under the budget of a rank like any model,
-with as many microbatches in flight as the schedule has there.
+A pipeline cuts the cluster along its outermost levels into equal parts (`stage_cluster`), one for each stage, or for
+several where the schedule is interleaved. A stage is a graph (`core.stages`) on its part, planned like any model, with
+as many microbatches in flight as the schedule has there. Stages of one part share the budget of its ranks.
 
     stage        min of  m (f + b) + gather + reduce + update      over its meshes and layouts
     pipeline     makespan of the schedule with these seconds, and those of the transfers (`cost_models.pipelines`)
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -35,8 +36,8 @@ from autoddl.schedule.memory_line import with_memory_peak
 from autoddl.schedule.stage_messages import busiest, messages
 from autoddl.schedule.stage_seconds import stage_seconds
 
-__all__ = ["PIPE", "Staged", "StagedStep", "boundary_seconds", "finish_stage", "in_flight_of", "pipeline_plan",
-           "search_stage", "simulated", "stage_cluster", "stage_task", "staged_step", "transfer_seconds"]
+__all__ = ["PIPE", "Staged", "StagedStep", "boundary_seconds", "chunks_of", "finish_stage", "in_flight_of",
+           "pipeline_plan", "search_stage", "simulated", "stage_cluster", "stage_task", "staged_step", "transfer_seconds"]
 
 PIPE = "pipe"
 """Name of the mesh axis of a plan with stages along which they lie."""
@@ -79,18 +80,28 @@ class Staged:
 
     @property
     def stages(self) -> int:
+        """Number of stages."""
         return len(self.cuts) + 1
+
+    @property
+    def parts(self) -> int:
+        """Number of parts of the cluster."""
+        return self.stages // chunks_of(self.name)
 
     def schedule(self) -> Schedule:
         """The schedule, checked. Raises InputError where there is none so."""
-        made = generate(self.name, self.stages, self.microbatches)
+        made = generate(self.name, self.parts, self.microbatches)
         check_schedule(made)
-        if len(made.placement) > 1 or made.stages != len(made.actions):
-            raise InputError(f"schedule {self.name} has several stages or pipes on a rank, which cannot be planned yet:"
-                             " take gpipe or 1f1b")
-        if any(action.kind == "W" for action in made):
-            raise InputError(f"schedule {self.name} splits backward, which cannot be planned yet: take gpipe or 1f1b")
+        if len(made.placement) > 1 or made.stages != self.stages or any(action.kind == "W" for action in made):
+            raise InputError(f"schedule {self.name} cannot be planned yet, only drawn: take gpipe, 1f1b or "
+                             "interleaved:2")
         return made
+
+
+def chunks_of(name: str) -> int:
+    """The number of stages that a schedule has on every part of the cluster."""
+    kind, _, width = name.partition(":")
+    return int(width) if kind == "interleaved" and width.isdecimal() and int(width) else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +113,16 @@ class StagedStep:
     timeline: Timeline
 
 
-def transfer_seconds(cluster: Cluster, stages: int, boundary: int, nbytes: float) -> float:
-    """Seconds in which every rank of stage `boundary` sends `nbytes` to the next, all at once."""
-    if not nbytes:
+def transfer_seconds(cluster: Cluster, parts: int, source: int, target: int, nbytes: float) -> float:
+    """Seconds in which every rank of one part of the cluster sends `nbytes` to one of another, all at once."""
+    if not nbytes or source == target:
         return 0.0
-    size = cluster.size // stages
-    rank = boundary * size
-    level = next(i for i, unit in enumerate(cluster.units[1:]) if rank // unit == (rank + size) // unit)
+    size = cluster.size // parts
+    level = next(i for i, unit in enumerate(cluster.units[1:]) if source * size // unit == target * size // unit)
     return collective(cluster, "send", Group(((2, max(size, cluster.units[level])),)), float(nbytes)).seconds
 
 
-def boundary_seconds(cluster: Cluster, plans: Sequence[Plan], cuts: Sequence[int], graph: Graph) -> list[float]:
+def boundary_seconds(cluster: Cluster, plans: Sequence[Plan], staged: Staged, graph: Graph) -> list[float]:
     """Seconds of the transfers of a microbatch over every boundary, those of gradients where these take longer.
 
     A tensor that skips stages counts at the boundary before its reader.
@@ -120,26 +130,28 @@ def boundary_seconds(cluster: Cluster, plans: Sequence[Plan], cuts: Sequence[int
     tensors = {tensor.name: tensor for tensor in graph.tensors}
     found = [[0.0, 0.0] for _ in plans[1:]]
     outputs = [{d.name: d for d in plan.decisions} for plan in plans]
-    for one in transfers_of(graph, cuts):
+    for one in transfers_of(graph, staged.cuts):
         tensor = tensors[one.tensor]
         ends = (outputs[one.source][one.sender].inputs[0], plans[one.source].mesh,
                 outputs[one.target][one.receiver].outputs[0], plans[one.target].mesh)
         forth = messages(tensor.shape, *ends)
         back = messages(tensor.shape, *ends[2:], *ends[:2]) if one.gradient else ()
         for way, sent in enumerate((forth, back)):
-            found[one.target - 1][way] += transfer_seconds(cluster, len(plans), one.target - 1,
-                                                           busiest(sent) * tensor.itemsize)
+            found[one.target - 1][way] += transfer_seconds(cluster, staged.parts, one.source % staged.parts,
+                                                           one.target % staged.parts, busiest(sent) * tensor.itemsize)
     return [max(both) for both in found]
 
 
 def staged_step(plan: Plan, graph: Graph, cluster: Cluster) -> StagedStep:
     """The predicted step of a plan with stages; `graph` is the captured one, of one microbatch."""
     assert plan.pipeline is not None
-    pipeline, part = plan.pipeline, stage_cluster(cluster, len(plan.pipeline.stages))
+    pipeline = plan.pipeline
+    staged = Staged(pipeline.cuts, pipeline.name, plan.microbatches)
+    part = stage_cluster(cluster, staged.parts)
     plans = [stage.plan for stage in pipeline.stages]
     graphs = cut_graph(graph, pipeline.cuts)
     seconds = tuple(stage_seconds(one, add_hubs(stage.graph), part) for one, stage in zip(plans, graphs, strict=True))
-    between = tuple(boundary_seconds(cluster, plans, pipeline.cuts, graph))
+    between = tuple(boundary_seconds(cluster, plans, staged, graph))
     return StagedStep(seconds, between, simulated(Schedule.parse(pipeline.schedule), seconds, between))
 
 
@@ -190,8 +202,9 @@ def solve_stage(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatche
 
 def in_flight_of(schedule: Schedule) -> tuple[int, ...]:
     """By stage, the most microbatches between their forward and their backward."""
-    peaks = peak_activations(schedule)
-    return tuple(round(peaks[rank]) for rank in schedule.placement[0])
+    alone = [[float(s == stage) for s in range(schedule.stages)] for stage in range(schedule.stages)]
+    return tuple(round(peak_activations(schedule, sizes)[rank])
+                 for sizes, rank in zip(alone, schedule.placement[0], strict=True))
 
 
 def pipeline_plan(task: PlanTask, staged: Staged, plans: Sequence[Plan] = ()) -> Plan:
@@ -201,16 +214,16 @@ def pipeline_plan(task: PlanTask, staged: Staged, plans: Sequence[Plan] = ()) ->
     cannot be cut so, and Infeasible where a stage has no plan.
     """
     schedule, variant = staged.schedule(), task.variant(staged.microbatches)
-    part = stage_cluster(task.cluster, staged.stages)
+    part = stage_cluster(task.cluster, staged.parts)
     graphs = cut_graph(variant.original, staged.cuts)
     if not plans:
         flights = in_flight_of(schedule)
         plans = [solve_stage(task, graph, part, staged.microbatches, flight)
                  for graph, flight in zip(graphs, flights, strict=True)]
     ends = [*staged.cuts, len(needed_ops(variant.original))]
-    stages = tuple(Stage((first, end), (s * part.size, (s + 1) * part.size), plan) for s, (first, end, plan) in
-                   enumerate(zip([0, *staged.cuts], ends, plans, strict=True)))
-    mesh = Mesh((Axis(PIPE, staged.stages), Axis("rank", part.size)))
+    stages = tuple(Stage((first, end), (at * part.size, (at + 1) * part.size), plan) for at, first, end, plan in
+                   zip(schedule.placement[0], [0, *staged.cuts], ends, plans, strict=True))
+    mesh = Mesh((Axis(PIPE, staged.parts), Axis("rank", part.size)))
     whole = Plan(mesh=mesh, decisions=(), conversions=(), stored=(), inputs={}, predicted=plans[0].predicted,
                  bound=0.0, proof="", budget=task.budget, candidates=1, cluster=task.cluster.name,
                  backend=task.cluster.backend, levels={PIPE: task.cluster.levels[-1].name},
@@ -222,11 +235,24 @@ def pipeline_plan(task: PlanTask, staged: Staged, plans: Sequence[Plan] = ()) ->
 
 
 def _predicted(plan: Plan, step: StagedStep) -> Prediction:
-    """The prediction of a plan with stages: seconds of the time line, and of the rank that needs most, its bytes."""
+    """The prediction of a plan with stages: seconds of the time line, the rest of the busiest and the fullest rank.
+
+    Of stages of one part the peaks are added, though they may come at different times.
+    """
     assert plan.pipeline is not None
-    each = [stage.plan.predicted for stage in plan.pipeline.stages]
-    largest = max(each, key=lambda one: one.peak_bytes)
-    slowest = max(each, key=lambda one: one.seconds)
-    volume: dict[str, float] = {}
-    return Prediction(step.timeline.makespan, slowest.compute, dict(slowest.communication), volume,
-                      dict(largest.nbytes), {}, slowest.update)
+    stages = plan.pipeline.stages
+    parts = [[stage.plan.predicted for stage in stages if stage.ranks == ranks]
+             for ranks in dict.fromkeys(stage.ranks for stage in stages)]
+    fullest = max(parts, key=lambda part: sum(one.peak_bytes for one in part))
+    slowest = max(parts, key=lambda part: sum(one.seconds for one in part))
+    return Prediction(step.timeline.makespan, sum(one.compute for one in slowest),
+                      _summed(one.communication for one in slowest), _summed(one.volume for one in slowest),
+                      _summed(one.nbytes for one in fullest), {}, sum(one.update for one in slowest))
+
+
+def _summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The sums by name."""
+    found = Counter[str]()
+    for part in parts:
+        found.update(part)
+    return dict(found)
