@@ -103,7 +103,7 @@ class BudgetSearch:
 
     def fits(self, choice: Sequence[int]) -> bool:
         """Whether the memory line of an allowed choice is within the budget."""
-        return self.peaks.of(choice).nbytes <= self.budget
+        return self.budget == inf or self.peaks.of(choice).nbytes <= self.budget
 
     def free(self, tolerance: float = 0.0, ceiling: float = inf) -> Solution:
         """The optimum without a budget, or a bound on it and a choice that may be forbidden."""

@@ -171,16 +171,19 @@ def _candidate(part: StageParts, name: str, best: float, tell: Callable[[str], N
 def _problem(part: StageParts, schedule: Schedule, flights: Sequence[int]) -> CutProblem:
     """The least seconds of every stage with every number of units, wherever it may begin."""
     m, units, shape = part.microbatches, part.units, (part.stages, part.units)
-    seconds, whole, known = np.full((*shape, len(StageSeconds._fields)), inf), np.full(shape, inf), np.full(shape, inf)
+    seconds = np.full((*shape, len(StageSeconds._fields)), inf)
+    whole, known, behind = (np.full(shape, inf) for _ in range(3))
     for s, flight in enumerate(flights):
         for n in range(1, units - part.stages + 2):
             begins = [0] if s == 0 else [units - n] if s == part.stages - 1 else range(
                 s, units - n - (part.stages - 1 - s) + 1)
-            each = [(part.whole(a, a + n, flight), part.repeated(a, a + n), *part.floor(a, a + n)) for a in begins]
-            total, repeated, forward, backward = map(min, zip(*each, strict=True))
-            known[s, n - 1], whole[s, n - 1] = total, repeated / m
+            each = [(part.whole(a, a + n, flight), part.behind(a, a + n, flight), part.repeated(a, a + n),
+                     *part.floor(a, a + n)) for a in begins]
+            total, later, repeated, forward, backward = map(min, zip(*each, strict=True))
+            known[s, n - 1], behind[s, n - 1], whole[s, n - 1] = total, min(total, later), repeated / m
             seconds[s, n - 1] = (forward, backward, 0, 0, 0, 0) if total < inf else inf
-    return CutProblem(schedule, seconds, part.transfers, whole, (((m, m, m, 1, 1, 1), known),))
+    return CutProblem(schedule, seconds, part.transfers, whole,
+                      (((m, m, m, 1, 1, 1), known), ((m, m, m, 0, 1, 1), behind)))
 
 
 def _likely(problem: CutProblem) -> CutProblem:

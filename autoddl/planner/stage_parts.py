@@ -5,9 +5,12 @@ place a to place b. Of every stage are known
 
     floor       its forward, and its backward, of a microbatch: the work of its ops split evenly over its devices
     whole       T, no less than m (f + b) + gather + reduce + update of any plan that fits with so many in flight
+    behind      T', no less than m (f + b) + reduce + update of such a plan
     repeated    M, no less than m (f + b) of any plan
 
-T and M follow from the floor, until a stage is solved (`bound`): then they are what the search over its layouts proved.
+T, T' and M follow from the floor, until a stage is solved (`bound`): then they are what the search of its layouts
+proved.
+
 Stages that are alike in all but names are solved once (`structure`).
 """
 
@@ -32,7 +35,7 @@ from autoddl.planner.candidates import chosen
 from autoddl.planner.mesh_search import Found
 from autoddl.planner.stage_plans import finish_stage, search_stage, stage_cluster, stage_task, transfer_seconds
 from autoddl.planner.task import PlanTask
-from autoddl.pricing.price import floor_passes
+from autoddl.pricing.price import BEHIND, NEVER, floor_passes
 
 __all__ = ["SolvedStage", "StageParts", "places_of", "structure"]
 
@@ -133,6 +136,7 @@ class StageParts:
     microbatches: int
     places: tuple[int, ...]
     _solved: dict[str, list[SolvedStage]] = field(default_factory=dict)
+    _behind: dict[tuple[str, int], float] = field(default_factory=dict)
     _repeated: dict[str, float] = field(default_factory=dict)
     _alone: dict[tuple[Any, ...], tuple[StageGraph, str]] = field(default_factory=dict)
 
@@ -195,6 +199,13 @@ class StageParts:
         known, like = self.microbatches * sum(self.floor(a, b)), self._like(a, b)
         return max(known, self._repeated.get(self._alone[like][1], 0.0)) if like in self._alone else known
 
+    def behind(self, a: int, b: int, in_flight: int) -> float:
+        """T' of a stage, as far as it is known."""
+        like = self._like(a, b)
+        key = self._alone[like][1] if like in self._alone else ""
+        known = [value for (graph, k), value in self._behind.items() if graph == key and k <= in_flight]
+        return max([self.repeated(a, b), *known])
+
     def solve(self, graph: StageGraph, key: str, in_flight: int) -> SolvedStage:
         """The best layouts of a stage that is like this graph."""
         known = self._solved.setdefault(key, [])
@@ -210,14 +221,20 @@ class StageParts:
         return found
 
     def bound(self, a: int, b: int, in_flight: int) -> bool:
-        """Makes T and M of a stage as sharp as searches over its layouts do; returns whether they were not before."""
+        """Makes T, T' and M of a stage as sharp as searches over its layouts do; returns whether they were not."""
         graph, key = self.alone(a, b)
         if key in self._repeated and any(one.holds(in_flight) for one in self._solved.get(key, ())):
             return False
-        self.solve(graph, key, in_flight)
+        solved = self.solve(graph, key, in_flight)
         if key not in self._repeated:
-            free = replace(self.task, budget=inf, hidden=1.0, once=False)
+            free = replace(self.task, budget=inf, hidden=1.0, once=NEVER)
             self._repeated[key] = search_stage(free, graph, self.cluster, self.microbatches, 1).bound
+        if a and solved.found is not None:
+            binds = bool(solved.found.solution.price)
+            behind = replace(self.task, once=BEHIND, budget=self.task.budget if binds else inf)
+            at = in_flight if binds else 1
+            if (key, at) not in self._behind:
+                self._behind[key, at] = search_stage(behind, graph, self.cluster, self.microbatches, at).bound
         return True
 
     def planned(self, graph: StageGraph, in_flight: int) -> Plan:

@@ -37,7 +37,8 @@ from autoddl.schedule.stage_messages import busiest, messages
 from autoddl.schedule.stage_seconds import stage_seconds
 
 __all__ = ["PIPE", "Staged", "StagedStep", "boundary_seconds", "chunks_of", "finish_stage", "in_flight_of",
-           "pipeline_plan", "search_stage", "simulated", "stage_cluster", "stage_task", "staged_step", "transfer_seconds"]
+           "pipeline_plan", "search_stage", "simulated", "stage_cluster", "stage_task", "staged_step",
+           "transfer_seconds"]
 
 PIPE = "pipe"
 """Name of the mesh axis of a plan with stages along which they lie."""

@@ -22,6 +22,7 @@ from autoddl.cost_models import Cluster, load_cluster
 from autoddl.planner.microbatch_variants import Variant, Variants
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.process_pool import beside
+from autoddl.pricing.price import ONCE
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,8 +56,8 @@ class PlanTask:
     """Captures the model with one of several microbatches, once each; None: `graph` stands for all."""
     hidden: float = 0.0
     """Part of the seconds of parameters' conversions that is not counted (`Pricing`)."""
-    once: bool = True
-    """Whether updates and casts that come once a step are counted (`Pricing`)."""
+    once: str = ONCE
+    """What is counted of the seconds that come once a step (`Pricing`)."""
 
     def has(self, microbatches: int) -> bool:
         """Whether `variant` has it without capturing."""

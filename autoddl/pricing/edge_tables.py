@@ -24,7 +24,7 @@ from autoddl.core.layout_codes import BASE
 from autoddl.operators.work import VIEWS, base
 from autoddl.pricing.choice_classes import Ports
 from autoddl.pricing.choices import numbered
-from autoddl.pricing.price import Pricing, cast_seconds, routes_of
+from autoddl.pricing.price import BEHIND, ONCE, Pricing, cast_seconds, routes_of
 from autoddl.pricing.routes import Routes
 from autoddl.pricing.space import Variable
 
@@ -222,6 +222,7 @@ def _seconds(pricing: Pricing, ports: Ports, ends: Ends, use: Use, rows: Rows) -
         return found * pricing.microbatches if pricing.microbatches > 1 else found
     found = _by_way_of(ends.routes.seconds, ends.here[rows][:, None], ends.kept(rows), ends.there[None],
                        1, pricing.microbatches * (1 + back))
+    found = counted(found, 1.0 if pricing.once == BEHIND else 0.0)
     if flows and pricing.microbatches == 1:
         found += _gathered(ports.turned(ends.back), ends.wanted[rows], ends.yields)
     elif flows:
@@ -249,7 +250,7 @@ def _casts(pricing: Pricing, ends: Ends, rows: Rows, back: bool, flows: bool) ->
         first, then = ends.gathers(rows)
         stored = ends.routes.nbytes[ends.here[rows]][:, None]
         pieces = np.where(first | then, stored, np.minimum(stored, ends.routes.nbytes[ends.there]))
-        times = np.where(then & ~first, pricing.microbatches * (1 + back), pricing.once)
+        times = np.where(then & ~first, pricing.microbatches * (1 + back), pricing.once == ONCE)
         found += times * _each(partial(cast_seconds, pricing, tensor.stored, tensor), pieces / tensor.itemsize)
     if flows and tensor.reduced:
         elements = ends.routes.nbytes[ends.yields] / tensor.itemsize

@@ -60,8 +60,8 @@ from autoddl.pricing.choices import Choice
 from autoddl.pricing.optimizers import optimizer_of
 from autoddl.pricing.routes import Routes, routes
 
-__all__ = ["HOST", "UPDATE", "Kernels", "Pricing", "cast_seconds", "cone_cost", "end_seconds",
-           "floor_passes", "floor_seconds", "inner_seconds", "kernel_of", "op_seconds", "pass_seconds", "routes_of",
+__all__ = ["BEHIND", "HOST", "NEVER", "ONCE", "UPDATE", "Kernels", "Pricing", "cast_seconds", "cone_cost",
+           "end_seconds", "floor_passes", "floor_seconds", "inner_seconds", "kernel_of", "op_seconds", "pass_seconds", "routes_of",
            "update_seconds"]
 
 HOST = 100e-6
@@ -69,6 +69,10 @@ HOST = 100e-6
 
 UPDATE = 40
 """Bytes that clipping and AdamW move per parameter."""
+
+ONCE, BEHIND, NEVER = "once", "behind", "never"
+"""All that comes once a step; what comes behind the last backward, so without gathers and casts of weights; nothing.
+"""
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -96,9 +100,8 @@ class Pricing:
     """Names of the blocks that backward computes again."""
     in_flight: int = 1
     """The number of microbatches whose activations are there at once."""
-    once: bool = True
-    """Whether updates and casts that come once a step count: without them, and all hidden, seconds are of microbatches.
-    """
+    once: str = ONCE
+    """What counts of the seconds that come once a step: all (ONCE), those behind the last backward, or none."""
     chained: Mapping[str, Chained] = field(init=False, compare=False)
     """By name, the ops that are fused with others."""
     blocks: tuple[Block, ...] = field(init=False, compare=False)
@@ -165,7 +168,7 @@ def update_seconds(pricing: Pricing, tensor: Tensor, stored: Layout) -> float:
 
     Products of an update are cut among the ranks that share the parameter; each gathers the whole of the other factor.
     """
-    if not tensor.trained or not pricing.once:
+    if not tensor.trained or pricing.once == NEVER:
         return 0.0
     optimizer, device = optimizer_of(pricing.optimizer), pricing.cluster.device
     elements = prod(local_shape(tensor.shape, stored, pricing.mesh))
