@@ -61,8 +61,8 @@ from autoddl.pricing.optimizers import optimizer_of
 from autoddl.pricing.routes import Routes, routes
 
 __all__ = ["BEHIND", "HOST", "NEVER", "ONCE", "UPDATE", "Kernels", "Pricing", "cast_seconds", "cone_cost",
-           "end_seconds", "floor_passes", "floor_seconds", "inner_seconds", "kernel_of", "op_seconds", "pass_seconds", "routes_of",
-           "update_seconds"]
+           "end_seconds", "floor_passes", "floor_seconds", "inner_seconds", "kernel_of", "op_seconds", "pass_seconds",
+           "routes_of", "update_seconds"]
 
 HOST = 100e-6
 """Seconds of the host per operator of the graph and pass, where a program launches kernels one by one."""
