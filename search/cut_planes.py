@@ -112,21 +112,35 @@ class CutPlanes:
             total += tables[:, stage, chosen[:, stage]]
         return total
 
-    def improve(self, most: int = 60) -> None:
-        """Evaluates neighbours of the best cut (a block moved) that no path rules out, while there are some."""
-        possible, stages = self.possible, range(self.problem.schedule.stages)
+    def improve(self, cut: tuple[int, ...], most: int = 60) -> None:
+        """Moves a block from one stage to another, where no path says that this takes longer or is above the goal.
+
+        Each of at most `most` steps is evaluated.
+        """
         for _ in range(most):
-            cut = self.best
-            moved = [tuple(n + (s == to) - (s == of) for s, n in enumerate(cut)) for to in stages for of in stages
-                     if to != of and cut[of] > 1 and cut[to] < self.problem.blocks
-                     and possible[to, cut[to] + 1] and possible[of, cut[of] - 1]]
-            moved = [other for other in moved if other not in self.traced]
-            if not moved:
+            value, other = self._neighbour(cut)
+            if other in self.traced or value >= max(self.goal, self.traced[cut]):
                 return
-            values = self.at(moved).max(axis=0)
-            if values.min() >= self.goal:
-                return
-            self.evaluate(moved[int(values.argmin())])
+            self.evaluate(other)
+            if self.traced[other] < self.traced[cut]:
+                cut = other
+
+    def _neighbour(self, cut: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
+        """(greatest path there, the neighbour of a cut where that is least), of those not traced."""
+        tables, fixed = self.all
+        stages, at, possible = np.arange(len(cut)), np.array(cut), self.possible
+        here = tables[:, stages, at]
+        above, below = np.minimum(at + 1, self.problem.blocks), at - 1
+        more = np.where(possible[stages, above] & (above > at), tables[:, stages, above] - here, np.inf)
+        less = np.where(possible[stages, below], tables[:, stages, below] - here, np.inf)
+        values = ((fixed + here.sum(axis=1))[:, None, None] + more[:, :, None] + less[:, None, :]).max(axis=0)
+        values[stages, stages] = np.inf
+        for flat in np.argsort(values, axis=None, kind="stable")[:2 * len(cut)].tolist():
+            to, of = divmod(flat, len(cut))
+            other = tuple(n + (s == to) - (s == of) for s, n in enumerate(cut))
+            if other not in self.traced:
+                return float(values[to, of]), other
+        return np.inf, cut
 
     def rule_out(self, box: Box) -> tuple[list[Array], list[Mixture]]:
         """(for each group and option the greatest least seconds of some paths, these paths).

@@ -3,11 +3,11 @@
 The seconds of a cut are at least each path of its schedule (`core.pipeline_cuts`). The paths are linear, and the
 critical path of a cut is exact there. So this is a search by cutting planes in a tree of boxes (`cut_boxes`):
 
-    1  trace the even cut and its neighbours that no path rules out, and keep their critical paths
+    1  trace the even cut and the neighbours that no path rules out, step by step, and keep their critical paths
     2  drop every option with which some path is nowhere below the goal = best seconds * (1 - tolerance), first with
        each stage alone, then with stages of one rank together
     3  in a box, mix the paths: weights that maximise the least mixture over some cuts (a linear program), the cut that
-       has the least of this mixture, again until the cut is known; each mixture drops options
+       has the least of this mixture, again while that raises the bound; each mixture drops options
     4  a box with few cuts is finished by the greatest path at each of its cuts
     5  else the box is divided, first by its heaviest group, then by the options of a group; the least bound comes first
 
@@ -78,7 +78,7 @@ def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trac
                          "number of blocks that it can have; use fewer stages, or give them more memory")
     for cut in (*starts, search.even(box)):
         search.evaluate(cut)
-    search.improve()
+    search.improve(search.best)
     singles: list[Mixture] = []
     for _ in range(2):
         if not box.empty:
@@ -198,10 +198,9 @@ class _Tree:
             if node.box.empty or cut in cuts or most - node.bound < STEP * (search.goal - node.bound):
                 return
             cuts.append(cut)
-            best = search.best
             search.evaluate(cut)
-            if search.best != best:
-                search.improve()
+            if not node.depth:
+                search.improve(cut, 10)
             mixture, most = search.mix(cuts, mixture)
 
     def _finish(self, box: Box) -> None:

@@ -100,14 +100,15 @@ def test_the_tree_of_boxes_finds_the_best_of_many_cuts(name: str, monkeypatch: p
     check_pipeline_bound(problem, found.proof, found.bound)
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-h2", "chimera:1"])
+@pytest.mark.parametrize("name", ["1f1b", "zb-h2", "chimera:1", pytest.param("zb-v", marks=pytest.mark.slow)])
 def test_eighty_blocks_in_eight_stages(name: str) -> None:
     problem = chain(name, 80, 8, 32)
     found = solve(problem, 1e-3)
     assert found.bound >= found.seconds * (1 - 1e-3 - 1e-9)
-    assert found.seconds <= seconds_of(problem, (10,) * 8)
+    stages = problem.schedule.stages
+    assert found.seconds <= seconds_of(problem, (80 // stages,) * stages)
     check_pipeline_bound(problem, found.proof, found.bound)
-    with pytest.raises(AssertionError, match="cuts are left below"):
+    with pytest.raises(AssertionError):
         check_pipeline_bound(problem, found.proof, found.bound * 1.01)
 
 
