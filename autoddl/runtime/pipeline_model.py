@@ -37,7 +37,7 @@ from autoddl.runtime.program_runner import ProgramRunner, place_buffers
 from autoddl.runtime.recorder import Recorder
 from autoddl.runtime.shared_gradients import SharedGradients
 from autoddl.runtime.stage_transport import Arrival, StageTransport
-from autoddl.schedule.stage_actions import StageAction, forwards, stage_actions
+from autoddl.schedule.stage_actions import StageAction, forwards, posted_early, stage_actions
 from autoddl.schedule.stage_lanes import Lane, lanes_of, links_of, stage_traffic
 from autoddl.schedule.traffic import PlannedCollective, traffic
 
@@ -127,7 +127,8 @@ class PipelineModel(ParallelModel):
         schedule, links = Schedule.parse(plan.pipeline.schedule), links_of(self._lanes)
         row = schedule.placement[0][next(iter(runners))]
         self.actions = stage_actions(schedule, links)
-        self._steps, self._forwards = (stage_actions(one, links).lists[row] for one in (schedule, forwards(schedule)))
+        self._steps, self._forwards = (posted_early(stage_actions(one, links).lists[row])
+                                       for one in (schedule, forwards(schedule)))
         self._shared = SharedGradients([one for one in self._lanes if one.way == "shared"], runners, self._transport)
         super().__init__(module, plan, add_hubs(graph), next(iter(stages.groups.values())), recorder)
         theirs = [fqn for fqn, where in shared_parameters(parts).items() if where[0] not in runners]

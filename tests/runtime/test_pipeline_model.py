@@ -1,5 +1,6 @@
 """A plan with stages computes what one process does, sends what was predicted, and does so to the bit in every run."""
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -7,8 +8,10 @@ import pytest
 import torch
 import zoo
 from precise import Precise
+from random_plans import random_plan
 from ranks import on_ranks
-from staged_plans import cuts_before, staged_plan
+from sampling import parametrize_or_slow
+from staged_plans import even_cuts, staged_plan
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -16,77 +19,109 @@ from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, parted
 from autoddl.core.plan import Plan
 from autoddl.launch.check import mismatches
-from autoddl.runtime.parallelize import parallelize
+from autoddl.runtime.parallelize import PipelineModel, parallelize
 
-ROWS = 8
+ROWS = 24
 STEPS = 2
+DROPOUT = 0.2
 
 
-def built(name: str, dropout: float = 0.0) -> tuple[nn.Module, Sample]:
-    module, sample = zoo.named(name, B=ROWS, dtype=torch.float64, **({"dropout": dropout} if dropout else {}))
+def built(name: str) -> tuple[nn.Module, Sample]:
+    """A model of the zoo in float64; `gpt-2 dropping` drops."""
+    family, _, drops = name.partition(" ")
+    module, sample = zoo.named(family, B=ROWS, dtype=torch.float64, **({"dropout": DROPOUT} if drops else {}))
     return Precise(module), sample
 
 
 @lru_cache(maxsize=8)
-def captured(name: str, microbatches: int, dropout: float = 0.0) -> Captured:
-    module, sample = built(name, dropout)
+def captured(name: str, microbatches: int) -> Captured:
+    module, sample = built(name)
     return capture(module, parted(sample, microbatches))
+
+
+def planned(name: str, stages: int, schedule: str, mesh: str, microbatches: int, seed: int = 0,
+            recompute: bool = False) -> Plan:
+    of = captured(name, microbatches)
+    return staged_plan(of, even_cuts(of.graph, stages), schedule, mesh, microbatches, seed, recompute)
 
 
 def whole(tensor: Tensor) -> Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
-def trained(step: Any, module: nn.Module) -> dict[str, Any]:
-    """Losses of every step, gradients of the first, parameters and buffers after the last."""
+def trained(step: Callable[[], Tensor], module: nn.Module, clip: Callable[[], Any]) -> dict[str, Any]:
+    """Losses and norms of every step, gradients of the first, parameters and buffers after the last."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
-    losses, gradients = [], dict[str, Tensor]()
+    losses, norms, gradients = [], [], dict[str, Tensor]()
     for _ in range(STEPS):
         optimizer.zero_grad()
         losses.append(float(step()))
         gradients = gradients or {n: whole(p.grad) for n, p in module.named_parameters(remove_duplicate=False)
                                   if p.grad is not None}
+        norms.append(float(clip()))
         optimizer.step()
-    return {"losses": losses, "gradients": gradients,
-            "state": {n: whole(p) for n, p in module.named_parameters(remove_duplicate=False)}}
+    state = {n: whole(p) for n, p in module.named_parameters(remove_duplicate=False)}
+    return {"losses": losses, "norms": norms, "gradients": gradients,
+            "state": state | {n: b.clone() for n, b in module.named_buffers() if b.is_floating_point()}}
 
 
 @lru_cache(maxsize=8)
-def truth(name: str) -> dict[str, Any]:
-    """The user's own module in one process, on the whole batch at once."""
+def truth(name: str, microbatches: int) -> dict[str, Any]:
+    """One process: the user's own module, a microbatch after the other; if it drops, a plan of one rank."""
     module, sample = built(name)
+    if "dropping" in name:
+        parallel = parallelize(module, random_plan(captured(name, microbatches), 0, "one=1", microbatches=microbatches),
+                               captured=captured(name, microbatches))
+        return trained(lambda: parallel.step(sample), module, lambda: parallel.clip_grad_norm_(0.1))
 
     def step() -> Tensor:
-        loss: Tensor = module(*sample.args, **sample.kwargs)
-        loss.backward()
-        return loss.detach()
+        losses = []
+        for part in range(microbatches):
+            one = parted(sample, microbatches, part)
+            losses.append(module(*one.args, **one.kwargs) / microbatches)
+            losses[-1].backward()
+        return torch.stack(losses).sum().detach()
 
-    return trained(step, module)
-
-
-def case(name: str, plan: Plan, dropout: float = 0.0) -> dict[str, Any]:
-    module, sample = built(name, dropout)
-    parallel = parallelize(module, plan, captured=captured(name, plan.microbatches, dropout))
-    found = trained(lambda: parallel.step(sample), module)
-    return {**found, "mismatches": mismatches(parallel)}
+    return trained(step, module, lambda: nn.utils.clip_grad_norm_(module.parameters(), 0.1))
 
 
-def compare(name: str, plan: Plan, expected: dict[str, Any] | None = None) -> None:
-    expected = truth(name) if expected is None else expected
-    results = on_ranks(plan.mesh.size, case, name, plan)
+def case(name: str, plan: Plan) -> dict[str, Any]:
+    module, sample = built(name)
+    parallel = parallelize(module, plan, captured=captured(name, plan.microbatches))
+    batch = parallel.local_batch(sample.kwargs or sample.args)
+    found = trained(lambda: parallel.step(batch), module, lambda: parallel.clip_grad_norm_(0.1))
+    assert isinstance(parallel, PipelineModel)
+    return {**found, "mismatches": mismatches(parallel),
+            "slots": [len(runner.free) for runner in parallel.runners()]}
+
+
+def compare(name: str, plan: Plan) -> list[dict[str, Any]]:
+    """Every rank against one process; together the ranks have everything. Returns what they found."""
+    expected, results = truth(name, plan.microbatches), on_ranks(plan.mesh.size, case, name, plan)
     for rank, found in enumerate(results):
-        assert found["losses"] == pytest.approx(expected["losses"], rel=1e-9), f"rank {rank}"
+        for kind in ("losses", "norms"):
+            assert found[kind] == pytest.approx(expected[kind], rel=1e-9), f"rank {rank}: {kind}"
         for kind, limit in (("gradients", 1e-9), ("state", 1e-7)):
+            largest = max(float(one.abs().max()) for one in expected[kind].values())
             for key, value in found[kind].items():
-                largest = max(float(one.abs().max()) for one in expected[kind].values())
                 error = float((value - expected[kind][key]).abs().max())
                 assert error <= limit * largest, f"rank {rank}: {kind} of {key} is wrong by {error}"
         assert not found["mismatches"], f"rank {rank}"
     for kind in ("gradients", "state"):
         assert set().union(*(found[kind] for found in results)) == set(expected[kind])
+    return results
+
+
+QUICK = [("gpt-2", 2, "1f1b", "one=1", 4), ("llama", 2, "gpipe", "one=1", 2), ("gpt-2 dropping", 2, "1f1b", "one=1", 2)]
+WIDE = [("gpt2", 2, "1f1b", "all=2", 4), ("llama", 2, "gpipe", "all=2", 2), ("vit", 2, "1f1b", "all=2", 1),
+        ("t5", 2, "1f1b", "all=2", 4), ("vgg_bn", 2, "1f1b", "all=2", 4), ("resnet", 2, "gpipe", "all=2", 2),
+        ("gpt-2 dropping", 2, "1f1b", "all=2", 4), ("mixture", 2, "1f1b", "all=2", 2), ("bert", 2, "gpipe", "all=2", 3)]
+DEEP = [(name, 4, schedule, "one=1", m) for name in ("gpt2-4", "llama-4", "t5", "vit-4", "gpt-4 dropping")
+        for schedule in ("gpipe", "1f1b") for m in (1, 3, 4, 8)]
+CHUNKED = [("llama-4", 4, "interleaved:2", "one=1", 4), ("vit-4", 4, "interleaved:2", "all=2", 2)]
 
 
 @pytest.mark.ranks
-def test_two_stages_of_one_rank() -> None:
-    of = captured("llama", 4)
-    compare("llama", staged_plan(of, cuts_before(of.graph, ["layers.1"]), "1f1b", "one=1", 4))
+@parametrize_or_slow("name,stages,schedule,mesh,m", QUICK, WIDE + DEEP + CHUNKED)
+def test_stages_compute_what_one_process_does(name: str, stages: int, schedule: str, mesh: str, m: int) -> None:
+    compare(name, planned(name, stages, schedule, mesh, m))
