@@ -36,12 +36,12 @@ class ParallelModel:
         graph     the planned graph, of one microbatch
         groups    the groups of this rank's mesh, that of its stage where the plan has stages
         steps     number of steps so far
-        unsaved   names of what this rank has and another one saves
+        copies    names of parameters that an earlier stage has too: it saves them, and they count there
     """
 
     def __init__(self, module: nn.Module, plan: Plan, graph: Graph, groups: Groups, recorder: Recorder) -> None:
         self.module, self.plan, self.graph, self.groups, self.recorder = module, plan, graph, groups, recorder
-        self.steps, self.unsaved = 0, frozenset[str]()
+        self.steps, self.copies = 0, frozenset[str]()
         guard_optimizers(self, module.parameters())
 
     def step(self, batch: object) -> Tensor:
@@ -113,7 +113,7 @@ class ParallelModel:
         It is that of the whole model: every element counts once, whatever is split, copied or on another stage.
         """
         return clip_gradients([(one, runner.groups) for runner in self.runners() for fqn, one in runner.stored.items()
-                               if fqn not in self.unsaved], list(self.parameters()), max_norm)
+                               if fqn not in self.copies], list(self.parameters()), max_norm)
 
 
 def batches_of(module: nn.Module, captured: Captured, runner: ProgramRunner, device: torch.device) -> Batches:

@@ -132,8 +132,8 @@ class PipelineModel(ParallelModel):
         self._shared = SharedGradients([one for one in self._lanes if one.way == "shared"], runners, self._transport)
         super().__init__(module, plan, add_hubs(graph), next(iter(stages.groups.values())), recorder)
         theirs = [fqn for fqn, where in shared_parameters(parts).items() if where[0] not in runners]
-        self.unsaved = frozenset(name for part in parts for one in part.graph.tensors if one.fqn in theirs
-                                 for name in (one.fqn, *one.aliases))
+        self.copies = frozenset(name for part in parts for one in part.graph.tensors if one.fqn in theirs
+                                for name in (one.fqn, *one.aliases))
 
     def _stage(self, s: int, runner: ProgramRunner) -> _Stage:
         """The lanes of a stage: by received tensor, and in the order of what it sends with those of the gradients."""

@@ -125,3 +125,49 @@ CHUNKED = [("llama-4", 4, "interleaved:2", "one=1", 4), ("vit-4", 4, "interleave
 @parametrize_or_slow("name,stages,schedule,mesh,m", QUICK, WIDE + DEEP + CHUNKED)
 def test_stages_compute_what_one_process_does(name: str, stages: int, schedule: str, mesh: str, m: int) -> None:
     compare(name, planned(name, stages, schedule, mesh, m))
+
+
+@pytest.mark.ranks
+@parametrize_or_slow("name,schedule,mesh", [("gpt-2 dropping", "1f1b", "one=1")], [
+    ("gpt-2 dropping", "1f1b", "all=2"), ("t5", "gpipe", "one=1"), ("vgg_bn", "1f1b", "all=2")])
+def test_two_runs_are_equal_to_the_bit_and_so_are_copies(name: str, schedule: str, mesh: str) -> None:
+    plan = planned(name, 2, schedule, mesh, 4, seed=3, recompute=True)
+    one, two = (on_ranks(plan.mesh.size, case, name, plan) for _ in range(2))
+    held = dict[str, Tensor]()
+    for here, there in zip(one, two, strict=True):
+        assert here["losses"] == there["losses"] == one[0]["losses"] and here["norms"] == one[0]["norms"]
+        for kind in ("gradients", "state"):
+            assert all(torch.equal(here[kind][key], there[kind][key]) for key in here[kind])
+        assert all(torch.equal(held.setdefault(key, value), value) for key, value in here["state"].items())
+
+
+@pytest.mark.ranks
+@parametrize_or_slow("schedule,m", [("1f1b", 4)], [("gpipe", 4), ("1f1b", 2), ("1f1b", 8)])
+def test_as_many_microbatches_are_in_flight_as_the_schedule_says(schedule: str, m: int) -> None:
+    found = on_ranks(4, case, "gpt-4", planned("gpt-4", 4, schedule, "one=1", m))
+    assert [one["slots"] for one in found] == [[m if schedule == "gpipe" else min(m, 4 - rank)] for rank in range(4)]
+
+
+def accumulated(plan: Plan) -> tuple[float, list[float], int]:
+    """Two steps before zero_grad: the error of the gradients against twice one step's; what evaluation says; bytes."""
+    module, sample = built("gpt-2")
+    parallel = parallelize(module, plan, captured=captured("gpt-2", plan.microbatches))
+    evaluated = [float(parallel(sample.args)), float(parallel(parallel.local_batch(sample.args)))]
+    parallel.step(sample.args)
+    once = {n: whole(p.grad) for n, p in module.named_parameters() if p.grad is not None}
+    parallel.step(sample.args)
+    return max(float((whole(p.grad) - 2 * once[n]).abs().max()) for n, p in module.named_parameters()
+               if p.grad is not None), evaluated, sum(p.numel() for p in parallel.parameters())
+
+
+@pytest.mark.ranks
+@parametrize_or_slow("mesh", ["one=1"], ["all=2"])
+def test_gradients_add_up_and_evaluation_changes_nothing(mesh: str) -> None:
+    plan = planned("gpt-2", 2, "1f1b", mesh, 4)
+    results, size = on_ranks(plan.mesh.size, accumulated, plan), sum(p.numel() for p in built("gpt-2")[0].parameters())
+    for error, evaluated, _ in results:
+        assert error < 1e-12
+        assert evaluated == pytest.approx([truth("gpt-2", 1)["losses"][0]] * 2, abs=1e-12)
+    shared = built("gpt-2")[0].get_parameter("inner.tokens.weight").numel()
+    first, last = results[0][2], results[-1][2]
+    assert first + last == size + shared and max(first, last) < size, "a rank holds its own stage, and what is tied"

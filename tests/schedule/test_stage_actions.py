@@ -56,7 +56,8 @@ def test_every_schedule_runs_even_if_every_send_waits(shape: str) -> None:
             made = stage_actions(one, wanted)
             assert blocking(made) == sum(map(len, made.lists)), (name, depth, m)
             place = made.placement
-            crossing = sum((1 + back * link.gradient) * m for link in wanted if place[link.source] != place[link.target])
+            apart = [link for link in wanted if place[link.source] != place[link.target]]
+            crossing = sum((1 + back * link.gradient) * m for link in apart)
             ways = [action.way for _, action in made]
             assert (ways.count(">"), ways.count("<")) == (crossing, crossing)
             assert [[a.action for a in row if not a.way] for row in made.lists] == [list(row) for row in one.actions]
