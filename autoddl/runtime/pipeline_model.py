@@ -8,86 +8,47 @@ A stage is a graph of its own (`core.stages`), so a `ProgramRunner` runs it. For
 arguments, and returns what this stage sends. Backward starts from the gradients that come back for these, and leaves
 the gradients of what was received in their leaves.
 
-The module keeps the parameters of this rank's stages. Those of other stages are taken out of it: they have no memory,
-and `parameters`, optimizers and states do not see them. A buffer that another stage updates is taken out too.
+What is sent goes behind its action, and receives are posted an action ahead. A tensor that was sent is let go where the
+schedule says that it has arrived.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from datetime import timedelta
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from autoddl.capture.capture import Captured
-from autoddl.core.errors import InputError, MismatchError
-from autoddl.core.graph import RECEIVE, Graph, Kind
+from autoddl.core.errors import MismatchError
+from autoddl.core.graph import RECEIVE
 from autoddl.core.hubs import add_hubs
-from autoddl.core.pipeline import Schedule
+from autoddl.core.pipeline import Action, Schedule
 from autoddl.core.plan import Plan
-from autoddl.core.stages import StageGraph, cut_graph, shared_parameters
+from autoddl.core.stages import cut_graph, shared_parameters
 from autoddl.runtime.batches import LocalBatch
-from autoddl.runtime.lowering import communication_axes
 from autoddl.runtime.parallel_model import ParallelModel, batches_of, mean
-from autoddl.runtime.process_groups import Groups, StageRanks, connect_stages
 from autoddl.runtime.program_runner import ProgramRunner, place_buffers
 from autoddl.runtime.recorder import Recorder
 from autoddl.runtime.shared_gradients import SharedGradients
+from autoddl.runtime.stage_setup import Stages, captured_stage, names_of, take_out
 from autoddl.runtime.stage_transport import Arrival, StageTransport
-from autoddl.schedule.stage_actions import StageAction, forwards, posted_early, stage_actions
+from autoddl.schedule.stage_actions import StageAction, StageActions, arrived, forwards, posted_early, stage_actions
 from autoddl.schedule.stage_lanes import Lane, lanes_of, links_of, stage_traffic
-from autoddl.schedule.traffic import PlannedCollective, traffic
+from autoddl.schedule.traffic import PlannedCollective
 
-__all__ = ["PipelineModel", "Stages", "connected", "stage_rows"]
-
-
-@dataclass(frozen=True, slots=True)
-class Stages:
-    """What joins the ranks of a plan with stages: this rank, the group of all, and the groups of its own stages."""
-
-    rank: int
-    world: dist.ProcessGroup | None
-    groups: dict[int, Groups]
-    timeout: timedelta
+__all__ = ["PipelineModel"]
 
 
-def connected(plan: Plan, graph: Graph, timeout: timedelta) -> Stages:
-    """Makes the groups of all stages; every rank calls it. `graph` is the captured one."""
-    assert plan.pipeline is not None
-    ready = dist.is_available() and dist.is_initialized()
-    rank, wanted = dist.get_rank() if ready else 0, []
-    for stage, part in zip(plan.pipeline.stages, cut_graph(graph, plan.pipeline.cuts), strict=True):
-        axes = communication_axes(stage.plan, add_hubs(part.graph))
-        wanted.append(StageRanks(stage.plan.mesh, stage.ranks[0], tuple(sorted(axes))))
-    world, made = connect_stages(wanted, timeout) if ready else (None, wanted)
-    own = {s: Groups(one.mesh, one.subsets, timeout, plan.pipeline.stages[s].plan.source.get("cluster"), one)
-           for s, one in enumerate(made) if rank in range(*plan.pipeline.stages[s].ranks)}
-    return Stages(rank, world, own, timeout)
+_Pieces = Mapping[str, Tensor]
+_Sent = Sequence[tuple[Lane, int]]
+_Forward = Callable[["_Stage", int, _Pieces, _Sent], Tensor | None]
 
 
-def stage_rows(plan: Plan, graph: Graph) -> Iterator[object]:
-    """What all ranks must agree on before the first step: actions, lanes, and each stage's collectives."""
-    assert plan.pipeline is not None
-    lanes, stages = lanes_of(plan, graph), plan.pipeline.stages
-    for lane in lanes:
-        if lane.way == "shared" and stages[lane.source.stage].ranks == stages[lane.target.stage].ranks:
-            raise InputError(f"stages {lane.source.stage} and {lane.target.stage} share the parameter {lane.name} and "
-                             "run on the same ranks, which cannot be run yet: cut elsewhere, or take gpipe or 1f1b")
-    yield stage_actions(Schedule.parse(plan.pipeline.schedule), links_of(lanes))
-    yield from lanes
-    for stage, part in zip(stages, cut_graph(graph, plan.pipeline.cuts), strict=True):
-        yield from traffic(stage.plan, add_hubs(part.graph))
+class _List(NamedTuple):
+    """The actions of this rank, in order; by action of the schedule, what has been sent and has arrived before it."""
 
-
-def captured_stage(captured: Captured, stage: StageGraph) -> Captured:
-    """The captured model as that of one stage: the same program, whose tensors have the stage's numbers."""
-    place = {t: k for k, t in enumerate(stage.origin) if t >= 0}
-    return replace(captured, graph=stage.graph,
-                   tensors=MappingProxyType({key: place[t] for key, t in captured.tensors.items() if t in place}),
-                   constants=MappingProxyType({place[t]: x for t, x in captured.constants.items() if t in place}))
+    actions: tuple[StageAction, ...]
+    done: Mapping[Action, _Sent]
 
 
 class _Stage:
@@ -113,21 +74,20 @@ class PipelineModel(ParallelModel):
         recorder, cuts, graph = Recorder(), plan.pipeline.cuts, captured.graph
         parts = cut_graph(graph, cuts)
         own = tuple(stages.groups)
-        self._elsewhere = _names(parts, range(len(parts))) - _names(parts, own)
+        self._elsewhere = names_of(parts, range(len(parts))) - names_of(parts, own)
         self._lanes = lanes_of(plan, graph)
         place_buffers(device, module, graph)
         runners = {s: ProgramRunner(module, plan.pipeline.stages[s].plan, captured_stage(captured, parts[s]),
                                     add_hubs(parts[s].graph), groups, device, recorder)
                    for s, groups in stages.groups.items()}
-        _take_out(module, self._elsewhere)
+        take_out(module, self._elsewhere)
         self._transport = StageTransport(stages.world, stages.rank, self._lanes, plan.microbatches, plan.mesh.names[0],
                                          device, recorder, stages.timeout)
         self._stages = {s: self._stage(s, runner) for s, runner in runners.items()}
         self._batches = {s: batches_of(module, captured, runner, device) for s, runner in runners.items()}
         schedule, links = Schedule.parse(plan.pipeline.schedule), links_of(self._lanes)
         row = schedule.placement[0][next(iter(runners))]
-        self.actions = stage_actions(schedule, links)
-        self._steps, self._forwards = (posted_early(stage_actions(one, links).lists[row])
+        self._steps, self._forwards = (self._listed(stage_actions(one, links), row)
                                        for one in (schedule, forwards(schedule)))
         self._shared = SharedGradients([one for one in self._lanes if one.way == "shared"], runners, self._transport)
         super().__init__(module, plan, add_hubs(graph), next(iter(stages.groups.values())), recorder)
@@ -149,37 +109,48 @@ class PipelineModel(ParallelModel):
                  if one.way == "forward" and one.source.stage == s]
         return _Stage(runner, takes, gives, back)
 
+    def _listed(self, made: StageActions, row: int) -> _List:
+        """The list of this rank, and by action what has been sent and has arrived once the action can run."""
+        done: dict[Action, list[tuple[Lane, int]]] = {}
+        for receive, sends in arrived(made, row).items():
+            done.setdefault(receive.action, []).extend(
+                (lane, one.action.microbatch) for one in sends for lane in self._between(one))
+        return _List(posted_early(made.lists[row]), done)
+
+    def _between(self, one: StageAction) -> list[Lane]:
+        """The lanes of what an action sends or receives."""
+        way, s = "forward" if one.action.kind == "F" else "backward", one.action.stage
+        ends = (s, one.other) if one.way == ">" else (one.other, s)
+        return [lane for lane in self._lanes if lane.way == way and (lane.source.stage, lane.target.stage) == ends]
+
     def _train(self, batch: LocalBatch) -> Tensor:
-        self._clear()
         self._shared.begin()
-        pieces, losses = self._pieces(batch), dict[int, Tensor]()
-        for one in self._steps:
-            if one.way:
-                self._exchange(one)
-            elif one.action.kind == "F":
-                self._forward(self._stages[one.action.stage], one, pieces)
-            else:
-                loss = self._backward(self._stages[one.action.stage], one)
-                if loss is not None:
-                    losses[one.action.microbatch] = loss
+        losses = self._run(self._steps, batch, self._forward)
         self._shared.finish()
         return self._told(losses)
 
     def _evaluate(self, batch: LocalBatch) -> Tensor:
-        self._clear()
+        return self._told(self._run(self._forwards, batch, self._forward_alone))
+
+    def _run(self, every: _List, batch: LocalBatch, forward: _Forward) -> dict[int, Tensor]:
+        """Runs a list; returns the losses by microbatch, where this rank has them."""
         pieces, losses = self._pieces(batch), dict[int, Tensor]()
-        for one in self._forwards:
-            if one.way:
-                self._exchange(one)
-                continue
-            (s, _, part, _), stage = one.action, self._stages[one.action.stage]
-            stage.forwards += 1
-            received = {t: self._arrived(lane, part) for t, lane in stage.takes.items()}
-            loss, sent = stage.runner.evaluate(pieces[s][part], received, stage.forwards == self.plan.microbatches)
-            self._leave(one, [(lane, x) for (lane, _), x in zip(stage.gives, sent, strict=True)])
+        self._clear()
+        for one in every.actions:
+            (s, kind, part, _), loss = one.action, None
+            if one.way == ">":
+                for lane in self._between(one):
+                    self._transport.send(lane, part, self._outgoing.pop((lane, part)))
+            elif one.way == "<":
+                for lane in self._between(one):
+                    self._arrivals[lane, part] = self._transport.receive(lane, part)
+            elif kind == "F":
+                loss = forward(self._stages[s], part, pieces[s][part], every.done.get(one.action, ()))
+            else:
+                loss = self._backward(self._stages[s], part, every.done.get(one.action, ()))
             if loss is not None:
                 losses[part] = loss
-        return self._told(losses)
+        return losses
 
     def _clear(self) -> None:
         """Called before a step: forgets everything that a failed step left."""
@@ -191,49 +162,43 @@ class PipelineModel(ParallelModel):
             stage.forwards = stage.backwards = 0
             stage.received.clear()
 
-    def _forward(self, stage: _Stage, one: StageAction, pieces: dict[int, Sequence[Any]]) -> None:
+    def _forward(self, stage: _Stage, part: int, pieces: _Pieces, done: _Sent) -> None:
         """Runs the forward of a microbatch through a stage, and leaves what it sends."""
-        s, _, part, _ = one.action
         parts = self.plan.microbatches
         stage.forwards += 1
-        stage.received[part] = {lane: self._arrived(lane, part).requires_grad_(lane in stage.back)
-                                for lane in stage.takes.values()}
-        received = {t: stage.received[part][lane] for t, lane in stage.takes.items()}
-        sent = stage.runner.forward(part, pieces[s][part], received, self._first + self.steps * parts + part,
-                                    stage.forwards == parts)
-        self._leave(one, [(lane, x) for (lane, _), x in zip(stage.gives, sent, strict=True)])
+        leaves = {lane: self._arrived(lane, part).requires_grad_(lane in stage.back) for lane in stage.takes.values()}
+        self._transport.release(done)
+        stage.received[part] = leaves
+        sent = stage.runner.forward(part, pieces, {t: leaves[lane] for t, lane in stage.takes.items()},
+                                    self._first + self.steps * parts + part, stage.forwards == parts)
+        self._leave(part, [lane for lane, _ in stage.gives], sent)
 
-    def _backward(self, stage: _Stage, one: StageAction) -> Tensor | None:
-        """Runs the backward of a microbatch, and leaves the gradients of what was received; returns the loss."""
-        part = one.action.microbatch
-        stage.backwards += 1
-        gradients = [None if back is None else self._arrived(back, part) for _, back in stage.gives]
-        loss = stage.runner.backward(part, gradients, stage.backwards == self.plan.microbatches)
-        found = []
-        for lane, leaf in stage.received.pop(part).items():
-            if lane in stage.back:
-                found.append((stage.back[lane], torch.zeros_like(leaf) if leaf.grad is None else leaf.grad))
-        self._leave(one, found)
+    def _forward_alone(self, stage: _Stage, part: int, pieces: _Pieces, done: _Sent) -> Tensor | None:
+        """Runs the forward of evaluation; returns the loss if the stage has one."""
+        stage.forwards += 1
+        received = {t: self._arrived(lane, part) for t, lane in stage.takes.items()}
+        self._transport.release(done)
+        loss, sent = stage.runner.evaluate(pieces, received, stage.forwards == self.plan.microbatches)
+        self._leave(part, [lane for lane, _ in stage.gives], sent)
         return loss
 
-    def _leave(self, one: StageAction, made: Sequence[tuple[Lane, Tensor]]) -> None:
-        """Keeps what an action made until it is sent; what stays on this rank goes at once."""
-        for lane, x in made:
-            if lane.target.stage in self._stages:
-                self._transport.send(lane, one.action.microbatch, x)
-            else:
-                self._outgoing[lane, one.action.microbatch] = x
+    def _backward(self, stage: _Stage, part: int, done: _Sent) -> Tensor | None:
+        """Runs the backward of a microbatch, and leaves the gradients of what was received; returns the loss."""
+        stage.backwards += 1
+        gradients = [None if back is None else self._arrived(back, part) for _, back in stage.gives]
+        self._transport.release(done)
+        loss = stage.runner.backward(part, gradients, stage.backwards == self.plan.microbatches)
+        leaves = {stage.back[lane]: x for lane, x in stage.received.pop(part).items() if lane in stage.back}
+        self._leave(part, list(leaves), [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves.values()])
+        return loss
 
-    def _exchange(self, one: StageAction) -> None:
-        """Sends what the action made for another stage, or posts the receives of what that sends."""
-        s, part, way = one.action.stage, one.action.microbatch, "forward" if one.action.kind == "F" else "backward"
-        for lane in self._lanes:
-            ends = (lane.source.stage, lane.target.stage)
-            if lane.way == way and ends == ((s, one.other) if one.way == ">" else (one.other, s)):
-                if one.way == ">":
-                    self._transport.send(lane, part, self._outgoing.pop((lane, part)))
-                else:
-                    self._arrivals[lane, part] = self._transport.receive(lane, part)
+    def _leave(self, part: int, lanes: Sequence[Lane], made: Sequence[Tensor]) -> None:
+        """Keeps what an action made until it is sent; what stays on this rank goes at once."""
+        for lane, x in zip(lanes, made, strict=True):
+            if lane.target.stage in self._stages:
+                self._transport.send(lane, part, x)
+            else:
+                self._outgoing[lane, part] = x
 
     def _arrived(self, lane: Lane, part: int) -> Tensor:
         """This rank's piece of a lane's tensor, of microbatch `part`."""
@@ -277,23 +242,3 @@ class PipelineModel(ParallelModel):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads a `state_dict` of this rank, or whole tensors of any stages; those of others are left out."""
         super().load_state_dict({name: value for name, value in state.items() if name not in self._elsewhere})
-
-
-def _names(parts: Sequence[StageGraph], stages: Sequence[int]) -> set[str]:
-    """The names of the parameters of some stages, and of the buffers that they update."""
-    found = set[str]()
-    for graph in (parts[s].graph for s in stages):
-        updated = {old for old, _ in graph.updates}
-        for t, tensor in enumerate(graph.tensors):
-            if tensor.kind is Kind.PARAMETER or t in updated:
-                found.update((tensor.fqn, *tensor.aliases))
-    return found
-
-
-def _take_out(module: nn.Module, names: set[str]) -> None:
-    """Takes parameters and buffers out of a module, which is left with None in their places."""
-    for path, part in module.named_modules(remove_duplicate=False):
-        for table in (part._parameters, part._buffers):
-            for name in table:
-                if f"{path}.{name}".removeprefix(".") in names:
-                    table[name] = None

@@ -31,8 +31,8 @@ from typing import Literal, NamedTuple, cast
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline import Action, Schedule, needs
 
-__all__ = ["Link", "StageAction", "StageActions", "check_stage_actions", "forwards", "posted_early", "sent_by",
-           "stage_actions"]
+__all__ = ["Link", "StageAction", "StageActions", "arrived", "check_stage_actions", "forwards", "posted_early",
+           "sent_by", "stage_actions"]
 
 Way = Literal["", ">", "<"]
 
@@ -148,6 +148,25 @@ def posted_early(row: Iterable[StageAction]) -> tuple[StageAction, ...]:
             start = len(found) if not one.way else start
             found.append(one)
     return tuple(found)
+
+
+def arrived(made: StageActions, rank: int) -> dict[StageAction, list[StageAction]]:
+    """By receive of a rank, the sends of that rank that have arrived once the receive has: their tensors can go.
+
+    What was sent has, if the other stage took it in for an action that it ran before the one whose result is received.
+    """
+    place = [{one.action: k for k, one in enumerate(row) if not one.way} for row in made.lists]
+    open_ones, found = list[StageAction](), dict[StageAction, list[StageAction]]()
+    for one in made.lists[rank]:
+        if one.way == ">":
+            open_ones.append(one)
+        elif one.way == "<":
+            there = made.placement[one.other]
+            until = place[there][one.action._replace(stage=one.other)]
+            found[one] = [sent for sent in open_ones if made.placement[sent.other] == there
+                          and place[there][sent.action._replace(stage=sent.other)] <= until]
+            open_ones = [sent for sent in open_ones if sent not in found[one]]
+    return found
 
 
 def check_stage_actions(made: StageActions) -> None:

@@ -117,7 +117,7 @@ def _end(stages: Sequence[Stage], s: int, layout: Layout) -> End:
 
 
 def stage_traffic(plan: Plan, graph: Graph, rank: int) -> tuple[PlannedCollective, ...]:
-    """The collectives of one step on a rank of a plan with stages, and the messages that it sends (kind `send`).
+    """The collectives of one step on a rank of a plan with stages, and its messages, of kind `send` or `receive`.
 
     `graph` is the captured one, of one microbatch. A message goes over the axis along which the stages lie.
     """
@@ -128,9 +128,10 @@ def stage_traffic(plan: Plan, graph: Graph, rank: int) -> tuple[PlannedCollectiv
             found += traffic(stage.plan, add_hubs(part.graph), stage.plan.mesh.coordinate(rank - stage.ranks[0]))
     for lane in lanes_of(plan, graph):
         times = plan.microbatches if lane.way in ("forward", "backward") else 1
+        direction = "forward" if lane.way == "forward" else "backward"
         for one in lane.messages():
-            if one.sender == rank != one.receiver:
-                direction = "forward" if lane.way == "forward" else "backward"
-                found += [PlannedCollective(direction, "send", plan.mesh.names[0], one.numel * lane.tensor.itemsize,
+            if rank in (one.sender, one.receiver) and one.sender != one.receiver:
+                kind = "send" if rank == one.sender else "receive"
+                found += [PlannedCollective(direction, kind, plan.mesh.names[0], one.numel * lane.tensor.itemsize,
                                             str(lane))] * times
     return tuple(found)

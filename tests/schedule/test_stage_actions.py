@@ -11,6 +11,7 @@ from autoddl.schedule.stage_actions import (
     Link,
     StageAction,
     StageActions,
+    arrived,
     check_stage_actions,
     forwards,
     posted_early,
@@ -28,22 +29,21 @@ def links(stages: int, shape: str) -> list[Link]:
     return line + [Link(0, s, True) for s in range(2, stages)] * (shape == "skip")
 
 
-def blocking(made: StageActions) -> int:
-    """Runs all lists with sends that wait for their receive; returns how many actions ran."""
-    left, ran, moved = [list(row) for row in made.lists], 0, True
+def blocking(made: StageActions) -> list[StageAction]:
+    """Runs all lists with sends that wait for their receive; returns the actions in the order in which they ran."""
+    left, ran, moved = [list(row) for row in made.lists], list[StageAction](), True
     while moved:
         moved = False
         for row in left:
             if row and not row[0].way:
-                row.pop(0)
-                ran, moved = ran + 1, True
+                ran.append(row.pop(0))
+                moved = True
             elif row and row[0].way == ">":
                 action, _, other = row[0]
                 there = left[made.placement[other]]
                 if there and there[0] == StageAction(action._replace(stage=other), "<", action.stage):
-                    row.pop(0)
-                    there.pop(0)
-                    ran, moved = ran + 2, True
+                    ran += [row.pop(0), there.pop(0)]
+                    moved = True
     return ran
 
 
@@ -54,13 +54,36 @@ def test_every_schedule_runs_even_if_every_send_waits(shape: str) -> None:
         wanted = links(schedule.stages, shape)
         for one, back in ((schedule, 1), (forwards(schedule), 0)):
             made = stage_actions(one, wanted)
-            assert blocking(made) == sum(map(len, made.lists)), (name, depth, m)
+            assert len(blocking(made)) == sum(map(len, made.lists)), (name, depth, m)
             place = made.placement
             apart = [link for link in wanted if place[link.source] != place[link.target]]
             crossing = sum((1 + back * link.gradient) * m for link in apart)
             ways = [action.way for _, action in made]
             assert (ways.count(">"), ways.count("<")) == (crossing, crossing)
             assert [[a.action for a in row if not a.way] for row in made.lists] == [list(row) for row in one.actions]
+
+
+@pytest.mark.parametrize("shape", ["line", "skip", "frozen"])
+def test_what_a_receive_shows_to_have_arrived_has(shape: str) -> None:
+    """By the order of a run: the other stage ran what takes in the send before it made what is received."""
+    for name, depth, m in LINES + CHUNKED:
+        schedule = generate(name, depth, m)
+        made = stage_actions(schedule, links(schedule.stages, shape))
+        ran = {one: k for k, one in enumerate(blocking(made))}
+        for rank in range(depth):
+            for receive, sends in arrived(made, rank).items():
+                source = ran[StageAction(receive.action._replace(stage=receive.other))]
+                assert all(ran[StageAction(one.action._replace(stage=one.other))] <= source for one in sends)
+
+
+def test_few_tensors_wait_to_arrive_however_many_microbatches_there_are() -> None:
+    made, most = stage_actions(generate("1f1b", 4, 64), links(4, "line")), list[int]()
+    for rank, row in enumerate(made.lists):
+        gone, here = arrived(made, rank), list[int]()
+        for one in row:
+            here.append((here[-1] if here else 0) + (one.way == ">") - len(gone.get(one, ())))
+        most.append(max(here))
+    assert max(most) <= 6
 
 
 def test_the_text_of_a_list_reads_back() -> None:
@@ -107,4 +130,4 @@ def test_skipped_links_of_random_graphs_run() -> None:
     for name, depth in product(("gpipe", "1f1b"), (3, 4)):
         every = [Link(a, b, (a + b) % 2 == 0) for a in range(depth) for b in range(a + 1, depth)]
         made = stage_actions(generate(name, depth, 2 * depth), every)
-        assert blocking(made) == sum(map(len, made.lists))
+        assert len(blocking(made)) == sum(map(len, made.lists))
