@@ -33,7 +33,7 @@ class ParallelModel:
 
         module    the user's module, whose parameters are the pieces of this rank
         plan      the plan
-        graph     the planned graph, of one microbatch
+        graph     the planned graph, of one microbatch; the captured one, without hubs, where the plan has stages
         groups    the groups of this rank's mesh, that of its stage where the plan has stages
         steps     number of steps so far
         copies    names of parameters that an earlier stage has too: it saves them, and they count there

@@ -70,7 +70,7 @@ class PipelineModel(ParallelModel):
     def __init__(self, module: nn.Module, plan: Plan, captured: Captured, stages: Stages, device: torch.device,
                  seed: int) -> None:
         assert plan.pipeline is not None
-        self._joined, self._device, self._first, self._captured = stages, device, seed, captured
+        self._joined, self._device, self._first = stages, device, seed
         recorder, cuts, graph = Recorder(), plan.pipeline.cuts, captured.graph
         parts = cut_graph(graph, cuts)
         own = tuple(stages.groups)
@@ -90,7 +90,7 @@ class PipelineModel(ParallelModel):
         self._steps, self._forwards = (self._listed(stage_actions(one, links), row)
                                        for one in (schedule, forwards(schedule)))
         self._shared = SharedGradients([one for one in self._lanes if one.way == "shared"], runners, self._transport)
-        super().__init__(module, plan, add_hubs(graph), next(iter(stages.groups.values())), recorder)
+        super().__init__(module, plan, graph, next(iter(stages.groups.values())), recorder)
         theirs = [fqn for fqn, where in shared_parameters(parts).items() if where[0] not in runners]
         self.copies = frozenset(name for part in parts for one in part.graph.tensors if one.fqn in theirs
                                 for name in (one.fqn, *one.aliases))
@@ -234,7 +234,7 @@ class PipelineModel(ParallelModel):
         return [stage.runner for stage in self._stages.values()]
 
     def planned(self) -> tuple[PlannedCollective, ...]:
-        return stage_traffic(self.plan, self._captured.graph, self._joined.rank)
+        return stage_traffic(self.plan, self.graph, self._joined.rank)
 
     def like(self, module: nn.Module, captured: Captured) -> "PipelineModel":
         return PipelineModel(module, self.plan, captured, self._joined, self._device, 0)

@@ -17,6 +17,6 @@ Reading order:
     stage_messages       messages from one stage of a pipeline to another; `stage_seconds` are what a stage takes
     uplink_bytes         bytes that leave each unit of a network
 
-Others use traffic, buckets, parameter_protocol, message_programs, timeline, memory_line, uplink_bytes and stage_*. This room may
-import `pricing`, `operators`, `cost_models` and `core`; it never imports torch.
+Others use traffic, buckets, parameter_protocol, message_programs, timeline, memory_line, uplink_bytes and stage_*. This
+room may import `pricing`, `operators`, `cost_models` and `core`; it never imports torch.
 """
