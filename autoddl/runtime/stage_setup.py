@@ -16,7 +16,7 @@ from autoddl.capture.capture import Captured
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.hubs import add_hubs
-from autoddl.core.pipeline import Schedule
+from autoddl.core.pipeline import Schedule, check_schedule, peak_activations
 from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph, cut_graph
 from autoddl.runtime.lowering import communication_axes
@@ -38,6 +38,25 @@ class Stages:
     timeout: timedelta
 
 
+def _check_stages(plan: Plan, schedule: Schedule) -> None:
+    """Raises InputError where the stages do not fit the schedule: other microbatches, ranks, or too few in flight."""
+    assert plan.pipeline is not None
+    stages = plan.pipeline.stages
+    if schedule.stages != len(stages) or {schedule.microbatches, *(one.plan.microbatches for one in stages)} != {
+            plan.microbatches}:
+        raise InputError(f"the schedule is of {schedule.stages} stages and {schedule.microbatches} microbatches, the "
+                         f"plan of {len(stages)} and {plan.microbatches}, its stages of "
+                         f"{[one.plan.microbatches for one in stages]}: all must be alike; plan again")
+    size, peaks = plan.mesh.size // len(schedule.actions), peak_activations(schedule)
+    for s, (stage, place) in enumerate(zip(stages, schedule.placement[0], strict=True)):
+        if stage.ranks != (place * size, (place + 1) * size) or stage.plan.mesh.size != size:
+            raise InputError(f"stage {s} has the ranks {stage.ranks} and the mesh '{stage.plan.mesh}', the schedule "
+                             f"places it on {size} ranks from {place * size} on; plan again")
+        if schedule.placement[0].count(place) == 1 and stage.plan.in_flight < round(peaks[place]):
+            raise InputError(f"stage {s} is planned for {stage.plan.in_flight} microbatches in flight, the schedule "
+                             f"has {round(peaks[place])} there: plan again for this schedule")
+
+
 def connected(plan: Plan, graph: Graph, timeout: timedelta) -> Stages:
     """Makes the groups of all stages; every rank calls it. `graph` is the captured one."""
     assert plan.pipeline is not None
@@ -55,12 +74,15 @@ def connected(plan: Plan, graph: Graph, timeout: timedelta) -> Stages:
 def stage_rows(plan: Plan, graph: Graph) -> Iterator[object]:
     """What all ranks must agree on before the first step: actions, lanes, and each stage's collectives."""
     assert plan.pipeline is not None
-    lanes, stages = lanes_of(plan, graph), plan.pipeline.stages
+    lanes, stages, schedule = lanes_of(plan, graph), plan.pipeline.stages, Schedule.parse(plan.pipeline.schedule)
+    check_schedule(schedule)
+    actions = stage_actions(schedule, links_of(lanes))
+    _check_stages(plan, schedule)
     for lane in lanes:
         if lane.way == "shared" and stages[lane.source.stage].ranks == stages[lane.target.stage].ranks:
             raise InputError(f"stages {lane.source.stage} and {lane.target.stage} share the parameter {lane.name} and "
                              "run on the same ranks, which cannot be run yet: cut elsewhere, or take gpipe or 1f1b")
-    yield stage_actions(Schedule.parse(plan.pipeline.schedule), links_of(lanes))
+    yield actions
     yield from lanes
     for stage, part in zip(stages, cut_graph(graph, plan.pipeline.cuts), strict=True):
         yield from traffic(stage.plan, add_hubs(part.graph))

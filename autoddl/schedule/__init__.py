@@ -14,7 +14,6 @@ Reading order:
     stage_lanes          what stages send each other in a step, as `stage_messages` between their ranks
     stage_seconds        the seconds of a stage in parts, for the time line of a pipeline
     message_programs     collectives that are lists of messages between ranks
-    stage_messages       messages from one stage of a pipeline to another; `stage_seconds` are what a stage takes
     uplink_bytes         bytes that leave each unit of a network
 
 Others use traffic, buckets, parameter_protocol, message_programs, timeline, memory_line, uplink_bytes and stage_*. This

@@ -1,6 +1,7 @@
 """A plan with stages computes what one process does, sends what was predicted, and does so to the bit in every run."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 import zoo
 from precise import Precise
 from random_plans import random_plan
-from ranks import on_ranks
+from ranks import forget, on_ranks
 from sampling import parametrize_or_slow
 from staged_plans import even_cuts, staged_plan
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from torch.distributed.tensor import DTensor
 
 from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, parted
+from autoddl.core.errors import InputError, MachineError, MismatchError
+from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import Plan
 from autoddl.launch.check import mismatches
 from autoddl.runtime.parallelize import PipelineModel, parallelize
@@ -171,3 +174,57 @@ def test_gradients_add_up_and_evaluation_changes_nothing(mesh: str) -> None:
     shared = built("gpt-2")[0].get_parameter("inner.tokens.weight").numel()
     first, last = results[0][2], results[-1][2]
     assert first + last == size + shared and max(first, last) < size, "a rank holds its own stage, and what is tied"
+
+
+def refused(plans: list[Plan]) -> list[str]:
+    """What is said of each plan, on this rank."""
+    said = []
+    for plan in plans:
+        with pytest.raises((InputError, MismatchError)) as error:
+            parallelize(built("gpt-2")[0], plan, captured=captured("gpt-2", 4))
+        said.append(str(error.value))
+    return said
+
+
+@pytest.mark.ranks
+def test_stages_that_do_not_fit_are_refused_on_every_rank() -> None:
+    plan = planned("gpt-2", 2, "1f1b", "one=1", 4)
+    assert plan.pipeline is not None
+    first, last = plan.pipeline.stages
+
+    def other(**change: Any) -> Plan:
+        assert plan.pipeline is not None
+        return replace(plan, pipeline=replace(plan.pipeline, **change))
+
+    found = on_ranks(2, refused, [
+        other(schedule=str(generate("zb-h1", 2, 4))), other(schedule=str(generate("1f1b", 2, 2))),
+        other(stages=(first, replace(last, plan=replace(last.plan, microbatches=2)))),
+        other(stages=(first, replace(last, ranks=(0, 1)))), other(schedule=str(generate("gpipe", 2, 4))),
+        other(schedule="microbatches 4, stages on ranks 0 1\nrank 0: 0B0\nrank 1: "),
+        replace(plan, fingerprints=plan.fingerprints | {"model": "another"})])
+    for said in found:
+        for text, wanted in zip(said, ["splits backward (0W0)", "and 2 microbatches, the plan of 2 and 4",
+                                       "its stages of [4, 2]", "stage 1 has the ranks (0, 1)",
+                                       "planned for 2 microbatches in flight, the schedule has 4", "0B0",
+                                       "made for another model"], strict=True):
+            assert wanted in text, text
+
+
+def left(plan: Plan) -> str:
+    """Rank 1 is gone before the step."""
+    import torch.distributed as dist
+
+    module, sample = built("gpt-2")
+    parallel = parallelize(module, plan, captured=captured("gpt-2", 4), timeout=2.0)
+    if dist.get_rank() == 1:
+        return ""
+    with pytest.raises(MachineError) as error:
+        parallel.step(sample.args)
+    return str(error.value)
+
+
+@pytest.mark.ranks
+def test_a_stage_that_does_not_answer_ends_the_others_in_time() -> None:
+    said, _ = on_ranks(2, left, planned("gpt-2", 2, "1f1b", "one=1", 4), seconds=60)
+    forget(2)
+    assert "receiving backward" in said and "a peer died or hung" in said
