@@ -13,15 +13,11 @@ from autoddl.capture.capture import capture
 from autoddl.capture.factory import Factory
 from autoddl.capture.float64 import TWICE, WIDEST, Dtypes, cast, widened
 from autoddl.capture.sample import parted
-from autoddl.core.hubs import add_hubs
-from autoddl.core.layout import Layout, Mesh, extents
 from autoddl.core.plan import load_plan
 from autoddl.core.precision import Precision
 from autoddl.launch.jobs import Job
 from autoddl.launch.train import built
 from autoddl.runtime.parallelize import ParallelModel, parallelize
-from autoddl.runtime.world import device_of
-from autoddl.schedule.traffic import traffic
 
 __all__ = ["check", "mismatches"]
 
@@ -45,8 +41,7 @@ def _errors(factory: Factory, parallel: ParallelModel, wider: Dtypes, path: Path
     """The errors of loss and gradients in a step in `wider` dtypes, against the truth at `path`."""
     plan, (model, batch) = parallel.plan, built(factory, drawn=True)
     captured = widened(capture(model, parted(batch, plan.microbatches), Precision.parse(plan.precision)), wider)
-    exact = ParallelModel(model.double(), plan, captured, add_hubs(captured.graph), parallel.groups,
-                          device_of(plan.backend), 0)
+    exact = parallel.like(model.double(), captured)
     loss = float(exact.step(cast(batch)))
     truth = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     return _part(abs(loss - truth["loss"]), abs(truth["loss"])), _gradient_error(exact, truth["gradients"])
@@ -55,12 +50,12 @@ def _errors(factory: Factory, parallel: ParallelModel, wider: Dtypes, path: Path
 def _gradient_error(parallel: ParallelModel, gradients: dict[str, Tensor]) -> float:
     """The largest difference of this rank's shards from the truth's, relative to the largest gradient."""
     largest = max(map(_largest, gradients.values()), default=0.0)
-    stored = parallel.plan.index().stored
     worst = 0.0
     for name, parameter in parallel.named_parameters():
         if name in gradients:
-            layout = stored[name].layout if name in stored else Layout.broadcast(parallel.plan.mesh)
-            piece = _piece(gradients[name], layout, parallel.plan.mesh, parallel.groups.coordinate)
+            piece = gradients[name]
+            for dim, (offset, size) in enumerate(parallel.piece(name)):
+                piece = piece.narrow(dim, offset, size)
             grad = parameter.grad
             mine = torch.zeros_like(piece) if grad is None else getattr(grad, "_local_tensor", grad)
             worst = max(worst, _part(_largest(mine.cpu() - piece), largest))
@@ -77,19 +72,12 @@ def _part(difference: float, whole: float) -> float:
     return difference / (whole or 1.0) if math.isfinite(difference) else math.inf
 
 
-def _piece(whole: Tensor, layout: Layout, mesh: Mesh, at: tuple[int, ...]) -> Tensor:
-    """The shard of a tensor on the rank at coordinate `at`."""
-    for dim, (offset, size) in enumerate(extents(tuple(whole.shape), layout, mesh, at)):
-        whole = whole.narrow(dim, offset, size)
-    return whole
-
-
 def mismatches(parallel: ParallelModel) -> list[str]:
     """Returns a line per kind of collective that the plan has and the recorder has not, or the other way round."""
     def rows(many: Iterable[Any]) -> Counter[str]:
         return Counter(f"{one.direction} {one.kind} over {one.axes} of {one.nbytes} bytes" for one in many)
 
-    expected = rows(traffic(parallel.plan, parallel.graph, parallel.groups.coordinate))
+    expected = rows(parallel.planned())
     recorded = rows(parallel.recorder.executed)
     return [f"not run: {text} x {n}" for text, n in (expected - recorded).items()] + \
            [f"not planned: {text} x {n}" for text, n in (recorded - expected).items()]

@@ -15,7 +15,7 @@ A program that uses parameters in another dtype than they are stored in runs a s
 one of twice its width. This compares the casts too. float32 rounds there, so the limit is 1e-6 (`twice_error`).
 
 A plan for more ranks than `max_ranks` runs with the same decisions on a smaller mesh of the same shape. Every axis gets
-the smallest size above 1 that divides its own, so that even shards stay even.
+the smallest size above 1 that divides its own, so that even shards stay even. Stages stay as many, on smaller meshes.
 """
 
 import copy
@@ -127,13 +127,36 @@ def shrink_plan(plan: Plan, max_ranks: int) -> tuple[Plan, str]:
     Raises InputError where the smallest mesh of its shape is larger."""
     if plan.mesh.size <= max_ranks:
         return plan, ""
-    sizes = [next((n for n in range(2, axis.size + 1) if axis.size % n == 0), 1) for axis in plan.mesh.axes]
-    mesh = Mesh(tuple(Axis(axis.name, size) for axis, size in zip(plan.mesh.axes, sizes, strict=True)))
-    if mesh.size > max_ranks:
-        raise InputError(f"the plan is for {plan.mesh.size} ranks, and the least mesh of its shape, '{mesh}', needs "
-                         f"{mesh.size}; allow them with --max-ranks {mesh.size}")
-    note = f"{plan.mesh.size} ranks do not fit here: the decisions ran on mesh '{mesh}' instead of '{plan.mesh}'"
-    return replace(plan, mesh=mesh, backend="gloo"), note
+    small = replace(plan, mesh=_least(plan.mesh)) if plan.pipeline is None else _fewer(plan)
+    if small.mesh.size > max_ranks:
+        raise InputError(f"the plan is for {plan.mesh.size} ranks, and the least mesh of its shape, '{small.mesh}', "
+                         f"needs {small.mesh.size}; allow them with --max-ranks {small.mesh.size}")
+    note = f"{plan.mesh.size} ranks do not fit here: the decisions ran on mesh '{small.mesh}' instead of '{plan.mesh}'"
+    return replace(small, backend="gloo"), note
+
+
+def _least(mesh: Mesh) -> Mesh:
+    """The least mesh of this shape: of every axis, the smallest size above 1 that divides its own."""
+    sizes = [next((n for n in range(2, axis.size + 1) if axis.size % n == 0), 1) for axis in mesh.axes]
+    return Mesh(tuple(Axis(axis.name, size) for axis, size in zip(mesh.axes, sizes, strict=True)))
+
+
+def _fewer(plan: Plan) -> Plan:
+    """A plan with stages whose stages have the least meshes of their shapes; stages on the same ranks stay there.
+
+    Raises InputError where these meshes differ in size: a plan's stages have as many ranks each."""
+    assert plan.pipeline is not None
+    least = [_least(stage.plan.mesh) for stage in plan.pipeline.stages]
+    sizes = {mesh.size for mesh in least}
+    if len(sizes) > 1:
+        raise InputError(f"the plan is for {plan.mesh.size} ranks, and the least meshes of its stages have different "
+                         f"sizes ({', '.join(map(str, least))}); allow its own ranks with --max-ranks {plan.mesh.size}")
+    places = sorted({stage.ranks for stage in plan.pipeline.stages})
+    stages = tuple(replace(stage, ranks=(places.index(stage.ranks) * mesh.size, (places.index(stage.ranks) + 1)
+                                         * mesh.size), plan=replace(stage.plan, mesh=mesh, backend="gloo"))
+                   for stage, mesh in zip(plan.pipeline.stages, least, strict=True))
+    pipe, *_ = plan.mesh.axes
+    return replace(plan, mesh=Mesh((pipe, Axis("rank", least[0].size))), pipeline=replace(plan.pipeline, stages=stages))
 
 
 def _seated(plan: Plan) -> Plan:

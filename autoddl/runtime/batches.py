@@ -42,7 +42,7 @@ class Batches:
         forward         the method that is called with a batch
         inputs          the graph's inputs, of one of `microbatches`
         spec            the described sample, whose plain values are in the program
-        layouts         the layout of each input, by name
+        layouts         the layout of each input that this rank reads, by name; of any other it has no piece
         groups          the mesh and this rank's place in it
         device          the device of the pieces
         microbatches    parts into which the rows of a batch are cut
@@ -54,8 +54,8 @@ class Batches:
         self._names = frozenset(t.fqn for t in inputs)
         self._dtypes = {t.fqn: getattr(torch, t.dtype) for t in inputs}
         self._plain = _with_defaults(forward, from_spec(spec, "meta"))
-        whole = Layout.broadcast(groups.mesh)
-        pieces = {t: extents(t.shape, layouts.get(t.fqn, whole), groups.mesh, groups.coordinate) for t in inputs}
+        pieces = {t: extents(t.shape, layouts[t.fqn], groups.mesh, groups.coordinate) for t in inputs
+                  if t.fqn in layouts}
         self._cuts = {t.fqn: [(dim, offset, size) for dim, (offset, size) in enumerate(piece) if size != t.shape[dim]]
                       for t, piece in pieces.items()}
 
@@ -77,7 +77,7 @@ class Batches:
             if name not in self._names:
                 self._check_plain(name, value)
         whole = {t.fqn: self._checked(t, found.get(t.fqn)) for t in self._inputs}
-        return LocalBatch(tuple({fqn: self._cut(fqn, value, part) for fqn, value in whole.items()}
+        return LocalBatch(tuple({fqn: self._cut(fqn, whole[fqn], part) for fqn in self._cuts}
                                 for part in range(self._parts)))
 
     def _check_plain(self, name: str, value: object) -> None:

@@ -65,6 +65,13 @@ def _state(module: nn.Module, optimizer: torch.optim.Optimizer | None, steps: in
     return {"model": model, "optimizer": state, "steps": torch.tensor(steps)}
 
 
+def _owned(state: dict[str, Any], copies: frozenset[str]) -> dict[str, Any]:
+    """The state without parameters that another stage saves, whose pieces would overlap with those of its own."""
+    firsts = tuple(f"{part}.{name}." for name in copies for part in ("state", "param_groups"))
+    return {**state, "model": {name: value for name, value in state["model"].items() if name not in copies},
+            "optimizer": {name: value for name, value in state["optimizer"].items() if not name.startswith(firsts)}}
+
+
 def _fresh(optimizer: torch.optim.Optimizer | None) -> bool:
     return optimizer is not None and not optimizer.state
 
@@ -165,7 +172,7 @@ def save(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
         raise InputError(refusal)
     fresh = _fresh(optimizer)
     with _without_gradients(optimizer if fresh else None):
-        state = {**_state(model.module, optimizer, model.steps), RECIPE: model.plan.precision}
+        state = {**_owned(_state(model.module, optimizer, model.steps), model.copies), RECIPE: model.plan.precision}
     if fresh:
         _forget_state(optimizer, state)
     try:

@@ -6,8 +6,9 @@
 Where the program reads the leaf itself, a hook takes the gradient. If that gradient needs no step at all, autograd adds
 it up in the leaf, and `finish` hands it on.
 
-A step is `clear`, then for every microbatch `begin`, forward, backward, `finish`. Parameters that are kept are
-converted in the first forward only, and their gradients in the last backward only.
+A step is `clear`, then for every microbatch `begin_forward`, forward, `begin_backward`, backward, `finish`. Other
+microbatches may come between the two passes. Parameters that are kept are converted in the first forward only, and
+their gradients in the last backward only.
 """
 
 from collections.abc import Mapping
@@ -56,12 +57,15 @@ class Store:
         for parameter in self._plain:
             parameter.leaf.grad = None
 
-    def begin(self, last: bool) -> None:
-        """Called before a microbatch, the `last` of a step or not."""
+    def begin_forward(self, last: bool) -> None:
+        """Called before a forward, the `last` of a step or not."""
         self.gathers.begin(last)
-        self.reducer.begin(last)
         for local in self._locals.values():
             local.last = last
+
+    def begin_backward(self, last: bool) -> None:
+        """Called before a backward, the `last` of a step or not."""
+        self.reducer.begin(last)
 
     def finish(self, last: bool = True) -> None:
         """Called at the end of a backward, the `last` of a step or not.

@@ -3,9 +3,14 @@
 The members of a group are the ranks that differ along its axes only. They are ordered row-major by those axes, which is
 the order in which nested splits cut a tensor. Every rank creates all groups in the same order, which the backends need.
 A group of one rank is None: nothing is sent there, so a mesh of one rank needs no processes at all.
+
+The stages of a pipeline have meshes of their own. All ranks make the groups of all stages (`connect_stages`), and one
+group of all ranks for what stages send each other.
 """
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from math import prod
 from typing import Any
@@ -21,7 +26,7 @@ from autoddl.cost_models import Cluster, Group, parse_cluster
 from autoddl.runtime.c10d_registry import find_group, set_group_timeout
 from autoddl.runtime.transport import Transport
 
-__all__ = ["Groups", "peer_error"]
+__all__ = ["Groups", "StageRanks", "connect_stages", "peer_error"]
 
 
 def peer_error(what: str, error: Exception) -> MachineError:
@@ -42,28 +47,79 @@ def _every(mesh: Mesh, axes: tuple[int, ...]) -> list[list[int]]:
             if all(first[a] == 0 for a in axes)]
 
 
+def _described(mesh: Mesh, axes: tuple[int, ...]) -> str:
+    """The description of the groups over `axes`, by which they are found again."""
+    return "+".join(f"{mesh.sizes[a]}x{mesh.strides[a]}" for a in axes if mesh.sizes[a] > 1)
+
+
+@dataclass(frozen=True, slots=True)
+class StageRanks:
+    """The ranks of a stage, from `first` on, on a mesh of their own.
+
+        subsets    the sets of axes over which the stage communicates
+        label      the description of the stage's groups, before that of their axes
+    """
+
+    mesh: Mesh
+    first: int
+    subsets: tuple[tuple[int, ...], ...]
+    label: str = ""
+
+    @property
+    def groups(self) -> dict[str, list[list[int]]]:
+        """The ranks of every group, in order, by description: of each axis, and of each of the subsets."""
+        if self.mesh.size == 1:
+            return {}
+        sets = sorted({*(tuple(sorted(one)) for one in self.subsets), *((a,) for a in range(len(self.mesh.axes)))})
+        return {f"{self.label} {_described(self.mesh, axes)}": [
+            [self.first + rank for rank in ranks] for ranks in _every(self.mesh, axes)] for axes in sets}
+
+
+def connect_stages(stages: Sequence[StageRanks], timeout: timedelta) -> tuple[dist.ProcessGroup, list[StageRanks]]:
+    """Makes the groups of all stages; every rank calls it. Returns the group of all ranks, and the stages labelled.
+
+    All were made by an earlier model if the group of all ranks was: its description tells all others. Raises
+    MachineError where a peer cannot be reached.
+    """
+    print_of = hashlib.sha256(repr([(one.first, one.groups) for one in stages]).encode())
+    text = f"autoddl stages {print_of.hexdigest()[:12]}"
+    found = [StageRanks(one.mesh, one.first, one.subsets, f"{text} {s}") for s, one in enumerate(stages)]
+    world = find_group(text)
+    if world is None:
+        try:
+            for one in found:
+                for description, every in one.groups.items():
+                    for ranks in every:
+                        dist.new_group(ranks, timeout=timeout, group_desc=description)
+            world = dist.new_group(timeout=timeout, group_desc=text)
+        except RuntimeError as error:
+            raise peer_error("connecting the ranks of the stages", error) from error
+    set_group_timeout(world, timeout)
+    return world, found
+
+
 class Groups:
     """The groups of `mesh` over each of `subsets` of its axes, and this rank's place in it.
 
     The `cluster`, or its text, decides how collectives run; without one of the mesh's size they are the library's own.
     A group is a set of threads and connections that torch keeps until the end. So a group that an earlier model made
-    over the same ranks is used again, found by its description. Raises MismatchError where the number of processes is
-    not that of the mesh.
+    over the same ranks is used again, found by its description. Groups of a `stage` are there already
+    (`connect_stages`). Raises MismatchError where the number of processes is not that of the mesh.
     """
 
     def __init__(self, mesh: Mesh, subsets: Iterable[tuple[int, ...]] = (), timeout: timedelta | None = None,
-                 cluster: Cluster | str | None = None) -> None:
-        self.mesh = mesh
+                 cluster: Cluster | str | None = None, stage: StageRanks | None = None) -> None:
+        self.mesh, self._stage = mesh, stage
         if isinstance(cluster, str):
             cluster = parse_cluster(cluster, "the plan's cluster")
         self._transport = Transport(cluster if cluster is not None and cluster.size == mesh.size else None, timeout)
         ready = dist.is_available() and dist.is_initialized()
         world = dist.get_world_size() if ready else 1
-        if world != mesh.size:
+        if world != mesh.size and stage is None:
             raise MismatchError(f"the mesh '{mesh}' has {mesh.size} ranks, and {world} run: start {mesh.size}, or plan "
                                 f"for {world}")
-        self.rank = dist.get_rank() if ready else 0
-        self.coordinate = mesh.coordinate(self.rank)
+        self.rank, self._first = dist.get_rank() if ready else 0, stage.first if stage is not None else 0
+        self.coordinate = mesh.coordinate(self.rank - self._first)
         self._timeout = timeout
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         self._extents: dict[tuple[int, ...], Group] = {}
@@ -72,14 +128,13 @@ class Groups:
             self._groups[axes] = None if alone else self._group(axes)
 
     def _group(self, axes: tuple[int, ...]) -> dist.ProcessGroup:
-        every = _every(self.mesh, axes)
-        sizes, strides = self.mesh.sizes, self.mesh.strides
-        text = "autoddl " + "+".join(f"{sizes[a]}x{strides[a]}" for a in axes if sizes[a] > 1)
+        text = f"{'autoddl' if self._stage is None else self._stage.label} {_described(self.mesh, axes)}"
         found = find_group(text)
         if found is not None:
             if self._timeout is not None:
                 set_group_timeout(found, self._timeout)
             return found
+        every = _every(self.mesh, axes)
         try:
             made = {tuple(ranks): dist.new_group(ranks, timeout=self._timeout, group_desc=text) for ranks in every}
         except RuntimeError as error:
@@ -105,7 +160,7 @@ class Groups:
     def device_mesh(self, device_type: str) -> DeviceMesh:
         """The mesh as torch's DeviceMesh, for DTensor, over the same groups."""
         groups = [self._group((a,)) for a in range(len(self.mesh.axes))]
-        ranks = torch.arange(self.mesh.size).view(self.mesh.sizes)
+        ranks = torch.arange(self._first, self._first + self.mesh.size).view(self.mesh.sizes)
         if len(groups) == 1:
             return DeviceMesh.from_group(groups[0], device_type, mesh_dim_names=self.mesh.names)
         return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=self.mesh.names)

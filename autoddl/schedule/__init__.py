@@ -10,10 +10,12 @@ Reading order:
     timeline             those actions on streams: the predicted time line
     memory_line          bytes in use at every moment; `memory_program` parses the plan, `memory_forward`,
                          `memory_backward`, `memory_gathers`, `memory_reductions` and `memory_conversions` act it out
+    stage_actions        what every rank of a pipeline does, sends and receives, in order; free of circles
+    stage_lanes          what stages send each other in a step, as `stage_messages` between their ranks
+    stage_seconds        the seconds of a stage in parts, for the time line of a pipeline
     message_programs     collectives that are lists of messages between ranks
-    stage_messages       messages from one stage of a pipeline to another; `stage_seconds` are what a stage takes
     uplink_bytes         bytes that leave each unit of a network
 
-Others use traffic, buckets, parameter_protocol, message_programs, timeline, memory_line and uplink_bytes. This room may
-import `pricing`, `operators`, `cost_models` and `core`; it never imports torch.
+Others use traffic, buckets, parameter_protocol, message_programs, timeline, memory_line, uplink_bytes and stage_*. This
+room may import `pricing`, `operators`, `cost_models` and `core`; it never imports torch.
 """

@@ -7,16 +7,19 @@ over the uplink. In an all-to-all, each member sends every other an equal piece 
     all-to-all N/n                                                      for every member outside
 
 Where the cost model chooses messages of the runtime, their bytes are counted. The reduce-scatter of gloo sends as many
-bytes as its all-reduce.
+bytes as its all-reduce. Messages between stages leave a unit if their receiver is outside.
 """
 
 from collections.abc import Sequence
 
 from autoddl.core.graph import Graph
+from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import Plan
+from autoddl.core.stages import cut_graph
 from autoddl.cost_models import Cluster, Group, parse_cluster, sent_bytes
 from autoddl.schedule import message_programs
+from autoddl.schedule.stage_lanes import lanes_of
 from autoddl.schedule.traffic import PlannedCollective, traffic
 
 __all__ = ["count_uplink_bytes", "leaving_bytes"]
@@ -35,7 +38,28 @@ def leaving_bytes(kind: str, nbytes: float, group: Sequence[int], rank: int, uni
 
 
 def count_uplink_bytes(plan: Plan, graph: Graph, units: Sequence[range]) -> tuple[float, ...]:
-    """Bytes that leave each unit, a range of ranks, in one step. `graph` is the planned one, of one microbatch."""
+    """Bytes that leave each unit, a range of ranks, in one step.
+
+    `graph` is the planned one, of one microbatch; of a plan with stages it is the captured one, without hubs.
+    """
+    if plan.pipeline is None:
+        return _of_mesh(plan, graph, units)
+    totals = [0.0] * len(units)
+    for stage, part in zip(plan.pipeline.stages, cut_graph(graph, plan.pipeline.cuts), strict=True):
+        own = [range(unit.start - stage.ranks[0], unit.stop - stage.ranks[0]) for unit in units]
+        for i, left in enumerate(_of_mesh(stage.plan, add_hubs(part.graph), own)):
+            totals[i] += left
+    for lane in lanes_of(plan, graph):
+        times = plan.microbatches if lane.way in ("forward", "backward") else 1
+        for one in lane.messages():
+            for i, unit in enumerate(units):
+                if one.sender in unit and one.receiver not in unit:
+                    totals[i] += one.numel * lane.tensor.itemsize * times
+    return tuple(totals)
+
+
+def _of_mesh(plan: Plan, graph: Graph, units: Sequence[range]) -> tuple[float, ...]:
+    """The bytes of a plan without stages; units are ranges of the ranks of its mesh."""
     cluster = parse_cluster(plan.source["cluster"], "the plan's cluster") if "cluster" in plan.source else None
     totals = [0.0] * len(units)
     for rank in range(plan.mesh.size):

@@ -14,10 +14,13 @@ import zoo
 from planmaker import random_plans
 from sampling import parametrize_or_slow
 from shell import FACTORY, LAPTOP, PAIR, ROOT
+from staged_plans import even_cuts, staged_plan
 from verified import verified
 
 import autoddl
+from autoddl.capture.capture import capture
 from autoddl.capture.factory import Factory
+from autoddl.capture.sample import parted, sample_for
 from autoddl.core.errors import InputError
 from autoddl.core.layout import Mesh
 from autoddl.launch.check import _gradient_error
@@ -61,6 +64,57 @@ def test_a_wrong_plan_does_not_pass(tmp_path: Path) -> None:
     wrong = tuple(replace(c, gradient=c.wanted, backward=()) if c is edge else c for c in plan.conversions)
     checked = verified(replace(plan, conversions=wrong), factory)
     assert not checked.passed and checked.gradient_error > 1e-6
+
+
+def staged(stages: int, mesh: str, drop: float, layers: int = 2, seed: int = 0) -> tuple[autoddl.Plan, Factory]:
+    """A plan of random layouts with stages, of four microbatches."""
+    factory = Factory.parse(FACTORY, {"dropout": drop, "layers": layers})
+    model, _ = factory.build()
+    of = capture(model, parted(sample_for(model), 4))
+    return staged_plan(of, even_cuts(of.graph, stages), "1f1b", mesh, 4, seed), factory
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("stages", "mesh"), [(2, "one=1"), pytest.param(2, "all=2", marks=pytest.mark.slow),
+                                              pytest.param(4, "one=1", marks=pytest.mark.slow)])
+def test_a_plan_with_stages_computes_what_one_process_does(stages: int, mesh: str) -> None:
+    plan, factory = staged(stages, mesh, 0.1, layers=stages)
+    checked = verified(plan, factory)
+    assert checked.passed and checked.ranks == plan.mesh.size and not checked.note, checked
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_a_wrong_plan_with_stages_does_not_pass() -> None:
+    """Every step is legal, but one gradient of stage 1 is called whole that still waits for its reduction."""
+    waits = ("all: P->B",), "p_"
+    every = (staged(2, "all=2", 0.0, seed=s) for s in range(9))
+    plan, factory, edge = next((plan, factory, c) for plan, factory in every
+                               if plan.pipeline is not None for c in plan.pipeline.stages[1].plan.conversions
+                               if (c.backward, c.tensor[:2]) == waits)
+    assert plan.pipeline is not None
+    first, last = plan.pipeline.stages
+    wrong = tuple(replace(c, gradient=c.wanted, backward=()) if c is edge else c for c in last.plan.conversions)
+    stages = (first, replace(last, plan=replace(last.plan, conversions=wrong)))
+    checked = verified(replace(plan, pipeline=replace(plan.pipeline, stages=stages)), factory)
+    assert not checked.passed and checked.gradient_error > 1e-6, checked
+
+
+def test_stages_are_verified_on_smaller_meshes() -> None:
+    plan, _ = staged(2, "all=2", 0.0)
+    assert plan.pipeline is not None
+    large = [replace(stage, ranks=(s * 32, (s + 1) * 32), plan=replace(stage.plan, mesh=Mesh.parse("all=32")))
+             for s, stage in enumerate(plan.pipeline.stages)]
+    many = replace(plan, mesh=Mesh.parse("pipe=2,rank=32"), pipeline=replace(plan.pipeline, stages=tuple(large)))
+    small, note = shrink_plan(many, 8)
+    assert small.pipeline is not None and "64 ranks do not fit here" in note
+    assert [(stage.ranks, str(stage.plan.mesh)) for stage in small.pipeline.stages] == [
+        ((0, 2), "all=2"), ((2, 4), "all=2")] and str(small.mesh) == "pipe=2,rank=2"
+    with pytest.raises(InputError, match="needs 4; allow them with --max-ranks 4"):
+        shrink_plan(many, 3)
+    uneven = (large[0], replace(large[1], plan=replace(large[1].plan, mesh=Mesh.parse("a=3,b=2"))))
+    with pytest.raises(InputError, match=r"different sizes \(all=2, a=3,b=2\)"):
+        shrink_plan(replace(many, pipeline=replace(many.pipeline, stages=uneven)), 8)  # type: ignore[type-var]
 
 
 @pytest.mark.ranks

@@ -25,7 +25,7 @@ from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan
 from autoddl.launch.check import mismatches
-from autoddl.runtime.parallelize import ParallelModel, parallelize
+from autoddl.runtime.parallelize import MeshModel, ParallelModel, parallelize
 from autoddl.schedule.traffic import traffic
 
 STEPS = 3
@@ -89,7 +89,8 @@ def truth(name: str) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]
 
 def held(parallel: ParallelModel) -> list[str]:
     """What the store still holds of gathered values and of gradients that are not reduced."""
-    store = parallel._store
+    assert isinstance(parallel, MeshModel)
+    store = parallel.runner.store
     found = [f"value of bucket {b}" for b, bucket in enumerate(store.gathers._buckets) if bucket.values or bucket.again]
     found += [f"local value of {fqn}" for fqn, local in store._locals.items() if local.value is not None]
     return found + [f"gradient of bucket {b}" for b, bucket in enumerate(store.reducer._buckets)
@@ -237,6 +238,7 @@ def test_every_microbatch_drops_otherwise_and_always_the_same(mesh: str) -> None
     assert dropped(one, 3) == expected != dropped(one, 4) and expected[0] != expected[1]
     assert all(losses == pytest.approx(expected, abs=1e-12) for losses in on_ranks(split.mesh.size, dropped, split, 3))
     parallel = parallelize(zoo.gpt(layers=1, B=4, dropout=0.2, dtype=torch.float64)[0], one, captured=dropping())
+    assert isinstance(parallel, MeshModel)
     parts = parallel.local_batch(tuple(torch.cat([t, t]) for t in sample.args)).parts
     first, second = (parallel._microbatch(part, pieces) for part, pieces in enumerate(parts))
     assert first != second

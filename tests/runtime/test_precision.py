@@ -19,12 +19,11 @@ from torch.distributed.tensor import DTensor
 from autoddl.capture.capture import Captured, capture
 from autoddl.capture.float64 import TWICE, cast, widened
 from autoddl.capture.sample import Sample, as_sample, parted
-from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan
 from autoddl.core.precision import Precision
 from autoddl.launch.check import mismatches
 from autoddl.launch.verify import _pass
-from autoddl.runtime.parallelize import ParallelModel, parallelize
+from autoddl.runtime.parallelize import parallelize
 
 MODELS = ("gpt", "gpt2", "llama", "bert", "t5", "vit", "vgg_bn", "resnet", "mixture", "regression")
 USUAL = ("llama-1", "resnet")
@@ -73,7 +72,7 @@ def _case(name: str, recipe: str, seed: int, parts: int) -> dict[str, object]:
     wrong = mismatches(parallel)
     module, _ = _made(name)
     wide = widened(captured, TWICE)
-    exact = ParallelModel(module.double(), plan, wide, add_hubs(wide.graph), parallel.groups, torch.device("cpu"), 0)
+    exact = parallel.like(module.double(), wide)
     batch = cast(sample)
     losses, state = _train(lambda: exact.step(batch.kwargs or batch.args), module)
     truth = _truth(name, recipe, parts)

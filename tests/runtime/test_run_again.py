@@ -20,7 +20,7 @@ from autoddl.capture.sample import Sample, as_sample, parted
 from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan
 from autoddl.core.recompute import FULL, SELECTIVE, blocks_of, recompute_entry
-from autoddl.runtime.parallelize import parallelize
+from autoddl.runtime.parallelize import MeshModel, parallelize
 
 DROPPED = ("gpt", "gpt2", "bert", "t5")
 """Models with dropout."""
@@ -92,5 +92,6 @@ def test_evaluation_runs_nothing_again() -> None:
     one = plan(module, cluster_of("core=1"), sample, recompute=("full",))
     parallel = parallelize(module, one)
     assert one.recompute and torch.isfinite(parallel(sample.args))
-    code = [parallel._train.program.code, parallel._evaluate.program.code if parallel._evaluate else ""]
+    assert isinstance(parallel, MeshModel) and parallel.runner.evaluated is not None
+    code = [one.program.code for one in (parallel.runner.free[0].lowered, parallel.runner.evaluated)]
     assert ["keep_0" in text for text in code] == [True, False]

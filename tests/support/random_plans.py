@@ -43,9 +43,9 @@ def _lean(choice: tuple[int, ...], space: tuple[Variable, ...], rng: random.Rand
 
 
 def random_plan(captured: Captured, seed: int, mesh: str | None = None, cluster: Cluster | None = None,
-                microbatches: int = 1, recompute: bool = False) -> Plan:
+                microbatches: int = 1, recompute: bool = False, in_flight: int = 1) -> Plan:
     """The plan of `seed` for the model captured with one microbatch, on four ranks; `recompute`: with random blocks
-    computed again, each at a random level, if the model has any."""
+    computed again, each at a random level, if the model has any; `in_flight` microbatches at once, in a stage."""
     rng = random.Random(seed)
     place = cluster or load_cluster(LAPTOP)
     graph = add_hubs(captured.graph)
@@ -53,8 +53,8 @@ def random_plan(captured: Captured, seed: int, mesh: str | None = None, cluster:
     blocks = blocks_of(graph) if recompute else ()
     names = [recompute_entry(block.name, levels.choice((FULL, SELECTIVE))) for block in blocks]
     pricing = Pricing(graph, Mesh.parse(mesh or rng.choice(MESHES)), place, microbatches=microbatches,
-                      recompute=tuple(random.Random(seed).sample(names, (len(names) + 1) // 2)))
-    space = variables(graph, pricing.mesh, microbatches=microbatches)
+                      recompute=tuple(random.Random(seed).sample(names, (len(names) + 1) // 2)), in_flight=in_flight)
+    space = variables(graph, pricing.mesh, microbatches=microbatches, in_flight=in_flight)
     problem = problem_of(pricing, space, None)
     choice = random_choice(problem, rng)
     leaning = _lean(choice, space, rng, rng.choice((0.0, 0.3, 0.7)))

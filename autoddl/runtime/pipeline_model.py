@@ -1,0 +1,244 @@
+"""Runs a plan with stages on one rank: its stages' programs, in the order of the rank's list of actions.
+
+    step        the list of `schedule.stage_actions`; then gradients of parameters that several stages have are added
+                up, and the loss goes to all ranks
+    evaluation  the list of the forwards alone
+
+A stage is a graph of its own (`core.stages`), so a `ProgramRunner` runs it. Forward takes what other stages sent as
+arguments, and returns what this stage sends. Backward starts from the gradients that come back for these, and leaves
+the gradients of what was received in their leaves.
+
+What is sent goes behind its action, and receives are posted an action ahead. A tensor that was sent is let go where the
+schedule says that it has arrived.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from autoddl.capture.capture import Captured
+from autoddl.core.errors import MismatchError
+from autoddl.core.graph import RECEIVE
+from autoddl.core.hubs import add_hubs
+from autoddl.core.pipeline import Action, Schedule
+from autoddl.core.plan import Plan
+from autoddl.core.stages import cut_graph, shared_parameters
+from autoddl.runtime.batches import LocalBatch
+from autoddl.runtime.parallel_model import ParallelModel, batches_of, mean
+from autoddl.runtime.program_runner import ProgramRunner, place_buffers
+from autoddl.runtime.recorder import Recorder
+from autoddl.runtime.shared_gradients import SharedGradients
+from autoddl.runtime.stage_setup import Stages, captured_stage, names_of, take_out
+from autoddl.runtime.stage_transport import Arrival, StageTransport
+from autoddl.schedule.stage_actions import StageAction, StageActions, arrived, forwards, posted_early, stage_actions
+from autoddl.schedule.stage_lanes import Lane, lanes_of, links_of, stage_traffic
+from autoddl.schedule.traffic import PlannedCollective
+
+__all__ = ["PipelineModel"]
+
+
+_Pieces = Mapping[str, Tensor]
+_Sent = Sequence[tuple[Lane, int]]
+_Forward = Callable[["_Stage", int, _Pieces, _Sent], Tensor | None]
+
+
+class _List(NamedTuple):
+    """The actions of this rank, in order; by action of the schedule, what has been sent and has arrived before it."""
+
+    actions: tuple[StageAction, ...]
+    done: Mapping[Action, _Sent]
+
+
+class _Stage:
+    """A stage of this rank: its runner, the lanes of what it receives by tensor, those of what it sends in order.
+
+    `received` are the leaves of the microbatches in flight, by microbatch and lane.
+    """
+
+    def __init__(self, runner: ProgramRunner, takes: dict[int, Lane], gives: list[tuple[Lane, Lane | None]],
+                 back: dict[Lane, Lane]) -> None:
+        self.runner, self.takes, self.gives, self.back = runner, takes, gives, back
+        self.forwards = self.backwards = 0
+        self.received: dict[int, dict[Lane, Tensor]] = {}
+
+
+class PipelineModel(ParallelModel):
+    """One rank of a model whose plan has stages."""
+
+    def __init__(self, module: nn.Module, plan: Plan, captured: Captured, stages: Stages, device: torch.device,
+                 seed: int) -> None:
+        assert plan.pipeline is not None
+        self._joined, self._device, self._first = stages, device, seed
+        recorder, cuts, graph = Recorder(), plan.pipeline.cuts, captured.graph
+        parts = cut_graph(graph, cuts)
+        own = tuple(stages.groups)
+        self._elsewhere = names_of(parts, range(len(parts))) - names_of(parts, own)
+        self._lanes = lanes_of(plan, graph)
+        place_buffers(device, module, graph)
+        runners = {s: ProgramRunner(module, plan.pipeline.stages[s].plan, captured_stage(captured, parts[s]),
+                                    add_hubs(parts[s].graph), groups, device, recorder)
+                   for s, groups in stages.groups.items()}
+        take_out(module, self._elsewhere)
+        self._transport = StageTransport(stages.world, stages.rank, self._lanes, plan.microbatches, plan.mesh.names[0],
+                                         device, recorder, stages.timeout)
+        self._stages = {s: self._stage(s, runner) for s, runner in runners.items()}
+        self._batches = {s: batches_of(module, captured, runner, device) for s, runner in runners.items()}
+        schedule, links = Schedule.parse(plan.pipeline.schedule), links_of(self._lanes)
+        row = schedule.placement[0][next(iter(runners))]
+        self._steps, self._forwards = (self._listed(stage_actions(one, links), row)
+                                       for one in (schedule, forwards(schedule)))
+        self._shared = SharedGradients([one for one in self._lanes if one.way == "shared"], runners, self._transport)
+        super().__init__(module, plan, graph, next(iter(stages.groups.values())), recorder)
+        theirs = [fqn for fqn, where in shared_parameters(parts).items() if where[0] not in runners]
+        self.copies = frozenset(name for part in parts for one in part.graph.tensors if one.fqn in theirs
+                                for name in (one.fqn, *one.aliases))
+
+    def _stage(self, s: int, runner: ProgramRunner) -> _Stage:
+        """The lanes of a stage: by received tensor, and in the order of what it sends with those of the gradients."""
+        ways = {(one.way, one.name, one.source.stage, one.target.stage): one for one in self._lanes}
+        takes = {}
+        for op in runner.graph.ops:
+            if op.target == RECEIVE:
+                t, source = op.outputs[0], op.arg("stage")
+                takes[t] = ways["forward", runner.graph.tensors[t].name, int(source), s]  # type: ignore[arg-type]
+        back = {lane: ways["backward", lane.name, s, lane.source.stage] for lane in takes.values()
+                if ("backward", lane.name, s, lane.source.stage) in ways}
+        gives = [(one, ways.get(("backward", one.name, one.target.stage, s))) for one in self._lanes
+                 if one.way == "forward" and one.source.stage == s]
+        return _Stage(runner, takes, gives, back)
+
+    def _listed(self, made: StageActions, row: int) -> _List:
+        """The list of this rank, and by action what has been sent and has arrived once the action can run."""
+        done: dict[Action, list[tuple[Lane, int]]] = {}
+        for receive, sends in arrived(made, row).items():
+            done.setdefault(receive.action, []).extend(
+                (lane, one.action.microbatch) for one in sends for lane in self._between(one))
+        return _List(posted_early(made.lists[row]), done)
+
+    def _between(self, one: StageAction) -> list[Lane]:
+        """The lanes of what an action sends or receives."""
+        way, s = "forward" if one.action.kind == "F" else "backward", one.action.stage
+        ends = (s, one.other) if one.way == ">" else (one.other, s)
+        return [lane for lane in self._lanes if lane.way == way and (lane.source.stage, lane.target.stage) == ends]
+
+    def _train(self, batch: LocalBatch) -> Tensor:
+        self._shared.begin()
+        losses = self._run(self._steps, batch, self._forward)
+        self._shared.finish()
+        return self._told(losses)
+
+    def _evaluate(self, batch: LocalBatch) -> Tensor:
+        return self._told(self._run(self._forwards, batch, self._forward_alone))
+
+    def _run(self, every: _List, batch: LocalBatch, forward: _Forward) -> dict[int, Tensor]:
+        """Runs a list; returns the losses by microbatch, where this rank has them."""
+        pieces, losses = self._pieces(batch), dict[int, Tensor]()
+        self._clear()
+        for one in every.actions:
+            (s, kind, part, _), loss = one.action, None
+            if one.way == ">":
+                for lane in self._between(one):
+                    self._transport.send(lane, part, self._outgoing.pop((lane, part)))
+            elif one.way == "<":
+                for lane in self._between(one):
+                    self._arrivals[lane, part] = self._transport.receive(lane, part)
+            elif kind == "F":
+                loss = forward(self._stages[s], part, pieces[s][part], every.done.get(one.action, ()))
+            else:
+                loss = self._backward(self._stages[s], part, every.done.get(one.action, ()))
+            if loss is not None:
+                losses[part] = loss
+        return losses
+
+    def _clear(self) -> None:
+        """Called before a step: forgets everything that a failed step left."""
+        self._arrivals: dict[tuple[Lane, int], Arrival] = {}
+        self._outgoing: dict[tuple[Lane, int], Tensor] = {}
+        self._transport.clear()
+        for stage in self._stages.values():
+            stage.runner.clear()
+            stage.forwards = stage.backwards = 0
+            stage.received.clear()
+
+    def _forward(self, stage: _Stage, part: int, pieces: _Pieces, done: _Sent) -> None:
+        """Runs the forward of a microbatch through a stage, and leaves what it sends."""
+        parts = self.plan.microbatches
+        stage.forwards += 1
+        leaves = {lane: self._arrived(lane, part).requires_grad_(lane in stage.back) for lane in stage.takes.values()}
+        self._transport.release(done)
+        stage.received[part] = leaves
+        sent = stage.runner.forward(part, pieces, {t: leaves[lane] for t, lane in stage.takes.items()},
+                                    self._first + self.steps * parts + part, stage.forwards == parts)
+        self._leave(part, [lane for lane, _ in stage.gives], sent)
+
+    def _forward_alone(self, stage: _Stage, part: int, pieces: _Pieces, done: _Sent) -> Tensor | None:
+        """Runs the forward of evaluation; returns the loss if the stage has one."""
+        stage.forwards += 1
+        received = {t: self._arrived(lane, part) for t, lane in stage.takes.items()}
+        self._transport.release(done)
+        loss, sent = stage.runner.evaluate(pieces, received, stage.forwards == self.plan.microbatches)
+        self._leave(part, [lane for lane, _ in stage.gives], sent)
+        return loss
+
+    def _backward(self, stage: _Stage, part: int, done: _Sent) -> Tensor | None:
+        """Runs the backward of a microbatch, and leaves the gradients of what was received; returns the loss."""
+        stage.backwards += 1
+        gradients = [None if back is None else self._arrived(back, part) for _, back in stage.gives]
+        self._transport.release(done)
+        loss = stage.runner.backward(part, gradients, stage.backwards == self.plan.microbatches)
+        leaves = {stage.back[lane]: x for lane, x in stage.received.pop(part).items() if lane in stage.back}
+        self._leave(part, list(leaves), [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves.values()])
+        return loss
+
+    def _leave(self, part: int, lanes: Sequence[Lane], made: Sequence[Tensor]) -> None:
+        """Keeps what an action made until it is sent; what stays on this rank goes at once."""
+        for lane, x in zip(lanes, made, strict=True):
+            if lane.target.stage in self._stages:
+                self._transport.send(lane, part, x)
+            else:
+                self._outgoing[lane, part] = x
+
+    def _arrived(self, lane: Lane, part: int) -> Tensor:
+        """This rank's piece of a lane's tensor, of microbatch `part`."""
+        found = self._arrivals.pop((lane, part), None)
+        return (self._transport.receive(lane, part) if found is None else found).wait()
+
+    def _told(self, losses: dict[int, Tensor]) -> Tensor:
+        """The mean of the losses on every rank: the last stage tells the others. All sends are complete then."""
+        loss = mean([losses[part] for part in sorted(losses)]) if losses else None
+        for lane in (one for one in self._lanes if one.way == "loss"):
+            if loss is not None:
+                self._transport.send(lane, 0, loss)
+            elif lane.target.stage in self._stages:
+                loss = self._transport.receive(lane, 0).wait()
+        self._transport.release()
+        assert loss is not None, "the last stage tells its loss to every rank"
+        return loss
+
+    def _pieces(self, batch: LocalBatch) -> dict[int, Sequence[Any]]:
+        """By stage, the pieces of every microbatch."""
+        parts = self.plan.microbatches
+        if len(batch.parts) != parts * len(self._stages):
+            raise MismatchError(f"the local batch has {len(batch.parts)} parts, this rank runs {len(self._stages)} "
+                                f"stages on {parts} microbatches: make it by local_batch of this model")
+        return {s: batch.parts[k * parts:(k + 1) * parts] for k, s in enumerate(self._stages)}
+
+    def local_batch(self, batch: object) -> LocalBatch:
+        if isinstance(batch, LocalBatch):
+            return batch
+        return LocalBatch(tuple(part for one in self._batches.values() for part in one.local(batch).parts))
+
+    def runners(self) -> Sequence[ProgramRunner]:
+        return [stage.runner for stage in self._stages.values()]
+
+    def planned(self) -> tuple[PlannedCollective, ...]:
+        return stage_traffic(self.plan, self.graph, self._joined.rank)
+
+    def like(self, module: nn.Module, captured: Captured) -> "PipelineModel":
+        return PipelineModel(module, self.plan, captured, self._joined, self._device, 0)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Loads a `state_dict` of this rank, or whole tensors of any stages; those of others are left out."""
+        super().load_state_dict({name: value for name, value in state.items() if name not in self._elsewhere})

@@ -1,0 +1,174 @@
+"""Runs the program of one graph on this rank, a forward or a backward at a time: a whole model, or a stage of one.
+
+Each microbatch between its forward and its backward has a *slot*: a lowered program with its own seed of dropout, and
+its own notes of what autograd saved. So backward computes again with the random numbers of its own forward. Parameters,
+their gathers and their gradients are those of one store for all slots.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autoddl.capture.capture import Captured
+from autoddl.core.graph import Graph, Kind
+from autoddl.core.plan import Plan
+from autoddl.core.stages import SEND
+from autoddl.runtime.lowering import LoweredProgram, lower_plan
+from autoddl.runtime.parameter_store import Store
+from autoddl.runtime.parameters import shard_parameters
+from autoddl.runtime.process_groups import Groups
+from autoddl.runtime.recompute import SavedTensors
+from autoddl.runtime.recorder import Recorder
+from autoddl.runtime.redistribute import run_moves, start_moves
+
+__all__ = ["ProgramRunner", "place_buffers"]
+
+
+def place_buffers(device: torch.device, module: nn.Module, graph: Graph) -> None:
+    """Moves the buffers to the device, in the dtypes of the graph; one that several modules share stays shared."""
+    moved: dict[int, tuple[Tensor, Tensor]] = {}
+    dtypes = {id(module.get_buffer(t.fqn)): getattr(torch, t.dtype) for t in graph.tensors if t.kind is Kind.BUFFER}
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                new = buffer.to(device, dtypes.get(id(buffer), buffer.dtype))
+                part._buffers[name] = moved.setdefault(id(buffer), (buffer, new))[1]
+
+
+class _Slot:
+    """A microbatch in flight: its program, what autograd saves of it, its seed, its results and what ends them."""
+
+    def __init__(self, lowered: LoweredProgram, saved: SavedTensors, seed: Tensor) -> None:
+        self.lowered, self.saved, self.seed = lowered, saved, seed
+        self.results: Sequence[Tensor] = ()
+        self.ends: list[Any] = []
+
+
+class ProgramRunner:
+    """The program of `graph`, planned by `plan`, on this rank of `groups`.
+
+        module       the user's module, whose parameters are replaced by pieces
+        captured     the captured program; its numbers of tensors are those of the graph
+        stored       this rank's pieces of the parameters
+        store        brings them to the program, and gradients back
+        free         slots without a microbatch
+        evaluated    the program of evaluation, once there is one
+
+    Where several microbatches are in flight, buffers get their new values at the end of a forward, else of a backward.
+    """
+
+    def __init__(self, module: nn.Module, plan: Plan, captured: Captured, graph: Graph, groups: Groups,
+                 device: torch.device, recorder: Recorder) -> None:
+        self.module, self.plan, self.graph, self.groups, self.recorder = module, plan, graph, groups, recorder
+        self._captured, self._device = captured, device
+        self._updated = {old for old, _ in graph.updates}
+        self._in_flight = plan.in_flight > 1
+        self._token = any(op.target == SEND and graph.outputs[0] in op.outputs for op in graph.ops)
+        self.stored = shard_parameters(module, captured.graph, plan, groups, device)
+        self.store = Store(plan, graph, self.stored, groups, recorder)
+        self.free, self._flying = [self._slot()], dict[int, _Slot]()
+        self.evaluated: LoweredProgram | None = None
+
+    def _slot(self) -> _Slot:
+        saved, seed = SavedTensors(self.store.gathers, self.recorder), torch.tensor(0)
+        return _Slot(self._lower(saved, seed), saved, seed)
+
+    def _lower(self, saved: SavedTensors | None, seed: Tensor | None) -> LoweredProgram:
+        return lower_plan(self._captured, self.graph, self.plan, self.groups, self.store.parameters, self.recorder,
+                          self._device, seed, saved)
+
+    def arguments(self, lowered: LoweredProgram, pieces: Mapping[str, Tensor], received: Mapping[int, Tensor]
+                  ) -> list[Tensor]:
+        """The arguments of the program, in order: pieces of a microbatch, leaves, buffers, constants, received."""
+        found = []
+        for t in lowered.reads:
+            tensor = self.graph.tensors[t]
+            if tensor.kind is Kind.INPUT:
+                found.append(pieces[tensor.fqn])
+            elif tensor.kind is Kind.PARAMETER:
+                found.append(self.stored[tensor.fqn].leaf)
+            elif tensor.kind is Kind.BUFFER:
+                buffer = self.module.get_buffer(tensor.fqn)
+                found.append(buffer.clone() if self._in_flight and t in self._updated else buffer)
+            elif tensor.kind is Kind.RESULT:
+                found.append(received[t])
+            else:
+                found.append(self._captured.constants[t].to(self._device))
+        return found
+
+    def clear(self) -> None:
+        """Called before a step: forgets everything that a failed step left."""
+        self.store.clear()
+        self.free += self._flying.values()
+        self._flying.clear()
+
+    def forward(self, part: int, pieces: Mapping[str, Tensor], received: Mapping[int, Tensor], seed: int, last: bool
+                ) -> list[Tensor]:
+        """Runs forward of microbatch `part`, the `last` of the step or not; returns what the stage sends, in order."""
+        slot = self.free.pop() if self.free else self._slot()
+        self._flying[part] = slot
+        self.store.begin_forward(last)
+        slot.saved.clear()
+        slot.seed.fill_(seed)
+        self._enter("forward")
+        with slot.saved.notes():
+            slot.results = slot.lowered.program.forward(*self.arguments(slot.lowered, pieces, received))
+        slot.ends = [start_moves(route.forward, x)
+                     for route, x in zip(slot.lowered.ends, slot.results, strict=False)]
+        if self._in_flight:
+            self._update(slot)
+        return [x.detach() for x in slot.results[len(slot.lowered.ends):]]
+
+    def backward(self, part: int, gradients: Sequence[Tensor | None], last: bool) -> Tensor | None:
+        """Runs backward of microbatch `part`, the `last` of the step or not; returns its loss if the stage has one.
+
+        `gradients` are those of what the stage sent, None where none comes back.
+        """
+        slot = self._flying.pop(part)
+        self.store.begin_backward(last)
+        self._enter("backward")
+        roots, seeds = self._roots(slot, gradients)
+        slot.results = ()
+        if roots:
+            torch.autograd.backward(roots, seeds)
+        slot.saved.clear()
+        self.store.finish(last)
+        loss = None if self._token else slot.ends[0]().clone()  # it may lie where the losses of all elements were
+        if not self._in_flight:
+            self._update(slot)
+        slot.ends = []
+        self.free.append(slot)
+        return loss
+
+    def _roots(self, slot: _Slot, gradients: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor]]:
+        """The results from which backward starts, with their gradients."""
+        sent = slot.results[len(slot.lowered.ends):]
+        pairs = [(x, gradient) for x, gradient in zip(sent, gradients, strict=True) if gradient is not None]
+        if not self._token:
+            loss = slot.results[0]
+            path = slot.lowered.ends[0].backward
+            pairs.append((loss, run_moves(path, torch.full_like(loss, 1 / self.plan.microbatches))))
+        return [x for x, _ in pairs], [gradient for _, gradient in pairs]
+
+    def _enter(self, direction: str) -> None:
+        if self.recorder.direction != direction:
+            self.recorder.direction = direction
+
+    def _update(self, slot: _Slot) -> None:
+        """Gives the buffers their new values."""
+        with torch.no_grad():
+            new_values = [end().clone() for end in slot.ends[1:]]  # one may be what another buffer was
+            for (old, _), new in zip(self.graph.updates, new_values, strict=True):
+                self.module.get_buffer(self.graph.tensors[old].fqn).copy_(new)
+
+    def evaluate(self, pieces: Mapping[str, Tensor], received: Mapping[int, Tensor], last: bool
+                 ) -> tuple[Tensor | None, list[Tensor]]:
+        """The loss of a microbatch, where the graph has one, and what the stage sends; nothing is dropped."""
+        if self.evaluated is None:
+            self.evaluated = self._lower(None, None)
+        self.store.begin_forward(last)
+        results = self.evaluated.program.forward(*self.arguments(self.evaluated, pieces, received))
+        loss = None if self._token else run_moves(self.evaluated.ends[0].forward, results[0])
+        return loss, list(results[len(self.evaluated.ends):])

@@ -1,0 +1,116 @@
+"""Prepares a plan with stages on one rank: groups, agreement, the program of each stage, and what stays in the module.
+
+The module keeps the parameters of this rank's stages. Those of other stages are taken out of it: they have no memory,
+and `parameters`, optimizers and states do not see them. A buffer that another stage updates is taken out too.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from types import MappingProxyType
+
+import torch.distributed as dist
+from torch import nn
+
+from autoddl.capture.capture import Captured
+from autoddl.core.errors import InputError
+from autoddl.core.graph import Graph, Kind
+from autoddl.core.hubs import add_hubs
+from autoddl.core.pipeline import Schedule, check_schedule, peak_activations
+from autoddl.core.plan import Plan
+from autoddl.core.stages import StageGraph, cut_graph
+from autoddl.runtime.lowering import communication_axes
+from autoddl.runtime.process_groups import Groups, StageRanks, connect_stages
+from autoddl.schedule.stage_actions import stage_actions
+from autoddl.schedule.stage_lanes import lanes_of, links_of
+from autoddl.schedule.traffic import traffic
+
+__all__ = ["Stages", "captured_stage", "connected", "names_of", "stage_rows", "take_out"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """What joins the ranks of a plan with stages: this rank, the group of all, and the groups of its own stages."""
+
+    rank: int
+    world: dist.ProcessGroup | None
+    groups: dict[int, Groups]
+    timeout: timedelta
+
+
+def _check_stages(plan: Plan, schedule: Schedule) -> None:
+    """Raises InputError where the stages do not fit the schedule: other microbatches, ranks, or too few in flight."""
+    assert plan.pipeline is not None
+    stages = plan.pipeline.stages
+    if schedule.stages != len(stages) or {schedule.microbatches, *(one.plan.microbatches for one in stages)} != {
+            plan.microbatches}:
+        raise InputError(f"the schedule is of {schedule.stages} stages and {schedule.microbatches} microbatches, the "
+                         f"plan of {len(stages)} and {plan.microbatches}, its stages of "
+                         f"{[one.plan.microbatches for one in stages]}: all must be alike; plan again")
+    size, peaks = plan.mesh.size // len(schedule.actions), peak_activations(schedule)
+    for s, (stage, place) in enumerate(zip(stages, schedule.placement[0], strict=True)):
+        if stage.ranks != (place * size, (place + 1) * size) or stage.plan.mesh.size != size:
+            raise InputError(f"stage {s} has the ranks {stage.ranks} and the mesh '{stage.plan.mesh}', the schedule "
+                             f"places it on {size} ranks from {place * size} on; plan again")
+        if schedule.placement[0].count(place) == 1 and stage.plan.in_flight < round(peaks[place]):
+            raise InputError(f"stage {s} is planned for {stage.plan.in_flight} microbatches in flight, the schedule "
+                             f"has {round(peaks[place])} there: plan again for this schedule")
+
+
+def connected(plan: Plan, graph: Graph, timeout: timedelta) -> Stages:
+    """Makes the groups of all stages; every rank calls it. `graph` is the captured one."""
+    assert plan.pipeline is not None
+    ready = dist.is_available() and dist.is_initialized()
+    rank, wanted = dist.get_rank() if ready else 0, []
+    for stage, part in zip(plan.pipeline.stages, cut_graph(graph, plan.pipeline.cuts), strict=True):
+        axes = communication_axes(stage.plan, add_hubs(part.graph))
+        wanted.append(StageRanks(stage.plan.mesh, stage.ranks[0], tuple(sorted(axes))))
+    world, made = connect_stages(wanted, timeout) if ready else (None, wanted)
+    own = {s: Groups(one.mesh, one.subsets, timeout, plan.pipeline.stages[s].plan.source.get("cluster"), one)
+           for s, one in enumerate(made) if rank in range(*plan.pipeline.stages[s].ranks)}
+    return Stages(rank, world, own, timeout)
+
+
+def stage_rows(plan: Plan, graph: Graph) -> Iterator[object]:
+    """What all ranks must agree on before the first step: actions, lanes, and each stage's collectives."""
+    assert plan.pipeline is not None
+    lanes, stages, schedule = lanes_of(plan, graph), plan.pipeline.stages, Schedule.parse(plan.pipeline.schedule)
+    check_schedule(schedule)
+    actions = stage_actions(schedule, links_of(lanes))
+    _check_stages(plan, schedule)
+    for lane in lanes:
+        if lane.way == "shared" and stages[lane.source.stage].ranks == stages[lane.target.stage].ranks:
+            raise InputError(f"stages {lane.source.stage} and {lane.target.stage} share the parameter {lane.name} and "
+                             "run on the same ranks, which cannot be run yet: cut elsewhere, or take gpipe or 1f1b")
+    yield actions
+    yield from lanes
+    for stage, part in zip(stages, cut_graph(graph, plan.pipeline.cuts), strict=True):
+        yield from traffic(stage.plan, add_hubs(part.graph))
+
+
+def captured_stage(captured: Captured, stage: StageGraph) -> Captured:
+    """The captured model as that of one stage: the same program, whose tensors have the stage's numbers."""
+    place = {t: k for k, t in enumerate(stage.origin) if t >= 0}
+    return replace(captured, graph=stage.graph,
+                   tensors=MappingProxyType({key: place[t] for key, t in captured.tensors.items() if t in place}),
+                   constants=MappingProxyType({place[t]: x for t, x in captured.constants.items() if t in place}))
+
+
+def names_of(parts: Sequence[StageGraph], stages: Sequence[int]) -> set[str]:
+    """The names of the parameters of some stages, and of the buffers that they update."""
+    found = set[str]()
+    for graph in (parts[s].graph for s in stages):
+        updated = {old for old, _ in graph.updates}
+        for t, tensor in enumerate(graph.tensors):
+            if tensor.kind is Kind.PARAMETER or t in updated:
+                found.update((tensor.fqn, *tensor.aliases))
+    return found
+
+
+def take_out(module: nn.Module, names: set[str]) -> None:
+    """Takes parameters and buffers out of a module, which is left with None in their places."""
+    for path, part in module.named_modules(remove_duplicate=False):
+        for table in (part._parameters, part._buffers):
+            for name in table:
+                if f"{path}.{name}".removeprefix(".") in names:
+                    table[name] = None

@@ -1,0 +1,139 @@
+"""Sends and receives what the stages of a pipeline exchange, on one rank.
+
+A message is a box of a tensor (`schedule.stage_lanes`). Every lane and microbatch has a tag of its own, so gloo brings
+each message to its receive in whatever order they come. A receive is posted before anything waits. A send is waited for
+where the schedule says that it has arrived, or at the end of the step: until then its tensor stays.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from autoddl.runtime.process_groups import peer_error
+from autoddl.runtime.recorder import Mark, Recorder
+from autoddl.schedule.stage_lanes import Lane
+from autoddl.schedule.stage_messages import Box
+
+__all__ = ["Arrival", "StageTransport"]
+
+
+class _Flight(NamedTuple):
+    """A message in flight: its work, its buffer, where that goes if it is no part of the piece, and its mark."""
+
+    work: Any
+    buffer: Tensor
+    place: Tensor | None
+    mark: Mark | None
+
+    def wait(self, limit: timedelta, text: str) -> None:
+        """Waits for the message. Raises MachineError where the peer is gone."""
+        if self.mark is not None:
+            self.mark.wait()
+        try:
+            self.work.wait(limit)
+        except RuntimeError as error:
+            raise peer_error(text, error) from error
+        if self.mark is not None:
+            self.mark.resume()
+        if self.place is not None:
+            self.place.copy_(self.buffer)
+
+
+class Arrival:
+    """A tensor on its way to this rank."""
+
+    def __init__(self, piece: Tensor, flights: Sequence[_Flight], limit: timedelta, text: str) -> None:
+        self._piece, self._flights, self._limit, self._text = piece, flights, limit, text
+
+    def wait(self) -> Tensor:
+        """This rank's piece, once all of its messages are there. Raises MachineError where a peer is gone."""
+        for flight in self._flights:
+            flight.wait(self._limit, self._text)
+        self._flights = ()
+        return self._piece
+
+
+class StageTransport:
+    """The messages of one rank of a plan with stages.
+
+        group       all ranks
+        rank        this one
+        lanes       all lanes, in the order that all ranks have
+        parts       microbatches of a step
+        axis        name of the mesh axis along which the stages lie, for the record
+        device      of the tensors
+        recorder    notes every message, at both of its ends
+        limit       how long a message may take
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, rank: int, lanes: Sequence[Lane], parts: int, axis: str,
+                 device: torch.device, recorder: Recorder, limit: timedelta) -> None:
+        self._group, self._rank, self._parts, self._axis = group, rank, parts, axis
+        self._device, self._recorder, self._limit = device, recorder, limit
+        self._numbers = {lane: k for k, lane in enumerate(lanes)}
+        self._messages = {lane: [one for one in lane.messages() if rank in (one.sender, one.receiver)]
+                          for lane in lanes}
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets what a failed step left."""
+        self._sent: dict[tuple[Lane, int], list[_Flight]] = {}
+        self._kept: dict[tuple[Lane, int], Tensor] = {}
+
+    def send(self, lane: Lane, part: int, piece: Tensor) -> None:
+        """Starts the messages with this rank's `piece`; what stays on this rank is kept for `receive`."""
+        own = lane.source.local(lane.tensor.shape, self._rank)
+        for one in self._messages[lane]:
+            if one.sender == self._rank:
+                cut = _box(piece.detach(), own, one.box)
+                if one.receiver == self._rank:
+                    self._kept[lane, part] = cut
+                else:
+                    flight = self._start("send", cut.contiguous(), None, one.receiver, lane, part)
+                    self._sent.setdefault((lane, part), []).append(flight)
+
+    def receive(self, lane: Lane, part: int) -> Arrival:
+        """Posts the receives of this rank's piece."""
+        own = lane.target.local(lane.tensor.shape, self._rank)
+        piece = torch.empty([size for _, size in own], dtype=getattr(torch, lane.tensor.dtype), device=self._device)
+        flights = []
+        for one in self._messages[lane]:
+            if one.receiver == self._rank:
+                place = _box(piece, own, one.box)
+                if one.sender == self._rank:
+                    place.copy_(self._kept.pop((lane, part)))
+                elif place.is_contiguous():
+                    flights.append(self._start("receive", place, None, one.sender, lane, part))
+                else:
+                    buffer = torch.empty_like(place, memory_format=torch.contiguous_format)
+                    flights.append(self._start("receive", buffer, place, one.sender, lane, part))
+        return Arrival(piece, flights, self._limit, f"receiving {lane}")
+
+    def _start(self, kind: str, buffer: Tensor, place: Tensor | None, peer: int, lane: Lane, part: int) -> _Flight:
+        """Starts a message to or from rank `peer`, under the tag of the lane and the microbatch."""
+        assert self._group is not None, "one rank sends nothing"
+        direction = "forward" if lane.way == "forward" else "backward"
+        self._recorder.note(direction, kind, self._axis, buffer.nbytes, str(lane))
+        call, tag = self._group.send if kind == "send" else self._group.recv, self._numbers[lane] * self._parts + part
+        try:
+            work = call([buffer], peer, tag)
+        except RuntimeError as error:
+            raise peer_error(f"{kind} of {lane}", error) from error
+        return _Flight(work, buffer, place, self._recorder.started(work))
+
+    def release(self, keys: Iterable[tuple[Lane, int]] | None = None) -> None:
+        """Waits for the sends of these lanes and microbatches, by default for all, and lets their tensors go."""
+        for key in list(self._sent) if keys is None else keys:
+            for flight in self._sent.pop(key, ()):
+                flight.wait(self._limit, f"sending {key[0]}")
+
+
+def _box(piece: Tensor, own: Box, box: Box) -> Tensor:
+    """The part of a rank's piece, whose place is `own`, that a box of the whole tensor covers."""
+    for dim, ((start, size), (first, _)) in enumerate(zip(box, own, strict=True)):
+        piece = piece.narrow(dim, start - first, size)
+    return piece

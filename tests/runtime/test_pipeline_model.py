@@ -1,0 +1,230 @@
+"""A plan with stages computes what one process does, sends what was predicted, and does so to the bit in every run."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from precise import Precise
+from random_plans import random_plan
+from ranks import forget, on_ranks
+from sampling import parametrize_or_slow
+from staged_plans import even_cuts, staged_plan
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from autoddl.capture.capture import Captured, capture
+from autoddl.capture.sample import Sample, parted
+from autoddl.core.errors import InputError, MachineError, MismatchError
+from autoddl.core.pipeline_schedules import generate
+from autoddl.core.plan import Plan
+from autoddl.launch.check import mismatches
+from autoddl.runtime.parallelize import PipelineModel, parallelize
+
+ROWS = 24
+STEPS = 2
+DROPOUT = 0.2
+
+
+def built(name: str) -> tuple[nn.Module, Sample]:
+    """A model of the zoo in float64; `gpt-2 dropping` drops."""
+    family, _, drops = name.partition(" ")
+    module, sample = zoo.named(family, B=ROWS, dtype=torch.float64, **({"dropout": DROPOUT} if drops else {}))
+    return Precise(module), sample
+
+
+@lru_cache(maxsize=8)
+def captured(name: str, microbatches: int) -> Captured:
+    module, sample = built(name)
+    return capture(module, parted(sample, microbatches))
+
+
+def planned(name: str, stages: int, schedule: str, mesh: str, microbatches: int, seed: int = 0,
+            recompute: bool = False) -> Plan:
+    of = captured(name, microbatches)
+    return staged_plan(of, even_cuts(of.graph, stages), schedule, mesh, microbatches, seed, recompute)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+def trained(step: Callable[[], Tensor], module: nn.Module, clip: Callable[[], Any]) -> dict[str, Any]:
+    """Losses and norms of every step, gradients of the first, parameters and buffers after the last."""
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+    losses, norms, gradients = [], [], dict[str, Tensor]()
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        losses.append(float(step()))
+        gradients = gradients or {n: whole(p.grad) for n, p in module.named_parameters(remove_duplicate=False)
+                                  if p.grad is not None}
+        norms.append(float(clip()))
+        optimizer.step()
+    state = {n: whole(p) for n, p in module.named_parameters(remove_duplicate=False)}
+    return {"losses": losses, "norms": norms, "gradients": gradients,
+            "state": state | {n: b.clone() for n, b in module.named_buffers() if b.is_floating_point()}}
+
+
+@lru_cache(maxsize=8)
+def truth(name: str, microbatches: int) -> dict[str, Any]:
+    """One process: the user's own module, a microbatch after the other; if it drops, a plan of one rank."""
+    module, sample = built(name)
+    if "dropping" in name:
+        parallel = parallelize(module, random_plan(captured(name, microbatches), 0, "one=1", microbatches=microbatches),
+                               captured=captured(name, microbatches))
+        return trained(lambda: parallel.step(sample), module, lambda: parallel.clip_grad_norm_(0.1))
+
+    def step() -> Tensor:
+        losses = []
+        for part in range(microbatches):
+            one = parted(sample, microbatches, part)
+            losses.append(module(*one.args, **one.kwargs) / microbatches)
+            losses[-1].backward()
+        return torch.stack(losses).sum().detach()
+
+    return trained(step, module, lambda: nn.utils.clip_grad_norm_(module.parameters(), 0.1))
+
+
+def case(name: str, plan: Plan) -> dict[str, Any]:
+    module, sample = built(name)
+    parallel = parallelize(module, plan, captured=captured(name, plan.microbatches))
+    batch = parallel.local_batch(sample.kwargs or sample.args)
+    found = trained(lambda: parallel.step(batch), module, lambda: parallel.clip_grad_norm_(0.1))
+    assert isinstance(parallel, PipelineModel)
+    return {**found, "mismatches": mismatches(parallel),
+            "slots": [len(runner.free) for runner in parallel.runners()]}
+
+
+def compare(name: str, plan: Plan) -> list[dict[str, Any]]:
+    """Every rank against one process; together the ranks have everything. Returns what they found."""
+    expected, results = truth(name, plan.microbatches), on_ranks(plan.mesh.size, case, name, plan)
+    for rank, found in enumerate(results):
+        for kind in ("losses", "norms"):
+            assert found[kind] == pytest.approx(expected[kind], rel=1e-9), f"rank {rank}: {kind}"
+        for kind, limit in (("gradients", 1e-9), ("state", 1e-7)):
+            largest = max(float(one.abs().max()) for one in expected[kind].values())
+            for key, value in found[kind].items():
+                error = float((value - expected[kind][key]).abs().max())
+                assert error <= limit * largest, f"rank {rank}: {kind} of {key} is wrong by {error}"
+        assert not found["mismatches"], f"rank {rank}"
+    for kind in ("gradients", "state"):
+        assert set().union(*(found[kind] for found in results)) == set(expected[kind])
+    return results
+
+
+QUICK = [("gpt-2", 2, "1f1b", "one=1", 4), ("llama", 2, "gpipe", "one=1", 2), ("gpt-2 dropping", 2, "1f1b", "one=1", 2)]
+WIDE = [("gpt2", 2, "1f1b", "all=2", 4), ("llama", 2, "gpipe", "all=2", 2), ("vit", 2, "1f1b", "all=2", 1),
+        ("t5", 2, "1f1b", "all=2", 4), ("vgg_bn", 2, "1f1b", "all=2", 4), ("resnet", 2, "gpipe", "all=2", 2),
+        ("gpt-2 dropping", 2, "1f1b", "all=2", 4), ("mixture", 2, "1f1b", "all=2", 2), ("bert", 2, "gpipe", "all=2", 3)]
+DEEP = [(name, 4, schedule, "one=1", m) for name in ("gpt2-4", "llama-4", "t5", "vit-4", "gpt-4 dropping")
+        for schedule in ("gpipe", "1f1b") for m in (1, 3, 4, 8)]
+CHUNKED = [("llama-4", 4, "interleaved:2", "one=1", 4), ("vit-4", 4, "interleaved:2", "all=2", 2)]
+
+
+@pytest.mark.ranks
+@parametrize_or_slow("name,stages,schedule,mesh,m", QUICK, WIDE + DEEP + CHUNKED)
+def test_stages_compute_what_one_process_does(name: str, stages: int, schedule: str, mesh: str, m: int) -> None:
+    compare(name, planned(name, stages, schedule, mesh, m))
+
+
+@pytest.mark.ranks
+@parametrize_or_slow("name,schedule,mesh", [("gpt-2 dropping", "1f1b", "one=1")], [
+    ("gpt-2 dropping", "1f1b", "all=2"), ("t5", "gpipe", "one=1"), ("vgg_bn", "1f1b", "all=2")])
+def test_two_runs_are_equal_to_the_bit_and_so_are_copies(name: str, schedule: str, mesh: str) -> None:
+    plan = planned(name, 2, schedule, mesh, 4, seed=3, recompute=True)
+    one, two = (on_ranks(plan.mesh.size, case, name, plan) for _ in range(2))
+    held = dict[str, Tensor]()
+    for here, there in zip(one, two, strict=True):
+        assert here["losses"] == there["losses"] == one[0]["losses"] and here["norms"] == one[0]["norms"]
+        for kind in ("gradients", "state"):
+            assert all(torch.equal(here[kind][key], there[kind][key]) for key in here[kind])
+        assert all(torch.equal(held.setdefault(key, value), value) for key, value in here["state"].items())
+
+
+@pytest.mark.ranks
+@parametrize_or_slow("schedule,m", [("1f1b", 4)], [("gpipe", 4), ("1f1b", 2), ("1f1b", 8)])
+def test_as_many_microbatches_are_in_flight_as_the_schedule_says(schedule: str, m: int) -> None:
+    found = on_ranks(4, case, "gpt-4", planned("gpt-4", 4, schedule, "one=1", m))
+    assert [one["slots"] for one in found] == [[m if schedule == "gpipe" else min(m, 4 - rank)] for rank in range(4)]
+
+
+def accumulated(plan: Plan) -> tuple[float, list[float], int]:
+    """Two steps before zero_grad: the error of the gradients against twice one step's; what evaluation says; bytes."""
+    module, sample = built("gpt-2")
+    parallel = parallelize(module, plan, captured=captured("gpt-2", plan.microbatches))
+    evaluated = [float(parallel(sample.args)), float(parallel(parallel.local_batch(sample.args)))]
+    parallel.step(sample.args)
+    once = {n: whole(p.grad) for n, p in module.named_parameters() if p.grad is not None}
+    parallel.step(sample.args)
+    return max(float((whole(p.grad) - 2 * once[n]).abs().max()) for n, p in module.named_parameters()
+               if p.grad is not None), evaluated, sum(p.numel() for p in parallel.parameters())
+
+
+@pytest.mark.ranks
+@parametrize_or_slow("mesh", ["one=1"], ["all=2"])
+def test_gradients_add_up_and_evaluation_changes_nothing(mesh: str) -> None:
+    plan = planned("gpt-2", 2, "1f1b", mesh, 4)
+    results, size = on_ranks(plan.mesh.size, accumulated, plan), sum(p.numel() for p in built("gpt-2")[0].parameters())
+    for error, evaluated, _ in results:
+        assert error < 1e-12
+        assert evaluated == pytest.approx([truth("gpt-2", 1)["losses"][0]] * 2, abs=1e-12)
+    shared = built("gpt-2")[0].get_parameter("inner.tokens.weight").numel()
+    first, last = results[0][2], results[-1][2]
+    assert first + last == size + shared and max(first, last) < size, "a rank holds its own stage, and what is tied"
+
+
+def refused(plans: list[Plan]) -> list[str]:
+    """What is said of each plan, on this rank."""
+    said = []
+    for plan in plans:
+        with pytest.raises((InputError, MismatchError)) as error:
+            parallelize(built("gpt-2")[0], plan, captured=captured("gpt-2", 4))
+        said.append(str(error.value))
+    return said
+
+
+@pytest.mark.ranks
+def test_stages_that_do_not_fit_are_refused_on_every_rank() -> None:
+    plan = planned("gpt-2", 2, "1f1b", "one=1", 4)
+    assert plan.pipeline is not None
+    first, last = plan.pipeline.stages
+
+    def other(**change: Any) -> Plan:
+        assert plan.pipeline is not None
+        return replace(plan, pipeline=replace(plan.pipeline, **change))
+
+    found = on_ranks(2, refused, [
+        other(schedule=str(generate("zb-h1", 2, 4))), other(schedule=str(generate("1f1b", 2, 2))),
+        other(stages=(first, replace(last, plan=replace(last.plan, microbatches=2)))),
+        other(stages=(first, replace(last, ranks=(0, 1)))), other(schedule=str(generate("gpipe", 2, 4))),
+        other(schedule="microbatches 4, stages on ranks 0 1\nrank 0: 0B0\nrank 1: "),
+        replace(plan, fingerprints=plan.fingerprints | {"model": "another"})])
+    for said in found:
+        for text, wanted in zip(said, ["splits backward (0W0)", "and 2 microbatches, the plan of 2 and 4",
+                                       "its stages of [4, 2]", "stage 1 has the ranks (0, 1)",
+                                       "planned for 2 microbatches in flight, the schedule has 4", "0B0",
+                                       "made for another model"], strict=True):
+            assert wanted in text, text
+
+
+def left(plan: Plan) -> str:
+    """Rank 1 is gone before the step."""
+    import torch.distributed as dist
+
+    module, sample = built("gpt-2")
+    parallel = parallelize(module, plan, captured=captured("gpt-2", 4), timeout=2.0)
+    if dist.get_rank() == 1:
+        return ""
+    with pytest.raises(MachineError) as error:
+        parallel.step(sample.args)
+    return str(error.value)
+
+
+@pytest.mark.ranks
+def test_a_stage_that_does_not_answer_ends_the_others_in_time() -> None:
+    said, _ = on_ranks(2, left, planned("gpt-2", 2, "1f1b", "one=1", 4), seconds=60)
+    forget(2)
+    assert "receiving backward" in said and "a peer died or hung" in said

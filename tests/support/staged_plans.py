@@ -1,0 +1,65 @@
+"""Plans with stages for tests: given cuts, a schedule by name, and random layouts inside every stage."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from random_plans import random_plan
+
+from autoddl.capture.capture import Captured
+from autoddl.core.graph import Graph
+from autoddl.core.hubs import needed_ops
+from autoddl.core.layout import Axis, Mesh
+from autoddl.core.pipeline import Schedule, peak_activations
+from autoddl.core.pipeline_schedules import generate
+from autoddl.core.plan import VERSION, Pipeline, Plan, Stage
+from autoddl.core.stages import cut_graph
+
+__all__ = ["cuts_before", "even_cuts", "staged_plan"]
+
+
+def cuts_before(graph: Graph, modules: Sequence[str]) -> tuple[int, ...]:
+    """The positions of the first op of each of these modules of the user."""
+    names = [op.module for op in needed_ops(graph)]
+    return tuple(next(i for i in range(1, len(names)) if names[i].endswith(module) or f"{module}." in names[i])
+                 for module in modules)
+
+
+def even_cuts(graph: Graph, stages: int) -> tuple[int, ...]:
+    """Cuts into stages of about as many ops each, with a parameter in each, wherever the graph can be cut."""
+    count = len(needed_ops(graph))
+    found: list[int] = []
+    for s in range(1, stages):
+        wanted = count * s // stages
+        found.append(min((c for c in range(max([0, *found]) + 1, count) if _cuttable(graph, (*found, c))),
+                         key=lambda c: abs(c - wanted)))
+    return tuple(found)
+
+
+def _cuttable(graph: Graph, cuts: tuple[int, ...]) -> bool:
+    try:
+        cut_graph(graph, cuts)
+    except Exception:
+        return False
+    return True
+
+
+def staged_plan(captured: Captured, cuts: Sequence[int], name: str, mesh: str, microbatches: int, seed: int = 0,
+                recompute: bool = False) -> Plan:
+    """A plan of stages on meshes `mesh` each; `captured` is the model captured with one microbatch.
+
+    The schedule of `name` has as many ranks as there are stages, or a divisor of that if it is interleaved.
+    """
+    graphs, chunks = cut_graph(captured.graph, tuple(cuts)), int(name.partition(":")[2] or 1)
+    schedule = generate(name, len(graphs) // chunks, microbatches)
+    size, ends = Mesh.parse(mesh).size, [*cuts, len(needed_ops(captured.graph))]
+    flights = peak_activations(schedule)
+    stages = []
+    for s, (part, first, end) in enumerate(zip(graphs, [0, *cuts], ends, strict=True)):
+        place = schedule.placement[0][s]
+        plan = random_plan(replace(captured, graph=part.graph), seed + s, mesh, microbatches=microbatches,
+                           recompute=recompute, in_flight=round(flights[place]))
+        stages.append(Stage((first, end), (place * size, (place + 1) * size), plan))
+    return replace(stages[0].plan, mesh=Mesh((Axis("pipe", len(schedule.actions)), Axis("rank", size))), decisions=(),
+                   conversions=(), stored=(), inputs={}, levels={"pipe": ""}, in_flight=1, recompute=(),
+                   fingerprints={"model": captured.graph.fingerprint(), "cluster": "", "autoddl": str(VERSION)},
+                   pipeline=Pipeline(name, str(Schedule.parse(str(schedule))), tuple(stages)))
