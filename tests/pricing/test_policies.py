@@ -81,3 +81,18 @@ def test_an_elimination_of_blocks_with_policies_grows_with_the_logarithm_of_thei
         assert program.exact
         cells.append(len(program.messages()))
     assert cells[1] < 1.5 * cells[0]
+
+
+@pytest.mark.parametrize("mesh", ["pair=2", "machine=2,pair=2"])
+def test_the_copy_of_a_weight_tied_outside_of_blocks_counts_at_all_levels(mesh: str) -> None:
+    """Rows of policies then have at the loss what those of the levels have, and nothing is left out."""
+    network, rng = joint("gpt", mesh, layers=3, d=16, T=8, B=8), random.Random(mesh)
+    row, count = {f"backward {network.pricing.graph.ops[-2].name}": 1.0}, len(network.policies.blocks)
+    (number,) = network.lifetimes.numbers(*row)
+    assert any(term.what == ("passed kept",) for term in network.lifetimes.alive(number))
+    for _ in range(8):
+        at = tuple(rng.randrange(len(network.policies.levels)) for _ in range(count))
+        fixed = network.fixed_at(at)
+        options = random_choice(fixed.problem(None), rng)
+        assert network.row_bytes((*at, *options), row) == pytest.approx(fixed.row_bytes(options, row), rel=1e-12)
+        assert network.problem(None, row).nbytes((*at, *options)) == pytest.approx(fixed.row_bytes(options, row))
