@@ -20,6 +20,7 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -140,7 +141,7 @@ class Op:
         return self.slots.index(name) if name in self.slots else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Graph:
     """A program. `outputs` are the tensors that it returns, the loss first; `updates` are (buffer, new value) pairs."""
 
@@ -163,6 +164,10 @@ class Graph:
 
     def dependent(self) -> frozenset[int]:
         """The tensors that depend on a parameter; all others are the cone."""
+        return self._dependent
+
+    @cached_property
+    def _dependent(self) -> frozenset[int]:
         found = {t for t, tensor in enumerate(self.tensors) if tensor.kind is Kind.PARAMETER}
         for op in self.ops:
             if any(t in found for t in op.inputs):
@@ -175,6 +180,10 @@ class Graph:
         They are floating, reached from a trained parameter through floating tensors, and read on the way to the loss.
         The other outputs of an op with such an output are among them.
         """
+        return self._differentiable
+
+    @cached_property
+    def _differentiable(self) -> frozenset[int]:
         found = {t for t, tensor in enumerate(self.tensors) if tensor.trained}
         for op in self.ops:
             if any(t in found for t in op.inputs) and op.target not in _STOPS:
