@@ -7,12 +7,17 @@ positions such that
     factors(j) = { f : f touches block j and no later one }, for j >= 1, equal factors(1) moved by (j - 1) periods
     no factor joins blocks that are not neighbours; only block 0 meets what is before the run, only K - 1 what is after
 
-*Shared* variables, with many neighbours, are outside of runs and may meet every block. The short problem keeps blocks
-0, 1 and K - 1. Its factors(1) stand for those of blocks 1 .. K - 2: elimination raises them to that power.
+*Shared* variables, with many neighbours all over the problem, are outside of runs and may meet every block. One whose
+many neighbours are a block's, like the policy of what is computed again, comes right behind the first of them. That is
+mostly the output of the block before.
+
+The short problem keeps blocks 0, 1 and K - 1. Its factors(1) stand for those of blocks 1 .. K - 2: elimination raises
+them to that power.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +32,10 @@ LEAST = 5
 """Blocks that a run has at least; with fewer there is nothing to save."""
 
 SHARED = 16
-"""A variable with more neighbours is shared."""
+"""A variable with more neighbours is shared, if these are far apart."""
+
+SPREAD = 3
+"""Positions a neighbour beyond which they are. Those of a policy are most variables of one block."""
 
 PERIODS = 4
 """Distances between equal variables that are tried as periods, the most frequent first."""
@@ -118,7 +126,8 @@ def _fold(state: _State, i: int) -> Fold:
 
 def _order(laid: FactorArrays, count: int) -> Rows:
     """The variables by position."""
-    scopes = laid.scopes
+    many = _many(laid.scopes, count)
+    scopes = np.where(many[laid.scopes], -1, laid.scopes)
     least = np.full(count + 1, count)
     after = np.full(count + 1, count)
     low = np.where(scopes >= 0, scopes, count).min(axis=1, initial=count)
@@ -129,7 +138,30 @@ def _order(laid: FactorArrays, count: int) -> Rows:
             np.minimum.at(after, scopes[later, axis], scopes[later, other])
     own = np.arange(count)
     source = (least[:count] >= own) & (after[:count] < count)
-    return np.argsort(np.where(source, 2 * after[:count] - 1, 2 * own), kind="stable")
+    place = np.argsort(np.argsort(np.where(source, 2 * after[:count] - 1, 2 * own), kind="stable")).astype(float)
+    for v, near in _neighbours(laid.scopes, many):
+        if _is_near(place[near]):
+            place[v] = place[near].min() + 0.5
+    return np.argsort(place, kind="stable")
+
+
+def _many(scopes: Rows, count: int) -> NDArray[np.bool_]:
+    """Whether each variable has many neighbours, with one more entry for 'none'."""
+    joined = (scopes >= 0).sum(axis=1) > 1
+    degree = np.bincount(scopes[joined].ravel() + 1, minlength=count + 1)[1:]
+    return np.append(degree > SHARED, False)
+
+
+def _neighbours(scopes: Rows, many: NDArray[np.bool_]) -> Iterator[tuple[int, Rows]]:
+    """Every variable with many neighbours, and those of them that have few."""
+    for v in np.flatnonzero(many).tolist():
+        near = np.unique(scopes[(scopes == v).any(axis=1)])
+        yield v, near[(near >= 0) & ~many[near]]
+
+
+def _is_near(places: NDArray[Any]) -> bool:
+    """Whether places are close to each other: those of one block, not of many."""
+    return bool(len(places)) and float(np.ptp(places)) < SPREAD * len(places)
 
 
 def _mixed(*columns: Rows) -> NDArray[np.uint64]:
@@ -143,10 +175,12 @@ def _mixed(*columns: Rows) -> NDArray[np.uint64]:
 
 
 def _shared(state: _State) -> NDArray[np.bool_]:
-    """Whether each variable has many neighbours, with one more entry for 'none'."""
-    joined = (state.scopes >= 0).sum(axis=1) > 1
-    degree = np.bincount(state.scopes[joined].ravel() + 1, minlength=len(state.sizes) + 1)[1:]
-    return np.append(degree > SHARED, False)
+    """Whether each variable has many neighbours, far apart from each other, with one more entry for 'none'."""
+    many = _many(state.scopes, len(state.sizes))
+    shared = many.copy()
+    for v, near in _neighbours(state.scopes, many):
+        shared[v] = not _is_near(state.position[near])
+    return shared
 
 
 def _signatures(state: _State, shared: NDArray[np.bool_]) -> NDArray[np.uint64]:
@@ -213,15 +247,14 @@ def _phased(state: _State, shared: NDArray[np.bool_], start: int, period: int, l
     within = [(column >= middle) & (column < middle + period) for column in state.scopes.T]
     inside = state.scopes[np.logical_or.reduce(within)]
     plain = (inside >= 0) & ~shared[inside]
-    low = np.where(plain, inside, len(state.sizes)).min(axis=1)
     high = np.where(plain, inside, -1).max(axis=1)
-    reach: dict[int, int] = {}
-    for u, v in zip(low.tolist(), high.tolist(), strict=True):
-        if middle <= u < middle + period:
-            reach[u] = max(reach.get(u, u), v)
-    for u, v in reach.items():
-        if v - u > period:
-            return None
+    reach = np.arange(middle, middle + period)
+    for column, counts in zip(inside.T, plain.T, strict=True):
+        here = counts & (column >= middle) & (column < middle + period)
+        np.maximum.at(reach, column[here] - middle, high[here])
+    if (reach - np.arange(middle, middle + period) > period).any():
+        return None
+    for u, v in enumerate(reach.tolist(), middle):
         weight[u - middle + 1:v - middle + 1] += np.log(state.sizes[u])
     crossing = weight[:period] + weight[period:2 * period]
     for phase in np.argsort(crossing, kind="stable")[:PHASES].tolist():

@@ -20,6 +20,7 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -143,7 +144,7 @@ class Op:
         return self.slots.index(name) if name in self.slots else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Graph:
     """A program. `outputs` are the tensors that it returns, the loss first; `updates` are (buffer, new value) pairs."""
 
@@ -166,6 +167,10 @@ class Graph:
 
     def dependent(self) -> frozenset[int]:
         """The tensors that depend on a parameter; all others are the cone."""
+        return self._dependent
+
+    @cached_property
+    def _dependent(self) -> frozenset[int]:
         found = {t for t, tensor in enumerate(self.tensors) if tensor.kind is Kind.PARAMETER}
         for op in self.ops:
             if op.target == RECEIVE or any(t in found for t in op.inputs):
@@ -179,6 +184,10 @@ class Graph:
         The other outputs of an op with such an output are among them. A tensor that another stage sends says itself
         whether a gradient goes back.
         """
+        return self._differentiable
+
+    @cached_property
+    def _differentiable(self) -> frozenset[int]:
         found = {t for t, tensor in enumerate(self.tensors) if tensor.trained}
         for op in self.ops:
             received = op.target == RECEIVE and bool(op.arg("gradient"))

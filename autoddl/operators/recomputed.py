@@ -15,7 +15,7 @@ block but what reads its results.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.recompute import FULL, SELECTIVE, Block, blocks_of, leveled_blocks, recompute_entry
@@ -65,14 +65,20 @@ def recomputed_parts(graph: Graph, names: Sequence[str]) -> tuple[RecomputedPart
     asked = leveled_blocks(graph, names)
     if not asked:
         return ()
-    known = _Known(graph)
-    found = (_Chosen(known, block, level).part() for block, level in asked)
+    known = _known(graph)
+    found = (known.part(block, level) for block, level in asked)
     return tuple(part for part in found if part is not None)
 
 
 def recomputed_ops(graph: Graph, names: Sequence[str]) -> frozenset[str]:
     """Names of the ops that are computed again of the blocks that a plan names."""
     return frozenset(graph.ops[i].name for part in recomputed_parts(graph, names) for i in part.ops)
+
+
+@lru_cache(maxsize=4)
+def _known(graph: Graph) -> "_Known":
+    """What is known of a graph, kept for the next question about it."""
+    return _Known(graph)
 
 
 class _Known:
@@ -83,6 +89,13 @@ class _Known:
         self.readers, self.writers = graph.consumers(), graph.producers()
         self.ends = {graph.outputs[0], *(new for _, new in graph.updates)}
         self._made, self._saved = dict[int, Footprint](), dict[int, bool]()
+        self._parts = dict[tuple[Block, str], RecomputedPart | None]()
+
+    def part(self, block: Block, level: str) -> RecomputedPart | None:
+        """What runs again of a block at a level, None if nothing does: a part depends on no other."""
+        if (block, level) not in self._parts:
+            self._parts[block, level] = _Chosen(self, block, level).part()
+        return self._parts[block, level]
 
     def is_view(self, i: int) -> bool:
         return base(self.graph.ops[i]) in VIEWS

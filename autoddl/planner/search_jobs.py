@@ -6,12 +6,11 @@ a later one.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, prod
 
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.problem import Solution
-from autoddl.core.recompute import NO_RECOMPUTE
 from autoddl.planner.budget_search import BudgetSearch
 from autoddl.planner.candidates import Candidate, bounds, build_network
 from autoddl.planner.task import PlanTask
@@ -64,9 +63,9 @@ class Jobs:
         """The search of candidate i."""
         if i not in self.kept:
             options = self.task.options
-            one = self.candidates[i]
-            network = build_network(self.task, one)
-            plain = build_network(self.task, replace(one, recompute=NO_RECOMPUTE)) if network.policies.blocks else None
+            network = build_network(self.task, self.candidates[i])
+            blocks = network.policies.blocks
+            plain = network.fixed_at((0,) * len(blocks)) if blocks else None
             self.kept[i] = BudgetSearch(network, self.task.budget, options.solver, options.time_limit, plain)
             while len(self.kept) > 1 and sum(_cells(one.network) for one in self.kept.values()) > self.CELLS:
                 del self.kept[next(iter(self.kept))]

@@ -16,7 +16,7 @@ its block too; bytes that a later block keeps an op's output for are over the le
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -156,6 +156,10 @@ class _Entry:
     ends: Ends | None = None
     policy: int = -1
 
+    def at(self, level: int) -> "_Entry":
+        """The entry where its block is at a level."""
+        return replace(self, likeness=self.likeness[level:level + 1], seconds=self.seconds[level:level + 1], policy=-1)
+
     def level(self, levels: "_Levels") -> int:
         """The level of its block under the levels of all policies, 0 of an op in no block."""
         return levels[self.policy] if self.policy >= 0 else 0
@@ -173,6 +177,7 @@ class CostNetwork:
     entries: tuple[_Entry, ...]
     policies: Policies = NO_POLICIES
     _sizes: dict[Hashable, Sizes] = field(default_factory=dict)
+    _found: dict[tuple[tuple[Moment, float], ...], "_Patterns"] = field(default_factory=dict)
 
     @cached_property
     def lifetimes(self) -> Lifetimes:
@@ -217,8 +222,12 @@ class CostNetwork:
         return at_levels(self.pricing, self.policies, choice[:count]), tuple(choice[count:])
 
     def fixed_at(self, levels: Sequence[int]) -> "CostNetwork":
-        """The network in which every block is at its level."""
-        return network_of(at_levels(self.pricing, self.policies, levels), self.variables)
+        """The network in which every block is at its level, made of the entries of this one."""
+        if not self.policies.blocks:
+            return self
+        known = _Levels(dict(enumerate(levels)))
+        return CostNetwork(at_levels(self.pricing, self.policies, levels), self.variables,
+                           tuple([entry.at(entry.level(known)) for entry in self.entries]))
 
     @cached_property
     def _free(self) -> Problem:
@@ -234,8 +243,8 @@ class CostNetwork:
         seconds, nbytes = self.fixed[0], self.fixed[1] * sum(row.values())
         for entry in self.entries:
             policies, levels = self._over(entry, patterns)
-            here = [patterns.of(entry.owner, one) for one in levels]
-            key = tuple([(entry.likeness[entry.level(one)], what) for one, what in zip(levels, here, strict=True)])
+            here, key = [patterns.of(entry.owner, one) for one in levels], tuple([
+                _cost(entry, patterns, one) for one in levels])
             make = partial(self._table, entry, levels, here, tuple([len(self.policies.levels)] * len(policies)))
             scope = (*policies, *(v + len(self.policies.blocks) for v in entry.variables))
             factors.append(Factor(scope, tables.number((key, len(policies)), make)))
@@ -243,8 +252,11 @@ class CostNetwork:
         return Problem(self.names, self.sizes, tuple(tables.found), tuple(factors), budget, seconds, nbytes)
 
     def _patterns(self, row: Row) -> "_Patterns":
-        return _Patterns({at: one.patterns(row, self._deciders.counts) for at, one in self._lifetimes.items()},
-                         self._deciders)
+        key = tuple(sorted(row.items()))
+        if key not in self._found:
+            self._found[key] = _Patterns({at: one.patterns(row, self._deciders.counts)
+                                          for at, one in self._lifetimes.items()}, self._deciders)
+        return self._found[key]
 
     def _over(self, entry: _Entry, patterns: "_Patterns") -> tuple[tuple[int, ...], list["_Levels"]]:
         """The policies that an entry's costs depend on, and the levels of all policies, for every combination."""
@@ -254,11 +266,12 @@ class CostNetwork:
         later = self._deciders.later.get(entry.owner, -1) if entry.owner else -1
         plain = [_Levels({own: a}) for a in count] if own >= 0 else [_Levels({})]
         if later >= 0:
-            both = [one.at(later, c) for one in plain for c in count]
-            if any(patterns.of(entry.owner, one) != patterns.of(entry.owner, one.at(later, 0)) for one in both):
-                return ((own, later) if own >= 0 else (later,)), both
-        costs = {(entry.likeness[entry.level(one)], patterns.of(entry.owner, one)) for one in plain}
-        return ((own,), plain) if len(costs) > 1 else ((), plain[:1])
+            rows = [[one.at(later, c) for c in count] for one in plain]
+            costs = [[_cost(entry, patterns, one) for one in row] for row in rows]
+            if any(cost != row[0] for row in costs for cost in row):
+                same = all(row == costs[0] for row in costs)
+                return ((later,), rows[0]) if same else ((own, later), [one for row in rows for one in row])
+        return ((own,), plain) if len({_cost(entry, patterns, one) for one in plain}) > 1 else ((), plain[:1])
 
     def _table(self, entry: _Entry, levels: Sequence["_Levels"], patterns: Sequence[Pattern], sizes: tuple[int, ...]
                ) -> Table:
@@ -351,6 +364,11 @@ class _Patterns:
             return self.found[0, 0].get(owner, ())
         a, b = levels[first], levels[other]
         return self.found[(a, b) if first % 2 == 0 else (b, a)].get(owner, ())
+
+
+def _cost(entry: _Entry, patterns: _Patterns, levels: _Levels) -> tuple[Hashable, Pattern]:
+    """A name of an entry's seconds and bytes under some levels."""
+    return entry.likeness[entry.level(levels)], patterns.of(entry.owner, levels)
 
 
 def _stacked(cells: Sequence[Cells], sizes: tuple[int, ...]) -> Cells:

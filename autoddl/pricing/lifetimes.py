@@ -40,10 +40,12 @@ at one of them. It is one sum again, and a plan need not say in which of the thr
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.hubs import HUB
+from autoddl.core.recompute import blocks_of
 from autoddl.operators.footprints.footprint import Footprint
 from autoddl.operators.footprints.table import whole_footprint
 from autoddl.operators.recomputed import RecomputedPart
@@ -191,6 +193,11 @@ class _Builder:
         for part in parts:
             self._read_by(part)
 
+    @cached_property
+    def in_blocks(self) -> frozenset[int]:
+        """The ops of all blocks, of which any may run again."""
+        return frozenset(i for block in blocks_of(self.graph) for i in range(block.start, block.end))
+
     def before(self, i: int) -> int:
         return 2 * i
 
@@ -300,18 +307,21 @@ class _Builder:
     def _passed_on(self, j: int, k: int, last: int) -> None:
         """The copy of edge (j, k) behind op j, from its `last` reader there on, where one keeps it as it is.
 
-        It depends on the levels of all blocks that read it: with policies it is left out (`policies.Deciders`).
+        It depends on the levels of all blocks that read it: with policies it is left out (`policies.Deciders`). Where
+        all who read it are outside of blocks, it does not.
         """
-        keepers = [(i, path) for i, path in self._keepers(j) if i not in self.again]
+        every = self._keepers(j)
+        keepers = [(i, path) for i, path in every if i not in self.again]
         if not keepers or j in self.again:
             return
         first, path = min(keepers)
         start, end = self.before(last), self.backward(first)
-        self.add(("edge", j, k), ("passed kept",), start, end, block=TIED)
-        self.add(("edge", j, k), ("passed again",), end, end, block=TIED)
+        block = "" if self.in_blocks.isdisjoint((j, *(i for _, path in every for i, _ in path))) else TIED
+        self.add(("edge", j, k), ("passed kept",), start, end, block=block)
+        self.add(("edge", j, k), ("passed again",), end, end, block=block)
         for at in path[:-1]:
-            self.add(("edge", *at), ("not passed on",), start, end, block=TIED)
-        self.add(("edge", *path[-1]), ("sent on",), start, end, block=TIED)
+            self.add(("edge", *at), ("not passed on",), start, end, block=block)
+        self.add(("edge", *path[-1]), ("sent on",), start, end, block=block)
 
     def _keepers(self, j: int) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
         """The ops that keep the input of op j, a hub or a view of all of it, and the edges on the way to each."""

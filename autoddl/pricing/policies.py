@@ -10,7 +10,8 @@ depend on the level of that block too. So a cost is over at most two policies:
 
 What lives when is asked for blocks of even and of odd number apart: blocks that follow each other then have any two
 levels. Where an output is kept for several blocks, or for one of the same parity, those bytes are left out of the rows:
-a row is below the memory line then, never above it.
+a row is below the memory line then, never above it. So is the copy of a tied weight that some block reads; where all
+who read it are outside of blocks, it counts.
 """
 
 from collections import defaultdict

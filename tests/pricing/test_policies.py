@@ -1,5 +1,6 @@
 """Policies of recomputation as variables: every choice costs what the plain network of its levels says."""
 
+import math
 import random
 from itertools import product
 
@@ -15,10 +16,13 @@ from autoddl.explain.memory_rows import line_at_moments, numbers_of
 from autoddl.operators.recomputed import levels
 from autoddl.planner.peaks import draft_of
 from autoddl.pricing.build_problem import CostNetwork, network_of
-from autoddl.pricing.policies import policies_of, separable
+from autoddl.pricing.policies import at_levels, policies_of, separable
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import variables
 from autoddl.search import build_space, solve
+from autoddl.search.elimination_order import plan_elimination
+from autoddl.search.presolve import presolve, presolve_folded
+from autoddl.search.relaxations import Space
 
 CLUSTER = load_cluster(LAPTOP)
 
@@ -29,6 +33,11 @@ def joint(name: str, mesh: str, microbatches: int = 1, **size: int) -> CostNetwo
     pricing = Pricing(graph, Mesh.parse(mesh), CLUSTER, "adamw", microbatches)
     return network_of(pricing, variables(graph, pricing.mesh, microbatches=microbatches),
                       separable(pricing, policies_of(graph, levels(graph))))
+
+
+def alone(network: CostNetwork, levels: tuple[int, ...]) -> CostNetwork:
+    """The network of these levels, priced without policies."""
+    return network_of(at_levels(network.pricing, network.policies, levels), network.variables)
 
 
 def moments(network: CostNetwork, rng: random.Random, count: int) -> list[str]:
@@ -48,7 +57,7 @@ def test_a_choice_costs_what_its_levels_cost(name: str, mesh: str, microbatches:
     free = network.problem(None)
     for _ in range(4):
         at = tuple(rng.randrange(len(network.policies.levels)) for _ in range(count))
-        fixed = network.fixed_at(at)
+        fixed = alone(network, at)
         options = random_choice(fixed.problem(None), rng)
         choice = (*at, *options)
         assert free.cost(choice) == pytest.approx(fixed.seconds(options), rel=1e-12)
@@ -67,17 +76,40 @@ def test_the_search_finds_the_best_levels_under_a_row() -> None:
     row = {f"backward {network.pricing.graph.ops[-2].name}": 1.0}
     most = network.problem(None, row).nbytes(solve(network.problem(None, row)).choice)
     problem = network.problem(0.9 * most, row)
-    best = min(solve(network.fixed_at(at).problem(0.9 * most, row)).seconds
+    best = min(solve(alone(network, at).problem(0.9 * most, row)).seconds
                for at in product(range(len(network.policies.levels)), repeat=len(network.policies.blocks)))
     found = solve(problem)
     assert found.bound <= best * (1 + 1e-9) and found.seconds == pytest.approx(best, rel=1e-9)
 
 
-def test_an_elimination_of_blocks_with_policies_grows_with_the_logarithm_of_their_number() -> None:
+def test_blocks_with_policies_are_folded() -> None:
+    """An elimination grows with the logarithm of their number then, and finds what that of the whole problem finds."""
     cells = []
     for layers in (8, 16):
         network = joint("gpt", "pair=2", layers=layers, d=16, T=8, B=8)
-        program = build_space(network.problem(1e9, {f"backward {network.pricing.graph.ops[-2].name}": 1.0})).program
-        assert program.exact
-        cells.append(len(program.messages()))
-    assert cells[1] < 1.5 * cells[0]
+        problem = network.problem(1e9, {f"backward {network.pricing.graph.ops[-2].name}": 1.0})
+        (fold,) = presolve_folded(problem)[0].folds
+        space = build_space(problem)
+        assert space.program.exact and fold.times >= layers - 5
+        cells.append(len(space.program.messages()))
+    assert cells[1] < 1.2 * cells[0]
+    plain = presolve(problem).problem
+    whole = Space.of(plain, plan_elimination(plain))
+    for price in (0.0, 1e-9, math.inf):
+        found, expected = (one.point(price, one.thresholds[-1]) for one in (space, whole))
+        assert found.value == pytest.approx(expected.value, rel=1e-12)
+
+
+@pytest.mark.parametrize("mesh", ["pair=2", pytest.param("machine=2,pair=2", marks=pytest.mark.slow)])
+def test_the_copy_of_a_weight_tied_outside_of_blocks_counts_at_all_levels(mesh: str) -> None:
+    """Rows of policies then have at the loss what those of the levels have, and nothing is left out."""
+    network, rng = joint("gpt", mesh, layers=3, d=16, T=8, B=8), random.Random(mesh)
+    row, count = {f"backward {network.pricing.graph.ops[-2].name}": 1.0}, len(network.policies.blocks)
+    (number,) = network.lifetimes.numbers(*row)
+    assert any(term.what == ("passed kept",) for term in network.lifetimes.alive(number))
+    for _ in range(4):
+        at = tuple(rng.randrange(len(network.policies.levels)) for _ in range(count))
+        fixed = alone(network, at)
+        options = random_choice(fixed.problem(None), rng)
+        assert network.row_bytes((*at, *options), row) == pytest.approx(fixed.row_bytes(options, row), rel=1e-12)
+        assert network.problem(None, row).nbytes((*at, *options)) == pytest.approx(fixed.row_bytes(options, row))

@@ -190,6 +190,20 @@ class Biased(torch.nn.Module):
         return loss
 
 
+class Cast(torch.nn.Module):
+    """What is turned, cast and turned back is laid out in memory as it was, and so is its gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = self.before(x).view(8, 256, 4, 16).transpose(1, 2)
+        back = turned.double().exp().transpose(1, 2).reshape(8, 256, 64)
+        loss: Tensor = self.after(back).square().mean().float()
+        return loss
+
+
 def plain() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.GELU(), torch.nn.Linear(128, 128))
 
@@ -208,16 +222,17 @@ TWO = (torch.randn(512, 128), torch.randn(512, 128))
 
 @pytest.mark.parametrize(("model", "sample", "microbatches"), [
     (Normed(), (torch.randn(512, 256),), 1), (Student(), (torch.randn(2048, 64),), 1),
-    (Biased(), (torch.randn(8, 64, 64),), 1), (Heard(plain(), nn.functional.mse_loss), TWO, 1),
+    (Biased(), (torch.randn(8, 64, 64),), 1), (Cast(), (torch.randn(8, 256, 64),), 1),
+    (Heard(plain(), nn.functional.mse_loss), TWO, 1),
     (Heard(plain(), nn.functional.mse_loss), TWO, 4), (Heard(plain(), nn.functional.l1_loss), TWO, 1),
     (Heard(upward(), nn.functional.cross_entropy), (torch.randn(8, 3, 32, 32), torch.zeros(8, dtype=torch.int64)), 1),
     (Heard(sequence(), nn.functional.mse_loss), (torch.randn(8, 64, 64), torch.randn(8, 64, 64)), 1)],
-    ids=["normed", "student", "biased", "mse", "parts", "l1", "upward", "sequence"])
+    ids=["normed", "student", "biased", "cast", "mse", "parts", "l1", "upward", "sequence"])
 def test_what_is_kept_for_no_one_is_not_and_what_is_written_out_is(
         model: torch.nn.Module, sample: tuple[Tensor, ...], microbatches: int) -> None:
     """An RMSNorm on processors keeps its input twice; what a detached teacher computes is kept for nobody, and the
     optimizer knows nothing of its weights; a mean of squares lies where all of them were; attention is laid out as its
-    queries are."""
+    queries are, and a cast as what it casts."""
     made = plan(model, ONE, sample, microbatches=(microbatches,))
     assert made.predicted.peak_bytes == pytest.approx(tracked(model, sample, made), rel=NEAR)
 

@@ -19,7 +19,7 @@ __all__ = ["ELEMENTWISE"]
 Kind = Callable[[LocalOp], Footprint]
 
 _TABLE = """
-none    0 0  ceil floor round sign trunc fix deg2rad rad2deg
+none    0 0  _to_copy ceil floor round sign trunc fix deg2rad rad2deg
 input   0 0  gelu silu leaky_relu elu celu selu softplus hardswish hardsigmoid mish hardtanh relu6 threshold softshrink
              hardshrink logit log
 input   1 0  abs sin sinh cosh log10 log1p log2 lgamma digamma

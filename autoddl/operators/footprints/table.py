@@ -144,7 +144,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 _ROWS: tuple[tuple[tuple[str, ...], Callable[[LocalOp], Footprint]], ...] = (
-    (_names("sum clone positive"), _sum), (_names("_to_copy mean copy zeros_like ones_like full_like"), _nothing),
+    (_names("sum clone positive"), _sum), (_names("mean copy zeros_like ones_like full_like"), _nothing),
     (_names("constant_pad_nd pad roll flip repeat arange full tril triu slice_scatter select_scatter pixel_shuffle "
             "pixel_unshuffle channel_shuffle upsample_nearest1d upsample_nearest2d upsample_nearest3d "
             "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d"), _nothing),
