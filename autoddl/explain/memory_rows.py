@@ -20,10 +20,11 @@ from dataclasses import replace
 from math import prod
 
 from autoddl.core.conversion import COLLECTIVES
-from autoddl.core.graph import Graph, Kind
+from autoddl.core.graph import RECEIVE, Graph, Kind
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import Layout, Mesh, Split, local_shape
 from autoddl.core.plan import Plan
+from autoddl.core.stages import SEND
 from autoddl.core.state_layouts import divide_steps, summed_layout
 from autoddl.cost_models import Cluster
 from autoddl.operators.footprints.footprint import Footprint, LocalOp
@@ -217,6 +218,9 @@ class _Bytes:
             elif tensor.kind in (Kind.INPUT, Kind.BUFFER, Kind.CONSTANT):
                 times = self.plan.microbatches if tensor.kind is Kind.INPUT else 1
                 self.add(0, end, float(tensor.nbytes * times))
+        for i, op in enumerate(graph.ops):
+            if op.target in (SEND, RECEIVE):  # on the way to another stage
+                self.add(0, end - 1, self.read(i, 0) if op.inputs else self.written(i, 0))
         self.once = frozenset(self.spans)
         trained = [t for t, x in enumerate(graph.tensors) if x.kind is Kind.PARAMETER and t in self.flows]
         if trained and self.optimizer.is_adam:  # two temporaries of AdamW

@@ -2,7 +2,7 @@
 
     parameter    own            the piece that is stored
     op           read k, saved k, written n, kept n, through, beside, during, before, back, yields    (`Footprint`)
-                 max of sums of these, at an `around`
+                 max of sums of these, at an `around`; in transit, of ops that send or receive
     hub          the piece that it reads and writes, and the gradient that waits
     edge         copy, gathered     the piece that is read, where a collective brings it
                  passed             that of a hub or a view, unless it is split on every axis
@@ -23,10 +23,11 @@ from math import prod
 import numpy as np
 
 from autoddl.core.cost_table import Array, Cells, Rows
-from autoddl.core.graph import Op, Tensor
+from autoddl.core.graph import RECEIVE, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import Mesh
 from autoddl.core.layout_codes import PARTIAL, Codes, decode_states, local_shapes
+from autoddl.core.stages import SEND
 from autoddl.operators.footprints.footprint import Footprint, LocalOp, has_local_kernel
 from autoddl.operators.footprints.storages import Value, contiguous
 from autoddl.operators.footprints.table import footprint_of
@@ -34,7 +35,7 @@ from autoddl.operators.work import VIEWS, base
 from autoddl.pricing.choice_classes import pieces_of
 from autoddl.pricing.choices import Choice, numbered
 from autoddl.pricing.edge_tables import Ends, sends
-from autoddl.pricing.lifetimes import TAKEN_OFF, Pattern, What
+from autoddl.pricing.lifetimes import IN_TRANSIT, TAKEN_OFF, Pattern, What
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.routes import Routes
 
@@ -97,6 +98,8 @@ def _call_sizes(call: LocalOp) -> dict[What, float]:
         found |= {("read", k): nbytes, ("saved", k): nbytes * (k in made.saves)}
     for n, nbytes in enumerate(writes):
         found |= {("written", n): nbytes, ("kept", n): nbytes * (n in made.keeps)}
+    if call.op.target in (SEND, RECEIVE):
+        found[IN_TRANSIT] = (reads or writes)[0]
     return found
 
 

@@ -14,6 +14,7 @@ at a moment are a sum over choices, and a plan that fits a budget meets every on
     op           operands read: W..F; kept for backward: to B; outputs: from F to their readers;
                  temporaries: at W, F or B; gradients given and yielded: at B
     hub          a gradient that waits for those of the other readers of its tensor
+    send, receive    a tensor, or its gradient, on the way to another stage: at all moments but U
 
 What backward runs again and brings back (`operators.recomputed`) lives from B of the op that triggers it on. Until then
 live the tensors that it reads, and copies that conversions made for ops that do not run again. Such a term depends on
@@ -43,9 +44,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from autoddl.core.graph import Graph, Kind, Op
+from autoddl.core.graph import RECEIVE, Graph, Kind, Op
 from autoddl.core.hubs import HUB
 from autoddl.core.recompute import blocks_of
+from autoddl.core.stages import SEND
 from autoddl.operators.footprints.footprint import Footprint
 from autoddl.operators.footprints.table import whole_footprint
 from autoddl.operators.recomputed import RecomputedPart
@@ -58,6 +60,9 @@ Moment = str
 """`before OP`, `forward OP`, `backward OP`, `around OP` or `update`."""
 
 UPDATE: Moment = "update"
+
+IN_TRANSIT = ("in transit",)
+"""What a stage of a pipeline sends, or a gradient that it sends back, until it has arrived."""
 
 TAKEN_OFF = ("sent on", "not passed on")
 """Kinds of terms that are negative: a copy that the edge's reader sends on, and what a view does not pass on of it."""
@@ -140,7 +145,8 @@ class Lifetimes:
         behind = {t for t, tensor in enumerate(self.graph.tensors) if tensor.kind is Kind.PARAMETER}
         behind |= {op.outputs[0] for op in self.graph.ops if op.target == HUB and op.inputs[0] in behind}
         return [(term.owner, term.what) for term in self.alive(last, counts)
-                if term.end > last and (term.owner[0] == "op" or self._is_copy(term, behind))]
+                if term.end > last and term.what != IN_TRANSIT
+                and (term.owner[0] == "op" or self._is_copy(term, behind))]
 
     def _is_copy(self, term: Term, behind: set[int]) -> bool:
         """Whether the term is the copy of an activation that an edge makes."""
@@ -187,6 +193,8 @@ class _Builder:
         self.block = {i: part for part in parts for i in range(part.block.start, part.block.end)}
         self._parameters()
         for i, op in enumerate(graph.ops):
+            if op.target in (SEND, RECEIVE):
+                self.add(("op", i, 0), IN_TRANSIT, 0, self.update - 1)
             if not self.is_view[i] and set(op.outputs) & self.dependent:
                 self._op(i, op)
         self._gradients()

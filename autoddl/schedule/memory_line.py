@@ -19,9 +19,10 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from math import prod
 
-from autoddl.core.graph import Graph, Kind
+from autoddl.core.graph import RECEIVE, Graph, Kind
 from autoddl.core.layout import B, local_shape
 from autoddl.core.plan import Plan
+from autoddl.core.stages import SEND
 from autoddl.cost_models import Cluster
 from autoddl.operators.footprints.storages import Heap, Value, contiguous
 from autoddl.operators.recomputed import recomputed_ops
@@ -66,6 +67,7 @@ def predict_memory(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster, m
     few = replace(plan, microbatches=min(plan.microbatches, most + plan.in_flight - 1))
     parsed = ParsedPlan(few, graph, cluster.device.kind == "cpu")
     step = MicrobatchMemory(heap, parsed, stored, given, _deciding(plan, cluster))
+    moving = _in_transit(heap, plan, graph)
     begun = [step.begun(part == few.microbatches - 1) for part in range(few.microbatches)]
     for part in range(few.microbatches + plan.in_flight - 1):
         if part < few.microbatches:
@@ -73,9 +75,23 @@ def predict_memory(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster, m
         if part >= plan.in_flight - 1:
             begun[part - plan.in_flight + 1].backward()
     heap.here = 2 * len(graph.ops)
+    for storage in moving:
+        heap.drop(storage)
     plain = all(state == B for s in plan.stored for state in s.layout)
     _update(heap, step.reductions.grads, kept, cluster.device.kind != "cpu" and plain)
     return heap
+
+
+def _in_transit(heap: Heap, plan: Plan, graph: Graph) -> list[int]:
+    """A buffer for every tensor that the stage sends, and for every gradient that it sends back: those on their way."""
+    decided, found = plan.index().decisions, list[int]()
+    for op in graph.ops:
+        if op.target in (SEND, RECEIVE):
+            sends = op.target == SEND
+            tensor = graph.tensors[op.inputs[0] if sends else op.outputs[0]]
+            layout = decided[op.name].inputs[0] if sends else decided[op.name].outputs[0]
+            found.append(heap.new(prod(local_shape(tensor.shape, layout, plan.mesh)) * tensor.itemsize, "transient"))
+    return found
 
 
 def _deciding(plan: Plan, cluster: Cluster) -> Cluster | None:
