@@ -32,21 +32,23 @@ from autoddl.planner.mesh_search import Progress
 from autoddl.planner.stage_parts import StageParts, places_of
 from autoddl.planner.stage_plans import (
     Staged,
-    boundary_seconds,
     chunks_of,
     in_flight_of,
     pipeline_plan,
     simulated,
     stage_cluster,
+    stage_times,
 )
 from autoddl.planner.task import PlanTask
-from autoddl.schedule.stage_seconds import stage_seconds
 from autoddl.search.pipeline_cuts import least_over_cuts
 
 __all__ = ["Alternative", "PipelineFound", "search_pipelines", "staged_plan"]
 
 ROUNDS = 24
 """Cuts of a candidate that are solved at most."""
+
+ROUGH = 0.02
+"""The gap of the bounds by which candidates are ordered."""
 
 STALE = 2
 """Cuts whose stages were known already that are solved for one bound."""
@@ -105,9 +107,7 @@ def _try(part: StageParts, schedule_name: str, cut: tuple[int, ...]) -> _Tried:
     schedule = staged.schedule()
     graphs = cut_graph(part.graph, staged.cuts)
     plans = _fitting(part, staged, graphs, in_flight_of(schedule))
-    seconds = [stage_seconds(plan, add_hubs(graph.graph), part.cluster)
-               for plan, graph in zip(plans, graphs, strict=True)]
-    between = boundary_seconds(part.task.cluster, plans, staged, part.graph)
+    seconds, between = stage_times(part.task.cluster, plans, staged, part.graph)
     return _Tried(cut, plans, simulated(schedule, seconds, between).makespan)
 
 
@@ -168,6 +168,15 @@ def _candidate(part: StageParts, name: str, best: float, tell: Callable[[str], N
                        proof), found
 
 
+def _first_bound(part: StageParts, name: str) -> float:
+    """Seconds that no pipeline of a candidate is below, by the work of its stages alone; infinite where there is none.
+    """
+    schedule = Staged(tuple(range(1, part.stages)), name, part.microbatches).schedule()
+    problem = _problem(part, schedule, in_flight_of(schedule))
+    return least_over_cuts(problem, closed_paths(schedule, ONCE), partial(trace_cut, _likely(problem)),
+                           tolerance=ROUGH, effort=1).bound
+
+
 def _problem(part: StageParts, schedule: Schedule, flights: Sequence[int]) -> CutProblem:
     """The least seconds of every stage with every number of units, wherever it may begin."""
     m, units, shape = part.microbatches, part.units, (part.stages, part.units)
@@ -214,11 +223,13 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
     parts: dict[tuple[int, int, int], StageParts] = {}
     winner: tuple[StageParts, str, _Tried] | None = None
     rows: list[Alternative] = []
-    for k, (d, m, name) in enumerate(asked):
+    order: list[tuple[float, int, StageParts, str]] = []
+    for d, m, name in asked:
         key = d, m, chunks_of(name)
         if key not in parts:
             parts[key] = _part(task, *key)
-        part = parts[key]
+        order.append((_first_bound(parts[key], name), len(order), parts[key], name))
+    for k, (_, _, part, name) in enumerate(sorted(order, key=lambda one: one[:2])):
 
         def tell(what: str, k: int = k, best: float = best) -> None:
             if progress:

@@ -11,17 +11,18 @@ as many microbatches in flight as the schedule has there. Stages of one part sha
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from math import gcd
 
 from autoddl.core.errors import InputError
-from autoddl.core.graph import Graph
+from autoddl.core.graph import Graph, Kind
 from autoddl.core.hubs import add_hubs, needed_ops
 from autoddl.core.layout import Axis, Mesh
 from autoddl.core.pipeline import Schedule, check_schedule, peak_activations
 from autoddl.core.pipeline_cuts import StageSeconds
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import VERSION, Pipeline, Plan, Prediction, Stage
-from autoddl.core.stages import StageGraph, cut_graph, transfers_of
+from autoddl.core.stages import StageGraph, cut_graph, shared_parameters, transfers_of
 from autoddl.cost_models import Cluster, Group, collective
 from autoddl.cost_models.pipelines import simulate_pipeline
 from autoddl.cost_models.timeline import Timeline
@@ -37,8 +38,8 @@ from autoddl.schedule.stage_messages import busiest, messages
 from autoddl.schedule.stage_seconds import stage_seconds
 
 __all__ = ["PIPE", "Staged", "StagedStep", "boundary_seconds", "chunks_of", "finish_stage", "in_flight_of",
-           "pipeline_plan", "search_stage", "simulated", "stage_cluster", "stage_task", "staged_step",
-           "transfer_seconds"]
+           "pipeline_plan", "search_stage", "simulated", "stage_cluster", "stage_task", "stage_times",
+           "staged_step", "transfer_seconds"]
 
 PIPE = "pipe"
 """Name of the mesh axis of a plan with stages along which they lie."""
@@ -143,16 +144,42 @@ def boundary_seconds(cluster: Cluster, plans: Sequence[Plan], staged: Staged, gr
     return [max(both) for both in found]
 
 
+def _shared_seconds(cluster: Cluster, plans: Sequence[Plan], staged: Staged, graphs: Sequence[StageGraph]
+                    ) -> list[float]:
+    """By stage, seconds in which gradients of parameters that several stages read are exchanged, once a step.
+
+    Each stage sends its own pieces to every other one, behind its reductions.
+    """
+    found, parts = [0.0] * len(plans), staged.parts
+    stored = [plan.index().stored for plan in plans]
+    for fqn, stages in shared_parameters(graphs).items():
+        tensor = next(t for t in graphs[stages[0]].graph.tensors if t.fqn == fqn and t.kind is Kind.PARAMETER)
+        for a, b in permutations(stages if tensor.trained else (), 2):
+            sent = messages(tensor.shape, stored[a][fqn].layout, plans[a].mesh, stored[b][fqn].layout, plans[b].mesh)
+            seconds = transfer_seconds(cluster, parts, a % parts, b % parts, busiest(sent) * tensor.stored.itemsize)
+            found[a], found[b] = found[a] + seconds / 2, found[b] + seconds / 2
+    return found
+
+
+def stage_times(cluster: Cluster, plans: Sequence[Plan], staged: Staged, graph: Graph
+                ) -> tuple[tuple[StageSeconds, ...], tuple[float, ...]]:
+    """(the seconds of every stage, those of a transfer over every boundary); `graph` is the captured one.
+
+    What stages exchange once a step counts as part of their reductions. Both ways of an exchange run at once.
+    """
+    part, graphs = stage_cluster(cluster, staged.parts), cut_graph(graph, staged.cuts)
+    alone = [stage_seconds(one, add_hubs(stage.graph), part) for one, stage in zip(plans, graphs, strict=True)]
+    shared = _shared_seconds(cluster, plans, staged, graphs)
+    seconds = tuple(one._replace(reduce=one.reduce + more) for one, more in zip(alone, shared, strict=True))
+    return seconds, tuple(boundary_seconds(cluster, plans, staged, graph))
+
+
 def staged_step(plan: Plan, graph: Graph, cluster: Cluster) -> StagedStep:
     """The predicted step of a plan with stages; `graph` is the captured one, of one microbatch."""
     assert plan.pipeline is not None
     pipeline = plan.pipeline
     staged = Staged(pipeline.cuts, pipeline.name, plan.microbatches)
-    part = stage_cluster(cluster, staged.parts)
-    plans = [stage.plan for stage in pipeline.stages]
-    graphs = cut_graph(graph, pipeline.cuts)
-    seconds = tuple(stage_seconds(one, add_hubs(stage.graph), part) for one, stage in zip(plans, graphs, strict=True))
-    between = tuple(boundary_seconds(cluster, plans, staged, graph))
+    seconds, between = stage_times(cluster, [stage.plan for stage in pipeline.stages], staged, graph)
     return StagedStep(seconds, between, simulated(Schedule.parse(pipeline.schedule), seconds, between))
 
 

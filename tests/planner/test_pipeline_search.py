@@ -20,6 +20,7 @@ from autoddl.planner.options import PlanOptions
 from autoddl.planner.stage_parts import places_of
 from autoddl.planner.stage_plans import Staged, pipeline_plan, stage_cluster, staged_step
 from autoddl.planner.task import PlanTask, task_of
+from autoddl.schedule.stage_seconds import stage_seconds
 
 FOUR, TWO_BY_TWO = "examples/clusters/rehearsal-4x1-200.yaml", "examples/clusters/rehearsal-2x2-200.yaml"
 
@@ -62,8 +63,12 @@ def test_seconds_of_a_stage_add_up_to_those_that_were_searched() -> None:
     one = task(cluster=TWO_BY_TWO)
     plan = pipeline_plan(one, Staged(cuts_of(one, 2)[1], "1f1b", 4))
     assert plan.pipeline is not None
-    step = staged_step(plan, one.variant(4).original, one.cluster)
-    for stage, each in zip(plan.pipeline.stages, step.stages, strict=True):
+    graph, part = one.variant(4).original, stage_cluster(one.cluster, 2)
+    step = staged_step(plan, graph, one.cluster)
+    for stage, made, counted in zip(plan.pipeline.stages, cut_graph(graph, plan.pipeline.cuts), step.stages,
+                                    strict=True):
+        each = stage_seconds(stage.plan, add_hubs(made.graph), part)
+        assert counted._replace(reduce=each.reduce) == each and counted.reduce > each.reduce, "tied weights are sent"
         total = 4 * (each.forward + each.backward + each.weight) + each.gather + each.reduce + each.update
         assert total == pytest.approx(stage.plan.predicted.seconds, rel=0.02), "but for launches of local slices"
     assert plan.predicted.seconds == step.timeline.makespan
