@@ -25,7 +25,7 @@ from autoddl.runtime.program_runner import ProgramRunner, place_buffers
 from autoddl.runtime.recorder import Recorder
 from autoddl.schedule.traffic import PlannedCollective, traffic
 
-__all__ = ["MeshModel", "ParallelModel", "batches_of"]
+__all__ = ["MeshModel", "ParallelModel", "batches_of", "mean"]
 
 
 class ParallelModel:

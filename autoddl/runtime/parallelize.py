@@ -14,6 +14,9 @@ A plan of m microbatches runs them one after the other, each a contiguous m-th o
 This equals one pass over the whole batch if the loss is a mean over the rows. A loss that sums over the rows comes out
 m times too small. A mean over other counts (tokens that are not ignored) becomes a mean of means, as wherever gradients
 are accumulated. Every microbatch updates the buffers (batch norm).
+
+In a plan with stages each rank has the parameters of its own stages, and runs microbatches in the order of the plan's
+schedule (`pipeline_model`). Loss and gradients are those of microbatches one after the other.
 """
 
 import hashlib

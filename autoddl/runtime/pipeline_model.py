@@ -8,8 +8,8 @@ A stage is a graph of its own (`core.stages`), so a `ProgramRunner` runs it. For
 arguments, and returns what this stage sends. Backward starts from the gradients that come back for these, and leaves
 the gradients of what was received in their leaves.
 
-What is sent goes behind its action, and receives are posted an action ahead. A tensor that was sent is let go where the
-schedule says that it has arrived.
+What is sent goes behind its action, and receives are posted an action ahead where tags tell messages apart. A tensor
+that was sent is let go where the schedule says that it has arrived.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -115,7 +115,7 @@ class PipelineModel(ParallelModel):
         for receive, sends in arrived(made, row).items():
             done.setdefault(receive.action, []).extend(
                 (lane, one.action.microbatch) for one in sends for lane in self._between(one))
-        return _List(posted_early(made.lists[row]), done)
+        return _List(posted_early(made.lists[row]) if self._transport.is_tagged else made.lists[row], done)
 
     def _between(self, one: StageAction) -> list[Lane]:
         """The lanes of what an action sends or receives."""

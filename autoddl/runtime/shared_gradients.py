@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from autoddl.runtime.parameters import StoredParameter
 from autoddl.runtime.program_runner import ProgramRunner
-from autoddl.runtime.stage_transport import StageTransport
+from autoddl.runtime.stage_transport import Arrival, StageTransport
 from autoddl.schedule.stage_lanes import Lane
 
 __all__ = ["SharedGradients"]
@@ -23,13 +23,10 @@ class SharedGradients:
     """The parameters of this rank that other stages have too; `lanes` are those of their gradients, of all ranks."""
 
     def __init__(self, lanes: Sequence[Lane], runners: Mapping[int, ProgramRunner], transport: StageTransport) -> None:
-        self._transport = transport
-        self._sends = [one for one in lanes if one.source.stage in runners]
-        self._takes: dict[tuple[int, str], list[Lane]] = {}
-        for one in lanes:
-            if one.target.stage in runners:
-                self._takes.setdefault((one.target.stage, one.name), []).append(one)
-        self._stored = {(s, name): runners[s].stored[name] for s, name in self._takes}
+        self._transport, self._runners = transport, runners
+        self._lanes = [one for one in lanes if {one.source.stage, one.target.stage} & runners.keys()]
+        self._stored = {(one.target.stage, one.name): runners[one.target.stage].stored[one.name]
+                        for one in lanes if one.target.stage in runners}
         self._before: dict[tuple[int, str], Tensor | None] = {}
 
     def begin(self) -> None:
@@ -41,13 +38,14 @@ class SharedGradients:
     @torch.no_grad()
     def finish(self) -> None:
         """Called after the last backward of this rank: .grad becomes the sum over the stages, and what was before."""
-        arrivals = [(key, [(one.source.stage, self._transport.receive(one, 0)) for one in lanes])
-                    for key, lanes in self._takes.items()]
-        for lane in self._sends:
-            self._transport.send(lane, 0, _piece(self._stored[lane.source.stage, lane.name]))
-        for key, theirs in arrivals:
-            stored = self._stored[key]
-            pieces = {key[0]: _piece(stored), **{s: arrival.wait() for s, arrival in theirs}}
+        arrivals: dict[tuple[int, str], dict[int, Arrival]] = {key: {} for key in self._stored}
+        for lane in self._lanes:  # in one order for both ends
+            if lane.source.stage in self._runners:
+                self._transport.send(lane, 0, _piece(self._stored[lane.source.stage, lane.name]))
+            else:
+                arrivals[lane.target.stage, lane.name][lane.source.stage] = self._transport.receive(lane, 0)
+        for key, stored in self._stored.items():
+            pieces = {key[0]: _piece(stored)} | {s: arrival.wait() for s, arrival in arrivals[key].items()}
             first, *others = (pieces[s] for s in sorted(pieces))
             total = first.clone()
             for piece in others:

@@ -47,14 +47,15 @@ def _check_stages(plan: Plan, schedule: Schedule) -> None:
         raise InputError(f"the schedule is of {schedule.stages} stages and {schedule.microbatches} microbatches, the "
                          f"plan of {len(stages)} and {plan.microbatches}, its stages of "
                          f"{[one.plan.microbatches for one in stages]}: all must be alike; plan again")
-    size, peaks = plan.mesh.size // len(schedule.actions), peak_activations(schedule)
+    size = plan.mesh.size // len(schedule.actions)
     for s, (stage, place) in enumerate(zip(stages, schedule.placement[0], strict=True)):
         if stage.ranks != (place * size, (place + 1) * size) or stage.plan.mesh.size != size:
             raise InputError(f"stage {s} has the ranks {stage.ranks} and the mesh '{stage.plan.mesh}', the schedule "
                              f"places it on {size} ranks from {place * size} on; plan again")
-        if schedule.placement[0].count(place) == 1 and stage.plan.in_flight < round(peaks[place]):
+        flying = round(peak_activations(schedule, [float(k == s) for k in range(len(stages))])[place])
+        if stage.plan.in_flight < flying:
             raise InputError(f"stage {s} is planned for {stage.plan.in_flight} microbatches in flight, the schedule "
-                             f"has {round(peaks[place])} there: plan again for this schedule")
+                             f"has {flying} there: plan again for this schedule")
 
 
 def connected(plan: Plan, graph: Graph, timeout: timedelta) -> Stages:

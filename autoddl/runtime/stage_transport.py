@@ -1,8 +1,10 @@
 """Sends and receives what the stages of a pipeline exchange, on one rank.
 
 A message is a box of a tensor (`schedule.stage_lanes`). Every lane and microbatch has a tag of its own, so gloo brings
-each message to its receive in whatever order they come. A receive is posted before anything waits. A send is waited for
-where the schedule says that it has arrived, or at the end of the step: until then its tensor stays.
+each message to its receive in whatever order they are posted. NCCL knows no tags and runs what two ranks exchange in
+the order in which they post it: there (`is_tagged`) receives stay where the lists of actions have them, which is one
+order for both ranks. A send is waited for where the schedule says that it has arrived, or at the end of the step: until
+then its tensor stays.
 """
 
 from collections.abc import Iterable, Sequence
@@ -68,12 +70,14 @@ class StageTransport:
         device      of the tensors
         recorder    notes every message, at both of its ends
         limit       how long a message may take
+        is_tagged   whether messages find their receives by tags
     """
 
     def __init__(self, group: dist.ProcessGroup | None, rank: int, lanes: Sequence[Lane], parts: int, axis: str,
                  device: torch.device, recorder: Recorder, limit: timedelta) -> None:
         self._group, self._rank, self._parts, self._axis = group, rank, parts, axis
         self._device, self._recorder, self._limit = device, recorder, limit
+        self.is_tagged = group is None or dist.get_backend(group) == "gloo"
         self._numbers = {lane: k for k, lane in enumerate(lanes)}
         self._messages = {lane: [one for one in lane.messages() if rank in (one.sender, one.receiver)]
                           for lane in lanes}

@@ -121,7 +121,8 @@ WIDE = [("gpt2", 2, "1f1b", "all=2", 4), ("llama", 2, "gpipe", "all=2", 2), ("vi
         ("gpt-2 dropping", 2, "1f1b", "all=2", 4), ("mixture", 2, "1f1b", "all=2", 2), ("bert", 2, "gpipe", "all=2", 3)]
 DEEP = [(name, 4, schedule, "one=1", m) for name in ("gpt2-4", "llama-4", "t5", "vit-4", "gpt-4 dropping")
         for schedule in ("gpipe", "1f1b") for m in (1, 3, 4, 8)]
-CHUNKED = [("llama-4", 4, "interleaved:2", "one=1", 4), ("vit-4", 4, "interleaved:2", "all=2", 2)]
+CHUNKED = [("gpt-4", 4, "interleaved:2", "all=2", 4), ("gpt-4 dropping", 4, "interleaved:2", "one=1", 8),
+           ("llama-4", 4, "interleaved:2", "one=1", 4), ("vit-4", 4, "interleaved:2", "all=2", 2)]
 
 
 @pytest.mark.ranks
@@ -174,6 +175,15 @@ def test_gradients_add_up_and_evaluation_changes_nothing(mesh: str) -> None:
     shared = built("gpt-2")[0].get_parameter("inner.tokens.weight").numel()
     first, last = results[0][2], results[-1][2]
     assert first + last == size + shared and max(first, last) < size, "a rank holds its own stage, and what is tied"
+
+
+def test_stages_of_one_rank_need_no_processes() -> None:
+    found, expected = case("vit-1", planned("vit-1", 2, "interleaved:2", "one=1", 2)), truth("vit-1", 2)
+    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-9) and not found["mismatches"]
+    assert all(torch.allclose(found["state"][key], value, rtol=0, atol=1e-9)
+               for key, value in expected["state"].items())
+    with pytest.raises(InputError, match=r"stages 0 and 1 share the parameter .* and run on the same"):
+        parallelize(built("gpt-2")[0], planned("gpt-2", 2, "interleaved:2", "one=1", 4), captured=captured("gpt-2", 4))
 
 
 def refused(plans: list[Plan]) -> list[str]:
