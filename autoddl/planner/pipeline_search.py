@@ -153,7 +153,10 @@ def _candidate(part: StageParts, name: str, best: float, tell: Callable[[str], N
         cut = tuple(accumulate(answer.cut))[:-1]
         tell(f"solving {part.stages} stages, {name}, {part.microbatches} microbatches: bound {bound:.4g} s")
         ends = [0, *cut, part.units]
-        news = [part.bound(a, b, k) for (a, b), k in zip(pairwise(ends), flights, strict=True)]
+        stages = [(a, b, k) for (a, b), k in zip(pairwise(ends), flights, strict=True)]
+        news = [part.bound(*stage) for stage in stages]
+        if not any(news):
+            news = [part.sharpen(*stage) for stage in stages]
         if cut not in tried:
             tried[cut] = _solved_cut(part, name, cut)
             one = tried[cut]

@@ -8,8 +8,8 @@ place a to place b. Of every stage are known
     behind      T', no less than m (f + b) + reduce + update of such a plan
     repeated    M, no less than m (f + b) of any plan
 
-T, T' and M follow from the floor, until a stage is solved (`bound`): then they are what the search of its layouts
-proved.
+T, T' and M follow from the floor, until a stage is solved (`bound`, `sharpen`): then they are what the search of its
+layouts proved.
 
 Stages that are alike in all but names are solved once (`structure`).
 """
@@ -221,20 +221,28 @@ class StageParts:
         return found
 
     def bound(self, a: int, b: int, in_flight: int) -> bool:
-        """Makes T, T' and M of a stage as sharp as searches over its layouts do; returns whether they were not."""
+        """Makes T and M of a stage as sharp as searches over its layouts do; returns whether they were not."""
         graph, key = self.alone(a, b)
         if key in self._repeated and any(one.holds(in_flight) for one in self._solved.get(key, ())):
             return False
-        solved = self.solve(graph, key, in_flight)
+        self.solve(graph, key, in_flight)
         if key not in self._repeated:
             free = replace(self.task, budget=inf, hidden=1.0, once=NEVER)
             self._repeated[key] = search_stage(free, graph, self.cluster, self.microbatches, 1).bound
-        if a and solved.found is not None:
-            binds = bool(solved.found.solution.price)
-            behind = replace(self.task, once=BEHIND, budget=self.task.budget if binds else inf)
-            at = in_flight if binds else 1
-            if (key, at) not in self._behind:
-                self._behind[key, at] = search_stage(behind, graph, self.cluster, self.microbatches, at).bound
+        return True
+
+    def sharpen(self, a: int, b: int, in_flight: int) -> bool:
+        """Makes T' of a stage, which is not the first, as sharp as T; returns whether it was not."""
+        graph, key = self.alone(a, b)
+        solved = self.solve(graph, key, in_flight)
+        if a == 0 or solved.found is None:
+            return False
+        binds = bool(solved.found.solution.price)
+        at = in_flight if binds else 1
+        if (key, at) in self._behind:
+            return False
+        behind = replace(self.task, once=BEHIND, budget=self.task.budget if binds else inf)
+        self._behind[key, at] = search_stage(behind, graph, self.cluster, self.microbatches, at).bound
         return True
 
     def planned(self, graph: StageGraph, in_flight: int) -> Plan:
