@@ -19,6 +19,9 @@ from autoddl.search.cut_boxes import Box, Mask, least_cut, least_with_options
 
 __all__ = ["CutPlanes", "Evaluate", "Trace"]
 
+TOGETHER = (1, 1, 1, 0, 0, 0)
+"""The weights of F + B + W."""
+
 TOP = 10
 """Paths that may be mixed for each cut."""
 
@@ -179,21 +182,27 @@ class CutPlanes:
 def _table(problem: CutProblem, path: PathBound) -> Array:
     """[stage, blocks] seconds of a path; no blocks, and sizes that a stage cannot have, are 0 and never read.
 
-    What is known of weighted terms counts as often as each of them does, in order. Of what is left of the counts, least
-    seconds of F + B + W together count as often as each of the three does.
+    What is known of weighted terms counts as often as each of them does, one after the other, each of them first once:
+    the greatest holds.
     """
-    counts = np.array(path.stages, dtype=float)[:, None, :]
-    terms = np.nan_to_num(problem.seconds, posinf=0.0)
-    seconds = (counts * terms).sum(axis=2)
-    for weights, values in problem.known:
-        each = np.array(weights, dtype=float)
-        times = (counts[:, :, each > 0] / each[each > 0]).min(axis=2)
-        seconds += times * np.maximum(np.nan_to_num(values, posinf=0.0) - (each * terms).sum(axis=2), 0.0)
-        counts = counts - times[:, :, None] * each
-    if problem.whole is not None:
-        more = np.nan_to_num(problem.whole, posinf=0.0) - terms[:, :, :3].sum(axis=2)
-        seconds += counts[:, :, :3].min(axis=2) * np.maximum(more, 0.0)
+    known = [*problem.known, *([(TOGETHER, problem.whole)] if problem.whole is not None else [])]
+    orders = [[known[k], *known[:k], *known[k + 1:]] for k in range(len(known))] or [[]]
+    seconds = np.max([_with_known(problem, path, order) for order in orders], axis=0)
     return np.concatenate([np.zeros((len(seconds), 1)), seconds], axis=1)
+
+
+def _with_known(problem: CutProblem, path: PathBound, known: Sequence[tuple[tuple[int, ...], Array]]) -> Array:
+    """[stage, blocks - 1] seconds of a path by what is known, in this order."""
+    terms = np.nan_to_num(problem.seconds, posinf=0.0)
+    left = np.broadcast_to(np.array(path.stages, dtype=float)[:, None, :], terms.shape)
+    seconds: Array = (left * terms).sum(axis=2)
+    for weights, values in known:
+        each = np.array(weights, dtype=float)
+        more = np.nan_to_num(values, posinf=0.0) - (each * terms).sum(axis=2)
+        times = np.where(more > 0, (left[:, :, each > 0] / each[each > 0]).min(axis=2), 0.0)
+        seconds = seconds + times * np.maximum(more, 0.0)
+        left = left - times[:, :, None] * each
+    return seconds
 
 
 def _best_mixture(values: Array) -> Mixture:

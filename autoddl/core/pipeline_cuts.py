@@ -78,7 +78,8 @@ class CutProblem:
         seconds      [stage, blocks - 1, term of StageSeconds], L blocks at most; inf where a stage cannot have so many
         transfers    for each boundary, seconds of one transfer
         whole        [stage, blocks - 1], least F + B + W, where that is more than the sum of their least; or None
-        known        (weights of the terms, [stage, blocks - 1] the least of terms weighted so): what else is known
+        known        (weights of the terms, [stage, blocks - 1] the least of terms weighted so): what else is known;
+                     0 where nothing is
     """
 
     schedule: Schedule

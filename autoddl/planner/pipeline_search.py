@@ -185,6 +185,7 @@ def _problem(part: StageParts, schedule: Schedule, flights: Sequence[int]) -> Cu
     m, units, shape = part.microbatches, part.units, (part.stages, part.units)
     seconds = np.full((*shape, len(StageSeconds._fields)), inf)
     whole, known, behind = (np.full(shape, inf) for _ in range(3))
+    single = np.zeros(shape)
     for s, flight in enumerate(flights):
         for n in range(1, units - part.stages + 2):
             begins = [0] if s == 0 else [units - n] if s == part.stages - 1 else range(
@@ -193,9 +194,10 @@ def _problem(part: StageParts, schedule: Schedule, flights: Sequence[int]) -> Cu
                      *part.floor(a, a + n)) for a in begins]
             total, later, repeated, forward, backward = map(min, zip(*each, strict=True))
             known[s, n - 1], behind[s, n - 1], whole[s, n - 1] = total, min(total, later), repeated / m
+            single[s, n - 1] = part.single(0, n) if s == 0 else 0.0
             seconds[s, n - 1] = (forward, backward, 0, 0, 0, 0) if total < inf else inf
     return CutProblem(schedule, seconds, part.transfers, whole,
-                      (((m, m, m, 1, 1, 1), known), ((m, m, m, 0, 1, 1), behind)))
+                      (((m, m, m, 1, 1, 1), known), ((m, m, m, 0, 1, 1), behind), ((1, 1, 1, 1, 1, 1), single)))
 
 
 def _likely(problem: CutProblem) -> CutProblem:

@@ -7,6 +7,7 @@ place a to place b. Of every stage are known
     whole       T, no less than m (f + b) + gather + reduce + update of any plan that fits with so many in flight
     behind      T', no less than m (f + b) + reduce + update of such a plan
     repeated    M, no less than m (f + b) of any plan
+    single      of the first stage, no less than (f + b) + gather + reduce + update of any plan
 
 T, T' and M follow from the floor, until a stage is solved (`bound`, `sharpen`): then they are what the search of its
 layouts proved.
@@ -138,6 +139,7 @@ class StageParts:
     _solved: dict[str, list[SolvedStage]] = field(default_factory=dict)
     _behind: dict[tuple[str, int], float] = field(default_factory=dict)
     _repeated: dict[str, float] = field(default_factory=dict)
+    _single: dict[str, float] = field(default_factory=dict)
     _alone: dict[tuple[Any, ...], tuple[StageGraph, str]] = field(default_factory=dict)
 
     @property
@@ -206,6 +208,11 @@ class StageParts:
         known = [value for (graph, k), value in self._behind.items() if graph == key and k <= in_flight]
         return max([self.repeated(a, b), *known])
 
+    def single(self, a: int, b: int) -> float:
+        """The seconds of one microbatch and of what comes once, of a stage that is the first; else 0."""
+        like = self._like(a, b)
+        return self._single.get(self._alone[like][1], 0.0) if like in self._alone else 0.0
+
     def solve(self, graph: StageGraph, key: str, in_flight: int) -> SolvedStage:
         """The best layouts of a stage that is like this graph."""
         known = self._solved.setdefault(key, [])
@@ -232,9 +239,12 @@ class StageParts:
         return True
 
     def sharpen(self, a: int, b: int, in_flight: int) -> bool:
-        """Makes T' of a stage, which is not the first, as sharp as T; returns whether it was not."""
+        """Makes T' of a stage, of the first its single seconds, as sharp as T; returns whether they were not."""
         graph, key = self.alone(a, b)
         solved = self.solve(graph, key, in_flight)
+        if a == 0 and key not in self._single:
+            self._single[key] = search_stage(replace(self.task, budget=inf), graph, self.cluster, 1, in_flight).bound
+            return True
         if a == 0 or solved.found is None:
             return False
         binds = bool(solved.found.solution.price)

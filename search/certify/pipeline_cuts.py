@@ -25,6 +25,9 @@ Option = tuple[int, ...]
 Options = list[list[Option]]
 """For each group its options, each with the blocks of every stage of the group."""
 
+Known = tuple[Sequence[int], list[list[float]]]
+"""Weights of the terms, and [stage][blocks - 1] the least of terms weighted so."""
+
 Terms = tuple[list[list[float]], float]
 """([stage][blocks - 1] seconds, seconds that every cut takes)."""
 
@@ -55,7 +58,7 @@ class _Check:
         self.bound, self.blocks, self.groups = bound, problem.blocks, proof.groups
         self.seconds: list[list[list[float]]] = problem.seconds.tolist()
         self.whole: list[list[float]] | None = None if problem.whole is None else problem.whole.tolist()
-        self.known = [(weights, values.tolist()) for weights, values in problem.known]
+        self.known: list[Known] = [(weights, values.tolist()) for weights, values in problem.known]
         reduces = any(term[4] > 0 for row in self.seconds for term in row) or any(w[4] for w, _ in self.known)
         walk = PathWalk(problem.schedule, reduces)
         self.paths = [self._terms(*walk.count(path), problem.transfers) for path in proof.paths]
@@ -66,22 +69,23 @@ class _Check:
 
     def _terms(self, stages: list[list[int]], sent: list[int], transfers: Sequence[float]) -> Terms:
         """The seconds of a path, for each stage and number of blocks."""
-        found = []
-        for s, counts in enumerate(stages):
-            row = [sum(c * x for c, x in zip(counts, terms, strict=True)) if self.possible(s, n + 1) else 0.0
-                   for n, terms in enumerate(self.seconds[s])]
-            left = [float(c) for c in counts]
-            for weights, values in self.known:
-                times = min(c / w for c, w in zip(left, weights, strict=True) if w)
-                row = [x + times * max(0.0, values[s][n] - sum(w * y for w, y in zip(weights, self.seconds[s][n],
-                                                                                      strict=True)))
-                       if self.possible(s, n + 1) else 0.0 for n, x in enumerate(row)]
-                left = [c - times * w for c, w in zip(left, weights, strict=True)]
-            if self.whole is not None:
-                row = [x + min(left[:3]) * max(0.0, self.whole[s][n] - sum(self.seconds[s][n][:3]))
-                       if self.possible(s, n + 1) else 0.0 for n, x in enumerate(row)]
-            found.append(row)
+        known = [*self.known, *([((1, 1, 1, 0, 0, 0), self.whole)] if self.whole is not None else [])]
+        orders = [[known[k], *known[:k], *known[k + 1:]] for k in range(len(known))] or [[]]
+        found = [[max(self._seconds(s, n, counts, order) for order in orders) if self.possible(s, n + 1) else 0.0
+                  for n in range(self.blocks)] for s, counts in enumerate(stages)]
         return found, sum(c * x for c, x in zip(sent, transfers, strict=True))
+
+    def _seconds(self, s: int, n: int, counts: Sequence[int], known: Sequence[Known]) -> float:
+        """Seconds of stage s with n + 1 blocks whose terms count so often, by what is known, in this order."""
+        terms, left = self.seconds[s][n], [float(c) for c in counts]
+        total = sum(c * x for c, x in zip(counts, terms, strict=True))
+        for weights, values in known:
+            more = values[s][n] - sum(w * x for w, x in zip(weights, terms, strict=True))
+            if more > 0:
+                times = min(c / w for c, w in zip(left, weights, strict=True) if w)
+                total += times * more
+                left = [c - times * w for c, w in zip(left, weights, strict=True)]
+        return total
 
     def _mixed(self, mixture: Mixture) -> Terms:
         assert mixture and all(weight >= 0 for _, weight in mixture), f"{mixture}: weights are at least 0"
