@@ -173,9 +173,11 @@ def _rehearsal(plan: Plan, found: list[dict[str, Any]], losses: list[float], not
 
 
 def _timed(made: Rehearsal, plan: Plan, record: Path) -> Rehearsal:
-    """With the exposed and hidden seconds of the record, and of the plan's time line where it says its source."""
+    """With the exposed and hidden seconds of the record, and of the time line of a plan that says its source.
+
+    No time line of a plan with stages says so much of each rank."""
     steps = later(read_record(record))
-    line = foreseen(plan).step if "graph" in plan.source else None
+    line = foreseen(plan).step if "graph" in plan.source and plan.pipeline is None else None
     return replace(made, exposed_seconds=typical(steps, lambda step: step.exposed),
                    hidden_seconds=typical(steps, lambda step: step.hidden),
                    predicted_exposed_seconds=line.exposed if line else None,
