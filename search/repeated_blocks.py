@@ -167,7 +167,7 @@ def _together(places: NDArray[Any]) -> NDArray[Any]:
     """The places close to the middle one, if most are: those of a block, not of many; else none."""
     if not len(places):
         return places
-    close = places[np.abs(places - np.sort(places)[len(places) // 2]) <= SPREAD * len(places) / 2]
+    close: NDArray[Any] = places[np.abs(places - np.sort(places)[len(places) // 2]) <= SPREAD * len(places) / 2]
     return close if len(close) >= MOST * len(places) else close[:0]
 
 
