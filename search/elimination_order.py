@@ -85,7 +85,7 @@ class FactorGraph:
         self.of: dict[int, int] = {}
         self.known: dict[int, tuple[int, tuple[int, ...], tuple[int, ...]]] = {}
         self.members: dict[int, dict[int, None]] = {}
-        self.heap: list[tuple[tuple[int, int, int, int], int]] = []
+        self.heap: list[tuple[tuple[int, int, int, int, int], int]] = []
         self.active: set[int] = set()
 
     def finish(self, variables: Iterable[int]) -> list[int]:
@@ -154,11 +154,12 @@ class FactorGraph:
             if self.members[r]:
                 heapq.heappush(self.heap, (self.priority(r), r))
 
-    def priority(self, r: int) -> tuple[int, int, int, int]:
-        """The sort key of a recipe: least degree (one and two alike), then most repeated, then fewest operations."""
+    def priority(self, r: int) -> tuple[int, int, int, int, int]:
+        """The sort key of a recipe: least degree (one and two alike), most repeated, fewest operations, fewest cells
+        left."""
         shape, count = self.recipes[r].shape, len(self.members[r])
         tier = sum(count >= t for t in TIERS)
-        return max(len(shape) - 1, 2), -tier, math.prod(shape), r
+        return max(len(shape) - 1, 2), -tier, math.prod(shape), -shape[0], r
 
     def cheapest(self) -> list[int] | None:
         """The variables of the best recipe, no two of them neighbours; None when all are gone."""

@@ -31,11 +31,14 @@ Rows = NDArray[np.intp]
 LEAST = 5
 """Blocks that a run has at least; with fewer there is nothing to save."""
 
-SHARED = 16
-"""A variable with more neighbours is shared, if these are far apart."""
+SHARED = (16, 6)
+"""A variable with more neighbours is shared, if these are far apart: fewer ones where nothing repeats otherwise."""
 
 SPREAD = 3
 """Positions a neighbour beyond which they are. Those of a policy are most variables of one block."""
+
+MOST = 0.75
+"""Part of the neighbours that are close to each other where they are not far apart; others may be shared ones."""
 
 PERIODS = 4
 """Distances between equal variables that are tried as periods, the most frequent first."""
@@ -107,7 +110,7 @@ def fold_blocks(problem: Problem, tables: tuple[Table, ...], numbers: Rows) -> F
     state = _State(np.array(problem.sizes, dtype=np.intp)[order], rank[problem.arrays.scopes],
                    numbers[problem.arrays.tables], np.arange(len(order)), np.full(len(problem.factors), -1))
     of = np.arange(len(order))
-    while (found := _best(state)) is not None:
+    while (found := next(filter(None, (_best(state, _shared(state, least)) for least in SHARED)), None)) is not None:
         state, moved = _cut(state, *found)
         of = moved[of]
     names = tuple(problem.names[order[p]] for p in state.position.tolist())
@@ -126,7 +129,7 @@ def _fold(state: _State, i: int) -> Fold:
 
 def _order(laid: FactorArrays, count: int) -> Rows:
     """The variables by position."""
-    many = _many(laid.scopes, count)
+    many = _many(laid.scopes, count, SHARED[0])
     scopes = np.where(many[laid.scopes], -1, laid.scopes)
     least = np.full(count + 1, count)
     after = np.full(count + 1, count)
@@ -140,16 +143,17 @@ def _order(laid: FactorArrays, count: int) -> Rows:
     source = (least[:count] >= own) & (after[:count] < count)
     place = np.argsort(np.argsort(np.where(source, 2 * after[:count] - 1, 2 * own), kind="stable")).astype(float)
     for v, near in _neighbours(laid.scopes, many):
-        if _is_near(place[near]):
-            place[v] = place[near].min() + 0.5
+        together = _together(place[near])
+        if len(together):
+            place[v] = together.min() + 0.5
     return np.argsort(place, kind="stable")
 
 
-def _many(scopes: Rows, count: int) -> NDArray[np.bool_]:
-    """Whether each variable has many neighbours, with one more entry for 'none'."""
+def _many(scopes: Rows, count: int, least: int) -> NDArray[np.bool_]:
+    """Whether each variable has more neighbours than `least`, with one more entry for 'none'."""
     joined = (scopes >= 0).sum(axis=1) > 1
     degree = np.bincount(scopes[joined].ravel() + 1, minlength=count + 1)[1:]
-    return np.append(degree > SHARED, False)
+    return np.append(degree > least, False)
 
 
 def _neighbours(scopes: Rows, many: NDArray[np.bool_]) -> Iterator[tuple[int, Rows]]:
@@ -159,9 +163,12 @@ def _neighbours(scopes: Rows, many: NDArray[np.bool_]) -> Iterator[tuple[int, Ro
         yield v, near[(near >= 0) & ~many[near]]
 
 
-def _is_near(places: NDArray[Any]) -> bool:
-    """Whether places are close to each other: those of one block, not of many."""
-    return bool(len(places)) and float(np.ptp(places)) < SPREAD * len(places)
+def _together(places: NDArray[Any]) -> NDArray[Any]:
+    """The places close to the middle one, if most are: those of a block, not of many; else none."""
+    if not len(places):
+        return places
+    close: NDArray[Any] = places[np.abs(places - np.sort(places)[len(places) // 2]) <= SPREAD * len(places) / 2]
+    return close if len(close) >= MOST * len(places) else close[:0]
 
 
 def _mixed(*columns: Rows) -> NDArray[np.uint64]:
@@ -174,12 +181,12 @@ def _mixed(*columns: Rows) -> NDArray[np.uint64]:
     return total
 
 
-def _shared(state: _State) -> NDArray[np.bool_]:
-    """Whether each variable has many neighbours, far apart from each other, with one more entry for 'none'."""
-    many = _many(state.scopes, len(state.sizes))
+def _shared(state: _State, least: int) -> NDArray[np.bool_]:
+    """Whether each variable has more neighbours than `least`, far apart, with one more entry for 'none'."""
+    many = _many(state.scopes, len(state.sizes), least)
     shared = many.copy()
     for v, near in _neighbours(state.scopes, many):
-        shared[v] = not _is_near(state.position[near])
+        shared[v] = not len(_together(state.position[near]))
     return shared
 
 
@@ -205,9 +212,8 @@ def _signatures(state: _State, shared: NDArray[np.bool_]) -> NDArray[np.uint64]:
     return np.where(alone, _mixed(numbers, numbers), found)
 
 
-def _best(state: _State) -> tuple[int, int, int] | None:
-    """The (start, period, blocks) of the run that saves most, None without runs."""
-    shared = _shared(state)
+def _best(state: _State, shared: NDArray[np.bool_]) -> tuple[int, int, int, NDArray[np.bool_]] | None:
+    """The (start, period, blocks) of the run that saves most, and `shared` again; None without runs."""
     signature = _signatures(state, shared)
     found = []
     for period in _periods(signature):
@@ -215,7 +221,7 @@ def _best(state: _State) -> tuple[int, int, int] | None:
             run = _phased(state, shared, start, period, blocks)
             if run is not None:
                 found.append(((run[2] - 3) * period, -period, run))
-    return max(found)[2] if found else None
+    return (*max(found)[2], shared) if found else None
 
 
 def _periods(signature: NDArray[np.uint64]) -> list[int]:
@@ -312,9 +318,9 @@ def _repeats(state: _State, shared: NDArray[np.bool_], start: int, period: int, 
     return alike(np.argsort(block, kind="stable")) or alike(np.lexsort((*columns, block)))  # mostly as they come
 
 
-def _cut(state: _State, start: int, period: int, blocks: int) -> tuple[_State, Rows]:
+def _cut(state: _State, start: int, period: int, blocks: int, shared: NDArray[np.bool_]) -> tuple[_State, Rows]:
     """The state without blocks 2 .. K - 2, and the new variable that stands for each old one."""
-    first, last, _, _ = _placed(state, _shared(state), start, period, blocks)
+    first, last, _, _ = _placed(state, shared, start, period, blocks)
     count, dropped = len(state.sizes), (blocks - 3) * period
     old = np.arange(count)
     gone = (old >= start + 2 * period) & (old < start + (blocks - 1) * period)

@@ -1,7 +1,7 @@
 """Plans under falling budgets: seconds, bound, gap and peak, and whether a smaller budget ever does better.
 
     python examples/benchmarks/budgets.py [resnet | llama | gpt2 | vgg | t5 | mixture | bert | opt | vit]
-                                          [resnet@14.3GB ...] [bert@0.93 ...]
+                                          [resnet@14.3GB ...] [bert@0.93 ...] [--recompute POLICY]
 
 ResNet-50 of transformers on four devices at 50 GB/s; the others on clusters of `examples`. BERT and OPT (weights of the
 head tied to the embedding) and ViT have six layers and the ordinary servers of `two-racks-10g.yaml`. Budgets are shares
@@ -11,6 +11,7 @@ A plan of a larger budget whose peak is within a smaller one bounds what the sma
 
 import os
 import sys
+from argparse import ArgumentParser
 from pathlib import Path
 from statistics import median
 
@@ -150,7 +151,7 @@ def cpu_seconds() -> float:
     return used.user + used.system + used.children_user + used.children_system
 
 
-def main(names: list[str]) -> None:
+def main(names: list[str], recompute: str) -> None:
     """Print the table of every name, then the median and the worst gap and share of time."""
     print("model    budget GB    seconds      bound       gap   peak GB   CPU s  monotone")
     gaps, shares = list[float](), list[float]()
@@ -163,7 +164,8 @@ def main(names: list[str]) -> None:
             if isinstance(part, float):
                 budget = f"{part * before[0].predicted.peak_bytes:.0f} B"
             try:
-                plan = autoddl.plan(model, cluster, sample, mesh=mesh, budget=budget, workers=1)
+                plan = autoddl.plan(model, cluster, sample, mesh=mesh, budget=budget, workers=1,
+                                    recompute=(recompute,))
             except Infeasible as error:
                 print(f"{name:8} {budget}: {error}", flush=True)
                 continue
@@ -183,4 +185,8 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = ArgumentParser()
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--recompute", default="none")
+    given = parser.parse_args()
+    main(given.names, given.recompute)

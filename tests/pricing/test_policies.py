@@ -100,6 +100,18 @@ def test_blocks_with_policies_are_folded() -> None:
         assert found.value == pytest.approx(expected.value, rel=1e-12)
 
 
+@pytest.mark.slow
+def test_blocks_that_all_read_one_tensor_are_folded_with_policies() -> None:
+    """Decoder blocks read what the encoder wrote, and all of a stack read its position bias."""
+    network = joint("t5", "pair=2", layers=8)
+    problem = network.problem(1e9, {f"backward {network.pricing.graph.ops[-2].name}": 1.0})
+    assert [fold.times >= 3 for fold in presolve_folded(problem)[0].folds] == [True, True]
+    space = build_space(problem)
+    assert space.program.exact
+    choice = space.point(1e-9, space.thresholds[-1])
+    assert problem.cost(tuple(choice.choice.tolist())) - problem.fixed_seconds == pytest.approx(choice.seconds)
+
+
 @pytest.mark.parametrize("mesh", ["pair=2", pytest.param("machine=2,pair=2", marks=pytest.mark.slow)])
 def test_the_copy_of_a_weight_tied_outside_of_blocks_counts_at_all_levels(mesh: str) -> None:
     """Rows of policies then have at the loss what those of the levels have, and nothing is left out."""
