@@ -5,8 +5,8 @@ Reading order:
     parallelize            a module and a plan -> a model that trains
     parallel_model         that model, for plans without stages; `program_runner` runs its program
     pipeline_model         that model, for plans with stages; `stage_setup` prepares it, `stage_transport` sends between
-                           stages, `shared_gradients` adds up those of parameters that several stages have
-    gradient_norm          clips gradients by their norm over all ranks
+                           stages
+    gradients_together     adds up gradients of parameters that several stages have; clips gradients by their norm
     world                  joins the processes, and compares what they are about to run
     parameters             the module's parameters, replaced by the pieces that this rank stores
     optimizer_guard        refuses optimizers that do not update pieces

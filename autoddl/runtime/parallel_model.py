@@ -18,7 +18,7 @@ from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Extent, Layout, extents
 from autoddl.core.plan import Plan
 from autoddl.runtime.batches import Batches, LocalBatch
-from autoddl.runtime.gradient_norm import clip_gradients
+from autoddl.runtime.gradients_together import clip_gradients
 from autoddl.runtime.optimizer_guard import guard_optimizers
 from autoddl.runtime.process_groups import Groups
 from autoddl.runtime.program_runner import ProgramRunner, place_buffers

@@ -1,0 +1,108 @@
+"""What ranks make together of gradients after the last backward: sums of shared ones, and the norm of all.
+
+*Sums.* Parameters that several stages of a pipeline have are tied embeddings, as a rule. Every stage has a copy of its
+own, stored in its own layout, and backward yields each copy the gradient of its stage. The stages send each other these
+gradients, and each adds all of them up in the order of the stages. So all copies get the same bits, and optimizers keep
+them equal.
+
+*Norm.* Each element counts once:
+
+    norm = sqrt( sum over ranks of  sum of squares of the elements that the rank counts )
+
+Of ranks that hold the same piece, the first counts it: the one at coordinate 0 of every axis that does not split the
+parameter. Squares are summed in float64, and by one all-reduce of one number, so all ranks get the same bits.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from autoddl.core.layout import B
+from autoddl.runtime.parameters import StoredParameter
+from autoddl.runtime.process_groups import Groups, peer_error
+from autoddl.runtime.program_runner import ProgramRunner
+from autoddl.runtime.stage_transport import Arrival, StageTransport
+from autoddl.schedule.stage_lanes import Lane
+
+__all__ = ["SharedGradients", "clip_gradients"]
+
+
+class SharedGradients:
+    """The parameters of this rank that other stages have too; `lanes` are those of their gradients, of all ranks."""
+
+    def __init__(self, lanes: Sequence[Lane], runners: Mapping[int, ProgramRunner], transport: StageTransport) -> None:
+        self._transport, self._runners = transport, runners
+        self._lanes = [one for one in lanes if {one.source.stage, one.target.stage} & runners.keys()]
+        self._stored = {(one.target.stage, one.name): runners[one.target.stage].stored[one.name]
+                        for one in lanes if one.target.stage in runners}
+        self._before: dict[tuple[int, str], Tensor | None] = {}
+
+    def begin(self) -> None:
+        """Called before a step: puts the gradients of earlier steps aside, which are sums already."""
+        for key, one in self._stored.items():
+            self._before[key] = one.parameter.grad
+            one.parameter.grad = None
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Called after the last backward of this rank: .grad becomes the sum over the stages, and what was before."""
+        arrivals: dict[tuple[int, str], dict[int, Arrival]] = {key: {} for key in self._stored}
+        for lane in self._lanes:  # in one order for both ends
+            if lane.source.stage in self._runners:
+                self._transport.send(lane, 0, _piece(self._stored[lane.source.stage, lane.name]))
+            else:
+                arrivals[lane.target.stage, lane.name][lane.source.stage] = self._transport.receive(lane, 0)
+        for key, stored in self._stored.items():
+            pieces = {key[0]: _piece(stored)} | {s: arrival.wait() for s, arrival in arrivals[key].items()}
+            first, *others = (pieces[s] for s in sorted(pieces))
+            total = first.clone()
+            for piece in others:
+                total.add_(piece)
+            stored.parameter.grad = self._before.pop(key)
+            stored.deposit(total)
+
+
+def _piece(stored: StoredParameter) -> Tensor:
+    """This rank's piece of the gradient of its own stage; zeros where backward yielded none."""
+    gradient = stored.parameter.grad
+    if gradient is None:
+        return torch.zeros_like(stored.leaf, requires_grad=False)
+    return _local(gradient)
+
+
+def _local(gradient: Tensor) -> Tensor:
+    """This rank's piece of a gradient."""
+    found: Tensor = getattr(gradient, "_local_tensor", gradient)
+    return found
+
+
+def _counts(one: StoredParameter, groups: Groups) -> bool:
+    """Whether this rank counts its piece."""
+    return all(state != B or at == 0 for state, at in zip(one.layout, groups.coordinate, strict=True))
+
+
+@torch.no_grad()
+def clip_gradients(counted: Iterable[tuple[StoredParameter, Groups]], parameters: Sequence[nn.Parameter],
+                   max_norm: float) -> Tensor:
+    """Scales the gradients of `parameters` to a norm of at most `max_norm`; returns the norm before, in float64.
+
+    `counted` are the pieces on which the norm is taken, each with the mesh that it is a piece on. The scale is that of
+    torch's `clip_grad_norm_`: max_norm / (norm + 1e-6), at most 1. Raises MachineError where a peer is gone.
+    """
+    gradients = [_local(p.grad) for p in parameters if p.grad is not None]
+    squares = [_local(one.parameter.grad).double().square().sum() for one, groups in counted
+               if one.parameter.grad is not None and _counts(one, groups)]
+    device = gradients[0].device if gradients else torch.device("cpu")
+    total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        try:
+            dist.all_reduce(total)
+        except RuntimeError as error:
+            raise peer_error("adding up the norm of the gradients", error) from error
+    norm = total.sqrt()
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(scale.to(gradient.dtype))
+    return norm
