@@ -1,0 +1,55 @@
+"""Plans with stages and their proofs: python examples/benchmarks/pipelines.py [part of a case's name]
+
+For every case the best plan without stages, the best pipeline of every candidate with its bound, and the gap of the
+plan that is found. Seconds of planning are CPU seconds of this process, captures included, with one worker.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from gpt import gpt
+from llama import llama3_8b
+from torch import nn
+
+import autoddl
+from autoddl.explain.pipeline_proof import check_pipeline
+
+CLUSTERS = Path(__file__).parents[1] / "clusters"
+
+CASES: Mapping[str, tuple[Callable[[], nn.Module], str, dict[str, Any]]] = {
+    "gpt thin links": (lambda: gpt(layers=8), "rehearsal-4x1-200.yaml", {
+        "stages": (1, 2, 4), "microbatches": (4, 8), "schedule": ("1f1b", "gpipe", "interleaved:2")}),
+    "gpt two nodes": (lambda: gpt(layers=8), "rehearsal-2x2-200.yaml", {
+        "stages": (1, 2, 4), "microbatches": (4, 8)}),
+    "llama 8b": (lambda: llama3_8b(batch=128), "h100-8x8.yaml", {
+        "stages": (1, 2, 4, 8), "microbatches": (16,), "precision": "bf16-mixed"}),
+}
+
+
+def main(wanted: str) -> None:
+    for name, (model, cluster, options) in CASES.items():
+        if wanted not in name:
+            continue
+        began = time.process_time()
+        plan = autoddl.plan(model(), CLUSTERS / cluster, max_axes=2, workers=1, **options)
+        took = time.process_time() - began
+        checked = check_pipeline(plan) if plan.pipeline else None
+        stages = f"{len(plan.pipeline.stages)} stages, {plan.pipeline.name}" if plan.pipeline else "no stages"
+        print(f"{name} on {cluster}: {plan.predicted.seconds:.6g} s with {stages}, {plan.microbatches} microbatches, "
+              f"gap {plan.gap:.2%}, proof {'checked' if checked else 'not checked'}; {took:.0f} CPU s")
+        whole = plan.source["bound_without_stages"]
+        print(f"    without stages no less than {whole:.6g} s")
+        for row in plan.source["alternatives"]:
+            found = "-" if row["seconds"] is None else f"{row['seconds']:.6g} s"
+            bound = "no plan" if row["bound"] is None else f"{row['bound']:.6g} s"
+            print(f"    {row['stages']} stages, {row['schedule']}, {row['microbatches']} microbatches: {found}, no "
+                  f"less than {bound}; {row['detail']}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "")
