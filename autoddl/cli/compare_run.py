@@ -61,13 +61,12 @@ def compare_run_verb(plan: PlanPath, record: Given,
 
 def _trace(plan: Plan, record: "Record") -> str:
     """The prediction above the step whose length is the middle one, on every rank."""
-    from autoddl.cli.perfetto import trace_text
-    from autoddl.explain.compare_run import foreseen
+    from autoddl.cli.perfetto import plan_trace
     from autoddl.explain.record_statistics import later
     steps = later(record)
     first = sorted((step for step in steps if step.rank == steps[0].rank), key=lambda step: step.seconds)
     middle = first[len(first) // 2].step
-    return trace_text(foreseen(plan), [step for step in steps if step.step == middle])
+    return plan_trace(plan, [step for step in steps if step.step == middle])
 
 
 def _data(found: "Compared") -> dict[str, Any]:

@@ -17,11 +17,11 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import graph_from_text
 from autoddl.core.hubs import needed_ops
 from autoddl.core.plan import Plan
-from autoddl.cost_models import parse_cluster
 from autoddl.cost_models.units import show_bytes, show_seconds
 from autoddl.explain.pipeline_proof import ProvedPipeline
+from autoddl.explain.staged_run import foreseen_stages
 from autoddl.explain.utilisation import model_flops_utilisation
-from autoddl.planner.stage_plans import StagedStep, staged_step
+from autoddl.planner.stage_plans import StagedStep
 
 __all__ = ["alternatives_of", "alternatives_table", "pipeline_summary", "pipeline_table", "proof_table", "stage_of",
            "without_stages"]
@@ -48,13 +48,8 @@ def without_stages(plan: Plan, what: str) -> Plan:
 
 def pipeline_table(plan: Plan) -> RenderableType:
     """The figures of a plan with stages, its stages, and its time line."""
-    step = _step(plan)
+    step = foreseen_stages(plan)
     return Group(_figures(plan, step), "", _stages(plan, step), "", draw_timeline(step.timeline))
-
-
-def _step(plan: Plan) -> StagedStep:
-    return staged_step(plan, graph_from_text(plan.source["graph"]),
-                       parse_cluster(plan.source["cluster"], "the plan's cluster"))
 
 
 def _figures(plan: Plan, step: StagedStep) -> Table:
