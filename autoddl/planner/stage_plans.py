@@ -170,14 +170,16 @@ def stage_task(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches
                    variants=None)
 
 
-def search_stage(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches: int, in_flight: int) -> Found:
+def search_stage(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches: int, in_flight: int,
+                 within: Sequence[Candidate] = ()) -> Found:
     """The fastest layouts of one stage on its part of the cluster, with a bound of all of them.
 
-    Raises Infeasible where none fits the budget with so many microbatches in flight.
+    `within` are the meshes and regions to look into, by default all that the options allow. Raises Infeasible where no
+    plan fits the budget with so many microbatches in flight.
     """
     own = stage_task(task, stage, cluster, microbatches)
-    plain = [Candidate(mesh, region_of(own.options), microbatches, in_flight=in_flight)
-             for mesh in allowed_meshes(cluster, own.options)]
+    free = within or [Candidate(mesh, region_of(own.options)) for mesh in allowed_meshes(cluster, own.options)]
+    plain = [replace(one, microbatches=microbatches, in_flight=in_flight) for one in free]
     return search(own, under_policies(plain, own.options.recompute))
 
 

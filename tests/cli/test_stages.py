@@ -38,8 +38,26 @@ def test_a_trace_has_every_task_of_the_schedule(folder: Path) -> None:
     assert shell("draw", str(folder / "plan.json"), "-o", str(folder / "picture.json")).code == 0
     rows = json.loads((folder / "picture.json").read_text())["traceEvents"]
     line = foreseen_stages(load_plan(folder / "plan.json")).timeline
-    wanted = sorted((rank, task.name, round(start * 1e6, 3)) for task, start in zip(line.tasks, line.starts, strict=True)
-                    for rank in task.ranks)
+    timed = zip(line.tasks, line.starts, strict=True)
+    wanted = sorted((rank, task.name, round(start * 1e6, 3)) for task, start in timed for rank in task.ranks)
     assert sorted((row["pid"], row["name"], row["ts"]) for row in rows if row["ph"] == "X") == wanted
     assert {row["args"]["name"] for row in rows if row["name"] == "process_name"} == {
         "predicted, rank 0", "predicted, rank 1"}
+
+
+def test_uniform_pipelines_are_compared(folder: Path) -> None:
+    said = shell("compare", FACTORY, str(folder / "pair.yaml"), "--set", "dropout=0.0", "--stages", "1,2",
+                 "--microbatches", "2", "--json")
+    assert said.code == 0, said
+    rows = {row["name"]: row for row in json.loads(said.out)}
+    one = rows["uniform pipeline, 1f1b"]
+    assert one["stages"] == 2 and one["detail"] == "data parallel 1 x tensor parallel 1, 1 block a stage"
+    assert rows["found"]["predicted_seconds"] <= one["predicted_seconds"] and one["ratio"] >= 1
+    other = rows["uniform pipeline, interleaved:2"]
+    assert "4 stages cannot have equally many of the model's 2 blocks" in other["detail"] and "stages" not in other
+    assert rows["data parallel"]["predicted_seconds"] and "stages" not in rows["data parallel"]
+
+
+def test_solvers_are_not_compared_on_stages(folder: Path) -> None:
+    said = shell("compare", FACTORY, str(folder / "pair.yaml"), "--stages", "2", "--solvers")
+    assert said.code == 2 and "leave stages and cut out" in said.err and not said.out
