@@ -15,6 +15,7 @@ from statistics import fmean, median
 
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, graph_from_text
+from autoddl.core.hubs import needed_ops
 from autoddl.core.plan import Plan
 from autoddl.core.record import Record, RecordedStep
 from autoddl.cost_models import Cluster, parse_cluster
@@ -23,7 +24,7 @@ from autoddl.explain.record_statistics import Pair, later, typical
 from autoddl.planner.stage_plans import StagedStep, staged_step
 
 __all__ = ["ComparedStages", "PartRow", "SentRow", "compare_staged_run", "foreseen_stages", "foreseen_waiting",
-           "ranks_text"]
+           "ranks_text", "stage_beginnings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,13 @@ def foreseen_waiting(plan: Plan) -> float:
     """Seconds of a step in which ranks wait, in the mean over all ranks, as predicted."""
     assert plan.pipeline is not None
     return fmean(_figures(plan, part)[1] for part in range(plan.mesh.sizes[0]))
+
+
+def stage_beginnings(plan: Plan) -> tuple[str, ...]:
+    """By stage, the module that it begins with. Raises InputError for a plan that does not keep its graph."""
+    assert plan.pipeline is not None
+    ops = needed_ops(_question(plan)[0])
+    return tuple(next((op.module for op in ops[slice(*stage.ops)] if op.module), "") for stage in plan.pipeline.stages)
 
 
 def ranks_text(plan: Plan, part: int) -> str:

@@ -29,6 +29,7 @@ from autoddl.cost_models.pipeline_bounds import closed_paths, trace_cut
 from autoddl.cost_models.pipelines import ONCE
 from autoddl.planner.bucket_size import fitting_buckets
 from autoddl.planner.mesh_search import Progress
+from autoddl.planner.pins import check_pins
 from autoddl.planner.stage_parts import StageParts, places_of
 from autoddl.planner.stage_plans import (
     Staged,
@@ -211,6 +212,7 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
     Raises InputError where the model or the cluster cannot be cut into so many stages.
     """
     options = task.options
+    check_pins(options.pins, task.graph)
     asked = [(d, m, name) for d in options.stages if d > 1 for m in options.microbatches for name in options.schedule]
     parts: dict[tuple[int, int, int], StageParts] = {}
     winner: tuple[StageParts, str, TriedCut] | None = None
@@ -248,7 +250,8 @@ def staged_plan(task: PlanTask, plain: Callable[[PlanTask, Progress | None], Pla
     found = search_pipelines(task, best.predicted.seconds if best else inf, progress)
     bound = min(found.bound, best.bound if best else inf)
     source = {"alternatives": [row.to_json() for row in found.alternatives], "cluster": task.cluster.to_yaml(),
-              "bound_without_stages": best.bound if best else None}
+              "bound_without_stages": best.bound if best else None, "pins": list(task.options.pins),
+              "optimizer": task.options.optimizer}
     if found.plan is not None:
         source["graph"] = graph_to_text(task.variant(found.plan.microbatches).original)
     if found.plan is not None:

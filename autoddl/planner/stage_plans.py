@@ -29,7 +29,7 @@ from autoddl.planner.assemble import Assembled, assemble, plan_of
 from autoddl.planner.bucket_size import fitting_buckets
 from autoddl.planner.candidates import Candidate, under_policies
 from autoddl.planner.mesh_search import Found, search
-from autoddl.planner.pins import allowed_meshes, region_of
+from autoddl.planner.pins import allowed_meshes, pins_of_part, region_of
 from autoddl.planner.question import source_of
 from autoddl.planner.task import PlanTask
 from autoddl.schedule.memory_line import with_memory_peak
@@ -164,8 +164,9 @@ def simulated(schedule: Schedule, stages: Sequence[StageSeconds], transfers: Seq
 
 
 def stage_task(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches: int) -> PlanTask:
-    """The task of planning one stage on its part of the cluster."""
-    options = replace(task.options, microbatches=(microbatches,), stages=(1,), cut=())
+    """The task of planning one stage on its part of the cluster, with the pins of what it has."""
+    options = replace(task.options, microbatches=(microbatches,), stages=(1,), cut=(),
+                      pins=pins_of_part(task.options.pins, add_hubs(stage.graph), task.graph))
     return replace(task, graph=add_hubs(stage.graph), original=stage.graph, spec={}, cluster=cluster, options=options,
                    variants=None)
 
