@@ -5,7 +5,7 @@
     compare_solvers   all solvers on the problem of the best mesh
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,12 +22,13 @@ from autoddl.planner.bucket_size import fitting_buckets
 from autoddl.planner.candidates import Candidate, build_problem, under_policies
 from autoddl.planner.mesh_search import Found, Progress, cut_short, search
 from autoddl.planner.options import Options, PlanOptions, documented
-from autoddl.planner.overlap import Finish, overlapped
+from autoddl.planner.overlap import overlapped
 from autoddl.planner.pins import allowed_meshes, region_of
 from autoddl.planner.pipeline_search import staged_plan
 from autoddl.planner.question import source_of
 from autoddl.planner.strategies import named_strategies
 from autoddl.planner.task import PlanTask, task_of
+from autoddl.planner.uniform_pipelines import UNIFORM, uniform_pipeline
 from autoddl.search import SOLVERS, solve
 
 if TYPE_CHECKING:
@@ -159,26 +160,70 @@ def compare(model: "nn.Module", cluster: str | Path | Cluster, sample: object = 
             ) -> tuple[Comparison, ...]:
     """The found plan, then every named strategy (data parallel, ZeRO, tensor parallel, HSDP, grids), each at its best.
 
-    Every strategy takes the best mesh for it and the best number of microbatches. The arguments are those of `plan`. An
+    Every strategy takes the best mesh for it and the best number of microbatches. The arguments are those of `plan`.
+    With `stages` above 1, uniform pipelines are set beside the found plan too (`planner.uniform_pipelines`). An
     interrupt ends the comparison: later strategies are not begun. It raises KeyboardInterrupt where there is no found
     plan yet. Raises InputError for wrong arguments.
     """
     task = task_of(model, cluster, sample, _summed(PlanOptions.of(options)), name, factory)
-    free, counts = _candidates(task), task.options.microbatches
-    named = named_strategies(task, tuple(dict.fromkeys(one.mesh for one in free)))
     found: list[Comparison] = []
-    every = {title: under_policies([replace(one, microbatches=n) for n in counts for one in whole],
-                                   task.options.recompute) for title, whole in named.items()}
-    for title, candidates in {"found": free, **every}.items():
-        if found and found[-1].interrupted:
-            found.append(Comparison(title, None, "not begun: interrupted", interrupted=True))
-            continue
-        said = task.options if title == "found" else replace(task.options, pins=())
-        finish = partial(_finish, task, count=len(candidates), options=said)
-        found.append(_compared(task, title, candidates, progress, finish))
+    first: dict[str, _Find] = {"found": partial(_found, task, progress)}
+    for title, find in (first | _uniform(task, progress) | _named(task, progress)).items():
+        late = bool(found) and found[-1].interrupted
+        found.append(Comparison(title, None, "not begun: interrupted", interrupted=True) if late else _row(title, find))
         if found[0].plan is None and found[0].interrupted:
             raise KeyboardInterrupt
     return tuple(found)
+
+
+_Find = Callable[[], tuple[Plan | None, str, bool]]
+"""Finds a row: its plan, its detail, and whether it was interrupted. Raises why there is none."""
+
+
+def _row(title: str, find: _Find) -> Comparison:
+    """The row of one strategy."""
+    try:
+        plan, detail, interrupted = find()
+    except (Infeasible, InputError) as error:
+        return Comparison(title, None, str(error), error)
+    except KeyboardInterrupt:
+        return Comparison(title, None, "interrupted before it had a plan", interrupted=True)
+    return Comparison(title, plan, detail, interrupted=interrupted)
+
+
+def _found(task: PlanTask, progress: Progress | None) -> tuple[Plan | None, str, bool]:
+    if task.options.stages == (1,):
+        return _best(task, _candidates(task), progress)
+    return staged_plan(task, _without_stages if 1 in task.options.stages else None, progress), "", False
+
+
+def _named(task: PlanTask, progress: Progress | None) -> dict[str, _Find]:
+    """By title, what finds the rows of the strategies without stages.
+
+    Pins narrow their meshes alone, and only where they are those of plans without stages.
+    """
+    options = replace(task.options, stages=(1,), cut=())
+    if 1 not in task.options.stages:
+        options = replace(options, pins=(), mesh=None)
+    tried = tuple(dict.fromkeys(one.mesh for one in _candidates(replace(task, options=options))))
+    plain = replace(task, options=replace(options, pins=()))
+    return {title: partial(_best, plain, under_policies(
+        [replace(one, microbatches=n) for n in options.microbatches for one in whole], options.recompute), progress)
+        for title, whole in named_strategies(plain, tried).items()}
+
+
+def _uniform(task: PlanTask, progress: Progress | None) -> dict[str, _Find]:
+    """By title, what finds the row of the best uniform pipeline of a schedule; nothing without stages."""
+    if task.options.stages == (1,):
+        return {}
+    plain = replace(task, options=replace(task.options, pins=()))
+
+    def row(name: str) -> tuple[Plan | None, str, bool]:
+        best = uniform_pipeline(plain, name, progress)
+        return best.plan, str(best), False
+
+    names = dict.fromkeys((*UNIFORM, *plain.options.schedule))
+    return {f"uniform pipeline, {name}": partial(row, name) for name in names}
 
 
 def _summed(options: PlanOptions) -> PlanOptions:
@@ -189,20 +234,20 @@ def _summed(options: PlanOptions) -> PlanOptions:
     return options
 
 
-def _compared(task: PlanTask, title: str, tried: Sequence[Candidate], progress: Progress | None, finish: Finish
-              ) -> Comparison:
-    """The row of one strategy."""
+def _without_pipelines(options: PlanOptions) -> PlanOptions:
+    """The options of a comparison of solvers. Raises InputError where they ask for stages."""
+    if options.stages != (1,):
+        raise InputError("solvers are compared on one problem, that of a plan without stages: leave stages and cut out")
+    return options
+
+
+def _best(task: PlanTask, tried: Sequence[Candidate], progress: Progress | None) -> tuple[Plan | None, str, bool]:
+    """The best plan of these candidates, a text on it, and whether an interrupt ended the search."""
     if not tried:
-        return Comparison(title, None, "no mesh here has an axis for each")
-    try:
-        found = search(task, tried, progress)
-        best = finish(found)
-    except (Infeasible, InputError) as error:
-        return Comparison(title, None, str(error), error)
-    except KeyboardInterrupt:
-        return Comparison(title, None, "interrupted before it had a plan", interrupted=True)
-    said = "interrupted: its best so far" * found.interrupted
-    return Comparison(title, best, said, interrupted=found.interrupted)
+        return None, "no mesh here has an axis for each", False
+    found = search(task, tried, progress)
+    return (_finish(task, found, len(tried), task.options), "interrupted: its best so far" * found.interrupted,
+            found.interrupted)
 
 
 @documented
@@ -215,7 +260,7 @@ def compare_solvers(model: "nn.Module", cluster: str | Path | Cluster, sample: o
     arguments.
     """
     tell = progress or (lambda what, done, total: None)
-    asked = _summed(PlanOptions.of({"time_limit": 60.0, **options}))
+    asked = _without_pipelines(_summed(PlanOptions.of({"time_limit": 60.0, **options})))
     task = task_of(model, cluster, sample, replace(asked, solver="exact", time_limit=None), "", None)
     tried = _candidates(task)
     best = tried[0].mesh if len(tried) == 1 else search(task, tried, progress).best.pricing.mesh

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
+from rich.table import Table
 
 from autoddl.cli.options import AsJson, PlanPath
 from autoddl.cli.output import show
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from autoddl.core.record import Record
     from autoddl.explain.compare_run import Compared
     from autoddl.explain.record_statistics import Miss, Pair, Row
+    from autoddl.explain.staged_run import ComparedStages
 
 __all__ = ["NoRecord", "RecordPath", "compare_run_verb", "record_path"]
 
@@ -48,40 +50,35 @@ def compare_run_verb(plan: PlanPath, record: Given,
                 as_json: AsJson = False) -> None:
     """Set a plan beside the record of its run."""
     from autoddl.core.record import read_record
-    from autoddl.explain.compare_run import compare_run
+    from autoddl.explain.compare_run import Compared, compare_run
+    from autoddl.explain.staged_run import ComparedStages, compare_staged_run
     check_file(trace)
     read, recorded = load_plan(plan), read_record(record)
-    found = compare_run(read, recorded)
+    found: Compared | ComparedStages = (compare_run if read.pipeline is None else compare_staged_run)(read, recorded)
     if trace is not None:
         write_atomically(trace, _trace(read, recorded))
-    show(_table(found), _data(found), as_json)
+    show(_table(found) if isinstance(found, Compared) else _stages_table(found), _data(found), as_json)
     if not found.equal:
         raise typer.Exit(1)
 
 
 def _trace(plan: Plan, record: "Record") -> str:
     """The prediction above the step whose length is the middle one, on every rank."""
-    from autoddl.cli.perfetto import trace_text
-    from autoddl.explain.compare_run import foreseen
+    from autoddl.cli.perfetto import plan_trace
     from autoddl.explain.record_statistics import later
     steps = later(record)
     first = sorted((step for step in steps if step.rank == steps[0].rank), key=lambda step: step.seconds)
     middle = first[len(first) // 2].step
-    return trace_text(foreseen(plan), [step for step in steps if step.step == middle])
+    return plan_trace(plan, [step for step in steps if step.step == middle])
 
 
-def _data(found: "Compared") -> dict[str, Any]:
+def _data(found: "Compared | ComparedStages") -> dict[str, Any]:
     return asdict(found) | {"equal": found.equal, "collective_mismatches": len(found.mismatches),
                             "mismatches": found.mismatches[:SHOWN]}
 
 
 def _table(found: "Compared") -> RenderableType:
-    figures = grid()
-    figures.add_row("compared", f"{found.steps} steps of {found.ranks} ranks" + f"; {found.note}" * bool(found.note))
-    wrong = len(found.mismatches)
-    figures.add_row("collectives", f"{wrong} differ" if wrong else "as planned, every count and every byte")
-    for text in found.mismatches[:SHOWN]:
-        figures.add_row("", text)
+    figures = _figures(found)
     for name, pair in (("step", found.step), ("compute", found.compute), ("exposed", found.exposed),
                        ("hidden", found.hidden)):
         figures.add_row(name, _both(pair))
@@ -96,6 +93,30 @@ def _table(found: "Compared") -> RenderableType:
     return Group(figures, "", kinds, "", misses)
 
 
+def _figures(found: "Compared | ComparedStages") -> Table:
+    figures = grid()
+    figures.add_row("compared", f"{found.steps} steps of {found.ranks} ranks" + f"; {found.note}" * bool(found.note))
+    wrong = len(found.mismatches)
+    figures.add_row("collectives", f"{wrong} differ" if wrong else "as planned, every count and every byte")
+    for text in found.mismatches[:SHOWN]:
+        figures.add_row("", text)
+    return figures
+
+
+def _stages_table(found: "ComparedStages") -> RenderableType:
+    figures = _figures(found)
+    figures.add_row("step", _both(found.step))
+    parts = columns("ranks", "stages", "compute", "waiting", "optimizer")
+    for part in found.parts:
+        parts.add_row(part.ranks, ", ".join(map(str, part.stages)), *map(_short, (part.compute, part.waiting,
+                                                                               part.update)))
+    sent = columns("sent", "kind", "axes", "count", "bytes", "waited")
+    for row in found.rows:
+        sent.add_row(row.ranks, row.kind, row.axes, _twice(row.count, str), _twice(row.nbytes, show_bytes),
+                     show_seconds(row.waited))
+    return Group(figures, "", parts, "", sent)
+
+
 def _both(pair: "Pair") -> str:
     if not pair.predicted and not pair.recorded:
         return "none"
@@ -104,11 +125,12 @@ def _both(pair: "Pair") -> str:
 
 
 def _cells(row: "Row") -> tuple[str, ...]:
-    def twice(values: tuple[int, int], shown: Callable[[int], str]) -> str:
-        return shown(values[0]) if values[0] == values[1] else f"{shown(values[0])}, {shown(values[1])} recorded"
-
-    return (row.kind, row.axes, row.level, twice(row.count, str), twice(row.nbytes, show_bytes),
+    return (row.kind, row.axes, row.level, _twice(row.count, str), _twice(row.nbytes, show_bytes),
             *(_short(pair) for pair in (row.seconds, row.exposed, row.hidden)))
+
+
+def _twice(values: tuple[int, int], shown: Callable[[int], str]) -> str:
+    return shown(values[0]) if values[0] == values[1] else f"{shown(values[0])}, {shown(values[1])} recorded"
 
 
 def _short(pair: "Pair") -> str:

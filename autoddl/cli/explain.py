@@ -97,6 +97,5 @@ def diff_verb(a: PlanPath, b: Other, as_json: AsJson = False) -> None:
     """Say what differs between two plans, and its worth."""
     from autoddl.cli import answer_tables
     from autoddl.explain import diff
-    both = [pipeline_tables.without_stages(load_plan(path), "diff") for path in (a, b)]
-    found = diff.difference(*both)
+    found = diff.difference(load_plan(a), load_plan(b))
     show(answer_tables.difference_table(found), plain(found), as_json)

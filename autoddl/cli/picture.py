@@ -3,6 +3,8 @@
     time line   a row for computation, one for the collectives over each set of axes, one for waiting
     memory      bytes of a rank, and its budget
     kinds       computation, and the collectives of each kind over each set of axes: in flight, and waited for
+
+Of a plan with stages, `pipeline_picture` draws the time line of the schedule and the memory of all ranks.
 """
 
 from collections import defaultdict
@@ -29,11 +31,15 @@ def draw_plan(plan: Plan, path: Path) -> None:
     Raises InputError for another ending."""
     if path.suffix not in KINDS:
         raise InputError(f"{path} ends in {path.suffix or 'nothing'}; a picture is one of {', '.join(KINDS)}")
-    line = foreseen(plan)
     if path.suffix == ".json":
-        from autoddl.cli.perfetto import trace_text
-        write_atomically(path, trace_text(line, []))
+        from autoddl.cli.perfetto import plan_trace
+        write_atomically(path, plan_trace(plan, []))
         return
+    if plan.pipeline is not None:
+        from autoddl.cli.pipeline_picture import draw_pipeline
+        draw_pipeline(plan, path)
+        return
+    line = foreseen(plan)
     _picture(plan, line, foreseen_bytes(plan, line), path)
 
 

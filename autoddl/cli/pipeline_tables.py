@@ -14,14 +14,12 @@ from rich.table import Table
 from autoddl.cli.pipeline_text import draw_timeline
 from autoddl.cli.table_style import columns, grid
 from autoddl.core.errors import InputError
-from autoddl.core.graph import graph_from_text
-from autoddl.core.hubs import needed_ops
 from autoddl.core.plan import Plan
-from autoddl.cost_models import parse_cluster
 from autoddl.cost_models.units import show_bytes, show_seconds
 from autoddl.explain.pipeline_proof import ProvedPipeline
+from autoddl.explain.staged_run import foreseen_stages, stage_beginnings
 from autoddl.explain.utilisation import model_flops_utilisation
-from autoddl.planner.stage_plans import StagedStep, staged_step
+from autoddl.planner.stage_plans import StagedStep
 
 __all__ = ["alternatives_of", "alternatives_table", "pipeline_summary", "pipeline_table", "proof_table", "stage_of",
            "without_stages"]
@@ -48,13 +46,8 @@ def without_stages(plan: Plan, what: str) -> Plan:
 
 def pipeline_table(plan: Plan) -> RenderableType:
     """The figures of a plan with stages, its stages, and its time line."""
-    step = _step(plan)
+    step = foreseen_stages(plan)
     return Group(_figures(plan, step), "", _stages(plan, step), "", draw_timeline(step.timeline))
-
-
-def _step(plan: Plan) -> StagedStep:
-    return staged_step(plan, graph_from_text(plan.source["graph"]),
-                       parse_cluster(plan.source["cluster"], "the plan's cluster"))
 
 
 def _figures(plan: Plan, step: StagedStep) -> Table:
@@ -81,12 +74,11 @@ def _figures(plan: Plan, step: StagedStep) -> Table:
 def _stages(plan: Plan, step: StagedStep) -> Table:
     """A row per stage: its ranks, modules, mesh, seconds and bytes."""
     assert plan.pipeline is not None
-    ops = needed_ops(graph_from_text(plan.source["graph"]))
+    beginnings = stage_beginnings(plan)
     table = columns("stage", "ranks", "begins with", "mesh", "forward", "backward", "once a step", "sends", "in flight",
                     "peak")
     for k, (stage, one) in enumerate(zip(plan.pipeline.stages, step.stages, strict=True)):
-        first = next((op.module or op.name for op in ops[stage.ops[0]:stage.ops[1]] if op.module), "")
-        table.add_row(str(k), f"{stage.ranks[0]}-{stage.ranks[1] - 1}", first, str(stage.plan.mesh),
+        table.add_row(str(k), f"{stage.ranks[0]}-{stage.ranks[1] - 1}", beginnings[k], str(stage.plan.mesh),
                       show_seconds(one.forward), show_seconds(one.backward + one.weight),
                       show_seconds(one.gather + one.reduce + one.update),
                       show_seconds(step.transfers[k]) if k < len(step.transfers) else "-", str(stage.plan.in_flight),

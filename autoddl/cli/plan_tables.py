@@ -77,7 +77,7 @@ def comparison_rows(found: Sequence["Comparison"]) -> list[dict[str, Any]]:
              "peak_bytes": one.plan.predicted.peak_bytes if one.plan else None,
              "mesh": str(one.plan.mesh) if one.plan else None, "ratio": _ratio(one, found[0]), "detail": one.detail,
              "microbatches": one.plan.microbatches if one.plan else None}
-            for one in found]
+            | (pipeline_summary(one.plan) if one.plan else {}) for one in found]
 
 
 def raced_rows(found: Sequence["Raced"]) -> list[dict[str, Any]]:
@@ -111,9 +111,17 @@ def comparison_table(found: Sequence["Comparison"]) -> RenderableType:
         ratio = _ratio(one, found[0])
         figures = ("-", "-", "-", "-") if one.plan is None or ratio is None else (
             show_seconds(one.plan.predicted.seconds), f"{ratio:.2f}", show_bytes(one.plan.predicted.peak_bytes),
-            str(one.plan.mesh) + _parts(one.plan))
+            _shape(one.plan) + _parts(one.plan))
         table.add_row(one.name, *figures, one.detail)
     return table
+
+
+def _shape(plan: Plan) -> str:
+    """The mesh of a plan; of one with stages their number, their meshes and the schedule."""
+    if plan.pipeline is None:
+        return str(plan.mesh)
+    meshes = dict.fromkeys(str(stage.plan.mesh) for stage in plan.pipeline.stages)
+    return f"{len(plan.pipeline.stages)} stages of {' or '.join(meshes)}, {plan.pipeline.name}"
 
 
 def _parts(plan: Plan) -> str:

@@ -61,8 +61,10 @@ def _table(found: "Rehearsal") -> RenderableType:
 
 def _foreseen(found: "Rehearsal") -> str:
     exposed, hidden = found.predicted_exposed_seconds, found.predicted_hidden_seconds
-    if exposed is None or hidden is None:
+    if exposed is None:
         return ""
+    if hidden is None:
+        return f"; {show_seconds(exposed)} exposed predicted"
     return f"; {show_seconds(exposed)} and {show_seconds(hidden)} predicted"
 
 

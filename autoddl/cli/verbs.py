@@ -63,7 +63,7 @@ def show_verb(plan: PlanPath, stage: StageNumber = None, as_json: AsJson = False
     show(plan_tables.plan_table(read), plan_tables.summary(read), as_json)
 
 
-@takes_options("overlap", "stages", "schedule", "cut")
+@takes_options("overlap")
 def compare_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, set_: Set = None,
             solvers: Annotated[bool, typer.Option("--solvers", help="compare the solvers on the plan's mesh")] = False,
             compiled: Compiled = False, as_json: AsJson = False) -> None:

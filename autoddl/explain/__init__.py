@@ -9,7 +9,7 @@ Reading order:
     pareto                  `autoddl front`: plans of least seconds against bytes, or against devices
     relax                   what would fit where no plan does
     diff                    two plans
-    compare_run             a plan and the record of its run, with `record_statistics`
+    compare_run             a plan and the record of its run, with `record_statistics`; with stages `staged_run`
     communication_share     `autoddl network`: the share of communication in data parallel steps, with
                             `data_parallel_work`
 

@@ -19,10 +19,12 @@ from autoddl.core.record import Event, Record, RecordedStep
 from autoddl.explain.record_statistics import Miss, Pair, Row, late, later, misses, rows, typical
 from autoddl.planner.question import question_of
 from autoddl.schedule.memory_line import MemoryLine, memory_line
+from autoddl.schedule.stage_lanes import stage_traffic
 from autoddl.schedule.timeline import PredictedStep, predict_timeline
 from autoddl.schedule.traffic import PlannedCollective, traffic
 
-__all__ = ["Compared", "compare_run", "differences", "foreseen", "foreseen_bytes"]
+__all__ = ["Compared", "check_record", "compare_run", "differences", "foreseen", "foreseen_bytes", "lacking",
+           "planned_traffic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +78,9 @@ def compare_run(plan: Plan, record: Record) -> Compared:
     """The comparison of `plan` with the record of its run.
 
     Raises MismatchError for a record of another plan or without a whole step, and InputError for a plan that does not
-    keep its question.
+    keep its question, or has stages (`staged_run`).
     """
-    if record.header.plan != plan.fingerprint():
-        raise MismatchError(f"the record is of another plan ({record.header.plan}, of {record.header.model}) than this "
-                            f"one ({plan.fingerprint()}, of {plan.model}): give the plan that ran")
-    if not record.steps:
-        raise MismatchError("the record has no whole step: the run broke off in its first; run it again")
+    check_record(plan, record)
     graph, predicted, steps = add_hubs(question_of(plan).graph), foreseen(plan), later(record)
     line = predicted.step
 
@@ -97,13 +95,35 @@ def compare_run(plan: Plan, record: Record) -> Compared:
         Pair(line.hidden, typical(steps, lambda step: step.hidden)),
         late(steps), Pair(plan.predicted.update, typical(steps, lambda step: step.during("update"))),
         len({step.step for step in steps}),
-        len({step.rank for step in steps}), _note(record))
+        len({step.rank for step in steps}), lacking(record))
+
+
+def check_record(plan: Plan, record: Record) -> None:
+    """Raises MismatchError for a record of another plan or without a whole step."""
+    if record.header.plan != plan.fingerprint():
+        raise MismatchError(f"the record is of another plan ({record.header.plan}, of {record.header.model}) than this "
+                            f"one ({plan.fingerprint()}, of {plan.model}): give the plan that ran")
+    if not record.steps:
+        raise MismatchError("the record has no whole step: the run broke off in its first; run it again")
+
+
+def planned_traffic(plan: Plan, graph: Graph, rank: int) -> tuple[PlannedCollective, ...]:
+    """The collectives and messages of one step on a rank.
+
+    `graph` is the planned one, of one microbatch; of a plan with stages it is the captured one, without hubs.
+    """
+    if plan.pipeline is not None:
+        return stage_traffic(plan, graph, rank)
+    return traffic(plan, graph, plan.mesh.coordinate(rank))
 
 
 def differences(plan: Plan, graph: Graph, record: Record) -> tuple[str, ...]:
-    """Texts of the collectives that the plan has and a step of the record has not, or the other way round."""
+    """Texts of the collectives that the plan has and a step of the record has not, or the other way round.
+
+    `graph` is that of `planned_traffic`.
+    """
     found = []
-    expected = {rank: _counted(traffic(plan, graph, plan.mesh.coordinate(rank)))
+    expected = {rank: _counted(planned_traffic(plan, graph, rank))
                 for rank in sorted({step.rank for step in record.steps})}
     for step in record.steps:
         planned_, recorded = expected[step.rank], _counted(step.events)
@@ -116,7 +136,7 @@ def _counted(many: Iterable[PlannedCollective | Event]) -> Counter[str]:
     return Counter(f"{one.direction} {one.kind} over {one.axes} of {one.nbytes} bytes" for one in many)
 
 
-def _note(record: Record) -> str:
+def lacking(record: Record) -> str:
     """A text that says what the record lacks; empty where it is whole."""
     steps = [len(record.of_rank(rank)) for rank in range(record.header.ranks)]
     if min(steps) == max(steps):

@@ -8,11 +8,13 @@ and write. On one mesh, its worth is how A's step changes with that group of B's
 A negative worth is a saving. A group that cannot stand alone has none: its options meet A's in a forbidden combination,
 or they are not open to A. On two meshes, or of two models, only the totals are comparable. Two models count as one if
 their parameters and operators are equal. Their sizes may differ, because plans keep the graph of one microbatch.
+
+Of plans with stages, those are compared that have the same ops in both, each like a plan of its own.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from autoddl.core.errors import InputError
@@ -22,6 +24,7 @@ from autoddl.core.names import fold_names
 from autoddl.core.plan import Plan
 from autoddl.cost_models import show_bytes
 from autoddl.explain.breakdown import block_of
+from autoddl.explain.staged_run import stage_beginnings
 from autoddl.planner.batch_scaling import stretched
 from autoddl.planner.question import Rebuilt, rebuild
 from autoddl.pricing.space import Choice, Variable
@@ -56,10 +59,39 @@ class Difference:
 
 
 def difference(a: Plan, b: Plan) -> Difference:
-    """The difference of plans A and B; groups only where both are of one model on one mesh."""
+    """The difference of plans A and B; groups only where both are of one model on one mesh.
+
+    Of plans with stages, groups are those of equal stages, and names begin with the stage.
+    """
     parted, sized = _unlike(a, b)
+    if a.pipeline is not None or b.pipeline is not None:
+        said = (*_words(a, b), *parted, *sized)
+        words, groups = ((), ()) if parted else _stages(a, b, said)
+        return Difference((*said, *words), tuple(_totals(a, b)), groups)
     alike = a.mesh == b.mesh and not parted and a.source and b.source
     return Difference((*_words(a, b), *parted, *sized), tuple(_totals(a, b)), _groups(a, b) if alike else ())
+
+
+def _stages(a: Plan, b: Plan, said: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[BlockDifference, ...]]:
+    """(texts, groups) of the stages of both plans: where they begin, and how equal ones differ, but for what is said.
+    """
+    if a.pipeline is None or b.pipeline is None:
+        return tuple(f"stages: {name} has {len(plan.pipeline.stages)}, the other none; only totals are compared"
+                     for name, plan in (("A", a), ("B", b)) if plan.pipeline is not None), ()
+    words: list[str] = []
+    groups: list[BlockDifference] = []
+    for what, mine, yours in (("stages", len(a.pipeline.stages), len(b.pipeline.stages)),
+                              ("schedule", a.pipeline.name, b.pipeline.name),
+                              ("cuts", *(", ".join(stage_beginnings(plan)[1:]) for plan in (a, b)))):
+        if mine != yours:
+            words.append(f"{what}: A has {mine}, B has {yours}")
+    theirs = {stage.ops: stage.plan for stage in b.pipeline.stages}
+    for k, stage in enumerate(a.pipeline.stages):
+        if stage.ops in theirs:
+            found = difference(stage.plan, theirs[stage.ops])
+            words += [f"stage {k} of A: {text}" for text in found.words if text not in said]
+            groups += [replace(group, block=f"stage {k} of A: {group.block}") for group in found.groups]
+    return tuple(words), tuple(groups)
 
 
 def _unlike(a: Plan, b: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -125,7 +157,7 @@ def _words(a: Plan, b: Plan) -> Iterator[str]:
         if size != other:
             yield f"{what}: A has {show_bytes(size)}{' a rank' * (what == 'budget')}, B has {show_bytes(other)}"
     steps = [sum(map(len, ((*c.forward, *c.backward) for c in plan.conversions))) for plan in (a, b)]
-    if a.conversions != b.conversions:
+    if a.conversions != b.conversions and a.pipeline is None and b.pipeline is None:
         yield (f"conversions: A takes {steps[0]:,} steps on {len(a.conversions):,} edges, B {steps[1]:,} on "
                f"{len(b.conversions):,}")
 

@@ -27,6 +27,7 @@ from autoddl.core.record import read_record
 from autoddl.cost_models import Cluster, load_cluster, parse_cluster
 from autoddl.explain.compare_run import foreseen
 from autoddl.explain.record_statistics import later, typical
+from autoddl.explain.staged_run import foreseen_waiting
 from autoddl.launch.launch import launch
 from autoddl.launch.machine import check_ranks, free_bytes
 from autoddl.launch.places import placed
@@ -84,7 +85,7 @@ class Rehearsal:
     predicted_exposed_seconds: float | None = None
     """Exposed seconds on the plan's time line; None where the plan does not contain its graph."""
     predicted_hidden_seconds: float | None = None
-    """Hidden seconds on the plan's time line; None where the plan does not contain its graph."""
+    """Hidden seconds on the plan's time line; None where the plan does not contain its graph, or has stages."""
     record: str | None = None
     """The path of the record, if one was asked for."""
 
@@ -173,12 +174,12 @@ def _rehearsal(plan: Plan, found: list[dict[str, Any]], losses: list[float], not
 
 
 def _timed(made: Rehearsal, plan: Plan, record: Path) -> Rehearsal:
-    """With the exposed and hidden seconds of the record, and of the time line of a plan that says its source.
-
-    No time line of a plan with stages says so much of each rank."""
+    """With the exposed and hidden seconds of the record, and of the time line of a plan that says its source."""
     steps = later(read_record(record))
-    line = foreseen(plan).step if "graph" in plan.source and plan.pipeline is None else None
-    return replace(made, exposed_seconds=typical(steps, lambda step: step.exposed),
-                   hidden_seconds=typical(steps, lambda step: step.hidden),
-                   predicted_exposed_seconds=line.exposed if line else None,
+    made = replace(made, exposed_seconds=typical(steps, lambda step: step.exposed),
+                   hidden_seconds=typical(steps, lambda step: step.hidden))
+    if plan.pipeline is not None:
+        return replace(made, predicted_exposed_seconds=foreseen_waiting(plan))
+    line = foreseen(plan).step if "graph" in plan.source else None
+    return replace(made, predicted_exposed_seconds=line.exposed if line else None,
                    predicted_hidden_seconds=line.hidden if line else None)

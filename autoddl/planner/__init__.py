@@ -14,7 +14,7 @@ Reading order:
     overlap                the plan with the shortest time line
     pipeline_search        plans with stages: where a model is cut, and a bound of all cuts (`stage_parts` knows the
                            least seconds of stages, `stage_plans` plans them)
-    strategies             strategies by name, like ZeRO-3
+    strategies             strategies by name, like ZeRO-3; `uniform_pipelines` plans stages as Megatron does
 
 Others use `options.PlanOptions`, `task.task_of`, `mesh_search.search`, `question.rebuild`. May import `schedule`,
 `pricing`, `operators`, `cost_models`, `search` and `core`; capture only where a model must be captured again.

@@ -23,7 +23,7 @@ from autoddl.planner.meshes import check_mesh, meshes
 from autoddl.planner.options import PlanOptions
 from autoddl.pricing.space import Choice, Region, decided, everything
 
-__all__ = ["Pin", "allowed_meshes", "mesh_allows", "parse_pin", "pinned", "region_of"]
+__all__ = ["Pin", "allowed_meshes", "check_pins", "mesh_allows", "parse_pin", "pinned", "pins_of_part", "region_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,27 @@ def allowed_meshes(cluster: Cluster, options: PlanOptions) -> tuple[Mesh, ...]:
 def region_of(options: PlanOptions) -> Callable[[Graph, Mesh], Region]:
     """A function that gives the region that the pins of the options leave on a graph and a mesh."""
     return partial(pinned, tuple(map(parse_pin, options.pins)))
+
+
+def check_pins(pins: tuple[str, ...], graph: Graph) -> None:
+    """Raises InputError for a pin that matches nothing of the graph, and for two that contradict each other."""
+    pinned(tuple(map(parse_pin, pins)), graph, Mesh.parse("one=1"))
+
+
+def pins_of_part(pins: tuple[str, ...], part: Graph, whole: Graph) -> tuple[str, ...]:
+    """The pins that match something that a stage decides, and those of the mesh.
+
+    A pin that matches parameters of the whole graph matches parameters alone in each of its parts.
+    """
+    if not pins:
+        return ()
+    items, found = tuple(decided(part)), []
+    for text in pins:
+        pin = parse_pin(text)
+        weights = any(_matches(pin, t) for t in whole.tensors if t.kind is Kind.PARAMETER)
+        if not pin.pattern or any(weights == isinstance(item, Tensor) and _matches(pin, item) for item in items):
+            found.append(text)
+    return tuple(found)
 
 
 def mesh_allows(pins: tuple[Pin, ...], mesh: Mesh) -> bool:

@@ -29,6 +29,7 @@ from autoddl.cost_models.pipeline_bounds import closed_paths, trace_cut
 from autoddl.cost_models.pipelines import ONCE
 from autoddl.planner.bucket_size import fitting_buckets
 from autoddl.planner.mesh_search import Progress
+from autoddl.planner.pins import check_pins
 from autoddl.planner.stage_parts import StageParts, places_of
 from autoddl.planner.stage_plans import (
     Staged,
@@ -42,7 +43,7 @@ from autoddl.planner.stage_plans import (
 from autoddl.planner.task import PlanTask
 from autoddl.search.pipeline_cuts import least_over_cuts
 
-__all__ = ["Alternative", "PipelineFound", "search_pipelines", "staged_plan"]
+__all__ = ["Alternative", "PipelineFound", "TriedCut", "plan_of_cut", "search_pipelines", "staged_plan", "try_cut"]
 
 ROUNDS = 24
 """Cuts of a candidate that are solved at most."""
@@ -90,7 +91,7 @@ class PipelineFound:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tried:
+class TriedCut:
     """A cut that was solved: the plans of its stages, and the seconds of the pipeline.
 
     Stages that share ranks are planned again under a part of the budget, where they do not fit together.
@@ -101,14 +102,14 @@ class _Tried:
     seconds: float
 
 
-def _try(part: StageParts, schedule_name: str, cut: tuple[int, ...]) -> _Tried:
+def try_cut(part: StageParts, schedule_name: str, cut: tuple[int, ...]) -> TriedCut:
     """Solves the stages of a cut and simulates the pipeline. Raises why a stage has no plan."""
     staged = Staged(tuple(part.places[k - 1] for k in cut), schedule_name, part.microbatches)
     schedule = staged.schedule()
     graphs = cut_graph(part.graph, staged.cuts)
     plans = _fitting(part, staged, graphs, in_flight_of(schedule))
     seconds, between = stage_times(part.task.cluster, plans, staged, part.graph)
-    return _Tried(cut, plans, simulated(schedule, seconds, between).makespan)
+    return TriedCut(cut, plans, simulated(schedule, seconds, between).makespan)
 
 
 def _fitting(part: StageParts, staged: Staged, graphs: Sequence[StageGraph], flights: Sequence[int]
@@ -122,18 +123,19 @@ def _fitting(part: StageParts, staged: Staged, graphs: Sequence[StageGraph], fli
         for s in mine if used > budget else ():
             share = budget * plans[s].predicted.peak_bytes / used
             less = replace(part.task, budget=share)
-            own = StageParts(less, part.stages, staged.parts, part.microbatches, part.places)
+            own = StageParts(less, part.stages, staged.parts, part.microbatches, part.places,
+                             part.within)
             plans[s] = replace(own.planned(graphs[s], flights[s]), budget=budget)
     return tuple(plans)
 
 
 def _candidate(part: StageParts, name: str, best: float, tell: Callable[[str], None]
-               ) -> tuple[Alternative, _Tried | None]:
+               ) -> tuple[Alternative, TriedCut | None]:
     """The best pipeline of one candidate that is below `best` seconds, and what became of it."""
     schedule = Staged(tuple(range(1, part.stages)), name, part.microbatches).schedule()
     flights, tolerance = in_flight_of(schedule), part.task.options.tolerance
-    paths, tried = closed_paths(schedule, ONCE), dict[tuple[int, ...], _Tried | None]()
-    found: _Tried | None = None
+    paths, tried = closed_paths(schedule, ONCE), dict[tuple[int, ...], TriedCut | None]()
+    found: TriedCut | None = None
     stale = 0
     bound, detail, proof = 0.0, f"{ROUNDS} cuts were solved", None
     for _ in range(ROUNDS):
@@ -210,10 +212,10 @@ def _likely(problem: CutProblem) -> CutProblem:
     return replace(problem, seconds=np.where(np.isfinite(problem.seconds), seconds, inf))
 
 
-def _solved_cut(part: StageParts, name: str, cut: tuple[int, ...]) -> _Tried | None:
+def _solved_cut(part: StageParts, name: str, cut: tuple[int, ...]) -> TriedCut | None:
     """The pipeline of a cut, None where a stage has no plan."""
     try:
-        return _try(part, name, cut)
+        return try_cut(part, name, cut)
     except (Infeasible, InputError):
         return None
 
@@ -224,9 +226,10 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
     Raises InputError where the model or the cluster cannot be cut into so many stages.
     """
     options = task.options
+    check_pins(options.pins, task.graph)
     asked = [(d, m, name) for d in options.stages if d > 1 for m in options.microbatches for name in options.schedule]
     parts: dict[tuple[int, int, int], StageParts] = {}
-    winner: tuple[StageParts, str, _Tried] | None = None
+    winner: tuple[StageParts, str, TriedCut] | None = None
     rows: list[Alternative] = []
     order: list[tuple[float, int, StageParts, str]] = []
     for d, m, name in asked:
@@ -244,11 +247,7 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
         rows.append(row)
         if found is not None and found.seconds < best:
             best, winner = found.seconds, (part, name, found)
-    plan = None
-    if winner is not None:
-        part, name, tried = winner
-        staged = Staged(tuple(part.places[k - 1] for k in tried.cut), name, part.microbatches)
-        plan = pipeline_plan(task, staged, _bucketed(part, tried, staged))
+    plan = None if winner is None else plan_of_cut(*winner)
     return PipelineFound(plan, min((row.bound for row in rows), default=inf), tuple(rows))
 
 
@@ -267,7 +266,8 @@ def staged_plan(task: PlanTask, plain: Callable[[PlanTask, Progress | None], Pla
     found = search_pipelines(task, best.predicted.seconds if best else inf, progress)
     bound = min(found.bound, best.bound if best else inf)
     source = {"alternatives": [row.to_json() for row in found.alternatives], "cluster": task.cluster.to_yaml(),
-              "bound_without_stages": best.bound if best else None}
+              "bound_without_stages": best.bound if best else None, "pins": list(task.options.pins),
+              "optimizer": task.options.optimizer}
     if found.plan is not None:
         source["graph"] = graph_to_text(task.variant(found.plan.microbatches).original)
     if found.plan is not None:
@@ -285,10 +285,12 @@ def staged_plan(task: PlanTask, plain: Callable[[PlanTask, Progress | None], Pla
                    proof=f"{best.proof}; {len(found.alternatives)} pipelines by the paths of their schedules")
 
 
-def _bucketed(part: StageParts, tried: _Tried, staged: Staged) -> list[Plan]:
-    graphs = cut_graph(part.graph, staged.cuts)
-    return [fitting_buckets(plan, add_hubs(graph.graph), part.task.options.optimizer, part.cluster)
-            for plan, graph in zip(tried.plans, graphs, strict=True)]
+def plan_of_cut(part: StageParts, name: str, tried: TriedCut) -> Plan:
+    """The plan of a cut that was solved, its stages with their best bucket sizes."""
+    staged = Staged(tuple(part.places[k - 1] for k in tried.cut), name, part.microbatches)
+    plans = [fitting_buckets(plan, add_hubs(graph.graph), part.task.options.optimizer, part.cluster)
+             for plan, graph in zip(tried.plans, cut_graph(part.graph, staged.cuts), strict=True)]
+    return pipeline_plan(part.task, staged, plans)
 
 
 def _part(task: PlanTask, parts: int, microbatches: int, chunks: int) -> StageParts:

@@ -114,8 +114,14 @@ def _absent(microbatches: int) -> Variant:
 
 
 def question_of(plan: Plan) -> Question:
-    """The question that `plan` answers. Raises InputError for a plan that does not keep it."""
+    """The question that `plan` answers. Raises InputError for a plan that does not keep it, or has stages.
+
+    Every stage of a plan answers a question of its own.
+    """
     source = plan.source
+    if plan.pipeline is not None:
+        raise InputError(f"this plan has {len(plan.pipeline.stages)} stages, and the question is about one of them: "
+                         f"take the plan of a stage, from 0 to {len(plan.pipeline.stages) - 1}")
     if "graph" not in source or "row" not in source:
         raise InputError("this plan does not say what it was made from: an earlier version made it; make it again")
     cluster = parse_cluster(source["cluster"], "the plan's cluster")

@@ -32,7 +32,7 @@ from autoddl.core.recompute import blocks_of
 from autoddl.core.stages import StageGraph, crossing, cut_graph
 from autoddl.cost_models import Cluster
 from autoddl.planner.assemble import assemble
-from autoddl.planner.candidates import chosen
+from autoddl.planner.candidates import Candidate, chosen
 from autoddl.planner.mesh_search import Found
 from autoddl.planner.stage_plans import finish_stage, search_stage, stage_cluster, stage_task, transfer_seconds
 from autoddl.planner.task import PlanTask
@@ -129,6 +129,7 @@ class StageParts:
         parts           of the cluster, each with one stage or several
         microbatches    of a step
         places          positions of the graph at which it may be cut
+        within          meshes and regions of the plans of a stage; none: all that the options allow
     """
 
     task: PlanTask
@@ -136,6 +137,7 @@ class StageParts:
     parts: int
     microbatches: int
     places: tuple[int, ...]
+    within: tuple[Candidate, ...] = ()
     _solved: dict[str, list[SolvedStage]] = field(default_factory=dict)
     _behind: dict[tuple[str, int], float] = field(default_factory=dict)
     _repeated: dict[str, float] = field(default_factory=dict)
@@ -220,7 +222,7 @@ class StageParts:
             if one.holds(in_flight):
                 return one
         try:
-            made = search_stage(self.task, graph, self.cluster, self.microbatches, in_flight)
+            made = search_stage(self.task, graph, self.cluster, self.microbatches, in_flight, self.within)
             found = SolvedStage(graph, made, in_flight)
         except (Infeasible, InputError) as error:
             found = SolvedStage(graph, None, in_flight, error)

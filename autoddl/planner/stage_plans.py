@@ -30,7 +30,7 @@ from autoddl.planner.assemble import Assembled, assemble, plan_of
 from autoddl.planner.bucket_size import fitting_buckets
 from autoddl.planner.candidates import Candidate, under_policies
 from autoddl.planner.mesh_search import Found, search
-from autoddl.planner.pins import allowed_meshes, region_of
+from autoddl.planner.pins import allowed_meshes, pins_of_part, region_of
 from autoddl.planner.question import source_of
 from autoddl.planner.task import PlanTask
 from autoddl.schedule.memory_line import with_memory_peak
@@ -191,20 +191,23 @@ def simulated(schedule: Schedule, stages: Sequence[StageSeconds], transfers: Seq
 
 
 def stage_task(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches: int) -> PlanTask:
-    """The task of planning one stage on its part of the cluster."""
-    options = replace(task.options, microbatches=(microbatches,), stages=(1,), cut=())
+    """The task of planning one stage on its part of the cluster, with the pins of what it has."""
+    options = replace(task.options, microbatches=(microbatches,), stages=(1,), cut=(),
+                      pins=pins_of_part(task.options.pins, add_hubs(stage.graph), task.graph))
     return replace(task, graph=add_hubs(stage.graph), original=stage.graph, spec={}, cluster=cluster, options=options,
                    variants=None)
 
 
-def search_stage(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches: int, in_flight: int) -> Found:
+def search_stage(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches: int, in_flight: int,
+                 within: Sequence[Candidate] = ()) -> Found:
     """The fastest layouts of one stage on its part of the cluster, with a bound of all of them.
 
-    Raises Infeasible where none fits the budget with so many microbatches in flight.
+    `within` are the meshes and regions to look into, by default all that the options allow. Raises Infeasible where no
+    plan fits the budget with so many microbatches in flight.
     """
     own = stage_task(task, stage, cluster, microbatches)
-    plain = [Candidate(mesh, region_of(own.options), microbatches, in_flight=in_flight)
-             for mesh in allowed_meshes(cluster, own.options)]
+    free = within or [Candidate(mesh, region_of(own.options)) for mesh in allowed_meshes(cluster, own.options)]
+    plain = [replace(one, microbatches=microbatches, in_flight=in_flight) for one in free]
     return search(own, under_policies(plain, own.options.recompute))
 
 

@@ -19,8 +19,9 @@ HSDP is `zero-3` on the inner axes and `data` on the outer ones. A Megatron grid
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import prod
 
-from autoddl.core.graph import Graph, Kind, Op, Tensor
+from autoddl.core.graph import RECEIVE, Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import B, Layout, Mesh, Split, is_legal
 from autoddl.operators.rules.table import options
@@ -28,12 +29,15 @@ from autoddl.planner.candidates import Candidate
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.space import Choice, Region
 
-__all__ = ["named_strategies", "strategy"]
+__all__ = ["grids_of_stages", "named_strategies", "strategy"]
 
 
-def strategy(graph: Graph, mesh: Mesh, roles: Mapping[str, str]) -> Region:
-    """The region in which every axis of `mesh` has the role that `roles` gives it, by the name of the axis."""
-    batches = _batches(graph)
+def strategy(graph: Graph, mesh: Mesh, roles: Mapping[str, str], whole: Graph | None = None) -> Region:
+    """The region in which every axis of `mesh` has the role that `roles` gives it, by the name of the axis.
+
+    Of a stage, `whole` is the graph that it is a part of, whose inputs say what a batch is.
+    """
+    batches = _batches(whole or graph)
     behind = {t: i for op in graph.ops if op.target == HUB for t, i in ((op.outputs[0], op.inputs[0]),)}
     axes = tuple((mesh.index(name), role) for name, role in roles.items())
     cuttable = {t.name: {a for a, _ in axes if _can_cut(t, mesh, a)} for t in graph.tensors if t.kind is Kind.PARAMETER}
@@ -41,7 +45,7 @@ def strategy(graph: Graph, mesh: Mesh, roles: Mapping[str, str]) -> Region:
     def is_parameter(t: int) -> bool:
         return graph.tensors[behind.get(t, t)].kind is Kind.PARAMETER
 
-    divided = _divided(graph, mesh, [a for a, role in axes if role != "tensor"], is_parameter)
+    divided = _divided(graph, whole or graph, mesh, [a for a, role in axes if role != "tensor"], is_parameter)
 
     tied = {graph.tensors[i].name for i in behind.values()}
 
@@ -89,18 +93,18 @@ def _batches(graph: Graph) -> frozenset[int]:
     return frozenset(t.shape[0] for t in graph.tensors if t.kind is Kind.INPUT and t.shape)
 
 
-def _divided(graph: Graph, mesh: Mesh, axes: Sequence[int], is_parameter: Callable[[int], bool]
+def _divided(graph: Graph, whole: Graph, mesh: Mesh, axes: Sequence[int], is_parameter: Callable[[int], bool]
              ) -> dict[str, tuple[frozenset[int], frozenset[int]]]:
     """By name of an op that reads a parameter, (its inputs that are a batch, the axes on which it can split them).
 
-    A batch depends on an input of the model and has the leading dim of the first one. The axes are the first of `axes`
-    on which the op can read batches split and parameters whole.
+    A batch depends on an input of the model, or of the stage, and has the leading dim of the model's first one. The
+    axes are the first of `axes` on which the op can read batches split and parameters whole.
     """
-    inputs = [t for t, tensor in enumerate(graph.tensors) if tensor.kind is Kind.INPUT]
-    batch, made = next((graph.tensors[t].shape[:1] for t in inputs if graph.tensors[t].shape), ()), set(inputs)
+    batch = next((t.shape[:1] for t in whole.tensors if t.kind is Kind.INPUT and t.shape), ())
+    made = {t for t, tensor in enumerate(graph.tensors) if tensor.kind is Kind.INPUT}
     found = {}
     for op in graph.ops:
-        if not made.isdisjoint(op.inputs):
+        if op.target == RECEIVE or not made.isdisjoint(op.inputs):
             made.update(op.outputs)
         split = frozenset(t for t in op.inputs if t in made and batch and graph.tensors[t].shape[:1] == batch)
         if split and any(map(is_parameter, op.inputs)):
@@ -147,9 +151,23 @@ def _grids(tried: Sequence[Mesh], inner: str) -> list[Candidate]:
     return list(grids.values())
 
 
-def _as(mesh: Mesh, roles: tuple[str, ...]) -> Candidate:
-    return Candidate(mesh, partial(_region, dict(zip(mesh.names, roles, strict=True))))
+def grids_of_stages(tried: Sequence[Mesh], whole: Graph) -> dict[tuple[int, int], Candidate]:
+    """By (data parallel, tensor parallel) ranks, grids of the stages of a model: tensor inside and data outside.
+
+    Either may be 1. `whole` is the graph that the stages are parts of.
+    """
+    found: dict[tuple[int, int], Candidate] = {}
+    for mesh in sorted(tried, key=lambda mesh: len(mesh.axes)):
+        for outside in range(len(mesh.axes) + 1):
+            roles = ("data",) * outside + ("tensor",) * (len(mesh.axes) - outside)
+            data = prod(mesh.sizes[:outside])
+            found.setdefault((data, mesh.size // data), _as(mesh, roles, whole))
+    return found
 
 
-def _region(roles: Mapping[str, str], graph: Graph, mesh: Mesh) -> Region:
-    return strategy(graph, mesh, roles)
+def _as(mesh: Mesh, roles: tuple[str, ...], whole: Graph | None = None) -> Candidate:
+    return Candidate(mesh, partial(_region, dict(zip(mesh.names, roles, strict=True)), whole))
+
+
+def _region(roles: Mapping[str, str], whole: Graph | None, graph: Graph, mesh: Mesh) -> Region:
+    return strategy(graph, mesh, roles, whole)

@@ -129,3 +129,37 @@ def test_the_verb_prints(plans: tuple[Plan, Plan, Plan], tmp_path: Path) -> None
     assert "blocks.0-1.up.weight: A stored" in text and "in A costs" in text, text
     assert json.loads(shell("diff", str(tmp_path / "a"), str(tmp_path / "c"), "--json").out)["groups"] == []
     assert "the plans decide alike" in shell("diff", str(tmp_path / "a"), str(tmp_path / "a")).out
+
+
+@pytest.fixture(scope="module")
+def staged() -> tuple[Plan, Plan, Plan]:
+    """Two plans of two stages, the second with wide layers of the last stage cut otherwise, and one of other stages."""
+    model, place = tiny.tiny(3), cluster_of(MESH)
+    pins = ("blocks.2.up.weight: node=S(1)",)
+    return (api.plan(model, place, cut=("blocks.1",), microbatches=(2,)),
+            api.plan(model, place, cut=("blocks.1",), microbatches=(2,), pins=pins),
+            api.plan(model, place, cut=("blocks.2",), microbatches=(2,)))
+
+
+def test_equal_stages_are_compared_like_plans(staged: tuple[Plan, Plan, Plan]) -> None:
+    a, b, _ = staged
+    assert not difference(a, a).words and not difference(a, a).groups
+    found = difference(a, b)
+    assert found.words[0] == "pins: A has none, B has blocks.2.up.weight: node=S(1)"
+    assert {group.block.partition(": ")[0] for group in found.groups} >= {"stage 1 of A"}
+    assert any("blocks.2.up.weight: A" in text for group in found.groups for text in group.words)
+
+
+def test_a_pin_holds_in_the_stage_that_has_what_it_names(staged: tuple[Plan, Plan, Plan]) -> None:
+    assert staged[1].pipeline is not None
+    pinned = {stored.fqn: str(stored.layout) for stage in staged[1].pipeline.stages for stored in stage.plan.stored}
+    assert pinned["blocks.2.up.weight"] == "S(1)"
+    assert [stage.plan.source["pins"] for stage in staged[1].pipeline.stages] == [[], ["blocks.2.up.weight: node=S(1)"]]
+
+
+def test_other_stages_are_compared_by_totals(staged: tuple[Plan, Plan, Plan], plans: tuple[Plan, Plan, Plan]) -> None:
+    found = difference(staged[0], staged[2])
+    assert "cuts: A has blocks.1.norm, B has blocks.2.norm" in found.words and not found.groups
+    assert found.totals[0] == ("step", staged[0].predicted.seconds, staged[2].predicted.seconds, "s")
+    both = difference(staged[0], replace(plans[0], fingerprints=staged[0].fingerprints, source={}))
+    assert "stages: A has 2, the other none; only totals are compared" in both.words and not both.groups

@@ -1,0 +1,185 @@
+"""Predicts the step of a plan with stages from the plan alone, and compares it with the record of a run.
+
+    counts and bytes   the collectives and messages of every recorded step and rank against the plan's: equal, or there
+                       is a mismatch
+    seconds            of the step, and for the ranks of each part of the cluster: computing, waiting, updating
+
+A rank computes its stages' operators one after another. All else of a step is waiting, for other ranks or for what is
+sent: waiting = makespan of the schedule - compute - update. Recorded are the mean over the ranks of a part, and the
+median over the steps; a step is as long as on its slowest rank.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from autoddl.core.errors import InputError
+from autoddl.core.graph import Graph, graph_from_text
+from autoddl.core.hubs import needed_ops
+from autoddl.core.plan import Plan
+from autoddl.core.record import Record, RecordedStep
+from autoddl.cost_models import Cluster, parse_cluster
+from autoddl.explain.compare_run import check_record, differences, lacking, planned_traffic
+from autoddl.explain.record_statistics import Pair, later, typical
+from autoddl.planner.stage_plans import StagedStep, staged_step
+
+__all__ = ["ComparedStages", "PartRow", "SentRow", "compare_staged_run", "foreseen_stages", "foreseen_waiting",
+           "ranks_text", "stage_beginnings"]
+
+
+@dataclass(frozen=True, slots=True)
+class PartRow:
+    """Seconds of a step on the ranks of one part of the cluster, predicted and recorded."""
+
+    ranks: str
+    """The ranks, like `ranks 4-7`."""
+    stages: tuple[int, ...]
+    """The stages that they have."""
+    compute: Pair
+    """Seconds in which a rank runs operators."""
+    waiting: Pair
+    """Seconds in which it waits for messages and collectives."""
+    update: Pair
+    """Seconds of the optimizer's update."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentRow:
+    """The messages or collectives of one kind, in one step of a rank of a part; planned, then recorded."""
+
+    ranks: str
+    """The ranks of the part."""
+    kind: str
+    """The kind, like `send` or `all-reduce`."""
+    axes: str
+    """Names of the mesh axes; that of the stages for messages between them."""
+    count: tuple[int, int]
+    """How many there are."""
+    nbytes: tuple[int, int]
+    """Bytes of their buffers."""
+    waited: float
+    """Recorded seconds in which the rank waited for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedStages:
+    """The comparison of a plan with stages with the record of its run."""
+
+    parts: tuple[PartRow, ...]
+    """A row for each part of the cluster that the record has a rank of."""
+    rows: tuple[SentRow, ...]
+    """What is sent, by part, kind and axes."""
+    mismatches: tuple[str, ...]
+    """What was planned and did not run, or the other way round; empty where the run followed the plan."""
+    step: Pair
+    """From the begin of a step to its end."""
+    steps: int
+    """The number of steps compared."""
+    ranks: int
+    """The number of ranks compared."""
+    note: str = ""
+    """What the record lacks, in words."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether the run sent exactly what was planned."""
+        return not self.mismatches
+
+
+def _question(plan: Plan) -> tuple[Graph, Cluster]:
+    """The captured graph of one microbatch, and the cluster. Raises InputError for a plan that does not keep them."""
+    if plan.pipeline is None or not {"graph", "cluster"} <= plan.source.keys():
+        raise InputError("this plan does not keep the graph and the cluster that its stages were cut from: make it "
+                         "again with `autoddl plan`")
+    return graph_from_text(plan.source["graph"]), parse_cluster(plan.source["cluster"], "the plan's cluster")
+
+
+def foreseen_stages(plan: Plan) -> StagedStep:
+    """The predicted step of a plan with stages. Raises InputError for a plan that does not keep its graph."""
+    return staged_step(plan, *_question(plan))
+
+
+def foreseen_waiting(plan: Plan) -> float:
+    """Seconds of a step in which ranks wait, in the mean over all ranks, as predicted."""
+    assert plan.pipeline is not None
+    return fmean(_figures(plan, part)[1] for part in range(plan.mesh.sizes[0]))
+
+
+def stage_beginnings(plan: Plan) -> tuple[str, ...]:
+    """By stage, the module that it begins with. Raises InputError for a plan that does not keep its graph."""
+    assert plan.pipeline is not None
+    ops = needed_ops(_question(plan)[0])
+    return tuple(next((op.module for op in ops[slice(*stage.ops)] if op.module), "") for stage in plan.pipeline.stages)
+
+
+def ranks_text(plan: Plan, part: int) -> str:
+    """The ranks of a part of the cluster, by its place on the axis along which stages lie: `ranks 4-7`."""
+    ranks = _ranks(plan, part)
+    return f"rank {part}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+
+
+def _ranks(plan: Plan, part: int) -> range:
+    size = plan.mesh.size // plan.mesh.sizes[0]
+    return range(part * size, (part + 1) * size)
+
+
+def _stages(plan: Plan, part: int) -> tuple[int, ...]:
+    assert plan.pipeline is not None
+    return tuple(k for k, stage in enumerate(plan.pipeline.stages) if stage.ranks[0] == _ranks(plan, part)[0])
+
+
+def _figures(plan: Plan, part: int) -> tuple[float, float, float]:
+    """Predicted seconds of computing, waiting and updating on the ranks of a part."""
+    assert plan.pipeline is not None
+    own = [plan.pipeline.stages[k].plan.predicted for k in _stages(plan, part)]
+    compute, update = sum(one.compute for one in own), sum(one.update for one in own)
+    return compute, max(0.0, plan.predicted.seconds - compute - update), update
+
+
+def compare_staged_run(plan: Plan, record: Record) -> ComparedStages:
+    """The comparison of a plan with stages with the record of its run.
+
+    Raises MismatchError for a record of another plan or without a whole step, and InputError for a plan that does not
+    keep its graph.
+    """
+    graph, _ = _question(plan)
+    check_record(plan, record)
+    steps = later(record)
+    parts = [k for k in range(plan.mesh.sizes[0]) if any(step.rank in _ranks(plan, k) for step in steps)]
+    longest: dict[int, float] = defaultdict(float)
+    for step in steps:
+        longest[step.step] = max(longest[step.step], step.seconds)
+    return ComparedStages(
+        tuple(_part(plan, part, steps) for part in parts),
+        tuple(row for part in parts for row in _sent(plan, part, graph, steps)),
+        differences(plan, graph, record), Pair(plan.predicted.seconds, median(longest.values())),
+        len(longest), len({step.rank for step in steps}), lacking(record))
+
+
+def _part(plan: Plan, part: int, steps: tuple[RecordedStep, ...]) -> PartRow:
+    compute, waiting, update = _figures(plan, part)
+    own = [step for step in steps if step.rank in _ranks(plan, part)]
+
+    def computed(step: RecordedStep) -> float:
+        return step.seconds - step.exposed - step.during("update")
+
+    return PartRow(ranks_text(plan, part), _stages(plan, part), Pair(compute, typical(own, computed)),
+                   Pair(waiting, typical(own, lambda step: step.exposed)),
+                   Pair(update, typical(own, lambda step: step.during("update"))))
+
+
+def _sent(plan: Plan, part: int, graph: Graph, steps: tuple[RecordedStep, ...]) -> list[SentRow]:
+    """What the first recorded rank of a part sends and receives, in the first of its steps."""
+    rank = min(step.rank for step in steps if step.rank in _ranks(plan, part))
+    own = [step for step in steps if step.rank == rank]
+    sums: dict[tuple[str, str], list[list[int]]] = defaultdict(lambda: [[], []])
+    for one in planned_traffic(plan, graph, rank):
+        sums[one.kind, one.axes][0].append(one.nbytes)
+    for event in own[0].events:
+        sums[event.kind, event.axes][1].append(event.nbytes)
+    found = []
+    for (kind, axes), (planned, recorded) in sorted(sums.items()):
+        waited = median(sum(e.wait for e in step.events if (e.kind, e.axes) == (kind, axes)) for step in own)
+        found.append(SentRow(ranks_text(plan, part), kind, axes, (len(planned), len(recorded)),
+                             (sum(planned), sum(recorded)), waited))
+    return found

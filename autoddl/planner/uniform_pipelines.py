@@ -1,0 +1,112 @@
+"""Plans pipelines as Megatron does: equal numbers of blocks in all stages, and one grid inside every stage.
+
+    stages      n / D blocks each; the first also has what comes before the blocks, the last what comes behind
+    grid        tensor parallel inside and data parallel outside, the same in all stages (`strategies`)
+    schedule    given: 1F1B or interleaved, with all microbatches
+
+What this does not fix is free, so the best of all numbers of stages, grids and microbatches is a fair rival.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from autoddl.core.errors import AutoDDLError, Infeasible, InputError
+from autoddl.core.graph import Graph
+from autoddl.core.hubs import needed_ops
+from autoddl.core.plan import Plan
+from autoddl.core.recompute import Block, blocks_of
+from autoddl.planner.mesh_search import Progress
+from autoddl.planner.pins import allowed_meshes
+from autoddl.planner.pipeline_search import TriedCut, plan_of_cut, try_cut
+from autoddl.planner.stage_parts import StageParts
+from autoddl.planner.stage_plans import chunks_of, stage_cluster
+from autoddl.planner.strategies import grids_of_stages
+from autoddl.planner.task import PlanTask
+
+__all__ = ["UNIFORM", "Uniform", "uniform_cuts", "uniform_pipeline"]
+
+UNIFORM = ("1f1b", "interleaved:2")
+"""Schedules with which uniform pipelines are planned, whatever else is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """The best uniform pipeline of a schedule.
+
+        plan        its plan
+        data        ranks of a stage over which the batch is split
+        tensor      ranks of a stage over which products are split
+        blocks      blocks of a stage
+    """
+
+    plan: Plan
+    data: int
+    tensor: int
+    blocks: int
+
+    def __str__(self) -> str:
+        return (f"data parallel {self.data} x tensor parallel {self.tensor}, {self.blocks} "
+                f"block{'s' * (self.blocks > 1)} a stage")
+
+
+def uniform_cuts(graph: Graph, stages: int) -> tuple[int, ...]:
+    """The positions at which a captured graph is cut into stages of equally many blocks.
+
+    Raises InputError where there are no blocks, or their number is no multiple of that of stages.
+    """
+    blocks = _blocks(graph)
+    if not blocks or len(blocks) % stages:
+        raise InputError(f"{stages} stages cannot have equally many of the model's {len(blocks)} blocks")
+    each = len(blocks) // stages
+    return tuple(blocks[s * each].start for s in range(1, stages))
+
+
+def _blocks(graph: Graph) -> tuple[Block, ...]:
+    return blocks_of(replace(graph, ops=needed_ops(graph), outputs=graph.outputs[:1]))
+
+
+def uniform_pipeline(task: PlanTask, schedule: str, progress: Progress | None = None) -> Uniform:
+    """The fastest uniform pipeline with this schedule, of all numbers of stages and microbatches that are asked for.
+
+    Raises what the last one lacks where there is none.
+    """
+    asked = [(d, m) for d in task.options.stages if d > 1 for m in task.options.microbatches]
+    every: list[_Solved | Infeasible | InputError] = []
+    for k, (parts, microbatches) in enumerate(asked):
+        if progress:
+            progress(f"uniform pipelines on {parts} parts, {schedule}, {microbatches} microbatches", k, len(asked))
+        every += _attempts(task, schedule, parts, microbatches)
+    solved = [one for one in every if isinstance(one, _Solved)]
+    if not solved:
+        raise next((one for one in reversed(every) if isinstance(one, AutoDDLError)),
+                   InputError("a pipeline has 2 stages or more: ask for some, like stages=(2,)"))
+    best = min(solved, key=lambda one: one.tried.seconds)
+    blocks = len(_blocks(best.part.graph)) // best.part.stages
+    return Uniform(plan_of_cut(best.part, schedule, best.tried), *best.grid, blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Solved:
+    """A uniform pipeline: its grid, its stages, and what was found for them."""
+
+    grid: tuple[int, int]
+    part: StageParts
+    tried: TriedCut
+
+
+def _attempts(task: PlanTask, schedule: str, parts: int, microbatches: int
+              ) -> Iterator[_Solved | Infeasible | InputError]:
+    """Yields for every grid of a stage the pipeline, or why there is none."""
+    stages, graph = parts * chunks_of(schedule), task.variant(microbatches).original
+    try:
+        place, places = stage_cluster(task.cluster, parts), uniform_cuts(graph, stages)
+        grids = grids_of_stages(allowed_meshes(place, task.options), graph)
+    except InputError as error:
+        yield error
+        return
+    for grid, one in grids.items():
+        part = StageParts(task, stages, parts, microbatches, places, (one,))
+        try:
+            yield _Solved(grid, part, try_cut(part, schedule, tuple(range(1, stages))))
+        except (Infeasible, InputError) as error:
+            yield error

@@ -1,0 +1,126 @@
+"""Every verb with a plan that has stages: it answers for all of them, or says in one line how to ask."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from shell import FACTORY, PAIR, shell
+
+from autoddl.core.graph import graph_from_text
+from autoddl.core.plan import Plan, load_plan
+from autoddl.core.record import Event, Record, RecordedStep, header_text, step_text
+from autoddl.explain.compare_run import planned_traffic
+from autoddl.explain.staged_run import foreseen_stages
+from autoddl.runtime.record_writer import header_of
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cluster of two devices, and `plan.json` with a stage on each."""
+    made = tmp_path_factory.mktemp("stages")
+    (made / "pair.yaml").write_text(PAIR)
+    said = shell("plan", FACTORY, str(made / "pair.yaml"), "--set", "dropout=0.0", "--stages", "2", "--microbatches",
+                 "2", "-o", str(made / "plan.json"))
+    assert said.code == 0, said
+    return made
+
+
+@pytest.mark.ranks  # on a new machine matplotlib asks fc-list for the fonts
+@pytest.mark.parametrize(("kind", "start"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
+def test_stages_are_drawn(folder: Path, kind: str, start: bytes) -> None:
+    out = folder / f"picture.{kind}"
+    assert shell("draw", str(folder / "plan.json"), "-o", str(out)).code == 0
+    assert out.read_bytes().startswith(start)
+    if kind == "svg":
+        shown = out.read_text()
+        assert all(f"<!-- {text} -->" in shown for text in (
+            "rank 0", "rank 1", "rank 0 to rank 1", "rank 1 to rank 0", "0F0", "1B1", "activations",
+            "budget, 1 GB, not in the picture", "rank 1, stage 1"))
+
+
+def test_a_trace_has_every_task_of_the_schedule(folder: Path) -> None:
+    assert shell("draw", str(folder / "plan.json"), "-o", str(folder / "picture.json")).code == 0
+    rows = json.loads((folder / "picture.json").read_text())["traceEvents"]
+    line = foreseen_stages(load_plan(folder / "plan.json")).timeline
+    timed = zip(line.tasks, line.starts, strict=True)
+    wanted = sorted((rank, task.name, round(start * 1e6, 3)) for task, start in timed for rank in task.ranks)
+    assert sorted((row["pid"], row["name"], row["ts"]) for row in rows if row["ph"] == "X") == wanted
+    assert {row["args"]["name"] for row in rows if row["name"] == "process_name"} == {
+        "predicted, rank 0", "predicted, rank 1"}
+
+
+def test_uniform_pipelines_are_compared(folder: Path) -> None:
+    said = shell("compare", FACTORY, str(folder / "pair.yaml"), "--set", "dropout=0.0", "--stages", "1,2",
+                 "--microbatches", "2", "--json")
+    assert said.code == 0, said
+    rows = {row["name"]: row for row in json.loads(said.out)}
+    one = rows["uniform pipeline, 1f1b"]
+    assert one["stages"] == 2 and one["detail"] == "data parallel 1 x tensor parallel 1, 1 block a stage"
+    assert rows["found"]["predicted_seconds"] <= one["predicted_seconds"] and one["ratio"] >= 1
+    other = rows["uniform pipeline, interleaved:2"]
+    assert "4 stages cannot have equally many of the model's 2 blocks" in other["detail"] and "stages" not in other
+    assert rows["data parallel"]["predicted_seconds"] and "stages" not in rows["data parallel"]
+
+
+def test_solvers_are_not_compared_on_stages(folder: Path) -> None:
+    said = shell("compare", FACTORY, str(folder / "pair.yaml"), "--stages", "2", "--solvers")
+    assert said.code == 2 and "leave stages and cut out" in said.err and not said.out
+
+
+def recorded(plan: Plan) -> Record:
+    """A record of two steps of 0.1 s on both ranks, each of which sends what is planned and waits 1 ms for each."""
+    graph, steps = graph_from_text(plan.source["graph"]), []
+    for rank in range(plan.mesh.size):
+        events = [Event(0, rank, one.direction, one.kind, one.axes, "net", one.nbytes, 0.01 * k, 0.01 * (k + 1), 1e-3,
+                        one.origin) for k, one in enumerate(planned_traffic(plan, graph, rank))]
+        steps += [RecordedStep(n, rank, float(n), 0.1 + 0.1 * (rank == 1) * n, (("forward", 0.0), ("update", 0.09)),
+                               tuple(events)) for n in range(2)]
+    return Record(header_of(plan), tuple(steps))
+
+
+def written(folder: Path, record: Record) -> str:
+    path = folder / "made.record.jsonl"
+    path.write_text(header_text(record.header) + "".join(map(step_text, record.steps)))
+    return str(path)
+
+
+def test_a_record_of_stages_is_set_beside_its_plan(folder: Path) -> None:
+    plan = load_plan(folder / "plan.json")
+    file, trace = written(folder, recorded(plan)), folder / "trace.json"
+    said = shell("compare-run", str(folder / "plan.json"), file, "--json", "--trace", str(trace))
+    assert said.code == 0, said
+    found = json.loads(said.out)
+    assert found["equal"] and (found["steps"], found["ranks"]) == (1, 2)
+    assert found["step"] == {"predicted": plan.predicted.seconds, "recorded": pytest.approx(0.2)}
+    assert [part["stages"] for part in found["parts"]] == [[0], [1]]
+    assert found["parts"][0]["waiting"]["recorded"] == pytest.approx(5e-3), "two messages, two back, and the loss"
+    assert found["parts"][0]["compute"]["recorded"] == pytest.approx(0.1 - 5e-3 - 0.01)
+    for part in found["parts"]:
+        predicted = [part[name]["predicted"] for name in ("compute", "waiting", "update")]
+        assert sum(predicted) == pytest.approx(plan.predicted.seconds)
+    sent = {(row["ranks"], row["kind"]): row for row in found["rows"]}
+    assert sent["rank 0", "send"]["count"] == [2, 2] and sent["rank 0", "receive"]["count"] == [3, 3]
+    assert sent["rank 0", "send"]["nbytes"] == [2 * 4 * 6 * 16 * 4] * 2, "two microbatches of 4 rows, 6 x 16 floats"
+    rows = json.loads(trace.read_text())["traceEvents"]
+    assert {row["args"]["name"] for row in rows if row["name"] == "process_name"} == {
+        "predicted, rank 0", "predicted, rank 1", "recorded, rank 0, step 1", "recorded, rank 1, step 1"}
+
+
+def test_a_message_that_did_not_run_is_told(folder: Path) -> None:
+    whole = recorded(load_plan(folder / "plan.json"))
+    first = replace(whole.steps[0], events=whole.steps[0].events[1:])
+    file = written(folder, replace(whole, steps=(first, *whole.steps[1:])))
+    said = shell("compare-run", str(folder / "plan.json"), file)
+    assert said.code == 1 and "rank 0, step 0: not run: forward send over pipe of 1536 bytes x 1" in said.out
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_a_rehearsal_of_stages_runs_as_planned(folder: Path) -> None:
+    said = shell("rehearse", str(folder / "plan.json"), FACTORY, "--loopback", "--steps", "3", "--json")
+    assert said.code == 0, said
+    data = json.loads(said.out)
+    assert data["collective_mismatches"] == 0 and data["predicted_exposed_seconds"] > 0
+    told = shell("compare-run", str(folder / "plan.json"), data["record"], "--json")
+    assert told.code == 0 and json.loads(told.out)["equal"], told
