@@ -97,7 +97,7 @@ def test_no_cut_is_below_the_bound_and_none_better_than_the_best(schedule: str) 
 
 
 def test_stages_are_proved_like_any_plan_and_hold_their_budget() -> None:
-    one = task(cluster=TWO_BY_TWO)
+    one = task(cluster=TWO_BY_TWO, layers=2)
     free = pipeline_plan(one, Staged(cuts_of(one, 2)[1], "1f1b", 4))
     tight = replace(one, budget=0.97 * free.predicted.peak_bytes)
     plan = pipeline_plan(tight, Staged(cuts_of(one, 2)[1], "1f1b", 4))
@@ -143,6 +143,7 @@ def test_wrong_options_say_what_is_wrong(options: dict[str, object], words: str)
         autoddl.plan(model, FOUR, sample, **{"microbatches": (4,), **options})  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_budget_that_no_stage_meets_is_infeasible() -> None:
     model, sample = zoo.named("gpt2", layers=2, B=8)
     with pytest.raises(Infeasible):
