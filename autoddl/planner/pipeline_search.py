@@ -83,11 +83,15 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class PipelineFound:
-    """The best pipeline, None where none beats what there was; the least bound of all candidates; and all of them."""
+    """The best pipeline, None where none beats what there was; the least bound of all candidates; and all of them.
+
+    `needed` are the least bytes of a rank that some stage needs of those that were found not to fit.
+    """
 
     plan: Plan | None
     bound: float
     alternatives: tuple[Alternative, ...]
+    needed: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +252,8 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
         if found is not None and found.seconds < best:
             best, winner = found.seconds, (part, name, found)
     plan = None if winner is None else plan_of_cut(*winner)
-    return PipelineFound(plan, min((row.bound for row in rows), default=inf), tuple(rows))
+    needed = min((part.needed for part in parts.values()), default=inf)
+    return PipelineFound(plan, min((row.bound for row in rows), default=inf), tuple(rows), needed)
 
 
 def staged_plan(task: PlanTask, plain: Callable[[PlanTask, Progress | None], Plan] | None, progress: Progress | None
@@ -277,9 +282,9 @@ def staged_plan(task: PlanTask, plain: Callable[[PlanTask, Progress | None], Pla
                        candidates=len(found.alternatives) + (best.candidates if best else 0),
                        timings={"capture": task.capture_seconds, "total": perf_counter() - task.began})
     if best is None:
-        raise problem or Infeasible(min((row.nbytes for row in found.alternatives if row.nbytes), default=inf),
-                                    task.budget, "no stage of any pipeline fits: take more stages, recomputation or "
-                                    "fewer microbatches in flight")
+        raise Infeasible(min(found.needed, problem.needed if problem else inf), task.budget,
+                         "take more stages, recomputation, a smaller batch or a larger budget",
+                         problem.reachable if problem else inf)
     return replace(best, bound=min(bound, best.predicted.seconds),
                    source=best.source | {"alternatives": source["alternatives"], "bound_without_stages": best.bound},
                    proof=f"{best.proof}; {len(found.alternatives)} pipelines by the paths of their schedules")

@@ -229,6 +229,12 @@ class StageParts:
         known.append(found)
         return found
 
+    @property
+    def needed(self) -> float:
+        """The least bytes of a rank that a stage needs of those that are proved not to fit; infinite without any."""
+        return min((one.problem.needed for solved in self._solved.values() for one in solved
+                    if isinstance(one.problem, Infeasible)), default=inf)
+
     def bound(self, a: int, b: int, in_flight: int) -> bool:
         """Makes T and M of a stage as sharp as searches over its layouts do; returns whether they were not."""
         graph, key = self.alone(a, b)
