@@ -30,6 +30,9 @@ def plan_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, 
          compiled: Compiled = False, as_json: AsJson = False) -> None:
     """Find the best configuration of a model on a cluster."""
     check_file(output)
+    if relax:
+        from autoddl.explain.relax import check_relaxable
+        check_relaxable(options)
     made = Factory.parse(factory, settings(set_ or ()))
     with progress_bar() as progress:
         from autoddl.api import plan as find

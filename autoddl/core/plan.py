@@ -219,7 +219,8 @@ class Plan:
         """The plan in three lines; `cli.plan_tables` prints all of it."""
         predicted, links = self.predicted, self.predicted.communication
         sent = ", ".join(f"{axes} {seconds * 1e3:.3g} ms" for axes, seconds in sorted(links.items())) or "none"
-        return (f"plan of {self.model} for {self.cluster}: mesh {self.mesh}\n"
+        stages = f", {len(self.pipeline.stages)} stages, {self.pipeline.name}" if self.pipeline is not None else ""
+        return (f"plan of {self.model} for {self.cluster}: mesh {self.mesh}{stages}\n"
                 f"{predicted.seconds * 1e3:.4g} ms a step: compute {predicted.compute * 1e3:.4g} ms, communication "
                 f"{sent}\n"
                 f"{predicted.peak_bytes / 1e9:.3g} of {self.budget / 1e9:.3g} GB a rank; "

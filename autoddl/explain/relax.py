@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from autoddl.capture.sample import Sample
 
-__all__ = ["Relaxation", "relaxations"]
+__all__ = ["Relaxation", "check_relaxable", "relaxations"]
 
 ROOM = 1 + 1e-9
 """The smallest plan again, with room for the rounding of its sum."""
@@ -53,13 +53,14 @@ def relaxations(model: "nn.Module", cluster: str | Path | Cluster, sample: objec
     """The relaxations of a plan request that no plan fits, the fastest first.
 
     `reachable` is the smallest peak in bytes that the search found (`Infeasible.reachable`); the other arguments are
-    those of `plan`.
+    those of `plan`. Raises InputError where they ask for stages.
     """
     from autoddl.capture.capture import capture
     from autoddl.capture.sample import as_sample, parted, sample_for
 
     place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     allowed = PlanOptions.of(options)
+    check_relaxable(allowed)
     allowed = replace(allowed, budget=allowed.limit(place))
     recipe = Precision.parse(allowed.precision)
     given, counts = sample_for(model) if sample is None else as_sample(sample), allowed.microbatches
@@ -83,6 +84,13 @@ def relaxations(model: "nn.Module", cluster: str | Path | Cluster, sample: objec
         except AutoDDLError as error:
             found.append(Relaxation(what, None, 0.0, str(error)))
     return tuple(sorted(found, key=lambda row: (row.seconds is None, row.seconds or 0.0)))
+
+
+def check_relaxable(options: PlanOptions) -> None:
+    """Raises InputError for options that ask for stages: every row would be of a plan without any."""
+    if options.stages != (1,):
+        raise InputError(f"relax prices plans without stages, and stages asks for "
+                         f"{', '.join(map(str, options.stages))}: leave one of the two out")
 
 
 def _richer(asked: Sequence[Question], reachable: float, progress: Progress | None) -> list[Relaxation]:

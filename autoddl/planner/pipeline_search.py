@@ -302,6 +302,9 @@ def _part(task: PlanTask, parts: int, microbatches: int, chunks: int) -> StagePa
     """The stages of one candidate. Raises InputError where the cluster or the model cannot be cut so."""
     stage_cluster(task.cluster, parts)
     stages = parts * chunks
+    if task.options.cut and chunks > 1:
+        raise InputError(f"an interleaved schedule has {chunks} stages on each of {parts} parts of the cluster, and "
+                         f"cut names where {parts} stages begin: leave cut out, or take 1f1b or gpipe")
     places = places_of(task.variant(microbatches).original, task.options.cut)
     if len(places) < stages - 1:
         raise InputError(f"{stages} stages need {stages - 1} cuts, and this model can be cut at {len(places)} places, "

@@ -57,11 +57,16 @@ def places_of(graph: Graph, cuts: Sequence[str]) -> tuple[int, ...]:
     """The positions at which a captured graph may be cut: where blocks begin and end, or where `cuts` name a module.
 
     A model without blocks may be cut wherever least is sent, at no more than PLACES. Raises InputError for a module
-    that runs no op, or before which nothing runs.
+    that runs no op, or before which nothing runs, and for modules that are not in the order in which they run.
     """
     ops = needed_ops(graph)
     if cuts:
-        return tuple(_begin(graph, name) for name in cuts)
+        named = tuple(_begin(graph, name) for name in cuts)
+        for (a, before), (b, after) in pairwise(zip(named, cuts, strict=True)):
+            if a >= b:
+                raise InputError(f"cut names {before!r} before {after!r}, which does not run after it: name the "
+                                 "modules with which stages begin in the order in which they run, each once")
+        return named
     alive = replace(graph, ops=ops, outputs=graph.outputs[:1])
     sent = crossing(graph)
     blocks = blocks_of(alive)
