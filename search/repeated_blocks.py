@@ -142,10 +142,8 @@ def _order(laid: FactorArrays, count: int) -> Rows:
     own = np.arange(count)
     source = (least[:count] >= own) & (after[:count] < count)
     place = np.argsort(np.argsort(np.where(source, 2 * after[:count] - 1, 2 * own), kind="stable")).astype(float)
-    for v, near in _neighbours(laid.scopes, many):
-        together = _together(place[near])
-        if len(together):
-            place[v] = together.min() + 0.5
+    for v, first in _of_blocks(laid.scopes, many, place).items():
+        place[v] = first + 0.5
     return np.argsort(place, kind="stable")
 
 
@@ -156,11 +154,18 @@ def _many(scopes: Rows, count: int, least: int) -> NDArray[np.bool_]:
     return np.append(degree > least, False)
 
 
-def _neighbours(scopes: Rows, many: NDArray[np.bool_]) -> Iterator[tuple[int, Rows]]:
-    """Every variable with many neighbours, and those of them that have few."""
+def _of_blocks(scopes: Rows, many: NDArray[np.bool_], place: NDArray[Any]) -> dict[int, float]:
+    """The variables whose many neighbours are a block's, each with the first place of these; none if they are few.
+
+    There is one for every block at least. A single such variable is known to all blocks, which are small.
+    """
+    found = dict[int, float]()
     for v in np.flatnonzero(many).tolist():
         near = np.unique(scopes[(scopes == v).any(axis=1)])
-        yield v, near[(near >= 0) & ~many[near]]
+        together = _together(place[near[(near >= 0) & ~many[near]]])
+        if len(together):
+            found[v] = float(together.min())
+    return found if len(found) >= LEAST else {}
 
 
 def _together(places: NDArray[Any]) -> NDArray[Any]:
@@ -184,10 +189,8 @@ def _mixed(*columns: Rows) -> NDArray[np.uint64]:
 def _shared(state: _State, least: int) -> NDArray[np.bool_]:
     """Whether each variable has more neighbours than `least`, far apart, with one more entry for 'none'."""
     many = _many(state.scopes, len(state.sizes), least)
-    shared = many.copy()
-    for v, near in _neighbours(state.scopes, many):
-        shared[v] = not len(_together(state.position[near]))
-    return shared
+    many[list(_of_blocks(state.scopes, many, state.position))] = False
+    return many
 
 
 def _signatures(state: _State, shared: NDArray[np.bool_]) -> NDArray[np.uint64]:
