@@ -2,6 +2,7 @@
 
     signals_raise      SIGTERM and SIGHUP raise, as SIGINT does, so that `finally` and `with` blocks run; a signal that
                        is ignored, as under nohup, stays ignored
+    signals_wait       signals that arrive at a child while it is forked wait until `signals_default`
     signals_default    undoes that in a forked child
     die_with_parent    the kernel kills this child when its parent is gone (Linux)
     forks              whether this process may be forked
@@ -20,7 +21,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-__all__ = ["Terminated", "die_with_parent", "forks", "is_rank", "signals_default", "signals_raise"]
+__all__ = ["Terminated", "die_with_parent", "forks", "is_rank", "signals_default", "signals_raise", "signals_wait"]
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -46,11 +47,25 @@ def signals_raise() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def signals_wait() -> Iterator[None]:
+    """Within the block signals that end a process wait: a child that is forked there gets them in `signals_default`.
+
+    Without it a child would forget a signal that comes before Python is ready in it, or leave its parent's blocks.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_ENDING, signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def signals_default() -> None:
-    """Let SIGTERM end this forked child at once, and SIGHUP too unless it is ignored."""
+    """Let SIGTERM end this forked child at once, and SIGHUP too unless it is ignored; those that wait arrive now."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_ENDING, signal.SIGINT))
 
 
 def die_with_parent() -> None:

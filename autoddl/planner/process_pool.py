@@ -19,7 +19,7 @@ from multiprocessing.context import ForkProcess
 from typing import Any
 
 from autoddl.core.errors import MachineError
-from autoddl.core.processes import die_with_parent, forks, signals_default, signals_raise
+from autoddl.core.processes import die_with_parent, forks, signals_default, signals_raise, signals_wait
 
 __all__ = ["beside", "mapper"]
 
@@ -42,15 +42,24 @@ class _Worker:
     def receive(self) -> tuple[int, Any, BaseException | None]:
         try:
             found: tuple[int, Any, BaseException | None] = self.pipe.recv()
-        except EOFError:
-            raise MachineError("a process of the search ended early, perhaps for lack of memory; "
-                               "search with one worker") from None
+        except (EOFError, ConnectionError):
+            raise _ended() from None
         return found
+
+    def send(self, number: int, argument: Any) -> None:
+        try:
+            self.pipe.send((number, argument))
+        except ConnectionError:
+            raise _ended() from None
 
     def end(self) -> None:
         self.process.terminate()
         self.process.join()
         self.pipe.close()
+
+
+def _ended() -> MachineError:
+    return MachineError("a process of the search ended early, perhaps for lack of memory; search with one worker")
 
 
 def _keep_freed() -> None:
@@ -76,7 +85,8 @@ def _serve(function: Callable[[Any], Any], pipe: Connection) -> None:
 def _start(function: Callable[[Any], Any]) -> _Worker:
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("fork").Process(target=_serve, args=(function, there), daemon=True)
-    process.start()
+    with signals_wait():
+        process.start()
     there.close()
     return _Worker(process, here)
 
@@ -93,7 +103,7 @@ def _results(workers: Sequence[_Worker], arguments: Sequence[Any], key: Key) -> 
                 worker, at = min(product(idle, left), key=lambda pair: _rank(pair[0], workers, key(left[pair[1]])))
                 idle.remove(worker)
                 worker.known.add(key(left[at]))
-                worker.pipe.send((at, left.pop(at)))
+                worker.send(at, left.pop(at))
             for pipe in wait([w.pipe for w in workers if w not in idle]):
                 worker = next(w for w in workers if w.pipe is pipe)
                 at, result, error = worker.receive()
@@ -139,7 +149,7 @@ def beside(function: Callable[[Any], Any], argument: Any) -> Iterator[Callable[[
     with signals_raise():
         worker = _start(function)
         try:
-            worker.pipe.send((0, argument))
+            worker.send(0, argument)
             yield partial(_received, worker)
         finally:
             worker.end()

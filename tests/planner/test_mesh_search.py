@@ -208,6 +208,17 @@ def test_workers_do_not_outlive_who_is_killed() -> None:
         assert not any(Path(f"/proc/{child}/cwd").exists() for child in children)
 
 
+@pytest.mark.ranks
+def test_a_signal_ends_a_worker_that_is_not_ready_and_none_of_its_parents_code_runs_in_it() -> None:
+    script = ("import os, signal\n"
+              "from autoddl.planner.process_pool import beside\n"
+              "os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))\n"
+              "try:\n    with beside(abs, -1) as result:\n        result()\n"
+              "except BaseException as error:\n    print(type(error).__name__)\n")
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "MachineError\n"
+
+
 def test_what_runs_beside_is_waited_for_and_its_error_passed_on() -> None:
     """And the process is gone where the result is not wanted."""
     before = set(multiprocessing.active_children())
