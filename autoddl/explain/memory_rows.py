@@ -297,7 +297,7 @@ class _Bytes:
             own, made = self.piece(t, stored.layout) * wide, self.piece(t, edge.gradient) * wide
             summed = summed_layout(stored.layout, edge.gradient, stored.depths)
             passes = self.graph.ops[j].target == HUB or self.views[j] or k in self.whole[j].passes
-            if m > 1:
+            if m > max(1, self.plan.in_flight):  # a forward comes behind the first backward
                 each, last = divide_steps(edge.backward, edge.gradient, summed)
                 between = self.piece(t, summed) * wide if has_collective(each) else made
                 self.add(0, self.back(j), between if has_collective(last) else own)

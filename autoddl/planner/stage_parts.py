@@ -91,11 +91,15 @@ def _begin(graph: Graph, name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SolvedStage:
-    """A stage that was searched: what was found, and the microbatches in flight then; `problem` where there is none."""
+    """A stage that was searched: what was found, and the microbatches in flight then; `problem` where there is none.
+
+    `binds` says whether the budget changed the answer.
+    """
 
     graph: StageGraph
     found: Found | None
     in_flight: int
+    binds: bool = True
     problem: Infeasible | InputError | None = None
 
     def holds(self, in_flight: int) -> bool:
@@ -104,7 +108,7 @@ class SolvedStage:
             return True
         if self.found is None:
             return self.is_proved and in_flight >= self.in_flight
-        return not self.found.solution.price and in_flight <= self.in_flight and (in_flight > 1 or self.in_flight == 1)
+        return not self.binds and in_flight <= self.in_flight and _kept(in_flight) == _kept(self.in_flight)
 
     @property
     def is_proved(self) -> bool:
@@ -119,11 +123,18 @@ class SolvedStage:
             return inf if self.is_proved else 0.0
         return self.found.bound
 
-    def named(self, graph: StageGraph, moment: str) -> str:
-        """The moment of a row, with the names of a stage that is like this one."""
-        kind, _, name = moment.partition(" ")
-        names = {a.name: b.name for a, b in zip(add_hubs(self.graph.graph).ops, add_hubs(graph.graph).ops, strict=True)}
-        return f"{kind} {names[name]}" if name else moment
+
+def _named(source: StageGraph, graph: StageGraph, moment: str) -> str:
+    """The moment of a row of one stage, with the names of another that is like it."""
+    kind, _, name = moment.partition(" ")
+    names = {a.name: b.name for a, b in zip(add_hubs(source.graph).ops, add_hubs(graph.graph).ops, strict=True)}
+    return f"{kind} {names[name]}" if name else moment
+
+
+def _kept(in_flight: int) -> bool:
+    """Whether weights that are gathered stay gathered: so the layouts to choose from are the same."""
+    return in_flight > 1
+
 
 @dataclass(eq=False)
 class StageParts:
@@ -144,6 +155,7 @@ class StageParts:
     places: tuple[int, ...]
     within: tuple[Candidate, ...] = ()
     _solved: dict[str, list[SolvedStage]] = field(default_factory=dict)
+    _free: dict[tuple[str, bool], tuple[StageGraph, Found]] = field(default_factory=dict)
     _behind: dict[tuple[str, int], float] = field(default_factory=dict)
     _repeated: dict[str, float] = field(default_factory=dict)
     _single: dict[str, float] = field(default_factory=dict)
@@ -227,12 +239,23 @@ class StageParts:
             if one.holds(in_flight):
                 return one
         try:
-            made = search_stage(self.task, graph, self.cluster, self.microbatches, in_flight, self.within)
-            found = SolvedStage(graph, made, in_flight)
+            found = self._searched(graph, key, in_flight)
         except (Infeasible, InputError) as error:
-            found = SolvedStage(graph, None, in_flight, error)
+            found = SolvedStage(graph, None, in_flight, problem=error)
         known.append(found)
         return found
+
+    def _searched(self, graph: StageGraph, key: str, in_flight: int) -> SolvedStage:
+        """The best layouts without a budget, if they fit; else under it. Raises why there are none."""
+        at = key, _kept(in_flight)
+        if at not in self._free:
+            free = replace(self.task, budget=inf)
+            self._free[at] = graph, search_stage(free, graph, self.cluster, self.microbatches, 1 + at[1], self.within)
+        source, found = self._free[at]
+        if self._plan(source, source, found, in_flight).predicted.peak_bytes <= self.task.budget:
+            return SolvedStage(source, found, in_flight, binds=False)
+        made = search_stage(self.task, graph, self.cluster, self.microbatches, in_flight, self.within)
+        return SolvedStage(graph, made, in_flight)
 
     @property
     def needed(self) -> float:
@@ -260,11 +283,10 @@ class StageParts:
             return True
         if a == 0 or solved.found is None:
             return False
-        binds = bool(solved.found.solution.price)
-        at = in_flight if binds else 1
+        at = in_flight if solved.binds else 1
         if (key, at) in self._behind:
             return False
-        behind = replace(self.task, once=BEHIND, budget=self.task.budget if binds else inf)
+        behind = replace(self.task, once=BEHIND, budget=self.task.budget if solved.binds else inf)
         self._behind[key, at] = search_stage(behind, graph, self.cluster, self.microbatches, at).bound
         return True
 
@@ -274,12 +296,16 @@ class StageParts:
         if solved.found is None:
             assert solved.problem is not None
             raise solved.problem
+        return self._plan(solved.graph, graph, solved.found, in_flight)
+
+    def _plan(self, source: StageGraph, graph: StageGraph, found: Found, in_flight: int) -> Plan:
+        """The plan of a stage that takes the layouts that were found for `source`, which is like it."""
         task = stage_task(self.task, graph, self.cluster, self.microbatches)
-        candidate = replace(solved.found.candidate, in_flight=in_flight)
-        row = {solved.named(graph, moment): weight for moment, weight in solved.found.best.row.items()}
-        one = chosen(task, candidate, solved.found.solution, row)
+        candidate = replace(found.candidate, in_flight=in_flight)
+        row = {_named(source, graph, moment): weight for moment, weight in found.best.row.items()}
+        one = chosen(task, candidate, found.solution, row)
         made = assemble(one.pricing, one.solution, one.variables)
-        return finish_stage(task, graph, replace(solved.found, best=one), made)
+        return finish_stage(task, graph, replace(found, best=one), made)
 
     @cached_property
     def transfers(self) -> tuple[float, ...]:

@@ -27,7 +27,8 @@ may take off more than was there, never less. Copies of layouts that split the t
 gather these, and many send them on.
 
 Where several microbatches are in flight, each of the others adds what lives from the last forward to the first
-backward, at every moment but the update's.
+backward, at every moment but the update's. Sums of gradients are there at the same time only where more microbatches
+follow than are in flight: else no forward comes behind the first backward.
 
 Terms of one *alias* share storage: at a moment one of them counts. Where a storage is shared through views, one chain
 of views counts. So the terms never add up to more than the memory line (`schedule.memory_line`) has at that moment. The
@@ -173,7 +174,7 @@ def lifetimes_of(graph: Graph, optimizer: Optimizer, microbatches: int, processo
 
     `processor` says whether the device is a CPU; `parts` run again in backward.
     """
-    made = _Builder(graph, optimizer, microbatches, processor, parts)
+    made = _Builder(graph, optimizer, microbatches, processor, parts, in_flight)
     return Lifetimes(graph, tuple(made.terms), {op.name: i for i, op in enumerate(graph.ops)}, in_flight)
 
 
@@ -181,7 +182,8 @@ class _Builder:
     """Terms as they are found."""
 
     def __init__(self, graph: Graph, optimizer: Optimizer, microbatches: int, processor: bool,
-                 parts: Sequence[RecomputedPart]) -> None:
+                 parts: Sequence[RecomputedPart], in_flight: int) -> None:
+        self.has_sums = microbatches > max(1, in_flight)
         self.graph, self.optimizer, self.microbatches, self.count = graph, optimizer, microbatches, len(graph.ops)
         self.flows, self.dependent = graph.differentiable(), graph.dependent()
         self.readers, self.writer = graph.consumers(), graph.producers()
@@ -348,7 +350,7 @@ class _Builder:
         """The gradient that op j yields of a parameter, from then on; of several microbatches it is summed up."""
         edge, op = ("edge", j, k), self.graph.ops[j]
         passes = op.target == HUB or self.is_view[j] or k in self.made[j].passes
-        if self.microbatches > 1:
+        if self.has_sums:
             self.add(edge, ("gradient summed",), 0, self.backward(j))
         if self.microbatches > 1 or not passes:
             self.add(edge, ("gradient",), self.backward(j) + 1, self.update - 1)

@@ -29,12 +29,12 @@ MODELS = ["gpt", "resnet", "vit", "regression", "tied", "turned", *(
 
 
 def _network(name: str, mesh: str, microbatches: int = 1, optimizer: str = "adamw", recipe: str = "as-written",
-             recompute: str = "none") -> CostNetwork:
+             recompute: str = "none", in_flight: int = 1) -> CostNetwork:
     model, sample = getattr(zoo, name)()
     graph = add_hubs(capture(model, parted(as_sample(sample), microbatches), Precision.parse(recipe)).graph)
     pricing = Pricing(graph, Mesh.parse(mesh), load_cluster(LAPTOP), optimizer, microbatches,
-                      recompute=policy_blocks(graph, recompute))
-    return network_of(pricing, variables(graph, pricing.mesh, microbatches=microbatches))
+                      recompute=policy_blocks(graph, recompute), in_flight=in_flight)
+    return network_of(pricing, variables(graph, pricing.mesh, microbatches=microbatches, in_flight=in_flight))
 
 
 def _rows_are_below(network: CostNetwork, choice: tuple[int, ...], seed: int, step: int = 25) -> None:
@@ -63,6 +63,14 @@ def _rows_are_below(network: CostNetwork, choice: tuple[int, ...], seed: int, st
 def test_no_row_is_above_the_line_of_a_random_plan(name: str) -> None:
     for seed, mesh in enumerate(MESHES):
         network = _network(name, mesh, 1 if name == "regression" else 1 + seed % 2, "adamw" if seed else "sgd")
+        _rows_are_below(network, random_choice(network.problem(None), random.Random(seed)), seed)
+
+
+@pytest.mark.parametrize(("microbatches", "in_flight"), [(2, 2), (4, 2), (4, 4)])
+def test_no_row_is_above_the_line_with_several_microbatches_in_flight(microbatches: int, in_flight: int) -> None:
+    """As in a stage of GPipe, where no forward comes behind the first backward, and as in one of 1F1B."""
+    network = _network("gpt", "machine=2,pair=2", microbatches, in_flight=in_flight)
+    for seed in range(3):
         _rows_are_below(network, random_choice(network.problem(None), random.Random(seed)), seed)
 
 
