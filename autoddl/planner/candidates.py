@@ -99,7 +99,7 @@ def _policies(pricing: Pricing, candidate: Candidate) -> Policies:
 def _space(task: PlanTask, candidate: Candidate) -> tuple[Pricing, tuple[Variable, ...]]:
     graph = task.variant(candidate.microbatches).graph
     pricing = Pricing(graph, candidate.mesh, task.cluster, task.options.optimizer, candidate.microbatches, task.hidden,
-                      policy_blocks(graph, candidate.recompute), candidate.in_flight, task.once)
+                      policy_blocks(graph, candidate.recompute), candidate.in_flight, task.counts, task.ports)
     region = candidate.region(graph, candidate.mesh)
     return pricing, variables(graph, candidate.mesh, region, candidate.microbatches, candidate.in_flight)
 

@@ -137,7 +137,8 @@ def search(task: PlanTask, candidates: Sequence[Candidate], progress: Progress |
     interrupted before there is a plan.
     """
     start, tell = perf_counter(), progress or (lambda what, done, total: None)
-    state = _State([floor_seconds(task.graph, task.cluster)] * len(candidates))
+    least = min(1.0, task.counts.least) if task.counts else 1.0
+    state = _State([floor_seconds(task.graph, task.cluster) * least] * len(candidates))
     jobs, workers, interrupted = Jobs(task, candidates), _workers(task, candidates), False
     rough = ROUGH if _gains_by_roughness(task, candidates) else task.options.tolerance
     try:

@@ -36,7 +36,7 @@ from autoddl.planner.candidates import Candidate, chosen
 from autoddl.planner.mesh_search import Found
 from autoddl.planner.stage_plans import finish_stage, search_stage, stage_cluster, stage_task, transfer_seconds
 from autoddl.planner.task import PlanTask
-from autoddl.pricing.price import BEHIND, NEVER, floor_passes
+from autoddl.pricing.price import Counts, floor_passes
 
 __all__ = ["SolvedStage", "StageParts", "places_of", "structure"]
 
@@ -270,7 +270,8 @@ class StageParts:
             return False
         self.solve(graph, key, in_flight)
         if key not in self._repeated:
-            free = replace(self.task, budget=inf, hidden=1.0, once=NEVER)
+            m = self.microbatches
+            free = replace(self.task, budget=inf, hidden=1.0, counts=Counts(m, m, 0.0, 0.0, 0.0))
             self._repeated[key] = search_stage(free, graph, self.cluster, self.microbatches, 1).bound
         return True
 
@@ -286,7 +287,8 @@ class StageParts:
         at = in_flight if solved.binds else 1
         if (key, at) in self._behind:
             return False
-        behind = replace(self.task, once=BEHIND, budget=self.task.budget if solved.binds else inf)
+        counts = Counts(self.microbatches, self.microbatches, gather=0.0)
+        behind = replace(self.task, counts=counts, budget=self.task.budget if solved.binds else inf)
         self._behind[key, at] = search_stage(behind, graph, self.cluster, self.microbatches, at).bound
         return True
 

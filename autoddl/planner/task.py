@@ -22,7 +22,7 @@ from autoddl.cost_models import Cluster, load_cluster
 from autoddl.planner.microbatch_variants import Variant, Variants
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.process_pool import beside
-from autoddl.pricing.price import ONCE
+from autoddl.pricing.price import Counts, Ports
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,8 +56,10 @@ class PlanTask:
     """Captures the model with one of several microbatches, once each; None: `graph` stands for all."""
     hidden: float = 0.0
     """Part of the seconds of parameters' conversions that is not counted (`Pricing`)."""
-    once: str = ONCE
-    """What is counted of the seconds that come once a step (`Pricing`)."""
+    counts: Counts | None = None
+    """How often seconds count; None: as often as they come in a step (`Pricing`)."""
+    ports: Ports | None = None
+    """What messages to other stages take; None: they are not counted (`Pricing`)."""
 
     def has(self, microbatches: int) -> bool:
         """Whether `variant` has it without capturing."""

@@ -23,9 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from autoddl.core.cost_table import Cells, Classes, Rows
-from autoddl.core.graph import Graph, Kind, Op, Tensor
+from autoddl.core.graph import RECEIVE, Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.problem import Factor, Problem, Table
+from autoddl.core.stages import SEND
 from autoddl.operators.work import read_back
 from autoddl.pricing.byte_rows import Sizes, bytes_of_edge, sizes_of, taken_off, weighted
 from autoddl.pricing.choice_classes import Ports, pieces_of
@@ -109,13 +110,24 @@ def _op_seconds(pricing: Pricing, op: Op, choices: Sequence[Choice]) -> tuple[Ar
     count, every = len(op.inputs), [graph.tensors[t].shape for t in (*op.inputs, *op.outputs)]
     found = pieces_of(choices, every, pricing.mesh)
     seconds, kernels = np.zeros(len(found.shapes)), Kernels.of(pricing, op, graph.differentiable())
+    times = pricing.times
     inner = numbered(choices).inner[found.first].astype(bool).tolist()
     for c, (shapes, reduces) in enumerate(zip(found.shapes, inner, strict=True)):
         forward, backward = kernels.seconds(shapes[:count], shapes[count:])
-        seconds[c] = sum((*forward, *backward, *forward * (op.name in pricing.again)))
+        again = times.backward * (op.name in pricing.again)
+        seconds[c] = sum(forward) * (times.forward + again) + sum(backward) * times.backward
         if reduces:
-            seconds[c] += sum(inner_seconds(pricing, op, choices[found.first.item(c)]).values())
-    return seconds * pricing.microbatches, found.classes
+            seconds[c] += sum(inner_seconds(pricing, op, choices[found.first.item(c)], times).values())
+    return seconds, found.classes
+
+
+def _port_seconds(pricing: Pricing, op: Op, choices: Sequence[Choice]) -> Array | float:
+    """Seconds of the messages of an op that sends to another stage, or receives, by option; 0 of other ops."""
+    if pricing.ports is None or op.target not in (SEND, RECEIVE):
+        return 0.0
+    layouts = [(choice.inputs if op.target == SEND else choice.outputs)[0] for choice in choices]
+    known = {layout: pricing.ports.seconds(op.name, layout, pricing.mesh) for layout in set(layouts)}
+    return np.array([known[layout] for layout in layouts])
 
 
 def likeness(graph: Graph, variable: Variable, differentiable: frozenset[int], dependent: frozenset[int],
@@ -132,7 +144,8 @@ def likeness(graph: Graph, variable: Variable, differentiable: frozenset[int], d
                      t in hubs, graph.tensors[t].kind is Kind.PARAMETER)
                     for t in (*op.inputs, *op.outputs))
     args = tuple((k, v) for k, v in op.args if k != "key")
-    return op.target, op.slots, args, tensors, id(variable.choices), pricing.chained.get(op.name)
+    port = op.name if pricing.ports is not None and op.target in (SEND, RECEIVE) else None
+    return op.target, op.slots, args, tensors, id(variable.choices), pricing.chained.get(op.name), port
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,7 +217,7 @@ class CostNetwork:
     def fixed(self) -> tuple[float, float]:
         """(seconds, bytes of a rank) that every choice has: those of the cone."""
         seconds, nbytes = cone_cost(self.pricing)
-        return seconds * self.pricing.microbatches, nbytes
+        return seconds * self.pricing.times.forward, nbytes
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -472,11 +485,14 @@ def _own_seconds(pricing: Pricing, variable: Variable) -> tuple[Cells, tuple[Cla
     if isinstance(variable.item, Tensor):
         layouts = [choice.outputs[0] for choice in variable.choices]
         known = {layout: update_seconds(pricing, variable.item, layout) for layout in set(layouts)}
-        return Cells.of(np.array([known[layout] for layout in layouts])), (every,)
+        return Cells.of(np.array([known[layout] for layout in layouts]) * pricing.times.update), (every,)
     if variable.item.target == HUB:
         return _nothing((len(variable.choices),)), (every,)
     seconds, classes = _op_seconds(pricing, variable.item, variable.choices)
-    return Cells.of(seconds), (classes,)
+    messages = _port_seconds(pricing, variable.item, variable.choices)
+    if isinstance(messages, float):
+        return Cells.of(seconds), (classes,)
+    return Cells.of(seconds[classes] + messages), (every,)
 
 
 def _end_entries(pricing: Pricing, v: int, op: Op, variable: Variable, alike: int,
@@ -488,7 +504,7 @@ def _end_entries(pricing: Pricing, v: int, op: Op, variable: Variable, alike: in
             key = ("end", alike, port, ends[t])
             if key not in made:
                 costs = np.array([end_seconds(pricing, t, c, port, ends[t]) for c in variable.choices])
-                made[key] = (Cells.of(counted(costs * pricing.microbatches, pricing.hidden)),
+                made[key] = (Cells.of(counted(costs, pricing.hidden)),
                              (np.arange(len(costs)),))
             seconds, classes = made[key]
             found.append(_Entry((v,), (key,), (seconds,), classes))

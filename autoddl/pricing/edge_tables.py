@@ -24,7 +24,7 @@ from autoddl.core.layout_codes import BASE
 from autoddl.operators.work import VIEWS, base
 from autoddl.pricing.choice_classes import Ports
 from autoddl.pricing.choices import numbered
-from autoddl.pricing.price import BEHIND, ONCE, Pricing, cast_seconds, routes_of
+from autoddl.pricing.price import Pricing, cast_seconds, routes_of
 from autoddl.pricing.routes import Routes
 from autoddl.pricing.space import Variable
 
@@ -214,26 +214,32 @@ def _without(plain: Cells, ends: Ends, view: _Behind, rows: Rows) -> Array:
 
 def _seconds(pricing: Pricing, ports: Ports, ends: Ends, use: Use, rows: Rows) -> Array:
     """Conversions there, and of the gradient back."""
-    flows, back = use.flows, use.back
+    flows, times = use.flows, pricing.times
     if ends.tensor is None:
-        found = _gathered(ends.routes.seconds, ends.here[rows], ends.there) * (1 + use.again)
+        found = _times(_gathered(ends.routes.seconds, ends.here[rows], ends.there),
+                       times.forward + use.again * times.backward)
         if flows:
-            found += _gathered(ports.turned(ends.routes), ends.wanted[rows], ends.yields)
-        return found * pricing.microbatches if pricing.microbatches > 1 else found
+            found += _times(_gathered(ports.turned(ends.routes), ends.wanted[rows], ends.yields), times.backward)
+        return found
     found = _by_way_of(ends.routes.seconds, ends.here[rows][:, None], ends.kept(rows), ends.there[None],
-                       1, pricing.microbatches * (1 + back))
-    found = counted(found, 1.0 if pricing.once == BEHIND else 0.0)
+                       times.gather, times.forward + use.back * times.backward)
     if flows and pricing.microbatches == 1:
-        found += _gathered(ports.turned(ends.back), ends.wanted[rows], ends.yields)
+        found += _times(_gathered(ports.turned(ends.back), ends.wanted[rows], ends.yields), times.reduce)
     elif flows:
         found += _by_way_of(ends.back.seconds, ends.yields[None], ends.summed(rows), ends.wanted[rows][:, None],
-                            pricing.microbatches, 1)
-    return counted(found, pricing.hidden) + _casts(pricing, ends, rows, back, flows)
+                            times.backward, times.reduce)
+    return counted(found, pricing.hidden) + _casts(pricing, ends, rows, use.back, flows)
 
 
-def _by_way_of(seconds: Array, start: Classes, middle: Classes, end: Classes, first: int, second: int) -> Array:
+def _times(seconds: Array, count: float) -> Array:
+    """`count` times the seconds; infinite ones, which forbid, stay infinite."""
+    return counted(seconds, 1.0 - count) if count == 0 else seconds * count
+
+
+def _by_way_of(seconds: Array, start: Classes, middle: Classes, end: Classes, first: float, second: float) -> Array:
     """`first` times the route to the middle, `second` times that behind it; infinite where there is no middle."""
-    found: Array = seconds[start, middle] * first + np.where(middle == end, 0.0, seconds[middle, end] * second)
+    found: Array = _times(seconds[start, middle], first) + np.where(middle == end, 0.0,
+                                                                    _times(seconds[middle, end], second))
     return np.where(middle < 0, np.inf, found)
 
 
@@ -250,11 +256,12 @@ def _casts(pricing: Pricing, ends: Ends, rows: Rows, back: bool, flows: bool) ->
         first, then = ends.gathers(rows)
         stored = ends.routes.nbytes[ends.here[rows]][:, None]
         pieces = np.where(first | then, stored, np.minimum(stored, ends.routes.nbytes[ends.there]))
-        times = np.where(then & ~first, pricing.microbatches * (1 + back), pricing.once == ONCE)
+        each = pricing.times.forward + back * pricing.times.backward
+        times = np.where(then & ~first, each, pricing.times.gather)
         found += times * _each(partial(cast_seconds, pricing, tensor.stored, tensor), pieces / tensor.itemsize)
     if flows and tensor.reduced:
         elements = ends.routes.nbytes[ends.yields] / tensor.itemsize
-        found += pricing.microbatches * _each(partial(cast_seconds, pricing, tensor, tensor.gradient), elements)
+        found += pricing.times.backward * _each(partial(cast_seconds, pricing, tensor, tensor.gradient), elements)
     return found
 
 

@@ -20,6 +20,9 @@ in which backward yields them and O (`core.state_layouts`):
 
 `saved` is 1 if backward reads the weight. With one microbatch the gradient takes route(yielded -> O).
 
+So every second is counted so often as its part of the step comes (`Counts`). A stage of a pipeline whose other stages
+are known counts them as a path of the schedule does, and adds what its messages take (`Ports`).
+
 The ops that backward runs again (`operators.recomputed`) run their forward kernels twice and convert what these read
 twice; backward reads every parameter of them.
 
@@ -30,7 +33,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +63,7 @@ from autoddl.pricing.choices import Choice
 from autoddl.pricing.optimizers import optimizer_of
 from autoddl.pricing.routes import Routes, routes
 
-__all__ = ["BEHIND", "HOST", "NEVER", "ONCE", "UPDATE", "Kernels", "Pricing", "cast_seconds", "cone_cost",
+__all__ = ["HOST", "UPDATE", "Counts", "Kernels", "Ports", "Pricing", "cast_seconds", "cone_cost",
            "end_seconds", "floor_passes", "floor_seconds", "inner_seconds", "kernel_of", "op_seconds", "pass_seconds",
            "routes_of", "update_seconds"]
 
@@ -70,14 +73,41 @@ HOST = 100e-6
 UPDATE = 40
 """Bytes that clipping and AdamW move per parameter."""
 
-ONCE, BEHIND, NEVER = "once", "behind", "never"
-"""All that comes once a step; what comes behind the last backward, so without gathers and casts of weights; nothing.
-"""
-
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 Shapes = tuple[tuple[int, ...], ...]
 Passes = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How often the seconds of every part of a step count.
+
+        forward     of a microbatch
+        backward    of a microbatch
+        gather      of the weights that are kept, with their casts
+        reduce      of the sums of gradients that are reduced behind the last backward
+        update      of the optimizer
+    """
+
+    forward: float
+    backward: float
+    gather: float = 1.0
+    reduce: float = 1.0
+    update: float = 1.0
+
+    @property
+    def least(self) -> float:
+        """What every kernel counts at least."""
+        return min(self.forward, self.backward)
+
+
+class Ports(Protocol):
+    """Seconds that messages between stages take, by the layout that this stage gives or takes a tensor in."""
+
+    def seconds(self, op: str, layout: Layout, mesh: Mesh) -> float:
+        """Seconds of the messages of an op that sends or receives; 0 where they are not known."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +130,10 @@ class Pricing:
     """Names of the blocks that backward computes again."""
     in_flight: int = 1
     """The number of microbatches whose activations are there at once."""
-    once: str = ONCE
-    """What counts of the seconds that come once a step: all (ONCE), those behind the last backward, or none."""
+    counts: Counts | None = None
+    """How often seconds count; None: as often as they come in a step."""
+    ports: Ports | None = None
+    """What messages to other stages take; None: they are not counted."""
     chained: Mapping[str, Chained] = field(init=False, compare=False)
     """By name, the ops that are fused with others."""
     blocks: tuple[Block, ...] = field(init=False, compare=False)
@@ -116,6 +148,11 @@ class Pricing:
         object.__setattr__(self, "blocks", select_blocks(self.graph, self.recompute))
         object.__setattr__(self, "parts", recomputed_parts(self.graph, self.recompute))
         object.__setattr__(self, "again", frozenset(self.graph.ops[i].name for part in self.parts for i in part.ops))
+
+    @property
+    def times(self) -> Counts:
+        """How often seconds count."""
+        return self.counts or Counts(self.microbatches, self.microbatches)
 
     def group(self, axes: tuple[int, ...]) -> Group:
         """The group of ranks along some axes of the mesh, as the cost model takes it."""
@@ -168,7 +205,7 @@ def update_seconds(pricing: Pricing, tensor: Tensor, stored: Layout) -> float:
 
     Products of an update are cut among the ranks that share the parameter; each gathers the whole of the other factor.
     """
-    if not tensor.trained or pricing.once == NEVER:
+    if not tensor.trained:
         return 0.0
     optimizer, device = optimizer_of(pricing.optimizer), pricing.cluster.device
     elements = prod(local_shape(tensor.shape, stored, pricing.mesh))
@@ -181,14 +218,15 @@ def update_seconds(pricing: Pricing, tensor: Tensor, stored: Layout) -> float:
     return found
 
 
-def inner_seconds(pricing: Pricing, op: Op, choice: Choice) -> dict[str, float]:
+def inner_seconds(pricing: Pricing, op: Op, choice: Choice, counts: Counts = Counts(1.0, 1.0)) -> dict[str, float]:
     """Seconds, by axes, that the op's own kernel spends reducing, forward again where it is recomputed."""
     found: dict[str, float] = {}
     inner = inner_collectives(op, pricing.graph, choice.inputs[0], choice.inner, pricing.mesh)
     for direction, kind, axes, nbytes in inner:
         name = "+".join(pricing.mesh.names[a] for a in axes)
         price = collective(pricing.cluster, kind, pricing.group(axes), float(nbytes))
-        times = 2 if direction == "forward" and op.name in pricing.again else 1
+        again = counts.backward if op.name in pricing.again else 0.0
+        times = counts.forward + again if direction == "forward" else counts.backward
         found[name] = found.get(name, 0.0) + price.seconds * times
     return found
 
@@ -291,14 +329,16 @@ def floor_passes(graph: Graph, cluster: Cluster, differentiable: frozenset[int])
 
 
 def end_seconds(pricing: Pricing, t: int, choice: Choice, port: int, flows: bool) -> float:
-    """Seconds of the conversion from an op to the program's end, and of the gradient back where it `flows`.
+    """Seconds of the conversion from an op to the program's end, and of the gradient back where it `flows`, as they
+    count.
 
     The loss, and the new value of a buffer, are needed whole by every rank.
     """
     tensor, whole = pricing.graph.tensors[t], Layout.broadcast(pricing.mesh)
     table = routes_of(pricing, tensor)
     back = table.seconds[table.index[whole], table.index[choice.wanted[port]]] if flows else 0.0
-    return float(table.seconds[table.index[choice.outputs[port]], table.index[whole]] + back)
+    there, times = table.seconds[table.index[choice.outputs[port]], table.index[whole]], pricing.times
+    return float(there * times.forward + back * times.backward)
 
 
 def cone_cost(pricing: Pricing) -> tuple[float, float]:
