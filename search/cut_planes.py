@@ -14,13 +14,19 @@ from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp  # type: ignore[attr-defined]
 
 from autoddl.core.cost_table import Array
-from autoddl.core.pipeline_cuts import CutProblem, Mixture, PathBound
+from autoddl.core.pipeline_cuts import CutProblem, Mixture, PathBound, Trail
 from autoddl.search.cut_boxes import Box, Mask, least_cut, least_with_options
 
-__all__ = ["CutPlanes", "Evaluate", "Trace"]
+__all__ = ["Blend", "CutPlanes", "Evaluate", "Trace", "best_mixture", "blended"]
 
 TOGETHER = (1, 1, 1, 0, 0, 0)
 """The weights of F + B + W."""
+
+Blend = tuple[tuple[PathBound, float], ...]
+"""Paths with their weights >= 0, of sum 1."""
+
+SAME = 1e-9
+"""Relative differences of sums in another order."""
 
 TOP = 10
 """Paths that may be mixed for each cut."""
@@ -40,8 +46,9 @@ class CutPlanes:
         trace        finds a critical path of a cut
         exact        finds the exact seconds of a cut, if those of `trace` are not
         tolerance    relative gap that need not be closed
-        paths        the paths
-        known        their numbers
+        paths        the paths and blends
+        trails       for each its tasks, or the numbers and weights of its parts
+        known        by its counts, the number of each
         tables       for each path [stage, blocks] seconds
         fixed        for each path the seconds of its transfers
         seen         cut -> exact seconds
@@ -54,7 +61,8 @@ class CutPlanes:
     exact: Evaluate | None
     tolerance: float
     paths: list[PathBound] = field(default_factory=list)
-    known: set[tuple[object, ...]] = field(default_factory=set)
+    trails: list[Trail] = field(default_factory=list)
+    known: dict[tuple[object, ...], int] = field(default_factory=dict)
     tables: list[Array] = field(default_factory=list)
     fixed: list[float] = field(default_factory=list)
     seen: dict[tuple[int, ...], float] = field(default_factory=dict)
@@ -81,17 +89,23 @@ class CutPlanes:
     def all(self) -> tuple[Array, Array]:
         """(tables, fixed seconds) of all paths."""
         if self.stacked is None or len(self.stacked[1]) < len(self.fixed):
-            self.stacked = np.stack(self.tables), np.array(self.fixed)
+            self.stacked = np.stack(self.tables), np.array(self.fixed, dtype=float)
         return self.stacked
 
-    def add(self, path: PathBound) -> None:
-        """Adds a path, unless one with its numbers is known."""
+    def add(self, path: PathBound, parts: Mixture = ()) -> int:
+        """Adds a path, or a blend of some, unless one with its counts is known; returns its number."""
         key = path.stages, path.transfers
         if key not in self.known:
-            self.known.add(key)
+            self.known[key] = len(self.paths)
             self.paths.append(path)
+            self.trails.append(parts or path.path)
             self.tables.append(_table(self.problem, path))
             self.fixed.append(sum(n * x for n, x in zip(path.transfers, self.problem.transfers, strict=True)))
+        return self.known[key]
+
+    def add_blend(self, blend: Blend) -> None:
+        """Adds the paths of a blend, and the blend."""
+        self.add(blended(blend), tuple((self.add(path), weight) for path, weight in blend))
 
     def evaluate(self, cut: tuple[int, ...]) -> None:
         """Traces the cut, once, and finds its exact seconds where it may be the best."""
@@ -99,7 +113,12 @@ class CutPlanes:
             self.traced[cut], path = self.trace(cut)
             self.add(path)
         if cut not in self.seen and (not self.seen or self.traced[cut] < self.seen[self.best]):
-            self.seen[cut] = self.exact(cut) if self.exact else self.traced[cut]
+            self.seen[cut] = self.exact(cut) if self.exact else self._likely(cut)
+
+    def _likely(self, cut: tuple[int, ...]) -> float:
+        """Seconds of a cut as traced, or of a path with all that is known, where these are clearly more."""
+        most = float(self.at([cut]).max())
+        return most if most > self.traced[cut] * (1 + SAME) else self.traced[cut]
 
     def even(self, box: Box) -> tuple[int, ...]:
         """The cut whose stages' F + B + W have the least sum of squares."""
@@ -169,7 +188,7 @@ class CutPlanes:
         values = self.at(cuts)
         top = np.argsort(-values, axis=0, kind="stable")[:TOP].ravel()
         rows = np.unique(np.concatenate([top, np.array([q for q, _ in used], dtype=np.intp)]))
-        found = _best_mixture(values[rows])
+        found = best_mixture(values[rows])
         least = sum(weight * values[rows[q]] for q, weight in found).min()
         return tuple((int(rows[q]), weight) for q, weight in found), float(least)
 
@@ -179,33 +198,48 @@ class CutPlanes:
                 sum(weight * self.fixed[q] for q, weight in mixture))
 
 
+def blended(blend: Blend) -> PathBound:
+    """The counts of a blend."""
+    def mean(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+        return tuple(sum(weight * row[i] for row, (_, weight) in zip(rows, blend, strict=True))
+                     for i in range(len(rows[0])))
+
+    stages = tuple(mean(rows) for rows in zip(*(path.stages for path, _ in blend), strict=True))
+    return PathBound((), stages, mean([path.transfers for path, _ in blend]))
+
+
 def _table(problem: CutProblem, path: PathBound) -> Array:
     """[stage, blocks] seconds of a path; no blocks, and sizes that a stage cannot have, are 0 and never read.
 
-    What is known of weighted terms counts as often as each of them does, one after the other, each of them first once:
-    the greatest holds.
+    What is known of weighted terms counts as often as each of them does. It is applied one after the other, each first
+    once, behind it those without weights of messages: the greatest sum holds.
     """
     known = [*problem.known, *([(TOGETHER, problem.whole)] if problem.whole is not None else [])]
-    orders = [[known[k], *known[:k], *known[k + 1:]] for k in range(len(known))] or [[]]
-    seconds = np.max([_with_known(problem, path, order) for order in orders], axis=0)
-    return np.concatenate([np.zeros((len(seconds), 1)), seconds], axis=1)
+    terms, (stages, blocks) = np.nan_to_num(problem.seconds, posinf=0.0), problem.seconds.shape[:2]
+    sent = np.array([0.0, *path.transfers, 0.0])
+    left = np.concatenate([np.array(path.stages, dtype=float), sent[:-1, None], sent[1:, None]], axis=1)
+    seconds: Array = (left[:, None, :6] * terms).sum(axis=2)
+    for k, (weights, values) in enumerate(known):
+        order = [known[k], *(one for j, one in enumerate(known) if j != k and len(one[0]) == 6)]
+        cells = np.nonzero(np.nan_to_num(values, posinf=0.0) > (np.array(weights[:6]) * terms).sum(axis=2))
+        more = _more(terms[cells], left[cells[0]], [(each, array[cells]) for each, array in order])
+        seconds[cells] = np.maximum(seconds[cells], (left[cells[0], :6] * terms[cells]).sum(axis=1) + more)
+    return np.concatenate([np.zeros((stages, 1)), seconds.reshape(stages, blocks)], axis=1)
 
 
-def _with_known(problem: CutProblem, path: PathBound, known: Sequence[tuple[tuple[int, ...], Array]]) -> Array:
-    """[stage, blocks - 1] seconds of a path by what is known, in this order."""
-    terms = np.nan_to_num(problem.seconds, posinf=0.0)
-    left = np.broadcast_to(np.array(path.stages, dtype=float)[:, None, :], terms.shape)
-    seconds: Array = (left * terms).sum(axis=2)
+def _more(terms: Array, left: Array, known: Sequence[tuple[tuple[float, ...], Array]]) -> Array:
+    """[cell] seconds that a path takes above those of its [cell, term], by what is known, in this order."""
+    seconds: Array = np.zeros(len(terms))
     for weights, values in known:
-        each = np.array(weights, dtype=float)
-        more = np.nan_to_num(values, posinf=0.0) - (each * terms).sum(axis=2)
-        times = np.where(more > 0, (left[:, :, each > 0] / each[each > 0]).min(axis=2), 0.0)
+        each = np.array((*weights, *(0.0,) * (8 - len(weights))), dtype=float)
+        more = np.nan_to_num(values, posinf=0.0) - (each[:6] * terms).sum(axis=1)
+        times = np.where(more > 0, (left[:, each > 0] / each[each > 0]).min(axis=1), 0.0)
         seconds = seconds + times * np.maximum(more, 0.0)
-        left = left - times[:, :, None] * each
+        left = left - times[:, None] * each
     return seconds
 
 
-def _best_mixture(values: Array) -> Mixture:
+def best_mixture(values: Array) -> Mixture:
     """Weights of the rows whose least mixed column is greatest: max z with z <= weights . column, for each column."""
     scale = float(values.max()) or 1.0
     solver = pywraplp.Solver.CreateSolver("GLOP")

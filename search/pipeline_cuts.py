@@ -37,7 +37,7 @@ from autoddl.search.cut_boxes import (
     least_with_options,
     single_stages,
 )
-from autoddl.search.cut_planes import CutPlanes, Evaluate, Trace
+from autoddl.search.cut_planes import Blend, CutPlanes, Evaluate, Trace
 
 __all__ = ["least_over_cuts"]
 
@@ -55,8 +55,8 @@ FINEST = 1e-11
 
 
 def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trace, evaluate: Evaluate | None = None,
-                    *, tolerance: float = 1e-3, effort: int = 100, starts: Sequence[tuple[int, ...]] = ()
-                    ) -> CutSolution:
+                    *, tolerance: float = 1e-3, effort: int = 100, starts: Sequence[tuple[int, ...]] = (),
+                    blends: Sequence[Blend] = ()) -> CutSolution:
     """The cut with the least seconds and a bound of all cuts, in seconds.
 
         problem      the chain, with least seconds of its stages
@@ -66,12 +66,15 @@ def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trac
         tolerance    the relative gap at which the search stops
         effort       most boxes that are looked into
         starts       cuts to evaluate first
+        blends       mixtures of paths that count as one, where something is known of seconds weighted so
 
     Raises InputError where no cut gives every stage a number of blocks that it can have.
     """
     search = CutPlanes(problem, trace, evaluate, max(tolerance, FINEST))
     for path in paths:
         search.add(path)
+    for blend in blends:
+        search.add_blend(blend)
     box = single_stages(search.possible)
     if box.empty:
         raise InputError(f"{problem.blocks} blocks for {problem.schedule.stages} stages: no cut gives each stage a "
@@ -87,9 +90,10 @@ def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trac
             singles += used
     tree = _Tree(search, group_stages(box, _together(problem.schedule)))
     bound = tree.grow(effort)
-    proof = CutProof(tuple(path.path for path in search.paths), tuple(singles), tree.root.box.groups, tree.proof())
+    proof = CutProof(tuple(search.trails), tuple(singles), tree.root.box.groups, tree.proof())
     cut = search.best
-    return CutSolution(cut, search.seen[cut], bound, proof, dict(search.seen), len(search.traced), tuple(search.paths))
+    return CutSolution(cut, search.seen[cut], bound, proof, dict(search.seen), len(search.traced),
+                       tuple(path for path in search.paths if path.path))
 
 
 def _together(schedule: Schedule) -> list[list[int]]:

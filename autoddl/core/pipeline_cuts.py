@@ -7,6 +7,8 @@ which is nowhere below any path of the schedule's task graph (`cost_models.pipel
 
 A *mixture* of paths, with weights >= 0 and sum 1, bounds the seconds too. It is a sum of one term per stage. So its
 least over all cuts takes one dynamic program over (stage, blocks left), and so does its least with a given option.
+A *blend* is a mixture that counts as one path: a stage has one set of seconds on all of its paths, and what is known of
+seconds that are weighted like the blend applies to it.
 
 Stages are put in groups, such as those of one rank. An *option* of a group says how many blocks each of its stages has.
 A *box* is a set of options for every group. A proof of the bound B is a tree of boxes, from all cuts down:
@@ -29,7 +31,7 @@ from autoddl.core.cost_table import Array
 from autoddl.core.pipeline import Schedule
 
 __all__ = ["CutNode", "CutProblem", "CutProof", "CutSolution", "Mixture", "PathBound", "Split", "StageSeconds",
-           "stage_load"]
+           "Trail", "stage_load"]
 
 
 class StageSeconds(NamedTuple):
@@ -58,11 +60,13 @@ class PathBound:
         path         names of the tasks, in order
         stages       for each stage, how often each of its StageSeconds counts
         transfers    for each boundary between stages s and s+1, how often one transfer counts
+
+    Counts of a blend are the means of those of its paths, and it has no tasks.
     """
 
     path: tuple[str, ...]
-    stages: tuple[tuple[int, ...], ...]
-    transfers: tuple[int, ...]
+    stages: tuple[tuple[float, ...], ...]
+    transfers: tuple[float, ...]
 
     def seconds(self, stages: Sequence[StageSeconds], transfers: Sequence[float]) -> float:
         """Seconds below which no pipeline of this schedule ends, if its stages and transfers take these."""
@@ -79,14 +83,15 @@ class CutProblem:
         transfers    for each boundary, seconds of one transfer
         whole        [stage, blocks - 1], least F + B + W, where that is more than the sum of their least; or None
         known        (weights of the terms, [stage, blocks - 1] the least of terms weighted so): what else is known;
-                     0 where nothing is
+                     0 where nothing is. Two weights more are of what the messages before and behind the stage take,
+                     each as half of what its boundary's transfer takes above `transfers`
     """
 
     schedule: Schedule
     seconds: Array
     transfers: tuple[float, ...]
     whole: Array | None = None
-    known: tuple[tuple[tuple[int, ...], Array], ...] = ()
+    known: tuple[tuple[tuple[float, ...], Array], ...] = ()
 
     @property
     def blocks(self) -> int:
@@ -96,6 +101,9 @@ class CutProblem:
 
 Mixture = tuple[tuple[int, float], ...]
 """(number of a path, its weight >= 0)."""
+
+Trail = tuple[str, ...] | Mixture
+"""The names of a path's tasks; or a *blend* of paths, whose counts are added before what is known is applied."""
 
 Split = Literal["load", "options", "every", ""]
 
@@ -120,13 +128,13 @@ class CutNode:
 class CutProof:
     """A proof that no cut is below a bound.
 
-        paths      the paths, as names of tasks
+        paths      the paths, as names of tasks, and blends of them
         singles    mixtures that drop sizes while every stage is a group of its own, in order
         groups     the groups of the tree
         root       the tree
     """
 
-    paths: tuple[tuple[str, ...], ...]
+    paths: tuple[Trail, ...]
     singles: tuple[Mixture, ...]
     groups: tuple[tuple[int, ...], ...]
     root: CutNode

@@ -7,11 +7,11 @@ bound rises until it reaches the best pipeline, or until nothing is left to be s
 better than the best plan, with stages or without, is done.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, pairwise
-from math import inf
+from itertools import accumulate, combinations, pairwise
+from math import comb, inf
 from time import perf_counter
 from typing import Any
 
@@ -28,6 +28,7 @@ from autoddl.core.stages import StageGraph, cut_graph
 from autoddl.cost_models.pipeline_bounds import closed_paths, trace_cut
 from autoddl.cost_models.pipelines import ONCE
 from autoddl.planner.bucket_size import fitting_buckets
+from autoddl.planner.joint_stages import blend_paths, improved
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.pins import check_pins
 from autoddl.planner.stage_parts import StageParts, places_of
@@ -41,6 +42,7 @@ from autoddl.planner.stage_plans import (
     stage_times,
 )
 from autoddl.planner.task import PlanTask
+from autoddl.search.cut_planes import Blend
 from autoddl.search.pipeline_cuts import least_over_cuts
 
 __all__ = ["Alternative", "PipelineFound", "TriedCut", "plan_of_cut", "search_pipelines", "staged_plan", "try_cut"]
@@ -53,6 +55,15 @@ ROUGH = 0.02
 
 STALE = 2
 """Cuts whose stages were known already that are solved for one bound."""
+
+TOGETHER = 3
+"""Cuts of a candidate whose stages are chosen together."""
+
+FEW = 32
+"""Cuts of a chain that are all looked at."""
+
+OTHERS = 4
+"""Cuts beside the best that are solved where a gap is left."""
 
 EFFORT = 60
 """Boxes of cuts that are looked into for one bound."""
@@ -108,7 +119,7 @@ class TriedCut:
 
 def try_cut(part: StageParts, schedule_name: str, cut: tuple[int, ...]) -> TriedCut:
     """Solves the stages of a cut and simulates the pipeline. Raises why a stage has no plan."""
-    staged = Staged(tuple(part.places[k - 1] for k in cut), schedule_name, part.microbatches)
+    staged = staged_cut(part, schedule_name, cut)
     schedule = staged.schedule()
     graphs = cut_graph(part.graph, staged.cuts)
     plans = _fitting(part, staged, graphs, in_flight_of(schedule))
@@ -140,13 +151,13 @@ def _candidate(part: StageParts, name: str, best: float, tell: Callable[[str], N
     flights, tolerance = in_flight_of(schedule), part.task.options.tolerance
     paths, tried = closed_paths(schedule, ONCE), dict[tuple[int, ...], TriedCut | None]()
     found: TriedCut | None = None
-    stale = 0
+    stale, blends, blended = 0, list[Blend](), set[tuple[int, ...]]()
     bound, detail, proof = 0.0, f"{ROUNDS} cuts were solved", None
     for _ in range(ROUNDS):
         problem = _problem(part, schedule, flights)
         try:
             answer = least_over_cuts(problem, paths, partial(trace_cut, _likely(problem)), tolerance=tolerance / 4,
-                                     effort=EFFORT)
+                                     effort=EFFORT, blends=blends)
         except InputError:
             bound, detail = inf, "no stage has a plan that fits the budget with its microbatches in flight"
             break
@@ -167,14 +178,63 @@ def _candidate(part: StageParts, name: str, best: float, tell: Callable[[str], N
             tried[cut] = _solved_cut(part, name, cut)
             one = tried[cut]
             found = one if one is not None and (found is None or one.seconds < found.seconds) else found
+        one = tried[cut]
+        if not any(news) and cut not in blended and one is not None:
+            made, plans, seconds = blend_paths(part, name, cut, one.plans)
+            blends, news = [*blends, *made], [True]
+            blended.add(cut)
+            tried[cut] = one = TriedCut(cut, plans, seconds)
+            found = one if found is None or one.seconds < found.seconds else found
         stale += not any(news)
         if stale > STALE:
             detail = "stages are proved one by one: their layouts might be better together"
             break
-    seconds = found.seconds if found else None
+    if bound < min(best, found.seconds if found else inf) * (1 - tolerance):
+        for cut in _others(problem, tried, found):
+            tell(f"solving {part.stages} stages, {name}, {part.microbatches} microbatches: cuts beside the best")
+            tried[cut] = _solved_cut(part, name, cut)
+        found = _together(part, name, [one for one in tried.values() if one is not None])
+    reached = found.seconds if found else None
     peak = max(plan.predicted.peak_bytes for plan in found.plans) if found else None
-    return Alternative(part.stages, name, part.microbatches, seconds, peak, min(bound, seconds or inf), detail,
+    return Alternative(part.stages, name, part.microbatches, reached, peak, min(bound, reached or inf), detail,
                        proof), found
+
+
+def _others(problem: CutProblem, tried: Mapping[tuple[int, ...], TriedCut | None], best: TriedCut | None
+            ) -> list[tuple[int, ...]]:
+    """Cuts that were not solved and that may be better than the best, those first that likely are.
+
+    These are all cuts of a chain that has few; else those where one stage begins one block earlier or later.
+    """
+    stages, blocks = problem.schedule.stages, problem.blocks
+    if comb(blocks - 1, stages - 1) <= FEW:
+        near = list(combinations(range(1, blocks), stages - 1))
+    else:
+        cut = best.cut if best else ()
+        near = [(*cut[:i], at, *cut[i + 1:]) for i, k in enumerate(cut) for at in (k - 1, k + 1)]
+    likely, found = _likely(problem), dict[tuple[int, ...], float]()
+    for cut in near:
+        sizes = [b - a for a, b in pairwise((0, *cut, blocks))]
+        known = cut in tried or min(sizes) < 1 or not np.isfinite([likely.seconds[s, n - 1] for s, n in
+                                                                   enumerate(sizes)]).all()
+        if not known:
+            found[cut] = trace_cut(likely, sizes)[0]
+    most = best.seconds if best else inf
+    return sorted((cut for cut in found if found[cut] < most), key=found.__getitem__)[:OTHERS]
+
+
+def _together(part: StageParts, name: str, tried: Sequence[TriedCut]) -> TriedCut | None:
+    """The fastest of the cuts, after the layouts of the stages of the fastest were chosen together."""
+    best = min(tried, key=lambda one: one.seconds, default=None)
+    for one in sorted(tried, key=lambda one: one.seconds)[:TOGETHER]:
+        plans, seconds = improved(part, staged_cut(part, name, one.cut), one.plans)
+        best = TriedCut(one.cut, plans, seconds) if best is None or seconds < best.seconds else best
+    return best
+
+
+def staged_cut(part: StageParts, name: str, cut: Sequence[int]) -> Staged:
+    """The pipeline that is cut at these places."""
+    return Staged(tuple(part.places[k - 1] for k in cut), name, part.microbatches)
 
 
 def _first_bound(part: StageParts, name: str) -> float:
@@ -191,7 +251,8 @@ def _problem(part: StageParts, schedule: Schedule, flights: Sequence[int]) -> Cu
     m, units, shape = part.microbatches, part.units, (part.stages, part.units)
     seconds = np.full((*shape, len(StageSeconds._fields)), inf)
     whole, known, behind = (np.full(shape, inf) for _ in range(3))
-    single = np.zeros(shape)
+    single, extra = np.zeros(shape), {weights: np.zeros(shape) for weights in part.weights}
+    sides = (0.0, *part.transfers, 0.0)
     for s, flight in enumerate(flights):
         for n in range(1, units - part.stages + 2):
             begins = [0] if s == 0 else [units - n] if s == part.stages - 1 else range(
@@ -202,8 +263,12 @@ def _problem(part: StageParts, schedule: Schedule, flights: Sequence[int]) -> Cu
             known[s, n - 1], behind[s, n - 1], whole[s, n - 1] = total, min(total, later), repeated / m
             single[s, n - 1] = part.single(0, n) if s == 0 else 0.0
             seconds[s, n - 1] = (forward, backward, 0, 0, 0, 0) if total < inf else inf
+            for weights, values in extra.items():
+                least = (weights[6] * sides[s] + weights[7] * sides[s + 1]) / 2
+                values[s, n - 1] = max(0.0, min(part.counted(a, a + n, flight, weights) for a in begins) - least)
     return CutProblem(schedule, seconds, part.transfers, whole,
-                      (((m, m, m, 1, 1, 1), known), ((m, m, m, 0, 1, 1), behind), ((1, 1, 1, 1, 1, 1), single)))
+                      (((m, m, m, 1, 1, 1), known), ((m, m, m, 0, 1, 1), behind), ((1, 1, 1, 1, 1, 1), single),
+                       *extra.items()))
 
 
 def _likely(problem: CutProblem) -> CutProblem:
@@ -292,7 +357,7 @@ def staged_plan(task: PlanTask, plain: Callable[[PlanTask, Progress | None], Pla
 
 def plan_of_cut(part: StageParts, name: str, tried: TriedCut) -> Plan:
     """The plan of a cut that was solved, its stages with their best bucket sizes."""
-    staged = Staged(tuple(part.places[k - 1] for k in tried.cut), name, part.microbatches)
+    staged = staged_cut(part, name, tried.cut)
     plans = [fitting_buckets(plan, add_hubs(graph.graph), part.task.options.optimizer, part.cluster)
              for plan, graph in zip(tried.plans, cut_graph(part.graph, staged.cuts), strict=True)]
     return pipeline_plan(part.task, staged, plans)

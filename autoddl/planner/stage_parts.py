@@ -8,6 +8,7 @@ place a to place b. Of every stage are known
     behind      T', no less than m (f + b) + reduce + update of such a plan
     repeated    M, no less than m (f + b) of any plan
     single      of the first stage, no less than (f + b) + gather + reduce + update of any plan
+    counted     no less than these seconds, and those of its messages, counted otherwise, of such a plan
 
 T, T' and M follow from the floor, until a stage is solved (`bound`, `sharpen`): then they are what the search of its
 layouts proved.
@@ -28,15 +29,17 @@ from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.hubs import add_hubs, needed_ops
 from autoddl.core.plan import Plan
+from autoddl.core.problem import Solution
 from autoddl.core.recompute import blocks_of
 from autoddl.core.stages import StageGraph, crossing, cut_graph
 from autoddl.cost_models import Cluster
-from autoddl.planner.assemble import assemble
+from autoddl.planner.assemble import assemble, assemble_choice
 from autoddl.planner.candidates import Candidate, chosen
 from autoddl.planner.mesh_search import Found
 from autoddl.planner.stage_plans import finish_stage, search_stage, stage_cluster, stage_task, transfer_seconds
+from autoddl.planner.stage_ports import PieceMessages, Port, ports_of
 from autoddl.planner.task import PlanTask
-from autoddl.pricing.price import Counts, floor_passes
+from autoddl.pricing.price import Counts, Ports, floor_passes
 
 __all__ = ["SolvedStage", "StageParts", "places_of", "structure"]
 
@@ -159,6 +162,8 @@ class StageParts:
     _behind: dict[tuple[str, int], float] = field(default_factory=dict)
     _repeated: dict[str, float] = field(default_factory=dict)
     _single: dict[str, float] = field(default_factory=dict)
+    _ports: dict[tuple[int, int], tuple[Port, ...]] = field(default_factory=dict)
+    _counted: dict[tuple[str, Any, tuple[float, ...], int], float] = field(default_factory=dict)
     _alone: dict[tuple[Any, ...], tuple[StageGraph, str]] = field(default_factory=dict)
 
     @property
@@ -204,10 +209,23 @@ class StageParts:
         """The stage from place a to place b, or one like it; everything before is one stage, and everything behind."""
         key = self._like(a, b)
         if key not in self._alone:
-            ends = [0, *self.places]
-            made = cut_graph(self.graph, [ends[k] for k in (a, b) if 0 < k < self.units])[bool(a)]
+            made = self._cut(a, b)
             self._alone[key] = made, structure(made.graph)
         return self._alone[key]
+
+    def _cut(self, a: int, b: int) -> StageGraph:
+        """The stage from place a to place b."""
+        return cut_graph(self.graph, [self.places[k - 1] for k in (a, b) if 0 < k < self.units])[bool(a)]
+
+    def ports(self, a: int, b: int) -> tuple[Port, ...]:
+        """The tensors that the stage gives to and takes from the units next to it."""
+        if (a, b) not in self._ports:
+            self._ports[a, b] = ports_of(self.graph, self.places, a, b)
+        return self._ports[a, b]
+
+    def _sides(self, a: int, b: int) -> tuple[tuple[Any, ...], ...]:
+        """The ports without their names: equal for stages that are alike and have equal ports."""
+        return tuple((port.number, port.sends, port.shape, port.itemsize) for port in self.ports(a, b))
 
     def whole(self, a: int, b: int, in_flight: int) -> float:
         """T of a stage, as far as it is known."""
@@ -231,6 +249,46 @@ class StageParts:
         """The seconds of one microbatch and of what comes once, of a stage that is the first; else 0."""
         like = self._like(a, b)
         return self._single.get(self._alone[like][1], 0.0) if like in self._alone else 0.0
+
+    @property
+    def weights(self) -> tuple[tuple[float, ...], ...]:
+        """The counts of seconds and messages of which something is known."""
+        return tuple(dict.fromkeys(weights for _, _, weights, _ in self._counted))
+
+    def counted(self, a: int, b: int, in_flight: int, weights: tuple[float, ...]) -> float:
+        """The least seconds counted so of a stage with its messages, as far as it is known; else 0."""
+        like = self._like(a, b)
+        key = self._alone[like][1] if like in self._alone else ""
+        known = (value for (graph, sides, w, k), value in self._counted.items()
+                 if graph == key and w == weights and k <= in_flight and sides == self._sides(a, b))
+        return max(known, default=0.0)
+
+    def count(self, a: int, b: int, in_flight: int, weights: tuple[float, ...]) -> Plan | None:
+        """Searches a stage whose seconds and messages count so: its bound is known then.
+
+        Returns its plan for the stage's own place, None where it does not fit so.
+        """
+        key, solved = self.alone(a, b)[1], self.solve(*self.alone(a, b), in_flight)
+        graph = self._cut(a, b)
+        if solved.found is None:
+            return None
+        ports = PieceMessages(self.ports(a, b), self.task.cluster, self.parts, self.stages, (weights[6], weights[7]))
+        counts = Counts(weights[0], weights[1], *weights[3:6])
+        task = replace(self.task, counts=counts, ports=ports, budget=self.task.budget if solved.binds else inf)
+        at = in_flight if solved.binds else 1
+        made = search_stage(task, graph, self.cluster, self.microbatches, at, self.within)
+        self._counted[key, self._sides(a, b), weights, at] = made.bound
+        if _kept(at) != _kept(in_flight):
+            made = search_stage(task, graph, self.cluster, self.microbatches, in_flight, (made.candidate,))
+        return self._planned_alone(solved, graph, made, in_flight)
+
+    def _planned_alone(self, solved: SolvedStage, graph: StageGraph, made: Found, in_flight: int) -> Plan | None:
+        """The plan of a stage of what was made under other counts; None where it does not fit the budget."""
+        assert solved.found is not None
+        solution = self._alone_seconds(solved.found, made, graph)
+        found = replace(solved.found, candidate=made.candidate, solution=solution)
+        plan = self._plan(solved.graph, graph, found, in_flight)
+        return plan if plan.predicted.peak_bytes <= self.task.budget else None
 
     def solve(self, graph: StageGraph, key: str, in_flight: int) -> SolvedStage:
         """The best layouts of a stage that is like this graph."""
@@ -299,6 +357,32 @@ class StageParts:
             assert solved.problem is not None
             raise solved.problem
         return self._plan(solved.graph, graph, solved.found, in_flight)
+
+    def searched_for(self, graph: StageGraph, in_flight: int, counts: Counts, ports: Ports) -> Plan | None:
+        """The plan of a stage whose seconds count otherwise, on meshes known to be good; None if too full.
+
+        Its bound stays that of the stage alone. Raises why there is none.
+        """
+        solved = self.solve(graph, structure(graph.graph), in_flight)
+        if solved.found is None:
+            assert solved.problem is not None
+            raise solved.problem
+        within = tuple({str(one.found.candidate.mesh): one.found.candidate for known in self._solved.values()
+                        for one in known if one.found is not None}.values())
+        tasks = [replace(self.task, counts=counts, ports=ports, budget=budget) for budget in (inf, self.task.budget)]
+        for task in tasks:
+            made = search_stage(task, graph, self.cluster, self.microbatches, in_flight, within)
+            plan = self._planned_alone(solved, graph, made, in_flight)
+            if plan is not None:
+                break
+        return plan
+
+    def _alone_seconds(self, found: Found, made: Found, graph: StageGraph) -> Solution:
+        """What `found` says of a stage alone, with the choice that was made of other counts and its seconds alone."""
+        task = stage_task(self.task, graph, self.cluster, self.microbatches)
+        one = chosen(task, made.candidate, made.solution, {})
+        seconds = assemble_choice(one.pricing, one.solution.choice, one.variables).predicted.seconds
+        return replace(found.solution, choice=made.solution.choice, seconds=seconds)
 
     def _plan(self, source: StageGraph, graph: StageGraph, found: Found, in_flight: int) -> Plan:
         """The plan of a stage that takes the layouts that were found for `source`, which is like it."""

@@ -17,12 +17,12 @@ from math import gcd
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.hubs import add_hubs, needed_ops
-from autoddl.core.layout import Axis, Mesh
+from autoddl.core.layout import Axis, Layout, Mesh
 from autoddl.core.pipeline import Schedule, check_schedule, peak_activations
 from autoddl.core.pipeline_cuts import StageSeconds
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import VERSION, Pipeline, Plan, Prediction, Stage
-from autoddl.core.stages import StageGraph, cut_graph, shared_parameters, transfers_of
+from autoddl.core.stages import StageGraph, Transfer, cut_graph, shared_parameters, transfers_of
 from autoddl.cost_models import Cluster, Group, collective
 from autoddl.cost_models.pipelines import simulate_pipeline
 from autoddl.cost_models.timeline import Timeline
@@ -39,7 +39,7 @@ from autoddl.schedule.stage_seconds import stage_seconds
 
 __all__ = ["PIPE", "Staged", "StagedStep", "boundary_seconds", "chunks_of", "finish_stage", "in_flight_of",
            "pipeline_plan", "search_stage", "simulated", "stage_cluster", "stage_task", "stage_times",
-           "staged_step", "transfer_seconds"]
+           "staged_step", "transfer_ends", "transfer_passes", "transfer_seconds"]
 
 PIPE = "pipe"
 """Name of the mesh axis of a plan with stages along which they lie."""
@@ -129,19 +129,28 @@ def boundary_seconds(cluster: Cluster, plans: Sequence[Plan], staged: Staged, gr
 
     A tensor that skips stages counts at the boundary before its reader.
     """
-    tensors = {tensor.name: tensor for tensor in graph.tensors}
     found = [[0.0, 0.0] for _ in plans[1:]]
-    outputs = [{d.name: d for d in plan.decisions} for plan in plans]
     for one in transfers_of(graph, staged.cuts):
-        tensor = tensors[one.tensor]
-        ends = (outputs[one.source][one.sender].inputs[0], plans[one.source].mesh,
-                outputs[one.target][one.receiver].outputs[0], plans[one.target].mesh)
-        forth = messages(tensor.shape, *ends)
-        back = messages(tensor.shape, *ends[2:], *ends[:2]) if one.gradient else ()
-        for way, sent in enumerate((forth, back)):
-            found[one.target - 1][way] += transfer_seconds(cluster, staged.parts, one.source % staged.parts,
-                                                           one.target % staged.parts, busiest(sent) * tensor.itemsize)
+        for way, seconds in enumerate(transfer_passes(cluster, staged, graph, one, *transfer_ends(one, plans))):
+            found[one.target - 1][way] += seconds
     return [max(both) for both in found]
+
+
+def transfer_ends(one: Transfer, plans: Sequence[Plan]) -> tuple[tuple[Layout, Mesh], tuple[Layout, Mesh]]:
+    """The layout in which a tensor is sent with the sender's mesh, and that in which it is received."""
+    sender, receiver = (next(d for d in plans[stage].decisions if d.name == name) for stage, name in
+                        ((one.source, one.sender), (one.target, one.receiver)))
+    return (sender.inputs[0], plans[one.source].mesh), (receiver.outputs[0], plans[one.target].mesh)
+
+
+def transfer_passes(cluster: Cluster, staged: Staged, graph: Graph, one: Transfer, here: tuple[Layout, Mesh],
+                    there: tuple[Layout, Mesh]) -> tuple[float, float]:
+    """Seconds in which a tensor of a microbatch is sent, and those of its gradient, 0 where it has none."""
+    tensor = next(tensor for tensor in graph.tensors if tensor.name == one.tensor)
+    ways = messages(tensor.shape, *here, *there), messages(tensor.shape, *there, *here) if one.gradient else ()
+    forth, back = (transfer_seconds(cluster, staged.parts, one.source % staged.parts, one.target % staged.parts,
+                                    busiest(sent) * tensor.itemsize) for sent in ways)
+    return forth, back
 
 
 def _shared_seconds(cluster: Cluster, plans: Sequence[Plan], staged: Staged, graphs: Sequence[StageGraph]

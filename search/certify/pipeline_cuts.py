@@ -2,7 +2,7 @@
 
 The check shares no code with the search, and redoes its arithmetic from the seconds of the stages alone:
 
-    paths       each is walked again; how often a term is on it is counted again
+    paths       each is walked again; how often a term is on it is counted again; blends have the means of these
     mixtures    weights are at least 0 and are divided by their sum, if that is above 1
     boxes       the least of a mixture with each option is found again, over (group, blocks left)
     children    they must hold every cut that is left
@@ -13,7 +13,7 @@ Sums of floats differ by their order: SLACK is granted.
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from autoddl.core.pipeline_cuts import CutNode, CutProblem, CutProof, Mixture, stage_load
+from autoddl.core.pipeline_cuts import CutNode, CutProblem, CutProof, Mixture, Trail, stage_load
 from autoddl.search.certify.pipeline_paths import PathWalk
 
 __all__ = ["check_pipeline_bound"]
@@ -25,8 +25,8 @@ Option = tuple[int, ...]
 Options = list[list[Option]]
 """For each group its options, each with the blocks of every stage of the group."""
 
-Known = tuple[Sequence[int], list[list[float]]]
-"""Weights of the terms, and [stage][blocks - 1] the least of terms weighted so."""
+Known = tuple[Sequence[float], list[list[float]]]
+"""Weights of the terms, perhaps with two of messages, and [stage][blocks - 1] the least of terms weighted so."""
 
 Terms = tuple[list[list[float]], float]
 """([stage][blocks - 1] seconds, seconds that every cut takes)."""
@@ -42,6 +42,20 @@ def check_pipeline_bound(problem: CutProblem, proof: CutProof, bound: float) -> 
         sizes = check.drop([(s,) for s in stages], sizes, mixture)
     if all(sizes):
         check.prove([_product([sizes[s] for s in group]) for group in proof.groups], proof.root, "all")
+
+
+def _mean(blend: Trail, counts: Sequence[tuple[list[list[int]], list[int]]], paths: Sequence[Trail]
+          ) -> tuple[list[list[float]], list[float]] | None:
+    """The counts of a blend, None of a path. Weights are at least 0 and are divided by their sum, if above 1."""
+    parts = [one for one in blend if not isinstance(one, str)]
+    if not parts:
+        return None
+    assert all(weight >= 0 and all(isinstance(name, str) for name in paths[q]) for q, weight in parts), \
+        f"{blend}: it blends paths with weights of at least 0"
+    divisor = max(1.0, sum(weight for _, weight in parts))
+    stages = [[sum(w / divisor * counts[q][0][s][i] for q, w in parts) for i in range(len(row))]
+              for s, row in enumerate(counts[0][0])]
+    return stages, [sum(w / divisor * counts[q][1][b] for q, w in parts) for b in range(len(counts[0][1]))]
 
 
 def _product(sizes: Sequence[Sequence[Option]]) -> list[Option]:
@@ -61,30 +75,44 @@ class _Check:
         self.known: list[Known] = [(weights, values.tolist()) for weights, values in problem.known]
         reduces = any(term[4] > 0 for row in self.seconds for term in row) or any(w[4] for w, _ in self.known)
         walk = PathWalk(problem.schedule, reduces)
-        self.paths = [self._terms(*walk.count(path), problem.transfers) for path in proof.paths]
+        counts = [walk.count([name for name in path if isinstance(name, str)]) for path in proof.paths]
+        every = [_mean(path, counts, proof.paths) or counts[q] for q, path in enumerate(proof.paths)]
+        self.paths = [self._terms(stages, sent, problem.transfers) for stages, sent in every]
 
     def possible(self, stage: int, blocks: int) -> bool:
         """Whether the stage can have so many blocks."""
         return all(x < float("inf") for x in self.seconds[stage][blocks - 1])
 
-    def _terms(self, stages: list[list[int]], sent: list[int], transfers: Sequence[float]) -> Terms:
+    def _terms(self, stages: Sequence[Sequence[float]], sent: Sequence[float], transfers: Sequence[float]) -> Terms:
         """The seconds of a path, for each stage and number of blocks."""
         known = [*self.known, *([((1, 1, 1, 0, 0, 0), self.whole)] if self.whole is not None else [])]
-        orders = [[known[k], *known[:k], *known[k + 1:]] for k in range(len(known))] or [[]]
-        found = [[max(self._seconds(s, n, counts, order) for order in orders) if self.possible(s, n + 1) else 0.0
+        alone = [k for k, (weights, _) in enumerate(known) if len(weights) == 6]
+        orders = [[k, *(j for j in alone if j != k)] for k in range(len(known))]
+        sides = [0, *sent, 0]
+        found = [[self._most(s, n, [*counts, sides[s], sides[s + 1]], known, orders) if self.possible(s, n + 1) else 0.0
                   for n in range(self.blocks)] for s, counts in enumerate(stages)]
         return found, sum(c * x for c, x in zip(sent, transfers, strict=True))
 
-    def _seconds(self, s: int, n: int, counts: Sequence[int], known: Sequence[Known]) -> float:
-        """Seconds of stage s with n + 1 blocks whose terms count so often, by what is known, in this order."""
-        terms, left = self.seconds[s][n], [float(c) for c in counts]
+    def _most(self, s: int, n: int, counts: Sequence[float], known: Sequence[Known], orders: Sequence[Sequence[int]]
+              ) -> float:
+        """The most seconds of a stage that some order of what is known of it gives."""
+        useful = [order for order in orders if known[order[0]][1][s][n] > 0] or [[]]
+        return max(self._seconds(s, n, counts, [known[k] for k in order]) for order in useful)
+
+    def _seconds(self, s: int, n: int, counts: Sequence[float], known: Sequence[Known]) -> float:
+        """Seconds of stage s with n + 1 blocks whose terms count so often, by what is known, in this order.
+
+        The two terms that messages add have seconds of 0 or more.
+        """
+        terms, left = [*self.seconds[s][n], 0.0, 0.0], [float(c) for c in counts]
         total = sum(c * x for c, x in zip(counts, terms, strict=True))
         for weights, values in known:
-            more = values[s][n] - sum(w * x for w, x in zip(weights, terms, strict=True))
+            each = [*weights, 0.0, 0.0][:8]
+            more = values[s][n] - sum(w * x for w, x in zip(each, terms, strict=True))
             if more > 0:
-                times = min(c / w for c, w in zip(left, weights, strict=True) if w)
+                times = min(c / w for c, w in zip(left, each, strict=True) if w)
                 total += times * more
-                left = [c - times * w for c, w in zip(left, weights, strict=True)]
+                left = [c - times * w for c, w in zip(left, each, strict=True)]
         return total
 
     def _mixed(self, mixture: Mixture) -> Terms:

@@ -1,0 +1,156 @@
+"""Chooses the layouts of stages together: each stage is searched again for the seconds that the step waits for.
+
+A stage alone is searched for the least of m (f + b) + gather + reduce + update. In a pipeline other seconds count:
+those on a critical path, and those of messages to its neighbours. With all other stages fixed, no choice of stage s is
+below
+
+    sum over its seconds x of c[x] x  +  sum over its boundaries of d[boundary] transfer  +  what others take
+
+on a path with these counts c and d (`cost_models.pipeline_bounds`). So the layouts of s are searched for the least of
+this, and the next stage with these, since both ends of a message may have to change before the step gets shorter.
+Counts are those of the critical path, then of the mean of all paths so far; with some of a stage alone, so that nothing
+is free. A tensor and its gradient count by the longer of both and by their mean. The fastest of all pipelines met is
+taken (`improved`).
+
+The same gives bounds. A blend of paths, with weights of sum 1, is below every step: it counts every second of a stage
+once, in the mean. With these counts, and with the least of its messages, each stage has a least (`StageParts.count`).
+So the blend has one too, whatever all stages choose. The best blend for the pipelines met so far is a linear program;
+its counts find another pipeline, and another path, until both agree (`blend_paths`): Kelley, The cutting-plane method
+for solving convex programs, 1960.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from autoddl.core.errors import Infeasible, InputError
+from autoddl.core.pipeline_cuts import PathBound, StageSeconds
+from autoddl.core.plan import Plan
+from autoddl.core.stages import StageGraph, cut_graph
+from autoddl.cost_models.pipeline_bounds import critical_path
+from autoddl.planner.stage_parts import StageParts
+from autoddl.planner.stage_plans import Staged, in_flight_of, stage_times
+from autoddl.planner.stage_ports import StageMessages
+from autoddl.pricing.price import Counts
+from autoddl.search.cut_planes import Blend, best_mixture, blended
+
+__all__ = ["blend_paths", "improved", "stage_weights"]
+
+ROUNDS = 6
+"""Times that every stage of a cut is searched again, at most."""
+
+STALE = 2
+"""Times in a row that no stage finds better before the search ends."""
+
+BLENDS = 6
+"""Blends of the paths of one cut, at most."""
+
+DIGITS = 6
+"""Decimals of the counts of a blend of which something is known."""
+
+MIXED = 0.1
+"""Part of the counts of a stage that are those of a stage alone."""
+
+Waits = tuple[tuple[float, ...], ...]
+"""By stage, how often each of its StageSeconds counts; and last, how often each boundary does."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Joint:
+    """The plans of all stages with their seconds and transfers, the seconds of the pipeline, and a critical path."""
+
+    plans: tuple[Plan, ...]
+    stages: tuple[StageSeconds, ...]
+    transfers: tuple[float, ...]
+    seconds: float
+    path: PathBound
+
+
+def improved(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> tuple[tuple[Plan, ...], float]:
+    """(plans of the stages, seconds of the pipeline), no slower than those given, with layouts chosen together."""
+    graphs, flights = cut_graph(part.graph, staged.cuts), in_flight_of(staged.schedule())
+    best = _joint(part, staged, tuple(plans))
+    seen, stale = [best.path], 0
+    for turn in range(ROUNDS):
+        before, now = best.seconds, best
+        for waits in _waits(seen):
+            for s in (range(staged.stages) if turn % 2 else reversed(range(staged.stages))):
+                found = _replanned(part, staged, now, waits, s, graphs[s], flights[s])
+                if found is not None:
+                    seen.append(found.path)
+                    now, best = found, found if found.seconds < best.seconds else best
+        stale = stale + 1 if best.seconds > before * (1 - 1e-6) else 0
+        if stale == STALE:
+            break
+    return best.plans, best.seconds
+
+
+def blend_paths(part: StageParts, name: str, cut: Sequence[int], plans: Sequence[Plan]
+                ) -> tuple[list[Blend], tuple[Plan, ...], float]:
+    """(blends of paths that bound pipelines cut so, the plans of the fastest pipeline met, its seconds).
+
+    What is known of stages with the counts of these blends is in `part` then.
+    """
+    staged = Staged(tuple(part.places[k - 1] for k in cut), name, part.microbatches)
+    flights, ends = in_flight_of(staged.schedule()), (0, *cut, part.units)
+    best = _joint(part, staged, tuple(plans))
+    met, blends = [best], list[Blend]()
+    for _ in range(BLENDS):
+        values = np.array([[one.path.seconds(other.stages, other.transfers) for other in met] for one in met])
+        blend = tuple((met[q].path, weight) for q, weight in best_mixture(values))
+        if blend in blends:
+            break
+        blends.append(blend)
+        made = [part.count(a, b, flight, weights) for (a, b), flight, weights in
+                zip(pairwise(ends), flights, stage_weights(blend), strict=True)]
+        now = tuple(plan or old for plan, old in zip(made, best.plans, strict=True))
+        met.append(_joint(part, staged, now))
+        best = met[-1] if _fit(part, staged, now) and met[-1].seconds < best.seconds else best
+    return blends, best.plans, best.seconds
+
+
+def stage_weights(blend: Blend) -> list[tuple[float, ...]]:
+    """By stage, how often its seconds count in a blend, and how often the transfers before it and behind it do."""
+    mean = blended(blend)
+    sent = (0.0, *mean.transfers, 0.0)
+    return [tuple(round(x, DIGITS) for x in (*row, sent[s], sent[s + 1])) for s, row in enumerate(mean.stages)]
+
+
+def _waits(seen: Sequence[PathBound]) -> Iterator[Waits]:
+    """How often everything counts: on the last path, then on the mean of all."""
+    yield (*seen[-1].stages, seen[-1].transfers)
+    if len(seen) > 1:
+        rows = zip(*[(*path.stages, path.transfers) for path in seen], strict=True)
+        yield tuple(tuple(sum(column) / len(seen) for column in zip(*row, strict=True)) for row in rows)
+
+
+def _joint(part: StageParts, staged: Staged, plans: tuple[Plan, ...]) -> _Joint:
+    seconds, between = stage_times(part.task.cluster, plans, staged, part.graph)
+    makespan, path = critical_path(staged.schedule(), seconds, between)
+    return _Joint(plans, seconds, between, makespan, path)
+
+
+def _replanned(part: StageParts, staged: Staged, best: _Joint, waits: Waits, s: int, graph: StageGraph, flight: int
+               ) -> _Joint | None:
+    """The pipeline in which stage s is searched again with these counts; None where that changes nothing or fails."""
+    m = part.microbatches
+    own = [(1 - MIXED) * x + MIXED * alone for x, alone in zip(waits[s], (m, m, m, 1, 1, 1), strict=True)]
+    if not any(waits[s]):
+        return None
+    ports = StageMessages(part.task.cluster, part.graph, staged, best.plans, s, tuple(map(float, waits[-1])))
+    try:
+        plan = part.searched_for(graph, flight, Counts(own[0], own[1], *own[3:]), ports)
+    except (Infeasible, InputError):
+        return None
+    if plan is None or (plan.decisions == best.plans[s].decisions and plan.stored == best.plans[s].stored):
+        return None
+    plans = (*best.plans[:s], plan, *best.plans[s + 1:])
+    return _joint(part, staged, plans) if _fit(part, staged, plans) else None
+
+
+def _fit(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> bool:
+    """Whether the stages of every part of the cluster fit its ranks together."""
+    return all(sum(plan.predicted.peak_bytes for plan in plans[at::staged.parts]) <= part.task.budget
+               for at in range(staged.parts))

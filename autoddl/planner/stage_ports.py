@@ -1,0 +1,112 @@
+"""Prices the messages of a stage to its neighbours, by the layouts in which it gives and takes tensors.
+
+A boundary's transfer takes as long as all tensors that cross it, or their gradients where these take longer. While the
+neighbours stay, this is known (`StageMessages`). Whatever they do, each rank receives its own piece of a tensor, and of
+the gradient of a tensor that it gave (`PieceMessages`). So the transfer is at least the mean of both.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+
+from autoddl.core.graph import Graph
+from autoddl.core.hubs import needed_ops
+from autoddl.core.layout import Layout, Mesh, local_shape
+from autoddl.core.plan import Plan
+from autoddl.core.stages import transfers_of
+from autoddl.cost_models import Cluster
+from autoddl.planner.stage_plans import Staged, transfer_ends, transfer_passes, transfer_seconds
+
+__all__ = ["PieceMessages", "Port", "StageMessages", "ports_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A tensor that crosses one boundary of a stage alone, made or first read in the unit beyond.
+
+        op          that gives or takes it
+        number      among all tensors that the stage gives or takes
+        sends       whether the stage gives it
+        shape       of the tensor
+        itemsize    bytes of an element
+    """
+
+    op: str
+    number: int
+    sends: bool
+    shape: tuple[int, ...]
+    itemsize: int
+
+
+def ports_of(graph: Graph, places: Sequence[int], a: int, b: int) -> tuple[Port, ...]:
+    """The ports of the stage from place a to place b of a captured graph, by the names of `StageParts.alone`."""
+    ops, found = needed_ops(graph), []
+    ends = [0, *places, len(ops)]
+    tensors = {t.name: (i, t) for i, t in enumerate(graph.tensors)}
+    made = {t: i for i, op in enumerate(ops) for t in op.outputs}
+    every = transfers_of(graph, [ends[k] for k in (a, b) if 0 < k <= len(places)])
+    for n, one in enumerate(one for one in every if bool(a) in (one.source, one.target)):
+        at, tensor = tensors[one.tensor]
+        if one.target == bool(a) and a and made[at] >= ends[a - 1]:
+            found.append(Port(one.receiver, n, False, tensor.shape, tensor.itemsize))
+        elif one.source == bool(a) and one.gradient and any(at in op.inputs for op in ops[ends[b]:ends[b + 1]]):
+            found.append(Port(one.sender, n, True, tensor.shape, tensor.itemsize))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class PieceMessages:
+    """Half of the least seconds of the messages of a stage, whatever its neighbours do, as often as they count.
+
+        ports      of the stage
+        cluster    the whole cluster
+        parts      of it
+        stages     of the pipeline
+        counts     how often the transfers before the stage count, and those behind it
+    """
+
+    ports: tuple[Port, ...]
+    cluster: Cluster
+    parts: int
+    stages: int
+    counts: tuple[float, float]
+
+    def seconds(self, op: str, layout: Layout, mesh: Mesh) -> float:
+        """Half of the seconds in which each rank gets its piece, over the boundary where that is quickest."""
+        port = next((port for port in self.ports if port.op == op), None)
+        if port is None:
+            return 0.0
+        nbytes = prod(local_shape(port.shape, layout, mesh)) * port.itemsize
+        boundaries = pairwise(stage % self.parts for stage in range(self.stages))
+        least = min(transfer_seconds(self.cluster, self.parts, here, there, nbytes) for here, there in set(boundaries))
+        return self.counts[port.sends] * least / 2
+
+
+@dataclass(frozen=True, slots=True)
+class StageMessages:
+    """Seconds of the messages of one stage, by the layout that it gives or takes, while its neighbours stay.
+
+        cluster   the whole cluster
+        graph     the captured graph
+        staged    the pipeline
+        plans     the plans of all stages
+        at        the stage
+        counts    for each boundary, how often one transfer counts
+    """
+
+    cluster: Cluster
+    graph: Graph
+    staged: Staged
+    plans: tuple[Plan, ...]
+    at: int
+    counts: tuple[float, ...]
+
+    def seconds(self, op: str, layout: Layout, mesh: Mesh) -> float:
+        """Seconds of the messages of one op, as often as they count."""
+        every = [one for one in transfers_of(self.graph, self.staged.cuts) if self.at in (one.source, one.target)]
+        mine = next(one for one in every if op == (one.sender if one.source == self.at else one.receiver))
+        here, there = transfer_ends(mine, self.plans)
+        ends = ((layout, mesh), there) if mine.source == self.at else (here, (layout, mesh))
+        forth, back = transfer_passes(self.cluster, self.staged, self.graph, mine, *ends)
+        return self.counts[mine.target - 1] * (max(forth, back) + (forth + back) / 2) / 2

@@ -1,0 +1,82 @@
+"""Pipelines of small chains: no bound is above the best of all cuts and layouts, and the best is found."""
+
+import os
+from dataclasses import replace
+from math import inf
+
+import pytest
+import torch
+from every_pipeline import Case, Chain, best_pipeline, random_case
+
+import autoddl
+from autoddl.core.errors import Infeasible
+from autoddl.core.pipeline_cuts import Trail
+from autoddl.core.pipeline_proofs import proof_from_json
+from autoddl.core.plan import Plan
+from autoddl.explain.pipeline_proof import check_pipeline
+from autoddl.planner.options import PlanOptions
+from autoddl.planner.task import PlanTask, task_of
+from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
+
+
+def _planned(seed: int) -> tuple[Case, Plan | None, PlanTask]:
+    """A chain, its plan, None where none fits, and its task; every second has a budget of 93 % of the free peak."""
+    case = random_case(seed)
+    torch.manual_seed(seed)
+    model, sample = Chain(case.widths), torch.randn(case.batch, case.widths[0])
+
+    def plan(budget: float | None) -> Plan:
+        return autoddl.plan(model, case.cluster, sample, microbatches=(case.microbatches,), max_axes=2, workers=1,
+                            stages=(2,), schedule=(case.schedule,), budget=budget)
+
+    found: Plan | None = plan(None)
+    budget = 0.93 * found.predicted.peak_bytes if found and seed % 2 else None
+    options = PlanOptions(microbatches=(case.microbatches,), max_axes=2, workers=1, budget=budget)
+    if budget is not None:
+        try:
+            found = plan(budget)
+        except Infeasible:
+            found = None
+    return case, found, task_of(model, case.cluster, sample, options, "chain", None)
+
+
+def _check(seed: int) -> float:
+    """How far the plan is above the best pipeline, relatively."""
+    case, plan, task = _planned(seed)
+    best = best_pipeline(task, case)
+    if plan is None:
+        assert best == inf, f"{seed}: a pipeline fits, and none was found"
+        return 0.0
+    assert plan.bound <= best * (1 + 1e-9) <= plan.predicted.seconds * (1 + 2e-9), seed
+    check_pipeline(plan)
+    return plan.predicted.seconds / best - 1
+
+
+@pytest.mark.parametrize("seed", [4, 3])
+def test_the_best_of_all_cuts_and_layouts_is_found(seed: int) -> None:
+    assert _check(seed) < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_no_bound_is_above_the_best_of_all_cuts_and_layouts() -> None:
+    """As many chains as AUTODDL_CASES says, of the seeds from AUTODDL_SEED on."""
+    begin, cases = int(os.environ.get("AUTODDL_SEED", "100")), int(os.environ.get("AUTODDL_CASES", "10"))
+    above = [_check(seed) for seed in range(begin, begin + cases)]
+    assert sum(x < 1e-3 for x in above) >= 0.7 * len(above), above
+
+
+def test_a_false_blend_and_a_raised_bound_are_rejected() -> None:
+    _, plan, _ = _planned(4)
+    assert plan is not None
+    row = plan.source["alternatives"][0]
+    problem, proof = proof_from_json(row["proof"])
+    check_pipeline_bound(problem, proof, row["bound"])
+    with pytest.raises(AssertionError):
+        check_pipeline_bound(problem, proof, row["bound"] * 1.05)
+    blends = [q for q, path in enumerate(proof.paths) if path and not isinstance(path[0], str)]
+    assert blends, "the bound of this chain needs a blend"
+    paths: list[Trail] = [*proof.paths]
+    paths[blends[0]] = ((0, -1.0),)
+    with pytest.raises(AssertionError, match="weights of at least 0"):
+        check_pipeline_bound(problem, replace(proof, paths=tuple(paths)), row["bound"])

@@ -1,0 +1,158 @@
+"""Finds the best pipeline of a small chain by trying every cut and every layout of every stage.
+
+Of the choices of a stage that give and take its tensors in the same layouts only those matter that fit the budget and
+that no other is below in all seconds: no makespan gets shorter where a second gets longer.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf, prod
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from autoddl.core.graph import RECEIVE, Op
+from autoddl.core.pipeline_cuts import StageSeconds
+from autoddl.core.plan import Plan
+from autoddl.core.stages import SEND, StageGraph, cut_graph
+from autoddl.cost_models import Cluster, parse_cluster
+from autoddl.planner.candidates import Candidate, build_network
+from autoddl.planner.peaks import Peaks, draft_of
+from autoddl.planner.pins import allowed_meshes, region_of
+from autoddl.planner.stage_parts import places_of
+from autoddl.planner.stage_plans import (
+    Staged,
+    boundary_seconds,
+    in_flight_of,
+    simulated,
+    stage_cluster,
+    stage_task,
+)
+from autoddl.planner.task import PlanTask
+from autoddl.pricing.build_problem import CostNetwork
+from autoddl.pricing.price import Counts
+from autoddl.search.exhaustive import score_every_choice
+
+CLUSTER = """
+name: random
+device: {{name: cpu, kind: cpu, memory: 16 GB, bandwidth: 10 GB/s, peak: {{float32: {flops} GFLOP/s}}, launch: 1 us}}
+levels:
+- {{name: in, size: 2, bandwidth: {fast} MB/s, latency: {latency} us}}
+- {{name: out, size: 2, bandwidth: {slow} MB/s, latency: {latency} us}}
+"""
+
+LIMIT = 100_000
+"""Choices of a stage that are tried at most."""
+
+PARTS = [Counts(*(float(i == k) for i in range(5))) for k in range(5)]
+"""Counts that leave one of a stage's seconds each."""
+
+
+class Block(nn.Module):
+    """A product and its tanh."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, out, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.linear(x))
+
+
+class Chain(nn.Module):
+    """Blocks of some widths in a row, with a mean of squares as the loss."""
+
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(map(Block, widths, widths[1:]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A chain, a cluster of two parts of two ranks, and how its pipeline runs."""
+
+    widths: tuple[int, ...]
+    batch: int
+    microbatches: int
+    schedule: str
+    cluster: Cluster
+
+
+def random_case(seed: int, blocks: int = 2) -> Case:
+    """A chain and a cluster, whose work, messages and latencies weigh more or less."""
+    rng = random.Random(seed)
+    slow = rng.choice((1, 10, 100, 1000))
+    text = CLUSTER.format(flops=rng.choice((0.1, 1, 10)), fast=2 * slow, slow=slow, latency=rng.choice((1, 10, 60)))
+    widths = tuple(rng.choice((8, 16, 64, 128)) for _ in range(blocks + 1))
+    return Case(widths, rng.choice((16, 32)), rng.choice((2, 4)), rng.choice(("1f1b", "gpipe")),
+                parse_cluster(text, "random"))
+
+
+def best_pipeline(task: PlanTask, case: Case) -> float:
+    """Seconds of the fastest pipeline of two stages that fits the budget; infinite where none does."""
+    graph, part, best = task.variant(case.microbatches).original, stage_cluster(case.cluster, 2), inf
+    for at in places_of(graph, ()):
+        staged = Staged((at,), case.schedule, case.microbatches)
+        schedule = staged.schedule()
+        every = [list(_choices(task, stage, part, case.microbatches, flight)) for stage, flight in
+                 zip(cut_graph(graph, staged.cuts), in_flight_of(schedule), strict=True)]
+        for (first, mine), (second, its) in product(*every):
+            between = boundary_seconds(case.cluster, (first, second), staged, graph)
+            for pair in product(mine, its):
+                if max(case.microbatches * (one.forward + one.backward) for one in pair) < best:
+                    best = min(best, simulated(schedule, pair, between).makespan)
+    return best
+
+
+def _choices(task: PlanTask, stage: StageGraph, part: Cluster, microbatches: int, in_flight: int
+             ) -> Iterator[tuple[Plan, list[StageSeconds]]]:
+    """For each way to give and take tensors a plan, and the seconds of the choices that no other is below."""
+    own = stage_task(task, stage, part, microbatches)
+    for mesh in allowed_meshes(part, own.options):
+        candidate = Candidate(mesh, region_of(own.options), microbatches, in_flight=in_flight)
+        network = build_network(own, candidate)
+        if prod(network.sizes) > LIMIT:
+            raise ValueError(f"{prod(network.sizes)} choices are too many to try")
+        parts = [score_every_choice(build_network(replace(own, counts=counts), candidate).problem(None))[0]
+                 for counts in PARTS]
+        seconds = np.round(np.stack(parts, axis=1), 12)
+        legal = np.flatnonzero(np.isfinite(seconds).all(axis=1))
+        groups = _port_layouts(network, legal)
+        for group in np.unique(groups):
+            least = _least(network, seconds, legal[groups == group], task.budget)
+            if least:
+                rows = [StageSeconds(f, b, 0.0, *once) for f, b, *once in seconds[least].tolist()]
+                yield draft_of(network, _choice(network, least[0])), rows
+
+
+def _choice(network: CostNetwork, at: int) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.unravel_index(at, network.sizes))
+
+
+def _port_layouts(network: CostNetwork, legal: np.ndarray) -> np.ndarray:
+    """A number for each choice, equal where tensors are given and taken in the same layouts."""
+    found, options = np.zeros(len(legal), dtype=int), np.unravel_index(legal, network.sizes)
+    for v, variable in enumerate(network.variables):
+        if isinstance(variable.item, Op) and variable.item.target in (SEND, RECEIVE):
+            layouts = [str((*choice.inputs, *choice.outputs)) for choice in variable.choices]
+            found = found * len(layouts) + np.array([layouts.index(one) for one in layouts])[options[v]]
+    return found
+
+
+def _least(network: CostNetwork, seconds: np.ndarray, among: np.ndarray, budget: float
+           ) -> list[int]:
+    """The choices that fit and that no other that fits is below or equal to in all seconds."""
+    kept, peaks = list[int](), Peaks(network)
+    for at in among[np.lexsort(seconds[among].T[::-1])].tolist():
+        if not any((seconds[one] <= seconds[at]).all() for one in kept) \
+                and (budget == inf or peaks.of(_choice(network, at)).nbytes <= budget):
+            kept.append(at)
+    return kept
