@@ -4,14 +4,13 @@ import gc
 import time
 from collections import Counter
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
 import zoo
 from planmaker import random_plans
-from ranks import forget, on_ranks
+from ranks import forget, on_ranks, shared
 from sampling import parametrize_or_slow
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -107,7 +106,7 @@ def build(name: str) -> tuple[nn.Module, Any]:
     return zoo.named(name, dtype=torch.float64)
 
 
-@cache
+@shared
 def captured(name: str) -> Captured:
     return capture(*build(name))
 

@@ -1,14 +1,13 @@
 """Reductions of gradients under way: few at once, in the order that the time line has, always the same bits."""
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
 import zoo
 from planmaker import cluster_of, random_plans
 from precise import Precise
-from ranks import on_ranks
+from ranks import on_ranks, shared
 from sampling import parametrize_or_slow
 from torch import Tensor, nn
 
@@ -33,7 +32,7 @@ def built() -> tuple[nn.Module, Sample]:
     return Precise(module), sample
 
 
-@cache
+@shared
 def captured(microbatches: int) -> Captured:
     module, sample = built()
     return capture(module, parted(sample, microbatches))
