@@ -21,8 +21,9 @@ from autoddl.schedule.buckets import IN_FLIGHT, frees_memory, gradient_buckets, 
 from autoddl.schedule.issue_order import list_actions
 
 ROWS = 8
-USUAL = [("a=2", {"a": "zero"}, 1), ("a=2,b=2", {"a": "data", "b": "zero"}, 2)]
-SLOW = [("a=4", {"a": "zero"}, 1), ("a=2,b=2", {"a": "zero", "b": "zero"}, 1), ("a=4", {"a": "data"}, 2)]
+USUAL = [("a=2", {"a": "zero"}, 1)]
+SLOW = [("a=2,b=2", {"a": "data", "b": "zero"}, 2),
+        ("a=4", {"a": "zero"}, 1), ("a=2,b=2", {"a": "zero", "b": "zero"}, 1), ("a=4", {"a": "data"}, 2)]
 """A mesh, the roles of its axes, microbatches."""
 
 

@@ -26,7 +26,7 @@ from autoddl.runtime.parallelize import parallelize
 from autoddl.schedule.traffic import traffic
 
 MODELS = ("gpt", "gpt2", "llama", "bert", "t5", "vit", "vgg_bn", "resnet", "mixture", "regression")
-USUAL = ("bert-1", "t5-1", "mixture-1", "regression")
+USUAL = ("t5-1", "mixture-1", "regression")
 """Those of `make test`, of one layer; test_parallelize.py and test_microbatches.py run plans of the others there."""
 STEPS = 3
 LR = 1e-3
