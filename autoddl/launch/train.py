@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._dynamo  # which capture needs: forked ranks share what was imported before
 from torch import nn
 
 from autoddl.capture.factory import Factory

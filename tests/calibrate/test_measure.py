@@ -208,7 +208,7 @@ def test_a_short_measurement_writes_a_file_that_prices(tmp_path: Path, running: 
 
 
 @pytest.mark.ranks
-def test_a_machine_without_the_device_and_other_mistakes_are_answered(tmp_path: Path) -> None:
+def test_a_machine_without_the_device_and_other_mistakes_are_answered(tmp_path: Path, running: None) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(LAPTOP)
     with pytest.raises(InputError, match="cluster two has 2 devices, not 3: measure with 2 ranks, or with one"):

@@ -5,6 +5,7 @@ from itertools import product
 
 import pytest
 from random_pipelines import NAMES, draw_schedule, draw_stages, draw_transfers, makespan
+from sampling import parametrize_or_slow
 
 from autoddl.core.pipeline import Schedule
 from autoddl.core.pipeline_cuts import StageSeconds
@@ -54,7 +55,7 @@ def check_closed_form(schedule: Schedule, stage: StageSeconds, expected: float, 
     assert not closed or best == pytest.approx(expected, rel=EXACT)
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@parametrize_or_slow("depth", DEPTHS[:2], DEPTHS[2:])
 def test_equal_stages_have_the_closed_forms(depth: int) -> None:
     """The bubbles of `core.pipeline_schedules`, for other seconds of F, B and W."""
     for f, b, w, turns in product((1.0, 0.7), (1.0, 1.6), (0.4, 1.0), (1, 2, 3)):
@@ -68,7 +69,7 @@ def test_equal_stages_have_the_closed_forms(depth: int) -> None:
         check_closed_form(generate("zb-h1", depth, n), stage, n * (f + b + w) + extra)
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@parametrize_or_slow("depth", DEPTHS[:2], DEPTHS[2:])
 def test_equal_parts_leave_no_bubble(depth: int) -> None:
     """F = B = W: rank r of D starts r parts after the first, and none waits."""
     for n in (2 * depth, 3 * depth):

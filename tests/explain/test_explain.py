@@ -107,7 +107,7 @@ def test_min_marginals_of_a_plan_equal_solving_again(free: Plan) -> None:
     made, random = rebuild(free), np.random.default_rng(0)
     problem = replace(made.problem, budget=None)
     known = compute_beliefs(problem)
-    for _ in range(50):
+    for _ in range(20):
         v = int(random.integers(len(problem.sizes)))
         k = int(random.integers(problem.sizes[v]))
         marginal = known.marginal(v)
@@ -119,7 +119,7 @@ def test_min_marginals_of_a_plan_equal_solving_again(free: Plan) -> None:
         assert marginal[k] == pytest.approx(expected, rel=1e-12)
 
 
-@parametrize_or_slow("count", [2], [4])
+@parametrize_or_slow("count", [1], [2, 4])
 def test_alternatives_under_a_budget_are_the_best_ones(tight: Plan, count: int) -> None:
     made = rebuild(tight)
     known, random = bounding_beliefs(made.problem, tight.predicted.seconds), np.random.default_rng(1)
@@ -249,7 +249,7 @@ def test_what_would_fit_is_found_and_priced(layers: int, given: int) -> None:
 
 def test_the_budget_that_is_offered_is_enough() -> None:
     """Whatever the third digit is rounded to."""
-    model, place = tiny.tiny(0), cluster_of(MESH)
+    model, place = tiny.tiny(0), parse_cluster((TORUS % "").split("levels")[0] + "levels: []", "x")
     for needed in (50_449.0, 50_451.0):
         budget = relaxations(model, place, reachable=needed, budget=1.0, max_axes=1)
         assert {"a budget of 50.5 kB"} == {row.what for row in budget if "budget" in row.what}

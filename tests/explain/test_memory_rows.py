@@ -5,6 +5,7 @@ import random
 import pytest
 import zoo
 from random_plans import LAPTOP, random_choice
+from sampling import parametrize_or_slow
 
 from autoddl.capture.capture import capture
 from autoddl.core.hubs import add_hubs
@@ -27,12 +28,12 @@ def made(name: str, mesh: str, microbatches: int, recompute: str = "none") -> Co
     return network_of(pricing, variables(graph, pricing.mesh, microbatches=microbatches))
 
 
-@pytest.mark.parametrize(("name", "mesh", "microbatches", "recompute"), [
-    ("regression", "machine=2,pair=2", 1, "none"), ("vgg_bn", "pair=2", 2, "none"), ("gpt", "pair=2", 2, "every-2"),
-    ("gpt", "machine=2,pair=2", 1, "blocks.0:selective+blocks.1"),
-    *[pytest.param(name, mesh, m, policy, marks=pytest.mark.slow) for name in ("gpt", "t5", "mixture", "resnet")
+@parametrize_or_slow("name,mesh,microbatches,recompute", [
+    ("regression", "machine=2,pair=2", 1, "none"), ("gpt", "machine=2,pair=2", 1, "blocks.0:selective+blocks.1")], [
+    ("vgg_bn", "pair=2", 2, "none"), ("gpt", "pair=2", 2, "every-2"),
+    *((name, mesh, m, policy) for name in ("gpt", "t5", "mixture", "resnet")
       for mesh, m in (("machine=2,pair=2", 1), ("all=4", 2))
-      for policy in ("none", "full", "selective", "first-1:selective")]])
+      for policy in ("none", "full", "selective", "first-1:selective"))])
 def test_rows_come_out_again_from_the_layouts(name: str, mesh: str, microbatches: int, recompute: str) -> None:
     network = made(name, mesh, microbatches, recompute)
     graph, problem = network.pricing.graph, network.problem(None)

@@ -54,13 +54,14 @@ def tight(name: str, place: Cluster, share: float = 0.3) -> float:
     return least + share * (peak - least)
 
 
-PLACE = cluster_of("net=2,node=4")
+PLACE, FOUR = cluster_of("net=2,node=4"), cluster_of("net=2,node=2")
 COPY = {"name": "copy", "dtype": "float32", "grid": [[1e3, 1e5]], "work": [1e3, 1e5], "seconds": [1e-6, 1e-5]}
 
 
-def test_the_best_mesh_is_the_best_of_all_meshes_solved_alone() -> None:
-    budget = tight("deep", PLACE)
-    task, tried = task_of("deep", PLACE, budget, tolerance=0.0), candidates(PLACE)
+@parametrize_or_slow("name,place", [("bare", FOUR)], [("deep", PLACE)])
+def test_the_best_mesh_is_the_best_of_all_meshes_solved_alone(name: str, place: Cluster) -> None:
+    budget = tight(name, place)
+    task, tried = task_of(name, place, budget, tolerance=0.0), candidates(place)
     alone = []
     for candidate in tried:
         try:
@@ -74,8 +75,8 @@ def test_the_best_mesh_is_the_best_of_all_meshes_solved_alone() -> None:
 
 
 def test_one_and_two_workers_find_the_same() -> None:
-    budget = tight("deep", PLACE)
-    found = [search(task_of("deep", PLACE, budget, workers=workers), candidates(PLACE)) for workers in (1, 2, 1)]
+    budget = tight("deep", FOUR)
+    found = [search(task_of("deep", FOUR, budget, workers=workers), candidates(FOUR)) for workers in (1, 2, 1)]
     assert len({(f.best.pricing.mesh, f.best.solution, f.bound) for f in found}) == 1
 
 
@@ -138,16 +139,16 @@ def test_an_interrupt_before_there_is_a_plan_is_passed_on() -> None:
         search(task_of("deep", PLACE, 1.0), candidates(PLACE), Stop(True))
 
 
-@parametrize_or_slow("place", [cluster_of("net=2,node=2")], [PLACE])
-def test_no_plan_names_the_least_bytes_of_all_meshes(place: Cluster) -> None:
+@parametrize_or_slow("name,place", [("tiny", FOUR)], [("deep", FOUR), ("deep", PLACE)])
+def test_no_plan_names_the_least_bytes_of_all_meshes(name: str, place: Cluster) -> None:
     needed = []
     for candidate in candidates(place):
         with pytest.raises(Infeasible) as alone:
-            search(task_of("deep", place, 1.0), [candidate])
+            search(task_of(name, place, 1.0), [candidate])
         needed.append(alone.value.needed)
     for workers in (1, 2):
         with pytest.raises(Infeasible) as caught:
-            search(task_of("deep", place, 1.0, workers=workers), candidates(place))
+            search(task_of(name, place, 1.0, workers=workers), candidates(place))
         assert caught.value.needed == pytest.approx(min(needed))
     copy = pickle.loads(pickle.dumps(caught.value))
     assert (str(copy), copy.needed) == (str(caught.value), caught.value.needed)

@@ -28,8 +28,9 @@ POLICIES = ("none", "first-1", "full")
 
 @cache
 def planned(policies: tuple[str, ...], budget: float | None = None, name: str = "gpt", **options: str) -> Plan:
-    """A plan for a model of two blocks, with attention or without."""
-    model, sample = zoo.gpt(layers=2, d=32, T=64, B=16) if name == "gpt" else (tiny(batch=256), None)
+    """A plan for a model of two blocks, with attention or without, or of one block."""
+    model, sample = (zoo.gpt(layers=2, d=32, T=64, B=16) if name == "gpt" else
+                     (tiny(1 if name == "one" else 2, batch=256), None))
     return autoddl.plan(model, LAPTOP, sample, budget=budget, recompute=policies, **options)  # type: ignore[arg-type]
 
 
@@ -49,7 +50,7 @@ def test_without_a_budget_that_binds_nothing_is_computed_again() -> None:
     assert not free.recompute and free.predicted.seconds == planned(("none",)).predicted.seconds and free.gap < 1e-9
 
 
-@parametrize_or_slow("name,share", [("tiny", 0.8)], [("gpt", 0.6)])
+@parametrize_or_slow("name,share", [("one", 0.8)], [("tiny", 0.8), ("gpt", 0.6)])
 def test_the_plan_is_the_best_of_all_policies(name: str, share: float) -> None:
     budget = share * planned(("none",), name=name, mesh="all=4").predicted.peak_bytes
     alone = seconds_alone(POLICIES, budget, name)

@@ -3,13 +3,16 @@ peaks."""
 
 import os
 import random
+from functools import cache
 
 import pytest
 import zoo
 from random_plans import LAPTOP, MESHES, random_choice
+from sampling import parametrize_or_slow
 
 from autoddl.capture.capture import capture
 from autoddl.capture.sample import as_sample, parted
+from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.core.precision import Precision
@@ -24,14 +27,19 @@ from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import variables
 from autoddl.search import solve
 
-MODELS = ["gpt", "resnet", "vit", "regression", "tied", "turned", *(
-    pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "mixture", "t5", "vgg_bn", "bert", "gpt2"))]
+USUAL = ("gpt-1", "vgg_bn", "regression", "tied", "turned")
+SLOW = ("gpt", "resnet", "vit", "llama", "mixture", "t5", "bert", "gpt2")
+
+
+@cache
+def _graph(name: str, microbatches: int, recipe: str) -> Graph:
+    model, sample = zoo.named(name)
+    return add_hubs(capture(model, parted(as_sample(sample), microbatches), Precision.parse(recipe)).graph)
 
 
 def _network(name: str, mesh: str, microbatches: int = 1, optimizer: str = "adamw", recipe: str = "as-written",
              recompute: str = "none", in_flight: int = 1) -> CostNetwork:
-    model, sample = getattr(zoo, name)()
-    graph = add_hubs(capture(model, parted(as_sample(sample), microbatches), Precision.parse(recipe)).graph)
+    graph = _graph(name, microbatches, recipe)
     pricing = Pricing(graph, Mesh.parse(mesh), load_cluster(LAPTOP), optimizer, microbatches,
                       recompute=policy_blocks(graph, recompute), in_flight=in_flight)
     return network_of(pricing, variables(graph, pricing.mesh, microbatches=microbatches, in_flight=in_flight))
@@ -59,24 +67,27 @@ def _rows_are_below(network: CostNetwork, choice: tuple[int, ...], seed: int, st
         assert rows[f"around {name}"] <= most * (1 + 1e-9), name
 
 
-@pytest.mark.parametrize("name", MODELS)
+@parametrize_or_slow("name", USUAL, SLOW)
 def test_no_row_is_above_the_line_of_a_random_plan(name: str) -> None:
     for seed, mesh in enumerate(MESHES):
         network = _network(name, mesh, 1 if name == "regression" else 1 + seed % 2, "adamw" if seed else "sgd")
         _rows_are_below(network, random_choice(network.problem(None), random.Random(seed)), seed)
 
 
-@pytest.mark.parametrize(("microbatches", "in_flight"), [(2, 2), (4, 2), (4, 4)])
-def test_no_row_is_above_the_line_with_several_microbatches_in_flight(microbatches: int, in_flight: int) -> None:
+@parametrize_or_slow("name,microbatches,in_flight", [("gpt-1", 2, 2), ("gpt-1", 4, 2)], [
+    ("gpt", 2, 2), ("gpt", 4, 2), ("gpt", 4, 4)])
+def test_no_row_is_above_the_line_with_several_microbatches_in_flight(name: str, microbatches: int, in_flight: int
+                                                                      ) -> None:
     """As in a stage of GPipe, where no forward comes behind the first backward, and as in one of 1F1B."""
-    network = _network("gpt", "machine=2,pair=2", microbatches, in_flight=in_flight)
+    network = _network(name, "machine=2,pair=2", microbatches, in_flight=in_flight)
     for seed in range(3):
         _rows_are_below(network, random_choice(network.problem(None), random.Random(seed)), seed)
 
 
-@pytest.mark.parametrize(("recipe", "microbatches"), [("bf16-mixed", 1), ("bf16-mixed,reduce=bfloat16", 2)])
-def test_no_row_is_above_the_line_of_a_mixed_plan(recipe: str, microbatches: int) -> None:
-    network = _network("llama", "machine=2,pair=2", microbatches, recipe=recipe)
+@parametrize_or_slow("name,recipe,microbatches", [("llama-1", "bf16-mixed,reduce=bfloat16", 2)], [
+    ("llama", "bf16-mixed", 1), ("llama", "bf16-mixed,reduce=bfloat16", 2)])
+def test_no_row_is_above_the_line_of_a_mixed_plan(name: str, recipe: str, microbatches: int) -> None:
+    network = _network(name, "machine=2,pair=2", microbatches, recipe=recipe)
     for seed in range(3):
         _rows_are_below(network, random_choice(network.problem(None), random.Random(seed)), seed)
     choice = solve(network.problem(None)).choice
@@ -103,7 +114,7 @@ def test_no_row_is_above_the_line_of_many_random_plans(name: str, recompute: str
                 _rows_are_below(network, choice, seed, 2 if name in ("tied", "turned") else 25)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@parametrize_or_slow("name", USUAL, SLOW)
 def test_a_row_reaches_the_peak_of_the_best_plan(name: str) -> None:
     network = _network(name, "machine=2,pair=2")
     choice, peaks = solve(network.problem(None)).choice, Peaks(network)
@@ -112,7 +123,7 @@ def test_a_row_reaches_the_peak_of_the_best_plan(name: str) -> None:
 
 
 def test_the_bytes_of_a_row_are_those_of_its_problem() -> None:
-    network = _network("gpt", "machine=2,pair=2")
+    network = _network("gpt-1", "machine=2,pair=2")
     problem = network.problem(None)
     choice, ops = random_choice(problem, random.Random(5)), network.pricing.graph.ops
     for row in ({UPDATE: 1.0}, {f"around {ops[9].name}": 0.25, f"backward {ops[20].name}": 0.75}):

@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 import zoo
 from random_plans import LAPTOP, random_choice
+from sampling import parametrize_or_slow
 
 from autoddl.capture.capture import capture
 from autoddl.core.hubs import add_hubs
@@ -25,6 +26,8 @@ from autoddl.search.presolve import presolve, presolve_folded
 from autoddl.search.relaxations import Space
 
 CLUSTER = load_cluster(LAPTOP)
+SMALL = {"d": 16, "T": 8, "B": 8}
+"""Sizes of a small GPT."""
 
 
 def joint(name: str, mesh: str, microbatches: int = 1, **size: int) -> CostNetwork:
@@ -46,16 +49,16 @@ def moments(network: CostNetwork, rng: random.Random, count: int) -> list[str]:
                         for _ in range(count))]
 
 
-@pytest.mark.parametrize(("name", "mesh", "microbatches", "size"), [
-    ("gpt", "pair=2", 2, {"layers": 3, "d": 16, "T": 8, "B": 8}),
-    *[pytest.param(name, mesh, m, {}, marks=pytest.mark.slow) for name in ("gpt", "llama", "t5", "resnet", "mixture")
-      for mesh, m in (("machine=2,pair=2", 1), ("all=4", 2))]])
-def test_a_choice_costs_what_its_levels_cost(name: str, mesh: str, microbatches: int, size: dict[str, int]) -> None:
+@parametrize_or_slow("name,mesh,microbatches,size,draws", [("gpt", "pair=2", 2, SMALL | {"layers": 2}, 2)], [
+    ("gpt", "pair=2", 2, SMALL | {"layers": 3}, 4), *((name, mesh, m, {}, 4)
+    for name in ("gpt", "llama", "t5", "resnet", "mixture") for mesh, m in (("machine=2,pair=2", 1), ("all=4", 2)))])
+def test_a_choice_costs_what_its_levels_cost(name: str, mesh: str, microbatches: int, size: dict[str, int], draws: int
+                                             ) -> None:
     network, rng = joint(name, mesh, microbatches, **size), random.Random(name)
     count, graph = len(network.policies.blocks), network.pricing.graph
     assert count
     free = network.problem(None)
-    for _ in range(4):
+    for _ in range(draws):
         at = tuple(rng.randrange(len(network.policies.levels)) for _ in range(count))
         fixed = alone(network, at)
         options = random_choice(fixed.problem(None), rng)
@@ -71,8 +74,9 @@ def test_a_choice_costs_what_its_levels_cost(name: str, mesh: str, microbatches:
             assert nbytes <= most * (1 + 1e-9), moment
 
 
-def test_the_search_finds_the_best_levels_under_a_row() -> None:
-    network = joint("llama", "pair=2")
+@parametrize_or_slow("name,size", [("gpt", SMALL | {"layers": 2})], [("llama", {})])
+def test_the_search_finds_the_best_levels_under_a_row(name: str, size: dict[str, int]) -> None:
+    network = joint(name, "pair=2", **size)
     row = {f"backward {network.pricing.graph.ops[-2].name}": 1.0}
     most = network.problem(None, row).nbytes(solve(network.problem(None, row)).choice)
     problem = network.problem(0.9 * most, row)
@@ -86,7 +90,7 @@ def test_blocks_with_policies_are_folded() -> None:
     """An elimination grows with the logarithm of their number then, and finds what that of the whole problem finds."""
     cells = []
     for layers in (8, 16):
-        network = joint("gpt", "pair=2", layers=layers, d=16, T=8, B=8)
+        network = joint("gpt", "pair=2", layers=layers, **SMALL)
         problem = network.problem(1e9, {f"backward {network.pricing.graph.ops[-2].name}": 1.0})
         (fold,) = presolve_folded(problem)[0].folds
         space = build_space(problem)
@@ -112,10 +116,10 @@ def test_blocks_that_all_read_one_tensor_are_folded_with_policies() -> None:
     assert problem.cost(tuple(choice.choice.tolist())) - problem.fixed_seconds == pytest.approx(choice.seconds)
 
 
-@pytest.mark.parametrize("mesh", ["pair=2", pytest.param("machine=2,pair=2", marks=pytest.mark.slow)])
+@parametrize_or_slow("mesh", ["pair=2"], ["machine=2,pair=2"])
 def test_the_copy_of_a_weight_tied_outside_of_blocks_counts_at_all_levels(mesh: str) -> None:
     """Rows of policies then have at the loss what those of the levels have, and nothing is left out."""
-    network, rng = joint("gpt", mesh, layers=3, d=16, T=8, B=8), random.Random(mesh)
+    network, rng = joint("gpt", mesh, layers=3, **SMALL), random.Random(mesh)
     row, count = {f"backward {network.pricing.graph.ops[-2].name}": 1.0}, len(network.policies.blocks)
     (number,) = network.lifetimes.numbers(*row)
     assert any(term.what == ("passed kept",) for term in network.lifetimes.alive(number))

@@ -3,7 +3,6 @@ checkpoints is ever replaced."""
 
 import os
 from collections.abc import Callable, Sequence
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import torch
 import zoo
 from planmaker import random_plans
-from ranks import on_ranks
+from ranks import on_ranks, shared
 from sampling import parametrize_or_slow
 from shell import FACTORY, shell
 from tiny import tiny
@@ -33,7 +32,7 @@ def model() -> tuple[torch.nn.Module, Sample]:
     return zoo.gpt(layers=1, dtype=torch.float64, dropout=0.1)
 
 
-@cache
+@shared
 def captured() -> Captured:
     return capture(*model())
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 from random_plans import random_plan
-from ranks import on_ranks
+from ranks import on_ranks, shared
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from autoddl.capture.capture import Captured, capture
 from autoddl.core.errors import MismatchError
+from autoddl.core.plan import Plan
 from autoddl.core.precision import RECIPES, Precision
 from autoddl.runtime import checkpoint
 from autoddl.runtime.parallelize import ParallelModel, parallelize
@@ -42,15 +42,19 @@ def made(seed: int, counts: torch.dtype = torch.int64) -> tuple[nn.Module, Tenso
     return Small(counts), torch.randn(8, 13)
 
 
-@cache
+@shared
 def _captured(recipe: str, counts: torch.dtype) -> Captured:
     return capture(*made(0, counts), Precision.parse(recipe))
 
 
+@shared
+def _planned(recipe: str, seed: int, mesh: str, counts: torch.dtype) -> Plan:
+    return replace(random_plan(_captured(recipe, counts), seed, mesh), precision=recipe)
+
+
 def started(recipe: str, seed: int, mesh: str, counts: torch.dtype = torch.int64
             ) -> tuple[ParallelModel, torch.optim.Optimizer]:
-    captured = _captured(recipe, counts)
-    plan = replace(random_plan(captured, seed, mesh), precision=recipe)
+    plan, captured = _planned(recipe, seed, mesh, counts), _captured(recipe, counts)
     parallel = parallelize(made(seed, counts)[0], plan, captured=captured)
     return parallel, torch.optim.AdamW(parallel.parameters(), lr=1e-2)
 
@@ -95,6 +99,9 @@ def _moved(pairs: Sequence[tuple[str, str]], folder: str) -> dict[tuple[str, str
 
 
 def _check(pairs: Sequence[tuple[str, str]], folder: Path) -> None:
+    for before, after in pairs:
+        _planned(before, 3, "machine=2,pair=2", torch.int64)
+        _planned(after, 5, "all=4", torch.int64)
     for wrong in on_ranks(4, _moved, pairs, str(folder)):
         assert wrong == {pair: [] for pair in pairs}
 
@@ -124,6 +131,8 @@ def _refused(folder: str) -> str:
 
 @pytest.mark.ranks
 def test_what_converts_to_nothing_names_both_recipes(tmp_path: Path) -> None:
+    _planned("bf16-mixed", 3, "machine=2,pair=2", torch.int64)
+    _planned("float32", 5, "all=4", torch.float32)
     said = on_ranks(4, _refused, str(tmp_path / "one"))
     assert len({*said}) == 1 and "counts is int64 there, saved under the recipe bf16-mixed, and float32 here" in said[0]
     assert "under float32" in said[0]

@@ -1,12 +1,11 @@
 """The norm of the gradients is one process's, however parameters are split, copied or tied."""
 
-from functools import cache
 
 import pytest
 import torch
 import zoo
 from planmaker import random_plans
-from ranks import on_ranks
+from ranks import on_ranks, shared
 from torch import Tensor, nn
 
 from autoddl.capture.capture import Captured, capture
@@ -21,7 +20,7 @@ def built() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return module, tuple(sample.args)
 
 
-@cache
+@shared
 def captured() -> Captured:
     return capture(*built())
 

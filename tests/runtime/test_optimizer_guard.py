@@ -11,8 +11,9 @@ from ranks import on_ranks
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from autoddl.capture.capture import capture
+from autoddl.capture.capture import Captured, capture
 from autoddl.core.errors import InputError
+from autoddl.core.plan import Plan
 from autoddl.runtime.parallelize import parallelize
 
 STEPS = 3
@@ -78,11 +79,9 @@ def _alone(case: Case) -> dict[str, Tensor]:
     return trained(step, module, case)
 
 
-def _cases(cases: tuple[Case, ...], seed: int) -> list[float | str]:
+def _cases(cases: tuple[Case, ...], captured: Captured, plan: Plan) -> list[float | str]:
     """On a rank: of every case the largest difference from one process, relative to it, or what was refused."""
-    module, x = made()
-    captured, found = capture(module, (x,)), list[float | str]()
-    (plan,) = random_plans(module, (x,), "net=2", 1, seed, captured=captured)
+    found = list[float | str]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tensor, "bfloat16", Tensor.clone)  # Muon's iteration turns rounding in bfloat16 into much more
         for case in cases:
@@ -99,7 +98,10 @@ def _cases(cases: tuple[Case, ...], seed: int) -> list[float | str]:
 
 
 def _check(cases: tuple[Case, ...], seed: int) -> None:
-    answers = on_ranks(2, _cases, cases, seed)
+    module, x = made()
+    captured = capture(module, (x,))
+    (plan,) = random_plans(module, (x,), "net=2", 1, seed, captured=captured)
+    answers = on_ranks(2, _cases, cases, captured, plan)
     for case, *found in zip(cases, *answers, strict=True):
         if (case[0], dict(case[1]).get("fused", False)) in REFUSED:
             assert all(isinstance(one, str) and one.startswith(f"torch.optim.{case[0]} ") for one in found), case

@@ -1,6 +1,5 @@
 """A checkpoint that stages wrote is read with any other number of them, bit for bit, and training goes on alike."""
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 import zoo
 from random_plans import random_plan
-from ranks import on_ranks
+from ranks import on_ranks, shared
 from sampling import parametrize_or_slow
 from staged_plans import even_cuts, staged_plan
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ def model() -> tuple[nn.Module, Sample]:
     return zoo.gpt(layers=4, B=8, dtype=torch.float64)
 
 
-@cache
+@shared
 def captured() -> Captured:
     module, sample = model()
     return capture(module, parted(sample, PARTS))

@@ -10,7 +10,7 @@ import torch
 import zoo
 from precise import Precise
 from random_plans import random_plan
-from ranks import forget, on_ranks
+from ranks import forget, on_ranks, shared
 from sampling import parametrize_or_slow
 from staged_plans import even_cuts, staged_plan
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ def built(name: str) -> tuple[nn.Module, Sample]:
     return Precise(module), sample
 
 
-@lru_cache(maxsize=8)
+@shared
 def captured(name: str, microbatches: int) -> Captured:
     module, sample = built(name)
     return capture(module, parted(sample, microbatches))

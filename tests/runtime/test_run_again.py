@@ -1,7 +1,6 @@
 """Ops that run again in backward change no gradient, not by a bit, and no buffer."""
 
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 import zoo
 from planmaker import cluster_of, random_plans
 from precise import Precise
-from ranks import on_ranks
+from ranks import on_ranks, shared
 from sampling import parametrize_or_slow
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -33,7 +32,7 @@ def made(name: str) -> tuple[Precise, Sample]:
     return Precise(module), sample
 
 
-@cache
+@shared
 def captured(name: str, microbatches: int) -> Captured:
     module, sample = made(name)
     return capture(module, parted(as_sample(sample), microbatches))

@@ -1,14 +1,15 @@
 """Buckets of deep models: no bucket reaches over the whole depth, none waits for one that is complete later."""
 
 from dataclasses import replace
+from functools import cache
 from math import prod
 from pathlib import Path
 
-import pytest
 from random_plans import random_plan
+from sampling import parametrize_or_slow
 from tiny import tiny
 
-from autoddl.capture.capture import capture
+from autoddl.capture.capture import Captured, capture
 from autoddl.core.hubs import add_hubs
 from autoddl.cost_models import load_cluster
 from autoddl.schedule.buckets import SPAN, gather_buckets, gradient_buckets, parameter_edges
@@ -16,12 +17,16 @@ from autoddl.schedule.buckets import SPAN, gather_buckets, gradient_buckets, par
 FLAT = Path(__file__).parent.parent.parent / "examples" / "clusters" / "rehearsal-4x1-200.yaml"
 
 
-@pytest.mark.parametrize("limit", [256, 4096, 1 << 20])
-@pytest.mark.parametrize("seed", range(3))
-def test_small_parameters_of_all_layers_share_no_bucket(limit: int, seed: int) -> None:
-    captured = capture(tiny(layers=12))
-    graph = add_hubs(captured.graph)
-    plan = replace(random_plan(captured, seed, "net=4", load_cluster(FLAT)), bucket_bytes=limit)
+@cache
+def captured() -> Captured:
+    return capture(tiny(layers=12))
+
+
+@parametrize_or_slow("seed,limit", [(0, 256), (1, 4096), (2, 1 << 20)], [
+    (seed, limit) for seed, own in enumerate((256, 4096, 1 << 20)) for limit in (256, 4096, 1 << 20) if limit != own])
+def test_small_parameters_of_all_layers_share_no_bucket(seed: int, limit: int) -> None:
+    graph = add_hubs(captured().graph)
+    plan = replace(random_plan(captured(), seed, "net=4", load_cluster(FLAT)), bucket_bytes=limit)
     edges = parameter_edges(plan, graph)
     size = {edge.tensor.fqn: prod(edge.tensor.shape) * edge.tensor.itemsize for edge in edges}
     for buckets, order in ((gather_buckets(plan, graph), [e.tensor.fqn for e in edges]),

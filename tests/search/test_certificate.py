@@ -50,11 +50,11 @@ def test_what_is_proved_is_true(start: int) -> None:
             assert check_certificate(free, prove(free, asked)).bound == pytest.approx(least, rel=1e-12), seed
 
 
-@parametrize_or_slow("share", [0.5], [0.2, 0.8])
-def test_a_budget_costs_a_small_gap_only(share: float) -> None:
-    free = blocks(24, 12, 12)
+@parametrize_or_slow("share,depth", [(0.5, 10)], [(0.2, 24), (0.5, 24), (0.8, 24)])
+def test_a_budget_costs_a_small_gap_only(share: float, depth: int) -> None:
+    free = blocks(depth, 12, depth // 2)
     most, least = solve(free).nbytes, least_bytes(free)
-    problem = blocks(24, 12, 12, budget=least + share * (most - least))
+    problem = blocks(depth, 12, depth // 2, budget=least + share * (most - least))
     found = solve(problem)
     checked = check_certificate(problem, prove(problem, found.seconds))
     assert found.seconds * (1 - 1e-2) <= checked.bound <= found.seconds * (1 + 1e-12)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from planmaker import cluster_of
 from random_problems import least_bytes, random_problem, stack, table
-from sampling import parametrize_or_slow
+from sampling import few_seeds, parametrize_or_slow
 from zoo import gpt
 
 import autoddl
@@ -56,7 +56,7 @@ def problems() -> list[Problem]:
     return [problem for problem in found if paired(problem)]
 
 
-@parametrize_or_slow("step", [3], [1])
+@parametrize_or_slow("step", [9], [3, 1])
 def test_messages_bound_the_optimum_at_every_price(step: int) -> None:
     folds = close = count = 0
     for problem in problems()[::step]:
@@ -127,7 +127,7 @@ def test_what_the_middle_block_cannot_do_the_first_may() -> None:
             assert pass_messages(short, 0.0, math.inf, 6, clock()).bound <= solve(problem).seconds * (1 + CLOSE)
 
 
-@parametrize_or_slow("step", [3], [1])
+@parametrize_or_slow("step", [9], [3, 1])
 def test_a_plan_and_a_true_bound(step: int) -> None:
     proved = planned = 0
     for n, problem in enumerate(problems()[::step]):
@@ -151,9 +151,10 @@ def test_a_plan_and_a_true_bound(step: int) -> None:
     assert proved > 0.4 * planned
 
 
-def test_a_ceiling_that_no_plan_is_below_is_said_with_the_bound() -> None:
+@parametrize_or_slow("step", [4], [1])
+def test_a_ceiling_that_no_plan_is_below_is_said_with_the_bound(step: int) -> None:
     told = 0
-    for problem in problems():
+    for problem in problems()[::step]:
         try:
             best = solve(problem).seconds
             with pytest.raises(Above) as above:
@@ -162,7 +163,7 @@ def test_a_ceiling_that_no_plan_is_below_is_said_with_the_bound() -> None:
             continue
         assert above.value.bound <= best + CLOSE * (1 + abs(best))
         told += 1
-    assert told > 20
+    assert told > 20 // step
 
 
 def test_without_a_budget_bytes_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,13 +194,14 @@ def test_no_choice_needs_less_than_the_floor() -> None:
             assert math.isinf(seconds) or transient >= least_transient(problem)
 
 
-def test_what_finds_no_plan_has_proved_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@few_seeds(50, 150)
+def test_what_finds_no_plan_has_proved_nothing(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
     """Two favoured options a variable and twenty cells of work: a feasible problem is solved, or not called infeasible.
     """
     monkeypatch.setattr(large, "FAVOURED", 2)
     monkeypatch.setattr(large, "WORK", 20)
     counted = 0
-    for seed in range(150):
+    for seed in seeds:
         problem = random_problem(seed)
         if any(len(factor.variables) > 2 for factor in problem.factors):
             continue
@@ -214,10 +216,10 @@ def test_what_finds_no_plan_has_proved_nothing(monkeypatch: pytest.MonkeyPatch) 
             assert not error.is_proved, seed
             continue
         assert problem.is_feasible(found.choice) and found.bound <= best * (1 + CLOSE), seed
-    assert counted > 50
+    assert counted > len(seeds) // 3
 
 
-@parametrize_or_slow("layers", [2], [6])
+@parametrize_or_slow("layers", [1], [2, 6])
 def test_large_problems_go_this_way(monkeypatch: pytest.MonkeyPatch, layers: int) -> None:
     """A step of a real network on three axes, as if it were large."""
     place = cluster_of("hall=2,rack=2,node=2")

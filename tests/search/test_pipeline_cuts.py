@@ -8,6 +8,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 from random_pipelines import NAMES, draw_schedule, draw_transfers, makespan
+from sampling import parametrize_or_slow
 
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline_cuts import CutNode, CutProblem, CutSolution, StageSeconds
@@ -100,7 +101,7 @@ def test_the_tree_of_boxes_finds_the_best_of_many_cuts(name: str, monkeypatch: p
     check_pipeline_bound(problem, found.proof, found.bound)
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zb-h2", "chimera:1", pytest.param("zb-v", marks=pytest.mark.slow)])
+@parametrize_or_slow("name", ["1f1b", "zb-h2"], ["chimera:1", "zb-v"])
 def test_eighty_blocks_in_eight_stages(name: str) -> None:
     problem = chain(name, 80, 8, 32)
     found = solve(problem, 1e-3)

@@ -36,8 +36,7 @@ def narrow(problem: Problem, share: float) -> Problem:
 
 GRAPHS = ("tiny", "deep", "gpt", "llama", "vgg", "resnet")
 MESHES = ("a=2", "a=4", "a=8", "a=2,b=2")
-USUAL = (("tiny", "a=2,b=2"), ("tiny", "a=8"), ("deep", "a=4"), ("gpt", "a=2"), ("llama", "a=2"), ("vgg", "a=8"),
-         ("resnet", "a=2,b=2"))
+USUAL = (("tiny", "a=2,b=2"), ("deep", "a=4"), ("vgg", "a=8"))
 
 
 @parametrize_or_slow("name,mesh", USUAL, sorted({*product(GRAPHS, MESHES)} - {*USUAL}))
@@ -58,19 +57,19 @@ def test_the_optimum_is_proved_without_the_solver(name: str, mesh: str) -> None:
         assert cost == pytest.approx(max(bounds), rel=1e-6)
 
 
-@parametrize_or_slow("model,cluster,microbatches", [("vgg_bn", "frontier", 1)], [
-    ("llama", "a100-4x8", 1), ("vgg_bn", "frontier", 2), ("gpt", "laptop", 1), ("gpt", "laptop", 2),
-    ("llama", "a100-4x8", 2)])
-def test_plans_under_a_budget_are_proved(model: str, cluster: str, microbatches: int) -> None:
+@parametrize_or_slow("model,cluster,axes,microbatches", [("gpt-1", "laptop", 1, 1)], [
+    (model, cluster, 2, microbatches) for model, cluster in (("gpt", "laptop"), ("vgg_bn", "frontier"),
+                                                             ("llama", "a100-4x8")) for microbatches in (1, 2)])
+def test_plans_under_a_budget_are_proved(model: str, cluster: str, axes: int, microbatches: int) -> None:
     """What the certificate proves lies between the optimum without a budget and the plan; on models this small the
     bound by one price of a byte leaves some of the gap open."""
-    module, sample = getattr(zoo, model)()
+    module, sample = zoo.named(model)
     place, parts = ROOT / "examples" / "clusters" / f"{cluster}.yaml", (microbatches,)
-    free = plan(module, place, sample, max_axes=2, microbatches=parts)
+    free = plan(module, place, sample, max_axes=axes, microbatches=parts)
     with pytest.raises(Infeasible) as caught:
-        plan(module, place, sample, max_axes=2, budget=1.0, microbatches=parts)
+        plan(module, place, sample, max_axes=axes, budget=1.0, microbatches=parts)
     budget = 0.5 * (caught.value.needed + free.predicted.peak_bytes)
-    tight = plan(module, place, sample, max_axes=2, budget=budget, microbatches=parts)
+    tight = plan(module, place, sample, max_axes=axes, budget=budget, microbatches=parts)
     assert proved(free).gap < 1e-9
     checked = proved(tight)
     assert max(checked.multipliers) > 0 and checked.bound <= tight.predicted.seconds

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from random_problems import least_bytes, stack
+from sampling import parametrize_or_slow
 
 from autoddl.core.errors import Infeasible
 from autoddl.search import solve
@@ -14,7 +15,7 @@ from autoddl.search.presolve import presolve, presolve_folded
 from autoddl.search.relaxations import Space
 
 
-@pytest.mark.parametrize("start", [0, 25, 50, *(pytest.param(n, marks=pytest.mark.slow) for n in range(75, 200, 25))])
+@parametrize_or_slow("start", [0], range(25, 200, 25))
 def test_a_folded_elimination_is_the_plain_one(start: int) -> None:
     folds = 0
     for seed in range(start, start + 25):
@@ -33,7 +34,7 @@ def test_a_folded_elimination_is_the_plain_one(start: int) -> None:
     assert folds >= 10
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 12))])
+@parametrize_or_slow("seed", range(4), range(4, 12))
 def test_a_budget_on_folded_blocks(seed: int) -> None:
     problem = stack(seed, 6)
     least = least_bytes(problem) + problem.fixed_bytes

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from random_problems import blocks, least_bytes, random_problem, table
-from sampling import parametrize_or_slow
+from sampling import few_seeds, parametrize_or_slow
 
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
 from autoddl.core.problem import Array, Factor, Problem, Table
@@ -21,7 +21,7 @@ from autoddl.search.exact import solve_exactly
 from autoddl.search.limits import Clock, Limits
 
 
-@pytest.mark.parametrize("start", range(0, 500, 50))
+@parametrize_or_slow("start", range(0, 150, 50), range(150, 500, 50))
 def test_exact_agrees_with_exhaustive_search(start: int) -> None:
     for seed in range(start, start + 50):
         problem = random_problem(seed)
@@ -66,9 +66,10 @@ def test_mini_buckets_bound_and_never_claim_more_than_is_true() -> None:
         assert problem.is_feasible(outcome.choice) and problem.cost(outcome.choice) >= best - 1e-9
 
 
+@few_seeds(30, 60)
 @pytest.mark.parametrize("solver", ["coordinate-descent", "greedy"])
-def test_exact_is_never_worse(solver: str) -> None:
-    for seed in range(60):
+def test_exact_is_never_worse(solver: str, seeds: range) -> None:
+    for seed in seeds:
         problem = random_problem(seed)
         try:
             other = solve(problem, solver)
@@ -107,8 +108,9 @@ def skipping(seed: int) -> Problem:
     return Problem(tuple(map(str, range(depth))), (size,) * depth, (one, two, skip, far), tuple(factors), budget)
 
 
-def test_repeated_blocks_with_skips_agree_with_exhaustive_search() -> None:
-    for seed in range(100):
+@few_seeds(40, 100)
+def test_repeated_blocks_with_skips_agree_with_exhaustive_search(seeds: range) -> None:
+    for seed in seeds:
         problem = skipping(seed)
         try:
             expected = solve(problem, "exhaustive")
@@ -171,11 +173,11 @@ def test_depth_costs_a_logarithm() -> None:
     assert uniform[1] <= uniform[0] + 4 * 4
 
 
-@parametrize_or_slow("share", [0.5], [0.2, 0.8])
-def test_deep_problems_with_a_budget_are_nearly_proved(share: float) -> None:
-    free = blocks(24, 12, 12)
+@parametrize_or_slow("share,depth", [(0.5, 16)], [(0.2, 24), (0.5, 24), (0.8, 24)])
+def test_deep_problems_with_a_budget_are_nearly_proved(share: float, depth: int) -> None:
+    free = blocks(depth, 12, depth // 2)
     most, least = solve(free).nbytes, least_bytes(free)
-    problem = blocks(24, 12, 12, budget=least + share * (most - least))
+    problem = blocks(depth, 12, depth // 2, budget=least + share * (most - least))
     found = solve(problem)
     assert found.gap <= 1e-3
     assert found.seconds <= solve(problem, "coordinate-descent").seconds

@@ -4,6 +4,9 @@
 
 Everything is pickled by value, tensors too: nothing is shared between processes.
 
+    @shared                                       a function whose results are kept, by its arguments; what the
+    def captured(name: str) -> Captured: ...      test's process has made is not made again by ranks
+
 Importing torch costs seconds, so ranks are forked from one server that has imported what they need and that has done
 nothing else; a pool of each size is kept until the test run ends. `function` is named at the top of a module. An error
 on any rank is raised here with the rank's traceback, and the pool is started anew.
@@ -15,16 +18,18 @@ import os
 import pickle
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from datetime import timedelta
+from functools import wraps
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from pickled import pickled
 
-__all__ = ["GARBAGE", "RankError", "before_start", "forget", "on_ranks"]
+__all__ = ["GARBAGE", "RankError", "before_start", "forget", "on_ranks", "shared"]
 
 
 GARBAGE = (20_000, 20, 50)
@@ -36,6 +41,28 @@ class RankError(AssertionError):
     """What went wrong on a rank."""
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+Key = tuple[str, str, tuple[Hashable, ...]]
+"""Module and name of a function, and its arguments."""
+
+_made: dict[Key, Any] = {}
+"""What shared functions have returned."""
+
+
+def shared(function: Callable[P, R]) -> Callable[P, R]:
+    """Keep what `function` returns, and send it to the ranks that run functions of its module."""
+    @wraps(function)
+    def kept(*args: P.args, **kwargs: P.kwargs) -> R:
+        key = function.__module__, function.__qualname__, (*args, *sorted(kwargs.items()))
+        if key not in _made:
+            _made[key] = function(*args, **kwargs)
+        found: R = _made[key]
+        return found
+
+    return kept
+
+
 def _serve(rank: int, world: int, store: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
     gc.freeze()  # what was imported is not looked at again in every collection
@@ -43,7 +70,8 @@ def _serve(rank: int, world: int, store: str, pipe: Connection) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
                             timeout=timedelta(seconds=60))
     while (task := pickle.loads(pipe.recv_bytes())) is not None:
-        function, args = task
+        function, args, made = task
+        _made.update(made)
         try:
             answer = pickle.dumps((True, function(*args)))
         except BaseException:
@@ -67,6 +95,7 @@ class _Pool:
         context = mp.get_context("forkserver")
         context.set_forkserver_preload(IMPORTED)
         self._folder = tempfile.TemporaryDirectory()
+        self._has = set[Key]()
         pairs = [context.Pipe() for _ in range(world)]
         self.pipes = [here for here, _ in pairs]
         self._processes = [context.Process(target=_serve, daemon=True, args=(
@@ -77,8 +106,12 @@ class _Pool:
             there.close()
 
     def run(self, function: Callable[..., Any] | None, args: tuple[Any, ...], seconds: float) -> list[Any]:
+        made = {key: value for key, value in _made.items()
+                if function is not None and key[0] == function.__module__ and key not in self._has}
+        self._has |= made.keys()
+        task = pickled(None if function is None else (function, args, made))
         for pipe in self.pipes:
-            pipe.send_bytes(pickle.dumps(None if function is None else (function, args)))
+            pipe.send_bytes(task)
         results: dict[int, Any] = {}
         while len(results) < len(self.pipes):
             left = [rank for rank in range(len(self.pipes)) if rank not in results]

@@ -8,7 +8,8 @@ from ranks import on_ranks
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from autoddl.capture.capture import capture
+from autoddl.capture.capture import Captured, capture
+from autoddl.core.plan import Plan
 from autoddl.runtime.parallelize import parallelize
 
 CLOSE = 1e-9
@@ -16,16 +17,16 @@ SEEDS = {"infinite_product": (10, 12), "infinite_mask_scaled": (2, 5)}
 """Seeds of the plans that once went wrong; of the others (0, 1)."""
 
 
-def _errors(name: str, seeds: tuple[int, ...]) -> list[float]:
+def _errors(name: str, captured: Captured, plans: list[Plan]) -> list[float]:
     """One rank: the largest error of loss and gradients under each plan, relatively."""
     torch.manual_seed(0)
     module = middle(name)
     sample = module.example_inputs()
     truth = module(*sample)
     wanted = torch.autograd.grad(truth, list(module.parameters()), allow_unused=True)
-    captured, found = capture(module, sample), []
-    for seed in seeds:
-        parallel = parallelize(module, random_plan(captured, seed), captured=captured)
+    found = []
+    for plan in plans:
+        parallel = parallelize(module, plan, captured=captured)
         errors = [_distance(parallel.step(sample), truth)]
         for got, want in zip(module.parameters(), wanted, strict=True):
             if want is not None and got.grad is not None:
@@ -49,5 +50,8 @@ def _distance(found: Tensor, truth: Tensor) -> float:
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", sorted(ODD))
 def test_an_odd_middle_does_what_one_process_does(name: str) -> None:
-    for errors in on_ranks(4, _errors, name, SEEDS.get(name, (0, 1))):
+    module = middle(name)
+    captured = capture(module, module.example_inputs())
+    plans = [random_plan(captured, seed) for seed in SEEDS.get(name, (0, 1))]
+    for errors in on_ranks(4, _errors, name, captured, plans):
         assert max(errors) < (1e-5 if name == "cast_down_and_up" else CLOSE), (name, errors)
