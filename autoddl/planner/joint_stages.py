@@ -87,14 +87,14 @@ def improved(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> tuple[t
     return best.plans, best.seconds
 
 
-def blend_paths(part: StageParts, name: str, cut: Sequence[int], plans: Sequence[Plan]
+def blend_paths(part: StageParts, staged: Staged, plans: Sequence[Plan]
                 ) -> tuple[list[Blend], tuple[Plan, ...], float]:
     """(blends of paths that bound pipelines cut so, the plans of the fastest pipeline met, its seconds).
 
     What is known of stages with the counts of these blends is in `part` then.
     """
-    staged = Staged(tuple(part.places[k - 1] for k in cut), name, part.microbatches)
-    flights, ends = in_flight_of(staged.schedule()), (0, *cut, part.units)
+    flights = in_flight_of(staged.schedule())
+    ends = (0, *(part.places.index(cut) + 1 for cut in staged.cuts), part.units)
     best = _joint(part, staged, tuple(plans))
     met, blends = [best], list[Blend]()
     for _ in range(BLENDS):

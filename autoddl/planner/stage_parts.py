@@ -11,7 +11,9 @@ place a to place b. Of every stage are known
     counted     no less than these seconds, and those of its messages, counted otherwise, of such a plan
 
 T, T' and M follow from the floor, until a stage is solved (`bound`, `sharpen`): then they are what the search of its
-layouts proved.
+layouts proved. What is proved without a budget is true for all numbers of microbatches in flight. What is proved under
+one that binds is true for that number alone: with more in flight the peak may be lower, since weights are let go
+earlier, and a sum of gradients may never be needed.
 
 Stages that are alike in all but names are solved once (`structure`).
 """
@@ -36,7 +38,7 @@ from autoddl.cost_models import Cluster
 from autoddl.planner.assemble import assemble, assemble_choice
 from autoddl.planner.candidates import Candidate, chosen
 from autoddl.planner.mesh_search import Found
-from autoddl.planner.stage_plans import finish_stage, search_stage, stage_cluster, stage_task, transfer_seconds
+from autoddl.planner.stage_plans import Staged, finish_stage, search_stage, stage_cluster, stage_task, transfer_seconds
 from autoddl.planner.stage_ports import PieceMessages, Port, ports_of
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.price import Counts, Ports, floor_passes
@@ -45,6 +47,9 @@ __all__ = ["SolvedStage", "StageParts", "places_of", "structure"]
 
 PLACES = 16
 """Places at which a model without blocks may be cut, at most."""
+
+ANY = 0
+"""In place of a number of microbatches in flight: what was found without a budget, true for any number."""
 
 
 def structure(graph: Graph) -> str:
@@ -94,36 +99,21 @@ def _begin(graph: Graph, name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SolvedStage:
-    """A stage that was searched: what was found, and the microbatches in flight then; `problem` where there is none.
+    """A stage that was searched with so many microbatches in flight: what was found, or the problem if there is none.
 
     `binds` says whether the budget changed the answer.
     """
 
     graph: StageGraph
     found: Found | None
-    in_flight: int
     binds: bool = True
     problem: Infeasible | InputError | None = None
 
-    def holds(self, in_flight: int) -> bool:
-        """Whether it is the answer with so many microbatches in flight too."""
-        if in_flight == self.in_flight:
-            return True
-        if self.found is None:
-            return self.is_proved and in_flight >= self.in_flight
-        return not self.binds and in_flight <= self.in_flight and _kept(in_flight) == _kept(self.in_flight)
-
     @property
-    def is_proved(self) -> bool:
-        """Whether it is proved that the stage has no plan."""
-        return isinstance(self.problem, Infeasible) and self.problem.is_proved
-
-    def bound(self, in_flight: int) -> float:
-        """Seconds that no plan of the stage is below with so many microbatches in flight."""
-        if in_flight < self.in_flight and not self.holds(in_flight):
-            return 0.0
+    def bound(self) -> float:
+        """Seconds that no plan of the stage is below; infinite where it is proved that it has none."""
         if self.found is None:
-            return inf if self.is_proved else 0.0
+            return inf if isinstance(self.problem, Infeasible) and self.problem.is_proved else 0.0
         return self.found.bound
 
 
@@ -157,7 +147,7 @@ class StageParts:
     microbatches: int
     places: tuple[int, ...]
     within: tuple[Candidate, ...] = ()
-    _solved: dict[str, list[SolvedStage]] = field(default_factory=dict)
+    _solved: dict[tuple[str, int], SolvedStage] = field(default_factory=dict)
     _free: dict[tuple[str, bool], tuple[StageGraph, Found]] = field(default_factory=dict)
     _behind: dict[tuple[str, int], float] = field(default_factory=dict)
     _repeated: dict[str, float] = field(default_factory=dict)
@@ -213,6 +203,20 @@ class StageParts:
             self._alone[key] = made, structure(made.graph)
         return self._alone[key]
 
+    def staged(self, name: str, cut: Sequence[int]) -> Staged:
+        """The pipeline with a schedule that is cut at these places."""
+        return Staged(tuple(self.places[k - 1] for k in cut), name, self.microbatches)
+
+    def under(self, budget: float) -> "StageParts":
+        """The same stages under another budget, of which nothing is known yet."""
+        return StageParts(replace(self.task, budget=budget), self.stages, self.parts, self.microbatches, self.places,
+                          self.within)
+
+    def _known_key(self, a: int, b: int) -> str:
+        """The structure of the stage, empty where neither it nor one like it was made."""
+        like = self._like(a, b)
+        return self._alone[like][1] if like in self._alone else ""
+
     def _cut(self, a: int, b: int) -> StageGraph:
         """The stage from place a to place b."""
         return cut_graph(self.graph, [self.places[k - 1] for k in (a, b) if 0 < k < self.units])[bool(a)]
@@ -229,26 +233,23 @@ class StageParts:
 
     def whole(self, a: int, b: int, in_flight: int) -> float:
         """T of a stage, as far as it is known."""
-        known, like = self.microbatches * sum(self.floor(a, b)), self._like(a, b)
-        solved = self._solved.get(self._alone[like][1], ()) if like in self._alone else ()
-        return max([known, *(one.bound(in_flight) for one in solved)])
+        known, key = self.microbatches * sum(self.floor(a, b)), self._known_key(a, b)
+        free = [self._free[key, kept][1].bound for kept in {False, _kept(in_flight)} if (key, kept) in self._free]
+        solved = self._solved.get((key, in_flight))
+        return max([known, *free, 0.0 if solved is None else solved.bound])
 
     def repeated(self, a: int, b: int) -> float:
         """M of a stage, as far as it is known."""
-        known, like = self.microbatches * sum(self.floor(a, b)), self._like(a, b)
-        return max(known, self._repeated.get(self._alone[like][1], 0.0)) if like in self._alone else known
+        return max(self.microbatches * sum(self.floor(a, b)), self._repeated.get(self._known_key(a, b), 0.0))
 
     def behind(self, a: int, b: int, in_flight: int) -> float:
         """T' of a stage, as far as it is known."""
-        like = self._like(a, b)
-        key = self._alone[like][1] if like in self._alone else ""
-        known = [value for (graph, k), value in self._behind.items() if graph == key and k <= in_flight]
-        return max([self.repeated(a, b), *known])
+        key = self._known_key(a, b)
+        return max(self.repeated(a, b), *(self._behind.get((key, at), 0.0) for at in (ANY, in_flight)))
 
     def single(self, a: int, b: int) -> float:
         """The seconds of one microbatch and of what comes once, of a stage that is the first; else 0."""
-        like = self._like(a, b)
-        return self._single.get(self._alone[like][1], 0.0) if like in self._alone else 0.0
+        return self._single.get(self._known_key(a, b), 0.0)
 
     @property
     def weights(self) -> tuple[tuple[float, ...], ...]:
@@ -257,29 +258,27 @@ class StageParts:
 
     def counted(self, a: int, b: int, in_flight: int, weights: tuple[float, ...]) -> float:
         """The least seconds counted so of a stage with its messages, as far as it is known; else 0."""
-        like = self._like(a, b)
-        key = self._alone[like][1] if like in self._alone else ""
-        known = (value for (graph, sides, w, k), value in self._counted.items()
-                 if graph == key and w == weights and k <= in_flight and sides == self._sides(a, b))
-        return max(known, default=0.0)
+        key, sides = self._known_key(a, b), self._sides(a, b)
+        return max(self._counted.get((key, sides, weights, at), 0.0) for at in (ANY, in_flight))
 
     def count(self, a: int, b: int, in_flight: int, weights: tuple[float, ...]) -> Plan | None:
         """Searches a stage whose seconds and messages count so: its bound is known then.
 
-        Returns its plan for the stage's own place, None where it does not fit so.
+        Returns its plan for the stage's own place, None where none was found that fits.
         """
-        key, solved = self.alone(a, b)[1], self.solve(*self.alone(a, b), in_flight)
-        graph = self._cut(a, b)
+        graph, solved = self._cut(a, b), self.solve(*self.alone(a, b), in_flight)
         if solved.found is None:
             return None
         ports = PieceMessages(self.ports(a, b), self.task.cluster, self.parts, self.stages, (weights[6], weights[7]))
-        counts = Counts(weights[0], weights[1], *weights[3:6])
+        counts, at = Counts(weights[0], weights[1], *weights[3:6]), in_flight if solved.binds else ANY
         task = replace(self.task, counts=counts, ports=ports, budget=self.task.budget if solved.binds else inf)
-        at = in_flight if solved.binds else 1
-        made = search_stage(task, graph, self.cluster, self.microbatches, at, self.within)
-        self._counted[key, self._sides(a, b), weights, at] = made.bound
-        if _kept(at) != _kept(in_flight):
-            made = search_stage(task, graph, self.cluster, self.microbatches, in_flight, (made.candidate,))
+        try:
+            made = search_stage(task, graph, self.cluster, self.microbatches, max(at, 1), self.within)
+            self._counted[self.alone(a, b)[1], self._sides(a, b), weights, at] = made.bound
+            if _kept(at) != _kept(in_flight):
+                made = search_stage(task, graph, self.cluster, self.microbatches, in_flight, (made.candidate,))
+        except Infeasible:
+            return None
         return self._planned_alone(solved, graph, made, in_flight)
 
     def _planned_alone(self, solved: SolvedStage, graph: StageGraph, made: Found, in_flight: int) -> Plan | None:
@@ -292,16 +291,13 @@ class StageParts:
 
     def solve(self, graph: StageGraph, key: str, in_flight: int) -> SolvedStage:
         """The best layouts of a stage that is like this graph."""
-        known = self._solved.setdefault(key, [])
-        for one in known:
-            if one.holds(in_flight):
-                return one
-        try:
-            found = self._searched(graph, key, in_flight)
-        except (Infeasible, InputError) as error:
-            found = SolvedStage(graph, None, in_flight, problem=error)
-        known.append(found)
-        return found
+        if (key, in_flight) not in self._solved:
+            try:
+                found = self._searched(graph, key, in_flight)
+            except (Infeasible, InputError) as error:
+                found = SolvedStage(graph, None, problem=error)
+            self._solved[key, in_flight] = found
+        return self._solved[key, in_flight]
 
     def _searched(self, graph: StageGraph, key: str, in_flight: int) -> SolvedStage:
         """The best layouts without a budget, if they fit; else under it. Raises why there are none."""
@@ -311,20 +307,20 @@ class StageParts:
             self._free[at] = graph, search_stage(free, graph, self.cluster, self.microbatches, 1 + at[1], self.within)
         source, found = self._free[at]
         if self._plan(source, source, found, in_flight).predicted.peak_bytes <= self.task.budget:
-            return SolvedStage(source, found, in_flight, binds=False)
+            return SolvedStage(source, found, binds=False)
         made = search_stage(self.task, graph, self.cluster, self.microbatches, in_flight, self.within)
-        return SolvedStage(graph, made, in_flight)
+        return SolvedStage(graph, made)
 
     @property
     def needed(self) -> float:
         """The least bytes of a rank that a stage needs of those that are proved not to fit; infinite without any."""
-        return min((one.problem.needed for solved in self._solved.values() for one in solved
-                    if isinstance(one.problem, Infeasible)), default=inf)
+        return min((one.problem.needed for one in self._solved.values() if isinstance(one.problem, Infeasible)),
+                   default=inf)
 
     def bound(self, a: int, b: int, in_flight: int) -> bool:
         """Makes T and M of a stage as sharp as searches over its layouts do; returns whether they were not."""
         graph, key = self.alone(a, b)
-        if key in self._repeated and any(one.holds(in_flight) for one in self._solved.get(key, ())):
+        if key in self._repeated and (key, in_flight) in self._solved:
             return False
         self.solve(graph, key, in_flight)
         if key not in self._repeated:
@@ -342,12 +338,15 @@ class StageParts:
             return True
         if a == 0 or solved.found is None:
             return False
-        at = in_flight if solved.binds else 1
+        at = in_flight if solved.binds else ANY
         if (key, at) in self._behind:
             return False
         counts = Counts(self.microbatches, self.microbatches, gather=0.0)
         behind = replace(self.task, counts=counts, budget=self.task.budget if solved.binds else inf)
-        self._behind[key, at] = search_stage(behind, graph, self.cluster, self.microbatches, at).bound
+        try:
+            self._behind[key, at] = search_stage(behind, graph, self.cluster, self.microbatches, max(at, 1)).bound
+        except Infeasible:
+            self._behind[key, at] = 0.0
         return True
 
     def planned(self, graph: StageGraph, in_flight: int) -> Plan:
@@ -367,8 +366,8 @@ class StageParts:
         if solved.found is None:
             assert solved.problem is not None
             raise solved.problem
-        within = tuple({str(one.found.candidate.mesh): one.found.candidate for known in self._solved.values()
-                        for one in known if one.found is not None}.values())
+        within = tuple({str(one.found.candidate.mesh): one.found.candidate for one in self._solved.values()
+                        if one.found is not None}.values())
         tasks = [replace(self.task, counts=counts, ports=ports, budget=budget) for budget in (inf, self.task.budget)]
         for task in tasks:
             made = search_stage(task, graph, self.cluster, self.microbatches, in_flight, within)

@@ -17,7 +17,8 @@ from autoddl.core.plan import Plan
 from autoddl.core.recompute import Block, blocks_of
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.pins import allowed_meshes
-from autoddl.planner.pipeline_search import TriedCut, plan_of_cut, try_cut
+from autoddl.planner.pipeline_candidate import TriedCut, try_cut
+from autoddl.planner.pipeline_search import plan_of_cut
 from autoddl.planner.stage_parts import StageParts
 from autoddl.planner.stage_plans import chunks_of, stage_cluster
 from autoddl.planner.strategies import grids_of_stages

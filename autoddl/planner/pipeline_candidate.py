@@ -1,0 +1,307 @@
+"""Searches over the cuts of one candidate: so many stages and microbatches, and a schedule.
+
+The least seconds of its stages are known (`stage_parts`), and with them a bound of all its cuts by the paths of its
+schedule (`search.pipeline_cuts`). The cut that is least under what is known is solved: the layouts of its stages are
+searched, and the pipeline is simulated. Then more is known, and the bound rises:
+
+    1  the stages of the cut are searched alone, and sharper where they were (`StageParts.bound`, `StageParts.sharpen`)
+    2  where that says nothing new, paths of this cut are blended (`joint_stages.blend_paths`)
+    3  it ends where the bound reaches the best pipeline, or nothing is left that raises it
+    4  where a gap is left, cuts beside the best are solved, and the layouts of the best are chosen together
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate, combinations, pairwise
+from math import comb, inf
+from typing import Any
+
+import numpy as np
+
+from autoddl.core.errors import Infeasible, InputError
+from autoddl.core.pipeline import Schedule
+from autoddl.core.pipeline_cuts import CutProblem, CutProof, CutSolution, PathBound, StageSeconds
+from autoddl.core.pipeline_proofs import proof_to_json
+from autoddl.core.plan import Plan
+from autoddl.core.stages import StageGraph, cut_graph
+from autoddl.cost_models.pipeline_bounds import closed_paths, trace_cut
+from autoddl.cost_models.pipelines import ONCE
+from autoddl.planner.joint_stages import blend_paths, improved
+from autoddl.planner.stage_parts import StageParts
+from autoddl.planner.stage_plans import Staged, in_flight_of, simulated, stage_times
+from autoddl.search.cut_planes import Blend
+from autoddl.search.pipeline_cuts import least_over_cuts
+
+__all__ = ["Alternative", "TriedCut", "first_bound", "search_cuts", "try_cut"]
+
+ROUNDS = 24
+"""Cuts of a candidate that are solved at most."""
+
+ROUGH = 0.02
+"""The gap of the bounds by which candidates are ordered."""
+
+STALE = 2
+"""Cuts whose stages were known already that are solved for one bound."""
+
+TOGETHER = 3
+"""Cuts of a candidate whose stages are chosen together."""
+
+FEW = 32
+"""Cuts of a chain that are all looked at."""
+
+OTHERS = 4
+"""Cuts beside the best that are solved where a gap is left."""
+
+EFFORT = 60
+"""Boxes of cuts that are looked into for one bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """What became of a candidate: the seconds and peak bytes of its best pipeline, a bound of all, and why it ended.
+
+    `proof` has the least seconds of stages from which the bound follows, the proof, and the places of cuts.
+    """
+
+    stages: int
+    schedule: str
+    microbatches: int
+    seconds: float | None
+    nbytes: float | None
+    bound: float
+    detail: str
+    proof: tuple[CutProblem, CutProof, tuple[int, ...]] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name, as JSON."""
+        found = {name: getattr(self, name) for name in self.__slots__}
+        return found | {"bound": None if self.bound == inf else self.bound,
+                        "proof": None if self.proof is None else proof_to_json(*self.proof)}
+
+
+@dataclass(frozen=True, slots=True)
+class TriedCut:
+    """A cut that was solved: the plans of its stages, and the seconds of the pipeline.
+
+    Stages that share ranks are planned again under a part of the budget, where they do not fit together.
+    """
+
+    cut: tuple[int, ...]
+    plans: tuple[Plan, ...]
+    seconds: float
+
+
+def try_cut(part: StageParts, name: str, cut: tuple[int, ...]) -> TriedCut:
+    """Solves the stages of a cut and simulates the pipeline. Raises why a stage has no plan."""
+    staged = part.staged(name, cut)
+    schedule = staged.schedule()
+    plans = _fitting(part, staged, cut_graph(part.graph, staged.cuts), in_flight_of(schedule))
+    seconds, between = stage_times(part.task.cluster, plans, staged, part.graph)
+    return TriedCut(cut, plans, simulated(schedule, seconds, between).makespan)
+
+
+def _fitting(part: StageParts, staged: Staged, graphs: Sequence[StageGraph], flights: Sequence[int]
+             ) -> tuple[Plan, ...]:
+    """The plans of the stages; those of one part of the cluster fit its ranks together. Raises why there are none."""
+    plans = [part.planned(graph, flight) for graph, flight in zip(graphs, flights, strict=True)]
+    budget = part.task.budget
+    for at in range(staged.parts):
+        mine = range(at, staged.stages, staged.parts)
+        used = sum(plans[s].predicted.peak_bytes for s in mine)
+        for s in mine if used > budget else ():
+            own = part.under(budget * plans[s].predicted.peak_bytes / used)
+            plans[s] = replace(own.planned(graphs[s], flights[s]), budget=budget)
+    return tuple(plans)
+
+
+def search_cuts(part: StageParts, name: str, best: float, tell: Callable[[str], None]
+                ) -> tuple[Alternative, TriedCut | None]:
+    """The best pipeline of one candidate that is below `best` seconds, and what became of it.
+
+        part    its stages
+        name    of its schedule
+        tell    is told what is done
+    """
+    schedule = Staged(tuple(range(1, part.stages)), name, part.microbatches).schedule()
+    search = _CutSearch(part, name, best, tell, schedule, closed_paths(schedule, ONCE))
+    detail = search.run()
+    found = search.found
+    peak = max(plan.predicted.peak_bytes for plan in found.plans) if found else None
+    row = Alternative(part.stages, name, part.microbatches, found.seconds if found else None, peak,
+                      min(search.bound, found.seconds if found else inf), detail, search.proof)
+    return row, found
+
+
+@dataclass(eq=False)
+class _CutSearch:
+    """The search over the cuts of one candidate.
+
+        schedule   of the candidate
+        paths      paths of it that bound its seconds
+        blends     of such paths
+        blended    cuts whose paths were blended
+        tried      cuts that were solved; None where a stage has no plan
+        bound      seconds that no cut is below, with its proof
+        stale      cuts that were solved since the bound rose and of which nothing new became known
+    """
+
+    part: StageParts
+    name: str
+    best: float
+    tell: Callable[[str], None]
+    schedule: Schedule
+    paths: Sequence[PathBound]
+    blends: list[Blend] = field(default_factory=list)
+    blended: set[tuple[int, ...]] = field(default_factory=set)
+    tried: dict[tuple[int, ...], TriedCut | None] = field(default_factory=dict)
+    bound: float = 0.0
+    proof: tuple[CutProblem, CutProof, tuple[int, ...]] | None = None
+    stale: int = 0
+
+    @property
+    def found(self) -> TriedCut | None:
+        """The fastest pipeline of those tried."""
+        return min((one for one in self.tried.values() if one is not None), key=lambda one: one.seconds, default=None)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the bound reaches the best pipeline, of this candidate or of any."""
+        seconds = min(self.best, self.found.seconds if self.found else inf)
+        return self.bound >= seconds * (1 - self.part.task.options.tolerance)
+
+    def run(self) -> str:
+        """Solves cuts until nothing is left to be done; returns why it ended."""
+        flights = in_flight_of(self.schedule)
+        for _ in range(ROUNDS):
+            problem = _problem(self.part, self.schedule, flights)
+            answer = self._least(problem)
+            if answer is None:
+                self.bound = inf
+                return "no stage has a plan that fits the budget with its microbatches in flight"
+            if self.is_closed:
+                return "proved" if self.found is not None and self.found.seconds <= self.best \
+                    else "no better than the best"
+            self._say(f"bound {self.bound:.4g} s")
+            self._solve(tuple(accumulate(answer.cut))[:-1], flights)
+            if self.stale > STALE:
+                break
+        self._look_around(problem)
+        return f"{ROUNDS} cuts were solved" if self.stale <= STALE else "no cut is left that raises the bound"
+
+    def _least(self, problem: CutProblem) -> CutSolution | None:
+        """The cut that is least under what is known; None where no stage has a plan."""
+        try:
+            answer = least_over_cuts(problem, self.paths, partial(trace_cut, _likely(problem)), effort=EFFORT,
+                                     tolerance=self.part.task.options.tolerance / 4, blends=self.blends)
+        except InputError:
+            return None
+        self.paths = answer.paths
+        if answer.bound > self.bound:
+            self.bound, self.proof, self.stale = answer.bound, (problem, answer.proof, self.part.places), 0
+        return answer
+
+    def _solve(self, cut: tuple[int, ...], flights: Sequence[int]) -> None:
+        """Makes more known of the stages of a cut, by the first way that says something new."""
+        stages = [(a, b, k) for (a, b), k in zip(pairwise((0, *cut, self.part.units)), flights, strict=True)]
+        news = sum(self.part.bound(*stage) for stage in stages) or sum(self.part.sharpen(*stage) for stage in stages)
+        one = self._try(cut)
+        if not news and one is not None and cut not in self.blended:
+            blends, plans, seconds = blend_paths(self.part, self.part.staged(self.name, cut), one.plans)
+            self.tried[cut] = TriedCut(cut, plans, seconds)
+            self.blends += blends
+            self.blended.add(cut)
+            news = True
+        self.stale += not news
+
+    def _try(self, cut: tuple[int, ...]) -> TriedCut | None:
+        """The pipeline of a cut, None where a stage has no plan."""
+        if cut not in self.tried:
+            try:
+                self.tried[cut] = try_cut(self.part, self.name, cut)
+            except (Infeasible, InputError):
+                self.tried[cut] = None
+        return self.tried[cut]
+
+    def _look_around(self, problem: CutProblem) -> None:
+        """Solves cuts beside the best, and chooses the layouts of the fastest together, where a gap is left."""
+        if self.is_closed:
+            return
+        for cut in _others(problem, self.tried, self.found):
+            self._say("cuts beside the best")
+            self._try(cut)
+        fastest = sorted((one for one in self.tried.values() if one is not None), key=lambda one: one.seconds)
+        for one in fastest[:TOGETHER]:
+            plans, seconds = improved(self.part, self.part.staged(self.name, one.cut), one.plans)
+            self.tried[one.cut] = TriedCut(one.cut, plans, seconds)
+
+    def _say(self, what: str) -> None:
+        part = self.part
+        self.tell(f"solving {part.stages} stages, {self.name}, {part.microbatches} microbatches: {what}")
+
+
+def _others(problem: CutProblem, tried: Mapping[tuple[int, ...], TriedCut | None], best: TriedCut | None
+            ) -> list[tuple[int, ...]]:
+    """Cuts that were not solved and that may be better than the best, those first that likely are.
+
+    These are all cuts of a chain that has few; else those where one stage begins one block earlier or later.
+    """
+    stages, blocks = problem.schedule.stages, problem.blocks
+    if comb(blocks - 1, stages - 1) <= FEW:
+        near = list(combinations(range(1, blocks), stages - 1))
+    else:
+        cut = best.cut if best else ()
+        near = [(*cut[:i], at, *cut[i + 1:]) for i, k in enumerate(cut) for at in (k - 1, k + 1)]
+    likely, found = _likely(problem), dict[tuple[int, ...], float]()
+    for cut in near:
+        sizes = [b - a for a, b in pairwise((0, *cut, blocks))]
+        known = cut in tried or min(sizes) < 1 or not np.isfinite([likely.seconds[s, n - 1] for s, n in
+                                                                   enumerate(sizes)]).all()
+        if not known:
+            found[cut] = trace_cut(likely, sizes)[0]
+    most = best.seconds if best else inf
+    return sorted((cut for cut in found if found[cut] < most), key=found.__getitem__)[:OTHERS]
+
+
+def first_bound(part: StageParts, name: str) -> float:
+    """Seconds that no pipeline of a candidate is below, by the work of its stages alone; infinite where there is none.
+    """
+    schedule = Staged(tuple(range(1, part.stages)), name, part.microbatches).schedule()
+    problem = _problem(part, schedule, in_flight_of(schedule))
+    return least_over_cuts(problem, closed_paths(schedule, ONCE), partial(trace_cut, _likely(problem)),
+                           tolerance=ROUGH, effort=1).bound
+
+
+def _problem(part: StageParts, schedule: Schedule, flights: Sequence[int]) -> CutProblem:
+    """The least seconds of every stage with every number of units, wherever it may begin."""
+    m, units, shape = part.microbatches, part.units, (part.stages, part.units)
+    seconds = np.full((*shape, len(StageSeconds._fields)), inf)
+    whole, known, behind = (np.full(shape, inf) for _ in range(3))
+    single, extra = np.zeros(shape), {weights: np.zeros(shape) for weights in part.weights}
+    sides = (0.0, *part.transfers, 0.0)
+    for s, flight in enumerate(flights):
+        for n in range(1, units - part.stages + 2):
+            begins = [0] if s == 0 else [units - n] if s == part.stages - 1 else range(
+                s, units - n - (part.stages - 1 - s) + 1)
+            each = [(part.whole(a, a + n, flight), part.behind(a, a + n, flight), part.repeated(a, a + n),
+                     *part.floor(a, a + n)) for a in begins]
+            total, later, repeated, forward, backward = map(min, zip(*each, strict=True))
+            known[s, n - 1], behind[s, n - 1], whole[s, n - 1] = total, min(total, later), repeated / m
+            single[s, n - 1] = part.single(0, n) if s == 0 else 0.0
+            seconds[s, n - 1] = (forward, backward, 0, 0, 0, 0) if total < inf else inf
+            for weights, values in extra.items():
+                least = (weights[6] * sides[s] + weights[7] * sides[s + 1]) / 2
+                values[s, n - 1] = max(0.0, min(part.counted(a, a + n, flight, weights) for a in begins) - least)
+    return CutProblem(schedule, seconds, part.transfers, whole,
+                      (((m, m, m, 1, 1, 1), known), ((m, m, m, 0, 1, 1), behind), ((1, 1, 1, 1, 1, 1), single),
+                       *extra.items()))
+
+
+def _likely(problem: CutProblem) -> CutProblem:
+    """The problem with seconds that a stage may have: its forward and backward add up to what is known of both."""
+    (weights, total), least = problem.known[0], problem.seconds[:, :, :3].sum(axis=2)
+    assert problem.whole is not None
+    with np.errstate(invalid="ignore"):
+        seconds = problem.seconds * np.nan_to_num(np.maximum(problem.whole / least, 1.0), nan=1.0)[:, :, None]
+        seconds[:, :, 4] += np.maximum(total - weights[0] * seconds[:, :, :3].sum(axis=2), 0.0)
+    return replace(problem, seconds=np.where(np.isfinite(problem.seconds), seconds, inf))
