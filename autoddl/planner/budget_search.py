@@ -245,7 +245,7 @@ class _State:
         self._bounded(solution, row, solution.bound)
         self.price, self.levels = solution.price, solution.choice[:len(search.network.policies.blocks)]
         if not self._take(solution):
-            self._shrink(problem, solution)
+            self._shrink(problem, space, solution)
 
     def _starved(self, error: Infeasible) -> None:
         """Handles a row that no choice meets: raises Infeasible where that is proved, else notes the bytes needed."""
@@ -258,7 +258,7 @@ class _State:
                              self.search.peaks.least_bytes)
         self.needed = max(self.needed, error.needed)
 
-    def _shrink(self, problem: Problem, solution: Solution) -> None:
+    def _shrink(self, problem: Problem, space: Space | None, solution: Solution) -> None:
         """Looks for plans under the row with less room, by what the last line was above the budget, or half."""
         search, most, least = self.search, self.search.budget, 0.0
         for k in range(SHRINKS):
@@ -266,7 +266,8 @@ class _State:
             room = max(min(most, solution.nbytes) - over * (1 + k / 2) - 1e-6 * search.budget, (most + least) / 2)
             try:
                 solution = solve(problem.within(room), search.solver, time_limit=search.time_limit,
-                                 tolerance=self.tolerance, ceiling=min(self.ceiling, self.seconds), price=self.price)
+                                 tolerance=self.tolerance, ceiling=min(self.ceiling, self.seconds), price=self.price,
+                                 space=space and space.within(room))
             except (Infeasible, Above):
                 least = room
                 continue
