@@ -43,7 +43,7 @@ __all__ = ["BudgetSearch", "Fitted"]
 ROUNDS = 5
 """Rows that are tried."""
 
-SHRINKS = 5
+SHRINKS = 4
 """Times that the room is made smaller for a plan that fits."""
 
 PLANES = 12
@@ -261,9 +261,10 @@ class _State:
     def _shrink(self, problem: Problem, space: Space | None, solution: Solution) -> None:
         """Looks for plans under the row with less room, by what the last line was above the budget, or half.
 
-        Once a plan fits, more room is tried again, between that and the least with which none did.
+        Once a plan fits, more room is tried again, between that and the least with which none did, as far as that may
+        halve the gap.
         """
-        search, most, least, found = self.search, self.search.budget, 0.0, False
+        search, most, least, found, near = self.search, self.search.budget, 0.0, False, self.tolerance
         for k in range(SHRINKS):
             room = (most + least) / 2
             if not found:
@@ -271,7 +272,7 @@ class _State:
                 room = max(min(most, solution.nbytes) - over * (1 + k / 2) - 1e-6 * search.budget, room)
             try:
                 solution = solve(problem.within(room), search.solver, time_limit=search.time_limit,
-                                 tolerance=self.tolerance, ceiling=min(self.ceiling, self.seconds), price=self.price,
+                                 tolerance=near, ceiling=min(self.ceiling, self.seconds), price=self.price,
                                  space=space and space.within(room))
             except (Infeasible, Above):
                 least = room
@@ -279,9 +280,9 @@ class _State:
             if not self._take(solution):
                 most = room
                 continue
-            least, found = room, True
             if self.closed:
                 return
+            least, found, near = room, True, max(self.tolerance, (1 - self.bound / self.seconds) / 2)
 
     def ended(self) -> Fitted:
         """The best plan with its bound, after the last means to find one. Raises Infeasible where there is none."""
