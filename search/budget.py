@@ -20,19 +20,23 @@ from dataclasses import dataclass, replace
 from autoddl.search.lagrangian import FINE, Dual, solve_dual
 from autoddl.search.limits import Clock, Exhausted, Limits
 from autoddl.search.relaxations import HullPoint, Space
-from autoddl.search.window import WindowResult, search_window
+from autoddl.search.window import Priced, WindowResult, priced, search_window
 
 __all__ = ["BestPlan", "solve_within_budget"]
 
-FIRST_WINDOW = 2e-6
+FIRST_WINDOW = 2e-5
 GROWTH = 3.0
 COARSE = 1e-3
 SHARE = 1 / 3
 """Fraction of the remaining effort that one window may take."""
+RISE = 8.0
+"""Times the label pairs of a window that one with the next number of labels is expected to take."""
 POLISH = 2e6
 """Label pairs that one more window may take, after the gap is within the tolerance."""
 NEARLY = 0.1
 """Within this fraction of the tolerance, the plan is good enough without that window."""
+BESIDE = (1.0, 1.1, 0.9, 1.4, 0.7)
+"""Multiples of the multiplier at which messages rule out labels too, from the second window of a range on."""
 KEEP = (64, 512, 4096, 1 << 15)
 """Labels kept per cell: few, to find a good plan at once, and as many as a proof needs."""
 
@@ -50,6 +54,10 @@ class _Ladder:
         """The expected label pairs of the next window: they grow as before, after the first one as the window does."""
         before, last = self.spent
         return last**2 / before if before else GROWTH * last
+
+    def beyond(self, window: float) -> "_Ladder":
+        """The ladder whose next window is wider than one that was looked at completely."""
+        return self if self.window is None else replace(self, window=max(self.window, window * GROWTH))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,21 +160,24 @@ def _widen(space: Space, node: _Node, best: HullPoint, clock: Clock) -> tuple[li
     open_ = [ladder for ladder in node.ladders if ladder.window is not None]
     if not open_:
         raise Exhausted
-    ladder = min(open_, key=lambda ladder: (ladder.guess, ladder.keep))
+    ladder = min(open_, key=lambda ladder: (_guess(ladder, node), ladder.keep))
     assert ladder.window is not None
     tau, cap = space.thresholds[node.high], _cap(space, node)
     room = max(0.0, best.seconds - node.dual.bound)
     window = min(ladder.window, room)
     granted = clock.part(SHARE)
     try:
-        found = search_window(space, space.messages(node.lam, tau), tau, cap, window, ladder.keep, node.share, granted)
+        found = search_window(space, _priced(space, node), tau, cap, window, ladder.keep, node.share, granted)
     except Exhausted:
         found = WindowResult(None, False, node.share)
         window = room
     clock.pairs -= granted.spent
     further = _Ladder(ladder.keep, window * GROWTH if found.complete or window < room else None,
                       (ladder.spent[1], max(ladder.spent[1], granted.spent)))
-    wider = replace(node, ladders=tuple(further if it is ladder else it for it in node.ladders), share=found.share)
+    ladders = [further if it is ladder else it for it in node.ladders]
+    if found.complete:  # what was looked at needs no more labels
+        ladders = [it.beyond(window) for it in ladders]
+    wider = replace(node, ladders=tuple(ladders), share=found.share)
     if found.complete:
         wider = replace(wider, bound=max(node.bound, node.dual.bound + window))
     if found.choice is None:
@@ -175,6 +186,18 @@ def _widen(space: Space, node: _Node, best: HullPoint, clock: Clock) -> tuple[li
     if found.complete and point.seconds <= wider.bound:
         wider = replace(wider, bound=point.seconds)
     return _after(space, wider, point), [point]
+
+
+def _guess(ladder: _Ladder, node: _Node) -> float:
+    """The expected label pairs of a ladder's next window; of its first, more than those of fewer labels took."""
+    fewer = [it.spent[1] for it in node.ladders if it.keep < ladder.keep]
+    return ladder.guess if ladder.spent[1] else RISE * max(fewer, default=0.0)
+
+
+def _priced(space: Space, node: _Node) -> Priced:
+    """The messages of the node's multiplier; from the second window on, those of some beside it too."""
+    factors = BESIDE if any(it.spent[1] for it in node.ladders) and node.lam else BESIDE[:1]
+    return priced(space, [node.lam * factor for factor in factors], space.thresholds[node.high], _cap(space, node))
 
 
 def _after(space: Space, node: _Node, point: HullPoint) -> list[_Node]:

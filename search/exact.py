@@ -25,7 +25,7 @@ from autoddl.search.relaxations import HullPoint, Space
 __all__ = ["EFFORT", "Outcome", "Statistics", "build_space", "find_feasible", "solve_exactly", "solve_relaxation",
            "statistics"]
 
-EFFORT = 4e7
+EFFORT = 2e7
 """Label pairs without a time limit: a second or two, the same plan on every machine."""
 
 DEARER = (1.0, 1.2, 2.0)

@@ -1,6 +1,7 @@
 """Keeps sets of labels: (seconds, retained bytes) of partial choices that no other choice dominates.
 
-    combine(A, B) = { a + b : slack(a) + slack(b) <= room }       slack: how far above the least seconds + lam * bytes
+    combine(A, B) = { a + b : slack(a) + slack(b) <= room }       slack: how far above the least seconds + lam * bytes,
+                                                                  one for each of several lam
     pareto(A)     = { a : no b in A has at most a's bytes and at most a's seconds }
 
 Each label remembers the option that made it and which label of every part it came from.
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from autoddl.core.problem import Array
 from autoddl.search.limits import Clock
 
-__all__ = ["Labels", "combine", "pareto", "single", "thin", "union"]
+__all__ = ["Labels", "combine", "no_labels", "pareto", "single", "thin", "union"]
 
 NOISE = 1e-13
 """Seconds that differ by less than this, relatively, differ by the order of additions only."""
@@ -33,7 +34,10 @@ distance of the share that is sought."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
-    """Labels in columns, one per row: `option` of the eliminated variable, `back` the label of every part."""
+    """Labels in columns, one per row: `option` of the eliminated variable, `back` the label of every part.
+
+    `slack` has a column for each multiplier.
+    """
 
     seconds: Array
     retained: Array
@@ -48,13 +52,18 @@ class Labels:
         return Labels(self.seconds[rows], self.retained[rows], self.slack[rows], self.option[rows], self.back[rows])
 
 
-def single(seconds: float, retained: float, slack: float, option: int) -> Labels:
+def single(seconds: float, retained: float, slack: Array, option: int) -> Labels:
     """A set of one label without parts."""
-    t, m, s = (np.array([x]) for x in (seconds, retained, slack))
-    return Labels(t, m, s, np.array([option]), np.zeros((1, 0), np.int64))
+    t, m, k = (np.array([x]) for x in (seconds, retained, option))
+    return Labels(t, m, slack[None], k, np.zeros((1, 0), np.int64))
 
 
-def combine(start: Labels, parts: Sequence[Labels], room: float, scale: float, clock: Clock) -> Labels:
+def no_labels(parts: int, lams: int) -> Labels:
+    """The empty set, of labels with so many parts and multipliers."""
+    return Labels(np.zeros(0), np.zeros(0), np.zeros((0, lams)), np.zeros(0, np.int64), np.zeros((0, parts), np.int64))
+
+
+def combine(start: Labels, parts: Sequence[Labels], room: Array, scale: float, clock: Clock) -> Labels:
     """The undominated sums of one label from each set, as far as their slack is within the room."""
     result = start
     for part in parts:
@@ -68,13 +77,16 @@ def combine(start: Labels, parts: Sequence[Labels], room: float, scale: float, c
     return result
 
 
-def _sums(left: Labels, right: Labels, room: float) -> Labels:
+def _sums(left: Labels, right: Labels, room: Array) -> Labels:
     """The sums of one label from each set within the room; `back` gets the right one."""
-    i, j = np.nonzero(left.slack[:, None] + right.slack[None, :] <= room)
+    i, j = np.nonzero(left.slack[:, None, 0] + right.slack[None, :, 0] <= room[0])
+    slack = left.slack[i] + right.slack[j]
+    within = (slack[:, 1:] <= room[1:]).all(axis=1)
+    i, j = i[within], j[within]
     return Labels(
         left.seconds[i] + right.seconds[j],
         left.retained[i] + right.retained[j],
-        left.slack[i] + right.slack[j],
+        slack[within],
         left.option[i],
         np.concatenate([left.back[i], j[:, None]], axis=1),
     )
@@ -97,10 +109,11 @@ def pareto(labels: Labels, scale: float) -> Labels:
     return rows[rows.seconds < best - NOISE * scale]
 
 
-def thin(labels: Labels, keep: int, share: float) -> Labels:
-    """At most about `keep` labels: in each range of bytes, the one with the least slack.
+def thin(labels: Labels, ahead: Array, keep: int, share: float) -> Labels:
+    """At most about `keep` labels: in each range of bytes, the one whose choices have the least bound.
 
-    Ranges are finer the nearer they are to `share` of the way from the least bytes to the most.
+    `ahead` is how far the bound of every multiplier is below the best one. Ranges are finer the nearer they are to
+    `share` of the way from the least bytes to the most.
     """
     if len(labels) <= keep:
         return labels
@@ -108,6 +121,6 @@ def thin(labels: Labels, keep: int, share: float) -> Labels:
     ends = np.arcsinh(np.array([-share, 1 - share]) / NEAR)
     place = np.arcsinh(((labels.retained - low) / (high - low) - share) / NEAR)
     bucket = np.minimum(((place - ends[0]) / (ends[1] - ends[0]) * keep).astype(np.int64), keep - 1)
-    order = np.lexsort((labels.slack, bucket))
+    order = np.lexsort(((labels.slack - ahead).max(axis=1), bucket))
     first = np.concatenate([[True], np.diff(bucket[order]) > 0])
     return labels[np.sort(order[first])]

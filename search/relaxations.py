@@ -8,7 +8,7 @@ Every evaluation yields a HullPoint: the value, and the choice that attains it w
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,6 +18,10 @@ from autoddl.search.elimination import argmin, class_messages, least_value
 from autoddl.search.elimination_program import EliminationProgram, Ids
 
 __all__ = ["HullPoint", "Space", "least_transient", "price_classes", "price_options"]
+
+
+LATEST = 5
+"""Multipliers whose messages are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +71,16 @@ class Space:
         """The space of a problem, with its thresholds."""
         return cls(problem, program, _thresholds(problem), problem if whole is None else whole, restore)
 
+    def within(self, budget: float | None) -> "Space":
+        """The space of the same problem under another budget; both know the points of either."""
+        return replace(self, problem=self.problem.within(budget), whole=self.whole.within(budget))
+
     def messages(self, lam: float, tau: float) -> list[ClassTable]:
         """The table S of every slot at one multiplier and one threshold; the latest are kept."""
         key = (lam, tau)
         if key not in self.latest:
-            self.latest.clear()
+            while len(self.latest) >= LATEST:
+                del self.latest[next(iter(self.latest))]
             self.latest[key] = class_messages(self.program, [price_classes(t, lam, tau) for t in self.problem.tables])
         return self.latest[key]
 

@@ -11,7 +11,7 @@ Rows are chosen by the plans that they let through:
             max over lam >= 0 of  min over x of  seconds(x) + sum over t of lam_t (bytes_t(x) - budget)
         by cutting planes over the choices seen (Kelley 1960); w = lam / sum of lam
     4   the row lets a plan through that is larger than its row says: with less room, by what the line had too much, the
-        search finds plans that fit; the bound stays that of the whole budget
+        search finds plans that fit, and with more room again faster ones; the bound stays that of the whole budget
     5   where blocks have policies of recomputation, the levels of a row's plan are tried as fixed ones, and those with
         one block more: without policies a row leaves less open
     6   of small problems every choice is looked at, the fastest first, if the gap is not closed by then
@@ -245,7 +245,7 @@ class _State:
         self._bounded(solution, row, solution.bound)
         self.price, self.levels = solution.price, solution.choice[:len(search.network.policies.blocks)]
         if not self._take(solution):
-            self._shrink(problem, solution)
+            self._shrink(problem, space, solution)
 
     def _starved(self, error: Infeasible) -> None:
         """Handles a row that no choice meets: raises Infeasible where that is proved, else notes the bytes needed."""
@@ -258,21 +258,31 @@ class _State:
                              self.search.peaks.least_bytes)
         self.needed = max(self.needed, error.needed)
 
-    def _shrink(self, problem: Problem, solution: Solution) -> None:
-        """Looks for plans under the row with less room, by what the last line was above the budget, or half."""
-        search, most, least = self.search, self.search.budget, 0.0
+    def _shrink(self, problem: Problem, space: Space | None, solution: Solution) -> None:
+        """Looks for plans under the row with less room, by what the last line was above the budget, or half.
+
+        Once a plan fits, more room is tried again, between that and the least with which none did, as far as that may
+        halve the gap.
+        """
+        search, most, least, found, near = self.search, self.search.budget, 0.0, False, self.tolerance
         for k in range(SHRINKS):
-            over = search.peaks.of(solution.choice).nbytes - search.budget
-            room = max(min(most, solution.nbytes) - over * (1 + k / 2) - 1e-6 * search.budget, (most + least) / 2)
+            room = (most + least) / 2
+            if not found:
+                over = search.peaks.of(solution.choice).nbytes - search.budget
+                room = max(min(most, solution.nbytes) - over * (1 + k / 2) - 1e-6 * search.budget, room)
             try:
                 solution = solve(problem.within(room), search.solver, time_limit=search.time_limit,
-                                 tolerance=self.tolerance, ceiling=min(self.ceiling, self.seconds), price=self.price)
+                                 tolerance=near, ceiling=min(self.ceiling, self.seconds), price=self.price,
+                                 space=space and space.within(room))
             except (Infeasible, Above):
                 least = room
                 continue
-            most = room
-            if self._take(solution):
+            if not self._take(solution):
+                most = room
+                continue
+            if self.closed:
                 return
+            least, found, near = room, True, max(self.tolerance, (1 - self.bound / self.seconds) / 2)
 
     def ended(self) -> Fitted:
         """The best plan with its bound, after the last means to find one. Raises Infeasible where there is none."""

@@ -180,6 +180,8 @@ def main(names: list[str], recompute: str) -> None:
                 gaps, shares = [*gaps, plan.gap], [*shares, took / free]
             print(f"{name:8} {plan.budget / 1e9:9.3f} {plan.predicted.seconds:10.6f} {plan.bound:10.6f} "
                   f"{plan.gap:9.4%} {plan.predicted.peak_bytes / 1e9:9.3f} {took:7.1f}  {good}", flush=True)
+    if not gaps:
+        return
     print(f"gap: median {median(gaps):.4%}, worst {max(gaps):.4%}; time, of that without a budget: median "
           f"{median(shares):.2f}, worst {max(shares):.2f}")
 
