@@ -10,6 +10,7 @@ import zoo
 from autoddl.core.errors import Infeasible
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.stage_parts import StageParts, places_of
+from autoddl.planner.stage_plans import search_stage
 from autoddl.planner.task import PlanTask, task_of
 from autoddl.pricing.price import Counts
 
@@ -68,16 +69,12 @@ def test_a_bound_without_a_budget_is_true_for_all_microbatches_in_flight(peaks: 
 
 
 def test_no_plan_under_other_counts_is_none(peaks: tuple[float, float], monkeypatch: pytest.MonkeyPatch) -> None:
-    from autoddl.planner import stage_parts
-
-    search = stage_parts.search_stage
-
     def searched(task: PlanTask, *args: object) -> object:
         if task.counts not in (None, Counts(4, 4, 0.0, 0.0, 0.0)):
             raise Infeasible(1.0, 1.0)
-        return search(task, *args)  # type: ignore[arg-type]
+        return search_stage(task, *args)  # type: ignore[arg-type]
 
     parts = _parts(2 * peaks[1])
     parts.bound(0, 2, 3)
-    monkeypatch.setattr(stage_parts, "search_stage", searched)
+    monkeypatch.setattr("autoddl.planner.stage_parts.search_stage", searched)
     assert parts.count(0, 2, 3, WEIGHTS) is None and parts.counted(0, 2, 3, WEIGHTS) == 0.0
