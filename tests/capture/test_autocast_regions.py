@@ -108,6 +108,7 @@ def test_a_device_without_a_peak_is_one_error() -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_a_plan_of_regions_computes_what_one_process_does() -> None:
     factory = Factory(str(ROOT / "tests" / "support" / "regions.py"), "nested", {})
     model, x = factory.build()

@@ -19,7 +19,6 @@ import pytest
 import torch
 from ranks import forget, on_ranks
 from rich.console import Console
-from sampling import parametrize_or_slow
 from shell import FACTORY, LAPTOP, PAIR, ROOT, shell
 from tiny import tiny
 from torch import nn
@@ -227,7 +226,8 @@ def test_an_interrupted_comparison_shows_what_was_done(monkeypatch: pytest.Monke
 
 
 @pytest.mark.ranks
-@parametrize_or_slow("ranks", [2], [4])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_run_trains_and_saves(path: Path, tmp_path: Path, ranks: int) -> None:
     if ranks == 2:
         path = planned_for_two(tmp_path)
@@ -253,14 +253,15 @@ def test_a_loss_that_is_not_finite_ends_training_and_keeps_the_checkpoint(tmp_pa
 
 
 @pytest.mark.ranks
-def test_run_joins_torchrun(tmp_path: Path) -> None:
-    made = str(planned_for_two(tmp_path))
+def test_run_joins_torchrun_trains_and_saves(tmp_path: Path) -> None:
+    made, saved = str(planned_for_two(tmp_path)), tmp_path / "saved"
     assert "net=2" in shell("show", made).out
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "autoddl.cli", "run",
-               made, FACTORY, "--steps", "2", "--json"]
+               made, FACTORY, "--steps", "4", "--lr", "0.01", "--save", str(saved), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)["losses"]) == 2
+    losses = json.loads(done.stdout)["losses"]
+    assert len(losses) == 4 and losses[3] < losses[0] and (saved / ".metadata").exists()
 
 
 STEPS = re.compile(r"^step +\d+  loss (.*)$", re.MULTILINE)

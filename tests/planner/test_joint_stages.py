@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from functools import lru_cache
 from math import inf
 
 import pytest
@@ -19,6 +20,7 @@ from autoddl.planner.task import PlanTask, task_of
 from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 
 
+@lru_cache(maxsize=2)
 def _planned(seed: int) -> tuple[Case, Plan | None, PlanTask]:
     """A chain, its plan, None where none fits, and its task; every second has a budget of 93 % of the free peak."""
     case = random_case(seed)

@@ -48,6 +48,7 @@ def test_what_cannot_be_uniform_says_so() -> None:
         uniform_cuts(task().variant(4).original, 3)
 
 
+@pytest.mark.slow
 def test_the_found_pipeline_is_no_slower_than_a_uniform_one() -> None:
     best = search_pipelines(task(), float("inf")).plan
     assert best is not None

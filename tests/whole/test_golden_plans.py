@@ -51,16 +51,15 @@ def test_no_strategy_beats_the_plan(model: str, cluster: str) -> None:
 @pytest.mark.ranks
 @parametrize_or_slow("levels,layers,budget", [("net=2,node=2", 1, 32)], [("hall=2,net=2,node=2", 3, 39)])
 def test_the_same_inputs_give_the_same_file(tmp_path: Path, levels: str, layers: int, budget: int) -> None:
-    """Byte for byte, with one worker and with two, and in another process."""
-    place, files = tmp_path / "three.yaml", [tmp_path / f"{n}.json" for n in range(3)]
+    """Byte for byte, with one worker, and with two in another process."""
+    place, files = tmp_path / "three.yaml", [tmp_path / f"{n}.json" for n in range(2)]
     place.write_text(cluster_of(levels).to_yaml())
     asked = ["plan", FACTORY, str(place), "--set", f"layers={layers}", "--budget", f"{budget} kB",
              "--microbatches", "1,2"]
-    for file, workers in zip(files, ("1", "2"), strict=False):
-        assert shell(*asked, "--workers", workers, "-o", str(file)).code == 0
-    subprocess.run([sys.executable, "-m", "autoddl.cli", *asked, "-o", str(files[2])], check=True, capture_output=True,
-                   env={**os.environ, "PYTHONHASHSEED": "7"})
-    assert len({file.read_bytes() for file in files}) == 1
+    assert shell(*asked, "--workers", "1", "-o", str(files[0])).code == 0
+    subprocess.run([sys.executable, "-m", "autoddl.cli", *asked, "--workers", "2", "-o", str(files[1])], check=True,
+                   capture_output=True, env={**os.environ, "PYTHONHASHSEED": "7"})
+    assert files[0].read_bytes() == files[1].read_bytes()
     read = load_plan(files[0])
     assert read.budget == 1e3 * budget and read.proof != "elimination" and read.timings == {}
     assert read.to_json().encode() == files[0].read_bytes()
