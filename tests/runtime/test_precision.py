@@ -3,6 +3,7 @@
 With every dtype at twice its width (bfloat16 as float32, float32 as float64) rounding is small enough to compare: 1e-6.
 """
 
+import os
 from collections import Counter
 from dataclasses import replace
 
@@ -80,7 +81,9 @@ def _case(name: str, recipe: str, plan: Plan, parts: int) -> dict[str, object]:
 
 
 def _check(name: str, recipe: str, seed: int, parts: int) -> None:
-    plan = replace(random_plan(_captured(name, recipe, parts), seed, microbatches=parts), precision=recipe)
+    """Half of the plans compute random blocks again: those of seeds 2, 3, 6, 7 and so on."""
+    captured = _captured(name, recipe, parts)
+    plan = replace(random_plan(captured, seed, microbatches=parts, recompute=seed // 2 % 2 == 1), precision=recipe)
     _truth(name, recipe, parts)
     for rank, found in enumerate(on_ranks(4, _case, name, recipe, plan, parts)):
         at = f"{name} {recipe} seed {seed} rank {rank}: {found}"
@@ -99,6 +102,8 @@ def test_a_mixed_plan_does_what_one_process_does(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_many_mixed_plans_do(name: str) -> None:
-    for seed in range(5):
+    """As many plans as AUTODDL_CASES says, of the seeds from AUTODDL_SEED on."""
+    first = int(os.environ.get("AUTODDL_SEED", "20"))
+    for seed in range(first, first + int(os.environ.get("AUTODDL_CASES", "5"))):
         recipe = "bf16-mixed" if seed % 2 else "bf16-mixed,reduce=bfloat16"
-        _check(name, recipe, 20 + seed, 1 if name == "regression" else 1 + seed % 2)
+        _check(name, recipe, seed, 1 if name == "regression" else (1, 2, 4)[seed % 5 % 3])
