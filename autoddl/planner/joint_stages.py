@@ -93,7 +93,7 @@ def blend_paths(part: StageParts, staged: Staged, plans: Sequence[Plan]
 
     What is known of stages with the counts of these blends is in `part` then.
     """
-    flights = in_flight_of(staged.schedule())
+    graphs, flights = cut_graph(part.graph, staged.cuts), in_flight_of(staged.schedule())
     ends = (0, *(part.places.index(cut) + 1 for cut in staged.cuts), part.units)
     best = _joint(part, staged, tuple(plans))
     met, blends = [best], list[Blend]()
@@ -103,8 +103,8 @@ def blend_paths(part: StageParts, staged: Staged, plans: Sequence[Plan]
         if blend in blends:
             break
         blends.append(blend)
-        made = [part.count(a, b, flight, weights) for (a, b), flight, weights in
-                zip(pairwise(ends), flights, stage_weights(blend), strict=True)]
+        made = [part.count(a, b, flight, weights, graph) for (a, b), flight, weights, graph in
+                zip(pairwise(ends), flights, stage_weights(blend), graphs, strict=True)]
         now = tuple(plan or old for plan, old in zip(made, best.plans, strict=True))
         met.append(_joint(part, staged, now))
         best = met[-1] if _fit(part, staged, now) and met[-1].seconds < best.seconds else best

@@ -261,10 +261,10 @@ class StageParts:
         key, sides = self._known_key(a, b), self._sides(a, b)
         return max(self._counted.get((key, sides, weights, at), 0.0) for at in (ANY, in_flight))
 
-    def count(self, a: int, b: int, in_flight: int, weights: tuple[float, ...]) -> Plan | None:
+    def count(self, a: int, b: int, in_flight: int, weights: tuple[float, ...], stage: StageGraph) -> Plan | None:
         """Searches a stage whose seconds and messages count so: its bound is known then.
 
-        Returns its plan for the stage's own place, None where none was found that fits.
+        Returns the plan of `stage`, which is it with the names of a pipeline; None where none was found that fits.
         """
         graph, solved = self._cut(a, b), self.solve(*self.alone(a, b), in_flight)
         if solved.found is None:
@@ -279,7 +279,7 @@ class StageParts:
                 made = search_stage(task, graph, self.cluster, self.microbatches, in_flight, (made.candidate,))
         except Infeasible:
             return None
-        return self._planned_alone(solved, graph, made, in_flight)
+        return self._planned_alone(solved, stage, made, in_flight)
 
     def _planned_alone(self, solved: SolvedStage, graph: StageGraph, made: Found, in_flight: int) -> Plan | None:
         """The plan of a stage of what was made under other counts; None where it does not fit the budget."""

@@ -68,6 +68,15 @@ def test_no_bound_is_above_the_best_of_all_cuts_and_layouts() -> None:
     assert sum(x < 1e-3 for x in above) >= 0.7 * len(above), above
 
 
+def test_stages_between_others_are_blended_and_proved_too() -> None:
+    """The tensors that they receive and send have other names in a pipeline of four stages than in one of three."""
+    torch.manual_seed(0)
+    plan = autoddl.plan(Chain((16, 64, 16, 64, 16)), "examples/clusters/rehearsal-4x1-400.yaml", torch.randn(32, 16),
+                        stages=(4,), microbatches=(4,), max_axes=1, workers=1)
+    assert plan.bound <= plan.predicted.seconds and plan.gap < 0.1
+    check_pipeline(plan)
+
+
 def test_a_false_blend_and_a_raised_bound_are_rejected() -> None:
     _, plan, _ = _planned(4)
     assert plan is not None

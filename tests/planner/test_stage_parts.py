@@ -49,7 +49,7 @@ def test_a_bound_under_a_budget_says_nothing_of_other_microbatches_in_flight(pea
     without = [free.whole(0, 2, k) for k in (2, 3, 4)]
     assert under[0] == without[0] and under[2] == without[2] and under[1] > without[1]
     parts.sharpen(0, 2, 3)
-    parts.count(0, 2, 3, WEIGHTS)
+    parts.count(0, 2, 3, WEIGHTS, parts.alone(0, 2)[0])
     assert parts.counted(0, 2, 3, WEIGHTS) > 0.0 == parts.counted(0, 2, 2, WEIGHTS) == parts.counted(0, 2, 4, WEIGHTS)
 
 
@@ -63,7 +63,7 @@ def test_a_stage_that_fits_no_rank_so_may_fit_with_others_in_flight(peaks: tuple
 
 def test_a_bound_without_a_budget_is_true_for_all_microbatches_in_flight(peaks: tuple[float, float]) -> None:
     parts = _parts(2 * peaks[1])
-    parts.count(0, 2, 3, WEIGHTS)
+    parts.count(0, 2, 3, WEIGHTS, parts.alone(0, 2)[0])
     known = [parts.counted(0, 2, k, WEIGHTS) for k in range(1, 5)]
     assert known[0] > 0.0 and all(a == b for a, b in pairwise(known))
 
@@ -77,4 +77,4 @@ def test_no_plan_under_other_counts_is_none(peaks: tuple[float, float], monkeypa
     parts = _parts(2 * peaks[1])
     parts.bound(0, 2, 3)
     monkeypatch.setattr("autoddl.planner.stage_parts.search_stage", searched)
-    assert parts.count(0, 2, 3, WEIGHTS) is None and parts.counted(0, 2, 3, WEIGHTS) == 0.0
+    assert parts.count(0, 2, 3, WEIGHTS, parts.alone(0, 2)[0]) is None and parts.counted(0, 2, 3, WEIGHTS) == 0.0

@@ -1,0 +1,150 @@
+"""What sharded states send over three levels of links, and how long steps take: sudo python
+examples/benchmarks/state_layouts.py [STEPS]
+
+Eight ranks on links of 50, 12.5 and 3.125 MB/s train layers whose batch is split over all ranks, in two microbatches.
+Only how weights, gradients and the optimizer's state are split differs. With weights of P bytes in L layers, m
+microbatches, k members of an axis, and I the product of the sizes of the axes inside it that are split, a rank sends
+
+    gathers      (k - 1) / k * P / I, once a step; with the weight split m (2 L - 1) / L times
+    reductions   (k - 1) / k * P / I, once a step; with the gradient split m times; unsplit 2 (k - 1) / k * P / I once
+
+so that an uplink carries what the ranks behind it send over its axis and over all axes outside it. Prints for each row
+the bytes of a step over one uplink of every level: by these forms, planned, counted by the interface; then the seconds
+that are predicted, and the median of those measured, in rounds.
+"""
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+
+from autoddl.api import _finish as finish
+from autoddl.capture.factory import Factory
+from autoddl.core import graph as graphs
+from autoddl.core.graph import Graph, Op
+from autoddl.core.layout import B, Layout, Mesh
+from autoddl.core.plan import Plan
+from autoddl.cost_models import Cluster, parse_cluster
+from autoddl.launch.rehearse import Rehearsal, rehearse
+from autoddl.planner.candidates import Candidate
+from autoddl.planner.mesh_search import search
+from autoddl.planner.options import PlanOptions
+from autoddl.planner.task import task_of
+from autoddl.pricing.space import Choice, Region
+
+WIDTH, LAYERS, PARTS, ROWS = 512, 3, 2, 64
+WEIGHTS = 4.0 * WIDTH * WIDTH * LAYERS
+"""Bytes of all weights."""
+
+LINKS = """
+name: three-levels
+device: {name: quarter-core, kind: cpu, memory: 2 GB, bandwidth: 2.5 GB/s, peak: {float32: 24 GFLOP/s}}
+levels:
+  - {name: process, size: 1, bandwidth: 1 GB/s, latency: 60 us, topology: fully-connected}
+  - {name: node, size: 2, bandwidth: 50 MB/s, latency: 100 us, efficiency: 0.97}
+  - {name: rack, size: 2, bandwidth: 12.5 MB/s, latency: 100 us, shared_by: node, efficiency: 0.97}
+  - {name: hall, size: 2, bandwidth: 3.125 MB/s, latency: 100 us, shared_by: rack, efficiency: 0.97}
+"""
+
+ROWS_OF: Mapping[str, tuple[str, tuple[int, int, int]]] = {
+    "data parallel": ("B B B", (0, 0, 0)),
+    "ZeRO-1": ("S(0) S(0) S(0)", (0, 0, 0)),
+    "ZeRO-2": ("S(0) S(0) S(0)", (1, 1, 1)),
+    "ZeRO-3": ("S(0) S(0) S(0)", (2, 2, 2)),
+    "hybrid shards (HSDP)": ("B B S(0)", (0, 0, 2)),
+    "secondary copy": ("S(0) S(0) S(0)", (0, 0, 2)),
+    "three-level partition": ("S(0) S(0) S(0)", (0, 1, 2)),
+}
+"""How states are stored on hall, rack and node, and what is split there besides (`core.state_layouts`)."""
+
+
+class Layers(nn.Module):
+    """Layers without biases, and a mean of squares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x.square().mean()
+
+    def example_inputs(self) -> tuple[Tensor]:
+        """A batch."""
+        return (torch.zeros(ROWS, WIDTH),)
+
+
+def built() -> Layers:
+    """The model."""
+    return Layers()
+
+
+def planned(cluster: Cluster, stored: str, depths: tuple[int, ...]) -> Plan:
+    """The plan that splits the batch everywhere and stores all weights so."""
+    layout = Layout.parse(stored)
+
+    def region(_: Graph, mesh: Mesh) -> Region:
+        whole, rows = Layout.broadcast(mesh), Layout.parse(" ".join(["S(0)"] * len(mesh.axes)))
+
+        def allowed(_: Graph, item: Op | graphs.Tensor, choice: Choice) -> bool:
+            if isinstance(item, graphs.Tensor):
+                return choice.outputs[0] == layout and choice.depths == depths
+            return item.target != "aten.linear.default" or (choice.inputs[0] == rows and whole in choice.inputs)
+
+        return allowed
+
+    options = PlanOptions(mesh="hall=2,rack=2,node=2", microbatches=(PARTS,))
+    task = task_of(built(), cluster, None, options, "", None)
+    return finish(task, search(task, [Candidate(Mesh.parse("hall=2,rack=2,node=2"), region, PARTS)]), 1, options)
+
+
+def formulas(stored: str, depths: tuple[int, ...]) -> dict[str, float]:
+    """Bytes of a step over one uplink of every level, by the forms above."""
+    states, axes, sent = Layout.parse(stored), ("hall", "rack", "node"), []
+    for a in range(3):
+        piece = WEIGHTS / 2 / 2 ** sum(states[b] != B for b in range(a + 1, 3))
+        if states[a] == B:
+            sent.append(2 * piece)
+            continue
+        gathers = PARTS * (2 * LAYERS - 1) / LAYERS if depths[a] == 2 else 1
+        sent.append(piece * (gathers + (PARTS if depths[a] else 1)))
+    behind = {"hall": 4, "rack": 2, "node": 1}
+    return {axis: behind[axis] * sum(sent[:a + 1]) for a, axis in enumerate(axes)}
+
+
+def shown(name: str, plan: Plan, found: Rehearsal, seconds: list[float]) -> str:
+    """A row."""
+    stored, depths = ROWS_OF[name]
+    cells = []
+    for level, nbytes in formulas(stored, depths).items():
+        up = next(one for one in found.uplinks if one.level == level)
+        cells.append(f"{nbytes / 1e6:.3f} / {up.planned / 1e6:.3f} / {up.left / 1e6:.3f}")
+    return f"| {name} | {' | '.join(cells)} | {plan.predicted.seconds:.2f} | {median(seconds):.2f} |"
+
+
+def main(steps: int) -> None:
+    """Plans and rehearses every row, in three rounds."""
+    cluster = parse_cluster(LINKS, "three-levels")
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder, "three-levels.yaml")
+        place.write_text(LINKS)
+        plans = {name: planned(cluster, *row) for name, row in ROWS_OF.items()}
+        seconds: dict[str, list[float]] = {name: [] for name in plans}
+        for _ in range(3):
+            for name, plan in plans.items():
+                file = Path(folder, "plan.json")
+                plan.save(file)
+                found = rehearse(file, plan, Factory(__file__, "built", {}), steps=steps)
+                assert not found.collective_mismatches, name
+                seconds[name] += found.step_seconds[1:]
+                if len(seconds[name]) == 3 * (steps - 1):
+                    print(shown(name, plan, found, seconds[name]), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 4)
