@@ -28,8 +28,9 @@ def proof_to_json(problem: CutProblem, proof: CutProof, places: Sequence[int]) -
         return array if array < inf else None
 
     whole = None if problem.whole is None else plain(problem.whole.tolist())
+    splits = any(action.kind == "W" for action in problem.schedule)
     return {"schedule": str(problem.schedule), "places": list(places), "transfers": list(problem.transfers),
-            "seconds": plain(problem.seconds[:, :, :2].tolist()), "whole": whole,
+            "seconds": plain(problem.seconds[:, :, :3 if splits else 2].tolist()), "whole": whole,
             "known": [[list(weights), plain(values.tolist())] for weights, values in problem.known],
             "proof": _PROOF.dump_python(proof, mode="json")}
 
@@ -41,9 +42,9 @@ def proof_from_json(tree: Mapping[str, Any]) -> tuple[CutProblem, CutProof]:
         return np.where(np.isnan(made), inf, made)
 
     try:
-        two = array(tree["seconds"])
-        rest = np.where(np.isfinite(two[:, :, :1]), 0.0, inf)
-        seconds = np.concatenate([two, np.repeat(rest, 4, axis=2)], axis=2)
+        known = array(tree["seconds"])
+        rest = np.where(np.isfinite(known[:, :, :1]), 0.0, inf)
+        seconds = np.concatenate([known, np.repeat(rest, 6 - known.shape[2], axis=2)], axis=2)
         problem = CutProblem(Schedule.parse(tree["schedule"]), seconds, tuple(tree["transfers"]),
                              None if tree["whole"] is None else array(tree["whole"]),
                              tuple((tuple(weights), array(values)) for weights, values in tree["known"]))

@@ -24,6 +24,7 @@ from autoddl.core.hubs import needed_ops
 from autoddl.core.pipeline_cuts import CutProblem
 from autoddl.core.pipeline_proofs import proof_from_json
 from autoddl.core.plan import Plan
+from autoddl.core.split_backward import weights_of
 from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.planner.stage_plans import stage_cluster
 from autoddl.pricing.price import floor_passes
@@ -79,12 +80,14 @@ def _check_floors(graph: Graph, cluster: Cluster, problem: CutProblem, places: S
     stages, units = problem.seconds.shape[:2]
     alive = replace(graph, ops=needed_ops(graph), outputs=graph.outputs[:1])
     flows, part = alive.differentiable(), stage_cluster(cluster, len(problem.schedule.actions))
-    sums = np.array([floor_passes(replace(alive, ops=alive.ops[:end]), part, flows)
+    splits = any(action.kind == "W" for action in problem.schedule)
+    weights = weights_of(alive) if splits else frozenset[int]()
+    sums = np.array([floor_passes(replace(alive, ops=alive.ops[:end]), part, flows, weights)
                      for end in (0, *places, len(alive.ops))])
     for s in range(stages):
         for n in range(1, units - stages + 2):
             begins = [0] if s == 0 else [units - n] if s == stages - 1 else range(s, units - n - (stages - 1 - s) + 1)
             least = np.min([sums[a + n] - sums[a] for a in begins], axis=0)
-            claimed = problem.seconds[s, n - 1, :2]
+            claimed = problem.seconds[s, n - 1, :3]
             assert not np.isfinite(claimed).all() or (claimed <= least * (1 + SAME) + 1e-15).all(), \
                 f"stage {s} with {n} units is said to take {claimed.tolist()} s, its ops take {least.tolist()} s"

@@ -25,8 +25,8 @@ from autoddl.core.graph import Graph, Kind, Op
 from autoddl.operators.families import FACTORS, family_of, flagged, reading
 from autoddl.operators.kernel_kinds import kind_of
 
-__all__ = ["VIEWS", "KernelWork", "base", "keeps_input", "keeps_output", "kept_mask_bytes", "letters", "read_back",
-           "work"]
+__all__ = ["VIEWS", "KernelWork", "base", "is_product", "keeps_input", "keeps_output", "kept_mask_bytes", "letters",
+           "read_back", "weight_kernels", "work"]
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -71,6 +71,12 @@ def _factors(op: Op) -> tuple[str, ...]:
     """Slots of the factors of a product; the gradient of one reads the others."""
     name = base(op)
     return FACTORS.get(name, op.slots if family_of(name).reads == "factors" else ())
+
+
+def is_product(op: Op) -> bool:
+    """Whether the op is a product or a convolution, whose backward has a kernel for each factor."""
+    name = base(op)
+    return name in _CONVOLUTIONS or name in FACTORS or name == "aten.einsum"
 
 
 def keeps_input(op: Op, k: int, graph: Graph, differentiable: frozenset[int]) -> bool:
@@ -249,6 +255,18 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
                                  name=f"{forward.name} backward"),)
     after = forward.name if forward.name == "add" else f"{forward.name} backward"  # gradients that add up elsewhere
     return (forward,), (KernelWork(0.0, nbytes, name=after),)
+
+
+def weight_kernels(op: Op, differentiable: frozenset[int], weights: frozenset[int], count: int) -> tuple[bool, ...]:
+    """For each of the `count` backward kernels of `op`, whether it waits for W where backward is split.
+
+    `weights` are the tensors that depend on parameters alone (`core.split_backward`). A product has a kernel for each
+    input with a gradient. Any other op computes all at once, in W if nothing but weights have a gradient.
+    """
+    late = [t in weights for t in op.inputs if t in differentiable]
+    if late and all(late):
+        return (True,) * count
+    return tuple(late) if is_product(op) and count == len(late) else (False,) * count
 
 
 def _transposed(op: Op, graph: Graph, read: list[float], size: float, forward: KernelWork, needs: list[int]

@@ -141,7 +141,7 @@ def _replanned(part: StageParts, staged: Staged, best: _Joint, waits: Waits, s: 
         return None
     ports = StageMessages(part.task.cluster, part.graph, staged, best.plans, s, tuple(map(float, waits[-1])))
     try:
-        plan = part.searched_for(graph, flight, Counts(own[0], own[1], *own[3:]), ports)
+        plan = part.searched_for(graph, flight, Counts(own[0], (own[1] + own[2]) / 2, *own[3:]), ports)
     except (Infeasible, InputError):
         return None
     if plan is None or (plan.decisions == best.plans[s].decisions and plan.stored == best.plans[s].stored):

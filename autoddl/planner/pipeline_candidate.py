@@ -285,10 +285,10 @@ def _problem(part: StageParts, schedule: Schedule, flights: Sequence[int]) -> Cu
                 s, units - n - (part.stages - 1 - s) + 1)
             each = [(part.whole(a, a + n, flight), part.behind(a, a + n, flight), part.repeated(a, a + n),
                      *part.floor(a, a + n)) for a in begins]
-            total, later, repeated, forward, backward = map(min, zip(*each, strict=True))
+            total, later, repeated, forward, backward, weight = map(min, zip(*each, strict=True))
             known[s, n - 1], behind[s, n - 1], whole[s, n - 1] = total, min(total, later), repeated / m
             single[s, n - 1] = part.single(0, n) if s == 0 else 0.0
-            seconds[s, n - 1] = (forward, backward, 0, 0, 0, 0) if total < inf else inf
+            seconds[s, n - 1] = (forward, backward, weight, 0, 0, 0) if total < inf else inf
             for weights, values in extra.items():
                 least = (weights[6] * sides[s] + weights[7] * sides[s + 1]) / 2
                 values[s, n - 1] = max(0.0, min(part.counted(a, a + n, flight, weights) for a in begins) - least)

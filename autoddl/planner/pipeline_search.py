@@ -19,7 +19,7 @@ from autoddl.planner.mesh_search import Progress
 from autoddl.planner.pins import check_pins
 from autoddl.planner.pipeline_candidate import Alternative, TriedCut, first_bound, search_cuts
 from autoddl.planner.stage_parts import StageParts, places_of
-from autoddl.planner.stage_plans import chunks_of, pipeline_plan, stage_cluster
+from autoddl.planner.stage_plans import chunks_of, pipeline_plan, splits_backward, stage_cluster
 from autoddl.planner.task import PlanTask
 
 __all__ = ["PipelineFound", "plan_of_cut", "search_pipelines", "staged_plan"]
@@ -46,12 +46,12 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
     options = task.options
     check_pins(options.pins, task.graph)
     asked = [(d, m, name) for d in options.stages if d > 1 for m in options.microbatches for name in options.schedule]
-    parts: dict[tuple[int, int, int], StageParts] = {}
+    parts: dict[tuple[int, int, int, bool], StageParts] = {}
     winner: tuple[StageParts, str, TriedCut] | None = None
     rows: list[Alternative] = []
     order: list[tuple[float, int, StageParts, str]] = []
     for d, m, name in asked:
-        key = d, m, chunks_of(name)
+        key = d, m, chunks_of(name), splits_backward(name)
         if key not in parts:
             parts[key] = _part(task, *key)
         order.append((first_bound(parts[key], name), len(order), parts[key], name))
@@ -112,8 +112,13 @@ def plan_of_cut(part: StageParts, name: str, tried: TriedCut) -> Plan:
     return pipeline_plan(part.task, staged, plans)
 
 
-def _part(task: PlanTask, parts: int, microbatches: int, chunks: int) -> StageParts:
-    """The stages of one candidate. Raises InputError where the cluster or the model cannot be cut so."""
+def _part(task: PlanTask, parts: int, microbatches: int, chunks: int, splits: bool) -> StageParts:
+    """The stages of one candidate. Raises InputError where the cluster or the model cannot be cut so.
+
+    Where backward is split, no block runs again: W would have to run it once more.
+    """
+    if splits:
+        task = replace(task, options=replace(task.options, recompute=("none",)))
     stage_cluster(task.cluster, parts)
     stages = parts * chunks
     if task.options.cut and chunks > 1:
@@ -123,4 +128,4 @@ def _part(task: PlanTask, parts: int, microbatches: int, chunks: int) -> StagePa
     if len(places) < stages - 1:
         raise InputError(f"{stages} stages need {stages - 1} cuts, and this model can be cut at {len(places)} places, "
                          "the ends of its blocks: ask for fewer stages, or name the modules with cut")
-    return StageParts(task, stages, parts, microbatches, places)
+    return StageParts(task, stages, parts, microbatches, places, splits=splits)

@@ -3,7 +3,7 @@
 Cuts lie at *places*, the ends of blocks. Units are what lies between two places; a stage is some units in a row, from
 place a to place b. Of every stage are known
 
-    floor       its forward, and its backward, of a microbatch: the work of its ops split evenly over its devices
+    floor       its forward, its backward and its W of a microbatch: the work of its ops split evenly over its devices
     whole       T, no less than m (f + b) + gather + reduce + update of any plan that fits with so many in flight
     behind      T', no less than m (f + b) + reduce + update of such a plan
     repeated    M, no less than m (f + b) of any plan
@@ -15,7 +15,8 @@ layouts proved. What is proved without a budget is true for all numbers of micro
 one that binds is true for that number alone: with more in flight the peak may be lower, since weights are let go
 earlier, and a sum of gradients may never be needed.
 
-Stages that are alike in all but names are solved once (`structure`).
+Where a schedule splits backward, b is what its B and its W take together. Then a stage counts B and W by the fewer of
+both. Stages that are alike in all but names are solved once (`structure`).
 """
 
 import hashlib
@@ -33,6 +34,7 @@ from autoddl.core.hubs import add_hubs, needed_ops
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Solution
 from autoddl.core.recompute import blocks_of
+from autoddl.core.split_backward import weights_of
 from autoddl.core.stages import StageGraph, crossing, cut_graph
 from autoddl.cost_models import Cluster
 from autoddl.planner.assemble import assemble, assemble_choice
@@ -139,6 +141,7 @@ class StageParts:
         microbatches    of a step
         places          positions of the graph at which it may be cut
         within          meshes and regions of the plans of a stage; none: all that the options allow
+        splits          whether the schedule splits backward into B and W
     """
 
     task: PlanTask
@@ -147,6 +150,7 @@ class StageParts:
     microbatches: int
     places: tuple[int, ...]
     within: tuple[Candidate, ...] = ()
+    splits: bool = False
     _solved: dict[tuple[str, int], SolvedStage] = field(default_factory=dict)
     _free: dict[tuple[str, bool], tuple[StageGraph, Found]] = field(default_factory=dict)
     _behind: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -172,16 +176,20 @@ class StageParts:
         return stage_cluster(self.task.cluster, self.parts)
 
     @cached_property
-    def _works(self) -> tuple[tuple[float, float], ...]:
-        """Sums, up to every place, of the least seconds of forward and backward on a stage's devices."""
+    def _works(self) -> tuple[tuple[float, float, float], ...]:
+        """Sums, up to every place, of the least seconds of forward, backward and W on a stage's devices."""
         alive = replace(self.graph, ops=needed_ops(self.graph), outputs=self.graph.outputs[:1])
         flows, ends = alive.differentiable(), [0, *self.places, len(alive.ops)]
-        return tuple(floor_passes(replace(alive, ops=alive.ops[:end]), self.cluster, flows) for end in ends)
+        weights = weights_of(alive) if self.splits else frozenset[int]()
+        return tuple(floor_passes(replace(alive, ops=alive.ops[:end]), self.cluster, flows, weights) for end in ends)
 
-    def floor(self, a: int, b: int) -> tuple[float, float]:
-        """Seconds of forward and of backward of a microbatch that no layouts of a stage are below."""
-        (f0, b0), (f1, b1) = self._works[a], self._works[b]
-        return max(0.0, f1 - f0), max(0.0, b1 - b0)
+    def floor(self, a: int, b: int) -> tuple[float, float, float]:
+        """Seconds of forward, backward and W of a microbatch that no layouts of a stage are below.
+
+        Where backward is not split, W has none.
+        """
+        forward, backward, weight = (max(0.0, y - x) for x, y in zip(self._works[a], self._works[b], strict=True))
+        return forward, backward, weight
 
     @cached_property
     def _signatures(self) -> tuple[Any, ...]:
@@ -210,7 +218,7 @@ class StageParts:
     def under(self, budget: float) -> "StageParts":
         """The same stages under another budget, of which nothing is known yet."""
         return StageParts(replace(self.task, budget=budget), self.stages, self.parts, self.microbatches, self.places,
-                          self.within)
+                          self.within, self.splits)
 
     def _known_key(self, a: int, b: int) -> str:
         """The structure of the stage, empty where neither it nor one like it was made."""
@@ -270,7 +278,7 @@ class StageParts:
         if solved.found is None:
             return None
         ports = PieceMessages(self.ports(a, b), self.task.cluster, self.parts, self.stages, (weights[6], weights[7]))
-        counts, at = Counts(weights[0], weights[1], *weights[3:6]), in_flight if solved.binds else ANY
+        counts, at = Counts(weights[0], min(weights[1:3]), *weights[3:6]), in_flight if solved.binds else ANY
         task = replace(self.task, counts=counts, ports=ports, budget=self.task.budget if solved.binds else inf)
         try:
             made = search_stage(task, graph, self.cluster, self.microbatches, max(at, 1), self.within)

@@ -38,8 +38,8 @@ from autoddl.schedule.stage_messages import busiest, messages
 from autoddl.schedule.stage_seconds import stage_seconds
 
 __all__ = ["PIPE", "Staged", "StagedStep", "boundary_seconds", "chunks_of", "finish_stage", "in_flight_of",
-           "pipeline_plan", "search_stage", "simulated", "stage_cluster", "stage_task", "stage_times",
-           "staged_step", "transfer_ends", "transfer_passes", "transfer_seconds"]
+           "pipeline_plan", "search_stage", "simulated", "splits_backward", "stage_cluster", "stage_task",
+           "stage_times", "staged_step", "transfer_ends", "transfer_passes", "transfer_seconds"]
 
 PIPE = "pipe"
 """Name of the mesh axis of a plan with stages along which they lie."""
@@ -86,18 +86,31 @@ class Staged:
         return len(self.cuts) + 1
 
     @property
+    def splits(self) -> bool:
+        """Whether backward is split into B and W."""
+        return splits_backward(self.name)
+
+    @property
     def parts(self) -> int:
         """Number of parts of the cluster."""
         return self.stages // chunks_of(self.name)
 
     def schedule(self) -> Schedule:
         """The schedule, checked. Raises InputError where there is none so."""
+        if self.splits and self.microbatches == 1:
+            raise InputError(f"schedule {self.name} puts gradients of weights off behind other microbatches, and a "
+                             "step of one microbatch has no other: take 1f1b, or more microbatches")
         made = generate(self.name, self.parts, self.microbatches)
         check_schedule(made)
-        if len(made.placement) > 1 or made.stages != self.stages or any(action.kind == "W" for action in made):
-            raise InputError(f"schedule {self.name} cannot be planned yet, only drawn: take gpipe, 1f1b or "
-                             "interleaved:2")
+        if len(made.placement) > 1 or made.stages != self.stages:
+            raise InputError(f"schedule {self.name} cannot be planned yet, only drawn: take gpipe, 1f1b, "
+                             "interleaved:2, zb-h1 or zb-h2")
         return made
+
+
+def splits_backward(name: str) -> bool:
+    """Whether a schedule splits backward into B and W."""
+    return name.startswith("zb-") or name == "dualpipe-v"
 
 
 def chunks_of(name: str) -> int:
@@ -177,7 +190,8 @@ def stage_times(cluster: Cluster, plans: Sequence[Plan], staged: Staged, graph: 
     What stages exchange once a step counts as part of their reductions. Both ways of an exchange run at once.
     """
     part, graphs = stage_cluster(cluster, staged.parts), cut_graph(graph, staged.cuts)
-    alone = [stage_seconds(one, add_hubs(stage.graph), part) for one, stage in zip(plans, graphs, strict=True)]
+    alone = [stage_seconds(one, add_hubs(stage.graph), part, staged.splits)
+             for one, stage in zip(plans, graphs, strict=True)]
     shared = _shared_seconds(cluster, plans, staged, graphs)
     seconds = tuple(one._replace(reduce=one.reduce + more) for one, more in zip(alone, shared, strict=True))
     return seconds, tuple(boundary_seconds(cluster, plans, staged, graph))

@@ -58,7 +58,7 @@ from autoddl.cost_models import (
 from autoddl.operators.fusion import ALONE, Chained, chains
 from autoddl.operators.recomputed import RecomputedPart, recomputed_parts
 from autoddl.operators.rules.nn import inner_collectives
-from autoddl.operators.work import KernelWork, work
+from autoddl.operators.work import KernelWork, weight_kernels, work
 from autoddl.pricing.choices import Choice
 from autoddl.pricing.optimizers import optimizer_of
 from autoddl.pricing.routes import Routes, routes
@@ -316,16 +316,22 @@ def floor_seconds(graph: Graph, cluster: Cluster) -> float:
     return sum(floor_passes(graph, cluster, graph.differentiable()))
 
 
-def floor_passes(graph: Graph, cluster: Cluster, differentiable: frozenset[int]) -> tuple[float, float]:
-    """`floor_seconds` of forward and of backward; `differentiable` are the tensors with a gradient."""
-    found, fused = [0.0, 0.0], chains(graph) if cluster.device.compiled else {}
+def floor_passes(graph: Graph, cluster: Cluster, differentiable: frozenset[int], weights: frozenset[int] = frozenset()
+                 ) -> tuple[float, float, float]:
+    """`floor_seconds` of forward, of backward, and of what waits for W if `weights` tell what depends on parameters.
+
+    `differentiable` are the tensors with a gradient.
+    """
+    found, fused = [0.0, 0.0, 0.0], chains(graph) if cluster.device.compiled else {}
     for op in (op for op in graph.ops if op.name not in fused):
         shapes = [tuple(graph.tensors[t].shape for t in ts) for ts in (op.inputs, op.outputs)]
         forward, backward = work(op, graph, shapes[0], shapes[1], differentiable)
         dtype = graph.tensors[op.outputs[0]].dtype
-        for way, kernels in enumerate((forward, backward)):
-            found[way] += sum(least_seconds(cluster.device, kernel_of(w, dtype), cluster.size) for w in kernels)
-    return found[0], found[1]
+        late = weight_kernels(op, differentiable, weights, len(backward)) if weights else (False,) * len(backward)
+        ways = [0] * len(forward) + [1 + waits for waits in late]
+        for way, kernel in zip(ways, (*forward, *backward), strict=True):
+            found[way] += least_seconds(cluster.device, kernel_of(kernel, dtype), cluster.size)
+    return found[0], found[1], found[2]
 
 
 def end_seconds(pricing: Pricing, t: int, choice: Choice, port: int, flows: bool) -> float:

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils._pytree import tree_flatten
 
 from autoddl.capture.capture import Captured
 from autoddl.core.conversion import Step
@@ -31,6 +32,7 @@ from autoddl.core.graph import RECEIVE, Graph, Kind, Op
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import Layout
 from autoddl.core.plan import Conversion, Plan
+from autoddl.core.split_backward import waiting_inputs
 from autoddl.core.stages import SEND
 from autoddl.operators.kernels import custom_ops
 from autoddl.operators.kernels.arguments import bound, parameters
@@ -38,11 +40,12 @@ from autoddl.operators.kernels.site import Site
 from autoddl.operators.kernels.table import lower as local_call
 from autoddl.operators.recomputed import RecomputedPart, recomputed_parts
 from autoddl.operators.rules.nn import REDUCING
-from autoddl.operators.work import VIEWS, base
+from autoddl.operators.work import VIEWS, base, is_product
 from autoddl.runtime.process_groups import Groups
 from autoddl.runtime.recompute import SavedTensors, Segment, cut_out
 from autoddl.runtime.recorder import Recorder
 from autoddl.runtime.redistribute import Route, make_moves
+from autoddl.runtime.weight_gradients import WaitingGradients
 from autoddl.schedule.traffic import option_of
 
 __all__ = ["LoweredProgram", "ParameterAccess", "communication_axes", "lower_plan"]
@@ -91,8 +94,8 @@ def communication_axes(plan: Plan, graph: Graph) -> set[tuple[int, ...]]:
 
 
 def lower_plan(captured: Captured, graph: Graph, plan: Plan, groups: Groups, parameters: ParameterAccess,
-               recorder: Recorder, device: torch.device, seed: Tensor | None, saved: SavedTensors | None
-               ) -> LoweredProgram:
+               recorder: Recorder, device: torch.device, seed: Tensor | None, saved: SavedTensors | None,
+               waiting: WaitingGradients | None = None) -> LoweredProgram:
     """The program of the rank of `groups`: for training, or without `saved` for evaluation, where nothing is dropped.
 
         captured      the captured model
@@ -104,8 +107,9 @@ def lower_plan(captured: Captured, graph: Graph, plan: Plan, groups: Groups, par
         device        the device of tensors that the program makes
         seed          the seed of dropout, a tensor that changes from step to step
         saved         what autograd saves of the program
+        waiting       the gradients of weights, where they are computed apart
     """
-    return _Lowering(captured, graph, plan, groups, parameters, recorder, device, seed, saved).run()
+    return _Lowering(captured, graph, plan, groups, parameters, recorder, device, seed, saved, waiting).run()
 
 
 @dataclass(slots=True, eq=False)
@@ -131,6 +135,7 @@ class _Lowering:
         device        the device of tensors that the program makes
         seed          the seed of dropout
         saved         what autograd saves, None where it saves nothing
+        waiting       the gradients of weights, where they are computed apart
         out           the program so far
         env           tensor -> its node
         shared        local conversions that were written already, by tensor, steps and part that runs again
@@ -147,6 +152,7 @@ class _Lowering:
     device: torch.device
     seed: Tensor | None
     saved: SavedTensors | None
+    waiting: WaitingGradients | None
     out: fx.Graph = field(default_factory=fx.Graph)
     env: dict[int, fx.Node] = field(default_factory=dict)
     shared: dict[tuple[int, tuple[str, ...], str], fx.Node] = field(default_factory=dict)
@@ -157,6 +163,7 @@ class _Lowering:
         graph, nodes = self.graph, {node.name: node for node in self.captured.program.graph.nodes}
         self.index = self.plan.index()
         self.flows = graph.differentiable()
+        self.late = {} if self.waiting is None else waiting_inputs(graph)
         self.keys = {t: key for key, t in self.captured.tensors.items() if isinstance(key, tuple)}
         wanted = {t for op in graph.ops for t in op.inputs} | {graph.outputs[0]} | {new for _, new in graph.updates}
         reads = tuple(t for t in sorted(wanted) if graph.tensors[t].kind is not Kind.RESULT
@@ -285,6 +292,10 @@ class _Lowering:
             args, kwargs = (), bound(target, args, kwargs) | {"dropout_p": 0.0}
         fn, args, kwargs = local_call(self.site(op), target, args, kwargs)
         fn = _DIRECT.get(fn, fn)
+        if self.waiting is not None and i in self.late:
+            weights = {inputs[op.slots[k]] for k in self.late[i]}
+            places = [k for k, x in enumerate(tree_flatten((args, kwargs))[0]) if x in weights]
+            fn = _named(self.waiting.call(fn, places, is_product(op)), f"apart_{op.name}")
         if self.part is not None and base(op) not in VIEWS:
             fn = _named(self.part.segment.call(i, fn), f"again_{op.name}")
         elif i in self.triggers:

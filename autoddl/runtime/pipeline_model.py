@@ -60,7 +60,7 @@ class _Stage:
     def __init__(self, runner: ProgramRunner, takes: dict[int, Lane], gives: list[tuple[Lane, Lane | None]],
                  back: dict[Lane, Lane]) -> None:
         self.runner, self.takes, self.gives, self.back = runner, takes, gives, back
-        self.forwards = self.backwards = 0
+        self.forwards = self.backwards = self.weights = 0
         self.received: dict[int, dict[Lane, Tensor]] = {}
 
 
@@ -77,15 +77,18 @@ class PipelineModel(ParallelModel):
         self._elsewhere = names_of(parts, range(len(parts))) - names_of(parts, own)
         self._lanes = lanes_of(plan, graph)
         place_buffers(device, module, graph)
+        schedule = Schedule.parse(plan.pipeline.schedule)
+        self._apart = {(one.stage, one.microbatch) for one in schedule if one.kind == "W"}
         runners = {s: ProgramRunner(module, plan.pipeline.stages[s].plan, captured_stage(captured, parts[s]),
-                                    add_hubs(parts[s].graph), groups, device, recorder)
+                                    add_hubs(parts[s].graph), groups, device, recorder,
+                                    any(stage == s for stage, _ in self._apart))
                    for s, groups in stages.groups.items()}
         take_out(module, self._elsewhere)
         self._transport = StageTransport(stages.world, stages.rank, self._lanes, plan.microbatches, plan.mesh.names[0],
                                          device, recorder, stages.timeout)
         self._stages = {s: self._stage(s, runner) for s, runner in runners.items()}
         self._batches = {s: batches_of(module, captured, runner, device) for s, runner in runners.items()}
-        schedule, links = Schedule.parse(plan.pipeline.schedule), links_of(self._lanes)
+        links = links_of(self._lanes)
         row = schedule.placement[0][next(iter(runners))]
         self._steps, self._forwards = (self._listed(stage_actions(one, links), row)
                                        for one in (schedule, forwards(schedule)))
@@ -146,8 +149,12 @@ class PipelineModel(ParallelModel):
                     self._arrivals[lane, part] = self._transport.receive(lane, part)
             elif kind == "F":
                 loss = forward(self._stages[s], part, pieces[s][part], every.done.get(one.action, ()))
+            elif kind == "W":
+                self._backward_of_weights(self._stages[s], part)
             else:
                 loss = self._backward(self._stages[s], part, every.done.get(one.action, ()))
+                if self._stages[s].runner.splits and (s, part) not in self._apart:
+                    self._backward_of_weights(self._stages[s], part)
             if loss is not None:
                 losses[part] = loss
         return losses
@@ -159,7 +166,7 @@ class PipelineModel(ParallelModel):
         self._transport.clear()
         for stage in self._stages.values():
             stage.runner.clear()
-            stage.forwards = stage.backwards = 0
+            stage.forwards = stage.backwards = stage.weights = 0
             stage.received.clear()
 
     def _forward(self, stage: _Stage, part: int, pieces: _Pieces, done: _Sent) -> None:
@@ -191,6 +198,11 @@ class PipelineModel(ParallelModel):
         leaves = {stage.back[lane]: x for lane, x in stage.received.pop(part).items() if lane in stage.back}
         self._leave(part, list(leaves), [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves.values()])
         return loss
+
+    def _backward_of_weights(self, stage: _Stage, part: int) -> None:
+        """Computes the gradients of the weights of a stage for a microbatch, whose backward ran before."""
+        stage.weights += 1
+        stage.runner.backward_of_weights(part, stage.weights == self.plan.microbatches)
 
     def _leave(self, part: int, lanes: Sequence[Lane], made: Sequence[Tensor]) -> None:
         """Keeps what an action made until it is sent; what stays on this rank goes at once."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from autoddl.capture.capture import Captured
+from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.plan import Plan
 from autoddl.core.stages import SEND
@@ -22,6 +23,7 @@ from autoddl.runtime.process_groups import Groups
 from autoddl.runtime.recompute import SavedTensors
 from autoddl.runtime.recorder import Recorder
 from autoddl.runtime.redistribute import run_moves, start_moves
+from autoddl.runtime.weight_gradients import WaitingGradients
 
 __all__ = ["ProgramRunner", "place_buffers"]
 
@@ -38,10 +40,14 @@ def place_buffers(device: torch.device, module: nn.Module, graph: Graph) -> None
 
 
 class _Slot:
-    """A microbatch in flight: its program, what autograd saves of it, its seed, its results and what ends them."""
+    """A microbatch in flight: its program, what autograd saves of it, its seed, its results and what ends them.
 
-    def __init__(self, lowered: LoweredProgram, saved: SavedTensors, seed: Tensor) -> None:
-        self.lowered, self.saved, self.seed = lowered, saved, seed
+    `waiting` are the gradients of its weights, where these are computed apart.
+    """
+
+    def __init__(self, lowered: LoweredProgram, saved: SavedTensors, seed: Tensor, waiting: WaitingGradients | None
+                 ) -> None:
+        self.lowered, self.saved, self.seed, self.waiting = lowered, saved, seed, waiting
         self.results: Sequence[Tensor] = ()
         self.ends: list[Any] = []
 
@@ -55,12 +61,17 @@ class ProgramRunner:
         store        brings them to the program, and gradients back
         free         slots without a microbatch
         evaluated    the program of evaluation, once there is one
+        splits       whether gradients of weights are computed apart (`backward_of_weights`)
 
     Where several microbatches are in flight, buffers get their new values at the end of a forward, else of a backward.
     """
 
     def __init__(self, module: nn.Module, plan: Plan, captured: Captured, graph: Graph, groups: Groups,
-                 device: torch.device, recorder: Recorder) -> None:
+                 device: torch.device, recorder: Recorder, splits: bool = False) -> None:
+        if splits and (plan.recompute or any(s.regather for s in plan.stored)):
+            raise InputError("a schedule that splits backward runs no block again and gathers no weight again: plan "
+                             "with --recompute none and more microbatches, or take 1f1b")
+        self.splits = splits
         self.module, self.plan, self.graph, self.groups, self.recorder = module, plan, graph, groups, recorder
         self._captured, self._device = captured, device
         self._updated = {old for old, _ in graph.updates}
@@ -73,11 +84,13 @@ class ProgramRunner:
 
     def _slot(self) -> _Slot:
         saved, seed = SavedTensors(self.store.gathers, self.recorder), torch.tensor(0)
-        return _Slot(self._lower(saved, seed), saved, seed)
+        waiting = WaitingGradients() if self.splits else None
+        return _Slot(self._lower(saved, seed, waiting), saved, seed, waiting)
 
-    def _lower(self, saved: SavedTensors | None, seed: Tensor | None) -> LoweredProgram:
+    def _lower(self, saved: SavedTensors | None, seed: Tensor | None, waiting: WaitingGradients | None
+               ) -> LoweredProgram:
         return lower_plan(self._captured, self.graph, self.plan, self.groups, self.store.parameters, self.recorder,
-                          self._device, seed, saved)
+                          self._device, seed, saved, waiting)
 
     def arguments(self, lowered: LoweredProgram, pieces: Mapping[str, Tensor], received: Mapping[int, Tensor]
                   ) -> list[Tensor]:
@@ -111,6 +124,8 @@ class ProgramRunner:
         self._flying[part] = slot
         self.store.begin_forward(last)
         slot.saved.clear()
+        if slot.waiting is not None:
+            slot.waiting.clear()
         slot.seed.fill_(seed)
         self._enter("forward")
         with slot.saved.notes():
@@ -124,23 +139,40 @@ class ProgramRunner:
     def backward(self, part: int, gradients: Sequence[Tensor | None], last: bool) -> Tensor | None:
         """Runs backward of microbatch `part`, the `last` of the step or not; returns its loss if the stage has one.
 
-        `gradients` are those of what the stage sent, None where none comes back.
+        `gradients` are those of what the stage sent, None where none comes back. Where gradients of weights are
+        computed apart, `backward_of_weights` ends it.
         """
-        slot = self._flying.pop(part)
-        self.store.begin_backward(last)
+        slot = self._flying[part]
+        if not self.splits:
+            self.store.begin_backward(last)
         self._enter("backward")
         roots, seeds = self._roots(slot, gradients)
         slot.results = ()
         if roots:
             torch.autograd.backward(roots, seeds)
-        slot.saved.clear()
-        self.store.finish(last)
+        if not self.splits:
+            self._finish(part, last)
         loss = None if self._token else slot.ends[0]().clone()  # it may lie where the losses of all elements were
         if not self._in_flight:
             self._update(slot)
         slot.ends = []
-        self.free.append(slot)
         return loss
+
+    def backward_of_weights(self, part: int, last: bool) -> None:
+        """Computes the gradients of the weights of microbatch `part`, whose W is the `last` of the step or not."""
+        waiting = self._flying[part].waiting
+        assert waiting is not None
+        self.store.begin_backward(last)
+        self._enter("backward")
+        waiting.backward()
+        self._finish(part, last)
+
+    def _finish(self, part: int, last: bool) -> None:
+        """Ends microbatch `part`: nothing of it is in flight any more."""
+        slot = self._flying.pop(part)
+        slot.saved.clear()
+        self.store.finish(last)
+        self.free.append(slot)
 
     def _roots(self, slot: _Slot, gradients: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor]]:
         """The results from which backward starts, with their gradients."""
@@ -167,7 +199,7 @@ class ProgramRunner:
                  ) -> tuple[Tensor | None, list[Tensor]]:
         """The loss of a microbatch, where the graph has one, and what the stage sends; nothing is dropped."""
         if self.evaluated is None:
-            self.evaluated = self._lower(None, None)
+            self.evaluated = self._lower(None, None, None)
         self.store.begin_forward(last)
         results = self.evaluated.program.forward(*self.arguments(self.evaluated, pieces, received))
         loss = None if self._token else run_moves(self.evaluated.ends[0].forward, results[0])

@@ -20,10 +20,11 @@ __all__ = ["Action", "Actions", "Compute", "Leg", "Pass", "Start", "Wait"]
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """An op, or a local step of a conversion, with its seconds."""
+    """An op, or a local step of a conversion, with its seconds; `late` are those that wait for W (`Start`)."""
 
     name: str
     seconds: float
+    late: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Start:
         drag           seconds that this computation loses besides `host`
         by_messages    whether it runs by messages of the runtime; else it is a collective of the library
         wire           seconds for which its bytes keep the links busy
+        late           seconds that wait for W where a schedule splits backward: those of gradients of parameters
     """
 
     sent: PlannedCollective
@@ -46,6 +48,7 @@ class Start:
     drag: float = 0.0
     by_messages: bool = False
     wire: float = 0.0
+    late: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

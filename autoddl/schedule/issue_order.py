@@ -19,9 +19,11 @@ from autoddl.core.conversion import Step
 from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.hubs import HUB
 from autoddl.core.plan import Conversion, Decision, Plan, PlanIndex
+from autoddl.core.split_backward import weights_of
 from autoddl.cost_models import Cluster
 from autoddl.operators.recomputed import RecomputedPart
 from autoddl.operators.rules.nn import REDUCING, inner_collectives
+from autoddl.operators.work import weight_kernels
 from autoddl.pricing.price import Pricing, pass_seconds
 from autoddl.pricing.space import Choice
 from autoddl.schedule.actions import Action, Actions, Compute, Leg, Pass, Start
@@ -36,7 +38,8 @@ __all__ = ["KnownPrices", "list_actions"]
 class KnownPrices:
     """Prices that plans share which differ in their bucket size alone, for one rank.
 
-    `kernels` are seconds by (op, direction), `legs` the priced steps of activations by (op, slot, direction).
+    `kernels` are seconds by (op, direction), and by (op, "late") those that wait for W; `legs` the priced steps of
+    activations by (op, slot, direction).
     """
 
     kernels: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -47,7 +50,8 @@ def list_actions(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, know
                  as_searched: bool = False) -> tuple[Action, ...]:
     """The actions of `rank` in one step. `graph` is the planned one, of one microbatch; `known` keeps prices.
 
-    With `as_searched` a parameter has its share of the collectives of a full bucket, as the search prices it.
+    With `as_searched` a parameter has its share of the collectives of a full bucket, as the search prices it. The
+    actions are those of a backward that is not split.
     """
     pricing = Pricing(graph, plan.mesh, cluster, microbatches=plan.microbatches, recompute=plan.recompute)
     actions = Actions(pricing, plan.mesh.coordinate(rank), as_searched)
@@ -88,6 +92,7 @@ class _Program:
     def __post_init__(self) -> None:
         self.index = self.plan.index()
         self.flows, self.behind = self.graph.differentiable(), _behind(self.graph)
+        self.weights = weights_of(self.graph)
         self.triggers = {part.trigger: part for part in self.actions.pricing.parts}
 
     def run(self, part: int) -> None:
@@ -200,8 +205,11 @@ class _Program:
             choice = Choice(decision.inputs, decision.outputs, (), ())
             both = pass_seconds(self.actions.pricing, op, choice, self.flows)
             self.known.kernels[op.name, "forward"], self.known.kernels[op.name, "backward"] = map(sum, both)
+            waits = weight_kernels(op, self.flows, self.weights, len(both[1]))
+            self.known.kernels[op.name, "late"] = sum(x for x, late in zip(both[1], waits, strict=True) if late)
         if self.known.kernels[key]:
-            self.actions.done.append(Compute(op.name, self.known.kernels[key]))
+            late = self.known.kernels[op.name, "late"] if direction == "backward" else 0.0
+            self.actions.done.append(Compute(op.name, self.known.kernels[key], late))
         if op.target in REDUCING:
             self.inner(op, decision, direction, "backward" if again else direction)
 

@@ -1,6 +1,7 @@
 """Adds the parameters' collectives to the actions of a step: the parameter protocol on names and seconds."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from autoddl.core.conversion import Step
 from autoddl.schedule.actions import Actions, Leg
@@ -95,8 +96,9 @@ class TimedReductions:
     def _path(self, bucket: Bucket) -> tuple[Leg, ...]:
         members = [self._edges[fqn] for fqn in bucket.members]
         starts = [m.gradient_start(bucket, bucket.steps) for m in members]
-        return self._actions.legs((*bucket.steps, *bucket.once), [m.tensor.gradient for m in members], starts,
-                                  "backward", f"the gradients of {bucket.members[0]} and {len(members) - 1} more")
+        origin = f"the gradients of {bucket.members[0]} and {len(members) - 1} more"
+        return _late(self._actions.legs((*bucket.steps, *bucket.once), [m.tensor.gradient for m in members], starts,
+                                        "backward", origin))
 
     def begin(self, last: bool) -> None:
         """Before a microbatch, the `last` of the step or not."""
@@ -114,7 +116,8 @@ class TimedReductions:
             if fqn in self._place:
                 self._do(self._protocol.arrive(self._place[fqn]))
             else:
-                self._actions.run(self._actions.legs(edge.backward, [tensor.gradient], [start], "backward", fqn))
+                legs = self._actions.legs(edge.backward, [tensor.gradient], [start], "backward", fqn)
+                self._actions.run(_late(legs))
 
     def finish(self) -> None:
         """Called at the end of a backward: reduces everything that is left."""
@@ -126,3 +129,8 @@ class TimedReductions:
                 self._actions.wait(self._open.pop(one.bucket, None))
                 if one.step is not None:
                     self._open[one.bucket] = self._actions.start(self._paths[one.bucket][one.step])
+
+
+def _late(legs: Sequence[Leg]) -> tuple[Leg, ...]:
+    """The steps, all of whose seconds wait for W."""
+    return tuple(replace(leg, late=leg.seconds) for leg in legs)

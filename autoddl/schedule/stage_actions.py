@@ -89,21 +89,19 @@ def sent_by(action: Action, links: Collection[Link]) -> list[int]:
     """The stages to which a stage sends behind `action`: readers of its tensors, or makers of what it read."""
     if action.kind == "F":
         return sorted({one.target for one in links if one.source == action.stage})
+    if action.kind == "W":
+        return []
     return sorted({one.source for one in links if one.target == action.stage and one.gradient})
 
 
 def stage_actions(schedule: Schedule, links: Collection[Link]) -> StageActions:
     """The list of every rank. Stages on one rank hand over directly, which is no action.
 
-    Raises InputError for a schedule of several pipes, one that splits backward, or one that cannot run.
+    Raises InputError for a schedule of several pipes, or one that cannot run.
     """
     if len(schedule.placement) > 1:
         raise InputError(f"the schedule has {len(schedule.placement)} pipes; a plan runs stages that are placed once: "
-                         "take gpipe, 1f1b or interleaved")
-    split = next((action for action in schedule if action.kind == "W"), None)
-    if split is not None:
-        raise InputError(f"the schedule splits backward ({split}), and a plan runs whole backwards only: take gpipe, "
-                         "1f1b or interleaved")
+                         "take gpipe, 1f1b, interleaved:2, zb-h1 or zb-h2")
     made = _walk(schedule, links)
     check_stage_actions(made)
     return made

@@ -21,9 +21,9 @@ from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 
 
 @lru_cache(maxsize=2)
-def _planned(seed: int) -> tuple[Case, Plan | None, PlanTask]:
+def _planned(seed: int, schedule: str = "") -> tuple[Case, Plan | None, PlanTask]:
     """A chain, its plan, None where none fits, and its task; every second has a budget of 93 % of the free peak."""
-    case = random_case(seed)
+    case = random_case(seed, schedule=schedule)
     torch.manual_seed(seed)
     model, sample = Chain(case.widths), torch.randn(case.batch, case.widths[0])
 
@@ -42,9 +42,9 @@ def _planned(seed: int) -> tuple[Case, Plan | None, PlanTask]:
     return case, found, task_of(model, case.cluster, sample, options, "chain", None)
 
 
-def _check(seed: int) -> float:
+def _check(seed: int, schedule: str = "") -> float:
     """How far the plan is above the best pipeline, relatively."""
-    case, plan, task = _planned(seed)
+    case, plan, task = _planned(seed, schedule)
     best = best_pipeline(task, case)
     if plan is None:
         assert best == inf, f"{seed}: a pipeline fits, and none was found"
@@ -57,6 +57,15 @@ def _check(seed: int) -> float:
 @pytest.mark.parametrize("seed", [4, 3])
 def test_a_pipeline_within_a_thousandth_of_the_best_is_found(seed: int) -> None:
     assert _check(seed) < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-h2"])
+def test_no_bound_is_above_the_best_where_backward_is_split(schedule: str) -> None:
+    """As many chains as AUTODDL_CASES says, of the seeds from AUTODDL_SEED on."""
+    begin, cases = int(os.environ.get("AUTODDL_SEED", "0")), int(os.environ.get("AUTODDL_CASES", "4"))
+    above = [_check(seed, schedule) for seed in range(begin, begin + cases)]
+    assert sum(x < 1e-3 for x in above) >= 0.5 * len(above), above
 
 
 @pytest.mark.slow

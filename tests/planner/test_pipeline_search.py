@@ -13,6 +13,7 @@ from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.graph import RECEIVE, graph_from_text
 from autoddl.core.hubs import add_hubs, needed_ops
 from autoddl.core.plan import Plan, load_plan
+from autoddl.core.split_backward import waiting_inputs, weights_of
 from autoddl.core.stages import SEND, crossing, cut_graph, shared_parameters, transfers_of
 from autoddl.cost_models import load_cluster, parse_cluster
 from autoddl.explain.explain import proved
@@ -21,6 +22,7 @@ from autoddl.planner.options import PlanOptions
 from autoddl.planner.stage_parts import places_of
 from autoddl.planner.stage_plans import Staged, pipeline_plan, stage_cluster, staged_step
 from autoddl.planner.task import PlanTask, task_of
+from autoddl.pricing.price import floor_passes
 from autoddl.schedule.stage_seconds import stage_seconds
 
 FOUR, TWO_BY_TWO = "examples/clusters/rehearsal-4x1-200.yaml", "examples/clusters/rehearsal-2x2-200.yaml"
@@ -51,6 +53,16 @@ def test_stages_have_every_op_and_parameter(name: str) -> None:
         assert one.receiver in {op.name for op in stages[one.target].graph.ops}
     shared = shared_parameters(stages)
     assert ("model.transformer.wte.weight" in shared) == (name == "gpt2")
+
+
+def test_every_gradient_of_a_parameter_waits_for_w() -> None:
+    """Weights are read with something else by ops that wait, or by ops that make weights again."""
+    graph = add_hubs(task(layers=2).variant(4).original)
+    weights, waiting, flows = weights_of(graph), waiting_inputs(graph), graph.differentiable()
+    for i, op in enumerate(graph.ops):
+        late = tuple(k for k, t in enumerate(op.inputs) if t in weights & flows)
+        makes = weights.issuperset(op.outputs)
+        assert waiting.get(i, ()) == (() if makes or flows.isdisjoint(op.outputs) else late), op.name
 
 
 def test_what_crosses_a_cut_is_what_is_sent() -> None:
@@ -95,6 +107,22 @@ def test_no_cut_is_below_the_bound_and_none_better_than_the_best(schedule: str, 
                                                          for stage in row["proof"]["seconds"]]}} for row in rows]
     with pytest.raises(AssertionError, match="its ops take"):
         check_pipeline(replace(found, source=found.source | {"alternatives": lower}))
+
+
+def test_what_waits_for_w_is_taken_from_backward() -> None:
+    one = task(cluster=TWO_BY_TWO, layers=2)
+    plan = pipeline_plan(one, Staged(cuts_of(one, 2)[1], "1f1b", 4))
+    assert plan.pipeline is not None
+    part = stage_cluster(one.cluster, 2)
+    for stage, made in zip(plan.pipeline.stages, cut_graph(one.variant(4).original, plan.pipeline.cuts), strict=True):
+        graph = add_hubs(made.graph)
+        both, apart = (stage_seconds(stage.plan, graph, part, splits) for splits in (False, True))
+        assert both.weight == 0 < apart.weight and apart.backward + apart.weight == pytest.approx(both.backward)
+        assert apart._replace(backward=both.backward, weight=0.0) == both
+        floors = [floor_passes(graph, part, graph.differentiable(), weights) for weights in (
+            frozenset[int](), weights_of(graph))]
+        assert sum(floors[0]) == pytest.approx(sum(floors[1])) and floors[1][2] > floors[0][2] == 0
+        assert floors[1][1] <= apart.backward and floors[1][2] <= apart.weight
 
 
 def test_stages_are_proved_like_any_plan_and_hold_their_budget() -> None:

@@ -115,27 +115,34 @@ def compare(name: str, plan: Plan) -> list[dict[str, Any]]:
     return results
 
 
-QUICK = [("gpt-2", 2, "1f1b", "one=1", 4), ("llama", 2, "gpipe", "one=1", 2), ("gpt-2 dropping", 2, "1f1b", "one=1", 2)]
-WIDE = [("gpt2", 2, "1f1b", "all=2", 4), ("llama", 2, "gpipe", "all=2", 2), ("vit", 2, "1f1b", "all=2", 1),
+QUICK = [("gpt-2", 2, "1f1b", "one=1", 4), ("gpt-2 dropping", 2, "zb-h1", "one=1", 4)]
+WIDE = [("llama", 2, "gpipe", "one=1", 2), ("gpt-2 dropping", 2, "1f1b", "one=1", 2),
+        ("gpt2", 2, "1f1b", "all=2", 4), ("llama", 2, "gpipe", "all=2", 2), ("vit", 2, "1f1b", "all=2", 1),
         ("t5", 2, "1f1b", "all=2", 4), ("vgg_bn", 2, "1f1b", "all=2", 4), ("resnet", 2, "gpipe", "all=2", 2),
         ("gpt-2 dropping", 2, "1f1b", "all=2", 4), ("mixture", 2, "1f1b", "all=2", 2), ("bert", 2, "gpipe", "all=2", 3)]
 DEEP = [(name, 4, schedule, "one=1", m) for name in ("gpt2-4", "llama-4", "t5", "vit-4", "gpt-4 dropping")
         for schedule in ("gpipe", "1f1b") for m in (1, 3, 4, 8)]
+SPLIT = [*((name, 2, schedule, "all=2", 4) for name, schedule in (
+            ("gpt2", "zb-h1"), ("llama", "zb-h2"), ("vit", "zb-h2"), ("t5", "zb-h1"), ("vgg_bn", "zb-h1"),
+            ("resnet", "zb-h2"), ("mixture", "zb-h1"), ("bert", "zb-h2"))),
+         *((name, 4, schedule, "one=1", m) for name in ("gpt2-4", "llama-4", "vit-4", "gpt-4 dropping")
+           for schedule in ("zb-h1", "zb-h2") for m in (3, 4, 8))]
 CHUNKED = [("gpt-4", 4, "interleaved:2", "all=2", 4), ("gpt-4 dropping", 4, "interleaved:2", "one=1", 8),
            ("llama-4", 4, "interleaved:2", "one=1", 4), ("vit-4", 4, "interleaved:2", "all=2", 2)]
 
 
 @pytest.mark.ranks
-@parametrize_or_slow("name,stages,schedule,mesh,m", QUICK, WIDE + DEEP + CHUNKED)
+@parametrize_or_slow("name,stages,schedule,mesh,m", QUICK, WIDE + DEEP + SPLIT + CHUNKED)
 def test_stages_compute_what_one_process_does(name: str, stages: int, schedule: str, mesh: str, m: int) -> None:
     compare(name, planned(name, stages, schedule, mesh, m))
 
 
 @pytest.mark.ranks
 @parametrize_or_slow("name,schedule,mesh", [("gpt-2 dropping", "1f1b", "one=1")], [
-    ("gpt-2 dropping", "1f1b", "all=2"), ("t5", "gpipe", "one=1"), ("vgg_bn", "1f1b", "all=2")])
+    ("gpt-2 dropping", "1f1b", "all=2"), ("t5", "gpipe", "one=1"), ("vgg_bn", "1f1b", "all=2"),
+    ("gpt-2 dropping", "zb-h2", "all=2")])
 def test_two_runs_are_equal_to_the_bit_and_so_are_copies(name: str, schedule: str, mesh: str) -> None:
-    plan = planned(name, 2, schedule, mesh, 4, seed=3, recompute=True)
+    plan = planned(name, 2, schedule, mesh, 4, seed=3, recompute=not schedule.startswith("zb"))
     one, two = (on_ranks(plan.mesh.size, case, name, plan) for _ in range(2))
     held = dict[str, Tensor]()
     for here, there in zip(one, two, strict=True):
@@ -146,10 +153,24 @@ def test_two_runs_are_equal_to_the_bit_and_so_are_copies(name: str, schedule: st
 
 
 @pytest.mark.ranks
-@parametrize_or_slow("schedule,m", [("1f1b", 4)], [("gpipe", 4), ("1f1b", 2), ("1f1b", 8)])
+@parametrize_or_slow("schedule,m", [("1f1b", 4)], [("gpipe", 4), ("1f1b", 2), ("1f1b", 8), ("zb-h1", 8), ("zb-h2", 8)])
 def test_as_many_microbatches_are_in_flight_as_the_schedule_says(schedule: str, m: int) -> None:
     found = on_ranks(4, case, "gpt-4", planned("gpt-4", 4, schedule, "one=1", m))
-    assert [one["slots"] for one in found] == [[m if schedule == "gpipe" else min(m, 4 - rank)] for rank in range(4)]
+    most = {"gpipe": [m] * 4, "1f1b": [4, 3, 2, 1], "zb-h1": [4] * 4, "zb-h2": [7] * 4}[schedule]
+    assert [one["slots"] for one in found] == [[min(m, count)] for count in most]
+
+
+def refuses(plan: Plan) -> str:
+    module, _ = built("gpt-2")
+    with pytest.raises(InputError) as error:
+        parallelize(module, plan, captured=captured("gpt-2", 4))
+    return str(error.value)
+
+
+@pytest.mark.ranks
+def test_a_schedule_that_splits_backward_runs_no_block_again() -> None:
+    for said in on_ranks(2, refuses, planned("gpt-2", 2, "zb-h1", "one=1", 4, recompute=True)):
+        assert "runs no block again" in said
 
 
 def accumulated(plan: Plan) -> tuple[float, list[float], int]:
@@ -207,13 +228,13 @@ def test_stages_that_do_not_fit_are_refused_on_every_rank() -> None:
         return replace(plan, pipeline=replace(plan.pipeline, **change))
 
     found = on_ranks(2, refused, [
-        other(schedule=str(generate("zb-h1", 2, 4))), other(schedule=str(generate("1f1b", 2, 2))),
+        other(schedule=str(generate("chimera:1", 2, 4))), other(schedule=str(generate("1f1b", 2, 2))),
         other(stages=(first, replace(last, plan=replace(last.plan, microbatches=2)))),
         other(stages=(first, replace(last, ranks=(0, 1)))), other(schedule=str(generate("gpipe", 2, 4))),
         other(schedule="microbatches 4, stages on ranks 0 1\nrank 0: 0B0\nrank 1: "),
         replace(plan, fingerprints=plan.fingerprints | {"model": "another"})])
     for said in found:
-        for text, wanted in zip(said, ["splits backward (0W0)", "and 2 microbatches, the plan of 2 and 4",
+        for text, wanted in zip(said, ["the schedule has 2 pipes", "and 2 microbatches, the plan of 2 and 4",
                                        "its stages of [4, 2]", "stage 1 has the ranks (0, 1)",
                                        "planned for 2 microbatches in flight, the schedule has 4", "0B0",
                                        "made for another model"], strict=True):

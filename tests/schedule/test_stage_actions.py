@@ -118,16 +118,15 @@ def test_lists_that_do_not_fit_are_refused(rank: int, order: str, said: str) -> 
 
 
 def test_schedules_that_no_plan_runs() -> None:
-    for name, said in (("zb-h1", r"splits backward \(0W0\)"), ("chimera:1", "2 pipes")):
-        with pytest.raises(InputError, match=said):
-            stage_actions(generate(name, 2, 4), [])
+    with pytest.raises(InputError, match="2 pipes"):
+        stage_actions(generate("chimera:1", 2, 4), [])
     stuck = Schedule.parse("microbatches 1, stages on ranks 0 0\nrank 0: 1F0 0F0 1B0 0B0")
     with pytest.raises(InputError, match="1F0 waits for what never comes"):
         stage_actions(stuck, [])
 
 
 def test_skipped_links_of_random_graphs_run() -> None:
-    for name, depth in product(("gpipe", "1f1b"), (3, 4)):
+    for name, depth in product(("gpipe", "1f1b", "zb-h1", "zb-h2"), (3, 4)):
         every = [Link(a, b, (a + b) % 2 == 0) for a in range(depth) for b in range(a + 1, depth)]
         made = stage_actions(generate(name, depth, 2 * depth), every)
         assert len(blocking(made)) == sum(map(len, made.lists))

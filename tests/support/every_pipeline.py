@@ -2,6 +2,8 @@
 
 Of the choices of a stage that give and take its tensors in the same layouts only those matter that fit the budget and
 that no other is below in all seconds: no makespan gets shorter where a second gets longer.
+
+Where a schedule splits backward, the seconds of W are those of the plan of each choice (`schedule.stage_seconds`).
 """
 
 import random
@@ -34,6 +36,7 @@ from autoddl.planner.stage_plans import (
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.build_problem import CostNetwork
 from autoddl.pricing.price import Counts
+from autoddl.schedule.stage_seconds import stage_seconds
 from autoddl.search.exhaustive import score_every_choice
 
 CLUSTER = """
@@ -86,14 +89,14 @@ class Case:
     cluster: Cluster
 
 
-def random_case(seed: int, blocks: int = 2) -> Case:
-    """A chain and a cluster, whose work, messages and latencies weigh more or less."""
+def random_case(seed: int, blocks: int = 2, schedule: str = "") -> Case:
+    """A chain and a cluster, whose work, messages and latencies weigh more or less; a schedule of two, or this one."""
     rng = random.Random(seed)
     slow = rng.choice((1, 10, 100, 1000))
     text = CLUSTER.format(flops=rng.choice((0.1, 1, 10)), fast=2 * slow, slow=slow, latency=rng.choice((1, 10, 60)))
     widths = tuple(rng.choice((8, 16, 64, 128)) for _ in range(blocks + 1))
-    return Case(widths, rng.choice((16, 32)), rng.choice((2, 4)), rng.choice(("1f1b", "gpipe")),
-                parse_cluster(text, "random"))
+    batch, microbatches, drawn = rng.choice((16, 32)), rng.choice((2, 4)), rng.choice(("1f1b", "gpipe"))
+    return Case(widths, batch, microbatches, schedule or drawn, parse_cluster(text, "random"))
 
 
 def best_pipeline(task: PlanTask, case: Case) -> float:
@@ -102,17 +105,17 @@ def best_pipeline(task: PlanTask, case: Case) -> float:
     for at in places_of(graph, ()):
         staged = Staged((at,), case.schedule, case.microbatches)
         schedule = staged.schedule()
-        every = [list(_choices(task, stage, part, case.microbatches, flight)) for stage, flight in
+        every = [list(_choices(task, stage, part, case.microbatches, flight, staged.splits)) for stage, flight in
                  zip(cut_graph(graph, staged.cuts), in_flight_of(schedule), strict=True)]
         for (first, mine), (second, its) in product(*every):
             between = boundary_seconds(case.cluster, (first, second), staged, graph)
             for pair in product(mine, its):
-                if max(case.microbatches * (one.forward + one.backward) for one in pair) < best:
+                if max(case.microbatches * (one.forward + one.backward + one.weight) for one in pair) < best:
                     best = min(best, simulated(schedule, pair, between).makespan)
     return best
 
 
-def _choices(task: PlanTask, stage: StageGraph, part: Cluster, microbatches: int, in_flight: int
+def _choices(task: PlanTask, stage: StageGraph, part: Cluster, microbatches: int, in_flight: int, splits: bool
              ) -> Iterator[tuple[Plan, list[StageSeconds]]]:
     """For each way to give and take tensors a plan, and the seconds of the choices that no other is below."""
     own = stage_task(task, stage, part, microbatches)
@@ -123,14 +126,17 @@ def _choices(task: PlanTask, stage: StageGraph, part: Cluster, microbatches: int
             raise ValueError(f"{prod(network.sizes)} choices are too many to try")
         parts = [score_every_choice(build_network(replace(own, counts=counts), candidate).problem(None))[0]
                  for counts in PARTS]
-        seconds = np.round(np.stack(parts, axis=1), 12)
+        seconds = np.insert(np.round(np.stack(parts, axis=1), 12), 2, 0.0, axis=1)
         legal = np.flatnonzero(np.isfinite(seconds).all(axis=1))
+        for at in legal.tolist() if splits else ():
+            drawn = draft_of(network, _choice(network, at))
+            seconds[at, 2] = round(stage_seconds(drawn, network.pricing.graph, part, True).weight, 12)
+            seconds[at, 1] -= seconds[at, 2]
         groups = _port_layouts(network, legal)
         for group in np.unique(groups):
             least = _least(network, seconds, legal[groups == group], task.budget)
             if least:
-                rows = [StageSeconds(f, b, 0.0, *once) for f, b, *once in seconds[least].tolist()]
-                yield draft_of(network, _choice(network, least[0])), rows
+                yield draft_of(network, _choice(network, least[0])), [StageSeconds(*row) for row in seconds[least]]
 
 
 def _choice(network: CostNetwork, at: int) -> tuple[int, ...]:
