@@ -33,7 +33,8 @@ from typing import Literal, NamedTuple, cast
 
 from autoddl.core.errors import InputError
 
-__all__ = ["Action", "Kind", "Schedule", "check_schedule", "live_activations", "needs", "peak_activations"]
+__all__ = ["Action", "Flight", "Kind", "Schedule", "check_schedule", "flights_of", "live_activations", "needs",
+           "peak_activations"]
 
 Kind = Literal["F", "B", "W"]
 
@@ -56,6 +57,17 @@ class Action(NamedTuple):
         if match is None:
             raise InputError(f"{text!r} is no action; write stage, F, B or W, and microbatch, like '2F0' or '1:2F0'")
         return cls(int(match[2]), cast(Kind, match[3]), int(match[4]), int(match[1] or 0))
+
+
+class Flight(NamedTuple):
+    """What a stage has of other microbatches at once.
+
+        in_flight   microbatches whose activations are there, from F until the last of B and W
+        waiting     those of them whose gradients of weights wait for W; 0 where backward is not split
+    """
+
+    in_flight: int
+    waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +150,17 @@ def live_activations(schedule: Schedule, sizes: Sequence[float] | None = None, k
 def peak_activations(schedule: Schedule, sizes: Sequence[float] | None = None, kept: float = 1.0) -> tuple[float, ...]:
     """The most activations that are live at once on each rank, in the units of `live_activations`."""
     return tuple(max(row, default=0.0) for row in live_activations(schedule, sizes, kept))
+
+
+def flights_of(schedule: Schedule) -> tuple[Flight, ...]:
+    """By stage of a schedule with one pipe, the most microbatches in flight, and the most that wait for W."""
+    splits, found = any(action.kind == "W" for action in schedule), []
+    for stage, rank in enumerate(schedule.placement[0]):
+        alone = [float(s == stage) for s in range(schedule.stages)]
+        most = round(peak_activations(schedule, alone)[rank])
+        waits = accumulate({"F": 0, "B": 1, "W": -1}[one.kind] for one in schedule.actions[rank] if one.stage == stage)
+        found.append(Flight(most, max(waits) if splits else 0))
+    return tuple(found)
 
 
 def check_schedule(schedule: Schedule) -> None:

@@ -176,6 +176,7 @@ class Plan:
         precision       recipe of dtypes, as text (`core.precision`)
         recompute       names of the blocks of which backward runs ops again (`core.recompute`)
         in_flight       microbatches whose activations are there at once; more than 1 in a stage of a pipeline alone
+        waiting         those of them whose gradients of weights wait (`core.pipeline.Flight`)
         pipeline        the stages, each with a plan of its own; None for a plan without stages
         version         of the format
 
@@ -206,6 +207,7 @@ class Plan:
     precision: str = "as-written"
     recompute: tuple[str, ...] = ()
     in_flight: int = 1
+    waiting: int = 0
     pipeline: "Pipeline | None" = None
     version: int = VERSION
 
@@ -290,6 +292,8 @@ def _tree(plan: Plan) -> dict[str, Any]:
 def _without_defaults(tree: dict[str, Any]) -> dict[str, Any]:
     if tree["in_flight"] == 1:
         del tree["in_flight"]
+    if tree["waiting"] == 0:
+        del tree["waiting"]
     if tree["pipeline"] is None:
         del tree["pipeline"]
     for stage in tree.get("pipeline", {}).get("stages", ()):

@@ -255,4 +255,5 @@ def plan_of(made: Assembled, pricing: Pricing, solution: Solution, about: Mappin
     return Plan(mesh=pricing.mesh, decisions=made.decisions, conversions=made.conversions, stored=made.stored,
                 inputs=made.inputs, predicted=made.predicted, proof=solution.proof, cluster=cluster.name,
                 backend=cluster.backend, levels=levels, microbatches=pricing.microbatches,
-                bucket_bytes=BUCKET_BYTES, recompute=pricing.recompute, in_flight=pricing.in_flight, **about)
+                bucket_bytes=BUCKET_BYTES, recompute=pricing.recompute, in_flight=pricing.in_flight,
+                waiting=pricing.waiting, **about)

@@ -31,7 +31,8 @@ class Candidate:
     """A part of the space of plans that is searched at once.
 
     `region` gives the part of a graph and a mesh; `recompute` says which blocks backward computes again, as text
-    (`core.recompute`); `in_flight` microbatches have their activations there at once.
+    (`core.recompute`); `in_flight` microbatches have their activations there at once, and the gradients of the weights
+    of `waiting` wait.
     """
 
     mesh: Mesh
@@ -39,6 +40,7 @@ class Candidate:
     microbatches: int = 1
     recompute: str = NO_RECOMPUTE
     in_flight: int = 1
+    waiting: int = 0
 
     def __str__(self) -> str:
         parts = f" x {self.microbatches} microbatches" if self.microbatches > 1 else ""
@@ -99,7 +101,8 @@ def _policies(pricing: Pricing, candidate: Candidate) -> Policies:
 def _space(task: PlanTask, candidate: Candidate) -> tuple[Pricing, tuple[Variable, ...]]:
     graph = task.variant(candidate.microbatches).graph
     pricing = Pricing(graph, candidate.mesh, task.cluster, task.options.optimizer, candidate.microbatches, task.hidden,
-                      policy_blocks(graph, candidate.recompute), candidate.in_flight, task.counts, task.ports)
+                      policy_blocks(graph, candidate.recompute), candidate.in_flight, task.counts,
+                      candidate.waiting, task.ports)
     region = candidate.region(graph, candidate.mesh)
     return pricing, variables(graph, candidate.mesh, region, candidate.microbatches, candidate.in_flight)
 
@@ -124,8 +127,9 @@ def bounds(task: PlanTask, one: Candidate, other: Candidate) -> bool:
     measured curves may be faster where they are small. A microbatch of one row splits as none of more rows does.
     For example, (1, S, C) -> (S, C) leaves S whole, and (2, S, C) -> (2S, C) does not.
     """
-    if (other.mesh, other.in_flight) != (one.mesh, one.in_flight) or other.region is not one.region or \
-            not recomputes_more(other.recompute, one.recompute):
+    if (other.mesh, other.in_flight, other.waiting) != (one.mesh, one.in_flight, one.waiting):
+        return False
+    if other.region is not one.region or not recomputes_more(other.recompute, one.recompute):
         return False
     if other.microbatches == one.microbatches:
         return other.recompute != one.recompute

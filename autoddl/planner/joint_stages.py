@@ -26,12 +26,13 @@ from itertools import pairwise
 import numpy as np
 
 from autoddl.core.errors import Infeasible, InputError
+from autoddl.core.pipeline import Flight, flights_of
 from autoddl.core.pipeline_cuts import PathBound, StageSeconds
 from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph, cut_graph
 from autoddl.cost_models.pipeline_bounds import critical_path
 from autoddl.planner.stage_parts import StageParts
-from autoddl.planner.stage_plans import Staged, in_flight_of, stage_times
+from autoddl.planner.stage_plans import Staged, stage_times
 from autoddl.planner.stage_ports import StageMessages
 from autoddl.pricing.price import Counts
 from autoddl.search.cut_planes import Blend, best_mixture, blended
@@ -70,7 +71,7 @@ class _Joint:
 
 def improved(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> tuple[tuple[Plan, ...], float]:
     """(plans of the stages, seconds of the pipeline), no slower than those given, with layouts chosen together."""
-    graphs, flights = cut_graph(part.graph, staged.cuts), in_flight_of(staged.schedule())
+    graphs, flights = cut_graph(part.graph, staged.cuts), flights_of(staged.schedule())
     best = _joint(part, staged, tuple(plans))
     seen, stale = [best.path], 0
     for turn in range(ROUNDS):
@@ -93,7 +94,7 @@ def blend_paths(part: StageParts, staged: Staged, plans: Sequence[Plan]
 
     What is known of stages with the counts of these blends is in `part` then.
     """
-    graphs, flights = cut_graph(part.graph, staged.cuts), in_flight_of(staged.schedule())
+    graphs, flights = cut_graph(part.graph, staged.cuts), flights_of(staged.schedule())
     ends = (0, *(part.places.index(cut) + 1 for cut in staged.cuts), part.units)
     best = _joint(part, staged, tuple(plans))
     met, blends = [best], list[Blend]()
@@ -132,7 +133,7 @@ def _joint(part: StageParts, staged: Staged, plans: tuple[Plan, ...]) -> _Joint:
     return _Joint(plans, seconds, between, makespan, path)
 
 
-def _replanned(part: StageParts, staged: Staged, best: _Joint, waits: Waits, s: int, graph: StageGraph, flight: int
+def _replanned(part: StageParts, staged: Staged, best: _Joint, waits: Waits, s: int, graph: StageGraph, flight: Flight
                ) -> _Joint | None:
     """The pipeline in which stage s is searched again with these counts; None where that changes nothing or fails."""
     m = part.microbatches

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from autoddl.core.errors import Infeasible, InputError
-from autoddl.core.pipeline import Schedule
+from autoddl.core.pipeline import Flight, Schedule, flights_of
 from autoddl.core.pipeline_cuts import CutProblem, CutProof, CutSolution, PathBound, StageSeconds
 from autoddl.core.pipeline_proofs import proof_to_json
 from autoddl.core.plan import Plan
@@ -29,7 +29,7 @@ from autoddl.cost_models.pipeline_bounds import closed_paths, trace_cut
 from autoddl.cost_models.pipelines import ONCE
 from autoddl.planner.joint_stages import blend_paths, improved
 from autoddl.planner.stage_parts import StageParts
-from autoddl.planner.stage_plans import Staged, in_flight_of, simulated, stage_times
+from autoddl.planner.stage_plans import Staged, simulated, stage_times
 from autoddl.search.cut_planes import Blend
 from autoddl.search.pipeline_cuts import least_over_cuts
 
@@ -96,12 +96,12 @@ def try_cut(part: StageParts, name: str, cut: tuple[int, ...]) -> TriedCut:
     """Solves the stages of a cut and simulates the pipeline. Raises why a stage has no plan."""
     staged = part.staged(name, cut)
     schedule = staged.schedule()
-    plans = _fitting(part, staged, cut_graph(part.graph, staged.cuts), in_flight_of(schedule))
+    plans = _fitting(part, staged, cut_graph(part.graph, staged.cuts), flights_of(schedule))
     seconds, between = stage_times(part.task.cluster, plans, staged, part.graph)
     return TriedCut(cut, plans, simulated(schedule, seconds, between).makespan)
 
 
-def _fitting(part: StageParts, staged: Staged, graphs: Sequence[StageGraph], flights: Sequence[int]
+def _fitting(part: StageParts, staged: Staged, graphs: Sequence[StageGraph], flights: Sequence[Flight]
              ) -> tuple[Plan, ...]:
     """The plans of the stages; those of one part of the cluster fit its ranks together. Raises why there are none."""
     plans = [part.planned(graph, flight) for graph, flight in zip(graphs, flights, strict=True)]
@@ -172,7 +172,7 @@ class _CutSearch:
 
     def run(self) -> str:
         """Solves cuts until nothing is left to be done; returns why it ended."""
-        flights = in_flight_of(self.schedule)
+        flights = flights_of(self.schedule)
         for _ in range(ROUNDS):
             problem = _problem(self.part, self.schedule, flights)
             answer = self._least(problem)
@@ -201,7 +201,7 @@ class _CutSearch:
             self.bound, self.proof, self.stale = answer.bound, (problem, answer.proof, self.part.places), 0
         return answer
 
-    def _solve(self, cut: tuple[int, ...], flights: Sequence[int]) -> None:
+    def _solve(self, cut: tuple[int, ...], flights: Sequence[Flight]) -> None:
         """Makes more known of the stages of a cut, by the first way that says something new."""
         stages = [(a, b, k) for (a, b), k in zip(pairwise((0, *cut, self.part.units)), flights, strict=True)]
         news = sum(self.part.bound(*stage) for stage in stages) or sum(self.part.sharpen(*stage) for stage in stages)
@@ -267,12 +267,12 @@ def first_bound(part: StageParts, name: str) -> float:
     """Seconds that no pipeline of a candidate is below, by the work of its stages alone; infinite where there is none.
     """
     schedule = Staged(tuple(range(1, part.stages)), name, part.microbatches).schedule()
-    problem = _problem(part, schedule, in_flight_of(schedule))
+    problem = _problem(part, schedule, flights_of(schedule))
     return least_over_cuts(problem, closed_paths(schedule, ONCE), partial(trace_cut, _likely(problem)),
                            tolerance=ROUGH, effort=1).bound
 
 
-def _problem(part: StageParts, schedule: Schedule, flights: Sequence[int]) -> CutProblem:
+def _problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight]) -> CutProblem:
     """The least seconds of every stage with every number of units, wherever it may begin."""
     m, units, shape = part.microbatches, part.units, (part.stages, part.units)
     seconds = np.full((*shape, len(StageSeconds._fields)), inf)

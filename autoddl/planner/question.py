@@ -72,6 +72,8 @@ class Question:
     """The blocks that the plan computes again, as text (`core.recompute`)."""
     in_flight: int = 1
     """The number of microbatches of the plan whose activations are there at once."""
+    waiting: int = 0
+    """The number of those whose gradients of weights wait."""
 
     def asking(self, **options: Any) -> "Question":
         """The question with some options replaced."""
@@ -131,7 +133,7 @@ def question_of(plan: Plan) -> Question:
                           microbatches=tuple(source.get("counts", ())) or (plan.microbatches,),
                           recompute=source.get("recompute", (policy_text(plan.recompute),)))
     return Question(graph_from_text(source["graph"]), cluster, options, plan.microbatches, source.get("parts", {}),
-                    policy_text(plan.recompute), plan.in_flight)
+                    policy_text(plan.recompute), plan.in_flight, plan.waiting)
 
 
 def _variants(question: Question) -> Variants:
@@ -159,7 +161,7 @@ def network_on(question: Question, mesh: Mesh) -> CostNetwork:
     """All choices that the question leaves on one mesh, priced, with its own number of microbatches."""
     own = replace(question, parts={})
     candidate = Candidate(mesh, region_of(question.options), question.microbatches, question.recompute,
-                          question.in_flight)
+                          question.in_flight, question.waiting)
     return build_network(_task(own, _variants(own)), candidate)
 
 
@@ -228,6 +230,7 @@ def solve_question(question: Question, progress: Progress | None = None) -> Foun
     region = region_of(question.options)
     counts = [one.microbatches for one in split_by_microbatches(question)]
     every = allowed_meshes(question.cluster, question.options)
-    plain = [Candidate(mesh, region, n, in_flight=question.in_flight) for n in counts for mesh in every]
+    plain = [Candidate(mesh, region, n, in_flight=question.in_flight, waiting=question.waiting)
+             for n in counts for mesh in every]
     candidates = under_policies(plain, question.options.recompute)
     return search(_task(question, _variants(question)), candidates, progress)

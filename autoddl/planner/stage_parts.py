@@ -31,6 +31,7 @@ from typing import Any
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.hubs import add_hubs, needed_ops
+from autoddl.core.pipeline import Flight
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Solution
 from autoddl.core.recompute import blocks_of
@@ -50,7 +51,7 @@ __all__ = ["SolvedStage", "StageParts", "places_of", "structure"]
 PLACES = 16
 """Places at which a model without blocks may be cut, at most."""
 
-ANY = 0
+ANY, ONE, SEVERAL = Flight(0), Flight(1), Flight(2)
 """In place of a number of microbatches in flight: what was found without a budget, true for any number."""
 
 
@@ -126,9 +127,9 @@ def _named(source: StageGraph, graph: StageGraph, moment: str) -> str:
     return f"{kind} {names[name]}" if name else moment
 
 
-def _kept(in_flight: int) -> bool:
+def _kept(flight: Flight) -> bool:
     """Whether weights that are gathered stay gathered: so the layouts to choose from are the same."""
-    return in_flight > 1
+    return flight.in_flight > 1
 
 
 @dataclass(eq=False)
@@ -151,13 +152,13 @@ class StageParts:
     places: tuple[int, ...]
     within: tuple[Candidate, ...] = ()
     splits: bool = False
-    _solved: dict[tuple[str, int], SolvedStage] = field(default_factory=dict)
+    _solved: dict[tuple[str, Flight], SolvedStage] = field(default_factory=dict)
     _free: dict[tuple[str, bool], tuple[StageGraph, Found]] = field(default_factory=dict)
-    _behind: dict[tuple[str, int], float] = field(default_factory=dict)
+    _behind: dict[tuple[str, Flight], float] = field(default_factory=dict)
     _repeated: dict[str, float] = field(default_factory=dict)
     _single: dict[str, float] = field(default_factory=dict)
     _ports: dict[tuple[int, int], tuple[Port, ...]] = field(default_factory=dict)
-    _counted: dict[tuple[str, Any, tuple[float, ...], int], float] = field(default_factory=dict)
+    _counted: dict[tuple[str, Any, tuple[float, ...], Flight], float] = field(default_factory=dict)
     _alone: dict[tuple[Any, ...], tuple[StageGraph, str]] = field(default_factory=dict)
 
     @property
@@ -239,21 +240,21 @@ class StageParts:
         """The ports without their names: equal for stages that are alike and have equal ports."""
         return tuple((port.number, port.sends, port.shape, port.itemsize) for port in self.ports(a, b))
 
-    def whole(self, a: int, b: int, in_flight: int) -> float:
+    def whole(self, a: int, b: int, flight: Flight) -> float:
         """T of a stage, as far as it is known."""
         known, key = self.microbatches * sum(self.floor(a, b)), self._known_key(a, b)
-        free = [self._free[key, kept][1].bound for kept in {False, _kept(in_flight)} if (key, kept) in self._free]
-        solved = self._solved.get((key, in_flight))
+        free = [self._free[key, kept][1].bound for kept in {False, _kept(flight)} if (key, kept) in self._free]
+        solved = self._solved.get((key, flight))
         return max([known, *free, 0.0 if solved is None else solved.bound])
 
     def repeated(self, a: int, b: int) -> float:
         """M of a stage, as far as it is known."""
         return max(self.microbatches * sum(self.floor(a, b)), self._repeated.get(self._known_key(a, b), 0.0))
 
-    def behind(self, a: int, b: int, in_flight: int) -> float:
+    def behind(self, a: int, b: int, flight: Flight) -> float:
         """T' of a stage, as far as it is known."""
         key = self._known_key(a, b)
-        return max(self.repeated(a, b), *(self._behind.get((key, at), 0.0) for at in (ANY, in_flight)))
+        return max(self.repeated(a, b), *(self._behind.get((key, at), 0.0) for at in (ANY, flight)))
 
     def single(self, a: int, b: int) -> float:
         """The seconds of one microbatch and of what comes once, of a stage that is the first; else 0."""
@@ -264,59 +265,59 @@ class StageParts:
         """The counts of seconds and messages of which something is known."""
         return tuple(dict.fromkeys(weights for _, _, weights, _ in self._counted))
 
-    def counted(self, a: int, b: int, in_flight: int, weights: tuple[float, ...]) -> float:
+    def counted(self, a: int, b: int, flight: Flight, weights: tuple[float, ...]) -> float:
         """The least seconds counted so of a stage with its messages, as far as it is known; else 0."""
         key, sides = self._known_key(a, b), self._sides(a, b)
-        return max(self._counted.get((key, sides, weights, at), 0.0) for at in (ANY, in_flight))
+        return max(self._counted.get((key, sides, weights, at), 0.0) for at in (ANY, flight))
 
-    def count(self, a: int, b: int, in_flight: int, weights: tuple[float, ...], stage: StageGraph) -> Plan | None:
+    def count(self, a: int, b: int, flight: Flight, weights: tuple[float, ...], stage: StageGraph) -> Plan | None:
         """Searches a stage whose seconds and messages count so: its bound is known then.
 
         Returns the plan of `stage`, which is it with the names of a pipeline; None where none was found that fits.
         """
-        graph, solved = self._cut(a, b), self.solve(*self.alone(a, b), in_flight)
+        graph, solved = self._cut(a, b), self.solve(*self.alone(a, b), flight)
         if solved.found is None:
             return None
         ports = PieceMessages(self.ports(a, b), self.task.cluster, self.parts, self.stages, (weights[6], weights[7]))
-        counts, at = Counts(weights[0], min(weights[1:3]), *weights[3:6]), in_flight if solved.binds else ANY
+        counts, at = Counts(weights[0], min(weights[1:3]), *weights[3:6]), flight if solved.binds else ANY
         task = replace(self.task, counts=counts, ports=ports, budget=self.task.budget if solved.binds else inf)
         try:
-            made = search_stage(task, graph, self.cluster, self.microbatches, max(at, 1), self.within)
+            made = search_stage(task, graph, self.cluster, self.microbatches, at if solved.binds else ONE, self.within)
             self._counted[self.alone(a, b)[1], self._sides(a, b), weights, at] = made.bound
-            if _kept(at) != _kept(in_flight):
-                made = search_stage(task, graph, self.cluster, self.microbatches, in_flight, (made.candidate,))
+            if _kept(at) != _kept(flight):
+                made = search_stage(task, graph, self.cluster, self.microbatches, flight, (made.candidate,))
         except Infeasible:
             return None
-        return self._planned_alone(solved, stage, made, in_flight)
+        return self._planned_alone(solved, stage, made, flight)
 
-    def _planned_alone(self, solved: SolvedStage, graph: StageGraph, made: Found, in_flight: int) -> Plan | None:
+    def _planned_alone(self, solved: SolvedStage, graph: StageGraph, made: Found, flight: Flight) -> Plan | None:
         """The plan of a stage of what was made under other counts; None where it does not fit the budget."""
         assert solved.found is not None
         solution = self._alone_seconds(solved.found, made, graph)
         found = replace(solved.found, candidate=made.candidate, solution=solution)
-        plan = self._plan(solved.graph, graph, found, in_flight)
+        plan = self._plan(solved.graph, graph, found, flight)
         return plan if plan.predicted.peak_bytes <= self.task.budget else None
 
-    def solve(self, graph: StageGraph, key: str, in_flight: int) -> SolvedStage:
+    def solve(self, graph: StageGraph, key: str, flight: Flight) -> SolvedStage:
         """The best layouts of a stage that is like this graph."""
-        if (key, in_flight) not in self._solved:
+        if (key, flight) not in self._solved:
             try:
-                found = self._searched(graph, key, in_flight)
+                found = self._searched(graph, key, flight)
             except (Infeasible, InputError) as error:
                 found = SolvedStage(graph, None, problem=error)
-            self._solved[key, in_flight] = found
-        return self._solved[key, in_flight]
+            self._solved[key, flight] = found
+        return self._solved[key, flight]
 
-    def _searched(self, graph: StageGraph, key: str, in_flight: int) -> SolvedStage:
+    def _searched(self, graph: StageGraph, key: str, flight: Flight) -> SolvedStage:
         """The best layouts without a budget, if they fit; else under it. Raises why there are none."""
-        at = key, _kept(in_flight)
+        at = key, _kept(flight)
         if at not in self._free:
-            free = replace(self.task, budget=inf)
-            self._free[at] = graph, search_stage(free, graph, self.cluster, self.microbatches, 1 + at[1], self.within)
+            free, some = replace(self.task, budget=inf), SEVERAL if at[1] else ONE
+            self._free[at] = graph, search_stage(free, graph, self.cluster, self.microbatches, some, self.within)
         source, found = self._free[at]
-        if self._plan(source, source, found, in_flight).predicted.peak_bytes <= self.task.budget:
+        if self._plan(source, source, found, flight).predicted.peak_bytes <= self.task.budget:
             return SolvedStage(source, found, binds=False)
-        made = search_stage(self.task, graph, self.cluster, self.microbatches, in_flight, self.within)
+        made = search_stage(self.task, graph, self.cluster, self.microbatches, flight, self.within)
         return SolvedStage(graph, made)
 
     @property
@@ -325,52 +326,53 @@ class StageParts:
         return min((one.problem.needed for one in self._solved.values() if isinstance(one.problem, Infeasible)),
                    default=inf)
 
-    def bound(self, a: int, b: int, in_flight: int) -> bool:
+    def bound(self, a: int, b: int, flight: Flight) -> bool:
         """Makes T and M of a stage as sharp as searches over its layouts do; returns whether they were not."""
         graph, key = self.alone(a, b)
-        if key in self._repeated and (key, in_flight) in self._solved:
+        if key in self._repeated and (key, flight) in self._solved:
             return False
-        self.solve(graph, key, in_flight)
+        self.solve(graph, key, flight)
         if key not in self._repeated:
             m = self.microbatches
             free = replace(self.task, budget=inf, hidden=1.0, counts=Counts(m, m, 0.0, 0.0, 0.0))
-            self._repeated[key] = search_stage(free, graph, self.cluster, self.microbatches, 1).bound
+            self._repeated[key] = search_stage(free, graph, self.cluster, self.microbatches, ONE).bound
         return True
 
-    def sharpen(self, a: int, b: int, in_flight: int) -> bool:
+    def sharpen(self, a: int, b: int, flight: Flight) -> bool:
         """Makes T' of a stage, of the first its single seconds, as sharp as T; returns whether they were not."""
         graph, key = self.alone(a, b)
-        solved = self.solve(graph, key, in_flight)
+        solved = self.solve(graph, key, flight)
         if a == 0 and key not in self._single:
-            self._single[key] = search_stage(replace(self.task, budget=inf), graph, self.cluster, 1, in_flight).bound
+            self._single[key] = search_stage(replace(self.task, budget=inf), graph, self.cluster, 1, flight).bound
             return True
         if a == 0 or solved.found is None:
             return False
-        at = in_flight if solved.binds else ANY
+        at = flight if solved.binds else ANY
         if (key, at) in self._behind:
             return False
         counts = Counts(self.microbatches, self.microbatches, gather=0.0)
         behind = replace(self.task, counts=counts, budget=self.task.budget if solved.binds else inf)
         try:
-            self._behind[key, at] = search_stage(behind, graph, self.cluster, self.microbatches, max(at, 1)).bound
+            some = at if solved.binds else ONE
+            self._behind[key, at] = search_stage(behind, graph, self.cluster, self.microbatches, some).bound
         except Infeasible:
             self._behind[key, at] = 0.0
         return True
 
-    def planned(self, graph: StageGraph, in_flight: int) -> Plan:
+    def planned(self, graph: StageGraph, flight: Flight) -> Plan:
         """The plan of a stage, found for it or for one that is like it. Raises why there is none."""
-        solved = self.solve(graph, structure(graph.graph), in_flight)
+        solved = self.solve(graph, structure(graph.graph), flight)
         if solved.found is None:
             assert solved.problem is not None
             raise solved.problem
-        return self._plan(solved.graph, graph, solved.found, in_flight)
+        return self._plan(solved.graph, graph, solved.found, flight)
 
-    def searched_for(self, graph: StageGraph, in_flight: int, counts: Counts, ports: Ports) -> Plan | None:
+    def searched_for(self, graph: StageGraph, flight: Flight, counts: Counts, ports: Ports) -> Plan | None:
         """The plan of a stage whose seconds count otherwise, on meshes known to be good; None if too full.
 
         Its bound stays that of the stage alone. Raises why there is none.
         """
-        solved = self.solve(graph, structure(graph.graph), in_flight)
+        solved = self.solve(graph, structure(graph.graph), flight)
         if solved.found is None:
             assert solved.problem is not None
             raise solved.problem
@@ -378,8 +380,8 @@ class StageParts:
                         if one.found is not None}.values())
         tasks = [replace(self.task, counts=counts, ports=ports, budget=budget) for budget in (inf, self.task.budget)]
         for task in tasks:
-            made = search_stage(task, graph, self.cluster, self.microbatches, in_flight, within)
-            plan = self._planned_alone(solved, graph, made, in_flight)
+            made = search_stage(task, graph, self.cluster, self.microbatches, flight, within)
+            plan = self._planned_alone(solved, graph, made, flight)
             if plan is not None:
                 break
         return plan
@@ -391,10 +393,10 @@ class StageParts:
         seconds = assemble_choice(one.pricing, one.solution.choice, one.variables).predicted.seconds
         return replace(found.solution, choice=made.solution.choice, seconds=seconds)
 
-    def _plan(self, source: StageGraph, graph: StageGraph, found: Found, in_flight: int) -> Plan:
+    def _plan(self, source: StageGraph, graph: StageGraph, found: Found, flight: Flight) -> Plan:
         """The plan of a stage that takes the layouts that were found for `source`, which is like it."""
         task = stage_task(self.task, graph, self.cluster, self.microbatches)
-        candidate = replace(found.candidate, in_flight=in_flight)
+        candidate = replace(found.candidate, in_flight=flight.in_flight, waiting=flight.waiting)
         row = {_named(source, graph, moment): weight for moment, weight in found.best.row.items()}
         one = chosen(task, candidate, found.solution, row)
         made = assemble(one.pricing, one.solution, one.variables)

@@ -18,7 +18,7 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.hubs import add_hubs, needed_ops
 from autoddl.core.layout import Axis, Layout, Mesh
-from autoddl.core.pipeline import Schedule, check_schedule, peak_activations
+from autoddl.core.pipeline import Flight, Schedule, check_schedule, flights_of
 from autoddl.core.pipeline_cuts import StageSeconds
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import VERSION, Pipeline, Plan, Prediction, Stage
@@ -37,7 +37,7 @@ from autoddl.schedule.memory_line import with_memory_peak
 from autoddl.schedule.stage_messages import busiest, messages
 from autoddl.schedule.stage_seconds import stage_seconds
 
-__all__ = ["PIPE", "Staged", "StagedStep", "boundary_seconds", "chunks_of", "finish_stage", "in_flight_of",
+__all__ = ["PIPE", "Staged", "StagedStep", "boundary_seconds", "chunks_of", "finish_stage",
            "pipeline_plan", "search_stage", "simulated", "splits_backward", "stage_cluster", "stage_task",
            "stage_times", "staged_step", "transfer_ends", "transfer_passes", "transfer_seconds"]
 
@@ -97,14 +97,14 @@ class Staged:
 
     def schedule(self) -> Schedule:
         """The schedule, checked. Raises InputError where there is none so."""
-        if self.splits and self.microbatches == 1:
-            raise InputError(f"schedule {self.name} puts gradients of weights off behind other microbatches, and a "
-                             "step of one microbatch has no other: take 1f1b, or more microbatches")
         made = generate(self.name, self.parts, self.microbatches)
         check_schedule(made)
         if len(made.placement) > 1 or made.stages != self.stages:
             raise InputError(f"schedule {self.name} cannot be planned yet, only drawn: take gpipe, 1f1b, "
                              "interleaved:2, zb-h1 or zb-h2")
+        if self.splits and self.microbatches == 1:
+            raise InputError(f"schedule {self.name} puts gradients of weights off behind other microbatches, and a "
+                             "step of one microbatch has no other: take 1f1b, or more microbatches")
         return made
 
 
@@ -221,7 +221,7 @@ def stage_task(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches
                    variants=None)
 
 
-def search_stage(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches: int, in_flight: int,
+def search_stage(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches: int, flight: Flight,
                  within: Sequence[Candidate] = ()) -> Found:
     """The fastest layouts of one stage on its part of the cluster, with a bound of all of them.
 
@@ -230,7 +230,8 @@ def search_stage(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatch
     """
     own = stage_task(task, stage, cluster, microbatches)
     free = within or [Candidate(mesh, region_of(own.options)) for mesh in allowed_meshes(cluster, own.options)]
-    plain = [replace(one, microbatches=microbatches, in_flight=in_flight) for one in free]
+    plain = [replace(one, microbatches=microbatches, in_flight=flight.in_flight, waiting=flight.waiting)
+             for one in free]
     return search(own, under_policies(plain, own.options.recompute))
 
 
@@ -246,19 +247,12 @@ def finish_stage(task: PlanTask, stage: StageGraph, found: Found, made: Assemble
     return with_memory_peak(replace(plan, bucket_bytes=1), task.graph, task.options.optimizer, task.cluster)
 
 
-def solve_stage(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches: int, in_flight: int) -> Plan:
+def solve_stage(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches: int, flight: Flight) -> Plan:
     """The fastest plan of one stage, with the best bucket size. Raises Infeasible as `search_stage`."""
-    found = search_stage(task, stage, cluster, microbatches, in_flight)
+    found = search_stage(task, stage, cluster, microbatches, flight)
     made = assemble(found.best.pricing, found.best.solution, found.best.variables)
     own = stage_task(task, stage, cluster, microbatches)
     return fitting_buckets(finish_stage(own, stage, found, made), own.graph, own.options.optimizer, cluster)
-
-
-def in_flight_of(schedule: Schedule) -> tuple[int, ...]:
-    """By stage, the most microbatches between their forward and their backward."""
-    alone = [[float(s == stage) for s in range(schedule.stages)] for stage in range(schedule.stages)]
-    return tuple(round(peak_activations(schedule, sizes)[rank])
-                 for sizes, rank in zip(alone, schedule.placement[0], strict=True))
 
 
 def pipeline_plan(task: PlanTask, staged: Staged, plans: Sequence[Plan] = ()) -> Plan:
@@ -271,7 +265,7 @@ def pipeline_plan(task: PlanTask, staged: Staged, plans: Sequence[Plan] = ()) ->
     part = stage_cluster(task.cluster, staged.parts)
     graphs = cut_graph(variant.original, staged.cuts)
     if not plans:
-        flights = in_flight_of(schedule)
+        flights = flights_of(schedule)
         plans = [solve_stage(task, graph, part, staged.microbatches, flight)
                  for graph, flight in zip(graphs, flights, strict=True)]
     ends = [*staged.cuts, len(needed_ops(variant.original))]

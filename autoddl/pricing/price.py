@@ -132,6 +132,8 @@ class Pricing:
     """The number of microbatches whose activations are there at once."""
     counts: Counts | None = None
     """How often seconds count; None: as often as they come in a step."""
+    waiting: int = 0
+    """The number of microbatches whose gradients of weights wait; it changes the memory line alone."""
     ports: Ports | None = None
     """What messages to other stages take; None: they are not counted."""
     chained: Mapping[str, Chained] = field(init=False, compare=False)

@@ -16,7 +16,7 @@ from autoddl.capture.capture import Captured
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.hubs import add_hubs
-from autoddl.core.pipeline import Schedule, check_schedule, peak_activations
+from autoddl.core.pipeline import Schedule, check_schedule, flights_of
 from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph, cut_graph
 from autoddl.runtime.lowering import communication_axes
@@ -52,10 +52,11 @@ def _check_stages(plan: Plan, schedule: Schedule) -> None:
         if stage.ranks != (place * size, (place + 1) * size) or stage.plan.mesh.size != size:
             raise InputError(f"stage {s} has the ranks {stage.ranks} and the mesh '{stage.plan.mesh}', the schedule "
                              f"places it on {size} ranks from {place * size} on; plan again")
-        flying = round(peak_activations(schedule, [float(k == s) for k in range(len(stages))])[place])
-        if stage.plan.in_flight < flying:
+        flight = flights_of(schedule)[s]
+        if stage.plan.in_flight < flight.in_flight or stage.plan.waiting < flight.waiting:
             raise InputError(f"stage {s} is planned for {stage.plan.in_flight} microbatches in flight, the schedule "
-                             f"has {flying} there: plan again for this schedule")
+                             f"has {flight.in_flight} there, {flight.waiting} of them with gradients that wait: plan "
+                             "again for this schedule")
 
 
 def connected(plan: Plan, graph: Graph, timeout: timedelta) -> Stages:

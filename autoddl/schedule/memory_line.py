@@ -6,6 +6,8 @@
     both        gathered parameters, the buffers of conversions, temporaries of kernels
     in flight   where a stage of a pipeline has several microbatches in flight, their forwards run first, then backwards
                 and forwards in turn, as in 1F1B: their activations are there at once
+    waiting     where a schedule splits backward, gradients of results whose weights wait for W: counted all the time
+                beside all that a whole backward reads, so that the line is above what is in use
     optimizer   AdamW in a loop over parameters has the roots and the denominator of one, and the denominator of the
                 one before (torch.optim.adam, _single_tensor_adam); on an accelerator, on plain tensors, it goes over
                 all at once (_multi_tensor_adam) and has one such buffer for each
@@ -22,6 +24,7 @@ from math import prod
 from autoddl.core.graph import RECEIVE, Graph, Kind
 from autoddl.core.layout import B, local_shape
 from autoddl.core.plan import Plan
+from autoddl.core.split_backward import waiting_inputs
 from autoddl.core.stages import SEND
 from autoddl.cost_models import Cluster
 from autoddl.operators.footprints.storages import Heap, Value, contiguous
@@ -67,7 +70,7 @@ def predict_memory(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster, m
     few = replace(plan, microbatches=min(plan.microbatches, most + plan.in_flight - 1))
     parsed = ParsedPlan(few, graph, cluster.device.kind == "cpu")
     step = MicrobatchMemory(heap, parsed, stored, given, _deciding(plan, cluster))
-    moving = _in_transit(heap, plan, graph)
+    moving = [*_in_transit(heap, plan, graph), *_waiting(heap, plan, graph)]
     begun = [step.begun(part == few.microbatches - 1) for part in range(few.microbatches)]
     for part in range(few.microbatches + plan.in_flight - 1):
         if part < few.microbatches:
@@ -91,6 +94,19 @@ def _in_transit(heap: Heap, plan: Plan, graph: Graph) -> list[int]:
             tensor = graph.tensors[op.inputs[0] if sends else op.outputs[0]]
             layout = decided[op.name].inputs[0] if sends else decided[op.name].outputs[0]
             found.append(heap.new(prod(local_shape(tensor.shape, layout, plan.mesh)) * tensor.itemsize, "transient"))
+    return found
+
+
+def _waiting(heap: Heap, plan: Plan, graph: Graph) -> list[int]:
+    """A buffer for the gradient of every result of an op that waits for W, for every microbatch that waits."""
+    decided, found = plan.index().decisions, list[int]()
+    for i in waiting_inputs(graph) if plan.waiting else ():
+        op = graph.ops[i]
+        layouts = decided[op.name].outputs if op.name in decided else ()
+        for t, layout in zip(op.outputs, layouts, strict=False):
+            tensor = graph.tensors[t]
+            nbytes = prod(local_shape(tensor.shape, layout, plan.mesh)) * tensor.itemsize
+            found.append(heap.new(float(plan.waiting * nbytes), "transient"))
     return found
 
 

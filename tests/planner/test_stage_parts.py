@@ -8,6 +8,7 @@ import pytest
 import zoo
 
 from autoddl.core.errors import Infeasible
+from autoddl.core.pipeline import Flight
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.stage_parts import StageParts, places_of
 from autoddl.planner.stage_plans import search_stage
@@ -30,7 +31,7 @@ def _parts(budget: float) -> StageParts:
 
 
 def _peak(parts: StageParts, in_flight: int) -> float:
-    return parts.planned(parts.alone(0, 2)[0], in_flight).predicted.peak_bytes
+    return parts.planned(parts.alone(0, 2)[0], Flight(in_flight)).predicted.peak_bytes
 
 
 @pytest.fixture(scope="module")
@@ -42,29 +43,30 @@ def peaks() -> tuple[float, float]:
 
 def test_a_bound_under_a_budget_says_nothing_of_other_microbatches_in_flight(peaks: tuple[float, float]) -> None:
     parts = _parts(0.9 * peaks[1])
-    parts.bound(0, 2, 3)
+    parts.bound(0, 2, Flight(3))
     free = _parts(_task().cluster.device.memory)
-    free.bound(0, 2, 3)
-    under = [parts.whole(0, 2, k) for k in (2, 3, 4)]
-    without = [free.whole(0, 2, k) for k in (2, 3, 4)]
+    free.bound(0, 2, Flight(3))
+    under = [parts.whole(0, 2, Flight(k)) for k in (2, 3, 4)]
+    without = [free.whole(0, 2, Flight(k)) for k in (2, 3, 4)]
     assert under[0] == without[0] and under[2] == without[2] and under[1] > without[1]
-    parts.sharpen(0, 2, 3)
-    parts.count(0, 2, 3, WEIGHTS, parts.alone(0, 2)[0])
-    assert parts.counted(0, 2, 3, WEIGHTS) > 0.0 == parts.counted(0, 2, 2, WEIGHTS) == parts.counted(0, 2, 4, WEIGHTS)
+    parts.sharpen(0, 2, Flight(3))
+    parts.count(0, 2, Flight(3), WEIGHTS, parts.alone(0, 2)[0])
+    others = [parts.counted(0, 2, Flight(k), WEIGHTS) for k in (2, 4)]
+    assert parts.counted(0, 2, Flight(3), WEIGHTS) > 0.0 and others == [0.0, 0.0]
 
 
 def test_a_stage_that_fits_no_rank_so_may_fit_with_others_in_flight(peaks: tuple[float, float]) -> None:
     parts = _parts(0.2 * peaks[0])
-    parts.bound(0, 2, 3)
-    assert parts.whole(0, 2, 3) == float("inf") > parts.whole(0, 2, 4)
+    parts.bound(0, 2, Flight(3))
+    assert parts.whole(0, 2, Flight(3)) == float("inf") > parts.whole(0, 2, Flight(4))
     with pytest.raises(Infeasible):
-        parts.planned(parts.alone(0, 2)[0], 3)
+        parts.planned(parts.alone(0, 2)[0], Flight(3))
 
 
 def test_a_bound_without_a_budget_is_true_for_all_microbatches_in_flight(peaks: tuple[float, float]) -> None:
     parts = _parts(2 * peaks[1])
-    parts.count(0, 2, 3, WEIGHTS, parts.alone(0, 2)[0])
-    known = [parts.counted(0, 2, k, WEIGHTS) for k in range(1, 5)]
+    parts.count(0, 2, Flight(3), WEIGHTS, parts.alone(0, 2)[0])
+    known = [parts.counted(0, 2, Flight(k), WEIGHTS) for k in range(1, 5)]
     assert known[0] > 0.0 and all(a == b for a, b in pairwise(known))
 
 
@@ -75,6 +77,7 @@ def test_no_plan_under_other_counts_is_none(peaks: tuple[float, float], monkeypa
         return search_stage(task, *args)  # type: ignore[arg-type]
 
     parts = _parts(2 * peaks[1])
-    parts.bound(0, 2, 3)
+    parts.bound(0, 2, Flight(3))
     monkeypatch.setattr("autoddl.planner.stage_parts.search_stage", searched)
-    assert parts.count(0, 2, 3, WEIGHTS, parts.alone(0, 2)[0]) is None and parts.counted(0, 2, 3, WEIGHTS) == 0.0
+    assert parts.count(0, 2, Flight(3), WEIGHTS, parts.alone(0, 2)[0]) is None
+    assert parts.counted(0, 2, Flight(3), WEIGHTS) == 0.0

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from autoddl.core.graph import RECEIVE, Op
+from autoddl.core.pipeline import Flight, flights_of
 from autoddl.core.pipeline_cuts import StageSeconds
 from autoddl.core.plan import Plan
 from autoddl.core.stages import SEND, StageGraph, cut_graph
@@ -28,7 +29,6 @@ from autoddl.planner.stage_parts import places_of
 from autoddl.planner.stage_plans import (
     Staged,
     boundary_seconds,
-    in_flight_of,
     simulated,
     stage_cluster,
     stage_task,
@@ -106,7 +106,7 @@ def best_pipeline(task: PlanTask, case: Case) -> float:
         staged = Staged((at,), case.schedule, case.microbatches)
         schedule = staged.schedule()
         every = [list(_choices(task, stage, part, case.microbatches, flight, staged.splits)) for stage, flight in
-                 zip(cut_graph(graph, staged.cuts), in_flight_of(schedule), strict=True)]
+                 zip(cut_graph(graph, staged.cuts), flights_of(schedule), strict=True)]
         for (first, mine), (second, its) in product(*every):
             between = boundary_seconds(case.cluster, (first, second), staged, graph)
             for pair in product(mine, its):
@@ -115,12 +115,13 @@ def best_pipeline(task: PlanTask, case: Case) -> float:
     return best
 
 
-def _choices(task: PlanTask, stage: StageGraph, part: Cluster, microbatches: int, in_flight: int, splits: bool
+def _choices(task: PlanTask, stage: StageGraph, part: Cluster, microbatches: int, flight: Flight, splits: bool
              ) -> Iterator[tuple[Plan, list[StageSeconds]]]:
     """For each way to give and take tensors a plan, and the seconds of the choices that no other is below."""
     own = stage_task(task, stage, part, microbatches)
     for mesh in allowed_meshes(part, own.options):
-        candidate = Candidate(mesh, region_of(own.options), microbatches, in_flight=in_flight)
+        candidate = Candidate(mesh, region_of(own.options), microbatches, in_flight=flight.in_flight,
+                              waiting=flight.waiting)
         network = build_network(own, candidate)
         if prod(network.sizes) > LIMIT:
             raise ValueError(f"{prod(network.sizes)} choices are too many to try")

@@ -9,10 +9,10 @@ from autoddl.capture.capture import Captured
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import needed_ops
 from autoddl.core.layout import Axis, Mesh
+from autoddl.core.pipeline import flights_of
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import VERSION, Pipeline, Plan, Stage
 from autoddl.core.stages import cut_graph
-from autoddl.planner.stage_plans import in_flight_of
 
 __all__ = ["cuts_before", "even_cuts", "staged_plan"]
 
@@ -52,14 +52,15 @@ def staged_plan(captured: Captured, cuts: Sequence[int], name: str, mesh: str, m
     graphs, chunks = cut_graph(captured.graph, tuple(cuts)), int(name.partition(":")[2] or 1)
     schedule = generate(name, len(graphs) // chunks, microbatches)
     size, ends = Mesh.parse(mesh).size, [*cuts, len(needed_ops(captured.graph))]
-    flights = in_flight_of(schedule)
+    flights = flights_of(schedule)
     stages = []
     for s, (part, first, end) in enumerate(zip(graphs, [0, *cuts], ends, strict=True)):
         place = schedule.placement[0][s]
         plan = random_plan(replace(captured, graph=part.graph), seed + s, mesh, microbatches=microbatches,
-                           recompute=recompute, in_flight=flights[s])
+                           recompute=recompute, in_flight=flights[s].in_flight)
+        plan = replace(plan, waiting=flights[s].waiting)
         stages.append(Stage((first, end), (place * size, (place + 1) * size), plan))
     return replace(stages[0].plan, mesh=Mesh((Axis("pipe", len(schedule.actions)), Axis("rank", size))), decisions=(),
-                   conversions=(), stored=(), inputs={}, levels={"pipe": ""}, in_flight=1, recompute=(),
+                   conversions=(), stored=(), inputs={}, levels={"pipe": ""}, in_flight=1, waiting=0, recompute=(),
                    fingerprints={"model": captured.graph.fingerprint(), "cluster": "", "autoddl": str(VERSION)},
                    pipeline=Pipeline(name, str(schedule), tuple(stages)))
