@@ -154,12 +154,13 @@ def peak_activations(schedule: Schedule, sizes: Sequence[float] | None = None, k
 
 def flights_of(schedule: Schedule) -> tuple[Flight, ...]:
     """By stage of a schedule with one pipe, the most microbatches in flight, and the most that wait for W."""
-    splits, found = any(action.kind == "W" for action in schedule), []
+    late, found = {action._replace(kind="B") for action in schedule if action.kind == "W"}, []
     for stage, rank in enumerate(schedule.placement[0]):
         alone = [float(s == stage) for s in range(schedule.stages)]
         most = round(peak_activations(schedule, alone)[rank])
-        waits = accumulate({"F": 0, "B": 1, "W": -1}[one.kind] for one in schedule.actions[rank] if one.stage == stage)
-        found.append(Flight(most, max(waits) if splits else 0))
+        own = [one for one in schedule.actions[rank] if one.stage == stage]
+        waits = accumulate((one in late) - (one.kind == "W") for one in own)
+        found.append(Flight(most, max(waits, default=0)))
     return tuple(found)
 
 

@@ -153,5 +153,7 @@ def _replanned(part: StageParts, staged: Staged, best: _Joint, waits: Waits, s: 
 
 def _fit(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> bool:
     """Whether the stages of every part of the cluster fit its ranks together."""
-    return all(sum(plan.predicted.peak_bytes for plan in plans[at::staged.parts]) <= part.task.budget
-               for at in range(staged.parts))
+    used = [0.0] * staged.parts
+    for plan, place in zip(plans, staged.placement, strict=True):
+        used[place] += plan.predicted.peak_bytes
+    return max(used) <= part.task.budget

@@ -104,7 +104,7 @@ class PlanOptions:
     """Numbers of stages of a pipeline to choose from, rising, each once; 1 is a plan without stages."""
 
     schedule: tuple[str, ...] = _option(("1f1b",), "schedules of a pipeline to choose from: 1f1b, gpipe, "
-                                        "interleaved:2, zb-h1, zb-h2",
+                                        "interleaved:2, zb-h1, zb-h2, zb-v, dualpipe-v",
                                         metavar="NAME,NAME,...", written=str)
     """Schedules of a pipeline to choose from, as text (`core.pipeline_schedules`), each once."""
 
@@ -171,7 +171,7 @@ def _schedules(names: Sequence[str]) -> tuple[str, ...]:
     texts = names.split(",") if isinstance(names, str) else names
     found = tuple(dict.fromkeys(text.strip() for text in texts))
     for name in found:
-        generate(name, 2, 2)
+        generate(name, 2, 4)
     if not found:
         raise InputError("a pipeline has some schedule: name one, like '1f1b'")
     return found

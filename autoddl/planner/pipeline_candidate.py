@@ -107,7 +107,7 @@ def _fitting(part: StageParts, staged: Staged, graphs: Sequence[StageGraph], fli
     plans = [part.planned(graph, flight) for graph, flight in zip(graphs, flights, strict=True)]
     budget = part.task.budget
     for at in range(staged.parts):
-        mine = range(at, staged.stages, staged.parts)
+        mine = [s for s, place in enumerate(staged.placement) if place == at]
         used = sum(plans[s].predicted.peak_bytes for s in mine)
         for s in mine if used > budget else ():
             own = part.under(budget * plans[s].predicted.peak_bytes / used)

@@ -12,6 +12,7 @@ from time import perf_counter
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.graph import graph_to_text
 from autoddl.core.hubs import add_hubs
+from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
 from autoddl.planner.bucket_size import fitting_buckets
@@ -19,7 +20,7 @@ from autoddl.planner.mesh_search import Progress
 from autoddl.planner.pins import check_pins
 from autoddl.planner.pipeline_candidate import Alternative, TriedCut, first_bound, search_cuts
 from autoddl.planner.stage_parts import StageParts, places_of
-from autoddl.planner.stage_plans import chunks_of, pipeline_plan, splits_backward, stage_cluster
+from autoddl.planner.stage_plans import chunks_of, pipeline_plan, splits_backward, stage_cluster, without_recompute
 from autoddl.planner.task import PlanTask
 
 __all__ = ["PipelineFound", "plan_of_cut", "search_pipelines", "staged_plan"]
@@ -53,7 +54,7 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
     for d, m, name in asked:
         key = d, m, chunks_of(name), splits_backward(name)
         if key not in parts:
-            parts[key] = _part(task, *key)
+            parts[key] = _part(without_recompute(task, name), *key)
         order.append((first_bound(parts[key], name), len(order), parts[key], name))
     for k, (_, _, part, name) in enumerate(sorted(order, key=lambda one: one[:2])):
 
@@ -113,19 +114,15 @@ def plan_of_cut(part: StageParts, name: str, tried: TriedCut) -> Plan:
 
 
 def _part(task: PlanTask, parts: int, microbatches: int, chunks: int, splits: bool) -> StageParts:
-    """The stages of one candidate. Raises InputError where the cluster or the model cannot be cut so.
-
-    Where backward is split, no block runs again: W would have to run it once more.
-    """
-    if splits:
-        task = replace(task, options=replace(task.options, recompute=("none",)))
+    """The stages of one candidate. Raises InputError where the cluster or the model cannot be cut so."""
     stage_cluster(task.cluster, parts)
     stages = parts * chunks
     if task.options.cut and chunks > 1:
-        raise InputError(f"an interleaved schedule has {chunks} stages on each of {parts} parts of the cluster, and "
+        raise InputError(f"such a schedule has {chunks} stages on each of {parts} parts of the cluster, and "
                          f"cut names where {parts} stages begin: leave cut out, or take 1f1b or gpipe")
     places = places_of(task.variant(microbatches).original, task.options.cut)
     if len(places) < stages - 1:
         raise InputError(f"{stages} stages need {stages - 1} cuts, and this model can be cut at {len(places)} places, "
                          "the ends of its blocks: ask for fewer stages, or name the modules with cut")
-    return StageParts(task, stages, parts, microbatches, places, splits=splits)
+    where = generate("zb-v", parts, microbatches).placement[0] if splits and chunks > 1 else ()
+    return StageParts(task, stages, parts, microbatches, places, splits=splits, placement=where)

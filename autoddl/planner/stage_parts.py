@@ -143,6 +143,7 @@ class StageParts:
         places          positions of the graph at which it may be cut
         within          meshes and regions of the plans of a stage; none: all that the options allow
         splits          whether the schedule splits backward into B and W
+        placement       by stage, the part of the cluster that has it; none: one after the other, again and again
     """
 
     task: PlanTask
@@ -152,6 +153,7 @@ class StageParts:
     places: tuple[int, ...]
     within: tuple[Candidate, ...] = ()
     splits: bool = False
+    placement: tuple[int, ...] = ()
     _solved: dict[tuple[str, Flight], SolvedStage] = field(default_factory=dict)
     _free: dict[tuple[str, bool], tuple[StageGraph, Found]] = field(default_factory=dict)
     _behind: dict[tuple[str, Flight], float] = field(default_factory=dict)
@@ -160,6 +162,11 @@ class StageParts:
     _ports: dict[tuple[int, int], tuple[Port, ...]] = field(default_factory=dict)
     _counted: dict[tuple[str, Any, tuple[float, ...], Flight], float] = field(default_factory=dict)
     _alone: dict[tuple[Any, ...], tuple[StageGraph, str]] = field(default_factory=dict)
+
+    @property
+    def where(self) -> tuple[int, ...]:
+        """By stage, its part of the cluster."""
+        return self.placement or tuple(stage % self.parts for stage in range(self.stages))
 
     @property
     def units(self) -> int:
@@ -219,7 +226,7 @@ class StageParts:
     def under(self, budget: float) -> "StageParts":
         """The same stages under another budget, of which nothing is known yet."""
         return StageParts(replace(self.task, budget=budget), self.stages, self.parts, self.microbatches, self.places,
-                          self.within, self.splits)
+                          self.within, self.splits, self.placement)
 
     def _known_key(self, a: int, b: int) -> str:
         """The structure of the stage, empty where neither it nor one like it was made."""
@@ -278,7 +285,7 @@ class StageParts:
         graph, solved = self._cut(a, b), self.solve(*self.alone(a, b), flight)
         if solved.found is None:
             return None
-        ports = PieceMessages(self.ports(a, b), self.task.cluster, self.parts, self.stages, (weights[6], weights[7]))
+        ports = PieceMessages(self.ports(a, b), self.task.cluster, self.parts, self.where, (weights[6], weights[7]))
         counts, at = Counts(weights[0], min(weights[1:3]), *weights[3:6]), flight if solved.binds else ANY
         task = replace(self.task, counts=counts, ports=ports, budget=self.task.budget if solved.binds else inf)
         try:
@@ -407,8 +414,8 @@ class StageParts:
         """By boundary between stages, the least seconds of a transfer over it: of what crosses where least does."""
         sent, tensors = crossing(self.graph), self.graph.tensors
         least = min((sum(tensors[t].nbytes for t in sent[at - 1]) for at in self.places), default=0)
-        return tuple(transfer_seconds(self.task.cluster, self.parts, b % self.parts, (b + 1) % self.parts,
-                                      least / self.cluster.size) for b in range(self.stages - 1))
+        return tuple(transfer_seconds(self.task.cluster, self.parts, here, there, least / self.cluster.size)
+                     for here, there in pairwise(self.where))
 
 
 def _signature(graph: Graph, ops: Sequence[Any], first: int, end: int, before: Sequence[int], behind: Sequence[int]

@@ -39,7 +39,7 @@ from autoddl.schedule.stage_seconds import stage_seconds
 
 __all__ = ["PIPE", "Staged", "StagedStep", "boundary_seconds", "chunks_of", "finish_stage",
            "pipeline_plan", "search_stage", "simulated", "splits_backward", "stage_cluster", "stage_task",
-           "stage_times", "staged_step", "transfer_ends", "transfer_passes", "transfer_seconds"]
+           "stage_times", "staged_step", "transfer_ends", "transfer_passes", "transfer_seconds", "without_recompute"]
 
 PIPE = "pipe"
 """Name of the mesh axis of a plan with stages along which they lie."""
@@ -91,6 +91,11 @@ class Staged:
         return splits_backward(self.name)
 
     @property
+    def placement(self) -> tuple[int, ...]:
+        """By stage, the part of the cluster that has it."""
+        return generate(self.name, self.parts, self.microbatches).placement[0]
+
+    @property
     def parts(self) -> int:
         """Number of parts of the cluster."""
         return self.stages // chunks_of(self.name)
@@ -101,7 +106,7 @@ class Staged:
         check_schedule(made)
         if len(made.placement) > 1 or made.stages != self.stages:
             raise InputError(f"schedule {self.name} cannot be planned yet, only drawn: take gpipe, 1f1b, "
-                             "interleaved:2, zb-h1 or zb-h2")
+                             "interleaved:2, zb-h1, zb-h2, zb-v or dualpipe-v")
         if self.splits and self.microbatches == 1:
             raise InputError(f"schedule {self.name} puts gradients of weights off behind other microbatches, and a "
                              "step of one microbatch has no other: take 1f1b, or more microbatches")
@@ -113,9 +118,18 @@ def splits_backward(name: str) -> bool:
     return name.startswith("zb-") or name == "dualpipe-v"
 
 
+def without_recompute(task: PlanTask, name: str) -> PlanTask:
+    """The task for a schedule: where backward is split, no block runs again, since W would have to run it once more."""
+    if not splits_backward(name):
+        return task
+    return replace(task, options=replace(task.options, recompute=("none",)))
+
+
 def chunks_of(name: str) -> int:
     """The number of stages that a schedule has on every part of the cluster."""
     kind, _, width = name.partition(":")
+    if kind in ("zb-v", "dualpipe-v"):
+        return 2
     return int(width) if kind == "interleaved" and width.isdecimal() and int(width) else 1
 
 
@@ -161,8 +175,9 @@ def transfer_passes(cluster: Cluster, staged: Staged, graph: Graph, one: Transfe
     """Seconds in which a tensor of a microbatch is sent, and those of its gradient, 0 where it has none."""
     tensor = next(tensor for tensor in graph.tensors if tensor.name == one.tensor)
     ways = messages(tensor.shape, *here, *there), messages(tensor.shape, *there, *here) if one.gradient else ()
-    forth, back = (transfer_seconds(cluster, staged.parts, one.source % staged.parts, one.target % staged.parts,
-                                    busiest(sent) * tensor.itemsize) for sent in ways)
+    here_, there_ = (staged.placement[stage] for stage in (one.source, one.target))
+    forth, back = (transfer_seconds(cluster, staged.parts, here_, there_, busiest(sent) * tensor.itemsize)
+                   for sent in ways)
     return forth, back
 
 
@@ -172,13 +187,13 @@ def _shared_seconds(cluster: Cluster, plans: Sequence[Plan], staged: Staged, gra
 
     Each stage sends its own pieces to every other one, behind its reductions.
     """
-    found, parts = [0.0] * len(plans), staged.parts
+    found, parts, at = [0.0] * len(plans), staged.parts, staged.placement
     stored = [plan.index().stored for plan in plans]
     for fqn, stages in shared_parameters(graphs).items():
         tensor = next(t for t in graphs[stages[0]].graph.tensors if t.fqn == fqn and t.kind is Kind.PARAMETER)
         for a, b in permutations(stages if tensor.trained else (), 2):
             sent = messages(tensor.shape, stored[a][fqn].layout, plans[a].mesh, stored[b][fqn].layout, plans[b].mesh)
-            seconds = transfer_seconds(cluster, parts, a % parts, b % parts, busiest(sent) * tensor.stored.itemsize)
+            seconds = transfer_seconds(cluster, parts, at[a], at[b], busiest(sent) * tensor.stored.itemsize)
             found[a], found[b] = found[a] + seconds / 2, found[b] + seconds / 2
     return found
 

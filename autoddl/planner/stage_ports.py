@@ -62,14 +62,14 @@ class PieceMessages:
         ports      of the stage
         cluster    the whole cluster
         parts      of it
-        stages     of the pipeline
+        placement  by stage of the pipeline, its part
         counts     how often the transfers before the stage count, and those behind it
     """
 
     ports: tuple[Port, ...]
     cluster: Cluster
     parts: int
-    stages: int
+    placement: tuple[int, ...]
     counts: tuple[float, float]
 
     def seconds(self, op: str, layout: Layout, mesh: Mesh) -> float:
@@ -78,8 +78,8 @@ class PieceMessages:
         if port is None:
             return 0.0
         nbytes = prod(local_shape(port.shape, layout, mesh)) * port.itemsize
-        boundaries = pairwise(stage % self.parts for stage in range(self.stages))
-        least = min(transfer_seconds(self.cluster, self.parts, here, there, nbytes) for here, there in set(boundaries))
+        least = min(transfer_seconds(self.cluster, self.parts, here, there, nbytes)
+                    for here, there in set(pairwise(self.placement)))
         return self.counts[port.sends] * least / 2
 
 

@@ -20,7 +20,7 @@ from autoddl.planner.pins import allowed_meshes
 from autoddl.planner.pipeline_candidate import TriedCut, try_cut
 from autoddl.planner.pipeline_search import plan_of_cut
 from autoddl.planner.stage_parts import StageParts
-from autoddl.planner.stage_plans import chunks_of, stage_cluster
+from autoddl.planner.stage_plans import chunks_of, stage_cluster, without_recompute
 from autoddl.planner.strategies import grids_of_stages
 from autoddl.planner.task import PlanTask
 
@@ -106,7 +106,7 @@ def _attempts(task: PlanTask, schedule: str, parts: int, microbatches: int
         yield error
         return
     for grid, one in grids.items():
-        part = StageParts(task, stages, parts, microbatches, places, (one,))
+        part = StageParts(without_recompute(task, schedule), stages, parts, microbatches, places, (one,))
         try:
             yield _Solved(grid, part, try_cut(part, schedule, tuple(range(1, stages))))
         except (Infeasible, InputError) as error:

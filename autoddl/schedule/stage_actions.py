@@ -101,7 +101,7 @@ def stage_actions(schedule: Schedule, links: Collection[Link]) -> StageActions:
     """
     if len(schedule.placement) > 1:
         raise InputError(f"the schedule has {len(schedule.placement)} pipes; a plan runs stages that are placed once: "
-                         "take gpipe, 1f1b, interleaved:2, zb-h1 or zb-h2")
+                         "take another schedule")
     made = _walk(schedule, links)
     check_stage_actions(made)
     return made

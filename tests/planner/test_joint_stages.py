@@ -86,6 +86,17 @@ def test_stages_between_others_are_blended_and_proved_too() -> None:
     check_pipeline(plan)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["zb-v", "dualpipe-v"])
+def test_stages_in_a_v_are_planned_and_proved(schedule: str) -> None:
+    torch.manual_seed(0)
+    plan = autoddl.plan(Chain((16, 64, 16, 64, 16)), "examples/clusters/rehearsal-4x1-400.yaml", torch.randn(32, 16),
+                        stages=(2,), schedule=(schedule,), microbatches=(4,), max_axes=1, workers=1)
+    assert plan.pipeline is not None and [stage.ranks[0] for stage in plan.pipeline.stages] == [0, 2, 2, 0]
+    assert plan.bound <= plan.predicted.seconds and any(stage.plan.waiting for stage in plan.pipeline.stages)
+    check_pipeline(plan)
+
+
 def test_a_false_blend_and_a_raised_bound_are_rejected() -> None:
     _, plan, _ = _planned(4)
     assert plan is not None

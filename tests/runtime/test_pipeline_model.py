@@ -126,7 +126,9 @@ SPLIT = [*((name, 2, schedule, "all=2", 4) for name, schedule in (
             ("gpt2", "zb-h1"), ("llama", "zb-h2"), ("vit", "zb-h2"), ("t5", "zb-h1"), ("vgg_bn", "zb-h1"),
             ("resnet", "zb-h2"), ("mixture", "zb-h1"), ("bert", "zb-h2"))),
          *((name, 4, schedule, "one=1", m) for name in ("gpt2-4", "llama-4", "vit-4", "gpt-4 dropping")
-           for schedule in ("zb-h1", "zb-h2") for m in (3, 4, 8))]
+           for schedule in ("zb-h1", "zb-h2") for m in (3, 4, 8)),
+         *((name, 4, schedule, mesh, m) for name in ("llama-4", "vit-4") for schedule, m in (
+             ("zb-v", 3), ("zb-v", 4), ("dualpipe-v", 4), ("dualpipe-v", 8)) for mesh in ("one=1", "all=2"))]
 CHUNKED = [("gpt-4", 4, "interleaved:2", "all=2", 4), ("gpt-4 dropping", 4, "interleaved:2", "one=1", 8),
            ("llama-4", 4, "interleaved:2", "one=1", 4), ("vit-4", 4, "interleaved:2", "all=2", 2)]
 

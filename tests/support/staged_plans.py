@@ -13,6 +13,7 @@ from autoddl.core.pipeline import flights_of
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import VERSION, Pipeline, Plan, Stage
 from autoddl.core.stages import cut_graph
+from autoddl.planner.stage_plans import chunks_of
 
 __all__ = ["cuts_before", "even_cuts", "staged_plan"]
 
@@ -49,7 +50,7 @@ def staged_plan(captured: Captured, cuts: Sequence[int], name: str, mesh: str, m
 
     The schedule of `name` has as many ranks as there are stages, or a divisor of that if it is interleaved.
     """
-    graphs, chunks = cut_graph(captured.graph, tuple(cuts)), int(name.partition(":")[2] or 1)
+    graphs, chunks = cut_graph(captured.graph, tuple(cuts)), chunks_of(name)
     schedule = generate(name, len(graphs) // chunks, microbatches)
     size, ends = Mesh.parse(mesh).size, [*cuts, len(needed_ops(captured.graph))]
     flights = flights_of(schedule)
