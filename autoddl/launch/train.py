@@ -17,9 +17,9 @@ from autoddl.capture.sample import Sample, as_sample, sample_for
 from autoddl.core.errors import InputError
 from autoddl.core.plan import Plan, load_plan
 from autoddl.launch.jobs import Job
+from autoddl.launch.record_writer import RecordWriter
 from autoddl.runtime import checkpoint
 from autoddl.runtime.parallelize import ParallelModel, parallelize
-from autoddl.runtime.record_writer import RecordWriter
 
 __all__ = ["built", "one_step", "recorded", "train"]
 

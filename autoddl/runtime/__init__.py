@@ -12,14 +12,15 @@ Reading order:
     optimizer_guard        refuses optimizers that do not update pieces
     parameter_store        values on the way to the program (`parameter_gather`), gradients back (`gradient_reducer`)
     lowering               the captured program -> the program of this rank, as generated code
+    weight_gradients       gradients of weights apart from those of activations, where a schedule splits backward
     recompute              what autograd saves of it: tensors, or notes of what is gathered or computed again
     redistribute           conversions as collectives; `packing` cuts and joins their buffers
     process_groups         the groups of a mesh; `transport` starts their collectives, of the library or by messages
                            (`message_collectives`); `c10d_registry` reads torch's private list of groups
     batches                the global batch -> the pieces of this rank
-    recorder               the collectives that ran; `record_writer` writes them to a file
+    recorder               the collectives that ran
     checkpoint             saves under one plan, loads under any other
 
-Others use parallelize, checkpoint, world, process_groups, redistribute, record_writer and lowering. This room may
+Others use parallelize, checkpoint, world, process_groups, redistribute, recorder and lowering. This room may
 import `capture`, `schedule`, `pricing`, `operators`, `cost_models` and `core`, and torch.
 """

@@ -12,7 +12,7 @@ from autoddl.core.plan import Plan, load_plan
 from autoddl.core.record import Event, Record, RecordedStep, header_text, step_text
 from autoddl.explain.compare_run import planned_traffic
 from autoddl.explain.staged_run import foreseen_stages
-from autoddl.runtime.record_writer import header_of
+from autoddl.launch.record_writer import header_of
 
 
 @pytest.fixture(scope="module")

@@ -42,10 +42,10 @@ from autoddl.core.record import (
 from autoddl.cost_models.timeline import simulate
 from autoddl.explain.compare_run import foreseen
 from autoddl.explain.record_statistics import Pair, late, later, misses, typical
+from autoddl.launch.record_writer import step_of
 from autoddl.planner.bucket_size import SIZES, best_buckets
 from autoddl.planner.question import question_of
 from autoddl.runtime.parallelize import parallelize
-from autoddl.runtime.record_writer import step_of
 from autoddl.schedule.actions import Compute, Start, Wait
 from autoddl.schedule.issue_order import list_actions
 from autoddl.schedule.timeline import _tasks, predict_timeline
