@@ -1,12 +1,14 @@
-"""What sharded states send over three levels of links, and how long steps take: sudo python
-examples/benchmarks/state_layouts.py [STEPS]
+"""What sharded states send over three levels of links, and how long steps take:
+
+    sudo python examples/benchmarks/state_layouts.py [STEPS] [PART OF A ROW'S NAME]
 
 Eight ranks on links of 50, 12.5 and 3.125 MB/s train layers whose batch is split over all ranks, in two microbatches.
 Only how weights, gradients and the optimizer's state are split differs. With weights of P bytes in L layers, m
-microbatches, k members of an axis, and I the product of the sizes of the axes inside it that are split, a rank sends
+microbatches, k members of an axis, and I the product of the sizes of the axes inside it, a rank sends
 
     gathers      (k - 1) / k * P / I, once a step; with the weight split m (2 L - 1) / L times
-    reductions   (k - 1) / k * P / I, once a step; with the gradient split m times; unsplit 2 (k - 1) / k * P / I once
+    reductions   (k - 1) / k * P / I, once a step; with the gradient split m times; unsplit 2 (k - 1) / k * P / I once,
+                 since an all-reduce over several levels cuts inside first
 
 so that an uplink carries what the ranks behind it send over its axis and over all axes outside it. Prints for each row
 the bytes of a step over one uplink of every level: by these forms, planned, counted by the interface; then the seconds
@@ -56,7 +58,7 @@ ROWS_OF: Mapping[str, tuple[str, tuple[int, int, int]]] = {
     "ZeRO-2": ("S(0) S(0) S(0)", (1, 1, 1)),
     "ZeRO-3": ("S(0) S(0) S(0)", (2, 2, 2)),
     "hybrid shards (HSDP)": ("B B S(0)", (0, 0, 2)),
-    "secondary copy": ("S(0) S(0) S(0)", (0, 0, 2)),
+    "secondary copy": ("S(1) S(1) S(0)", (0, 0, 2)),
     "three-level partition": ("S(0) S(0) S(0)", (0, 1, 2)),
 }
 """How states are stored on hall, rack and node, and what is split there besides (`core.state_layouts`)."""
@@ -107,7 +109,7 @@ def formulas(stored: str, depths: tuple[int, ...]) -> dict[str, float]:
     """Bytes of a step over one uplink of every level, by the forms above."""
     states, axes, sent = Layout.parse(stored), ("hall", "rack", "node"), []
     for a in range(3):
-        piece = WEIGHTS / 2 / 2 ** sum(states[b] != B for b in range(a + 1, 3))
+        piece = WEIGHTS / 2 / 2 ** (2 - a)
         if states[a] == B:
             sent.append(2 * piece)
             continue
@@ -127,13 +129,13 @@ def shown(name: str, plan: Plan, found: Rehearsal, seconds: list[float]) -> str:
     return f"| {name} | {' | '.join(cells)} | {plan.predicted.seconds:.2f} | {median(seconds):.2f} |"
 
 
-def main(steps: int) -> None:
-    """Plans and rehearses every row, in three rounds."""
+def main(steps: int, wanted: str) -> None:
+    """Plans and rehearses every row with that in its name, in three rounds."""
     cluster = parse_cluster(LINKS, "three-levels")
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, "three-levels.yaml")
         place.write_text(LINKS)
-        plans = {name: planned(cluster, *row) for name, row in ROWS_OF.items()}
+        plans = {name: planned(cluster, *row) for name, row in ROWS_OF.items() if wanted in name}
         seconds: dict[str, list[float]] = {name: [] for name in plans}
         for _ in range(3):
             for name, plan in plans.items():
@@ -147,4 +149,4 @@ def main(steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 4)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 4, sys.argv[2] if len(sys.argv) > 2 else "")
