@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
+from random_plans import random_choice
 from torch import nn
 
 from autoddl.capture.capture import Captured, capture
@@ -67,7 +68,7 @@ def random_plans(model: nn.Module, sample: object, mesh: str, count: int, seed: 
     prints = {"model": captured.graph.fingerprint(), "cluster": "", "autoddl": str(VERSION)}
     found = []
     for _ in range(count):
-        chosen = tuple(draw.choice(_wanted(v, regather)) for v in choices)
+        chosen = random_choice(problem, draw, [_wanted(v, regather) for v in choices])
         solution = Solution(chosen, problem.cost(chosen), problem.nbytes(chosen), 0.0, "drawn", "random")
         made = assemble(pricing, solution, choices)
         found.append(plan_of(made, pricing, solution, {

@@ -1,6 +1,7 @@
 """Seeded random valid plans: a random mesh, a random signature for every op, random stored layouts, good or not."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 from autoddl.capture.capture import Captured
@@ -19,14 +20,15 @@ LAPTOP = Path(__file__).parent.parent.parent / "examples" / "clusters" / "laptop
 MESHES = ("all=4", "machine=2,pair=2", "b=2,a=2")
 
 
-def random_choice(problem: Problem, rng: random.Random) -> tuple[int, ...]:
-    """A finite choice: every variable at random among what its chosen neighbours allow."""
+def random_choice(problem: Problem, rng: random.Random, wanted: Sequence[Sequence[int]] = ()) -> tuple[int, ...]:
+    """A finite choice: every variable at random among what its chosen neighbours allow, and its `wanted` if given."""
     tied: list[list[tuple[tuple[int, ...], int]]] = [[] for _ in problem.sizes]
     for factor in problem.factors:
         tied[max(factor.variables)].append((factor.variables, factor.table))
     choice: list[int] = []
     for v, size in enumerate(problem.sizes):
-        order = rng.sample(range(size), size)
+        options = wanted[v] if wanted else range(size)
+        order = rng.sample(options, len(options))
         for option in order:
             choice.append(option)
             if all(problem.tables[t].seconds[tuple(choice[u] for u in scope)] < float("inf") for scope, t in tied[v]):
