@@ -104,7 +104,8 @@ def _space(task: PlanTask, candidate: Candidate) -> tuple[Pricing, tuple[Variabl
                       policy_blocks(graph, candidate.recompute), candidate.in_flight, task.counts,
                       candidate.waiting, task.ports)
     region = candidate.region(graph, candidate.mesh)
-    return pricing, variables(graph, candidate.mesh, region, candidate.microbatches, candidate.in_flight)
+    others = candidate.in_flight + candidate.waiting  # whose weights must stay gathered
+    return pricing, variables(graph, candidate.mesh, region, candidate.microbatches, others)
 
 
 def chosen(task: PlanTask, candidate: Candidate, solution: Solution, row: Row) -> Solved:

@@ -129,7 +129,7 @@ def _named(source: StageGraph, graph: StageGraph, moment: str) -> str:
 
 def _kept(flight: Flight) -> bool:
     """Whether weights that are gathered stay gathered: so the layouts to choose from are the same."""
-    return flight.in_flight > 1
+    return flight.in_flight + flight.waiting > 1
 
 
 @dataclass(eq=False)

@@ -94,6 +94,7 @@ def test_stages_in_a_v_are_planned_and_proved(schedule: str) -> None:
                         stages=(2,), schedule=(schedule,), microbatches=(4,), max_axes=1, workers=1)
     assert plan.pipeline is not None and [stage.ranks[0] for stage in plan.pipeline.stages] == [0, 2, 2, 0]
     assert plan.bound <= plan.predicted.seconds and any(stage.plan.waiting for stage in plan.pipeline.stages)
+    assert not any(one.regather for stage in plan.pipeline.stages if stage.plan.waiting for one in stage.plan.stored)
     check_pipeline(plan)
 
 

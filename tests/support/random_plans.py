@@ -7,6 +7,7 @@ from pathlib import Path
 from autoddl.capture.capture import Captured
 from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
+from autoddl.core.pipeline import Flight
 from autoddl.core.plan import VERSION, Plan
 from autoddl.core.problem import Problem, Solution
 from autoddl.core.recompute import FULL, SELECTIVE, blocks_of, recompute_entry
@@ -17,6 +18,9 @@ from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Variable, variables
 
 LAPTOP = Path(__file__).parent.parent.parent / "examples" / "clusters" / "laptop.yaml"
+ALONE = Flight(1)
+"""One microbatch at a time."""
+
 MESHES = ("all=4", "machine=2,pair=2", "b=2,a=2")
 
 
@@ -45,9 +49,9 @@ def _lean(choice: tuple[int, ...], space: tuple[Variable, ...], rng: random.Rand
 
 
 def random_plan(captured: Captured, seed: int, mesh: str | None = None, cluster: Cluster | None = None,
-                microbatches: int = 1, recompute: bool = False, in_flight: int = 1) -> Plan:
+                microbatches: int = 1, recompute: bool = False, flight: Flight = ALONE) -> Plan:
     """The plan of `seed` for the model captured with one microbatch, on four ranks; `recompute`: with random blocks
-    computed again, each at a random level, if the model has any; `in_flight` microbatches at once, in a stage."""
+    computed again, each at a random level, if the model has any; `flight` microbatches at once, in a stage."""
     rng = random.Random(seed)
     place = cluster or load_cluster(LAPTOP)
     graph = add_hubs(captured.graph)
@@ -55,8 +59,9 @@ def random_plan(captured: Captured, seed: int, mesh: str | None = None, cluster:
     blocks = blocks_of(graph) if recompute else ()
     names = [recompute_entry(block.name, levels.choice((FULL, SELECTIVE))) for block in blocks]
     pricing = Pricing(graph, Mesh.parse(mesh or rng.choice(MESHES)), place, microbatches=microbatches,
-                      recompute=tuple(random.Random(seed).sample(names, (len(names) + 1) // 2)), in_flight=in_flight)
-    space = variables(graph, pricing.mesh, microbatches=microbatches, in_flight=in_flight)
+                      recompute=tuple(random.Random(seed).sample(names, (len(names) + 1) // 2)),
+                      in_flight=flight.in_flight, waiting=flight.waiting)
+    space = variables(graph, pricing.mesh, microbatches=microbatches, in_flight=sum(flight))
     problem = problem_of(pricing, space, None)
     choice = random_choice(problem, rng)
     leaning = _lean(choice, space, rng, rng.choice((0.0, 0.3, 0.7)))

@@ -58,8 +58,7 @@ def staged_plan(captured: Captured, cuts: Sequence[int], name: str, mesh: str, m
     for s, (part, first, end) in enumerate(zip(graphs, [0, *cuts], ends, strict=True)):
         place = schedule.placement[0][s]
         plan = random_plan(replace(captured, graph=part.graph), seed + s, mesh, microbatches=microbatches,
-                           recompute=recompute, in_flight=flights[s].in_flight)
-        plan = replace(plan, waiting=flights[s].waiting)
+                           recompute=recompute, flight=flights[s])
         stages.append(Stage((first, end), (place * size, (place + 1) * size), plan))
     return replace(stages[0].plan, mesh=Mesh((Axis("pipe", len(schedule.actions)), Axis("rank", size))), decisions=(),
                    conversions=(), stored=(), inputs={}, levels={"pipe": ""}, in_flight=1, waiting=0, recompute=(),
