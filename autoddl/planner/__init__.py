@@ -12,8 +12,9 @@ Reading order:
     assemble, bucket_size  a solution written down as a plan, with the best buckets
     question               a plan's problem again, for every later answer
     overlap                the plan with the shortest time line
-    pipeline_search        plans with stages: where a model is cut, and a bound of all cuts (`stage_parts` knows the
-                           least seconds of stages, `stage_plans` plans them)
+    pipeline_search        plans with stages; `pipeline_candidate` finds where a model is cut, with a bound of all cuts
+                           (`stage_parts` knows the least seconds of stages, `stage_plans` plans them, `joint_stages`
+                           chooses their layouts together, `stage_ports` prices their messages)
     strategies             strategies by name, like ZeRO-3; `uniform_pipelines` plans stages as Megatron does
 
 Others use `options.PlanOptions`, `task.task_of`, `mesh_search.search`, `question.rebuild`. May import `schedule`,
