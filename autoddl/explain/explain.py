@@ -34,6 +34,7 @@ from autoddl.planner.question import (
     solve_question,
     split_by_microbatches,
 )
+from autoddl.pricing.build_problem import Row
 from autoddl.pricing.space import Variable
 from autoddl.search.certify.alternatives import alternatives, bounding_beliefs, option_bounds
 from autoddl.search.certify.certificate import check_certificate
@@ -138,7 +139,7 @@ def explain(plan: Plan, names: Sequence[str] = (), count: int = 3) -> Explained:
     axes = tuple((name, seconds, predicted.volume.get(name, 0.0)) for name, seconds in
                  sorted(predicted.communication.items(), key=lambda pair: -pair[1]))
     unruled = tuple(sorted(predicted.fallback.items(), key=lambda pair: -pair[1]))
-    moment = row_text(plan.source["row"]), made.problem.nbytes(made.choice)
+    moment = row_text(made.row), made.problem.nbytes(made.choice)
     return Explained(predicted.seconds, predicted.peak_bytes, plan.budget, block_costs(made), axes,
                      moment, unruled,
                      _named(made, names, count, plan.source["tolerance"]) if names else ())
@@ -199,7 +200,7 @@ def proved(plan: Plan, everywhere: bool = False) -> Proved:
     made = rebuild(plan)
     seconds = made.problem.cost(made.choice)
     _check_memory_row(plan, made)
-    problems = {str(plan.mesh): _whole(plan, made)} | (_others(plan) if everywhere else {})
+    problems = {str(plan.mesh): _whole(plan, made)} | (_others(plan, made.row) if everywhere else {})
     checked = [check_certificate(problem, prove(problem, seconds)) for problem in problems.values()]
     return Proved(tuple(problems), seconds, min(seconds, *(one.bound for one in checked)), plan.bound,
                   sum(one.inequalities for one in checked), sum(one.distinct for one in checked),
@@ -211,12 +212,12 @@ def _whole(plan: Plan, made: Rebuilt) -> Problem:
     asked = question_of(plan)
     if SEARCH not in [each for policy in asked.options.recompute for each in policies_on(plan.mesh, policy)]:
         return made.problem
-    return problem_on(replace(asked, recompute=SEARCH), plan.mesh, plan.source["row"])[2]
+    return problem_on(replace(asked, recompute=SEARCH), plan.mesh, made.row)[2]
 
 
 def _check_memory_row(plan: Plan, made: Rebuilt) -> None:
     """Asserts that the row of the bound has the bytes of the plan's layouts, and none above its memory line."""
-    row, pricing = plan.source["row"], made.pricing
+    row, pricing = made.row, made.pricing
     claimed = {moment: made.network.row_bytes(made.choice, {moment: 1.0}) for moment in row}
     check_row(plan, pricing.graph, pricing.optimizer, pricing.cluster, row, claimed)
 
@@ -227,7 +228,7 @@ def _under_policies(asked: Question) -> list[tuple[str, Mesh]]:
             for each in policies_on(mesh, policy)]
 
 
-def _others(plan: Plan) -> dict[str, Problem]:
+def _others(plan: Plan, row: Row) -> dict[str, Problem]:
     """By text, the problems of the other meshes that the plan was chosen from; those without a choice are left out."""
     asked, found = question_of(plan), dict[str, Problem]()
     for one in split_by_microbatches(asked):
@@ -238,7 +239,7 @@ def _others(plan: Plan) -> dict[str, Problem]:
             name = f"{mesh}{parts}" + ("" if same else f", recompute {policy}")
             if name != str(plan.mesh):
                 with suppress(InputError):
-                    found[name] = problem_on(replace(one, recompute=policy), mesh, plan.source["row"])[2]
+                    found[name] = problem_on(replace(one, recompute=policy), mesh, row)[2]
     return found
 
 

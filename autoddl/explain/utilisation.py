@@ -6,10 +6,11 @@ Flops are those of products, convolutions and attention, forward and backward, o
 once: work that several ranks repeat adds nothing.
 """
 
-from autoddl.core.graph import graph_from_text
-from autoddl.core.hubs import HUB, add_hubs
+from collections.abc import Hashable, Iterator
+
+from autoddl.core.graph import Graph, graph_from_text
 from autoddl.core.plan import Plan
-from autoddl.cost_models import parse_cluster
+from autoddl.cost_models import Device, parse_cluster
 from autoddl.operators.work import work
 
 __all__ = ["model_flops_utilisation"]
@@ -19,13 +20,21 @@ def model_flops_utilisation(plan: Plan) -> float | None:
     """The predicted utilisation of a plan, between 0 and 1; None where the plan does not keep its graph."""
     if not {"graph", "cluster"} <= plan.source.keys() or not plan.predicted.seconds:
         return None
-    graph = add_hubs(graph_from_text(plan.source["graph"]))
+    graph = graph_from_text(plan.source["graph"])
     device = parse_cluster(plan.source["cluster"], "the plan's cluster").device
-    flows, ideal = graph.differentiable(), 0.0
-    for op in graph.ops:
-        if op.target != HUB:
-            reads, writes = (tuple(graph.tensors[t].shape for t in ts) for ts in (op.inputs, op.outputs))
-            forward, backward = work(op, graph, reads, writes, flows)
-            flops = sum(one.flops for one in (*forward, *backward))
-            ideal += flops / device.peak(graph.tensors[op.outputs[0]].dtype) if flops else 0.0
+    ideal = sum(_ideal_seconds(graph, device))
     return ideal * plan.microbatches / (plan.predicted.seconds * plan.mesh.size)
+
+
+def _ideal_seconds(graph: Graph, device: Device) -> Iterator[float]:
+    """Yields the seconds of every op at the device's peak, forward and backward. Equal ops are counted once."""
+    flows, known = graph.differentiable(), dict[Hashable, float]()
+    for op in graph.ops:
+        reads, writes = ([graph.tensors[t] for t in ts] for ts in (op.inputs, op.outputs))
+        key = (op.target, op.slots, op.args, *((t.shape, t.dtype, t.kind) for t in (*reads, *writes)),
+               *(t in flows for t in (*op.inputs, *op.outputs)))
+        if key not in known:
+            forward, backward = work(op, graph, tuple(t.shape for t in reads), tuple(t.shape for t in writes), flows)
+            flops = sum(one.flops for one in (*forward, *backward))
+            known[key] = flops / device.peak(writes[0].dtype) if flops else 0.0
+        yield known[key]

@@ -30,7 +30,7 @@ from autoddl.planner.options import PlanOptions
 from autoddl.planner.peaks import Peaks
 from autoddl.planner.pins import allowed_meshes, region_of
 from autoddl.planner.task import PlanTask
-from autoddl.pricing.build_problem import CostNetwork, Row, network_of
+from autoddl.pricing.build_problem import CostNetwork, Row
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Choice, Variable
 
@@ -52,6 +52,8 @@ class Rebuilt(NamedTuple):
     problem: Problem
     choice: tuple[int, ...]
     network: CostNetwork
+    row: Row
+    """The row that the bound was proved under; where the budget does not bind, the moment of the plan's own peak."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +88,10 @@ def source_of(task: PlanTask, solved: "Solved", options: PlanOptions) -> dict[st
     inner = {v.name: list(v.choices[k].inner) for v, k in chosen if v.choices[k].inner}
     return {"graph": graph_to_text(task.original), "cluster": task.cluster.to_yaml(), "optimizer": options.optimizer,
             "precision": options.precision, "tolerance": options.tolerance, "pins": list(options.pins),
-            "mesh": options.mesh, "max_axes": options.max_axes, "inner": inner, "row": _row(solved),
-            "counts": list(options.microbatches), "recompute": list(options.recompute),
+            "mesh": options.mesh, "max_axes": options.max_axes, "inner": inner,
+            "row": dict(solved.row) if solved.solution.price else {}, "counts": list(options.microbatches),
+            "recompute": list(options.recompute),
             "parts": _parts(task, solved.pricing.microbatches, options.microbatches)}
-
-
-def _row(solved: "Solved") -> dict[str, float]:
-    """The row that the bound was proved under; where the budget does not bind, the moment of the plan's own peak."""
-    if solved.solution.price:
-        return dict(solved.row)
-    return {Peaks(network_of(solved.pricing, solved.variables)).moment_of(solved.solution.choice): 1.0}
 
 
 def _parts(task: PlanTask, own: int, counts: Sequence[int]) -> dict[str, str]:
@@ -179,12 +175,13 @@ def rebuild(plan: Plan) -> Rebuilt:
     """The problem that `plan` solves, and its choice. Raises MismatchError if its seconds do not come out again."""
     network = network_on(question_of(plan), plan.mesh)
     choice = _choice(plan, network.variables)
-    problem = network.problem(plan.budget, plan.source["row"])
+    row: Row = plan.source["row"] or {Peaks(network).moment_of(choice): 1.0}
+    problem = network.problem(plan.budget, row)
     seconds = problem.cost(choice)
     if abs(seconds - plan.predicted.seconds) > SAME * plan.predicted.seconds:
         raise MismatchError(f"the plan says {plan.predicted.seconds} s, this AutoDDL prices it at {seconds} s: "
                             "it was made by another version; make it again")
-    return Rebuilt(network.pricing, network.variables, problem, choice, network)
+    return Rebuilt(network.pricing, network.variables, problem, choice, network, row)
 
 
 def _key(choice: Choice, hub: bool) -> tuple[object, ...]:
