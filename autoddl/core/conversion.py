@@ -61,6 +61,10 @@ class Step:
     @classmethod
     def parse(cls, text: str, mesh: Mesh) -> "Step":
         """The step that `text` says; InputError where it is not one, or names an axis that the mesh lacks."""
+        return _parsed(text, mesh)
+
+    @classmethod
+    def _of(cls, text: str, mesh: Mesh) -> "Step":
         names, _, change = text.partition(": ")
         source, arrow, target = change.partition("->")
         if not arrow:
@@ -94,6 +98,16 @@ def _widest(shape: tuple[int, ...], layout: Layout, mesh: Mesh, at: tuple[int, .
     return tuple(size for _, size in extents(shape, layout, mesh, first))
 
 
+@lru_cache(maxsize=10_000)
+def _parsed(text: str, mesh: Mesh) -> Step:
+    return Step._of(text, mesh)
+
+
+def is_copy(step: Step) -> bool:
+    """Whether the step makes a new tensor on rank 0: all do but the fill of a whole tensor, which stays as it is."""
+    return step.kind != "fill" or isinstance(step.source, Split)
+
+
 def payload(step: Step, shape: tuple[int, ...], itemsize: int, layout: Layout, mesh: Mesh,
             coordinate: tuple[int, ...] | None = None) -> int:
     """Bytes of the full buffer of `step` on a tensor of global `shape` in `layout`; 0 for local steps.
@@ -119,12 +133,16 @@ def payload(step: Step, shape: tuple[int, ...], itemsize: int, layout: Layout, m
 @lru_cache(maxsize=100_000)
 def step_sizes(steps: tuple[Step, ...], shape: tuple[int, ...], itemsize: int, start: Layout, mesh: Mesh,
           coordinate: tuple[int, ...] | None = None) -> tuple[tuple[int, int], ...]:
-    """(payload, bytes of the local piece that it starts with) of each of `steps`, run in turn from layout `start`."""
+    """(payload, bytes that a local step copies) of each of `steps`, run in turn from layout `start`.
+
+    A slice copies the piece that it ends with, another local step the one that it starts with.
+    """
     here, found = start, list[tuple[int, int]]()
     for step in steps:
-        touched = prod(local_shape(shape, here, mesh, coordinate)) * itemsize
+        after = step.after(here)
+        touched = prod(local_shape(shape, after if step.kind == "slice" else here, mesh, coordinate)) * itemsize
         found.append((payload(step, shape, itemsize, here, mesh, coordinate), touched))
-        here = step.after(here)
+        here = after
     return tuple(found)
 
 

@@ -139,7 +139,7 @@ def explain(plan: Plan, names: Sequence[str] = (), count: int = 3) -> Explained:
     axes = tuple((name, seconds, predicted.volume.get(name, 0.0)) for name, seconds in
                  sorted(predicted.communication.items(), key=lambda pair: -pair[1]))
     unruled = tuple(sorted(predicted.fallback.items(), key=lambda pair: -pair[1]))
-    moment = row_text(made.row), made.problem.nbytes(made.choice)
+    moment = row_text(made.row), sum(weight * made.row_bytes(at) for at, weight in made.row.items())
     return Explained(predicted.seconds, predicted.peak_bytes, plan.budget, block_costs(made), axes,
                      moment, unruled,
                      _named(made, names, count, plan.source["tolerance"]) if names else ())
@@ -211,14 +211,14 @@ def _whole(plan: Plan, made: Rebuilt) -> Problem:
     """The problem of the plan's mesh, over all policies of recomputation where the search chose among them."""
     asked = question_of(plan)
     if SEARCH not in [each for policy in asked.options.recompute for each in policies_on(plan.mesh, policy)]:
-        return made.problem
+        return made.kept.network.problem(plan.budget, made.row)
     return problem_on(replace(asked, recompute=SEARCH), plan.mesh, made.row)[2]
 
 
 def _check_memory_row(plan: Plan, made: Rebuilt) -> None:
     """Asserts that the row of the bound has the bytes of the plan's layouts, and none above its memory line."""
     row, pricing = made.row, made.pricing
-    claimed = {moment: made.network.row_bytes(made.choice, {moment: 1.0}) for moment in row}
+    claimed = {moment: made.row_bytes(moment) for moment in row}
     check_row(plan, pricing.graph, pricing.optimizer, pricing.cluster, row, claimed)
 
 

@@ -19,11 +19,12 @@ from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from math import prod
 
-from autoddl.core.conversion import COLLECTIVES
+from autoddl.core.conversion import COLLECTIVES, is_copy
 from autoddl.core.graph import RECEIVE, Graph, Kind
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import Layout, Mesh, Split, local_shape
 from autoddl.core.plan import Plan
+from autoddl.core.recompute import blocks_of
 from autoddl.core.stages import SEND
 from autoddl.core.state_layouts import divide_steps, summed_layout
 from autoddl.cost_models import Cluster
@@ -128,6 +129,7 @@ class _Bytes:
         self.again = {i: part for part in self.parsed.parts for i in part.ops}
         self.part_at = {i: part for part in self.parsed.parts for i in range(part.block.start, part.block.end)}
         self.spans = defaultdict[Hashable, list[tuple[int, int, float]]](list)
+        self.block = {i: one.name for one in blocks_of(graph) for i in range(one.start, one.end)}
         self.storages = self._shared_storages()
         self._everything()
 
@@ -177,7 +179,7 @@ class _Bytes:
             self.keep(2 * i + 2, i, nbytes)
             return
         then = self.back(self.part_at[i].trigger)
-        if self.converted(i, k):
+        if self.copied(i, k):
             self.add(2 * i + 2, then - 1, self.read(i, k))
         self.add(then, self.back(i), nbytes)
 
@@ -209,6 +211,13 @@ class _Bytes:
         """The conversion of input k of op i if it sends."""
         found = self.parsed.edge(self.graph.ops[i], k)
         return found if found and any(step.kind in COLLECTIVES for step in found.forward) else None
+
+    def copied(self, i: int, k: int) -> bool:
+        """Whether the conversion of input k of op i makes a new tensor: of what an op made, every piece is one."""
+        found = self.parsed.edge(self.graph.ops[i], k)
+        if found is None or self.graph.ops[i].inputs[k] not in self.parsed.made:
+            return bool(self.converted(i, k))
+        return any(is_copy(step) for step in found.forward)
 
     def _everything(self) -> None:
         graph, dependent, end = self.graph, self.graph.dependent(), 3 * self.count
@@ -392,6 +401,10 @@ class _Bytes:
         keeping = [(self._holder(savers), *at) for at in self.readers[t] if (savers := self.savers(*at))]
         if not self.readers[t]:
             return
+        hub = self.graph.producers()[t]
+        if self.graph.ops[hub].target == HUB and hub not in self.part_at and len(self._keeping_reads(hub)) > 1:
+            self._kept_by_several(self._keeping_reads(hub), start, nbytes)
+            return
         holder = self._holder([saver for saver, _, _ in keeping]) if keeping else None
         i, k = min((i, k) for saver, i, k in keeping if saver == holder) if keeping else max(self.readers[t])
         self.add(start, 2 * i - 1, nbytes)
@@ -411,6 +424,27 @@ class _Bytes:
             if (j, slot) != (i, k) and not self.views[j] and slot in self.whole[j].saves:
                 self._kept_copy(j, slot)
 
+    def _keeping_reads(self, hub: int) -> list[tuple[int, int]]:
+        """The reads of a hub's tensor that backward needs; none where they are in several blocks."""
+        reads = sorted((i, k) for i, k in self.readers[self.graph.ops[hub].outputs[0]]
+                       if not self.views[i] and k in self.whole[i].saves)
+        blocks = {self.block.get(i) for i in (hub, *(i for i, _ in reads))}
+        return reads if len(blocks) == 1 else []
+
+    def _kept_by_several(self, reads: list[tuple[int, int]], start: int, nbytes: float) -> None:
+        """A hub's tensor that several ops keep: as it is until backward comes to the last, if any reads it so."""
+        (first, k), (last, _), t = reads[0], reads[-1], self.graph.ops[reads[0][0]].inputs[reads[0][1]]
+        written = self.writes[self.graph.producers()[t]][0]
+        as_it_is = any(self.reads[i][slot] == written for i, slot in reads)
+        self.add(start, 2 * last - 1, nbytes)
+        self.add(2 * last, self.back(last), nbytes * as_it_is)
+        copy, other = self.copied(first, k), self.reads[first][k] != written
+        self.add(2 * first, 2 * last - 1, self.read(first, k) * copy)
+        self.add(2 * last, self.back(last), self.read(first, k) * (copy or (other and not as_it_is)))
+        self.add(self.back(last) + 1, self.back(first), self.read(first, k) * (k in self.local[first].saves))
+        for i, slot in reads[1:]:
+            self.add(2 * i, self.back(i), self.read(i, slot) * self.copied(i, slot))
+
     def _copied(self, t: int) -> None:
         """Copies that readers keep of an output that its op keeps too."""
         for i, k in self.readers[t]:
@@ -421,7 +455,7 @@ class _Bytes:
                 self._kept_copy(i, k)
 
     def _kept_copy(self, i: int, k: int) -> None:
-        if self.converted(i, k):
+        if self.copied(i, k):
             self.keep(2 * i + 1, i, self.read(i, k))
 
     def _backward(self, i: int) -> None:

@@ -73,6 +73,18 @@ def _factors(op: Op) -> tuple[str, ...]:
     return FACTORS.get(name, op.slots if family_of(name).reads == "factors" else ())
 
 
+def made_tensors(graph: Graph) -> frozenset[int]:
+    """The tensors that an op makes: not inputs, parameters and buffers, nor hubs and views of these.
+
+    Their storage is freed after the last reader, so a piece that is cut out of one is copied.
+    """
+    found = set[int]()
+    for op in graph.ops:
+        if base(op) not in VIEWS or found.intersection(op.inputs):
+            found.update(op.outputs)
+    return frozenset(found)
+
+
 def is_product(op: Op) -> bool:
     """Whether the op is a product or a convolution, whose backward has a kernel for each factor."""
     name = base(op)

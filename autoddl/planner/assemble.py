@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from autoddl.core.conversion import COLLECTIVES, Step, group_size, payload, ring_bytes, slice_steps
+from autoddl.core.conversion import COLLECTIVES, Step, group_size, ring_bytes, slice_steps, step_sizes
 from autoddl.core.graph import RECEIVE, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import Layout, local_shape
@@ -38,12 +38,10 @@ class _Parts:
 
     def add(self, tensor: Tensor, steps: tuple[Step, ...], start: Layout, times: int = 1) -> None:
         """Adds the price of `steps` from layout `start`, `times` over, as the tables priced them."""
-        mesh, here = self.pricing.mesh, start
+        mesh = self.pricing.mesh
         price = self.pricing.bucket_seconds if tensor.kind is Kind.PARAMETER else self.pricing.step_seconds
-        for step in steps:
-            full, touched = payload(step, tensor.shape, tensor.itemsize, here, mesh), tensor.itemsize
-            for size in local_shape(tensor.shape, here, mesh):
-                touched *= size
+        sizes = step_sizes(steps, tensor.shape, tensor.itemsize, start, mesh)
+        for step, (full, touched) in zip(steps, sizes, strict=True):
             cost = price(step, full, touched) * times
             if step.kind in COLLECTIVES:
                 name = "+".join(mesh.names[a] for a in step.axes)
@@ -51,8 +49,6 @@ class _Parts:
                 self.volume[name] += ring_bytes(step.kind, group_size(step, mesh), full) * times
             else:
                 self.local += cost
-            here = step.after(here)
-
 
     def cast(self, source: Tensor, target: Tensor, layouts: Sequence[Layout], times: int) -> None:
         """Adds the price of casting the smallest of the shards in several layouts, `times` over."""
@@ -237,8 +233,8 @@ def assemble_choice(pricing: Pricing, options: Sequence[int], variables: tuple[V
                 parts.seconds[axes] += seconds * times
     stored = tuple(Stored(v.item.fqn, c.outputs[0], show_depths(c.outputs[0], c.depths))
                    for v, c in zip(variables, chosen, strict=True) if isinstance(v.item, Tensor))
-    idle = tuple(Stored(t.fqn, whole) for t in graph.tensors
-                 if t.kind is Kind.PARAMETER and t.fqn not in {s.fqn for s in stored})
+    named = {s.fqn for s in stored}
+    idle = tuple(Stored(t.fqn, whole) for t in graph.tensors if t.kind is Kind.PARAMETER and t.fqn not in named)
     update = sum(update_seconds(pricing, v.item, c.outputs[0]) for v, c in zip(variables, chosen, strict=True)
                  if isinstance(v.item, Tensor))
     total = compute + sum(parts.seconds.values()) + update

@@ -2,7 +2,8 @@
 
     row w over moments     sum over t of w_t bytes_t(x) <= budget,   w >= 0, sum of w = 1     (`pricing.build_problem`)
 
-Every plan that fits meets every row: the optimum under one row is a bound, and its plan is the answer if its line fits.
+Rows are those of the network in which hubs say whether their tensor is kept (`pricing.kept_tensors`); choices here are of
+the network without that. Every plan that fits meets every row: the optimum under one row is a bound, and its plan is the answer if its line fits.
 Rows are chosen by the plans that they let through:
 
     1   no row: the free optimum. Its line fits: done
@@ -23,6 +24,7 @@ says that instead (`Infeasible.is_proved`).
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf, prod
 from typing import Any
 
@@ -34,6 +36,7 @@ from autoddl.core.problem import EXACT, Problem, Solution
 from autoddl.cost_models import show_bytes
 from autoddl.planner.peaks import Peaks
 from autoddl.pricing.build_problem import CostNetwork, Row
+from autoddl.pricing.kept_tensors import KeptTensors, with_kept_tensors
 from autoddl.pricing.lifetimes import UPDATE, Moment
 from autoddl.search import Above, Space, build_space, is_large, relax, smallest, solve
 from autoddl.search.exhaustive import choice_at, score_every_choice
@@ -43,8 +46,14 @@ __all__ = ["BudgetSearch", "Fitted"]
 ROUNDS = 5
 """Rows that are tried."""
 
-SHRINKS = 4
-"""Times that the room is made smaller for a plan that fits."""
+SHRINKS = 5
+"""Plans that are looked at with less room under one row."""
+
+NARROW = 5e-4
+"""The part of the budget between rooms that is not searched further."""
+
+DIGITS = 2
+"""Digits of the weights by which rows differ; closer ones lead to the same plans."""
 
 PLANES = 12
 """Cutting planes of the dual."""
@@ -95,11 +104,19 @@ class BudgetSearch:
     """The network without policies of recomputation: without a budget nothing is faster computed again."""
     peaks: Peaks = field(init=False)
     """The memory lines drawn so far."""
-    _made: dict[tuple[tuple[Moment, float], ...], tuple[Problem, Space | None]] = field(default_factory=dict)
+    _made: dict[tuple[bool, tuple[tuple[Moment, float], ...]], tuple[Problem, Space | None]] = field(
+        default_factory=dict)
     """The last row's problem, and what the exact solver prepared of it."""
+
+    _rows: dict[tuple[tuple[int, ...], Moment], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "peaks", Peaks(self.network))
+
+    @cached_property
+    def kept(self) -> KeptTensors:
+        """The network for rows, whose hubs say whether their tensor is kept."""
+        return with_kept_tensors(self.network)
 
     def fits(self, choice: Sequence[int]) -> bool:
         """Whether the memory line of an allowed choice is within the budget."""
@@ -108,7 +125,7 @@ class BudgetSearch:
     def free(self, tolerance: float = 0.0, ceiling: float = inf) -> Solution:
         """The optimum without a budget, or a bound on it and a choice that may be forbidden."""
         search = self if self.plain is None else BudgetSearch(self.plain, self.budget, self.solver, self.time_limit)
-        problem, space = search.ready({UPDATE: 1.0})
+        problem, space = search.ready({UPDATE: 1.0}, False)
         if space is not None and space.program.exact:
             solution = relax(problem, 0.0, space)
         else:
@@ -117,15 +134,40 @@ class BudgetSearch:
         return replace(solution, choice=(0,) * len(self.network.policies.blocks) * (search is not self)
                        + solution.choice)
 
-    def ready(self, row: Row) -> tuple[Problem, Space | None]:
-        """The problem of a row, and what the exact solver prepares of it; None where the problem is large."""
-        key = tuple(sorted(row.items()))
+    def ready(self, row: Row, bytes_count: bool = True) -> tuple[Problem, Space | None]:
+        """The problem of a row, and what the exact solver prepares of it; None where the problem is large.
+
+        Where `bytes_count`, its choices are those of `kept`.
+        """
+        key = bytes_count, row_key(row)
         if key not in self._made:
             self._made.clear()
-            problem = self.network.problem(self.budget, row)
+            problem = (self.kept.network if bytes_count else self.network).problem(self.budget, row)
             exact = self.solver == "exact" and not is_large(problem)
             self._made[key] = problem, build_space(problem) if exact else None
         return self._made[key]
+
+    def solved(self, problem: Problem, tolerance: float, ceiling: float, price: float, space: Space | None) -> Solution:
+        """The solution of a row's problem, with a choice of `network`. Raises Infeasible, and Above the ceiling."""
+        found = solve(problem, self.solver, time_limit=self.time_limit, tolerance=tolerance, ceiling=ceiling,
+                      price=price, space=space)
+        return replace(found, choice=self.kept.plain(found.choice))
+
+    def relaxed(self, problem: Problem, price: float, space: Space | None) -> Solution:
+        """The optimum of a row's problem at a price of bytes, with a choice of `network`."""
+        found = relax(problem, price, space)
+        return replace(found, choice=self.kept.plain(found.choice))
+
+    def row_bytes(self, choice: Sequence[int], moment: Moment) -> float:
+        """The bytes at one moment under a choice of `network`, as the rows count them."""
+        at = tuple(choice), moment
+        if at not in self._rows:
+            self._rows[at] = self.kept.network.row_bytes(self.kept.settled(choice), {moment: 1.0})
+        return self._rows[at]
+
+    def moment_of(self, choice: Sequence[int]) -> Moment:
+        """The moment of the peak's op whose row has the most bytes under `choice`."""
+        return self.peaks.moment_of(choice, self.row_bytes)
 
     def solve(self, row: Row | None, price: float, ceiling: float, tolerance: float) -> Fitted:
         """The fastest plan that fits; its proven gap is at most `tolerance` where the search reaches that.
@@ -140,9 +182,9 @@ class BudgetSearch:
                 state.free()
             while not state.closed and state.rounds < ROUNDS:
                 row = state.next_row(row)
-                if row_key(row) in tried:
+                if rounded(row) in tried:
                     break
-                tried.add(row_key(row))
+                tried.add(rounded(row))
                 state.under(row, price)
                 price = state.price
         except Above as above:
@@ -155,6 +197,11 @@ class BudgetSearch:
 def row_key(row: Row) -> tuple[tuple[Moment, float], ...]:
     """The row as a sorted tuple."""
     return tuple(sorted(row.items()))
+
+
+def rounded(row: Row) -> tuple[tuple[Moment, float], ...]:
+    """The row to `DIGITS` digits, as a sorted tuple."""
+    return tuple((moment, round(weight, DIGITS)) for moment, weight in row_key(row) if round(weight, DIGITS))
 
 
 @dataclass(slots=True)
@@ -217,7 +264,7 @@ class _State:
         if search.fits(solution.choice):
             self.best = replace(solution, nbytes=search.peaks.of(solution.choice).nbytes)
             return True
-        moment = search.peaks.moment_of(solution.choice)
+        moment = search.moment_of(solution.choice)
         if moment not in self.moments:
             self.moments.append(moment)
         return False
@@ -237,12 +284,13 @@ class _State:
         search = self.search
         problem, space = search.ready(row)
         try:
-            solution = solve(problem, search.solver, time_limit=search.time_limit, tolerance=self.tolerance,
-                             ceiling=min(self.ceiling, self.seconds), price=price, space=space)
+            solution = search.solved(problem, self.tolerance, min(self.ceiling, self.seconds), price, space)
         except Infeasible as error:
             self._starved(error)
             return
         self._bounded(solution, row, solution.bound)
+        if self.best is None and solution.bound >= self.ceiling * (1 - self.tolerance):
+            raise Above(solution.bound)
         self.price, self.levels = solution.price, solution.choice[:len(search.network.policies.blocks)]
         if not self._take(solution):
             self._shrink(problem, space, solution)
@@ -265,18 +313,19 @@ class _State:
         halve the gap.
         """
         search, most, least, found, near = self.search, self.search.budget, 0.0, False, self.tolerance
-        for k in range(SHRINKS):
+        tried = 0
+        while tried < SHRINKS and most - least > NARROW * search.budget:
             room = (most + least) / 2
             if not found:
                 over = search.peaks.of(solution.choice).nbytes - search.budget
-                room = max(min(most, solution.nbytes) - over * (1 + k / 2) - 1e-6 * search.budget, room)
+                room = max(min(most, solution.nbytes) - over * (1 + tried / 2) - 1e-6 * search.budget, room)
             try:
-                solution = solve(problem.within(room), search.solver, time_limit=search.time_limit,
-                                 tolerance=near, ceiling=min(self.ceiling, self.seconds), price=self.price,
-                                 space=space and space.within(room))
+                solution = search.solved(problem.within(room), near, min(self.ceiling, self.seconds), self.price,
+                                         space and space.within(room))
             except (Infeasible, Above):
                 least = room
                 continue
+            tried += 1
             if not self._take(solution):
                 most = room
                 continue
@@ -359,7 +408,7 @@ class _State:
                 self.best = Solution(choice, float(seconds[place]), search.peaks.of(choice).nbytes, self.bound,
                                      "every choice", search.solver)
                 break
-            moment = search.peaks.moment_of(choice)
+            moment = search.moment_of(choice)
             if ((moment, 1.0),) not in known:
                 known.add(((moment, 1.0),))
                 other = score_every_choice(search.network.problem(None, {moment: 1.0}))[1]
@@ -406,16 +455,17 @@ def _least_peak(search: BudgetSearch, moments: Sequence[Moment]) -> tuple[float,
         needed, choice = smallest(problem)
         best = max(best, (needed, row), key=lambda one: one[0])
         if choice is not None:
+            choice = search.kept.plain(choice)
             price = BUDGET_PRICE * min(map(search.network.seconds, (choice, *search.peaks.drawn))) / search.budget
-            other = relax(problem, price, space)
+            other = search.relaxed(problem, price, space)
             choices = (choice, other.choice) if other.seconds < inf else (choice,)
             choice = min(choices, key=lambda x: search.peaks.of(x).nbytes)
         if choice is None or choice in planes or search.peaks.of(choice).nbytes <= best[0] * (1 + CLOSE):
             break
         planes.append(choice)
-        moment = search.peaks.moment_of(choice)
+        moment = search.moment_of(choice)
         known += [moment] * (moment not in known)
-        weights = _master([(0.0, *(search.peaks.row_bytes(x, m) / search.budget for m in known)) for x in planes],
+        weights = _master([(0.0, *(search.row_bytes(x, m) / search.budget for m in known)) for x in planes],
                           len(known), 1.0)
         row = {m: float(w) for m, w in zip(known, weights[1] / weights[1].sum(), strict=True) if w > 0}
     return best
@@ -423,7 +473,7 @@ def _least_peak(search: BudgetSearch, moments: Sequence[Moment]) -> tuple[float,
 
 def _plane(search: BudgetSearch, choice: Sequence[int], moments: Sequence[Moment]) -> tuple[float, ...]:
     """(seconds, bytes over budget - 1 at each moment) of a choice."""
-    over = [search.peaks.row_bytes(choice, moment) / search.budget - 1 for moment in moments]
+    over = [search.row_bytes(choice, moment) / search.budget - 1 for moment in moments]
     return search.network.seconds(choice), *over
 
 
@@ -454,5 +504,5 @@ def _lagrangian(search: BudgetSearch, moments: Sequence[Moment], lam: np.ndarray
         return -inf, None
     row = {moment: float(x) / total for moment, x in zip(moments, lam, strict=True) if x > 0}
     problem, space = search.ready(row)
-    found = relax(problem, total / search.budget, space)
+    found = search.relaxed(problem, total / search.budget, space)
     return found.bound, found.choice if found.seconds < inf else None

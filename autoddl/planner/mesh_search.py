@@ -243,11 +243,10 @@ def _solve(state: _State, candidates: Sequence[Candidate], which: Sequence[int],
            tolerance: float) -> None:
     """Solves every candidate of `which` whose bound is below the best plan, to this gap, the cheapest bound first.
 
-    With many axes the first is solved alone. Its plan, and the value of a byte in it, spare most of the others.
+    The first is solved alone. Its plan, and the value of a byte in it, spare most of the others.
     """
     order = sorted(which, key=lambda i: state.bounds[i])
-    alone = any(_turn(candidates[i]) == 2 for i in order)
-    for these in (order[:1], *_together(order[1:])) if alone else _together(order):
+    for these in (order[:1], *_together(order[1:])):
         left = [i for i in these if not _hopeless(state, i, tolerance)]
         jobs = [(i, state.seconds, state.guess, tolerance) for i in left]
         for i, answer in zip(left, run(jobs), strict=True):

@@ -6,7 +6,7 @@ which the line is highest, namely the one whose row is largest. The bucket size 
 lines are drawn with one tensor a bucket, which needs the least memory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -50,7 +50,6 @@ class Peaks:
 
     network: CostNetwork
     _known: dict[tuple[int, ...], Peak] = field(default_factory=dict)
-    _rows: dict[tuple[int, ...], dict[Moment, float]] = field(default_factory=dict)
 
     def of(self, choice: Sequence[int]) -> Peak:
         """The peak of the memory line of `choice`."""
@@ -66,20 +65,13 @@ class Peaks:
         ops = pricing.graph.ops
         return Peak(nbytes, None if here == 2 * len(ops) else ops[here % len(ops)].name)
 
-    def moment_of(self, choice: Sequence[int]) -> Moment:
-        """The moment of the peak's op whose row has the most bytes under `choice`."""
+    def moment_of(self, choice: Sequence[int], row_bytes: Callable[[Sequence[int], Moment], float]) -> Moment:
+        """The moment of the peak's op whose row has the most bytes under `choice`, by `row_bytes` of a moment."""
         at = self.of(choice).op
         if at is None:
             return UPDATE
-        rows = {moment: self.row_bytes(choice, moment) for moment in (f"{kind} {at}" for kind in KINDS)}
+        rows = {moment: row_bytes(choice, moment) for moment in (f"{kind} {at}" for kind in KINDS)}
         return next(moment for moment, nbytes in rows.items() if nbytes >= max(rows.values()) * (1 - LEVEL))
-
-    def row_bytes(self, choice: Sequence[int], moment: Moment) -> float:
-        """The bytes at one moment under `choice`, as the rows count them."""
-        known = self._rows.setdefault(tuple(choice), {})
-        if moment not in known:
-            known[moment] = self.network.row_bytes(choice, {moment: 1.0})
-        return known[moment]
 
     @property
     def least(self) -> tuple[int, ...] | None:

@@ -31,6 +31,8 @@ from autoddl.planner.peaks import Peaks
 from autoddl.planner.pins import allowed_meshes, region_of
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.build_problem import CostNetwork, Row
+from autoddl.pricing.kept_tensors import KeptTensors, with_kept_tensors
+from autoddl.pricing.lifetimes import Moment
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Choice, Variable
 
@@ -52,8 +54,14 @@ class Rebuilt(NamedTuple):
     problem: Problem
     choice: tuple[int, ...]
     network: CostNetwork
+    kept: KeptTensors
+    """The network for rows of bytes."""
     row: Row
     """The row that the bound was proved under; where the budget does not bind, the moment of the plan's own peak."""
+
+    def row_bytes(self, moment: Moment) -> float:
+        """The bytes of the plan at one moment, as the rows count them."""
+        return self.kept.network.row_bytes(self.kept.settled(self.choice), {moment: 1.0})
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +170,11 @@ def network_on(question: Question, mesh: Mesh) -> CostNetwork:
 
 
 def problem_on(question: Question, mesh: Mesh, row: Row | None = None) -> Built:
-    """The prices, variables and problem of the question on one mesh.
+    """The prices, variables and problem of the question on one mesh, in which hubs say whether their tensor is kept.
 
     Bytes are those of `row`; those of the optimizer's update by default, and where the graph lacks a moment of `row`.
     """
-    network = network_on(question, mesh)
+    network = with_kept_tensors(network_on(question, mesh)).network
     known = row if row is not None and network.lifetimes.has(row) else None
     return network.pricing, network.variables, network.problem(question.options.limit(question.cluster), known)
 
@@ -175,13 +183,15 @@ def rebuild(plan: Plan) -> Rebuilt:
     """The problem that `plan` solves, and its choice. Raises MismatchError if its seconds do not come out again."""
     network = network_on(question_of(plan), plan.mesh)
     choice = _choice(plan, network.variables)
-    row: Row = plan.source["row"] or {Peaks(network).moment_of(choice): 1.0}
+    kept = with_kept_tensors(network)
+    row: Row = plan.source["row"] or {Peaks(network).moment_of(choice, lambda one, moment: kept.network.row_bytes(
+        kept.settled(one), {moment: 1.0})): 1.0}
     problem = network.problem(plan.budget, row)
     seconds = problem.cost(choice)
     if abs(seconds - plan.predicted.seconds) > SAME * plan.predicted.seconds:
         raise MismatchError(f"the plan says {plan.predicted.seconds} s, this AutoDDL prices it at {seconds} s: "
                             "it was made by another version; make it again")
-    return Rebuilt(network.pricing, network.variables, problem, choice, network, row)
+    return Rebuilt(network.pricing, network.variables, problem, choice, network, kept, row)
 
 
 def _key(choice: Choice, hub: bool) -> tuple[object, ...]:

@@ -9,6 +9,7 @@ Reading order:
     lifetimes               from which moment to which memory is in use: the rows by which a budget's bound is proved
     byte_rows               the bytes of those rows, for every choice
     build_problem           all of it as tables: `network_of`, `CostNetwork.problem`
+    kept_tensors            the same, where hubs say whether their tensor is kept: rows closer to the memory line
 
 Others use `build_problem`, `price.Pricing` and `space.variables`. May import `operators`, `cost_models` and `core`; no
 torch.

@@ -27,7 +27,7 @@ from autoddl.core.graph import RECEIVE, Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.problem import Factor, Problem, Table
 from autoddl.core.stages import SEND
-from autoddl.operators.work import read_back
+from autoddl.operators.work import made_tensors, read_back
 from autoddl.pricing.byte_rows import Sizes, bytes_of_edge, sizes_of, taken_off, weighted
 from autoddl.pricing.choice_classes import Ports, pieces_of
 from autoddl.pricing.choices import Choice, numbered
@@ -38,7 +38,7 @@ from autoddl.pricing.policies import NO_POLICIES, Deciders, Policies, at_levels,
 from autoddl.pricing.price import Kernels, Pricing, cone_cost, end_seconds, inner_seconds, update_seconds
 from autoddl.pricing.space import Variable
 
-__all__ = ["CostNetwork", "Edge", "Row", "carries", "edges_of", "gathered_back", "network_of", "problem_of"]
+__all__ = ["CostNetwork", "Edge", "Entry", "Row", "carries", "edges_of", "gathered_back", "network_of", "problem_of"]
 
 Array = npt.NDArray[np.float64]
 
@@ -149,7 +149,7 @@ def likeness(graph: Graph, variable: Variable, differentiable: frozenset[int], d
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Entry:
+class Entry:
     """One factor before its bytes are known.
 
         variables    the variables that it is over, those of policies apart
@@ -169,7 +169,7 @@ class _Entry:
     ends: Ends | None = None
     policy: int = -1
 
-    def at(self, level: int) -> "_Entry":
+    def at(self, level: int) -> "Entry":
         """The entry where its block is at a level."""
         return replace(self, likeness=self.likeness[level:level + 1], seconds=self.seconds[level:level + 1], policy=-1)
 
@@ -187,8 +187,10 @@ class CostNetwork:
 
     pricing: Pricing
     variables: tuple[Variable, ...]
-    entries: tuple[_Entry, ...]
+    entries: tuple[Entry, ...]
     policies: Policies = NO_POLICIES
+    kept: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    """The hubs that say whether their tensor is kept, and by which reads (`kept_tensors`)."""
     _sizes: dict[Hashable, Sizes] = field(default_factory=dict)
     _found: dict[tuple[tuple[Moment, float], ...], "_Patterns"] = field(default_factory=dict)
 
@@ -207,7 +209,7 @@ class CostNetwork:
     def _lifetimes_at(self, levels: Sequence[int]) -> Lifetimes:
         pricing = at_levels(self.pricing, self.policies, levels)
         return lifetimes_of(pricing.graph, optimizer_of(pricing.optimizer), pricing.microbatches,
-                            pricing.cluster.device.kind == "cpu", pricing.parts, pricing.in_flight)
+                            pricing.cluster.device.kind == "cpu", pricing.parts, pricing.in_flight, self.kept)
 
     @cached_property
     def _deciders(self) -> Deciders:
@@ -240,7 +242,7 @@ class CostNetwork:
             return self
         known = _Levels(dict(enumerate(levels)))
         return CostNetwork(at_levels(self.pricing, self.policies, levels), self.variables,
-                           tuple([entry.at(entry.level(known)) for entry in self.entries]))
+                           tuple([entry.at(entry.level(known)) for entry in self.entries]), kept=self.kept)
 
     @cached_property
     def _free(self) -> Problem:
@@ -271,7 +273,7 @@ class CostNetwork:
                                           for at, one in self._lifetimes.items()}, self._deciders)
         return self._found[key]
 
-    def _over(self, entry: _Entry, patterns: "_Patterns") -> tuple[tuple[int, ...], list["_Levels"]]:
+    def _over(self, entry: Entry, patterns: "_Patterns") -> tuple[tuple[int, ...], list["_Levels"]]:
         """The policies that an entry's costs depend on, and the levels of all policies, for every combination."""
         if not self.policies.blocks:
             return (), [_Levels({})]
@@ -286,14 +288,14 @@ class CostNetwork:
                 return ((later,), rows[0]) if same else ((own, later), [one for row in rows for one in row])
         return ((own,), plain) if len({_cost(entry, patterns, one) for one in plain}) > 1 else ((), plain[:1])
 
-    def _table(self, entry: _Entry, levels: Sequence["_Levels"], patterns: Sequence[Pattern], sizes: tuple[int, ...]
+    def _table(self, entry: Entry, levels: Sequence["_Levels"], patterns: Sequence[Pattern], sizes: tuple[int, ...]
                ) -> Table:
         nothing = _nothing((*sizes, *entry.seconds[0].shape))
         seconds = _stacked([entry.seconds[entry.level(one)] for one in levels], sizes)
         nbytes = _stacked([self._bytes(entry, pattern) for pattern in patterns], sizes) if any(patterns) else nothing
         return Table.over(seconds, nbytes, nothing, (*(np.arange(n) for n in sizes), *entry.classes))
 
-    def _bytes(self, entry: _Entry, pattern: Pattern) -> Cells:
+    def _bytes(self, entry: Entry, pattern: Pattern) -> Cells:
         """The bytes of a pattern over the classes of an entry."""
         if not pattern:
             return _nothing(entry.seconds[0].shape)
@@ -301,7 +303,7 @@ class CostNetwork:
             return bytes_of_edge(entry.ends, pattern)
         return Cells.of(weighted(self.entry_sizes(entry), pattern))
 
-    def entry_sizes(self, entry: _Entry) -> Sizes:
+    def entry_sizes(self, entry: Entry) -> Sizes:
         """The sizes of the terms that the entry's variable owns, over the classes of its table."""
         if entry.likeness[0] not in self._sizes:
             variable = self.variables[entry.variables[0]]
@@ -338,7 +340,7 @@ class CostNetwork:
                 total += known[key]
         return total
 
-    def _bytes_at(self, entry: "_Entry", pattern: Pattern, options: Sequence[int]) -> float:
+    def _bytes_at(self, entry: "Entry", pattern: Pattern, options: Sequence[int]) -> float:
         at = tuple([int(c[options[v]]) for c, v in zip(entry.classes, entry.variables, strict=True)])
         if entry.ends is None:
             return float(weighted(self.entry_sizes(entry), pattern)[at])
@@ -379,7 +381,7 @@ class _Patterns:
         return self.found[(a, b) if first % 2 == 0 else (b, a)].get(owner, ())
 
 
-def _cost(entry: _Entry, patterns: _Patterns, levels: _Levels) -> tuple[Hashable, Pattern]:
+def _cost(entry: Entry, patterns: _Patterns, levels: _Levels) -> tuple[Hashable, Pattern]:
     """A name of an entry's seconds and bytes under some levels."""
     return entry.likeness[entry.level(levels)], patterns.of(entry.owner, levels)
 
@@ -398,7 +400,7 @@ def _stacked(cells: Sequence[Cells], sizes: tuple[int, ...]) -> Cells:
     return Cells((*sizes, *cells[0].shape), rows, least)
 
 
-def _taken_off(entry: _Entry, pattern: Pattern) -> float:
+def _taken_off(entry: Entry, pattern: Pattern) -> float:
     """The bytes that every cell of an entry has too much; they are the same at all levels (`policies.Deciders`)."""
     return taken_off(entry.ends, pattern) if entry.ends is not None else 0.0
 
@@ -432,12 +434,12 @@ class _Builder:
                       for v in variables]
         self.ops = {op.name: i for i, op in enumerate(graph.ops)}
         self.tensors = {tensor.name: t for t, tensor in enumerate(graph.tensors)}
-        self.block = policies.numbers(graph)
+        self.block, self.own_storage = policies.numbers(graph), made_tensors(graph)
         self.made: dict[Hashable, tuple[Cells, tuple[Classes, ...]]] = {}
         self.ends: dict[Hashable, Ends] = {}
 
     def run(self) -> CostNetwork:
-        entries, pricing = list[_Entry](), self.pricings[0]
+        entries, pricing = list[Entry](), self.pricings[0]
         for v, variable in enumerate(self.variables):
             if isinstance(variable.item, Op):
                 entries += _end_entries(pricing, v, variable.item, variable, self.alike[v], self.made)
@@ -446,7 +448,7 @@ class _Builder:
         entries += [self.edge(edge, read) for edge in edges_of(self.graph, self.variables)]
         return CostNetwork(pricing, self.variables, tuple(entries), self.policies)
 
-    def own(self, v: int, variable: Variable) -> _Entry:
+    def own(self, v: int, variable: Variable) -> Entry:
         """What a variable costs by itself, at every level."""
         item, keys = variable.item, list[Hashable]()
         for pricing in self.pricings:
@@ -457,16 +459,16 @@ class _Builder:
             return self.entry((v,), keys, ("op", self.ops[item.name], 0), None, self.block[self.ops[item.name]])
         return self.entry((v,), keys, ("parameter", self.tensors[item.name], 0), None, -1)
 
-    def edge(self, edge: Edge, read: Sequence[frozenset[int]]) -> _Entry:
+    def edge(self, edge: Edge, read: Sequence[frozenset[int]]) -> Entry:
         """What an edge costs, at every level of its reader's block."""
         source, target, keys = self.variables[edge.source], self.variables[edge.target], list[Hashable]()
         assert isinstance(target.item, Op)
         flows = carries(edge, target, self.flows)
         for pricing, back in zip(self.pricings, read, strict=True):
             use = Use(self.graph.tensors[edge.tensor], edge.port, edge.slot, flows, edge.tensor in back,
-                      target.name in pricing.again)
+                      target.name in pricing.again, edge.tensor in self.own_storage)
             keys.append(("edge", self.alike[edge.source], edge.port, self.alike[edge.target], edge.slot, use.flows,
-                         use.back, use.again))
+                         use.back, use.again, use.made))
             if keys[-1] not in self.made:
                 self.ends[keys[-1]] = ends = edge_ends(pricing, self.ports, source, target, use)
                 self.made[keys[-1]] = edge_seconds(pricing, self.ports, target, use, ends), ends.classes
@@ -474,9 +476,9 @@ class _Builder:
         return self.entry((edge.source, edge.target), keys, ("edge", i, edge.slot), self.ends[keys[0]], self.block[i])
 
     def entry(self, variables: tuple[int, ...], keys: Sequence[Hashable], owner: Owner, ends: Ends | None, policy: int
-              ) -> _Entry:
+              ) -> Entry:
         seconds = tuple([self.made[key][0] for key in keys])
-        return _Entry(variables, tuple(keys), seconds, self.made[keys[0]][1], owner, ends, policy)
+        return Entry(variables, tuple(keys), seconds, self.made[keys[0]][1], owner, ends, policy)
 
 
 def _own_seconds(pricing: Pricing, variable: Variable) -> tuple[Cells, tuple[Classes, ...]]:
@@ -496,7 +498,7 @@ def _own_seconds(pricing: Pricing, variable: Variable) -> tuple[Cells, tuple[Cla
 
 
 def _end_entries(pricing: Pricing, v: int, op: Op, variable: Variable, alike: int,
-                 made: dict[Hashable, tuple[Cells, tuple[Classes, ...]]]) -> list[_Entry]:
+                 made: dict[Hashable, tuple[Cells, tuple[Classes, ...]]]) -> list[Entry]:
     """Entries for bringing an op's outputs to the program's end: the loss and new values of buffers."""
     ends, found = {pricing.graph.outputs[0]: True} | {new: False for _, new in pricing.graph.updates}, []
     for port, t in enumerate(op.outputs):
@@ -507,7 +509,7 @@ def _end_entries(pricing: Pricing, v: int, op: Op, variable: Variable, alike: in
                 made[key] = (Cells.of(counted(costs, pricing.hidden)),
                              (np.arange(len(costs)),))
             seconds, classes = made[key]
-            found.append(_Entry((v,), (key,), (seconds,), classes))
+            found.append(Entry((v,), (key,), (seconds,), classes))
     return found
 
 

@@ -3,8 +3,10 @@
     parameter    own            the piece that is stored
     op           read k, saved k, written n, kept n, through, beside, during, before, back, yields    (`Footprint`)
                  max of sums of these, at an `around`; in transit, of ops that send or receive
-    hub          the piece that it reads and writes, and the gradient that waits
-    edge         copy, gathered     the piece that is read, where a collective brings it
+    hub          the piece that it reads and writes, the same where it is kept, and the gradient that waits
+    edge         copy               the piece that is read, where a conversion copies it
+                 copy unless kept   and where the hub's tensor is not kept and is not read as it is
+                 gathered           the piece that is read, where a collective brings it
                  passed             that of a hub or a view, unless it is split on every axis
                  sent on            less this piece, where a collective sends it
                  not passed on      less this piece, but for what is read of it without a collective
@@ -54,7 +56,7 @@ def sizes_of(pricing: Pricing, item: Op | Tensor, choices: Sequence[Choice]) -> 
         tensor = pricing.graph.tensors[item.outputs[0]]
         piece = _local(tensor, given.outputs[0], pricing.mesh)
         return {("read", 0): piece, ("saved", 0): piece, ("written", 0): piece, ("through",): piece,
-                ("waiting",): _local(tensor, given.wanted[0], pricing.mesh)}
+                ("kept",): piece * given.kept, ("waiting",): _local(tensor, given.wanted[0], pricing.mesh)}
     return _op_sizes(pricing, item, choices)
 
 
@@ -156,7 +158,10 @@ def _copies(ends: Ends, rows: Rows) -> Mapping[str, Array]:
     if ends.tensor is None:
         sent, whole, passed = ends.routes.sends(here, ends.there), _whole(ends), _passed(ends.routes)
         left = whole - passed[here][:, None]
-        return {"copy": np.where(sent, read, 0.0), "sent on": np.where(sent, left, whole),
+        new = ends.routes.copies(here, ends.there) if ends.made else sent
+        other = ~ends.kept_here[rows][:, None] & (here[:, None] != ends.there)
+        return {"copy": np.where(new, read, 0.0), "copy unless kept": np.where(new | other, read, 0.0),
+                "sent on": np.where(sent, left, whole),
                 "not passed on": np.where(sent, left, left + passed[ends.there])}
     kept = np.maximum(ends.kept(rows), 0)
     first, then = ends.gathers(rows)

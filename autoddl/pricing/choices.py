@@ -69,9 +69,25 @@ class Choices(Sequence[Choice]):
     """Bit a says that the op's own kernel reduces over mesh axis a."""
     depths: Codes
     """Digit a in base 3 says what is split on mesh axis a."""
+    unkept: int = 0
+    """So many choices, the last, are those of a hub whose tensor no reader keeps as it is (`kept_tensors`)."""
 
     def __len__(self) -> int:
         return len(self.inner)
+
+    @property
+    def kept(self) -> Bools:
+        """Whether readers may keep the tensor as it is, by choice."""
+        return np.arange(len(self)) < len(self) - self.unkept
+
+    @cached_property
+    def twice(self) -> "Choices":
+        """The choices, then again as those of a tensor that no reader keeps as it is."""
+        inputs, outputs, gradients, wanted = (
+            tuple(np.concatenate([column, column]) for column in columns)
+            for columns in (self.inputs, self.outputs, self.gradients, self.wanted))
+        return Choices(self.axes, inputs, outputs, gradients, wanted, np.concatenate([self.inner] * 2),
+                       np.concatenate([self.depths] * 2), len(self))
 
     @overload
     def __getitem__(self, k: int) -> Choice: ...

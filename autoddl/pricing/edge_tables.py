@@ -12,7 +12,7 @@ forbidden.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from autoddl.pricing.price import Pricing, cast_seconds, routes_of
 from autoddl.pricing.routes import Routes
 from autoddl.pricing.space import Variable
 
-__all__ = ["Ends", "Use", "counted", "edge_ends", "edge_seconds", "sends"]
+__all__ = ["Ends", "Use", "counted", "edge_ends", "edge_seconds", "seconds_twice", "sends"]
 
 Array = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -53,6 +53,8 @@ class Use:
     """Whether it carries a parameter that backward needs."""
     again: bool = False
     """Whether backward computes the reader again."""
+    made: bool = False
+    """Whether an op makes the tensor, so that a piece of it is copied (`operators.work.made_tensors`)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +79,10 @@ class Ends:
     """The parameter that the edge carries; None for other tensors."""
     classes: tuple[Classes, Classes]
     """The row of every option of the writer, and the column of every option of the reader."""
+    made: bool = False
+    """Whether an op makes the tensor: then local steps copy too."""
+    unkept: int = 0
+    """So many rows, the last, are those of a hub whose tensor the reader may not keep as it is."""
 
     @property
     def parameter(self) -> bool:
@@ -86,6 +92,19 @@ class Ends:
     @property
     def shape(self) -> tuple[int, int]:
         return len(self.here), len(self.there)
+
+    @property
+    def kept_here(self) -> Bools:
+        """Whether the reader may keep the tensor as it is, by row."""
+        return np.arange(len(self.here)) < len(self.here) - self.unkept
+
+    @cached_property
+    def twice(self) -> "Ends":
+        """The ends with every row again, for the writer's second half of choices (`Choices.twice`)."""
+        count, (rows, columns) = len(self.here), self.classes
+        return Ends(self.routes, self.back, np.tile(self.here, 2), self.there, self.yields, np.tile(self.wanted, 2),
+                    np.tile(self.depths, 2), self.tensor, (np.concatenate([rows, rows + count]), columns), self.made,
+                    count)
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -99,7 +118,8 @@ class Ends:
         i, j = cell
         one = np.zeros(1, dtype=np.intp)
         return Ends(self.routes, self.back, self.here[i:i + 1], self.there[j:j + 1], self.yields[j:j + 1],
-                    self.wanted[i:i + 1], self.depths[i:i + 1], self.tensor, (one, one))
+                    self.wanted[i:i + 1], self.depths[i:i + 1], self.tensor, (one, one), self.made,
+                    int(not self.kept_here[i]))
 
     def kept(self, rows: Rows) -> Classes:
         """The position of W for some rows and every column, -1 where no such layout is legal."""
@@ -113,6 +133,19 @@ class Ends:
     def summed(self, rows: Rows) -> Classes:
         """The position of G for some rows and every column, -1 where no such layout is legal."""
         return _between(self.back, self.wanted[rows], self.yields, _masked(self.depths[rows], self.back, 1))
+
+
+def seconds_twice(seconds: Cells, ends: Ends) -> Cells:
+    """The seconds of an edge over twice its rows; in the second half nothing is read as it is."""
+    count = len(ends.here)
+
+    def rows(which: Rows) -> Array:
+        every = np.arange(2 * count)[which]
+        found = np.array(seconds.rows(every % count))
+        found[(every >= count)[:, None] & (ends.here[every % count][:, None] == ends.there)] = np.inf
+        return found
+
+    return Cells((2 * count, len(ends.there)), rows, seconds.least)
 
 
 def sends(routes: Routes, start: Classes, end: Classes) -> Bools:
@@ -148,7 +181,7 @@ def edge_ends(pricing: Pricing, ports: Ports, source: Variable, target: Variable
         else (here, there)
     back = routes_of(pricing, use.tensor.gradient) if parameter else table
     return Ends(table, back, here, there, yields, wanted, writes.columns[2] * parameter,
-                use.tensor if parameter else None, (writes.classes, reads.classes))
+                use.tensor if parameter else None, (writes.classes, reads.classes), use.made)
 
 
 def edge_seconds(pricing: Pricing, ports: Ports, target: Variable, use: Use, ends: Ends) -> Cells:

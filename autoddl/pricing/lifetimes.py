@@ -26,6 +26,10 @@ on there. Whether it is gathered is up to one edge, whether it is sent on to ano
 may take off more than was there, never less. Copies of layouts that split the tensor on every axis are left out: few
 gather these, and many send them on.
 
+Where several readers of a hub keep what they read, its tensor lives on if one of them reads it as it is. No edge knows
+that of the others. So in a network for rows the hub says it (`pricing.kept_tensors`): where it is `kept` it lives until
+backward comes to the last of these readers, and where it is not, none of them may read it as it is.
+
 Where several microbatches are in flight, each of the others adds what lives from the last forward to the first
 backward, at every moment but the update's. Sums of gradients are there at the same time only where more microbatches
 follow than are in flight: else no forward comes behind the first backward.
@@ -43,6 +47,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from autoddl.core.graph import RECEIVE, Graph, Kind, Op
@@ -55,7 +60,7 @@ from autoddl.operators.recomputed import RecomputedPart
 from autoddl.operators.work import VIEWS, base
 from autoddl.pricing.optimizers import Optimizer
 
-__all__ = ["TAKEN_OFF", "UPDATE", "Lifetimes", "Moment", "Owner", "Pattern", "Term", "lifetimes_of"]
+__all__ = ["TAKEN_OFF", "UPDATE", "Lifetimes", "Moment", "Owner", "Pattern", "Term", "keepers_of", "lifetimes_of"]
 
 Moment = str
 """`before OP`, `forward OP`, `backward OP`, `around OP` or `update`."""
@@ -152,7 +157,8 @@ class Lifetimes:
     def _is_copy(self, term: Term, behind: set[int]) -> bool:
         """Whether the term is the copy of an activation that an edge makes."""
         kind, i, slot = term.owner
-        return kind == "edge" and term.what == ("copy",) and self.graph.ops[i].inputs[slot] not in behind
+        return (kind == "edge" and term.what[0] in ("copy", "copy unless kept")
+                and self.graph.ops[i].inputs[slot] not in behind)
 
     def _counted(self, moment: Moment, counts: Callable[[Term], bool]) -> Iterator[tuple[Owner, What]]:
         """(owner, what) of every term at the moment; of an `around` with the op's alternatives as one `max`."""
@@ -169,21 +175,47 @@ class Lifetimes:
 
 
 def lifetimes_of(graph: Graph, optimizer: Optimizer, microbatches: int, processor: bool,
-                 parts: Sequence[RecomputedPart] = (), in_flight: int = 1) -> Lifetimes:
+                 parts: Sequence[RecomputedPart] = (), in_flight: int = 1,
+                 kept: Mapping[int, Sequence[tuple[int, int]]] = MappingProxyType({})) -> Lifetimes:
     """The lifetimes in a step of `graph`, with hubs, of one of `microbatches`, of which some are `in_flight` at once.
 
-    `processor` says whether the device is a CPU; `parts` run again in backward.
+    `processor` says whether the device is a CPU; `parts` run again in backward. Hubs of `kept` say whether their tensor
+    is kept by the readers that are named (`keepers_of`).
     """
-    made = _Builder(graph, optimizer, microbatches, processor, parts, in_flight)
+    made = _Builder(graph, optimizer, microbatches, processor, parts, in_flight, kept)
     return Lifetimes(graph, tuple(made.terms), {op.name: i for i, op in enumerate(graph.ops)}, in_flight)
+
+
+def keepers_of(graph: Graph, processor: bool) -> dict[int, tuple[tuple[int, int], ...]]:
+    """By hub of an activation, the reads (op, slot) of it that backward needs, where there are several.
+
+    All are in the hub's own block, or outside of blocks as it is, and no op that writes the tensor keeps it anyway.
+    """
+    flows, readers, writer = graph.differentiable(), graph.consumers(), graph.producers()
+    block = {i: n for n, one in enumerate(blocks_of(graph)) for i in range(one.start, one.end)}
+    saves = {i: whole_footprint(op, graph, flows, processor) for i, op in enumerate(graph.ops)
+             if base(op) not in VIEWS}
+    found = dict[int, tuple[tuple[int, int], ...]]()
+    for j, op in enumerate(graph.ops):
+        t = op.inputs[0] if op.target == HUB else -1
+        while t >= 0 and t in writer and writer[t] not in saves:
+            t = graph.ops[writer[t]].inputs[0]
+        source = writer.get(t)
+        if source is None or graph.ops[source].outputs.index(t) in saves[source].keeps:
+            continue
+        reads = tuple(sorted((i, k) for i, k in readers[op.outputs[0]] if i in saves and k in saves[i].saves))
+        if len(reads) > 1 and len({block.get(i, -1) for i in (j, *(i for i, _ in reads))}) == 1:
+            found[j] = reads
+    return found
 
 
 class _Builder:
     """Terms as they are found."""
 
     def __init__(self, graph: Graph, optimizer: Optimizer, microbatches: int, processor: bool,
-                 parts: Sequence[RecomputedPart], in_flight: int) -> None:
-        self.has_sums = microbatches > max(1, in_flight)
+                 parts: Sequence[RecomputedPart], in_flight: int,
+                 kept: Mapping[int, Sequence[tuple[int, int]]]) -> None:
+        self.has_sums, self.kept = microbatches > max(1, in_flight), kept
         self.graph, self.optimizer, self.microbatches, self.count = graph, optimizer, microbatches, len(graph.ops)
         self.flows, self.dependent = graph.differentiable(), graph.dependent()
         self.readers, self.writer = graph.consumers(), graph.producers()
@@ -369,6 +401,10 @@ class _Builder:
 
     def _storage(self, t: int, owner: Owner, what: What, start: int) -> None:
         """The storage of tensor t from `start` on, along the views to the first op that keeps it or the last reader."""
+        source = self.writer.get(t, -1)
+        if source in self.kept and source not in self.block:
+            self._kept_storage(self.kept[source], owner, what, start)
+            return
         found = [(self.first(savers), i, k) for i, k in self.readers[t] if (savers := self.savers(i, k))]
         if not found and not self.readers[t]:
             return
@@ -388,6 +424,17 @@ class _Builder:
         for i2, k2 in self.readers[t]:
             if (i2, k2) != (i, k) and self.saves(i2, k2):
                 self.keep(("edge", i2, k2), ("copy",), self.forward(i2), i2)
+
+    def _kept_storage(self, reads: Sequence[tuple[int, int]], hub: Owner, what: What, start: int) -> None:
+        """The storage of a hub that says whether it is kept by one of `reads`, and the copies that these keep."""
+        (first, k), (last, _) = reads[0], reads[-1]
+        self.add(hub, what, start, self.before(last) - 1)
+        self.add(hub, ("kept",), self.before(last), self.backward(last))
+        self.add(("edge", first, k), ("copy",), self.before(first), self.before(last) - 1)
+        self.add(("edge", first, k), ("copy unless kept",), self.before(last), self.backward(last))
+        self.add(("op", first, 0), ("saved", k), self.backward(last) + 1, self.backward(first))
+        for i, slot in reads[1:]:
+            self.add(("edge", i, slot), ("copy",), self.before(i), self.backward(i))
 
     def _copies(self, t: int) -> None:
         """The copies that readers keep of an output that its own op keeps."""

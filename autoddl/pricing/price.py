@@ -163,17 +163,17 @@ class Pricing:
     def step_seconds(self, step: Step, full: int, touched: int) -> float:
         """Seconds of one step of a conversion: a collective on a buffer of `full` bytes, or a local step.
 
-        A fill copies its `touched` bytes; a slice copies none.
+        `touched` are the bytes that a local step copies.
         """
         if step.kind in COLLECTIVES:
             return collective(self.cluster, step.kind, self.group(step.axes), float(full)).seconds
-        return copy_seconds(self.cluster.device, float(touched if step.kind == "fill" else 0))
+        return copy_seconds(self.cluster.device, float(touched))
 
     def bucket_seconds(self, step: Step, full: int, touched: int) -> float:
-        """Seconds of one step of a parameter's conversion, whose buffer is a part of a bucket."""
+        """Seconds of one step of a parameter's conversion, whose buffer is a part of a bucket. A slice is a view."""
         if step.kind in COLLECTIVES and full < BUCKET_BYTES:
             return self.step_seconds(step, BUCKET_BYTES, touched) * full / BUCKET_BYTES
-        return self.step_seconds(step, full, touched)
+        return self.step_seconds(step, full, touched * (step.kind != "slice"))
 
 
 @lru_cache(maxsize=10_000)

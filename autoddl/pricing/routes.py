@@ -7,7 +7,7 @@ over axes of state * base ** axis, to which a move adds the same wherever it is.
 running both read the steps from here, so what is priced is what runs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, pairwise, product
@@ -15,7 +15,7 @@ from itertools import combinations, pairwise, product
 import numpy as np
 import numpy.typing as npt
 
-from autoddl.core.conversion import COLLECTIVES, Step, group_size
+from autoddl.core.conversion import COLLECTIVES, Step, group_size, is_copy
 from autoddl.core.layout import B, Layout, Mesh, P, Split, State
 from autoddl.core.layout_codes import (
     BASE,
@@ -105,13 +105,22 @@ class Routes:
 
     def sends(self, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
         """Whether the steps from `layouts[rows[i]]` to `layouts[columns[j]]` have a collective among them."""
+        return self._have(rows, columns, [move.step.kind in COLLECTIVES for move in self._moves])
+
+    def copies(self, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+        """Whether those steps make a new tensor on rank 0, which keeps what it fills with zeros elsewhere."""
+        return self._have(rows, columns, [is_copy(move.step) for move in self._moves])
+
+    def _have(self, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp], which: Sequence[bool]
+              ) -> npt.NDArray[np.bool_]:
+        """Whether those steps have a move of `which` among them."""
         (rows, row), (columns, column) = (np.unique(given, return_inverse=True) for given in (rows, columns))
         here, there = np.broadcast_arrays(rows[:, None], columns[None, :])
         found = np.zeros(here.shape, dtype=bool)
-        sending = np.array([move.step.kind in COLLECTIVES for move in self._moves] or [False])
+        wanted = np.array(which or [False])
         while (under := here != there).any():
             move = np.where(under, self._next[here, there], 0)
-            found |= under & sending[move]
+            found |= under & wanted[move]
             here = np.where(under, self._after[move, here], here)
         return found[np.ix_(row, column)]
 
@@ -183,7 +192,9 @@ def _payloads(steps: list[Step], space: _Space, number: Ints, here: Ints, there:
     cut = [kind in COLLECTIVES and kind != "all-reduce" for kind in (step.kind for step in steps)]
     ranks = np.array([group_size(step, space.mesh) if c else 0 for step, c in zip(steps, cut, strict=True)])[number]
     small = np.minimum(space.sizes[here], space.sizes[there]).prod(axis=1) * space.itemsize
-    return np.where(ranks > 0, small * ranks, space.nbytes[here])
+    slices = np.array([step.kind == "slice" for step in steps])[number]
+    local = np.where(slices, space.nbytes[there], space.nbytes[here])
+    return np.where(ranks > 0, small * ranks, local)
 
 
 def _prices(steps: list[Step], number: Ints, payloads: Ints, seconds: Seconds) -> npt.NDArray[np.float64]:

@@ -17,7 +17,7 @@ the results, in the layout in which it goes. A token that stands in for the loss
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
@@ -40,7 +40,7 @@ from autoddl.operators.kernels.site import Site
 from autoddl.operators.kernels.table import lower as local_call
 from autoddl.operators.recomputed import RecomputedPart, recomputed_parts
 from autoddl.operators.rules.nn import REDUCING
-from autoddl.operators.work import VIEWS, base, is_product
+from autoddl.operators.work import VIEWS, base, is_product, made_tensors
 from autoddl.runtime.process_groups import Groups
 from autoddl.runtime.recompute import SavedTensors, Segment, cut_out
 from autoddl.runtime.recorder import Recorder
@@ -159,6 +159,11 @@ class _Lowering:
     apart: set[fx.Node] = field(default_factory=set)
     part: _Part | None = None
 
+    @cached_property
+    def made(self) -> frozenset[int]:
+        """The tensors that ops make: of these a slice is a copy."""
+        return made_tensors(self.graph)
+
     def run(self) -> LoweredProgram:
         graph, nodes = self.graph, {node.name: node for node in self.captured.program.graph.nodes}
         self.index = self.plan.index()
@@ -275,7 +280,8 @@ class _Lowering:
             steps = [Step.parse(text, mesh) for text in texts]
             if start is None:
                 return ()
-            return make_moves(steps, [shape], [start], self.groups, self.recorder, direction, f"{c.tensor} for {c.op}")
+            return make_moves(steps, [shape], [start], self.groups, self.recorder, direction,
+                              f"{c.tensor} for {c.op}", t in self.made)
 
         return Route(path(c.forward, c.source, "forward"), path(c.backward, c.gradient, "backward"))
 

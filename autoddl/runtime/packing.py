@@ -71,7 +71,7 @@ class Packing:
         return torch.cat([self._cropped(row, size) for row, size in zip(rows, sizes, strict=True)], self.join)
 
     def slice(self, x: Tensor) -> Tensor:
-        """This rank's own part of a tensor, a view."""
+        """A view of this rank's own part of a tensor."""
         assert self.cut is not None
         offset, size = self.cuts[self.mine]
         return x.narrow(self.cut, offset, size)

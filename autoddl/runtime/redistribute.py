@@ -59,14 +59,18 @@ class Handle:
 
 
 class Move:
-    """A step on tensors of global `shapes` in `layouts`; `inplace` lets an all-reduce overwrite its input."""
+    """A step on tensors of global `shapes` in `layouts`.
 
-    __slots__ = ("_group", "_label", "_n", "_pieces", "_recorder", "_start", "_step", "_text", "inplace", "kind",
-                 "record")
+    `inplace` lets an all-reduce overwrite its input. With `copies` a slice is a copy, so that the rest can be freed.
+    """
+
+    __slots__ = ("_copies", "_group", "_label", "_n", "_pieces", "_recorder", "_start", "_step", "_text", "inplace",
+                 "kind", "record")
 
     def __init__(self, step: Step, shapes: Sequence[Shape], layouts: Sequence[Layout], groups: Groups,
-                 recorder: Recorder | None = None, direction: str = "forward", label: str = "") -> None:
-        mesh = groups.mesh
+                 recorder: Recorder | None = None, direction: str = "forward", label: str = "",
+                 copies: bool = False) -> None:
+        mesh, self._copies = groups.mesh, copies
         self._step, self._group, self.kind, self.inplace = step, groups.of(step.axes), step.kind, False
         self._n = self._group.size() if self._group is not None else 1
         self._start = partial(groups.start, step.kind, step.axes)
@@ -102,7 +106,8 @@ class Move:
         if self._n == 1:
             return list(tensors)
         if self.kind == "slice":
-            return [piece.slice(x) for piece, x in zip(self._pieces, tensors, strict=True)]
+            found = [piece.slice(x) for piece, x in zip(self._pieces, tensors, strict=True)]
+            return [x.clone(memory_format=torch.contiguous_format) for x in found] if self._copies else found
         return [self._fill(piece, x) for piece, x in zip(self._pieces, tensors, strict=True)]
 
     @staticmethod
@@ -160,12 +165,13 @@ class Move:
 
 
 def make_moves(steps: Sequence[Step], shapes: Sequence[Shape], layouts: Sequence[Layout], groups: Groups,
-               recorder: Recorder | None = None, direction: str = "forward", label: str = "") -> tuple[Move, ...]:
+               recorder: Recorder | None = None, direction: str = "forward", label: str = "",
+               copies: bool = False) -> tuple[Move, ...]:
     """The moves of `steps` on tensors that start in `layouts`; moves that change nothing are left out."""
     found, here = [], list(layouts)
     for step in steps:
         if groups.of(step.axes) is not None:
-            found.append(Move(step, shapes, here, groups, recorder, direction, label))
+            found.append(Move(step, shapes, here, groups, recorder, direction, label, copies))
         here = [step.after(layout) for layout in here]
     return tuple(found)
 

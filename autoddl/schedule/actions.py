@@ -119,6 +119,7 @@ class Actions:
              origin: str) -> tuple[Leg, ...]:
         """The `steps` on `tensors` that begin in the layouts `starts`, each step one collective over all of them."""
         found = list[Leg]()
+        price = self.pricing.bucket_seconds if tensors[0].kind is Kind.PARAMETER else self.pricing.step_seconds
         each = [step_sizes(tuple(steps), t.shape, t.itemsize, start, self.pricing.mesh, self.at)
                 for t, start in zip(tensors, starts, strict=True)]
         for k, step in enumerate(steps):
@@ -129,5 +130,5 @@ class Actions:
                     leg = replace(leg, seconds=sum(self.pricing.bucket_seconds(step, *one[k]) for one in each))
                 found.append(leg)
             else:
-                found.append(Compute(f"{step.kind} {origin}", self.pricing.step_seconds(step, full, touched)))
+                found.append(Compute(f"{step.kind} {origin}", price(step, full, touched)))
         return tuple(found)

@@ -121,7 +121,8 @@ class BackwardMemory:
         """The gradient after its conversion back."""
         if edge is None or edge.gradient is None:
             return value
-        return self.moves.through(edge.backward, value, self.program.graph.tensors[t].shape, edge.gradient, "transient")
+        return self.moves.through(edge.backward, value, self.program.graph.tensors[t].shape, edge.gradient, "transient",
+                                  t in self.program.made)
 
     def _add(self, t: int, value: Value) -> None:
         """Adds one more gradient of tensor t."""

@@ -1,6 +1,6 @@
 """Counts the buffers of a conversion's steps, as `runtime.redistribute` and `runtime.packing` make them on rank 0.
 
-    all-reduce      a copy, reduced in place             slice   a view of a part
+    all-reduce      a copy, reduced in place             slice   a copy of a part; of a parameter or an input a view
     all-gather      a send and a receive buffer          fill    zeros with the piece in its place; whole: as it is
     reduce-scatter  a send and a receive buffer
     all-to-all      a send and a receive buffer          several tensors are joined into one buffer
@@ -61,11 +61,19 @@ class ConversionMemory:
     gloo: bool
     cluster: Cluster | None = None
 
-    def through(self, steps: Sequence[Step], x: Value, shape: Shape, layout: Layout, kind: str) -> Value:
-        """The piece `x` in `layout` of a tensor of `shape`, after all steps; the result has the user of `x`."""
+    def through(self, steps: Sequence[Step], x: Value, shape: Shape, layout: Layout, kind: str,
+                copies: bool = False) -> Value:
+        """The piece `x` in `layout` of a tensor of `shape`, after all steps; the result has the user of `x`.
+
+        With `copies` a slice is a copy.
+        """
         for step in steps:
             if group_size(step, self.mesh) > 1:
-                (after,) = self.wait(self.start(step, [x], [shape], [layout], True), kind)
+                if copies and step.kind == "slice":
+                    after = self.heap.value(local_shape(shape, step.after(layout), self.mesh), x.itemsize, kind)
+                    self.heap.moment()
+                else:
+                    (after,) = self.wait(self.start(step, [x], [shape], [layout], True), kind)
                 self.heap.drop(x.storage)
                 x = after
             layout = step.after(layout)

@@ -159,7 +159,8 @@ class MicrobatchMemory:
         x = self._used(self.env[t])
         if edge is None:
             return x
-        return self.moves.through(edge.forward, x, self.program.graph.tensors[t].shape, edge.source, "activations")
+        return self.moves.through(edge.forward, x, self.program.graph.tensors[t].shape, edge.source, "activations",
+                                  t in self.program.made)
 
     def _parameter(self, i: int, t: int, fqn: str) -> Value:
         """The value of a parameter for op i; the first reader of a bucket takes all of it."""

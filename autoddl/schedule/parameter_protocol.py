@@ -129,6 +129,8 @@ class ReduceProtocol:
         _last      whether this is the last microbatch of the step
         _due       the buckets that this backward reduces
         _next      position in `_due` of the next bucket to start
+        _more      the buckets that were started and have steps left
+        _freeing   the buckets that were started, and free memory once they are waited for
         _left      gradients that have not come yet, for each bucket
         _at        the next step, for each bucket
         _open      whether a step is in flight, for each bucket
@@ -139,6 +141,8 @@ class ReduceProtocol:
     _last: bool = True
     _due: list[int] = field(default_factory=list)
     _next: int = 0
+    _more: list[int] = field(default_factory=list)
+    _freeing: list[int] = field(default_factory=list)
     _left: list[int] = field(default_factory=list)
     _at: list[int] = field(default_factory=list)
     _open: list[bool] = field(default_factory=list)
@@ -151,7 +155,7 @@ class ReduceProtocol:
     def begin(self, last: bool) -> None:
         """Called before a microbatch, the `last` of a step or not."""
         self._last, self._due = last, [b for b, one in enumerate(self.buckets) if last or one.per_microbatch]
-        self._next = 0
+        self._next, self._more, self._freeing = 0, [], []
         self._left = [len(bucket.members) for bucket in self.buckets]
         self._at = [0] * len(self.buckets)
         self._open = [False] * len(self.buckets)
@@ -193,12 +197,12 @@ class ReduceProtocol:
 
     def _start(self) -> list[Advance]:
         """Advances all buckets in flight by a step, in order, waits for those overdue, then starts the next."""
-        earlier, new = self._due[:self._next], self._due[self._next]
-        more = {b for b in earlier if self._at[b] < self._length(b)}
-        open_ones = [b for b in earlier if self._frees[b] and (b in more or self._open[b])]
-        late = overdue_buckets(open_ones, self._frees[new])
-        self._next += 1
-        return [*(self._advance(b) for b in earlier if b in more or b in late), self._advance(new)]
+        new = self._due[self._next]
+        more = [b for b in self._more if self._at[b] < self._length(b)]
+        held = [b for b in self._freeing if self._open[b] or b in more]
+        late = overdue_buckets(held, self._frees[new])
+        self._next, self._more, self._freeing = self._next + 1, [*more, new], [*held, *([new] * self._frees[new])]
+        return [*(self._advance(b) for b in sorted({*more, *late})), self._advance(new)]
 
     def _length(self, b: int) -> int:
         """Steps that bucket b takes in this microbatch."""

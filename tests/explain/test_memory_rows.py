@@ -15,6 +15,7 @@ from autoddl.cost_models import load_cluster
 from autoddl.explain.memory_rows import bytes_at_moments, check_row, line_at_moments, numbers_of
 from autoddl.planner.peaks import draft_of
 from autoddl.pricing.build_problem import CostNetwork, network_of
+from autoddl.pricing.kept_tensors import with_kept_tensors
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import variables
 
@@ -36,7 +37,7 @@ def made(name: str, mesh: str, microbatches: int, recompute: str = "none") -> Co
       for policy in ("none", "full", "selective", "first-1:selective"))])
 def test_rows_come_out_again_from_the_layouts(name: str, mesh: str, microbatches: int, recompute: str) -> None:
     network = made(name, mesh, microbatches, recompute)
-    graph, problem = network.pricing.graph, network.problem(None)
+    graph, problem, kept = network.pricing.graph, network.problem(None), with_kept_tensors(network)
     for seed in range(2):
         choice = random_choice(problem, random.Random(seed))
         plan = draft_of(network, choice)
@@ -47,7 +48,8 @@ def test_rows_come_out_again_from_the_layouts(name: str, mesh: str, microbatches
             for kind in ("before", "forward", "backward"):
                 moment = f"{kind} {op.name}"
                 (number,) = numbers_of(graph, moment)
-                assert network.row_bytes(choice, {moment: 1.0}) == pytest.approx(again[number], rel=1e-9), moment
+                row = kept.network.row_bytes(kept.settled(choice), {moment: 1.0})
+                assert row == pytest.approx(again[number], rel=1e-9), moment
 
 
 def test_no_row_of_tied_weights_is_above_the_line() -> None:
@@ -66,7 +68,8 @@ def test_a_falsified_row_is_refused() -> None:
     graph, choice = network.pricing.graph, random_choice(network.problem(None), random.Random(0))
     plan, middle = draft_of(network, choice), graph.ops[len(graph.ops) // 2].name
     row = {"update": 0.25, f"forward {middle}": 0.5, f"around {middle}": 0.25}
-    claimed = {moment: network.row_bytes(choice, {moment: 1.0}) for moment in row}
+    kept = with_kept_tensors(network)
+    claimed = {moment: kept.network.row_bytes(kept.settled(choice), {moment: 1.0}) for moment in row}
     assert 0 < check_row(plan, graph, "adamw", CLUSTER, row, claimed) <= 1
     for moment in row:
         false = claimed | {moment: 1.02 * claimed[moment] + 10_000}
