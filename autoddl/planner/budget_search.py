@@ -2,9 +2,9 @@
 
     row w over moments     sum over t of w_t bytes_t(x) <= budget,   w >= 0, sum of w = 1     (`pricing.build_problem`)
 
-Rows are those of the network in which hubs say whether their tensor is kept (`pricing.kept_tensors`); choices here are of
-the network without that. Every plan that fits meets every row: the optimum under one row is a bound, and its plan is the answer if its line fits.
-Rows are chosen by the plans that they let through:
+Every plan that fits meets every row: the optimum under one row is a bound, and its plan is the answer if its line fits.
+Rows are those of the network in which hubs say whether their tensor is kept (`pricing.kept_tensors`); choices here are
+of the network without that. Rows are chosen by the plans that they let through:
 
     1   no row: the free optimum. Its line fits: done
     2   the row of the moment at which the last plan's line is highest

@@ -65,7 +65,7 @@ def test_a_tensor_that_is_not_kept_is_not_read_as_it_is() -> None:
 
 
 def test_a_row_sees_the_tensor_that_the_second_reader_keeps() -> None:
-    """The first reader takes a slice of a whole tensor, the second keeps the whole: plain rows count the slice alone."""
+    """The first reader takes a slice, the second keeps the whole tensor: plain rows count the slice alone."""
     plain = network()
     graph, made = plain.pricing.graph, with_kept_tensors(plain)
     (reads,) = keepers_of(graph, True).values()
@@ -81,7 +81,8 @@ def test_a_row_sees_the_tensor_that_the_second_reader_keeps() -> None:
         if at[0].outputs[0] == whole and at[1].inputs[k] == cut and at[2].inputs[slot] == whole:
             moment = f"backward {graph.ops[last].name}"
             line = line_at_moments(draft_of(plain, choice), graph, plain.pricing.optimizer, plain.pricing.cluster)
-            row, less = made.network.row_bytes(made.settled(choice), {moment: 1.0}), plain.row_bytes(choice, {moment: 1})
+            row, less = (one.row_bytes(options, {moment: 1.0})
+                         for one, options in ((made.network, made.settled(choice)), (plain, choice)))
             assert less + 32 * WIDTH * 4 <= row * (1 + 1e-12) <= line[numbers_of(graph, moment)[0]] * (1 + 1e-9)
             found += 1
     assert found
