@@ -5,7 +5,7 @@
     chosen(task, candidate, solution)   the choices of a solution of it, priced alone
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from autoddl.core.graph import Graph, Kind
@@ -15,6 +15,7 @@ from autoddl.core.recompute import FULL, NO_RECOMPUTE, SEARCH, SELECTIVE, policy
 from autoddl.operators.recomputed import levels
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.build_problem import CostNetwork, Row, network_of
+from autoddl.pricing.lifetimes import Lifetimes
 from autoddl.pricing.policies import NO_POLICIES, Policies, at_levels, policies_of, separable
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Choice, Region, Variable, variables
@@ -61,10 +62,11 @@ Built = tuple[Pricing, tuple[Variable, ...], Problem]
 """The prices of a mesh, its variables, and the problem that they make."""
 
 
-def build_network(task: PlanTask, candidate: Candidate) -> CostNetwork:
-    """All choices of the candidate, priced."""
+def build_network(task: PlanTask, candidate: Candidate, known: dict[Hashable, Lifetimes] | None = None) -> CostNetwork:
+    """All choices of the candidate, priced. Lifetimes of the task's graphs are looked up in `known`, and kept there."""
     pricing, space = _space(task, candidate)
-    return network_of(pricing, space, _policies(pricing, candidate))
+    made = network_of(pricing, space, _policies(pricing, candidate))
+    return made if known is None else replace(made, known=known)
 
 
 def build_problem(task: PlanTask, candidate: Candidate, row: Row | None = None) -> Built:

@@ -5,7 +5,7 @@ comes with it where it can bound other candidates, which have more microbatches.
 a later one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
 
@@ -15,7 +15,7 @@ from autoddl.planner.budget_search import BudgetSearch
 from autoddl.planner.candidates import Candidate, bounds, build_network
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.build_problem import CostNetwork, Row
-from autoddl.pricing.lifetimes import UPDATE
+from autoddl.pricing.lifetimes import UPDATE, Lifetimes
 from autoddl.search import Above, lower_bound, relax, solve
 
 __all__ = ["Answer", "Guess", "Job", "Jobs"]
@@ -58,12 +58,13 @@ class Jobs:
     def __init__(self, task: PlanTask, candidates: Sequence[Candidate]) -> None:
         self.task, self.candidates = task, candidates
         self.kept: dict[int, BudgetSearch] = {}
+        self.lifetimes: dict[Hashable, Lifetimes] = {}
 
     def ready(self, i: int) -> BudgetSearch:
         """The search of candidate i."""
         if i not in self.kept:
             options = self.task.options
-            network = build_network(self.task, self.candidates[i])
+            network = build_network(self.task, self.candidates[i], self.lifetimes)
             blocks = network.policies.blocks
             plain = network.fixed_at((0,) * len(blocks)) if blocks else None
             self.kept[i] = BudgetSearch(network, self.task.budget, options.solver, options.time_limit, plain)

@@ -191,13 +191,15 @@ class CostNetwork:
     policies: Policies = NO_POLICIES
     kept: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     """The hubs that say whether their tensor is kept, and by which reads (`kept_tensors`)."""
+    known: dict[Hashable, Lifetimes] = field(default_factory=dict)
+    """Lifetimes found so far; networks of one graph on several meshes may share them."""
     _sizes: dict[Hashable, Sizes] = field(default_factory=dict)
     _found: dict[tuple[tuple[Moment, float], ...], "_Patterns"] = field(default_factory=dict)
 
     @cached_property
     def lifetimes(self) -> Lifetimes:
         """What lives when, where no policy computes anything again."""
-        return self._lifetimes[0, 0]
+        return self._lifetimes_at(self.policies.alternating(0, 0))
 
     @cached_property
     def _lifetimes(self) -> Mapping[tuple[int, int], Lifetimes]:
@@ -207,9 +209,14 @@ class CostNetwork:
                 for odd in levels}
 
     def _lifetimes_at(self, levels: Sequence[int]) -> Lifetimes:
-        pricing = at_levels(self.pricing, self.policies, levels)
-        return lifetimes_of(pricing.graph, optimizer_of(pricing.optimizer), pricing.microbatches,
-                            pricing.cluster.device.kind == "cpu", pricing.parts, pricing.in_flight, self.kept)
+        given, processor = self.pricing, self.pricing.cluster.device.kind == "cpu"
+        key = (id(given.graph), given.optimizer, given.microbatches, processor, given.recompute, given.in_flight,
+               self.policies, tuple(levels), bool(self.kept))
+        if key not in self.known:
+            pricing = at_levels(given, self.policies, levels)
+            self.known[key] = lifetimes_of(pricing.graph, optimizer_of(pricing.optimizer), pricing.microbatches,
+                                           processor, pricing.parts, pricing.in_flight, self.kept)
+        return self.known[key]
 
     @cached_property
     def _deciders(self) -> Deciders:
@@ -242,7 +249,8 @@ class CostNetwork:
             return self
         known = _Levels(dict(enumerate(levels)))
         return CostNetwork(at_levels(self.pricing, self.policies, levels), self.variables,
-                           tuple([entry.at(entry.level(known)) for entry in self.entries]), kept=self.kept)
+                           tuple([entry.at(entry.level(known)) for entry in self.entries]), kept=self.kept,
+                           known=self.known)
 
     @cached_property
     def _free(self) -> Problem:
