@@ -4,7 +4,7 @@ An index of an embedding must be below the number of its rows, and a label below
 follows every input through the graph to its readers. All values are drawn from a seed, and every rank draws the same.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ def limits(graph: Graph) -> dict[str, int]:
     return found
 
 
-def _limit(t: int, graph: Graph, consumers: dict[int, tuple[tuple[int, int], ...]], seen: set[int]) -> int | None:
+def _limit(t: int, graph: Graph, consumers: Mapping[int, tuple[tuple[int, int], ...]], seen: set[int]) -> int | None:
     seen.add(t)
     bounds = []
     for i, k in consumers[t]:

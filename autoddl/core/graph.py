@@ -18,6 +18,7 @@ the rows of repeated blocks differ in numbers only. JSON's lists are read back a
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -153,12 +154,20 @@ class Graph:
     outputs: tuple[int, ...]
     updates: tuple[tuple[int, int], ...] = ()
 
-    def producers(self) -> dict[int, int]:
+    def producers(self) -> Mapping[int, int]:
         """Tensor -> position of the op that writes it."""
+        return self._producers
+
+    @cached_property
+    def _producers(self) -> Mapping[int, int]:
         return {t: i for i, op in enumerate(self.ops) for t in op.outputs}
 
-    def consumers(self) -> dict[int, tuple[tuple[int, int], ...]]:
+    def consumers(self) -> Mapping[int, tuple[tuple[int, int], ...]]:
         """Tensor -> the (position of the op, position of the slot) pairs that read it, in order."""
+        return self._consumers
+
+    @cached_property
+    def _consumers(self) -> Mapping[int, tuple[tuple[int, int], ...]]:
         uses: dict[int, list[tuple[int, int]]] = {t: [] for t in range(len(self.tensors))}
         for i, op in enumerate(self.ops):
             for k, t in enumerate(op.inputs):

@@ -53,7 +53,7 @@ Job = tuple[int, float | None, Guess, float]
 class Jobs:
     """Answers the jobs of a worker. Keeps the last candidates, because most come twice: to bound and to solve."""
 
-    CELLS = 20_000_000
+    CELLS = 6_000_000
 
     def __init__(self, task: PlanTask, candidates: Sequence[Candidate]) -> None:
         self.task, self.candidates = task, candidates
@@ -114,7 +114,7 @@ class Jobs:
 
     def _answer(self, search: BudgetSearch, solution: Solution, row: Row, free: float) -> Answer:
         """The answer that a solution gives; one whose choice is forbidden only bounds."""
-        fits = solution.seconds < inf and search.fits(solution.choice)
+        fits = solution.seconds < inf and solution.nbytes <= search.budget and search.fits(solution.choice)
         return Answer(solution, row, fits, bound=free, free=free)
 
     def _alone(self, i: int) -> bool:
