@@ -154,6 +154,16 @@ class Graph:
     outputs: tuple[int, ...]
     updates: tuple[tuple[int, int], ...] = ()
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type["Graph"], tuple[object, ...]]:
+        return Graph, (self.tensors, self.ops, self.outputs, self.updates)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.tensors, self.ops, self.outputs, self.updates))
+
     def producers(self) -> Mapping[int, int]:
         """Tensor -> position of the op that writes it."""
         return self._producers

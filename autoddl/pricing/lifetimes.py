@@ -46,7 +46,7 @@ at one of them. It is one sum again, and a plan need not say in which of the thr
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -186,15 +186,21 @@ def lifetimes_of(graph: Graph, optimizer: Optimizer, microbatches: int, processo
     return Lifetimes(graph, tuple(made.terms), {op.name: i for i, op in enumerate(graph.ops)}, in_flight)
 
 
+@lru_cache(maxsize=8)
+def _footprints(graph: Graph, processor: bool) -> tuple[Footprint, ...]:
+    """The footprint of every op on whole tensors, that of nothing for views."""
+    flows = graph.differentiable()
+    return tuple(Footprint() if base(op) in VIEWS else whole_footprint(op, graph, flows, processor) for op in graph.ops)
+
+
 def keepers_of(graph: Graph, processor: bool) -> dict[int, tuple[tuple[int, int], ...]]:
     """By hub of an activation, the reads (op, slot) of it that backward needs, where there are several.
 
     All are in the hub's own block, or outside of blocks as it is, and no op that writes the tensor keeps it anyway.
     """
-    flows, readers, writer = graph.differentiable(), graph.consumers(), graph.producers()
+    readers, writer, made = graph.consumers(), graph.producers(), _footprints(graph, processor)
     block = {i: n for n, one in enumerate(blocks_of(graph)) for i in range(one.start, one.end)}
-    saves = {i: whole_footprint(op, graph, flows, processor) for i, op in enumerate(graph.ops)
-             if base(op) not in VIEWS}
+    saves = {i: made[i] for i, op in enumerate(graph.ops) if base(op) not in VIEWS}
     found = dict[int, tuple[tuple[int, int], ...]]()
     for j, op in enumerate(graph.ops):
         t = op.inputs[0] if op.target == HUB else -1
@@ -220,8 +226,8 @@ class _Builder:
         self.flows, self.dependent = graph.differentiable(), graph.dependent()
         self.readers, self.writer = graph.consumers(), graph.producers()
         self.is_view = [base(op) in VIEWS for op in graph.ops]
-        self.made = [Footprint() if view else whole_footprint(op, graph, self.flows, processor)
-                     for op, view in zip(graph.ops, self.is_view, strict=True)]
+        self.made = _footprints(graph, processor)
+        self.yielding = [not self.flows.isdisjoint(op.outputs) for op in graph.ops]
         self.terms: list[Term] = []
         self.again = {i: part for part in parts for i in part.ops}
         self.block = {i: part for part in parts for i in range(part.block.start, part.block.end)}
@@ -299,10 +305,6 @@ class _Builder:
         part = self.block.get(min(savers))
         return min(savers, key=lambda i: (self.block.get(i) is not part, i in self.again, i))
 
-    def yields(self, op: Op) -> bool:
-        """Whether a gradient comes to the op."""
-        return any(o in self.flows for o in op.outputs)
-
     def _parameters(self) -> None:
         graph, largest = self.graph, None
         for t, tensor in enumerate(graph.tensors):
@@ -316,7 +318,7 @@ class _Builder:
                     largest = t
             for j, k in self.readers[t]:
                 self._gathered(j, k)
-                if trained and self.yields(graph.ops[j]):
+                if trained and self.yielding[j]:
                     self._reduced(j, k)
         if largest is not None:  # AdamW holds two temporaries of the parameter at hand
             self.add(("parameter", largest, 0), ("own", 2), self.update, self.update)
@@ -480,7 +482,7 @@ class _Builder:
         """Gradients of activations: given to an op, yielded by it, and waiting at a hub for those of later readers."""
         shared = self._shared_gradients()
         for i, op in enumerate(self.graph.ops):
-            if not self.yields(op):
+            if not self.yielding[i]:
                 continue
             now, owner = self.backward(i), ("op", i, 0)
             if not self.is_view[i] and any(t in self.flows for t in op.inputs):
@@ -497,7 +499,7 @@ class _Builder:
 
     def _yielding(self, t: int) -> list[int]:
         """The readers of t that yield a gradient of it, in order."""
-        return [i for i, _ in self.readers[t] if self.yields(self.graph.ops[i])]
+        return [i for i, _ in self.readers[t] if self.yielding[i]]
 
     def _is_parameter(self, t: int) -> bool:
         return self.graph.tensors[t].kind is Kind.PARAMETER
@@ -506,7 +508,7 @@ class _Builder:
         """Which gradients may be one storage: those that views, hubs and ops pass on as they are."""
         found = _Sets({})
         for i, op in enumerate(self.graph.ops):
-            if not self.yields(op):
+            if not self.yielding[i]:
                 continue
             if op.target == HUB or self.is_view[i]:
                 for o in op.outputs:
