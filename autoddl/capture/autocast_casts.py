@@ -1,6 +1,6 @@
 """Writes out the casts that `torch.autocast` makes inside a module, in the exported program, before it is functional.
 
-The casts are those of bf16-mixed (`autocast`), for any device type that a region names: the program that is planned
+The casts are those of bf16-mixed (`autocast`), for any device type that a region names. The program that is planned
 runs on the cluster's devices, whatever device the module was written for.
 """
 

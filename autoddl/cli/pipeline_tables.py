@@ -87,7 +87,7 @@ def _stages(plan: Plan, step: StagedStep) -> Table:
 
 
 def pipeline_summary(plan: Plan) -> dict[str, Any]:
-    """What a plan with stages has besides the figures of any plan, under stable names."""
+    """The figures that a plan with stages has besides those of any plan, under stable names."""
     if plan.pipeline is None:
         return {}
     return {"stages": len(plan.pipeline.stages), "schedule": plan.pipeline.name, "cuts": list(plan.pipeline.cuts),
@@ -96,7 +96,7 @@ def pipeline_summary(plan: Plan) -> dict[str, Any]:
 
 
 def alternatives_of(plan: Plan) -> Sequence[Mapping[str, Any]]:
-    """What became of every candidate with stages. Raises InputError for a plan that was searched without stages."""
+    """The outcome of every candidate with stages. Raises InputError for a plan that was searched without stages."""
     if "alternatives" not in plan.source:
         raise InputError("this plan was searched without stages: plan with --stages 1,2,4, for example")
     found: Sequence[Mapping[str, Any]] = plan.source["alternatives"]
@@ -115,7 +115,7 @@ def alternatives_table(plan: Plan) -> RenderableType:
 
 
 def proof_table(checked: ProvedPipeline) -> RenderableType:
-    """What was checked of the bound of a plan with stages."""
+    """A table of what was checked of the bound of a plan with stages."""
     table = grid()
     table.add_row("bound", f"no plan of these stages, schedules and microbatches takes less than "
                            f"{show_seconds(checked.bound)}, under the model and the bounds of single stages")

@@ -60,7 +60,7 @@ class Action(NamedTuple):
 
 
 class Flight(NamedTuple):
-    """What a stage has of other microbatches at once.
+    """The microbatches that a stage has at once.
 
         in_flight   microbatches whose activations are there, from F until the last of B and W
         waiting     those of them whose gradients of weights wait for W; 0 where backward is not split

@@ -7,7 +7,7 @@ which is nowhere below any path of the schedule's task graph (`cost_models.pipel
 
 A *mixture* of paths, with weights >= 0 and sum 1, bounds the seconds too. It is a sum of one term per stage. So its
 least over all cuts takes one dynamic program over (stage, blocks left), and so does its least with a given option.
-A *blend* is a mixture that counts as one path: a stage has one set of seconds on all of its paths, and what is known of
+A *blend* is a mixture that counts as one path: a stage has one set of seconds on all of its paths. So what is known of
 seconds that are weighted like the blend applies to it.
 
 Stages are put in groups, such as those of one rank. An *option* of a group says how many blocks each of its stages has.

@@ -1,8 +1,8 @@
 """Names the blocks of a model that backward computes again instead of keeping what their forward saved.
 
-A *block* is a repeated part of the user's module: the ops of one member of a list of modules, like `h.3` or `layer1.0`,
-from the first to the last in the order in which they run. Its *level* says what is computed again of it
-(`operators.recomputed`):
+A *block* is a repeated part of the user's module: the ops of one member of a list of modules, like `h.3` or `layer1.0`.
+It reaches from the first of them to the last in the order in which they run. Its *level* says what is computed again of
+it (`operators.recomputed`):
 
     full         all but what others read: the block keeps the tensors that it reads from outside
     selective    what needs no product, convolution or attention; the results of these are kept

@@ -1,7 +1,7 @@
 """Says which ops leave the gradients of weights for later, where a schedule splits backward into B and W.
 
 B computes the gradients of what a stage received, W those of its weights. Tensors that depend on parameters alone are
-*weights*, such as a transposed parameter. An op *waits* if it reads a weight and something else: its gradients of
+*weights*, such as a transposed parameter. An op *waits* if it reads a weight and something else. Its gradients of
 weights are computed in W, and go on from there to the parameters.
 """
 

@@ -124,8 +124,8 @@ def shared_parameters(stages: Sequence[StageGraph]) -> dict[str, tuple[int, ...]
 def cut_graph(graph: Graph, cuts: Sequence[int]) -> tuple[StageGraph, ...]:
     """The graphs of the stages; `graph` is the captured one, without hubs, of one microbatch.
 
-    Parameters that no op reads belong to the last stage. Raises InputError for cuts that leave a stage without ops,
-    that no later stage reads from, behind the loss, or between the readers of a buffer that is updated.
+    Parameters that no op reads belong to the last stage. Raises InputError for cuts that leave a stage without ops
+    or one that no later stage reads from. So it does for cuts behind the loss, and between readers of a new buffer.
     """
     whole = _whole(graph, cuts)
     loss = whole.producers.get(graph.outputs[0], -1)

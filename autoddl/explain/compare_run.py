@@ -77,8 +77,8 @@ def foreseen_bytes(plan: Plan, line: PredictedStep) -> MemoryLine:
 def compare_run(plan: Plan, record: Record) -> Compared:
     """The comparison of `plan` with the record of its run.
 
-    Raises MismatchError for a record of another plan or without a whole step, and InputError for a plan that does not
-    keep its question, or has stages (`staged_run`).
+    Raises MismatchError for a record of another plan or without a whole step. Raises InputError for a plan that does
+    not keep its question, or has stages (`staged_run`).
     """
     check_record(plan, record)
     graph, predicted, steps = add_hubs(question_of(plan).graph), foreseen(plan), later(record)

@@ -243,7 +243,7 @@ class _Bytes:
             self._read_by(part, dependent)
 
     def _read_by(self, part: RecomputedPart, dependent: frozenset[int]) -> None:
-        """What runs again reads of other ops stays until then."""
+        """Adds the tensors of other ops that a part reads: they stay until it has run again."""
         writers = self.graph.producers()
         for t in part.reads:
             i = writers.get(t)
@@ -349,8 +349,10 @@ class _Bytes:
                     self.add(2 * i, 2 * i + 1, nbytes)
 
     def _passed_on(self, j: int, start: int, kept: float, again: float) -> None:
-        """A parameter's copy behind op j, a hub or a view, as long as the first op keeps it that none sends it to; none
-        of a copy that is split on every axis."""
+        """A parameter's copy behind op j, a hub or a view, while the first op keeps it that none sends it to.
+
+        A copy that is split on every axis is left out.
+        """
         keepers = [] if j in self.again else [found for found in self._keepers(j) if found[0] not in self.again]
         if not keepers:
             return
@@ -372,7 +374,7 @@ class _Bytes:
         return 0.0 if all(isinstance(state, Split) for state in layout) else nbytes
 
     def _keepers(self, j: int) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
-        """The ops that keep the input of op j, a hub or a view of all of it, and the reads on the way to each."""
+        """The ops that keep the input of op j, a hub or a view of all of it. Each comes with the reads on the way."""
         op, tensors, found = self.graph.ops[j], self.graph.tensors, []
         if len(op.inputs) != 1 or len(op.outputs) != 1:
             return []

@@ -1,7 +1,7 @@
 """Checks the bound of a plan with stages from what its file says, by code that shares nothing with the search.
 
-The file keeps a proof for every candidate of stages, schedule and microbatches: the least seconds of stages that were
-known, and a tree of boxes over the cuts (`core.pipeline_cuts`). Of each it is checked that
+The file keeps a proof for every candidate of stages, schedule and microbatches. That is the least seconds of stages
+that were known, and a tree of boxes over the cuts (`core.pipeline_cuts`). Of each it is checked that
 
     paths     are paths of the schedule's task graph, so that no pipeline is quicker (`search.certify.pipeline_paths`)
     boxes     hold every cut, and none is below the bound (`search.certify.pipeline_cuts`)
@@ -38,7 +38,15 @@ SAME = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class ProvedPipeline:
-    """What was checked: the candidates with a proof, those without any cut, and the bound of all, in seconds."""
+    """The result of checking the bound of a plan with stages.
+
+        seconds      those of the plan
+        bound        seconds that follow from the proofs
+        claimed      the bound that the plan states, in seconds
+        candidates   number of candidates with a proof
+        paths        number of paths that were walked
+        without      number of candidates without any cut
+    """
 
     seconds: float
     bound: float

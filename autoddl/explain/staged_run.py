@@ -6,7 +6,7 @@
 
 A rank computes its stages' operators one after another. All else of a step is waiting, for other ranks or for what is
 sent: waiting = makespan of the schedule - compute - update. Recorded are the mean over the ranks of a part, and the
-median over the steps; a step is as long as on its slowest rank.
+median over the steps. A step is as long as on its slowest rank.
 """
 
 from collections import defaultdict
@@ -169,7 +169,7 @@ def _part(plan: Plan, part: int, steps: tuple[RecordedStep, ...]) -> PartRow:
 
 
 def _sent(plan: Plan, part: int, graph: Graph, steps: tuple[RecordedStep, ...]) -> list[SentRow]:
-    """What the first recorded rank of a part sends and receives, in the first of its steps."""
+    """The messages and collectives of the first recorded rank of a part, in the first of its steps."""
     rank = min(step.rank for step in steps if step.rank in _ranks(plan, part))
     own = [step for step in steps if step.rank == rank]
     sums: dict[tuple[str, str], list[list[int]]] = defaultdict(lambda: [[], []])

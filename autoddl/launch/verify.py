@@ -11,8 +11,8 @@ One process runs the captured program in float64. The ranks run the plan in floa
 dropout masks, and each compares the shards that it stores. The collectives are recorded in a step in the plan's own
 dtypes. With m microbatches the truth is the mean of m losses, each with its own masks.
 
-A program that uses parameters in another dtype than they are stored in runs a second time, with every dtype replaced by
-one of twice its width. This compares the casts too. float32 rounds there, so the limit is 1e-6 (`twice_error`).
+A program may use parameters in another dtype than they are stored in. It runs a second time, with every dtype replaced
+by one of twice its width. This compares the casts too. float32 rounds there, so the limit is 1e-6 (`twice_error`).
 
 A plan for more ranks than `max_ranks` runs with the same decisions on a smaller mesh of the same shape. Every axis gets
 the smallest size above 1 that divides its own, so that even shards stay even. Stages stay as many, on smaller meshes.

@@ -4,9 +4,9 @@
     selective    those without flops that reduce nothing inside their kernel
 
 An op that may, and whose forward saves something, runs again if that frees memory. To run it takes the tensors that it
-reads: those from outside the block, those that some op saves anyway, and those that others bring back. Others are
+reads. These come from outside the block, are saved by some op anyway, or are brought back by others. Others are
 computed again as well where they may, and kept where not. `selective` leaves an op as it is where the tensors that it
-would keep have as many bytes as it frees: x + y of a product y that no one saves is kept instead of y.
+would keep have as many bytes as it frees. So x + y of a product y that no one saves is kept instead of y.
 
 Tensors that are read outside their block stay as without recomputation. So do copies that a conversion made in front of
 an op that does not run again. What is decided depends on the graph alone, in whole tensors, and on nothing outside the
@@ -32,7 +32,7 @@ WORTH = 1 / 8
 
 @dataclass(frozen=True, slots=True)
 class RecomputedPart:
-    """What backward runs again of a block.
+    """The ops of a block that backward runs again.
 
         block      the block
         level      its level
@@ -58,7 +58,7 @@ def levels(graph: Graph) -> tuple[str, ...]:
 
 
 def recomputed_parts(graph: Graph, names: Sequence[str]) -> tuple[RecomputedPart, ...]:
-    """What is computed again of the blocks that a plan names, in order; blocks of which nothing is are left out.
+    """The parts of the blocks that a plan names which run again, in order; blocks without one are left out.
 
     `graph` has hubs. Raises InputError for a name that no block of it has.
     """
@@ -77,7 +77,7 @@ def recomputed_ops(graph: Graph, names: Sequence[str]) -> frozenset[str]:
 
 @lru_cache(maxsize=4)
 def _known(graph: Graph) -> "_Known":
-    """What is known of a graph, kept for the next question about it."""
+    """The knowledge of a graph, kept for the next question about it."""
     return _Known(graph)
 
 
@@ -92,7 +92,7 @@ class _Known:
         self._parts = dict[tuple[Block, str], RecomputedPart | None]()
 
     def part(self, block: Block, level: str) -> RecomputedPart | None:
-        """What runs again of a block at a level, None if nothing does: a part depends on no other."""
+        """The part of a block that runs again at a level, None if nothing does: a part depends on no other."""
         if (block, level) not in self._parts:
             self._parts[block, level] = _Chosen(self, block, level).part()
         return self._parts[block, level]
@@ -101,7 +101,7 @@ class _Known:
         return base(self.graph.ops[i]) in VIEWS
 
     def made(self, i: int) -> Footprint:
-        """What op i keeps, on whole tensors."""
+        """The footprint of op i on whole tensors."""
         if i not in self._made:
             self._made[i] = Footprint() if self.is_view(i) else whole_footprint(self.graph.ops[i], self.graph,
                                                                                self.flows)
@@ -147,7 +147,7 @@ class _Chosen:
         self.again, self.read = set[int](), set[int]()
 
     def part(self) -> RecomputedPart | None:
-        """What runs again, None if nothing does."""
+        """The part that runs again, None if nothing does."""
         for i in range(self.block.start, self.block.end):
             if i in self.allowed and i not in self.again:
                 self._weigh(i)

@@ -107,8 +107,8 @@ class BudgetSearch:
     _made: dict[tuple[bool, tuple[tuple[Moment, float], ...]], tuple[Problem, Space | None]] = field(
         default_factory=dict)
     """The last row's problem, and what the exact solver prepared of it."""
-
     _rows: dict[tuple[tuple[int, ...], Moment], float] = field(default_factory=dict)
+    """Bytes by choice and moment, as the rows count them."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "peaks", Peaks(self.network))
@@ -309,8 +309,8 @@ class _State:
     def _shrink(self, problem: Problem, space: Space | None, solution: Solution) -> None:
         """Looks for plans under the row with less room, by what the last line was above the budget, or half.
 
-        Once a plan fits, more room is tried again, between that and the least with which none did, as far as that may
-        halve the gap.
+        Once a plan fits, rooms between that and the least with which none did are tried, as far as that may halve the
+        gap.
         """
         search, most, least, found, near = self.search, self.search.budget, 0.0, False, self.tolerance
         tried = 0

@@ -31,9 +31,12 @@ SEARCHED_AXES = 3
 class Candidate:
     """A part of the space of plans that is searched at once.
 
-    `region` gives the part of a graph and a mesh; `recompute` says which blocks backward computes again, as text
-    (`core.recompute`); `in_flight` microbatches have their activations there at once, and the gradients of the weights
-    of `waiting` wait.
+        mesh           the mesh of all its plans
+        region         the part of the space, from a graph and a mesh
+        microbatches   number of them in a step
+        recompute      the blocks that backward computes again, as text (`core.recompute`)
+        in_flight      microbatches whose activations are there at once
+        waiting        those of them whose gradients of weights wait
     """
 
     mesh: Mesh
@@ -81,7 +84,7 @@ def build_problem(task: PlanTask, candidate: Candidate, row: Row | None = None) 
 def policies_on(mesh: Mesh, policy: str) -> tuple[str, ...]:
     """The policies that are searched for `policy` on a mesh.
 
-    For `search` on a mesh of many axes these are one level for all blocks: messages, by which such problems are solved,
+    For `search` on a mesh of many axes these are one level for all blocks. Such problems are solved by messages, which
     know factors of two variables alone.
     """
     return (NO_RECOMPUTE, SELECTIVE, FULL) if policy == SEARCH and len(mesh.axes) > SEARCHED_AXES else (policy,)
@@ -111,8 +114,10 @@ def _space(task: PlanTask, candidate: Candidate) -> tuple[Pricing, tuple[Variabl
 
 
 def chosen(task: PlanTask, candidate: Candidate, solution: Solution, row: Row) -> Solved:
-    """What `solution` chose alone: a worker priced the rest, and that stays there. Variables with the same
-    choices that chose alike share one, so that they are priced once."""
+    """The choices of `solution` alone: a worker priced the rest, and that stays there.
+
+    Variables with the same choices that chose alike share one, so that they are priced once.
+    """
     pricing, space = _space(task, candidate)
     policies = _policies(pricing, candidate)
     count = len(policies.blocks)

@@ -7,16 +7,16 @@ below
     sum over its seconds x of c[x] x  +  sum over its boundaries of d[boundary] transfer  +  what others take
 
 on a path with these counts c and d (`cost_models.pipeline_bounds`). So the layouts of s are searched for the least of
-this, and the next stage with these, since both ends of a message may have to change before the step gets shorter.
-Counts are those of the critical path, then of the mean of all paths so far; with some of a stage alone, so that nothing
+this, and the next stage with these. For both ends of a message may have to change before the step gets shorter. Counts
+are those of the critical path, then of the mean of all paths so far. Some are those of a stage alone, so that nothing
 is free. A tensor and its gradient count by the longer of both and by their mean. The fastest of all pipelines met is
 taken (`improved`).
 
 The same gives bounds. A blend of paths, with weights of sum 1, is below every step: it counts every second of a stage
 once, in the mean. With these counts, and with the least of its messages, each stage has a least (`StageParts.count`).
-So the blend has one too, whatever all stages choose. The best blend for the pipelines met so far is a linear program;
-its counts find another pipeline, and another path, until both agree (`blend_paths`): Kelley, The cutting-plane method
-for solving convex programs, 1960.
+So the blend has one too, whatever all stages choose. The best blend for the pipelines met so far is a linear program.
+Its counts find another pipeline, and another path, until both agree (`blend_paths`). These are the cutting planes of
+Kelley (The cutting-plane method for solving convex programs, 1960).
 """
 
 from collections.abc import Iterator, Sequence

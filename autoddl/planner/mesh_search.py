@@ -53,9 +53,14 @@ ROUGH = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The fastest plan, the least bound over all candidates in seconds, and the seconds that the search took.
+    """The result of a search over candidates.
 
-    `solution` is that of `candidate`, before its choices are taken alone (`candidates.chosen`).
+        best          the fastest plan
+        bound         the least bound over all candidates, in seconds
+        seconds       how long the search took
+        interrupted   whether an interrupt ended it
+        candidate     the candidate of the fastest plan
+        solution      that of the candidate, before its choices are taken alone (`candidates.chosen`)
     """
 
     best: Solved

@@ -59,9 +59,16 @@ EFFORT = 60
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """What became of a candidate: the seconds and peak bytes of its best pipeline, a bound of all, and why it ended.
+    """The outcome of a candidate with stages.
 
-    `proof` has the least seconds of stages from which the bound follows, the proof, and the places of cuts.
+        stages         number of stages
+        schedule       name of the schedule
+        microbatches   number of microbatches
+        seconds        those of a step of its best pipeline; None where none was found
+        nbytes         peak bytes of a rank of that pipeline
+        bound          seconds that none of its pipelines is below
+        detail         why its search ended
+        proof          the least seconds of stages from which the bound follows, the proof, and the places of cuts
     """
 
     stages: int
@@ -137,12 +144,17 @@ def search_cuts(part: StageParts, name: str, best: float, tell: Callable[[str], 
 class _CutSearch:
     """The search over the cuts of one candidate.
 
-        schedule   of the candidate
+        part       the stages, and what is known of them
+        name       name of the schedule
+        best       seconds of the best plan of other candidates
+        tell       tells progress
+        schedule   the schedule
         paths      paths of it that bound its seconds
         blends     of such paths
         blended    cuts whose paths were blended
         tried      cuts that were solved; None where a stage has no plan
-        bound      seconds that no cut is below, with its proof
+        bound      seconds that no cut is below
+        proof      of the bound
         stale      cuts that were solved since the bound rose and of which nothing new became known
     """
 

@@ -12,7 +12,7 @@ place a to place b. Of every stage are known
 
 T, T' and M follow from the floor, until a stage is solved (`bound`, `sharpen`): then they are what the search of its
 layouts proved. What is proved without a budget is true for all numbers of microbatches in flight. What is proved under
-one that binds is true for that number alone: with more in flight the peak may be lower, since weights are let go
+one that binds is true for that number alone. With more in flight the peak may be lower, since weights are let go
 earlier, and a sum of gradients may never be needed.
 
 Where a schedule splits backward, b is what its B and its W take together. Then a stage counts B and W by the fewer of
@@ -68,7 +68,7 @@ def places_of(graph: Graph, cuts: Sequence[str]) -> tuple[int, ...]:
     """The positions at which a captured graph may be cut: where blocks begin and end, or where `cuts` name a module.
 
     A model without blocks may be cut wherever least is sent, at no more than PLACES. Raises InputError for a module
-    that runs no op, or before which nothing runs, and for modules that are not in the order in which they run.
+    that runs no op, or before which nothing runs. Raises it for modules that are not in the order in which they run.
     """
     ops = needed_ops(graph)
     if cuts:
@@ -144,6 +144,14 @@ class StageParts:
         within          meshes and regions of the plans of a stage; none: all that the options allow
         splits          whether the schedule splits backward into B and W
         placement       by stage, the part of the cluster that has it; none: one after the other, again and again
+        _solved         stages that were solved, by structure and microbatches in flight
+        _free           plans of stages without a budget, by structure and whether gathered weights stay
+        _behind         T' of stages, as far as it is known
+        _repeated       M of stages, as far as it is known
+        _single         the `single` of first stages, as far as it is known
+        _ports          the messages between two stages
+        _counted        least seconds of stages under other counts
+        _alone          graphs of stages, with their structure
     """
 
     task: PlanTask
@@ -224,7 +232,7 @@ class StageParts:
         return Staged(tuple(self.places[k - 1] for k in cut), name, self.microbatches)
 
     def under(self, budget: float) -> "StageParts":
-        """The same stages under another budget, of which nothing is known yet."""
+        """Stages like these under another budget, of which nothing is known yet."""
         return StageParts(replace(self.task, budget=budget), self.stages, self.parts, self.microbatches, self.places,
                           self.within, self.splits, self.placement)
 
@@ -394,7 +402,7 @@ class StageParts:
         return plan
 
     def _alone_seconds(self, found: Found, made: Found, graph: StageGraph) -> Solution:
-        """What `found` says of a stage alone, with the choice that was made of other counts and its seconds alone."""
+        """The solution of a stage alone, with the choice that was made under other counts, and its seconds alone."""
         task = stage_task(self.task, graph, self.cluster, self.microbatches)
         one = chosen(task, made.candidate, made.solution, {})
         seconds = assemble_choice(one.pricing, one.solution.choice, one.variables).predicted.seconds
@@ -420,7 +428,7 @@ class StageParts:
 
 def _signature(graph: Graph, ops: Sequence[Any], first: int, end: int, before: Sequence[int], behind: Sequence[int]
                ) -> Any:
-    """What the ops [first, end) are: each with its arguments, tensors, and where it reads from."""
+    """A name of the ops [first, end): each with its arguments, tensors, and where it reads from."""
     made = {t: (i - first, n) for i, op in enumerate(ops[first:end], start=first) for n, t in enumerate(op.outputs)}
     given = {t: k for k, t in enumerate(before)}
     leaves: dict[int, int] = {}

@@ -12,7 +12,7 @@ one. Every plan whose peak is within a budget meets every row within it; so the 
 
 Where the search may recompute (`policies`), every block has one variable more, in front of the others: the level at
 which backward computes it again. An op's seconds and bytes, and those of the edges into it, are then over the level of
-its block too; bytes that a later block keeps an op's output for are over the level of that block.
+its block too. Bytes that a later block keeps an op's output for are over the level of that block.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -186,24 +186,30 @@ class CostNetwork:
     """
 
     pricing: Pricing
+    """The prices, where no policy computes anything again."""
     variables: tuple[Variable, ...]
+    """The decisions about layouts."""
     entries: tuple[Entry, ...]
+    """The factors before their bytes are known."""
     policies: Policies = NO_POLICIES
+    """The blocks whose level is a variable."""
     kept: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     """The hubs that say whether their tensor is kept, and by which reads (`kept_tensors`)."""
     known: dict[Hashable, Lifetimes] = field(default_factory=dict)
     """Lifetimes found so far; networks of one graph on several meshes may share them."""
     _sizes: dict[Hashable, Sizes] = field(default_factory=dict)
+    """Bytes of terms found so far, by what their entry is like."""
     _found: dict[tuple[tuple[Moment, float], ...], "_Patterns"] = field(default_factory=dict)
+    """Patterns found so far, by row."""
 
     @cached_property
     def lifetimes(self) -> Lifetimes:
-        """What lives when, where no policy computes anything again."""
+        """The lifetimes where no policy computes anything again."""
         return self._lifetimes_at(self.policies.alternating(0, 0))
 
     @cached_property
     def _lifetimes(self) -> Mapping[tuple[int, int], Lifetimes]:
-        """What lives when, by the levels of the blocks of even and of odd number."""
+        """The lifetimes by the levels of the blocks of even and of odd number."""
         levels = range(len(self.policies.levels))
         return {(even, odd): self._lifetimes_at(self.policies.alternating(even, odd)) for even in levels
                 for odd in levels}
@@ -457,7 +463,7 @@ class _Builder:
         return CostNetwork(pricing, self.variables, tuple(entries), self.policies)
 
     def own(self, v: int, variable: Variable) -> Entry:
-        """What a variable costs by itself, at every level."""
+        """The entry of a variable by itself, at every level."""
         item, keys = variable.item, list[Hashable]()
         for pricing in self.pricings:
             keys.append(("own", self.alike[v], item.name in pricing.again))
@@ -468,7 +474,7 @@ class _Builder:
         return self.entry((v,), keys, ("parameter", self.tensors[item.name], 0), None, -1)
 
     def edge(self, edge: Edge, read: Sequence[frozenset[int]]) -> Entry:
-        """What an edge costs, at every level of its reader's block."""
+        """The entry of an edge, at every level of its reader's block."""
         source, target, keys = self.variables[edge.source], self.variables[edge.target], list[Hashable]()
         assert isinstance(target.item, Op)
         flows = carries(edge, target, self.flows)

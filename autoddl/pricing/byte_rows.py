@@ -13,8 +13,7 @@
                  gradient           no more than the smaller of what the reader yields and what is stored
 
 A row of a problem is the sum of weight * bytes over the terms that a moment counts (`Lifetimes.patterns`). Bytes of a
-table are not negative: of what is taken off it has the rest of the whole tensor, and `taken_off` is what that is too
-much.
+table are not negative. Of what is taken off it has the rest of the whole tensor; `taken_off` is what that is too much.
 """
 
 from collections import defaultdict

@@ -20,19 +20,19 @@ What backward runs again and brings back (`operators.recomputed`) lives from B o
 live the tensors that it reads, and copies that conversions made for ops that do not run again. Such a term depends on
 the level of one block: that of the op that keeps, or that of the part that reads.
 
-A gathered copy behind a hub or a view lives on until the backward of the first reader that keeps it, unless it is sent
-on there. Whether it is gathered is up to one edge, whether it is sent on to another: terms of what is *taken off*
-(`TAKEN_OFF`) are negative, and undo the copy where it is sent on. They count at the moments of the copy (`passed`), and
-may take off more than was there, never less. Copies of layouts that split the tensor on every axis are left out: few
-gather these, and many send them on.
+A gathered copy behind a hub or a view lives on until backward comes to the first reader that keeps it. Where that
+reader sends it on, it does not. Whether it is gathered is up to one edge, whether it is sent on to another. So terms of
+what is *taken off* (`TAKEN_OFF`) are negative, and undo the copy where it is sent on. They count at the moments of the
+copy (`passed`), and may take off more than was there, never less. Copies of layouts that split the tensor on every axis
+are left out: few gather these, and many send them on.
 
 Where several readers of a hub keep what they read, its tensor lives on if one of them reads it as it is. No edge knows
-that of the others. So in a network for rows the hub says it (`pricing.kept_tensors`): where it is `kept` it lives until
-backward comes to the last of these readers, and where it is not, none of them may read it as it is.
+that of the others. So in a network for rows the hub says it (`pricing.kept_tensors`). Where it is `kept` it lives until
+backward comes to the last of these readers. Where it is not, none of them may read it as it is.
 
-Where several microbatches are in flight, each of the others adds what lives from the last forward to the first
+Several microbatches may be in flight. Then each of the others adds what lives from the last forward to the first
 backward, at every moment but the update's. Sums of gradients are there at the same time only where more microbatches
-follow than are in flight: else no forward comes behind the first backward.
+follow than are in flight. Else no forward comes behind the first backward.
 
 Terms of one *alias* share storage: at a moment one of them counts. Where a storage is shared through views, one chain
 of views counts. So the terms never add up to more than the memory line (`schedule.memory_line`) has at that moment. The
@@ -88,9 +88,14 @@ Pattern = tuple[tuple[What, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Bytes that `owner` decides, from the moment `start` to the moment `end`, as numbers; `alias` is the storage.
+    """Bytes that live over an interval of moments.
 
-    `block` is the block whose part keeps what it reads, where that is why the bytes live.
+        owner    whose choice decides the size
+        what     the kind of the bytes
+        start    the first moment, as a number
+        end      the last
+        alias    the storage: of the terms of one, one counts
+        block    the block whose part keeps what it reads, where that is why the bytes live
     """
 
     owner: Owner
@@ -135,7 +140,7 @@ class Lifetimes:
         return list(found.values())
 
     def patterns(self, row: Mapping[Moment, float], counts: Callable[[Term], bool] = bool) -> dict[Owner, Pattern]:
-        """What counts of every owner in the sum over moments of weight * bytes at the moment; see `alive`."""
+        """The terms of every owner that count in the sum over moments of weight * bytes at the moment; see `alive`."""
         found: dict[Owner, dict[What, float]] = defaultdict(lambda: defaultdict(float))
         others = [] if self.in_flight == 1 else self._kept_between(counts)
         for moment, weight in row.items():
@@ -146,7 +151,7 @@ class Lifetimes:
         return {owner: tuple(sorted(what.items(), key=str)) for owner, what in found.items()}
 
     def _kept_between(self, counts: Callable[[Term], bool]) -> list[tuple[Owner, What]]:
-        """What a microbatch keeps of its own between forward and backward, copies of parameters left out."""
+        """The terms that a microbatch keeps between forward and backward, copies of parameters left out."""
         last = 2 * len(self.graph.ops) - 1
         behind = {t for t, tensor in enumerate(self.graph.tensors) if tensor.kind is Kind.PARAMETER}
         behind |= {op.outputs[0] for op in self.graph.ops if op.target == HUB and op.inputs[0] in behind}
@@ -368,7 +373,7 @@ class _Builder:
         self.add(("edge", *path[-1]), ("sent on",), start, end, block=block)
 
     def _keepers(self, j: int) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
-        """The ops that keep the input of op j, a hub or a view of all of it, and the edges on the way to each."""
+        """The ops that keep the input of op j, a hub or a view of all of it. Each comes with the edges on the way."""
         op, tensors = self.graph.ops[j], self.graph.tensors
         if len(op.inputs) > 1 or len(op.outputs) > 1 or tensors[op.inputs[0]].nbytes != tensors[op.outputs[0]].nbytes:
             return []

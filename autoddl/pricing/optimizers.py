@@ -7,9 +7,10 @@
 An update reads the parameter, its gradient and its state, and writes the parameter and its state: AdamW in float32
 moves 28 bytes an element. Seconds are those of a kernel that moves these bytes; its launches are not counted.
 
-Muon (Jordan et al. 2024) makes the momentum of a matrix orthogonal by five Newton-Schulz iterations in bfloat16: with X
-the momentum, A = X X^T, B = b A + c A A, X = a X + B X. It has one state of a matrix; what is no matrix is updated by
-AdamW, with two. Adafactor (Shazeer and Stern 2018) keeps a row and a column of a matrix, and one state of a vector.
+Muon (Jordan et al. 2024) makes the momentum of a matrix orthogonal by five Newton-Schulz iterations in bfloat16. With X
+the momentum, each computes A = X X^T, B = b A + c A A, X = a X + B X. It has one state of a matrix; what is no matrix
+is updated by AdamW, with two. Adafactor (Shazeer and Stern 2018) keeps a row and a column of a matrix, and one state of
+a vector.
 """
 
 from dataclasses import dataclass

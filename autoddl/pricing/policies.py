@@ -1,6 +1,6 @@
 """Which blocks the search may compute again in backward, and what of their bytes depends on which of them.
 
-Every block of the model has one *policy*, a variable of the cost network; its options are levels of recomputation
+Every block of the model has one *policy*, a variable of the cost network. Its options are levels of recomputation
 (`core.recompute`), level 0 that nothing is computed again. Seconds and bytes of an op, and of the edges into it, depend
 on the level of its block alone. An output may live longer because a block that is computed again reads it: these bytes
 depend on the level of that block too. So a cost is over at most two policies:
@@ -9,8 +9,8 @@ depend on the level of that block too. So a cost is over at most two policies:
     later    that of the block which keeps the op's outputs, the next one in most models
 
 What lives when is asked for blocks of even and of odd number apart: blocks that follow each other then have any two
-levels. Where an output is kept for several blocks, or for one of the same parity, those bytes are left out of the rows:
-a row is below the memory line then, never above it. So is the copy of a tied weight that some block reads; where all
+levels. Where an output is kept for several blocks, or for one of the same parity, those bytes are left out of the rows.
+A row is below the memory line then, never above it. So is the copy of a tied weight that some block reads; where all
 who read it are outside of blocks, it counts.
 """
 
@@ -74,8 +74,10 @@ def at_levels(pricing: Pricing, policies: Policies, levels: Sequence[int]) -> Pr
 
 
 def separable(pricing: Pricing, policies: Policies) -> Policies:
-    """The policies without those of blocks that share a parameter which backward reads for their sake alone: whether it
-    is gathered again would depend on all of them."""
+    """The policies without those of blocks that share a parameter which backward reads for their sake alone.
+
+    Whether that is gathered again would depend on all of them.
+    """
     graph, where = pricing.graph, policies.numbers(pricing.graph)
     uses, flows, shared = graph.consumers(), graph.differentiable(), set[int]()
     every = frozenset(op.name for op in graph.ops)

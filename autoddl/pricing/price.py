@@ -20,8 +20,8 @@ in which backward yields them and O (`core.state_layouts`):
 
 `saved` is 1 if backward reads the weight. With one microbatch the gradient takes route(yielded -> O).
 
-So every second is counted so often as its part of the step comes (`Counts`). A stage of a pipeline whose other stages
-are known counts them as a path of the schedule does, and adds what its messages take (`Ports`).
+So every second is counted so often as its part of the step comes (`Counts`). A stage of a pipeline counts seconds as a
+path of the schedule does where the other stages are known. It adds what its messages take (`Ports`).
 
 The ops that backward runs again (`operators.recomputed`) run their forward kernels twice and convert what these read
 twice; backward reads every parameter of them.
@@ -98,7 +98,7 @@ class Counts:
 
     @property
     def least(self) -> float:
-        """What every kernel counts at least."""
+        """The least count of any kernel."""
         return min(self.forward, self.backward)
 
 

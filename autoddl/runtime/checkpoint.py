@@ -314,7 +314,7 @@ def _check_dtypes(model: "ParallelModel", state: dict[str, Any], saved: Mapping[
 
 
 def _kind(dtype: torch.dtype) -> tuple[bool, bool]:
-    """What dtypes that are converted into each other have in common."""
+    """A key that is equal for dtypes that are converted into each other."""
     return dtype.is_floating_point, dtype.is_complex
 
 

@@ -1,4 +1,4 @@
-"""What ranks make together of gradients after the last backward: sums of shared ones, and the norm of all.
+"""Combines gradients of several ranks after the last backward: sums of shared ones, and the norm of all.
 
 *Sums.* Parameters that several stages of a pipeline have are tied embeddings, as a rule. Every stage has a copy of its
 own, stored in its own layout, and backward yields each copy the gradient of its stage. The stages send each other these

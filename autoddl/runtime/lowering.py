@@ -10,8 +10,8 @@ use.
 The results are in the layouts in which their ops write them. The routes `LoweredProgram.ends` bring loss and buffers
 whole to every rank; nothing in the program waits for that.
 
-In a stage of a pipeline (`core.stages`) a tensor that is received is one of the values, and one that is sent is one of
-the results, in the layout in which it goes. A token that stands in for the loss is the tensor that was sent last.
+In a stage of a pipeline (`core.stages`) a tensor that is received is one of the values. One that is sent is one of the
+results, in the layout in which it goes. A token that stands in for the loss is the tensor that was sent last.
 """
 
 import operator

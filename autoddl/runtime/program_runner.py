@@ -1,8 +1,8 @@
 """Runs the program of one graph on this rank, a forward or a backward at a time: a whole model, or a stage of one.
 
-Each microbatch between its forward and its backward has a *slot*: a lowered program with its own seed of dropout, and
-its own notes of what autograd saved. So backward computes again with the random numbers of its own forward. Parameters,
-their gathers and their gradients are those of one store for all slots.
+Each microbatch between its forward and its backward has a *slot*. That is a lowered program with its own seed of
+dropout, and its own notes of what autograd saved. So backward computes again with the random numbers of its own
+forward. Parameters, their gathers and their gradients are those of one store for all slots.
 """
 
 from collections.abc import Mapping, Sequence

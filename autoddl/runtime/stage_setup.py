@@ -30,7 +30,7 @@ __all__ = ["Stages", "captured_stage", "connected", "names_of", "stage_rows", "t
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """What joins the ranks of a plan with stages: this rank, the group of all, and the groups of its own stages."""
+    """The ranks of a plan with stages, joined: this rank, the group of all, and the groups of its own stages."""
 
     rank: int
     world: dist.ProcessGroup | None
@@ -74,7 +74,7 @@ def connected(plan: Plan, graph: Graph, timeout: timedelta) -> Stages:
 
 
 def stage_rows(plan: Plan, graph: Graph) -> Iterator[object]:
-    """What all ranks must agree on before the first step: actions, lanes, and each stage's collectives."""
+    """Yields what all ranks must agree on before the first step: actions, lanes, and each stage's collectives."""
     assert plan.pipeline is not None
     lanes, stages, schedule = lanes_of(plan, graph), plan.pipeline.stages, Schedule.parse(plan.pipeline.schedule)
     check_schedule(schedule)

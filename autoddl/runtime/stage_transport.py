@@ -2,7 +2,7 @@
 
 A message is a box of a tensor (`schedule.stage_lanes`). Every lane and microbatch has a tag of its own, so gloo brings
 each message to its receive in whatever order they are posted. NCCL knows no tags and runs what two ranks exchange in
-the order in which they post it: there (`is_tagged`) receives stay where the lists of actions have them, which is one
+the order in which they post it. There (`is_tagged`) receives stay where the lists of actions have them, which is one
 order for both ranks. A send is waited for where the schedule says that it has arrived, or at the end of the step: until
 then its tensor stays.
 """

@@ -9,7 +9,7 @@
 
 One walk places all of them: every rank runs its next action once what that needs is done. A rank sends right behind the
 action, and in that moment the receive goes to the end of the other rank's list so far. So two ranks name what they
-exchange in one order, and the walk itself is an order in which all could run, one after the other, each send together
+exchange in one order. And the walk itself is an order in which all could run, one after the other, each send together
 with its receive. That is why no rank waits in a circle, even where a send waits for its receive.
 
 A list is run with its receives one action earlier (`posted_early`), so that a message travels while the rank computes.

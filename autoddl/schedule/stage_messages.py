@@ -1,9 +1,9 @@
 """Lists the messages by which a tensor goes from one stage of a pipeline to another, whatever their layouts.
 
 A rank of a stage has a box of the tensor: (offset, size) along every dim. Each receiver gets its own box, put together
-from the boxes of senders that meet it. Of replicas that have a box, the rank at the receiver's own place in its stage
-sends it, else the one that has sent least so far. So equal layouts on equal meshes are one message for each rank, to
-the rank at its place. Gradients take the same way back, with the roles exchanged.
+from the boxes of senders that meet it. Several replicas may have a box. The rank at the receiver's own place in its
+stage sends it, else the one that has sent least so far. So equal layouts on equal meshes are one message for each rank,
+to the rank at its place. Gradients take the same way back, with the roles exchanged.
 """
 
 from collections import defaultdict

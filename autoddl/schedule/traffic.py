@@ -84,7 +84,7 @@ def _of_edge(conversion: Conversion, tensor: Tensor, mesh: Mesh, at: tuple[int, 
 
 
 def _repeated(sent: tuple[PlannedCollective, ...], again: bool) -> tuple[PlannedCollective, ...]:
-    """What of it is sent once more in backward, where the op that reads is computed `again`."""
+    """The part that is sent once more in backward, where the op that reads is computed `again`."""
     return tuple(replace(one, direction="backward") for one in sent if one.direction == "forward" and again)
 
 
