@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from math import inf
 
-from autoddl.core.errors import InputError
+from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.graph import Op
 from autoddl.core.hubs import HUB, add_hubs
 from autoddl.core.layout import Mesh
@@ -22,12 +23,14 @@ from autoddl.core.problem import Problem
 from autoddl.core.recompute import SEARCH, policy_blocks
 from autoddl.explain.breakdown import BlockCost, block_costs, row_text
 from autoddl.explain.memory_rows import check_row
+from autoddl.planner.budget_search import BudgetSearch, least_peak
 from autoddl.planner.candidates import policies_on
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.pins import allowed_meshes
 from autoddl.planner.question import (
     Question,
     Rebuilt,
+    network_on,
     problem_on,
     question_of,
     rebuild,
@@ -239,8 +242,25 @@ def _others(plan: Plan, row: Row) -> dict[str, Problem]:
             name = f"{mesh}{parts}" + ("" if same else f", recompute {policy}")
             if name != str(plan.mesh):
                 with suppress(InputError):
-                    found[name] = problem_on(replace(one, recompute=policy), mesh, row)[2]
+                    here = replace(one, recompute=policy)
+                    found[name] = problem_on(here, mesh, _row_on(here, mesh, plan, row))[2]
     return found
+
+
+def _row_on(asked: Question, mesh: Mesh, plan: Plan, row: Row) -> Row:
+    """The row that bounds another part of the space best, as far as a search of it finds one.
+
+    Any row bounds every plan that fits, so the proof depends on no search.
+    """
+    if not plan.source["row"]:
+        return row
+    network = network_on(asked, mesh)
+    search, known = BudgetSearch(network, plan.budget), row if network.lifetimes.has(row) else None
+    try:
+        return search.solve(known, 0.0, inf, plan.source["tolerance"]).row
+    except Infeasible:
+        needed, found = least_peak(search, tuple(known or ()))
+        return found if needed > plan.budget else row
 
 
 def price_of_pins(plan: Plan, progress: Progress | None = None) -> tuple[PinPrice, ...]:

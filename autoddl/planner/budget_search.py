@@ -41,7 +41,7 @@ from autoddl.pricing.lifetimes import UPDATE, Moment
 from autoddl.search import Above, Space, build_space, is_large, relax, smallest, solve
 from autoddl.search.exhaustive import choice_at, score_every_choice
 
-__all__ = ["BudgetSearch", "Fitted"]
+__all__ = ["BudgetSearch", "Fitted", "least_peak"]
 
 ROUNDS = 5
 """Rows that are tried."""
@@ -298,7 +298,7 @@ class _State:
     def _starved(self, error: Infeasible) -> None:
         """Handles a row that no choice meets: raises Infeasible where that is proved, else notes the bytes needed."""
         if error.is_proved:
-            needed = max(error.needed, _least_peak(self.search, self.moments)[0] if error.needed < inf else inf)
+            needed = max(error.needed, least_peak(self.search, self.moments)[0] if error.needed < inf else inf)
             weights = self.search.network.weight_bytes
             detail = (f"parameters and optimizer state alone take {show_bytes(weights)} where they are split as far as "
                       "they can be: use more devices, another optimizer or a larger budget")
@@ -376,7 +376,7 @@ class _State:
         """Takes the plan with the least peak that the rows lead to, and a faster one under the row that led to it."""
         if is_large(self.search.ready(self.row)[0]):
             return
-        needed, row = _least_peak(self.search, self.moments)
+        needed, row = least_peak(self.search, self.moments)
         self.needed = max(self.needed, needed)
         choice = self.search.peaks.least
         if choice is None or not self.search.fits(choice):
@@ -417,7 +417,7 @@ class _State:
             if self.ceiling < inf:
                 raise Above(max(self.bound, self.ceiling))
             self.needed = max(self.needed, float(np.nextafter(search.budget, inf)))
-            _least_peak(search, self.moments)
+            least_peak(search, self.moments)
             return
         self.bound, self.proof = self.best.seconds, "every choice"
 
@@ -443,7 +443,7 @@ def _dual_row(search: BudgetSearch, moments: Sequence[Moment]) -> Row:
     return {m: float(v) / total for m, v in zip(moments, lam, strict=True) if v > 0} if total else {moments[-1]: 1.0}
 
 
-def _least_peak(search: BudgetSearch, moments: Sequence[Moment]) -> tuple[float, Row]:
+def least_peak(search: BudgetSearch, moments: Sequence[Moment]) -> tuple[float, Row]:
     """(bytes that no plan's peak is below, the row that proves it), by rows that lead to ever smaller plans.
 
     min over x of max over t of bytes_t(x) >= max over w of min over x of sum w_t bytes_t(x): cutting planes again.
