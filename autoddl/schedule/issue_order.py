@@ -109,9 +109,9 @@ class _Program:
         self.actions.done.append(Pass("backward"))
         self.edge(self.index.conversions.get(("output", "loss")), self.graph.outputs[0], "backward")
         for i, op in reversed(list(enumerate(self.graph.ops))):
-            self.gathers.read_back({self.behind[t] for t in op.inputs if t in self.behind})
-            if i in self.triggers:
+            if i in self.triggers:  # before the op reads what it saved
                 self.compute_again(self.triggers[i])
+            self.gathers.read_back({self.behind[t] for t in op.inputs if t in self.behind})
             self.kernels(op, "backward")
             self.hand_back(i, op)
         self.reductions.finish()
