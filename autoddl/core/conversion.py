@@ -63,14 +63,6 @@ class Step:
         """The step that `text` says; InputError where it is not one, or names an axis that the mesh lacks."""
         return _parsed(text, mesh)
 
-    @classmethod
-    def _of(cls, text: str, mesh: Mesh) -> "Step":
-        names, _, change = text.partition(": ")
-        source, arrow, target = change.partition("->")
-        if not arrow:
-            raise InputError(f"{text!r} is no step; a step looks like 'net+node: P->S(0)'")
-        return cls(tuple(mesh.index(name) for name in names.split("+")), parse_state(source), parse_state(target))
-
     def after(self, layout: Layout) -> Layout:
         """The layout that this step makes of `layout`."""
         return layout.replace(self.axes, self.target)
@@ -100,7 +92,11 @@ def _widest(shape: tuple[int, ...], layout: Layout, mesh: Mesh, at: tuple[int, .
 
 @lru_cache(maxsize=10_000)
 def _parsed(text: str, mesh: Mesh) -> Step:
-    return Step._of(text, mesh)
+    names, _, change = text.partition(": ")
+    source, arrow, target = change.partition("->")
+    if not arrow:
+        raise InputError(f"{text!r} is no step; a step looks like 'net+node: P->S(0)'")
+    return Step(tuple(mesh.index(name) for name in names.split("+")), parse_state(source), parse_state(target))
 
 
 def is_copy(step: Step) -> bool:

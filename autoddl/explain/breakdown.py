@@ -48,7 +48,7 @@ def block_of(item: Op | Tensor) -> str:
 
 def block_costs(made: Rebuilt) -> tuple[BlockCost, ...]:
     """All blocks, the most expensive first; they add up to the plan's seconds and its row's bytes."""
-    graph, problem = made.pricing.graph, made.problem
+    graph, (problem, choice) = made.pricing.graph, made.with_bytes()
     differentiable = graph.differentiable()
     blocks = [block_of(v.item) for v in made.variables]
     compute: dict[str, float] = defaultdict(float)
@@ -60,7 +60,7 @@ def block_costs(made: Rebuilt) -> tuple[BlockCost, ...]:
             compute[blocks[v]] += once * made.pricing.microbatches
         elif isinstance(variable.item, Tensor):
             compute[blocks[v]] += update_seconds(made.pricing, variable.item, variable.choices[k].outputs[0])
-    for factor, (table, cell) in zip(problem.factors, problem.cells(made.choice), strict=True):
+    for factor, (table, cell) in zip(problem.factors, problem.cells(choice), strict=True):
         cost, held, _ = table.at(cell)
         seconds[blocks[factor.variables[-1]]] += cost
         nbytes[blocks[factor.variables[-1]]] += held

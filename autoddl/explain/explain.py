@@ -142,7 +142,8 @@ def explain(plan: Plan, names: Sequence[str] = (), count: int = 3) -> Explained:
     axes = tuple((name, seconds, predicted.volume.get(name, 0.0)) for name, seconds in
                  sorted(predicted.communication.items(), key=lambda pair: -pair[1]))
     unruled = tuple(sorted(predicted.fallback.items(), key=lambda pair: -pair[1]))
-    moment = row_text(made.row), sum(weight * made.row_bytes(at) for at, weight in made.row.items())
+    problem, choice = made.with_bytes()
+    moment = row_text(made.row), problem.nbytes(choice)
     return Explained(predicted.seconds, predicted.peak_bytes, plan.budget, block_costs(made), axes,
                      moment, unruled,
                      _named(made, names, count, plan.source["tolerance"]) if names else ())
@@ -214,7 +215,7 @@ def _whole(plan: Plan, made: Rebuilt) -> Problem:
     """The problem of the plan's mesh, over all policies of recomputation where the search chose among them."""
     asked = question_of(plan)
     if SEARCH not in [each for policy in asked.options.recompute for each in policies_on(plan.mesh, policy)]:
-        return made.kept.network.problem(plan.budget, made.row)
+        return made.with_bytes()[0]
     return problem_on(replace(asked, recompute=SEARCH), plan.mesh, made.row)[2]
 
 

@@ -213,9 +213,9 @@ class _Bytes:
         return found if found and any(step.kind in COLLECTIVES for step in found.forward) else None
 
     def copied(self, i: int, k: int) -> bool:
-        """Whether the conversion of input k of op i makes a new tensor: of what an op made, every piece is one."""
+        """Whether the conversion of input k of op i makes a new tensor, as every slice of an intermediate tensor is."""
         found = self.parsed.edge(self.graph.ops[i], k)
-        if found is None or self.graph.ops[i].inputs[k] not in self.parsed.made:
+        if found is None or self.graph.ops[i].inputs[k] not in self.parsed.intermediates:
             return bool(self.converted(i, k))
         return any(is_copy(step) for step in found.forward)
 

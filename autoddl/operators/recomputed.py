@@ -20,7 +20,7 @@ from functools import cached_property, lru_cache
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.recompute import FULL, SELECTIVE, Block, blocks_of, leveled_blocks, recompute_entry
 from autoddl.operators.footprints.footprint import Footprint
-from autoddl.operators.footprints.table import whole_footprint
+from autoddl.operators.footprints.table import whole_footprints
 from autoddl.operators.rules.nn import REDUCING
 from autoddl.operators.work import VIEWS, base, work
 
@@ -88,7 +88,7 @@ class _Known:
         self.graph, self.flows, self.dependent = graph, graph.differentiable(), graph.dependent()
         self.readers, self.writers = graph.consumers(), graph.producers()
         self.ends = {graph.outputs[0], *(new for _, new in graph.updates)}
-        self._made, self._saved = dict[int, Footprint](), dict[int, bool]()
+        self._saved = dict[int, bool]()
         self._parts = dict[tuple[Block, str], RecomputedPart | None]()
 
     def part(self, block: Block, level: str) -> RecomputedPart | None:
@@ -102,10 +102,7 @@ class _Known:
 
     def made(self, i: int) -> Footprint:
         """The footprint of op i on whole tensors."""
-        if i not in self._made:
-            self._made[i] = Footprint() if self.is_view(i) else whole_footprint(self.graph.ops[i], self.graph,
-                                                                               self.flows)
-        return self._made[i]
+        return whole_footprints(self.graph)[i]
 
     def root(self, t: int) -> int:
         """The tensor whose storage t has, looking through views and hubs."""

@@ -25,8 +25,8 @@ from autoddl.core.graph import Graph, Kind, Op
 from autoddl.operators.families import FACTORS, family_of, flagged, reading
 from autoddl.operators.kernel_kinds import kind_of
 
-__all__ = ["VIEWS", "KernelWork", "base", "is_product", "keeps_input", "keeps_output", "kept_mask_bytes", "letters",
-           "read_back", "weight_kernels", "work"]
+__all__ = ["VIEWS", "KernelWork", "base", "intermediates", "is_product", "keeps_input", "keeps_output",
+           "kept_mask_bytes", "letters", "read_back", "weight_kernels", "work"]
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -73,10 +73,10 @@ def _factors(op: Op) -> tuple[str, ...]:
     return FACTORS.get(name, op.slots if family_of(name).reads == "factors" else ())
 
 
-def made_tensors(graph: Graph) -> frozenset[int]:
-    """The tensors that an op makes: not inputs, parameters and buffers, nor hubs and views of these.
+def intermediates(graph: Graph) -> frozenset[int]:
+    """The tensors that ops compute: not inputs, parameters and buffers, nor hubs and views of these.
 
-    Their storage is freed after the last reader, so a piece that is cut out of one is copied.
+    Their storage is freed after the last reader, so a slice of one is a copy.
     """
     found = set[int]()
     for op in graph.ops:

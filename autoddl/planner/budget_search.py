@@ -21,7 +21,7 @@ No plan fits if the least bytes of a row are above the budget. Where no plan was
 says that instead (`Infeasible.is_proved`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -104,9 +104,8 @@ class BudgetSearch:
     """The network without policies of recomputation: without a budget nothing is faster computed again."""
     peaks: Peaks = field(init=False)
     """The memory lines drawn so far."""
-    _made: dict[tuple[bool, tuple[tuple[Moment, float], ...]], tuple[Problem, Space | None]] = field(
-        default_factory=dict)
-    """The last row's problem, and what the exact solver prepared of it."""
+    _made: dict[tuple[tuple[Moment, float], ...] | None, tuple[Problem, Space | None]] = field(default_factory=dict)
+    """The problem of the last row, or that of seconds alone, and what the exact solver prepared of it."""
     _rows: dict[tuple[tuple[int, ...], Moment], float] = field(default_factory=dict)
     """Bytes by choice and moment, as the rows count them."""
 
@@ -125,7 +124,7 @@ class BudgetSearch:
     def free(self, tolerance: float = 0.0, ceiling: float = inf) -> Solution:
         """The optimum without a budget, or a bound on it and a choice that may be forbidden."""
         search = self if self.plain is None else BudgetSearch(self.plain, self.budget, self.solver, self.time_limit)
-        problem, space = search.ready({UPDATE: 1.0}, False)
+        problem, space = search.ready_for_seconds()
         if space is not None and space.program.exact:
             solution = relax(problem, 0.0, space)
         else:
@@ -134,15 +133,22 @@ class BudgetSearch:
         return replace(solution, choice=(0,) * len(self.network.policies.blocks) * (search is not self)
                        + solution.choice)
 
-    def ready(self, row: Row, bytes_count: bool = True) -> tuple[Problem, Space | None]:
-        """The problem of a row, and what the exact solver prepares of it; None where the problem is large.
+    def ready(self, row: Row) -> tuple[Problem, Space | None]:
+        """The problem of a row, over the choices of `kept`, and what the exact solver prepares of it.
 
-        Where `bytes_count`, its choices are those of `kept`.
+        The second is None where the problem is large.
         """
-        key = bytes_count, row_key(row)
+        return self._prepared(row_key(row), lambda: self.kept.network.problem(self.budget, row))
+
+    def ready_for_seconds(self) -> tuple[Problem, Space | None]:
+        """The problem whose bytes do not count, over the choices of `network`, and the same of it."""
+        return self._prepared(None, lambda: self.network.problem(self.budget))
+
+    def _prepared(self, key: tuple[tuple[Moment, float], ...] | None, make: Callable[[], Problem]
+                  ) -> tuple[Problem, Space | None]:
         if key not in self._made:
             self._made.clear()
-            problem = (self.kept.network if bytes_count else self.network).problem(self.budget, row)
+            problem = make()
             exact = self.solver == "exact" and not is_large(problem)
             self._made[key] = problem, build_space(problem) if exact else None
         return self._made[key]
@@ -162,7 +168,7 @@ class BudgetSearch:
         """The bytes at one moment under a choice of `network`, as the rows count them."""
         at = tuple(choice), moment
         if at not in self._rows:
-            self._rows[at] = self.kept.network.row_bytes(self.kept.settled(choice), {moment: 1.0})
+            self._rows[at] = self.kept.row_bytes(choice, {moment: 1.0})
         return self._rows[at]
 
     def moment_of(self, choice: Sequence[int]) -> Moment:
@@ -182,9 +188,9 @@ class BudgetSearch:
                 state.free()
             while not state.closed and state.rounds < ROUNDS:
                 row = state.next_row(row)
-                if rounded(row) in tried:
+                if _rounded(row) in tried:
                     break
-                tried.add(rounded(row))
+                tried.add(_rounded(row))
                 state.under(row, price)
                 price = state.price
         except Above as above:
@@ -199,7 +205,7 @@ def row_key(row: Row) -> tuple[tuple[Moment, float], ...]:
     return tuple(sorted(row.items()))
 
 
-def rounded(row: Row) -> tuple[tuple[Moment, float], ...]:
+def _rounded(row: Row) -> tuple[tuple[Moment, float], ...]:
     """The row to `DIGITS` digits, as a sorted tuple."""
     return tuple((moment, round(weight, DIGITS)) for moment, weight in row_key(row) if round(weight, DIGITS))
 

@@ -2,7 +2,8 @@
 
     floor         all work split evenly over all devices, no communication: a bound before anything is solved
     bound(mesh)   the exact optimum of seconds + price * (bytes - budget): a lower bound, and a plan if it fits
-    then, cheapest bound first, two at a time, the budgeted problem of every mesh whose bound is below the best plan
+    then, cheapest bound first, the first alone and others two at a time, the budgeted problem of every mesh whose
+    bound is below the best plan
 
 Meshes of one or two axes come first, with a price of 0, because they are quickly solved. The value of a byte in the
 best of them is the price at which meshes of three axes are bounded. Meshes of more axes come last: their problems are

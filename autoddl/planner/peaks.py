@@ -14,13 +14,10 @@ from autoddl.core.plan import Plan
 from autoddl.core.problem import Solution
 from autoddl.planner.assemble import assemble_choice, plan_of
 from autoddl.pricing.build_problem import CostNetwork
-from autoddl.pricing.lifetimes import UPDATE, Moment
+from autoddl.pricing.lifetimes import KINDS, UPDATE, Moment
 from autoddl.schedule.memory_line import predict_memory
 
 __all__ = ["Peak", "Peaks", "draft_of"]
-
-KINDS = ("around", "backward", "forward", "before")
-"""Moments of an op, those first that say more."""
 
 LEVEL = 1e-4
 """A moment that says more is taken if its bytes are so close, relatively, to the most."""

@@ -59,9 +59,13 @@ class Rebuilt(NamedTuple):
     row: Row
     """The row that the bound was proved under; where the budget does not bind, the moment of the plan's own peak."""
 
+    def with_bytes(self) -> tuple[Problem, tuple[int, ...]]:
+        """The problem of the row, over the choices of `kept`, and the plan's choice of it."""
+        return self.kept.network.problem(self.problem.budget, self.row), self.kept.settled(self.choice)
+
     def row_bytes(self, moment: Moment) -> float:
         """The bytes of the plan at one moment, as the rows count them."""
-        return self.kept.network.row_bytes(self.kept.settled(self.choice), {moment: 1.0})
+        return self.kept.row_bytes(self.choice, {moment: 1.0})
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +188,11 @@ def rebuild(plan: Plan) -> Rebuilt:
     network = network_on(question_of(plan), plan.mesh)
     choice = _choice(plan, network.variables)
     kept = with_kept_tensors(network)
-    row: Row = plan.source["row"] or {Peaks(network).moment_of(choice, lambda one, moment: kept.network.row_bytes(
-        kept.settled(one), {moment: 1.0})): 1.0}
+    row: Row = plan.source["row"] or {
+        Peaks(network).moment_of(choice, lambda one, moment: kept.row_bytes(one, {moment: 1.0})): 1.0}
+    if not network.lifetimes.has(row):
+        raise MismatchError(f"the plan's bound is under moments that its graph lacks ({', '.join(row)}): "
+                            "plan again instead of editing the file")
     problem = network.problem(plan.budget, row)
     seconds = problem.cost(choice)
     if abs(seconds - plan.predicted.seconds) > SAME * plan.predicted.seconds:

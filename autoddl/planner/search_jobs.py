@@ -6,7 +6,7 @@ a later one.
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, prod
 
 from autoddl.core.errors import Infeasible, InputError
@@ -98,13 +98,13 @@ class Jobs:
         if search.plain is not None and not price:
             solution = search.free()
             return self._answer(search, solution, made, free=solution.bound)
-        problem, space = search.ready(made, bool(price))
+        problem, space = search.ready(made) if price else search.ready_for_seconds()
         options = self.task.options
         if space is None and options.solver == "exact":
             return Answer(None, bound=lower_bound(problem, price))
         if space is None:
+            problem, _ = search.ready_for_seconds()
             solution = solve(problem.within(None), options.solver, time_limit=options.time_limit)
-            solution = replace(solution, choice=search.kept.plain(solution.choice)) if price else solution
             return self._answer(search, solution, made, free=solution.bound)
         solution = search.relaxed(problem, price, space) if price else relax(problem, price, space)
         if not price or self._alone(i):

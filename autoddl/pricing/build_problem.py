@@ -27,7 +27,7 @@ from autoddl.core.graph import RECEIVE, Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.problem import Factor, Problem, Table
 from autoddl.core.stages import SEND
-from autoddl.operators.work import made_tensors, read_back
+from autoddl.operators.work import intermediates, read_back
 from autoddl.pricing.byte_rows import Sizes, bytes_of_edge, sizes_of, taken_off, weighted
 from autoddl.pricing.choice_classes import Ports, pieces_of
 from autoddl.pricing.choices import Choice, numbered
@@ -448,7 +448,7 @@ class _Builder:
                       for v in variables]
         self.ops = {op.name: i for i, op in enumerate(graph.ops)}
         self.tensors = {tensor.name: t for t, tensor in enumerate(graph.tensors)}
-        self.block, self.own_storage = policies.numbers(graph), made_tensors(graph)
+        self.block, self.intermediates = policies.numbers(graph), intermediates(graph)
         self.made: dict[Hashable, tuple[Cells, tuple[Classes, ...]]] = {}
         self.ends: dict[Hashable, Ends] = {}
 
@@ -480,9 +480,9 @@ class _Builder:
         flows = carries(edge, target, self.flows)
         for pricing, back in zip(self.pricings, read, strict=True):
             use = Use(self.graph.tensors[edge.tensor], edge.port, edge.slot, flows, edge.tensor in back,
-                      target.name in pricing.again, edge.tensor in self.own_storage)
+                      target.name in pricing.again, edge.tensor in self.intermediates)
             keys.append(("edge", self.alike[edge.source], edge.port, self.alike[edge.target], edge.slot, use.flows,
-                         use.back, use.again, use.made))
+                         use.back, use.again, use.intermediate))
             if keys[-1] not in self.made:
                 self.ends[keys[-1]] = ends = edge_ends(pricing, self.ports, source, target, use)
                 self.made[keys[-1]] = edge_seconds(pricing, self.ports, target, use, ends), ends.classes

@@ -157,7 +157,7 @@ def _copies(ends: Ends, rows: Rows) -> Mapping[str, Array]:
     if ends.tensor is None:
         sent, whole, passed = ends.routes.sends(here, ends.there), _whole(ends), _passed(ends.routes)
         left = whole - passed[here][:, None]
-        new = ends.routes.copies(here, ends.there) if ends.made else sent
+        new = ends.routes.copies(here, ends.there) if ends.intermediate else sent
         other = ~ends.kept_here[rows][:, None] & (here[:, None] != ends.there)
         return {"copy": np.where(new, read, 0.0), "copy unless kept": np.where(new | other, read, 0.0),
                 "sent on": np.where(sent, left, whole),

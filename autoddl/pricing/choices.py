@@ -80,7 +80,6 @@ class Choices(Sequence[Choice]):
         """Whether readers may keep the tensor as it is, by choice."""
         return np.arange(len(self)) < len(self) - self.unkept
 
-    @cached_property
     def twice(self) -> "Choices":
         """The choices, then again as those of a tensor that no reader keeps as it is."""
         inputs, outputs, gradients, wanted = (
@@ -118,7 +117,8 @@ class Choices(Sequence[Choice]):
         inputs, outputs, gradients, wanted = (
             tuple(column[allowed] for column in columns)
             for columns in (self.inputs, self.outputs, self.gradients, self.wanted))
-        return Choices(self.axes, inputs, outputs, gradients, wanted, self.inner[allowed], self.depths[allowed])
+        return Choices(self.axes, inputs, outputs, gradients, wanted, self.inner[allowed], self.depths[allowed],
+                       int((allowed & ~self.kept).sum()))
 
 
 def numbered(choices: Sequence[Choice]) -> Choices:

@@ -53,8 +53,8 @@ class Use:
     """Whether it carries a parameter that backward needs."""
     again: bool = False
     """Whether backward computes the reader again."""
-    made: bool = False
-    """Whether an op makes the tensor, so that a piece of it is copied (`operators.work.made_tensors`)."""
+    intermediate: bool = False
+    """Whether an op computes the tensor, so that a slice of it is a copy (`operators.work.intermediates`)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +79,8 @@ class Ends:
     """The parameter that the edge carries; None for other tensors."""
     classes: tuple[Classes, Classes]
     """The row of every option of the writer, and the column of every option of the reader."""
-    made: bool = False
-    """Whether an op makes the tensor: then local steps copy too."""
+    intermediate: bool = False
+    """Whether an op computes the tensor: then local steps copy too."""
     unkept: int = 0
     """So many rows, the last, are those of a hub whose tensor the reader may not keep as it is."""
 
@@ -103,8 +103,8 @@ class Ends:
         """The ends with every row again, for the writer's second half of choices (`Choices.twice`)."""
         count, (rows, columns) = len(self.here), self.classes
         return Ends(self.routes, self.back, np.tile(self.here, 2), self.there, self.yields, np.tile(self.wanted, 2),
-                    np.tile(self.depths, 2), self.tensor, (np.concatenate([rows, rows + count]), columns), self.made,
-                    count)
+                    np.tile(self.depths, 2), self.tensor, (np.concatenate([rows, rows + count]), columns),
+                    self.intermediate, count)
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -118,7 +118,7 @@ class Ends:
         i, j = cell
         one = np.zeros(1, dtype=np.intp)
         return Ends(self.routes, self.back, self.here[i:i + 1], self.there[j:j + 1], self.yields[j:j + 1],
-                    self.wanted[i:i + 1], self.depths[i:i + 1], self.tensor, (one, one), self.made,
+                    self.wanted[i:i + 1], self.depths[i:i + 1], self.tensor, (one, one), self.intermediate,
                     int(not self.kept_here[i]))
 
     def kept(self, rows: Rows) -> Classes:
@@ -181,7 +181,7 @@ def edge_ends(pricing: Pricing, ports: Ports, source: Variable, target: Variable
         else (here, there)
     back = routes_of(pricing, use.tensor.gradient) if parameter else table
     return Ends(table, back, here, there, yields, wanted, writes.columns[2] * parameter,
-                use.tensor if parameter else None, (writes.classes, reads.classes), use.made)
+                use.tensor if parameter else None, (writes.classes, reads.classes), use.intermediate)
 
 
 def edge_seconds(pricing: Pricing, ports: Ports, target: Variable, use: Use, ends: Ends) -> Cells:

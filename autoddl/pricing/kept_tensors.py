@@ -19,14 +19,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autoddl.core.cost_table import Cells, Classes
-from autoddl.core.graph import Op
-from autoddl.pricing.build_problem import CostNetwork, Entry
-from autoddl.pricing.choices import Choices, numbered
+from autoddl.core.graph import Graph, Op
+from autoddl.core.hubs import HUB
+from autoddl.core.recompute import blocks_of
+from autoddl.operators.footprints.table import whole_footprints
+from autoddl.operators.work import VIEWS, base
+from autoddl.pricing.build_problem import CostNetwork, Entry, Row
+from autoddl.pricing.choices import numbered
 from autoddl.pricing.edge_tables import seconds_twice
-from autoddl.pricing.lifetimes import keepers_of
 from autoddl.pricing.space import Variable
 
-__all__ = ["KeptTensors", "with_kept_tensors"]
+__all__ = ["KeptTensors", "keepers_of", "with_kept_tensors"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +62,10 @@ class KeptTensors:
                 found[v] += count
         return tuple(found)
 
+    def row_bytes(self, choice: Sequence[int], row: Row) -> float:
+        """The bytes of `row` under a plain choice."""
+        return self.network.row_bytes(self.settled(choice), row)
+
 
 def with_kept_tensors(network: CostNetwork) -> KeptTensors:
     """The network of the same choices in which hubs say whether their tensor is kept."""
@@ -66,14 +73,37 @@ def with_kept_tensors(network: CostNetwork) -> KeptTensors:
     kept = keepers_of(pricing.graph, pricing.cluster.device.kind == "cpu")
     place = {v.item.name: n for n, v in enumerate(network.variables) if isinstance(v.item, Op)}
     hubs = {place[pricing.graph.ops[j].name]: reads for j, reads in kept.items() if pricing.graph.ops[j].name in place}
-    doubled, first = dict[int, Choices](), len(network.policies.blocks)
-    variables = tuple(Variable(v.item, doubled.setdefault(id(v.choices), numbered(v.choices).twice)) if n in hubs else v
+    single = {id(network.variables[n].choices): network.variables[n].choices for n in hubs}
+    twice, first = {key: numbered(choices).twice() for key, choices in single.items()}, len(network.policies.blocks)
+    variables = tuple(Variable(v.item, twice[id(v.choices)]) if n in hubs else v
                       for n, v in enumerate(network.variables))
     made = replace(network, variables=variables, kept=kept, _sizes={}, _found={},
                    entries=tuple(_entry(one, network.variables, hubs) for one in network.entries))
     names = [op.name for op in pricing.graph.ops]
     return KeptTensors(made, {first + n: len(network.variables[n].choices) for n in hubs},
                        {first + n: tuple((first + place[names[i]], k) for i, k in reads) for n, reads in hubs.items()})
+
+
+def keepers_of(graph: Graph, processor: bool) -> dict[int, tuple[tuple[int, int], ...]]:
+    """By hub of an activation, the reads (op, slot) of it that backward needs, where there are several.
+
+    All are in the hub's own block, or outside of blocks as it is, and no op that writes the tensor keeps it anyway.
+    """
+    readers, writer, made = graph.consumers(), graph.producers(), whole_footprints(graph, processor)
+    block = {i: n for n, one in enumerate(blocks_of(graph)) for i in range(one.start, one.end)}
+    saves = {i: made[i] for i, op in enumerate(graph.ops) if base(op) not in VIEWS}
+    found = dict[int, tuple[tuple[int, int], ...]]()
+    for j, op in enumerate(graph.ops):
+        t = op.inputs[0] if op.target == HUB else -1
+        while t >= 0 and t in writer and writer[t] not in saves:
+            t = graph.ops[writer[t]].inputs[0]
+        source = writer.get(t)
+        if source is None or graph.ops[source].outputs.index(t) in saves[source].keeps:
+            continue
+        reads = tuple(sorted((i, k) for i, k in readers[op.outputs[0]] if i in saves and k in saves[i].saves))
+        if len(reads) > 1 and len({block.get(i, -1) for i in (j, *(i for i, _ in reads))}) == 1:
+            found[j] = reads
+    return found
 
 
 def _entry(entry: Entry, variables: Sequence[Variable], hubs: Mapping[int, tuple[tuple[int, int], ...]]) -> Entry:

@@ -46,7 +46,7 @@ at one of them. It is one sum again, and a plan need not say in which of the thr
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -54,18 +54,20 @@ from autoddl.core.graph import RECEIVE, Graph, Kind, Op
 from autoddl.core.hubs import HUB
 from autoddl.core.recompute import blocks_of
 from autoddl.core.stages import SEND
-from autoddl.operators.footprints.footprint import Footprint
-from autoddl.operators.footprints.table import whole_footprint
+from autoddl.operators.footprints.table import whole_footprints
 from autoddl.operators.recomputed import RecomputedPart
 from autoddl.operators.work import VIEWS, base
 from autoddl.pricing.optimizers import Optimizer
 
-__all__ = ["TAKEN_OFF", "UPDATE", "Lifetimes", "Moment", "Owner", "Pattern", "Term", "keepers_of", "lifetimes_of"]
+__all__ = ["KINDS", "TAKEN_OFF", "UPDATE", "Lifetimes", "Moment", "Owner", "Pattern", "Term", "lifetimes_of"]
 
 Moment = str
 """`before OP`, `forward OP`, `backward OP`, `around OP` or `update`."""
 
 UPDATE: Moment = "update"
+
+KINDS = ("around", "backward", "forward", "before")
+"""Moments of an op, those first that say more."""
 
 IN_TRANSIT = ("in transit",)
 """What a stage of a pipeline sends, or a gradient that it sends back, until it has arrived."""
@@ -129,7 +131,8 @@ class Lifetimes:
 
     def has(self, row: Mapping[Moment, float]) -> bool:
         """Whether the graph has every moment of `row`."""
-        return all(moment == UPDATE or moment.partition(" ")[2] in self.index for moment in row)
+        named = [moment.partition(" ") for moment in row if moment != UPDATE]
+        return all(kind in KINDS and name in self.index for kind, _, name in named)
 
     def alive(self, number: int, counts: Callable[[Term], bool] = bool) -> list[Term]:
         """The terms that count at a moment: the first of every alias; those that do not `counts` are left out."""
@@ -185,39 +188,10 @@ def lifetimes_of(graph: Graph, optimizer: Optimizer, microbatches: int, processo
     """The lifetimes in a step of `graph`, with hubs, of one of `microbatches`, of which some are `in_flight` at once.
 
     `processor` says whether the device is a CPU; `parts` run again in backward. Hubs of `kept` say whether their tensor
-    is kept by the readers that are named (`keepers_of`).
+    is kept by the readers that are named.
     """
     made = _Builder(graph, optimizer, microbatches, processor, parts, in_flight, kept)
     return Lifetimes(graph, tuple(made.terms), {op.name: i for i, op in enumerate(graph.ops)}, in_flight)
-
-
-@lru_cache(maxsize=8)
-def _footprints(graph: Graph, processor: bool) -> tuple[Footprint, ...]:
-    """The footprint of every op on whole tensors, that of nothing for views."""
-    flows = graph.differentiable()
-    return tuple(Footprint() if base(op) in VIEWS else whole_footprint(op, graph, flows, processor) for op in graph.ops)
-
-
-def keepers_of(graph: Graph, processor: bool) -> dict[int, tuple[tuple[int, int], ...]]:
-    """By hub of an activation, the reads (op, slot) of it that backward needs, where there are several.
-
-    All are in the hub's own block, or outside of blocks as it is, and no op that writes the tensor keeps it anyway.
-    """
-    readers, writer, made = graph.consumers(), graph.producers(), _footprints(graph, processor)
-    block = {i: n for n, one in enumerate(blocks_of(graph)) for i in range(one.start, one.end)}
-    saves = {i: made[i] for i, op in enumerate(graph.ops) if base(op) not in VIEWS}
-    found = dict[int, tuple[tuple[int, int], ...]]()
-    for j, op in enumerate(graph.ops):
-        t = op.inputs[0] if op.target == HUB else -1
-        while t >= 0 and t in writer and writer[t] not in saves:
-            t = graph.ops[writer[t]].inputs[0]
-        source = writer.get(t)
-        if source is None or graph.ops[source].outputs.index(t) in saves[source].keeps:
-            continue
-        reads = tuple(sorted((i, k) for i, k in readers[op.outputs[0]] if i in saves and k in saves[i].saves))
-        if len(reads) > 1 and len({block.get(i, -1) for i in (j, *(i for i, _ in reads))}) == 1:
-            found[j] = reads
-    return found
 
 
 class _Builder:
@@ -231,7 +205,7 @@ class _Builder:
         self.flows, self.dependent = graph.differentiable(), graph.dependent()
         self.readers, self.writer = graph.consumers(), graph.producers()
         self.is_view = [base(op) in VIEWS for op in graph.ops]
-        self.made = _footprints(graph, processor)
+        self.made = whole_footprints(graph, processor)
         self.yielding = [not self.flows.isdisjoint(op.outputs) for op in graph.ops]
         self.terms: list[Term] = []
         self.again = {i: part for part in parts for i in part.ops}

@@ -40,7 +40,7 @@ from autoddl.operators.kernels.site import Site
 from autoddl.operators.kernels.table import lower as local_call
 from autoddl.operators.recomputed import RecomputedPart, recomputed_parts
 from autoddl.operators.rules.nn import REDUCING
-from autoddl.operators.work import VIEWS, base, is_product, made_tensors
+from autoddl.operators.work import VIEWS, base, intermediates, is_product
 from autoddl.runtime.process_groups import Groups
 from autoddl.runtime.recompute import SavedTensors, Segment, cut_out
 from autoddl.runtime.recorder import Recorder
@@ -160,9 +160,9 @@ class _Lowering:
     part: _Part | None = None
 
     @cached_property
-    def made(self) -> frozenset[int]:
-        """The tensors that ops make: of these a slice is a copy."""
-        return made_tensors(self.graph)
+    def intermediates(self) -> frozenset[int]:
+        """The tensors that ops compute: a slice of one is a copy."""
+        return intermediates(self.graph)
 
     def run(self) -> LoweredProgram:
         graph, nodes = self.graph, {node.name: node for node in self.captured.program.graph.nodes}
@@ -281,7 +281,7 @@ class _Lowering:
             if start is None:
                 return ()
             return make_moves(steps, [shape], [start], self.groups, self.recorder, direction,
-                              f"{c.tensor} for {c.op}", t in self.made)
+                              f"{c.tensor} for {c.op}", t in self.intermediates)
 
         return Route(path(c.forward, c.source, "forward"), path(c.backward, c.gradient, "backward"))
 

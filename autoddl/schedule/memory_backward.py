@@ -60,9 +60,9 @@ class BackwardMemory:
         heap, call, found = self.heap, self.program.calls[i], dict[int, Value]()
         given = [self.gradients.pop(t) for t in op.outputs if t in self.gradients]
         if given and call.needs:
+            self.again.bring(i)
             for b, _ in node.notes:
                 self.gathers.read(b)
-            self.again.bring(i)
             found = self._of_inputs(replace(call, inputs=node.inputs), node, given[0])
         for b, k in node.notes:
             self.gathers.done(b, k)
@@ -122,7 +122,7 @@ class BackwardMemory:
         if edge is None or edge.gradient is None:
             return value
         return self.moves.through(edge.backward, value, self.program.graph.tensors[t].shape, edge.gradient, "transient",
-                                  t in self.program.made)
+                                  t in self.program.intermediates)
 
     def _add(self, t: int, value: Value) -> None:
         """Adds one more gradient of tensor t."""

@@ -160,7 +160,7 @@ class MicrobatchMemory:
         if edge is None:
             return x
         return self.moves.through(edge.forward, x, self.program.graph.tensors[t].shape, edge.source, "activations",
-                                  t in self.program.made)
+                                  t in self.program.intermediates)
 
     def _parameter(self, i: int, t: int, fqn: str) -> Value:
         """The value of a parameter for op i; the first reader of a bucket takes all of it."""

@@ -10,7 +10,7 @@ from autoddl.operators.footprints.footprint import Footprint, LocalOp, has_local
 from autoddl.operators.footprints.storages import Value
 from autoddl.operators.recomputed import recomputed_parts
 from autoddl.operators.rules.nn import REDUCING
-from autoddl.operators.work import made_tensors
+from autoddl.operators.work import intermediates
 from autoddl.schedule.buckets import ParameterEdge, parameter_edges
 from autoddl.schedule.traffic import option_of
 
@@ -44,7 +44,7 @@ class ParsedPlan:
         edges          the parameters' edges by name
         conversions    parsed conversions by (op, slot)
         ends           tensors that the program returns, and their slots
-        made           tensors that an op makes, of which a piece is copied
+        intermediates  tensors that ops compute, of which a slice is a copy
         parts          what backward runs again
         last           tensor -> place of the op that reads it last
         place          name of a parameter -> its tensor
@@ -56,7 +56,7 @@ class ParsedPlan:
         self.plan, self.graph, self.mesh, self.processor, index = plan, graph, plan.mesh, processor, plan.index()
         self.edges: dict[str, ParameterEdge] = {edge.tensor.fqn: edge for edge in parameter_edges(plan, graph)}
         self.conversions = {at: self._edge(c) for at, c in index.conversions.items()}
-        self.made = made_tensors(graph)
+        self.intermediates = intermediates(graph)
         self.ends = [(graph.outputs[0], "loss"), *((new, graph.tensors[old].fqn) for old, new in graph.updates)]
         self.parts = recomputed_parts(graph, plan.recompute)
         self.last = {t: i for i, op in enumerate(graph.ops) for t in op.inputs}

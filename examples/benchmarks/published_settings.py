@@ -19,20 +19,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from recipes import a100, h100
+from recipes import a100, h100, planned_among
 from torch import nn
 
 import autoddl
-from autoddl.api import _finish as finish
 from autoddl.core.errors import Infeasible
 from autoddl.core.layout import Mesh
 from autoddl.cost_models import Cluster
 from autoddl.operators.fusion import as_compiled
 from autoddl.planner.candidates import Candidate
-from autoddl.planner.mesh_search import search
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.strategies import strategy
-from autoddl.planner.task import task_of
 
 from llama import llama3_8b, llama3_70b  # isort: skip
 
@@ -93,10 +90,9 @@ def mesh_of(cluster: Cluster, roles: Mapping[str, str]) -> Mesh:
 def as_set(setting: Setting, cluster: Cluster) -> autoddl.Plan:
     """The best plan that has the setting's roles."""
     options = PlanOptions.of({"precision": "bf16-mixed", "workers": 1, "microbatches": (setting.microbatches,)})
-    task = task_of(setting.model(setting.sequences), cluster, None, options, "", None)
     candidate = Candidate(mesh_of(cluster, setting.roles), lambda graph, mesh: strategy(graph, mesh, setting.roles),
                           setting.microbatches, setting.recompute)
-    return finish(task, search(task, [candidate]), 1, options)
+    return planned_among(setting.model(setting.sequences), cluster, options, [candidate])
 
 
 def found(setting: Setting, cluster: Cluster) -> autoddl.Plan:

@@ -13,7 +13,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,10 +123,15 @@ def planned(model: nn.Module, cluster: Cluster, options: dict[str, Any]) -> auto
         return autoddl.plan(model, cluster, **options)
     rest: Any = {name: value for name, value in options.items() if name != "region"}
     asked = PlanOptions.of(rest)
-    task = task_of(model, cluster, None, asked, "", None)
     mesh = Candidate(allowed_meshes(cluster, asked)[0], as_weights)
-    found = search(task, under_policies([mesh], asked.recompute))
-    return finish(task, found, 1, asked)
+    return planned_among(model, cluster, asked, under_policies([mesh], asked.recompute))
+
+
+def planned_among(model: nn.Module, cluster: Cluster, asked: PlanOptions, candidates: Sequence[Candidate]
+                  ) -> autoddl.Plan:
+    """The best plan of some candidates."""
+    task = task_of(model, cluster, None, asked, "", None)
+    return finish(task, search(task, candidates), len(candidates), asked)
 
 
 def measured(model: Callable[[], nn.Module], cluster: Callable[[], Cluster], options: dict[str, Any]) -> str:

@@ -81,6 +81,12 @@ def test_a_plan_of_another_version_is_refused(free: Plan) -> None:
         rebuild(replace(free, source={}))
 
 
+def test_a_plan_whose_row_was_edited_is_refused(tight: Plan) -> None:
+    for row in ({"backward nothing": 1.0}, {f"sideways {tight.decisions[0].name}": 1.0}):
+        with pytest.raises(MismatchError, match="moments that its graph lacks"):
+            rebuild(replace(tight, source=dict(tight.source) | {"row": row}))
+
+
 def test_shares_add_up(free: Plan, tight: Plan) -> None:
     for plan in (free, tight):
         said = explain(plan)

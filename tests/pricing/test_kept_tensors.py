@@ -14,8 +14,7 @@ from autoddl.cost_models import load_cluster
 from autoddl.explain.memory_rows import line_at_moments, numbers_of
 from autoddl.planner.peaks import draft_of
 from autoddl.pricing.build_problem import CostNetwork, network_of
-from autoddl.pricing.kept_tensors import with_kept_tensors
-from autoddl.pricing.lifetimes import keepers_of
+from autoddl.pricing.kept_tensors import keepers_of, with_kept_tensors
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import variables
 

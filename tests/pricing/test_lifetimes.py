@@ -21,10 +21,10 @@ from autoddl.cost_models import load_cluster
 from autoddl.explain.memory_rows import line_at_moments, numbers_of
 from autoddl.planner.assemble import assemble_choice
 from autoddl.planner.budget_search import BudgetSearch
-from autoddl.planner.peaks import KINDS, draft_of
+from autoddl.planner.peaks import draft_of
 from autoddl.pricing.build_problem import CostNetwork, network_of
 from autoddl.pricing.kept_tensors import with_kept_tensors
-from autoddl.pricing.lifetimes import UPDATE
+from autoddl.pricing.lifetimes import KINDS, UPDATE
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import variables
 from autoddl.search import solve

@@ -221,3 +221,22 @@ def test_what_is_joined_does_not_keep_the_buffer_of_others() -> None:
     buffer = whole((4, 100))
     joined = packing.unpack(buffer[:, 10:16].view(4, 1, 6))
     assert torch.equal(joined, buffer[:, 10:16]) and joined.untyped_storage().nbytes() == joined.nbytes
+
+
+def _sliced() -> list[int]:
+    """Bytes of the storages behind a slice of an intermediate tensor, and of a parameter."""
+    mesh = Mesh.parse("all=2")
+    groups, x = Groups(mesh, [(0,)]), torch.arange(48, dtype=torch.float64).view(8, 6)
+    steps = [Step((0,), B, Split(1))]
+    found = []
+    for copies in (True, False):
+        (move,) = make_moves(steps, [(8, 6)], [Layout((B,))], groups, copies=copies)
+        (piece,) = move.run([x])
+        assert torch.equal(piece, x.narrow(1, 3 * groups.coordinate[0], 3))
+        found.append(piece.untyped_storage().nbytes())
+    return found
+
+
+@pytest.mark.ranks
+def test_a_slice_of_an_intermediate_tensor_keeps_nothing_of_the_rest() -> None:
+    assert on_ranks(2, _sliced) == [[8 * 3 * 8, 8 * 6 * 8]] * 2

@@ -10,6 +10,7 @@ Sizes are of one rank's shards.
 """
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from math import prod
 
 from autoddl.core.graph import Graph, Op
@@ -19,7 +20,7 @@ from autoddl.operators.footprints.elementwise import ELEMENTWISE
 from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.loss import LOSSES
 from autoddl.operators.footprints.storages import Value, contiguous
-from autoddl.operators.work import base
+from autoddl.operators.work import VIEWS, base
 
 __all__ = ["footprint_of", "has_footprint", "whole_footprint"]
 
@@ -44,6 +45,13 @@ def whole_footprint(op: Op, graph: Graph, differentiable: frozenset[int], on_cpu
     return footprint_of(LocalOp(op, values, tuple([tensors[t].shape for t in op.outputs]),
                                 tuple([tensors[t].itemsize for t in op.outputs]),
                                 () if differentiable.isdisjoint(op.outputs) else needs, False, on_cpu))
+
+
+@lru_cache(maxsize=8)
+def whole_footprints(graph: Graph, on_cpu: bool = False) -> tuple[Footprint, ...]:
+    """The footprint of every op of `graph` on whole tensors, an empty one of views."""
+    flows = graph.differentiable()
+    return tuple(Footprint() if base(op) in VIEWS else whole_footprint(op, graph, flows, on_cpu) for op in graph.ops)
 
 
 def has_footprint(name: str) -> bool:
