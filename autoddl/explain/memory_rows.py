@@ -31,6 +31,7 @@ from autoddl.cost_models import Cluster
 from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.storages import Value, contiguous
 from autoddl.operators.footprints.table import footprint_of
+from autoddl.operators.footprints.view_storages import is_moved, is_plain, moved_reads
 from autoddl.operators.recomputed import RecomputedPart
 from autoddl.operators.work import VIEWS, base
 from autoddl.pricing.optimizers import Optimizer, optimizer_of
@@ -117,7 +118,7 @@ class _Bytes:
 
     def __init__(self, plan: Plan, graph: Graph, optimizer: Optimizer, processor: bool) -> None:
         self.plan, self.graph, self.optimizer, self.count = plan, graph, optimizer, len(graph.ops)
-        self.mesh, self.parsed = plan.mesh, ParsedPlan(plan, graph, processor)
+        self.mesh, self.parsed, self.processor = plan.mesh, ParsedPlan(plan, graph, processor), processor
         self.flows, self.readers = graph.differentiable(), graph.consumers()
         self.views = [base(op) in VIEWS for op in graph.ops]
         decided, whole = plan.index().decisions, Layout.broadcast(plan.mesh)
@@ -168,20 +169,23 @@ class _Bytes:
 
     def saved_input(self, i: int, k: int) -> None:
         """Input k of op i until its backward. Brought back, it is gone in between, unless a conversion copied it."""
-        nbytes, brought = self.read(i, k) * (k in self.local[i].saves), False
-        if i not in self.again and i in self.part_at:
-            writers, t = self.graph.producers(), self.graph.ops[i].inputs[k]
-            chain = [t]  # the tensor, and those that it is a view of
-            while (j := writers.get(chain[-1])) is not None and self.views[j] and j not in self.again:
-                chain.append(self.graph.ops[j].inputs[0])
-            brought = not set(chain).isdisjoint(self.part_at[i].noted)
-        if not brought:
+        nbytes = self.read(i, k) * (k in self.local[i].saves)
+        if not self.brought(i, k):
             self.keep(2 * i + 2, i, nbytes)
             return
         then = self.back(self.part_at[i].trigger)
         if self.copied(i, k):
             self.add(2 * i + 2, then - 1, self.read(i, k))
         self.add(then, self.back(i), nbytes)
+
+    def brought(self, i: int, k: int) -> bool:
+        """Whether op i, which does not run again, reads in input k what a part brings back, perhaps behind views."""
+        if i in self.again or i not in self.part_at:
+            return False
+        writers, chain = self.graph.producers(), [self.graph.ops[i].inputs[k]]
+        while (j := writers.get(chain[-1])) is not None and self.views[j] and j not in self.again:
+            chain.append(self.graph.ops[j].inputs[0])
+        return not set(chain).isdisjoint(self.part_at[i].noted)
 
     def back(self, i: int) -> int:
         """The moment of the backward of op i."""
@@ -330,7 +334,7 @@ class _Bytes:
         self.add(2 * j, 2 * j + 1, read * (once or each or local) + weight * (once and each))
         part = self.again.get(j)
         if part is not None and not self.views[j]:
-            last = self.back(min(j, part.trigger) if savers else part.trigger)
+            last = self.back(min(j, part.trigger)) if savers else self.back(part.trigger) - 1
             self.add(2 * j + 2, last, weight)
             self.add(self.back(part.trigger), last, read * each)
         elif savers == [j]:
@@ -395,6 +399,7 @@ class _Bytes:
             if n in self.whole[i].keeps:
                 self.keep(now, i, self.written(i, n) * (n in local.keeps))
                 self._copied(t)
+                self._moved(t)
             else:
                 self._followed(t, now, self.written(i, n))
 
@@ -418,10 +423,12 @@ class _Bytes:
         elif len(op.outputs) > 1:
             for n, o in enumerate(op.outputs):
                 self._followed(o, 2 * i, self.written(i, n))
+            self._rest(i)
         else:
             first = self.read(i, 0)
             through = first if base(op) == "aten.expand" else min(first, self.written(i, 0))
             self._followed(op.outputs[0], 2 * i, through)
+            self._rest(i)
         for j, slot in self.readers[t]:
             if (j, slot) != (i, k) and not self.views[j] and slot in self.whole[j].saves:
                 self._kept_copy(j, slot)
@@ -446,6 +453,70 @@ class _Bytes:
         self.add(self.back(last) + 1, self.back(first), self.read(first, k) * (k in self.local[first].saves))
         for i, slot in reads[1:]:
             self.add(2 * i, self.back(i), self.read(i, slot) * self.copied(i, slot))
+
+    def _rest(self, c: int) -> None:
+        """What lives on of a storage of which view c shows a part that one op keeps, and parts that none keeps."""
+        op, tensors = self.graph.ops[c], self.graph.tensors
+        kept = [n for n, o in enumerate(op.outputs) if any(self.savers(*at) for at in self.readers[o])]
+        if len(kept) != 1 or self._is_expanded(op.inputs[0]):
+            return
+        ratio = prod(tensors[op.inputs[0]].shape) / prod(tensors[op.outputs[kept[0]]].shape)
+        if ratio > 1:
+            last = [self._last_reader(o) for n, o in enumerate(op.outputs) if n != kept[0]]
+            nbytes = min(max(self.read(c, 0) - self.written(c, kept[0]), 0.0), (ratio - 1) * self.written(c, kept[0]))
+            self._while_shown(c, self._way(op.outputs[kept[0]]), max([2 * c, *(2 * i + 2 for i in last)]), nbytes,
+                              ratio - 1)
+
+    def _moved(self, t: int) -> None:
+        """Copies by reshapes behind a permutation of an output that its op keeps too."""
+        for i, _ in self.readers[t]:
+            if self.views[i] and len(self.graph.ops[i].outputs) == 1:
+                (o,) = self.graph.ops[i].outputs
+                order = moved_reads(self.graph, self.processor).get(i)
+                if order is None:
+                    self._moved(o)
+                elif way := self._way(o):
+                    reads, writes = (local_shape(self.graph.tensors[t].shape, at, self.mesh)
+                                     for t, at in ((self.graph.ops[i].inputs[0], self.reads[i][0]),
+                                                   (o, self.writes[i][0])))
+                    nbytes = self.written(i, 0) * is_moved(reads, order, writes)
+                    self._while_shown(i, way, 2 * way[-1][0] + 1, nbytes, 1.0)
+
+    def _while_shown(self, c: int, way: list[tuple[int, int]], start: int, nbytes: float, share: float) -> None:
+        """Bytes behind view c until the backward of the op at the end of `way`, less those that an edge frees."""
+        if not way or len({self.block.get(i) for i in (c, *(i for i, _ in way))}) > 1:
+            return
+        saver, k = way[-1]
+        spans = [(start, self.back(saver))]
+        if saver in self.again or self.brought(saver, k):
+            spans = [(start, 2 * saver + 1), (self.back(self.part_at[saver].trigger), self.back(saver))]
+        for begin, end in spans:
+            self.add(begin, end, nbytes)
+            for i, slot in way:
+                if self.copied(i, slot):
+                    edge = self.parsed.edge(self.graph.ops[i], slot)
+                    assert edge is not None
+                    self.add(begin, end, -share * self.piece(self.graph.ops[i].inputs[slot], edge.source))
+
+    def _way(self, t: int) -> list[tuple[int, int]]:
+        """The reads from tensor t to the only op that keeps it, if no view between them ever copies."""
+        keeping = [at for at in self.readers[t] if self.savers(*at)]
+        if len(keeping) != 1:
+            return []
+        (i, k), = keeping
+        if not self.views[i]:
+            return [(i, k)]
+        op = self.graph.ops[i]
+        behind = self._way(op.outputs[0]) if len(op.inputs) == len(op.outputs) == 1 and is_plain(op, self.graph) else []
+        return [(i, k), *behind] if behind else []
+
+    def _is_expanded(self, t: int) -> bool:
+        """Whether tensor t shows elements of its storage several times."""
+        i = self.graph.producers().get(t)
+        if i is None or not self.views[i]:
+            return False
+        (before, *_), tensors = self.graph.ops[i].inputs, self.graph.tensors
+        return prod(tensors[t].shape) > prod(tensors[before].shape) or self._is_expanded(before)
 
     def _copied(self, t: int) -> None:
         """Copies that readers keep of an output that its op keeps too."""

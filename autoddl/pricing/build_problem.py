@@ -277,7 +277,7 @@ class CostNetwork:
             make = partial(self._table, entry, levels, here, tuple([len(self.policies.levels)] * len(policies)))
             scope = (*policies, *(v + len(self.policies.blocks) for v in entry.variables))
             factors.append(Factor(scope, tables.number((key, len(policies)), make)))
-            nbytes -= _taken_off(entry, here[0])
+            nbytes -= _most_taken_off(entry, here)
         return Problem(self.names, self.sizes, tuple(tables.found), tuple(factors), budget, seconds, nbytes)
 
     def _patterns(self, row: Row) -> "_Patterns":
@@ -306,7 +306,9 @@ class CostNetwork:
                ) -> Table:
         nothing = _nothing((*sizes, *entry.seconds[0].shape))
         seconds = _stacked([entry.seconds[entry.level(one)] for one in levels], sizes)
-        nbytes = _stacked([self._bytes(entry, pattern) for pattern in patterns], sizes) if any(patterns) else nothing
+        most = _most_taken_off(entry, patterns)
+        nbytes = _stacked([_more(self._bytes(entry, pattern), most - _taken_off(entry, pattern))
+                           for pattern in patterns], sizes) if any(patterns) else nothing
         return Table.over(seconds, nbytes, nothing, (*(np.arange(n) for n in sizes), *entry.classes))
 
     def _bytes(self, entry: Entry, pattern: Pattern) -> Cells:
@@ -415,8 +417,21 @@ def _stacked(cells: Sequence[Cells], sizes: tuple[int, ...]) -> Cells:
 
 
 def _taken_off(entry: Entry, pattern: Pattern) -> float:
-    """The bytes that every cell of an entry has too much; they are the same at all levels (`policies.Deciders`)."""
+    """The bytes that every cell of an entry has too much."""
     return taken_off(entry.ends, pattern) if entry.ends is not None else 0.0
+
+
+def _most_taken_off(entry: Entry, patterns: Sequence[Pattern]) -> float:
+    """The most of them over the levels that an entry depends on; a table has as much too much at all."""
+    return max(_taken_off(entry, pattern) for pattern in patterns)
+
+
+def _more(cells: Cells, nbytes: float) -> Cells:
+    """The cells with some bytes more in each."""
+    if not nbytes:
+        return cells
+    return Cells(cells.shape, lambda rows: cells.rows(rows) + nbytes,
+                 None if cells.least is None else cells.least + nbytes)
 
 
 def _nothing(shape: tuple[int, ...]) -> Cells:

@@ -3,6 +3,8 @@
     parameter    own            the piece that is stored
     op           read k, saved k, written n, kept n, through, beside, during, before, back, yields    (`Footprint`)
                  max of sums of these, at an `around`; in transit, of ops that send or receive
+    view         rest           what it reads less output n, no more than so many times that
+                 moved          its output, where it copies what it reads in that order of dims
     hub          the piece that it reads and writes, the same where it is kept, and the gradient that waits
     edge         copy               the piece that is read, where a conversion copies it
                  copy unless kept   and where the hub's tensor is not kept and is not read as it is
@@ -10,6 +12,7 @@
                  passed             that of a hub or a view, unless it is split on every axis
                  sent on            less this piece, where a collective sends it
                  not passed on      less this piece, but for what is read of it without a collective
+                 converted          less so many times the piece that is written, where a conversion copies it
                  gradient           no more than the smaller of what the reader yields and what is stored
 
 A row of a problem is the sum of weight * bytes over the terms that a moment counts (`Lifetimes.patterns`). Bytes of a
@@ -30,8 +33,9 @@ from autoddl.core.layout import Mesh
 from autoddl.core.layout_codes import PARTIAL, Codes, decode_states, local_shapes
 from autoddl.core.stages import SEND
 from autoddl.operators.footprints.footprint import Footprint, LocalOp, has_local_kernel
-from autoddl.operators.footprints.storages import Value, contiguous
+from autoddl.operators.footprints.storages import Shape, Value, contiguous
 from autoddl.operators.footprints.table import footprint_of
+from autoddl.operators.footprints.view_storages import is_moved, moved_reads
 from autoddl.operators.work import VIEWS, base
 from autoddl.pricing.choice_classes import pieces_of
 from autoddl.pricing.choices import Choice, numbered
@@ -79,9 +83,17 @@ def _op_sizes(pricing: Pricing, op: Op, choices: Sequence[Choice]) -> Sizes:
                         for shape, size in zip(reads, sizes[0], strict=True)])
         call = LocalOp(op, values, writes, sizes[1], needs, has_local_kernel(op, graph, reads, reduces),
                        pricing.cluster.device.kind == "cpu")
-        for what, nbytes in _call_sizes(call).items():
+        moved = _moved(pricing, op, reads[0], writes[0], sizes[1][0]) if base(op) in VIEWS else {}
+        for what, nbytes in (_call_sizes(call) | moved).items():
             rows[what].append(nbytes)
     return {what: np.array(column) for what, column in rows.items()}
+
+
+def _moved(pricing: Pricing, op: Op, reads: Shape, writes: Shape, itemsize: int) -> dict[What, float]:
+    """The bytes of a reshape's output where it copies what it reads in each of the orders that the graph has."""
+    orders = set(moved_reads(pricing.graph, pricing.cluster.device.kind == "cpu").values())
+    return {("moved", order): float(prod(writes) * itemsize) * is_moved(reads, order, writes)
+            for order in orders if len(order) == len(reads)}
 
 
 def _call_sizes(call: LocalOp) -> dict[What, float]:
@@ -114,6 +126,9 @@ def _size(sizes: Sizes, what: What) -> Array:
     """Bytes of one term; `max` is the largest of several sums."""
     if what[0] == "own":
         return float(what[1]) * sizes[("own",)]
+    if what[0] == "rest":
+        piece = sizes["written", what[1]]
+        return np.clip(sizes["read", 0] - piece, 0.0, what[2] * piece)
     if what[0] != "max":
         return sizes[what]
     nothing = np.zeros(len(next(iter(sizes.values()))))
@@ -128,7 +143,8 @@ def bytes_of_edge(ends: Ends, pattern: Pattern) -> Cells:
 
 def taken_off(ends: Ends, pattern: Pattern) -> float:
     """The bytes that every cell of `bytes_of_edge` has too much: a whole tensor for each term that is taken off."""
-    return sum(weight for what, weight in pattern if what[0] in TAKEN_OFF) * _whole(ends)
+    return sum(weight * (what[1] if what[0] == "converted" else 1.0)
+               for what, weight in pattern if what[0] in TAKEN_OFF) * _whole(ends)
 
 
 def _whole(ends: Ends) -> float:
@@ -145,6 +161,8 @@ def _edge_rows(ends: Ends, pattern: Pattern, rows: Rows) -> Array:
             found += weight * np.minimum(ends.back.nbytes[here][:, None], ends.back.nbytes[ends.yields])
         elif what[0] == "gradient summed":
             found += weight * _summed(ends, rows)
+        elif what[0] == "converted":
+            found += weight * what[1] * copies["not converted"]
     return found
 
 
@@ -161,6 +179,7 @@ def _copies(ends: Ends, rows: Rows) -> Mapping[str, Array]:
         other = ~ends.kept_here[rows][:, None] & (here[:, None] != ends.there)
         return {"copy": np.where(new, read, 0.0), "copy unless kept": np.where(new | other, read, 0.0),
                 "sent on": np.where(sent, left, whole),
+                "not converted": np.where(new, whole - ends.routes.nbytes[here][:, None], whole),
                 "not passed on": np.where(sent, left, left + passed[ends.there])}
     kept = np.maximum(ends.kept(rows), 0)
     first, then = ends.gathers(rows)

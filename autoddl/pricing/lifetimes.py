@@ -30,6 +30,11 @@ Where several readers of a hub keep what they read, its tensor lives on if one o
 that of the others. So in a network for rows the hub says it (`pricing.kept_tensors`). Where it is `kept` it lives until
 backward comes to the last of these readers. Where it is not, none of them may read it as it is.
 
+A view may keep more than it shows. Where the one piece of a cut tensor that some op keeps is read as it is, the whole
+storage lives on: the view owns the `rest`. A reshape of a permutation may copy what its source keeps anyway: it owns
+what it `moved`. Where an edge behind the view copies, neither is kept, and the edge takes it off (`converted`). Both
+are counted where one op keeps the view's output, and no other view on the way there copies.
+
 Several microbatches may be in flight. Then each of the others adds what lives from the last forward to the first
 backward, at every moment but the update's. Sums of gradients are there at the same time only where more microbatches
 follow than are in flight. Else no forward comes behind the first backward.
@@ -47,6 +52,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -55,6 +61,7 @@ from autoddl.core.hubs import HUB
 from autoddl.core.recompute import blocks_of
 from autoddl.core.stages import SEND
 from autoddl.operators.footprints.table import whole_footprints
+from autoddl.operators.footprints.view_storages import is_plain, moved_reads
 from autoddl.operators.recomputed import RecomputedPart
 from autoddl.operators.work import VIEWS, base
 from autoddl.pricing.optimizers import Optimizer
@@ -72,8 +79,12 @@ KINDS = ("around", "backward", "forward", "before")
 IN_TRANSIT = ("in transit",)
 """What a stage of a pipeline sends, or a gradient that it sends back, until it has arrived."""
 
-TAKEN_OFF = ("sent on", "not passed on")
-"""Kinds of terms that are negative: a copy that the edge's reader sends on, and what a view does not pass on of it."""
+TAKEN_OFF = ("sent on", "not passed on", "converted")
+"""Kinds of terms that are negative: a copy that the edge's reader sends on, what a view does not pass on of it, and
+what a storage has behind a view where the edge copies that."""
+
+OF_VIEWS = ("rest", "moved")
+"""Kinds of terms of what is kept behind a view, and is taken off where an edge on the way copies."""
 
 TIED = "several"
 """Stands for a block in terms that depend on several."""
@@ -163,9 +174,9 @@ class Lifetimes:
                 and (term.owner[0] == "op" or self._is_copy(term, behind))]
 
     def _is_copy(self, term: Term, behind: set[int]) -> bool:
-        """Whether the term is the copy of an activation that an edge makes."""
+        """Whether the term is of the copy of an activation that an edge makes."""
         kind, i, slot = term.owner
-        return (kind == "edge" and term.what[0] in ("copy", "copy unless kept")
+        return (kind == "edge" and term.what[0] in ("copy", "copy unless kept", "converted")
                 and self.graph.ops[i].inputs[slot] not in behind)
 
     def _counted(self, moment: Moment, counts: Callable[[Term], bool]) -> Iterator[tuple[Owner, What]]:
@@ -177,8 +188,8 @@ class Lifetimes:
         common = sums[0] & sums[1] & sums[2]
         yield from common.elements()
         own: Owner = ("op", self.index[moment.partition(" ")[2]], 0)
-        rest = tuple(tuple(sorted((what for owner, what in (one - common).elements() if owner == own), key=str))
-                     for one in sums)
+        rest = tuple(tuple(sorted((what for owner, what in (one - common).elements()
+                                   if owner == own and what[0] not in OF_VIEWS), key=str)) for one in sums)
         yield own, ("max", rest)
 
 
@@ -205,7 +216,7 @@ class _Builder:
         self.flows, self.dependent = graph.differentiable(), graph.dependent()
         self.readers, self.writer = graph.consumers(), graph.producers()
         self.is_view = [base(op) in VIEWS for op in graph.ops]
-        self.made = whole_footprints(graph, processor)
+        self.made, self.moved = whole_footprints(graph, processor), moved_reads(graph, processor)
         self.yielding = [not self.flows.isdisjoint(op.outputs) for op in graph.ops]
         self.terms: list[Term] = []
         self.again = {i: part for part in parts for i in part.ops}
@@ -221,9 +232,9 @@ class _Builder:
             self._read_by(part)
 
     @cached_property
-    def in_blocks(self) -> frozenset[int]:
-        """The ops of all blocks, of which any may run again."""
-        return frozenset(i for block in blocks_of(self.graph) for i in range(block.start, block.end))
+    def home(self) -> Mapping[int, int]:
+        """By op of a block, any of which may run again, the number of that."""
+        return {i: n for n, block in enumerate(blocks_of(self.graph)) for i in range(block.start, block.end)}
 
     def before(self, i: int) -> int:
         return 2 * i
@@ -310,7 +321,7 @@ class _Builder:
         self.add(edge, ("gathered",), self.before(j), self.forward(j))
         if part is not None and not self.is_view[j]:
             then = self.backward(part.trigger)
-            last = max(then, self.backward(j)) if savers else then
+            last = max(then, self.backward(j)) if savers else then - 1  # gone before the trigger's own backward
             self.add(edge, ("gathered kept",), self.forward(j) + 1, last)
             self.add(edge, ("gathered again",), then, last)
         elif savers == [j]:
@@ -339,7 +350,7 @@ class _Builder:
             return
         first, path = min(keepers)
         start, end = self.before(last), self.backward(first)
-        block = "" if self.in_blocks.isdisjoint((j, *(i for _, path in every for i, _ in path))) else TIED
+        block = "" if self.home.keys().isdisjoint((j, *(i for _, path in every for i, _ in path))) else TIED
         self.add(("edge", j, k), ("passed kept",), start, end, block=block)
         self.add(("edge", j, k), ("passed again",), end, end, block=block)
         for at in path[:-1]:
@@ -377,6 +388,7 @@ class _Builder:
             if n in made.keeps:
                 self.keep(owner, ("kept", n), self.forward(i), i)
                 self._copies(o)
+                self._moved(o)
             else:
                 self._storage(o, owner, ("written", n), self.forward(i))
 
@@ -400,8 +412,10 @@ class _Builder:
         elif len(op.outputs) > 1:  # it cuts: the pieces live on their own
             for n, o in enumerate(op.outputs):
                 self._storage(o, reader, ("written", n), self.before(i))
+            self._rest(i)
         else:
             self._storage(op.outputs[0], reader, ("through",), self.before(i))
+            self._rest(i)
         for i2, k2 in self.readers[t]:
             if (i2, k2) != (i, k) and self.saves(i2, k2):
                 self.keep(("edge", i2, k2), ("copy",), self.forward(i2), i2)
@@ -416,6 +430,68 @@ class _Builder:
         self.add(("op", first, 0), ("saved", k), self.backward(last) + 1, self.backward(first))
         for i, slot in reads[1:]:
             self.add(("edge", i, slot), ("copy",), self.before(i), self.backward(i))
+
+    def _rest(self, c: int) -> None:
+        """What a storage has beyond the one output of view c that is kept, after the last reader of the others."""
+        op, tensors = self.graph.ops[c], self.graph.tensors
+        pieces = [n for n, o in enumerate(op.outputs) if any(self.savers(*at) for at in self.readers[o])]
+        if len(pieces) != 1 or self._is_expanded(op.inputs[0]):
+            return
+        whole, piece = (prod(tensors[t].shape) for t in (op.inputs[0], op.outputs[pieces[0]]))
+        others = [self.forward(self._last_reader(o)) + 1 for n, o in enumerate(op.outputs) if n != pieces[0]]
+        if whole > piece:
+            share = whole / piece - 1
+            self._behind(c, ("rest", pieces[0], share), share, max([self.before(c), *others]),
+                         self._way(op.outputs[pieces[0]]))
+
+    def _moved(self, t: int) -> None:
+        """The copies of an output that its own op keeps which reshapes make, and other ops keep."""
+        for i, _ in self.readers[t]:
+            if not self.is_view[i] or len(self.graph.ops[i].outputs) > 1:
+                continue
+            if i in self.moved:
+                way = self._way(self.graph.ops[i].outputs[0])
+                self._behind(i, ("moved", self.moved[i]), 1.0, self.forward(way[-1][0]) if way else 0, way)
+            else:
+                self._moved(self.graph.ops[i].outputs[0])
+
+    def _behind(self, c: int, what: What, share: float, start: int, way: Sequence[tuple[int, int]]) -> None:
+        """Bytes of view c from `start` on that the last op of `way` keeps, taken off where an edge on the way copies.
+
+        They are `share` times what the op reads. All must be in one block, or outside of blocks.
+        """
+        if not way or len({self.home.get(i, -1) for i in (c, *(i for i, _ in way))}) > 1:
+            return
+        saver, k = way[-1]
+        spans = [(start, self.backward(saver))]
+        if saver in self.again or self.is_brought_back(saver, self.graph.ops[saver].inputs[k]):
+            spans = [(start, self.forward(saver)), (self.backward(self.block[saver].trigger), self.backward(saver))]
+        for begin, end in spans:
+            self.add(("op", c, 0), what, begin, end)
+            for i, slot in way:
+                self.add(("edge", i, slot), ("converted", share), begin, end)
+
+    def _way(self, t: int) -> tuple[tuple[int, int], ...]:
+        """The edges from tensor t to the one op that keeps it, behind views that copy it under no layout; else none."""
+        keeping = [at for at in self.readers[t] if self.savers(*at)]
+        if len(keeping) != 1:
+            return ()
+        (i, k), = keeping
+        if not self.is_view[i]:
+            return ((i, k),)
+        op = self.graph.ops[i]
+        if len(op.inputs) > 1 or len(op.outputs) > 1 or not is_plain(op, self.graph):
+            return ()
+        rest = self._way(op.outputs[0])
+        return ((i, k), *rest) if rest else ()
+
+    def _is_expanded(self, t: int) -> bool:
+        """Whether a view before tensor t shows elements several times."""
+        i = self.writer.get(t)
+        if i is None or not self.is_view[i]:
+            return False
+        before, tensors = self.graph.ops[i].inputs[0], self.graph.tensors
+        return prod(tensors[t].shape) > prod(tensors[before].shape) or self._is_expanded(before)
 
     def _copies(self, t: int) -> None:
         """The copies that readers keep of an output that its own op keeps."""

@@ -51,7 +51,8 @@ def moments(network: CostNetwork, rng: random.Random, count: int) -> list[str]:
 
 @parametrize_or_slow("name,mesh,microbatches,size,draws", [("gpt", "pair=2", 2, SMALL | {"layers": 2}, 2)], [
     ("gpt", "pair=2", 2, SMALL | {"layers": 3}, 4), *((name, mesh, m, {}, 4)
-    for name in ("gpt", "llama", "t5", "resnet", "mixture") for mesh, m in (("machine=2,pair=2", 1), ("all=4", 2)))])
+    for name in ("gpt", "llama", "t5", "resnet", "mixture", "neox", "phi3")
+    for mesh, m in (("machine=2,pair=2", 1), ("all=4", 2)))])
 def test_a_choice_costs_what_its_levels_cost(name: str, mesh: str, microbatches: int, size: dict[str, int], draws: int
                                              ) -> None:
     network, rng = joint(name, mesh, microbatches, **size), random.Random(name)

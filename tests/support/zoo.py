@@ -94,6 +94,19 @@ def llama(layers: int = 2, B: int = 4, T: int = 16, dtype: torch.dtype = torch.f
     return _language("LlamaForCausalLM", {**DECODER, "num_hidden_layers": layers}, B, T, dtype, {})
 
 
+def neox(layers: int = 2, B: int = 4, T: int = 16, dtype: torch.dtype = torch.float32) -> Made:
+    """Queries, keys and values are pieces of one product; the first two are turned, the values are kept as they are."""
+    config = {"num_hidden_layers": layers, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4,
+              "max_position_embeddings": T, "attention_dropout": 0.0, "hidden_dropout": 0.0}
+    return _language("GPTNeoXForCausalLM", config, B, T, dtype, {})
+
+
+def phi3(layers: int = 2, B: int = 4, T: int = 16, dtype: torch.dtype = torch.float32) -> Made:
+    """As `neox`, but cut by slices; so are the gate and what it multiplies."""
+    config = {**DECODER, "num_hidden_layers": layers, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+    return _language("Phi3ForCausalLM", config, B, T, dtype, {})
+
+
 def mixture(layers: int = 2, B: int = 4, T: int = 16, dtype: torch.dtype = torch.float32,
             experts: str = "batched_mm") -> Made:
     config = {**DECODER, "num_hidden_layers": layers, "num_local_experts": 4, "experts_implementation": experts}
@@ -172,7 +185,8 @@ def resnet(B: int = 4, image: int = 16, classes: int = 8, dtype: torch.dtype = t
     return Classifier(body).to(dtype), Sample(pictures(B, image, classes, dtype))
 
 
-ZOO: dict[str, Callable[[], Made]] = {"gpt": gpt, "gpt2": gpt2, "llama": llama, "bert": bert, "t5": t5, "vit": vit,
+ZOO: dict[str, Callable[[], Made]] = {"gpt": gpt, "gpt2": gpt2, "llama": llama, "neox": neox,
+                                      "phi3": phi3, "bert": bert, "t5": t5, "vit": vit,
                                       "vgg_bn": vgg_bn, "resnet": resnet, "mixture": mixture}
 
 

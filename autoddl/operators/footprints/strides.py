@@ -10,13 +10,14 @@ from autoddl.operators.footprints.footprint import LocalOp
 from autoddl.operators.footprints.storages import Heap, Shape, Value, contiguous, is_contiguous, token_major, viewed
 from autoddl.operators.work import base
 
-__all__ = ["back_through", "elementwise_strides", "gradient_strides", "output_strides", "reshaped", "view"]
+__all__ = ["back_through", "drops_or_cuts", "elementwise_strides", "gradient_strides", "order_of", "output_strides",
+           "reshaped", "view"]
 
 _CUT = ("slice", "narrow", "split", "split_with_sizes", "chunk", "diagonal", "unfold")
 _DROPPING = ("select", "unbind")
 
 
-def _order(op: Op, rank: int) -> tuple[int, ...] | None:
+def order_of(op: Op, rank: int) -> tuple[int, ...] | None:
     """Returns the permutation of dims that the op makes, None if it makes none."""
     name, args = base(op).partition(".")[2], dict(op.args)
     order = list(range(rank))
@@ -37,6 +38,11 @@ def _order(op: Op, rank: int) -> tuple[int, ...] | None:
     return tuple(order)
 
 
+def drops_or_cuts(op: Op) -> bool:
+    """Whether a view looks at a part of its input."""
+    return base(op).partition(".")[2] in (*_CUT, *_DROPPING)
+
+
 def reshaped(heap: Heap, x: Value, shape: Shape, kind: str) -> Value:
     """Returns `x` in another shape: another reference to its storage, or a copy where the strides demand one."""
     strides = viewed(x.shape, x.strides, shape) if 0 not in x.shape else contiguous(shape)
@@ -47,7 +53,7 @@ def reshaped(heap: Heap, x: Value, shape: Shape, kind: str) -> Value:
 
 def view(heap: Heap, op: Op, x: Value, shape: Shape) -> Value:
     """Returns the output, of shape `shape`, of the view `op` of `x`."""
-    name, order = base(op).partition(".")[2], _order(op, len(x.shape))
+    name, order = base(op).partition(".")[2], order_of(op, len(x.shape))
     if order is not None:
         strides = tuple(x.strides[d] for d in order)
     elif name in _CUT and len(shape) == len(x.shape):
@@ -66,7 +72,7 @@ def view(heap: Heap, op: Op, x: Value, shape: Shape) -> Value:
 
 def back_through(heap: Heap, op: Op, gradient: Value, shape: Shape) -> Value:
     """Returns the gradient of the view's input, of shape `shape`, from the gradient of its output."""
-    name, order = base(op).partition(".")[2], _order(op, len(shape))
+    name, order = base(op).partition(".")[2], order_of(op, len(shape))
     if order is not None:
         back = [order.index(d) for d in range(len(order))]
         return Value(heap.keep(gradient.storage), shape, tuple(gradient.strides[d] for d in back), gradient.itemsize)
