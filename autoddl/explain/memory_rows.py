@@ -31,7 +31,7 @@ from autoddl.cost_models import Cluster
 from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.storages import Value, contiguous
 from autoddl.operators.footprints.table import footprint_of
-from autoddl.operators.footprints.view_storages import is_moved, is_plain, moved_reads
+from autoddl.operators.footprints.view_storages import is_moved, is_plain, is_reshape, moved_reads
 from autoddl.operators.recomputed import RecomputedPart
 from autoddl.operators.work import VIEWS, base
 from autoddl.pricing.optimizers import Optimizer, optimizer_of
@@ -475,7 +475,7 @@ class _Bytes:
                 order = moved_reads(self.graph, self.processor).get(i)
                 if order is None:
                     self._moved(o)
-                elif way := self._way(o):
+                elif way := self._way(o, True):
                     reads, writes = (local_shape(self.graph.tensors[t].shape, at, self.mesh)
                                      for t, at in ((self.graph.ops[i].inputs[0], self.reads[i][0]),
                                                    (o, self.writes[i][0])))
@@ -498,8 +498,8 @@ class _Bytes:
                     assert edge is not None
                     self.add(begin, end, -share * self.piece(self.graph.ops[i].inputs[slot], edge.source))
 
-    def _way(self, t: int) -> list[tuple[int, int]]:
-        """The reads from tensor t to the only op that keeps it, if no view between them ever copies."""
+    def _way(self, t: int, row_major: bool = False) -> list[tuple[int, int]]:
+        """The reads from tensor t, perhaps row-major, to the only op that keeps it, if no view between ever copies."""
         keeping = [at for at in self.readers[t] if self.savers(*at)]
         if len(keeping) != 1:
             return []
@@ -507,7 +507,9 @@ class _Bytes:
         if not self.views[i]:
             return [(i, k)]
         op = self.graph.ops[i]
-        behind = self._way(op.outputs[0]) if len(op.inputs) == len(op.outputs) == 1 and is_plain(op, self.graph) else []
+        stays = row_major and is_reshape(op, self.graph)
+        alone = len(op.inputs) == len(op.outputs) == 1
+        behind = self._way(op.outputs[0], stays) if alone and (stays or is_plain(op, self.graph)) else []
         return [(i, k), *behind] if behind else []
 
     def _is_expanded(self, t: int) -> bool:

@@ -61,7 +61,7 @@ from autoddl.core.hubs import HUB
 from autoddl.core.recompute import blocks_of
 from autoddl.core.stages import SEND
 from autoddl.operators.footprints.table import whole_footprints
-from autoddl.operators.footprints.view_storages import is_plain, moved_reads
+from autoddl.operators.footprints.view_storages import is_plain, is_reshape, moved_reads
 from autoddl.operators.recomputed import RecomputedPart
 from autoddl.operators.work import VIEWS, base
 from autoddl.pricing.optimizers import Optimizer
@@ -450,7 +450,7 @@ class _Builder:
             if not self.is_view[i] or len(self.graph.ops[i].outputs) > 1:
                 continue
             if i in self.moved:
-                way = self._way(self.graph.ops[i].outputs[0])
+                way = self._way(self.graph.ops[i].outputs[0], True)
                 self._behind(i, ("moved", self.moved[i]), 1.0, self.forward(way[-1][0]) if way else 0, way)
             else:
                 self._moved(self.graph.ops[i].outputs[0])
@@ -471,8 +471,11 @@ class _Builder:
             for i, slot in way:
                 self.add(("edge", i, slot), ("converted", share), begin, end)
 
-    def _way(self, t: int) -> tuple[tuple[int, int], ...]:
-        """The edges from tensor t to the one op that keeps it, behind views that copy it under no layout; else none."""
+    def _way(self, t: int, row_major: bool = False) -> tuple[tuple[int, int], ...]:
+        """The edges from tensor t to the one op that keeps it, behind views that copy it under no layout; else none.
+
+        Of a `row_major` tensor no reshape copies.
+        """
         keeping = [at for at in self.readers[t] if self.savers(*at)]
         if len(keeping) != 1:
             return ()
@@ -480,9 +483,10 @@ class _Builder:
         if not self.is_view[i]:
             return ((i, k),)
         op = self.graph.ops[i]
-        if len(op.inputs) > 1 or len(op.outputs) > 1 or not is_plain(op, self.graph):
+        row_major = row_major and is_reshape(op, self.graph)
+        if len(op.inputs) > 1 or len(op.outputs) > 1 or not (row_major or is_plain(op, self.graph)):
             return ()
-        rest = self._way(op.outputs[0])
+        rest = self._way(op.outputs[0], row_major)
         return ((i, k), *rest) if rest else ()
 
     def _is_expanded(self, t: int) -> bool:

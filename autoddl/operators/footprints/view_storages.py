@@ -18,16 +18,16 @@ from autoddl.operators.footprints.strides import drops_or_cuts, order_of
 from autoddl.operators.footprints.table import has_footprint, whole_footprints
 from autoddl.operators.work import VIEWS, base
 
-__all__ = ["is_moved", "is_plain", "moved_reads"]
+__all__ = ["is_moved", "is_plain", "is_reshape", "moved_reads"]
 
 
 def is_plain(op: Op, graph: Graph) -> bool:
     """Whether the output of a view with one input and one output looks at its input's storage under any layout."""
     shape, new = graph.tensors[op.inputs[0]].shape, graph.tensors[op.outputs[0]].shape
-    return op.target == HUB or order_of(op, len(shape)) is not None or (_reshapes(op, graph) and _divides(shape, new))
+    return op.target == HUB or order_of(op, len(shape)) is not None or (is_reshape(op, graph) and _divides(shape, new))
 
 
-def _reshapes(op: Op, graph: Graph) -> bool:
+def is_reshape(op: Op, graph: Graph) -> bool:
     """Whether a view is another shape of all elements, in their order."""
     shape, new = graph.tensors[op.inputs[0]].shape, graph.tensors[op.outputs[0]].shape
     return (op.target != HUB and order_of(op, len(shape)) is None and not drops_or_cuts(op)
@@ -57,7 +57,7 @@ def moved_reads(graph: Graph, on_cpu: bool) -> Mapping[int, tuple[int, ...]]:
     writer, row_major, found = graph.producers(), _row_major(graph, on_cpu), dict[int, tuple[int, ...]]()
     for i, op in enumerate(graph.ops):
         source = graph.ops[writer[op.inputs[0]]] if op.inputs and op.inputs[0] in writer else None
-        if source is None or base(op) not in VIEWS or len(op.outputs) != 1 or not _reshapes(op, graph):
+        if source is None or base(op) not in VIEWS or len(op.outputs) != 1 or not is_reshape(op, graph):
             continue
         order = order_of(source, len(graph.tensors[op.inputs[0]].shape)) if base(source) in VIEWS else None
         if order is not None and order != tuple(sorted(order)) and source.inputs[0] in row_major:
@@ -70,7 +70,7 @@ def _row_major(graph: Graph, on_cpu: bool) -> frozenset[int]:
     made, found = whole_footprints(graph, on_cpu), set(range(len(graph.tensors))) - set(graph.producers())
     for i, op in enumerate(graph.ops):
         if base(op) in VIEWS:
-            known = op.target == HUB or (len(op.outputs) == 1 and _reshapes(op, graph))
+            known = op.target == HUB or (len(op.outputs) == 1 and is_reshape(op, graph))
             found.update(op.outputs if known and op.inputs[0] in found else ())
             continue
         reads = op.inputs if made[i].output_shaped or not has_footprint(base(op)) else ()
