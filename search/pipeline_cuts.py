@@ -39,7 +39,7 @@ from autoddl.search.cut_boxes import (
 )
 from autoddl.search.cut_planes import Blend, CutPlanes, Evaluate, Trace
 
-__all__ = ["least_over_cuts"]
+__all__ = ["joined", "least_over_cuts"]
 
 STEP = 0.1
 """A box is divided when mixtures can close less than such a part of its gap."""
@@ -92,8 +92,28 @@ def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trac
     bound = tree.grow(effort)
     proof = CutProof(tuple(search.trails), tuple(singles), tree.root.box.groups, tree.proof())
     cut = search.best
-    return CutSolution(cut, search.seen[cut], bound, proof, dict(search.seen), len(search.traced),
+    weakest = tree.weakest if tree.closed <= bound else cut
+    return CutSolution(cut, search.seen[cut], bound, proof, weakest, dict(search.seen), len(search.traced),
                        tuple(path for path in search.paths if path.path))
+
+
+def joined(least: Array, apart: float) -> Array:
+    """[a, c]: least seconds of the stage from a to c, at least those of two stages that it is made of, less `apart`.
+
+        least    [a, b], for a < b, what is known of the stage from a to b
+        apart    seconds by which a stage may take less than two that it is made of; where it is infinite nothing joins
+
+    The greatest solution of  x[a, c] = max(least[a, c], max over b of x[a, b] + x[b, c] - apart),  shortest first.
+    """
+    units = len(least) - 1
+    by_length = [np.diagonal(least, n).copy() for n in range(units + 1)]
+    for n in range(2, units + 1) if apart < math.inf else ():
+        for k in range(1, n):
+            np.maximum(by_length[n], by_length[k][:units - n + 1] + by_length[n - k][k:] - apart, out=by_length[n])
+    found = np.array(least)
+    for n, row in enumerate(by_length):
+        found[np.arange(units - n + 1), np.arange(n, units + 1)] = row
+    return found
 
 
 def _together(schedule: Schedule) -> list[list[int]]:
@@ -153,7 +173,7 @@ class _Tree:
     def __init__(self, search: CutPlanes, boxes: Box) -> None:
         self.search = search
         self.root = _Node(boxes, 0.0, 0, [np.zeros(len(own)) for own in boxes.options])
-        self.closed = math.inf
+        self.closed, self.weakest = math.inf, tuple[int, ...]()
 
     def grow(self, effort: int) -> float:
         """Looks into `effort` boxes at most; returns the bound in seconds."""
@@ -218,7 +238,8 @@ class _Tree:
             if values[at] >= search.goal:
                 return
             if cut in search.traced:
-                self.closed = min(self.closed, float(values[at]))
+                if values[at] < self.closed:
+                    self.closed, self.weakest = float(values[at]), cut
                 values[at] = math.inf
                 continue
             search.evaluate(cut)

@@ -122,6 +122,6 @@ def proof_table(checked: ProvedPipeline) -> RenderableType:
     table.add_row("cost", f"this one takes {show_seconds(checked.seconds)}")
     table.add_row("gap", f"{checked.gap:.4%}")
     table.add_row("checked", f"{checked.paths} paths of {checked.candidates} candidates"
-                             + (f"; {checked.without} have no stage that fits" if checked.without else ""))
+                             + (f"; {checked.without} have no plan" if checked.without else ""))
     table.add_row("stages", "the bound of each stage of the plan is proved by --stage N --proof")
     return table

@@ -148,6 +148,7 @@ class CutSolution:
         seconds        of that cut
         bound          seconds that no cut is below
         proof          of the bound
+        weakest        the cut of which least is proved, where that decides the bound; else the best
         evaluations    the cuts whose exact seconds were asked for, with these
         traces         number of cuts whose critical path was sought
         paths          all paths used, for another search of this schedule
@@ -157,6 +158,7 @@ class CutSolution:
     seconds: float
     bound: float
     proof: CutProof
+    weakest: tuple[int, ...]
     evaluations: dict[tuple[int, ...], float]
     traces: int
     paths: tuple[PathBound, ...]

@@ -27,7 +27,7 @@ from autoddl.core.plan import Plan
 from autoddl.core.split_backward import weights_of
 from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.planner.stage_plans import stage_cluster
-from autoddl.pricing.price import floor_passes
+from autoddl.pricing.price import floor_sums
 from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 
 __all__ = ["ProvedPipeline", "check_pipeline"]
@@ -90,8 +90,7 @@ def _check_floors(graph: Graph, cluster: Cluster, problem: CutProblem, places: S
     flows, part = alive.differentiable(), stage_cluster(cluster, len(problem.schedule.actions))
     splits = any(action.kind == "W" for action in problem.schedule)
     weights = weights_of(alive) if splits else frozenset[int]()
-    sums = np.array([floor_passes(replace(alive, ops=alive.ops[:end]), part, flows, weights)
-                     for end in (0, *places, len(alive.ops))])
+    sums = np.array(floor_sums(alive, part, flows, weights, (0, *places, len(alive.ops))))
     for s in range(stages):
         for n in range(1, units - stages + 2):
             begins = [0] if s == 0 else [units - n] if s == stages - 1 else range(s, units - n - (stages - 1 - s) + 1)

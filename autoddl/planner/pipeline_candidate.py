@@ -12,7 +12,7 @@ searched, and the pipeline is simulated. Then more is known, and the bound rises
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate, combinations, pairwise
 from math import comb, inf
 from typing import Any
@@ -28,18 +28,18 @@ from autoddl.core.stages import StageGraph, cut_graph
 from autoddl.cost_models.pipeline_bounds import closed_paths, trace_cut
 from autoddl.cost_models.pipelines import ONCE
 from autoddl.planner.joint_stages import blend_paths, improved
-from autoddl.planner.stage_parts import StageParts
+from autoddl.planner.stage_parts import PASSES, SINGLES, StageParts
 from autoddl.planner.stage_plans import Staged, simulated, stage_times
 from autoddl.search.cut_planes import Blend
 from autoddl.search.pipeline_cuts import least_over_cuts
 
-__all__ = ["Alternative", "TriedCut", "first_bound", "search_cuts", "try_cut"]
+__all__ = ["Alternative", "CutSearch", "TriedCut", "try_cut"]
 
 ROUNDS = 24
 """Cuts of a candidate that are solved at most."""
 
 ROUGH = 0.02
-"""The gap of the bounds by which candidates are ordered."""
+"""The gap of the first bounds."""
 
 STALE = 2
 """Cuts whose stages were known already that are solved for one bound."""
@@ -117,59 +117,55 @@ def _fitting(part: StageParts, staged: Staged, graphs: Sequence[StageGraph], fli
         mine = [s for s, place in enumerate(staged.placement) if place == at]
         used = sum(plans[s].predicted.peak_bytes for s in mine)
         for s in mine if used > budget else ():
-            own = part.under(budget * plans[s].predicted.peak_bytes / used)
+            own = part.under(plans[s].predicted.peak_bytes / used)
             plans[s] = replace(own.planned(graphs[s], flights[s]), budget=budget)
     return tuple(plans)
 
 
-def search_cuts(part: StageParts, name: str, best: float, tell: Callable[[str], None]
-                ) -> tuple[Alternative, TriedCut | None]:
-    """The best pipeline of one candidate that is below `best` seconds, and what became of it.
-
-        part    its stages
-        name    of its schedule
-        tell    is told what is done
-    """
-    schedule = Staged(tuple(range(1, part.stages)), name, part.microbatches).schedule()
-    search = _CutSearch(part, name, best, tell, schedule, closed_paths(schedule, ONCE))
-    detail = search.run()
-    found = search.found
-    peak = max(plan.predicted.peak_bytes for plan in found.plans) if found else None
-    row = Alternative(part.stages, name, part.microbatches, found.seconds if found else None, peak,
-                      min(search.bound, found.seconds if found else inf), detail, search.proof)
-    return row, found
-
-
 @dataclass(eq=False)
-class _CutSearch:
-    """The search over the cuts of one candidate.
+class CutSearch:
+    """The search over the cuts of one candidate: `advance` it until it is done, and perhaps `look_around` then.
 
         part       the stages, and what is known of them
         name       name of the schedule
-        best       seconds of the best plan of other candidates
         tell       tells progress
-        schedule   the schedule
-        paths      paths of it that bound its seconds
+        best       seconds of the best plan of any candidate
+        paths      paths of the schedule that bound its seconds; none before the first bound
         blends     of such paths
         blended    cuts whose paths were blended
         tried      cuts that were solved; None where a stage has no plan
         bound      seconds that no cut is below
         proof      of the bound
-        stale      cuts that were solved since the bound rose and of which nothing new became known
+        answer     the cuts that are to be solved next
+        rounds     how often cuts were solved
+        stale      rounds since the bound rose in which nothing new became known
+        ended      why nothing is left to be done
     """
 
     part: StageParts
     name: str
-    best: float
     tell: Callable[[str], None]
-    schedule: Schedule
-    paths: Sequence[PathBound]
+    best: float = inf
+    paths: Sequence[PathBound] = ()
     blends: list[Blend] = field(default_factory=list)
     blended: set[tuple[int, ...]] = field(default_factory=set)
     tried: dict[tuple[int, ...], TriedCut | None] = field(default_factory=dict)
     bound: float = 0.0
     proof: tuple[CutProblem, CutProof, tuple[int, ...]] | None = None
+    answer: CutSolution | None = None
+    rounds: int = 0
     stale: int = 0
+    ended: str = ""
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The schedule. Raises InputError where there is none so."""
+        return Staged(tuple(range(1, self.part.stages)), self.name, self.part.microbatches).schedule()
+
+    @cached_property
+    def flights(self) -> tuple[Flight, ...]:
+        """By stage, the microbatches in flight."""
+        return tuple(flights_of(self.schedule))
 
     @property
     def found(self) -> TriedCut | None:
@@ -177,47 +173,80 @@ class _CutSearch:
         return min((one for one in self.tried.values() if one is not None), key=lambda one: one.seconds, default=None)
 
     @property
-    def is_closed(self) -> bool:
-        """Whether the bound reaches the best pipeline, of this candidate or of any."""
-        seconds = min(self.best, self.found.seconds if self.found else inf)
+    def seconds(self) -> float:
+        """Those of the fastest pipeline; infinite where there is none."""
+        return self.found.seconds if self.found else inf
+
+    @property
+    def row(self) -> Alternative:
+        """What became of the candidate."""
+        found, bound = self.found, min(self.bound, self.seconds)
+        peak = max(plan.predicted.peak_bytes for plan in found.plans) if found else None
+        detail = "proved" if found and self._reaches(found.seconds) else \
+            "no better than the best" if self._reaches(self.best) else self.ended
+        return Alternative(self.part.stages, self.name, self.part.microbatches, found.seconds if found else None, peak,
+                           bound, detail, self.proof)
+
+    def _reaches(self, seconds: float) -> bool:
         return self.bound >= seconds * (1 - self.part.task.options.tolerance)
 
-    def run(self) -> str:
-        """Solves cuts until nothing is left to be done; returns why it ended."""
-        flights = flights_of(self.schedule)
-        for _ in range(ROUNDS):
-            problem = _problem(self.part, self.schedule, flights)
-            answer = self._least(problem)
-            if answer is None:
-                self.bound = inf
-                return "no stage has a plan that fits the budget with its microbatches in flight"
-            if self.is_closed:
-                return "proved" if self.found is not None and self.found.seconds <= self.best \
-                    else "no better than the best"
-            self._say(f"bound {self.bound:.4g} s")
-            self._solve(tuple(accumulate(answer.cut))[:-1], flights)
-            if self.stale > STALE:
-                break
-        self._look_around(problem)
-        return f"{ROUNDS} cuts were solved" if self.stale <= STALE else "no cut is left that raises the bound"
+    @property
+    def is_closed(self) -> bool:
+        """Whether the bound reaches the best pipeline, of this candidate or of any."""
+        return self._reaches(min(self.best, self.seconds))
 
-    def _least(self, problem: CutProblem) -> CutSolution | None:
-        """The cut that is least under what is known; None where no stage has a plan."""
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left that raises the bound or finds a better pipeline."""
+        return bool(self.ended) or self.is_closed
+
+    def advance(self, best: float) -> None:
+        """Solves the cuts that are least, and finds the bound of what is known then; at first it finds the bound alone.
+
+        `best` are the seconds of the best plan of any candidate.
+        """
+        self.best = min(best, self.seconds)
+        if not self.paths:
+            self.paths = closed_paths(self.schedule, ONCE)
+            self.part.begin()
+        elif self.answer is not None:
+            self._say(f"bound {self.bound:.4g} s")
+            for sizes in dict.fromkeys((self.answer.cut, self.answer.weakest)):
+                self._solve(tuple(accumulate(sizes))[:-1], sizes == self.answer.cut)
+            self.rounds += 1
+        self.best = min(self.best, self.seconds)
+        self.answer = self._least(_problem(self.part, self.schedule, self.flights), self._tolerance)
+        if self.answer is None:
+            self.bound, self.ended = inf, "no stage has a plan that fits the budget with its microbatches in flight"
+        elif self.stale > STALE or self.rounds == ROUNDS:
+            self.ended = "no cut is left that raises the bound" if self.stale > STALE else f"{ROUNDS} cuts were solved"
+
+    @property
+    def _tolerance(self) -> float:
+        """The gap to which cuts are searched: a part of what is left between the bound and the best pipeline."""
+        left = 1 - self.bound / self.best if self.best < inf else 1.0
+        return max(self.part.task.options.tolerance / 4, min(ROUGH, left / 8))
+
+    def _least(self, problem: CutProblem, tolerance: float) -> CutSolution | None:
+        """The cut that is least under what is known, within a gap; None where no stage has a plan."""
         try:
             answer = least_over_cuts(problem, self.paths, partial(trace_cut, _likely(problem)), effort=EFFORT,
-                                     tolerance=self.part.task.options.tolerance / 4, blends=self.blends)
+                                     tolerance=tolerance, blends=self.blends)
         except InputError:
             return None
         self.paths = answer.paths
         if answer.bound > self.bound:
-            self.bound, self.proof, self.stale = answer.bound, (problem, answer.proof, self.part.places), 0
+            rises = answer.bound * (1 - self.part.task.options.tolerance) > self.bound
+            self.bound, self.proof = answer.bound, (problem, answer.proof, self.part.places)
+            self.stale = 0 if rises else self.stale
         return answer
 
-    def _solve(self, cut: tuple[int, ...], flights: Sequence[Flight]) -> None:
-        """Makes more known of the stages of a cut, by the first way that says something new."""
-        stages = [(a, b, k) for (a, b), k in zip(pairwise((0, *cut, self.part.units)), flights, strict=True)]
+    def _solve(self, cut: tuple[int, ...], tries: bool) -> None:
+        """Makes more known of the stages of a cut, by the first way that says something new; `tries` its pipeline too.
+        """
+        stages = [(a, b, k) for (a, b), k in zip(pairwise((0, *cut, self.part.units)), self.flights, strict=True)]
         news = sum(self.part.bound(*stage) for stage in stages) or sum(self.part.sharpen(*stage) for stage in stages)
-        one = self._try(cut)
+        one = self._try(cut) if tries or not news else None
         if not news and one is not None and cut not in self.blended:
             blends, plans, seconds = blend_paths(self.part, self.part.staged(self.name, cut), one.plans)
             self.tried[cut] = TriedCut(cut, plans, seconds)
@@ -235,10 +264,18 @@ class _CutSearch:
                 self.tried[cut] = None
         return self.tried[cut]
 
-    def _look_around(self, problem: CutProblem) -> None:
-        """Solves cuts beside the best, and chooses the layouts of the fastest together, where a gap is left."""
-        if self.is_closed:
-            return
+    def look_around(self) -> None:
+        """Solves cuts beside the best, and chooses the layouts of the fastest together, where a gap is left.
+
+        At last the bound is made as sharp as what is known proves.
+        """
+        problem = _problem(self.part, self.schedule, self.flights)
+        if not self.is_closed:
+            self._solve_others(problem)
+        self._least(problem, self.part.task.options.tolerance / 4)
+
+    def _solve_others(self, problem: CutProblem) -> None:
+        """Solves cuts beside the best, and chooses the layouts of the fastest together."""
         for cut in _others(problem, self.tried, self.found):
             self._say("cuts beside the best")
             self._try(cut)
@@ -246,6 +283,8 @@ class _CutSearch:
         for one in fastest[:TOGETHER]:
             plans, seconds = improved(self.part, self.part.staged(self.name, one.cut), one.plans)
             self.tried[one.cut] = TriedCut(one.cut, plans, seconds)
+            if seconds > one.seconds * (1 - self.part.task.options.tolerance):
+                break
 
     def _say(self, what: str) -> None:
         part = self.part
@@ -275,38 +314,32 @@ def _others(problem: CutProblem, tried: Mapping[tuple[int, ...], TriedCut | None
     return sorted((cut for cut in found if found[cut] < most), key=found.__getitem__)[:OTHERS]
 
 
-def first_bound(part: StageParts, name: str) -> float:
-    """Seconds that no pipeline of a candidate is below, by the work of its stages alone; infinite where there is none.
-    """
-    schedule = Staged(tuple(range(1, part.stages)), name, part.microbatches).schedule()
-    problem = _problem(part, schedule, flights_of(schedule))
-    return least_over_cuts(problem, closed_paths(schedule, ONCE), partial(trace_cut, _likely(problem)),
-                           tolerance=ROUGH, effort=1).bound
-
-
 def _problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight]) -> CutProblem:
     """The least seconds of every stage with every number of units, wherever it may begin."""
     m, units, shape = part.microbatches, part.units, (part.stages, part.units)
     seconds = np.full((*shape, len(StageSeconds._fields)), inf)
     whole, known, behind = (np.full(shape, inf) for _ in range(3))
-    single, extra = np.zeros(shape), {weights: np.zeros(shape) for weights in part.weights}
-    sides = (0.0, *part.transfers, 0.0)
+    more = {weights: np.zeros(shape) for weights in (*SINGLES, *PASSES)}
+    extra = {weights: np.zeros(shape) for weights in part.weights}
+    sides, repeats, least = (0.0, *part.transfers, 0.0), part.least(part.repeated), {w: part.least(w) for w in more}
+    wholes, behinds = part.wholes(set(flights)), part.behinds(set(flights))
+    counted = {(flight, weights): part.counted(flight, weights) for flight in set(flights) for weights in extra}
     for s, flight in enumerate(flights):
         for n in range(1, units - part.stages + 2):
-            begins = [0] if s == 0 else [units - n] if s == part.stages - 1 else range(
-                s, units - n - (part.stages - 1 - s) + 1)
-            each = [(part.whole(a, a + n, flight), part.behind(a, a + n, flight), part.repeated(a, a + n),
-                     *part.floor(a, a + n)) for a in begins]
-            total, later, repeated, forward, backward, weight = map(min, zip(*each, strict=True))
-            known[s, n - 1], behind[s, n - 1], whole[s, n - 1] = total, min(total, later), repeated / m
-            single[s, n - 1] = part.single(0, n) if s == 0 else 0.0
+            begins = [0] if s == 0 else [units - n] if s == part.stages - 1 else list(range(
+                s, units - n - (part.stages - 1 - s) + 1))
+            at = begins, [a + n for a in begins]
+            total, later = wholes[flight][at].min(), behinds[flight][at].min()
+            known[s, n - 1], behind[s, n - 1], whole[s, n - 1] = total, min(total, later), repeats[at].min() / m
+            for weights, values in more.items():
+                values[s, n - 1] = least[weights][at].min() if s == 0 or weights in PASSES else 0.0
+            forward, backward, weight = map(min, zip(*[part.floor(a, a + n) for a in begins], strict=True))
             seconds[s, n - 1] = (forward, backward, weight, 0, 0, 0) if total < inf else inf
             for weights, values in extra.items():
-                least = (weights[6] * sides[s] + weights[7] * sides[s + 1]) / 2
-                values[s, n - 1] = max(0.0, min(part.counted(a, a + n, flight, weights) for a in begins) - least)
+                sent = (weights[6] * sides[s] + weights[7] * sides[s + 1]) / 2
+                values[s, n - 1] = max(0.0, counted[flight, weights][at].min() - sent)
     return CutProblem(schedule, seconds, part.transfers, whole,
-                      (((m, m, m, 1, 1, 1), known), ((m, m, m, 0, 1, 1), behind), ((1, 1, 1, 1, 1, 1), single),
-                       *extra.items()))
+                      (((m, m, m, 1, 1, 1), known), ((m, m, m, 0, 1, 1), behind), *more.items(), *extra.items()))
 
 
 def _likely(problem: CutProblem) -> CutProblem:

@@ -1,10 +1,11 @@
 """Searches over pipelines: numbers of stages and microbatches, schedules, cuts, and the layouts of every stage.
 
-A candidate has D stages, a schedule and m microbatches. Those whose first bound is least come first
-(`pipeline_candidate`). A candidate is done once its bound is no better than the best plan, with stages or without.
+A candidate has D stages, a schedule and m microbatches (`pipeline_candidate`). All are bounded first. Then the one
+whose bound is least is looked into, again and again. A candidate is done once its bound is no better than the best
+plan, with stages or without.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter
@@ -18,10 +19,13 @@ from autoddl.core.stages import cut_graph
 from autoddl.planner.bucket_size import fitting_buckets
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.pins import check_pins
-from autoddl.planner.pipeline_candidate import Alternative, TriedCut, first_bound, search_cuts
+from autoddl.planner.pipeline_candidate import Alternative, CutSearch, TriedCut
 from autoddl.planner.stage_parts import StageParts, places_of
 from autoddl.planner.stage_plans import chunks_of, pipeline_plan, splits_backward, stage_cluster, without_recompute
 from autoddl.planner.task import PlanTask
+
+LOOKED = 2
+"""Candidates in which cuts beside the best are solved, those that found best."""
 
 __all__ = ["PipelineFound", "plan_of_cut", "search_pipelines", "staged_plan"]
 
@@ -42,33 +46,59 @@ class PipelineFound:
 def search_pipelines(task: PlanTask, best: float, progress: Progress | None = None) -> PipelineFound:
     """The fastest pipeline of all that the options allow and that takes less than `best` seconds.
 
-    Raises InputError where the model or the cluster cannot be cut into so many stages.
+    What cannot be, such as a schedule of so few microbatches, is left out. Raises InputError where nothing can be.
     """
     options = task.options
     check_pins(options.pins, task.graph)
     asked = [(d, m, name) for d in options.stages if d > 1 for m in options.microbatches for name in options.schedule]
+    searches, problems = list[CutSearch](), list[Alternative]()
     parts: dict[tuple[int, int, int, bool], StageParts] = {}
-    winner: tuple[StageParts, str, TriedCut] | None = None
-    rows: list[Alternative] = []
-    order: list[tuple[float, int, StageParts, str]] = []
+    tell = _teller(progress, searches, len(asked))
     for d, m, name in asked:
         key = d, m, chunks_of(name), splits_backward(name)
-        if key not in parts:
-            parts[key] = _part(without_recompute(task, name), *key)
-        order.append((first_bound(parts[key], name), len(order), parts[key], name))
-    for k, (_, _, part, name) in enumerate(sorted(order, key=lambda one: one[:2])):
-
-        def tell(what: str, k: int = k, best: float = best) -> None:
-            if progress:
-                progress(f"{what}, best {best:.4g} s", k, len(asked))
-
-        row, found = search_cuts(part, name, best, tell)
-        rows.append(row)
-        if found is not None and found.seconds < best:
-            best, winner = found.seconds, (part, name, found)
-    plan = None if winner is None else plan_of_cut(*winner)
+        try:
+            if key not in parts:
+                parts[key] = _part(without_recompute(task, name), *key)
+            search = CutSearch(parts[key], name, tell)
+            search.advance(best)
+            searches.append(search)
+        except InputError as error:
+            if len(problems) == len(asked) - 1:
+                raise
+            problems.append(Alternative(d, name, m, None, None, inf, str(error)))
+    _run(searches, best)
+    rows = [*problems, *(one.row for one in searches)]
     needed = min((part.needed for part in parts.values()), default=inf)
-    return PipelineFound(plan, min((row.bound for row in rows), default=inf), tuple(rows), needed)
+    first = min(searches, key=lambda one: one.seconds)
+    plan = plan_of_cut(first.part, first.name, first.found) if first.found and first.seconds < best else None
+    return PipelineFound(plan, min(row.bound for row in rows), tuple(rows), needed)
+
+
+def _run(searches: Sequence[CutSearch], best: float) -> None:
+    """Advances the candidate of the least bound, again and again; at last looks around in those that found best."""
+    def fastest() -> float:
+        return min(best, *(one.seconds for one in searches))
+
+    while (left := [one for one in searches if not one.is_done]):
+        first = min(left, key=lambda one: one.bound)
+        first.advance(fastest())
+        for one in searches:
+            one.best = fastest()
+    for one in sorted(searches, key=lambda one: one.seconds)[:LOOKED]:
+        one.best = fastest()
+        one.look_around()
+    for one in searches:
+        one.best = fastest()
+
+
+def _teller(progress: Progress | None, searches: Sequence[CutSearch], count: int) -> Callable[[str], None]:
+    """Tells progress: what is done, the best seconds, and how many candidates are done."""
+    def tell(what: str) -> None:
+        if progress:
+            best = min((one.best for one in searches), default=inf)
+            progress(f"{what}, best {best:.4g} s" if best < inf else what, sum(one.is_done for one in searches), count)
+
+    return tell
 
 
 def staged_plan(task: PlanTask, plain: Callable[[PlanTask, Progress | None], Plan] | None, progress: Progress | None

@@ -7,11 +7,18 @@ place a to place b. Of every stage are known
     whole       T, no less than m (f + b) + gather + reduce + update of any plan that fits with so many in flight
     behind      T', no less than m (f + b) + reduce + update of such a plan
     repeated    M, no less than m (f + b) of any plan
-    single      of the first stage, no less than (f + b) + gather + reduce + update of any plan
+    single      of the first stage, no less than (f + b) + gather + reduce + update of any plan, and that less gather
+    passes      no less than f, and no less than b, of any plan
     counted     no less than these seconds, and those of its messages, counted otherwise, of such a plan
 
 T, T' and M follow from the floor, until a stage is solved (`bound`, `sharpen`): then they are what the search of its
-layouts proved. What is proved without a budget is true for all numbers of microbatches in flight. What is proved under
+layouts proved. A stage that is made of two has all that they have, and conversions between them:
+
+    T(a, c) >= T(a, b) + T(b, c) - apart
+
+`apart` are the ops before all parameters, which each stage computes for itself. So what is proved of some stages is
+known of all longer ones (`search.pipeline_cuts.joined`), but where kernels are fused over cuts, or where units share a
+parameter. What is proved without a budget is true for all numbers of microbatches in flight. What is proved under
 one that binds is true for that number alone. With more in flight the peak may be lower, since weights are let go
 earlier, and a sum of gradients may never be needed.
 
@@ -21,16 +28,22 @@ both. Stages that are alike in all but names are solved once (`structure`).
 
 import hashlib
 import json
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import pairwise
+from functools import cached_property, partial
+from itertools import combinations, pairwise
 from math import inf
 from typing import Any
 
+import numpy as np
+
+from autoddl.core.cost_table import Array
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.hubs import add_hubs, needed_ops
+from autoddl.core.layout import Axis, Mesh
 from autoddl.core.pipeline import Flight
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Solution
@@ -44,12 +57,22 @@ from autoddl.planner.mesh_search import Found
 from autoddl.planner.stage_plans import Staged, finish_stage, search_stage, stage_cluster, stage_task, transfer_seconds
 from autoddl.planner.stage_ports import PieceMessages, Port, ports_of
 from autoddl.planner.task import PlanTask
-from autoddl.pricing.price import Counts, Ports, floor_passes
+from autoddl.pricing.price import Counts, Ports, Pricing, cone_cost, floor_sums
+from autoddl.search.pipeline_cuts import joined
 
-__all__ = ["SolvedStage", "StageParts", "places_of", "structure"]
+__all__ = ["PASSES", "SINGLES", "SolvedStage", "StageParts", "places_of", "structure"]
 
 PLACES = 16
 """Places at which a model without blocks may be cut, at most."""
+
+Weights = tuple[float, ...]
+"""How often each of the `StageSeconds` of a stage counts."""
+
+PASSES: tuple[Weights, ...] = ((1.0, 0.0, 0.0, 0.0, 0.0, 0.0), (0.0, 1.0, 1.0, 0.0, 0.0, 0.0))
+"""The counts of a forward, and of a backward."""
+
+SINGLES: tuple[Weights, ...] = ((1.0, 1.0, 1.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 0.0, 1.0, 1.0))
+"""The counts of one microbatch and of what comes once, of a first stage, with its gather and without."""
 
 ANY, ONE, SEVERAL = Flight(0), Flight(1), Flight(2)
 """In place of a number of microbatches in flight: what was found without a budget, true for any number."""
@@ -146,12 +169,11 @@ class StageParts:
         placement       by stage, the part of the cluster that has it; none: one after the other, again and again
         _solved         stages that were solved, by structure and microbatches in flight
         _free           plans of stages without a budget, by structure and whether gathered weights stay
-        _behind         T' of stages, as far as it is known
-        _repeated       M of stages, as far as it is known
-        _single         the `single` of first stages, as far as it is known
+        _least          least seconds of stages, by structure, counts, and microbatches in flight (ANY without a budget)
         _ports          the messages between two stages
         _counted        least seconds of stages under other counts
         _alone          graphs of stages, with their structure
+        _under          stages like these under parts of the budget, by hundredths
     """
 
     task: PlanTask
@@ -164,12 +186,11 @@ class StageParts:
     placement: tuple[int, ...] = ()
     _solved: dict[tuple[str, Flight], SolvedStage] = field(default_factory=dict)
     _free: dict[tuple[str, bool], tuple[StageGraph, Found]] = field(default_factory=dict)
-    _behind: dict[tuple[str, Flight], float] = field(default_factory=dict)
-    _repeated: dict[str, float] = field(default_factory=dict)
-    _single: dict[str, float] = field(default_factory=dict)
+    _least: dict[tuple[str, Weights, Flight], float] = field(default_factory=dict)
     _ports: dict[tuple[int, int], tuple[Port, ...]] = field(default_factory=dict)
     _counted: dict[tuple[str, Any, tuple[float, ...], Flight], float] = field(default_factory=dict)
     _alone: dict[tuple[Any, ...], tuple[StageGraph, str]] = field(default_factory=dict)
+    _under: dict[int, "StageParts"] = field(default_factory=dict)
 
     @property
     def where(self) -> tuple[int, ...]:
@@ -197,7 +218,7 @@ class StageParts:
         alive = replace(self.graph, ops=needed_ops(self.graph), outputs=self.graph.outputs[:1])
         flows, ends = alive.differentiable(), [0, *self.places, len(alive.ops)]
         weights = weights_of(alive) if self.splits else frozenset[int]()
-        return tuple(floor_passes(replace(alive, ops=alive.ops[:end]), self.cluster, flows, weights) for end in ends)
+        return tuple(floor_sums(alive, self.cluster, flows, weights, ends))
 
     def floor(self, a: int, b: int) -> tuple[float, float, float]:
         """Seconds of forward, backward and W of a microbatch that no layouts of a stage are below.
@@ -208,16 +229,17 @@ class StageParts:
         return forward, backward, weight
 
     @cached_property
-    def _signatures(self) -> tuple[Any, ...]:
-        """For every unit what its ops are and read, without names: equal for units that are alike."""
+    def _kinds(self) -> tuple[int, ...]:
+        """For every unit a number, equal for units whose ops are and read the same but for names."""
         ops, ends = needed_ops(self.graph), [0, *self.places, len(needed_ops(self.graph))]
-        sent = [(), *(tuple(sorted(one)) for one in crossing(self.graph)), ()]
-        return tuple(_signature(self.graph, ops, first, end, sent[first], sent[end if end < len(ops) else -1])
-                     for first, end in pairwise(ends))
+        sent, known = [(), *(tuple(sorted(one)) for one in crossing(self.graph)), ()], dict[Any, int]()
+        every = [_signature(self.graph, ops, first, end, sent[first], sent[end if end < len(ops) else -1])
+                 for first, end in pairwise(ends)]
+        return tuple([known.setdefault(one, len(known)) for one in every])
 
     def _like(self, a: int, b: int) -> tuple[Any, ...]:
         """A key that stages have in common which are alike."""
-        return (a == 0, b == self.units, self._signatures[a:b])
+        return (a == 0, b == self.units, self._kinds[a:b])
 
     def alone(self, a: int, b: int) -> tuple[StageGraph, str]:
         """The stage from place a to place b, or one like it; everything before is one stage, and everything behind."""
@@ -231,10 +253,14 @@ class StageParts:
         """The pipeline with a schedule that is cut at these places."""
         return Staged(tuple(self.places[k - 1] for k in cut), name, self.microbatches)
 
-    def under(self, budget: float) -> "StageParts":
-        """Stages like these under another budget, of which nothing is known yet."""
-        return StageParts(replace(self.task, budget=budget), self.stages, self.parts, self.microbatches, self.places,
-                          self.within, self.splits, self.placement)
+    def under(self, share: float) -> "StageParts":
+        """Stages like these under a share of the budget, in whole hundredths, with what is known under any budget."""
+        hundredths = int(100 * share)
+        if hundredths not in self._under:
+            task = replace(self.task, budget=self.task.budget * hundredths / 100)
+            self._under[hundredths] = replace(self, task=task, _solved={}, _counted={}, _under={}, _least={
+                key: value for key, value in self._least.items() if key[2] == ANY})
+        return self._under[hundredths]
 
     def _known_key(self, a: int, b: int) -> str:
         """The structure of the stage, empty where neither it nor one like it was made."""
@@ -255,35 +281,95 @@ class StageParts:
         """The ports without their names: equal for stages that are alike and have equal ports."""
         return tuple((port.number, port.sends, port.shape, port.itemsize) for port in self.ports(a, b))
 
-    def whole(self, a: int, b: int, flight: Flight) -> float:
-        """T of a stage, as far as it is known."""
-        known, key = self.microbatches * sum(self.floor(a, b)), self._known_key(a, b)
-        free = [self._free[key, kept][1].bound for kept in {False, _kept(flight)} if (key, kept) in self._free]
-        solved = self._solved.get((key, flight))
-        return max([known, *free, 0.0 if solved is None else solved.bound])
+    def _every(self, known: Callable[[str], float]) -> Array:
+        """[a, b]: what is known of the stage from place a to place b by its structure, else 0."""
+        found = np.zeros((self.units + 1, self.units + 1))
+        for a, b in combinations(range(self.units + 1), 2):
+            key = self._known_key(a, b)
+            found[a, b] = known(key) if key else 0.0
+        return found
 
-    def repeated(self, a: int, b: int) -> float:
-        """M of a stage, as far as it is known."""
-        return max(self.microbatches * sum(self.floor(a, b)), self._repeated.get(self._known_key(a, b), 0.0))
+    def floors(self) -> Array:
+        """[a, b]: seconds of forward and backward of a microbatch that no layouts of a stage are below."""
+        sums = np.array([sum(one) for one in self._works])
+        found: Array = np.maximum(sums[None, :] - sums[:, None], 0.0)
+        return found
 
-    def behind(self, a: int, b: int, flight: Flight) -> float:
-        """T' of a stage, as far as it is known."""
-        key = self._known_key(a, b)
-        return max(self.repeated(a, b), *(self._behind.get((key, at), 0.0) for at in (ANY, flight)))
+    @cached_property
+    def apart(self) -> float:
+        """Seconds of a microbatch by which a stage may take less than two that it is made of; infinite if not known."""
+        ends = {0, self.units - 1}
+        if self.cluster.device.compiled or any(len(read) > 1 and not read <= ends for read in self._readers().values()):
+            return inf
+        variant = self.task.variant(self.microbatches)
+        mesh = Mesh((Axis("rank", self.cluster.size),))
+        return cone_cost(Pricing(variant.graph, mesh, self.cluster, microbatches=self.microbatches))[0]
 
-    def single(self, a: int, b: int) -> float:
-        """The seconds of one microbatch and of what comes once, of a stage that is the first; else 0."""
-        return self._single.get(self._known_key(a, b), 0.0)
+    def _readers(self) -> dict[str, set[int]]:
+        """By parameter, the units that read it."""
+        found = dict[str, set[int]]()
+        for i, op in enumerate(needed_ops(self.graph)):
+            for tensor in (self.graph.tensors[t] for t in op.inputs):
+                if tensor.kind is Kind.PARAMETER:
+                    found.setdefault(tensor.fqn, set()).add(bisect_right(self.places, i))
+        return found
+
+    def wholes(self, flights: Iterable[Flight]) -> dict[Flight, Array]:
+        """By flight T of every stage, [a, b], as far as it is known."""
+        m, floors = self.microbatches, self.floors()
+        free = {kept: joined(np.maximum(self._every(partial(self._free_bound, kept)), m * floors), m * self.apart)
+                for kept in (False, True)}
+        return {flight: np.maximum(free[_kept(flight)], self._every(partial(self._solved_bound, flight)))
+                for flight in flights}
+
+    def _free_bound(self, kept: bool, key: str) -> float:
+        """T of a stage of some structure without a budget, whether gathered weights stay or not; else 0."""
+        return max((self._free[key, at][1].bound for at in {False, kept} if (key, at) in self._free), default=0.0)
+
+    def _solved_bound(self, flight: Flight, key: str) -> float:
+        return self._solved[key, flight].bound if (key, flight) in self._solved else 0.0
+
+    def least(self, weights: Weights) -> Array:
+        """[a, b]: least seconds of every stage counted so, whatever its budget, as far as they are known."""
+        known = self._every(lambda key: self._least.get((key, weights, ANY), 0.0))
+        floors = np.array(self._works) @ np.array(weights[:3])
+        most = np.maximum(known, floors[None, :] - floors[:, None])
+        if weights == self.behind:
+            most = np.maximum(most, self.least(self.repeated))
+        return joined(most, weights[0] * self.apart)
+
+    def behinds(self, flights: Iterable[Flight]) -> dict[Flight, Array]:
+        """By flight T' of every stage, [a, b], as far as it is known."""
+        free = self.least(self.behind)
+        return {flight: np.maximum(free, self._every(partial(self._behind_bound, flight))) for flight in flights}
+
+    def _behind_bound(self, flight: Flight, key: str) -> float:
+        return self._least.get((key, self.behind, flight), 0.0)
+
+    @property
+    def repeated(self) -> Weights:
+        """The counts of M."""
+        return (float(self.microbatches),) * 3 + (0.0, 0.0, 0.0)
+
+    @property
+    def behind(self) -> Weights:
+        """The counts of T'."""
+        return (float(self.microbatches),) * 3 + (0.0, 1.0, 1.0)
 
     @property
     def weights(self) -> tuple[tuple[float, ...], ...]:
         """The counts of seconds and messages of which something is known."""
         return tuple(dict.fromkeys(weights for _, _, weights, _ in self._counted))
 
-    def counted(self, a: int, b: int, flight: Flight, weights: tuple[float, ...]) -> float:
-        """The least seconds counted so of a stage with its messages, as far as it is known; else 0."""
-        key, sides = self._known_key(a, b), self._sides(a, b)
-        return max(self._counted.get((key, sides, weights, at), 0.0) for at in (ANY, flight))
+    def counted(self, flight: Flight, weights: tuple[float, ...]) -> Array:
+        """[a, b]: the least seconds counted so of a stage with its messages, as far as it is known; else 0."""
+        known = {(key, sides): max(self._counted.get((key, sides, weights, at), 0.0) for at in (ANY, flight))
+                 for key, sides, counts, _ in self._counted if counts == weights}
+        keys, found = {key for key, _ in known}, np.zeros((self.units + 1, self.units + 1))
+        for a, b in combinations(range(self.units + 1), 2):
+            if (key := self._known_key(a, b)) in keys:
+                found[a, b] = known.get((key, self._sides(a, b)), 0.0)
+        return found
 
     def count(self, a: int, b: int, flight: Flight, weights: tuple[float, ...], stage: StageGraph) -> Plan | None:
         """Searches a stage whose seconds and messages count so: its bound is known then.
@@ -291,7 +377,7 @@ class StageParts:
         Returns the plan of `stage`, which is it with the names of a pipeline; None where none was found that fits.
         """
         graph, solved = self._cut(a, b), self.solve(*self.alone(a, b), flight)
-        if solved.found is None:
+        if solved.found is None or not any(weights[:6]):
             return None
         ports = PieceMessages(self.ports(a, b), self.task.cluster, self.parts, self.where, (weights[6], weights[7]))
         counts, at = Counts(weights[0], min(weights[1:3]), *weights[3:6]), flight if solved.binds else ANY
@@ -344,34 +430,40 @@ class StageParts:
     def bound(self, a: int, b: int, flight: Flight) -> bool:
         """Makes T and M of a stage as sharp as searches over its layouts do; returns whether they were not."""
         graph, key = self.alone(a, b)
-        if key in self._repeated and (key, flight) in self._solved:
-            return False
+        new = (key, flight) not in self._solved
         self.solve(graph, key, flight)
-        if key not in self._repeated:
-            m = self.microbatches
-            free = replace(self.task, budget=inf, hidden=1.0, counts=Counts(m, m, 0.0, 0.0, 0.0))
-            self._repeated[key] = search_stage(free, graph, self.cluster, self.microbatches, ONE).bound
-        return True
+        return self._search_least(graph, key, self.repeated) or new
 
     def sharpen(self, a: int, b: int, flight: Flight) -> bool:
-        """Makes T' of a stage, of the first its single seconds, as sharp as T; returns whether they were not."""
+        """Makes all else of a stage as sharp as T and M; returns whether it was not."""
         graph, key = self.alone(a, b)
+        news = [self._search_least(graph, key, weights) for weights in (*PASSES, *SINGLES)]
         solved = self.solve(graph, key, flight)
-        if a == 0 and key not in self._single:
-            self._single[key] = search_stage(replace(self.task, budget=inf), graph, self.cluster, 1, flight).bound
-            return True
         if a == 0 or solved.found is None:
+            return any(news)
+        return self._search_least(graph, key, self.behind, flight if solved.binds else ANY) or any(news)
+
+    def begin(self) -> None:
+        """Makes known what the commonest unit between the first and the last takes alone, so that stages join to it."""
+        inner = self._kinds[1:-1]
+        if inner and self.apart < inf:
+            at = 1 + inner.index(Counter(inner).most_common(1)[0][0])
+            self.bound(at, at + 1, ONE)
+            self.sharpen(at, at + 1, ONE)
+
+    def _search_least(self, graph: StageGraph, key: str, weights: Weights, at: Flight = ANY) -> bool:
+        """Searches a stage for its least seconds counted so, without a budget or at a flight; False if it was."""
+        if (key, weights, at) in self._least:
             return False
-        at = flight if solved.binds else ANY
-        if (key, at) in self._behind:
-            return False
-        counts = Counts(self.microbatches, self.microbatches, gather=0.0)
-        behind = replace(self.task, counts=counts, budget=self.task.budget if solved.binds else inf)
+        counts = Counts(weights[0], min(weights[1:3]), *weights[3:])
+        task = replace(self.task, counts=counts, budget=inf if at == ANY else self.task.budget)
+        if not any(weights[3:]):
+            task = replace(task, hidden=1.0)
         try:
-            some = at if solved.binds else ONE
-            self._behind[key, at] = search_stage(behind, graph, self.cluster, self.microbatches, some).bound
+            some = ONE if at == ANY else at
+            self._least[key, weights, at] = search_stage(task, graph, self.cluster, self.microbatches, some).bound
         except Infeasible:
-            self._behind[key, at] = 0.0
+            self._least[key, weights, at] = 0.0
         return True
 
     def planned(self, graph: StageGraph, flight: Flight) -> Plan:

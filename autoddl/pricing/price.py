@@ -29,7 +29,7 @@ twice; backward reads every parameter of them.
 On a device whose programs are `compiled` a chain of elementwise ops is one kernel (`fusion`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
@@ -64,8 +64,8 @@ from autoddl.pricing.optimizers import optimizer_of
 from autoddl.pricing.routes import Routes, routes
 
 __all__ = ["HOST", "UPDATE", "Counts", "Kernels", "Ports", "Pricing", "cast_seconds", "cone_cost",
-           "end_seconds", "floor_passes", "floor_seconds", "inner_seconds", "kernel_of", "op_seconds", "pass_seconds",
-           "routes_of", "update_seconds"]
+           "end_seconds", "floor_passes", "floor_seconds", "floor_sums", "inner_seconds", "kernel_of", "op_seconds",
+           "pass_seconds", "routes_of", "update_seconds"]
 
 HOST = 100e-6
 """Seconds of the host per operator of the graph and pass, where a program launches kernels one by one."""
@@ -324,16 +324,24 @@ def floor_passes(graph: Graph, cluster: Cluster, differentiable: frozenset[int],
 
     `differentiable` are the tensors with a gradient.
     """
-    found, fused = [0.0, 0.0, 0.0], chains(graph) if cluster.device.compiled else {}
-    for op in (op for op in graph.ops if op.name not in fused):
+    return floor_sums(graph, cluster, differentiable, weights, (len(graph.ops),))[0]
+
+
+def floor_sums(graph: Graph, cluster: Cluster, differentiable: frozenset[int], weights: frozenset[int],
+               ends: Sequence[int]) -> list[tuple[float, float, float]]:
+    """`floor_passes` of the ops before each of some positions, which rise. Fused ops take nothing."""
+    sums, fused = [[0.0, 0.0, 0.0]], chains(graph) if cluster.device.compiled else {}
+    for op in graph.ops:
+        found = list(sums[-1])
         shapes = [tuple(graph.tensors[t].shape for t in ts) for ts in (op.inputs, op.outputs)]
-        forward, backward = work(op, graph, shapes[0], shapes[1], differentiable)
+        forward, backward = work(op, graph, shapes[0], shapes[1], differentiable) if op.name not in fused else ((), ())
         dtype = graph.tensors[op.outputs[0]].dtype
         late = weight_kernels(op, differentiable, weights, len(backward)) if weights else (False,) * len(backward)
         ways = [0] * len(forward) + [1 + waits for waits in late]
         for way, kernel in zip(ways, (*forward, *backward), strict=True):
             found[way] += least_seconds(cluster.device, kernel_of(kernel, dtype), cluster.size)
-    return found[0], found[1], found[2]
+        sums.append(found)
+    return [(sums[end][0], sums[end][1], sums[end][2]) for end in ends]
 
 
 def end_seconds(pricing: Pricing, t: int, choice: Choice, port: int, flows: bool) -> float:

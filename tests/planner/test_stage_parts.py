@@ -46,19 +46,20 @@ def test_a_bound_under_a_budget_says_nothing_of_other_microbatches_in_flight(pea
     parts.bound(0, 2, Flight(3))
     free = _parts(_task().cluster.device.memory)
     free.bound(0, 2, Flight(3))
-    under = [parts.whole(0, 2, Flight(k)) for k in (2, 3, 4)]
-    without = [free.whole(0, 2, Flight(k)) for k in (2, 3, 4)]
+    under = [parts.wholes([Flight(k)])[Flight(k)][0, 2] for k in (2, 3, 4)]
+    without = [free.wholes([Flight(k)])[Flight(k)][0, 2] for k in (2, 3, 4)]
     assert under[0] == without[0] and under[2] == without[2] and under[1] > without[1]
     parts.sharpen(0, 2, Flight(3))
     parts.count(0, 2, Flight(3), WEIGHTS, parts.alone(0, 2)[0])
-    others = [parts.counted(0, 2, Flight(k), WEIGHTS) for k in (2, 4)]
-    assert parts.counted(0, 2, Flight(3), WEIGHTS) > 0.0 and others == [0.0, 0.0]
+    others = [parts.counted(Flight(k), WEIGHTS)[0, 2] for k in (2, 4)]
+    assert parts.counted(Flight(3), WEIGHTS)[0, 2] > 0.0 and others == [0.0, 0.0]
 
 
 def test_a_stage_that_fits_no_rank_so_may_fit_with_others_in_flight(peaks: tuple[float, float]) -> None:
     parts = _parts(0.2 * peaks[0])
     parts.bound(0, 2, Flight(3))
-    assert parts.whole(0, 2, Flight(3)) == float("inf") > parts.whole(0, 2, Flight(4))
+    wholes = parts.wholes([Flight(3), Flight(4)])
+    assert wholes[Flight(3)][0, 2] == float("inf") > wholes[Flight(4)][0, 2]
     with pytest.raises(Infeasible):
         parts.planned(parts.alone(0, 2)[0], Flight(3))
 
@@ -66,7 +67,7 @@ def test_a_stage_that_fits_no_rank_so_may_fit_with_others_in_flight(peaks: tuple
 def test_a_bound_without_a_budget_is_true_for_all_microbatches_in_flight(peaks: tuple[float, float]) -> None:
     parts = _parts(2 * peaks[1])
     parts.count(0, 2, Flight(3), WEIGHTS, parts.alone(0, 2)[0])
-    known = [parts.counted(0, 2, Flight(k), WEIGHTS) for k in range(1, 5)]
+    known = [parts.counted(Flight(k), WEIGHTS)[0, 2] for k in range(1, 5)]
     assert known[0] > 0.0 and all(a == b for a, b in pairwise(known))
 
 
@@ -80,4 +81,4 @@ def test_no_plan_under_other_counts_is_none(peaks: tuple[float, float], monkeypa
     parts.bound(0, 2, Flight(3))
     monkeypatch.setattr("autoddl.planner.stage_parts.search_stage", searched)
     assert parts.count(0, 2, Flight(3), WEIGHTS, parts.alone(0, 2)[0]) is None
-    assert parts.counted(0, 2, Flight(3), WEIGHTS) == 0.0
+    assert parts.counted(Flight(3), WEIGHTS)[0, 2] == 0.0
