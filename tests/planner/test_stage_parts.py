@@ -2,15 +2,17 @@
 
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import combinations, pairwise
 
+import numpy as np
 import pytest
 import zoo
+from sampling import parametrize_or_slow
 
 from autoddl.core.errors import Infeasible
 from autoddl.core.pipeline import Flight
 from autoddl.planner.options import PlanOptions
-from autoddl.planner.stage_parts import StageParts, places_of
+from autoddl.planner.stage_parts import ONE, PASSES, SINGLES, StageParts, places_of
 from autoddl.planner.stage_plans import search_stage
 from autoddl.planner.task import PlanTask, task_of
 from autoddl.pricing.price import Counts
@@ -82,3 +84,39 @@ def test_no_plan_under_other_counts_is_none(peaks: tuple[float, float], monkeypa
     monkeypatch.setattr("autoddl.planner.stage_parts.search_stage", searched)
     assert parts.count(0, 2, Flight(3), WEIGHTS, parts.alone(0, 2)[0]) is None
     assert parts.counted(Flight(3), WEIGHTS)[0, 2] == 0.0
+
+
+@parametrize_or_slow("name,layers", [("gpt2", 2)], [("llama", 3), ("t5", 2), ("neox", 3)])
+def test_a_stage_takes_no_less_than_what_is_known_of_its_parts(name: str, layers: int) -> None:
+    """Every stage that is searched by itself is above what shorter ones say of it; some of that is more than its floor.
+    """
+    model, sample = zoo.named(name, layers=layers, B=8)
+    task = task_of(model, TWO_BY_TWO, sample, PlanOptions(microbatches=(4,), max_axes=1, workers=1), name, None)
+    places = places_of(task.variant(4).original, ())
+    every = [pair for pair in combinations(range(len(places) + 2), 2) if pair != (0, len(places) + 1)]
+    searched = StageParts(task, 2, 2, 4, places)
+    for a, b in every:
+        searched.bound(a, b, ONE)
+        searched.sharpen(a, b, ONE)
+    raised = 0
+    for length in (1, 2):
+        known = StageParts(task, 2, 2, 4, places)
+        for a, b in every:
+            if b - a <= length:
+                known.bound(a, b, ONE)
+                known.sharpen(a, b, ONE)
+        for weights in (None, known.repeated, known.behind, *PASSES, *SINGLES):
+            less, more, floor = (one.wholes([ONE])[ONE] if weights is None else one.least(weights)
+                                 for one in (known, searched, StageParts(task, 2, 2, 4, places)))
+            at = tuple(np.array(every).T)
+            assert (less[at] <= more[at] * (1 + 1e-9)).all(), (length, weights)
+            raised += int((less[at] > floor[at] * 1.01).sum())
+    assert raised > len(every)
+
+
+def test_stages_of_shared_or_fused_ops_are_not_joined() -> None:
+    shared, fused = _parts(1e9), _parts(1e9)
+    shared._readers = lambda: {"layer.weight": {1, 2}}  # type: ignore[method-assign]
+    device = replace(fused.task.cluster.device, compiled=True)
+    fused.task = replace(fused.task, cluster=replace(fused.task.cluster, device=device))
+    assert shared.apart == fused.apart == float("inf") > _parts(1e9).apart >= 0.0

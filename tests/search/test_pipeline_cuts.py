@@ -16,7 +16,7 @@ from autoddl.core.pipeline_schedules import generate
 from autoddl.cost_models.pipeline_bounds import closed_paths, trace_cut
 from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 from autoddl.search.certify.pipeline_paths import PathWalk
-from autoddl.search.pipeline_cuts import least_over_cuts
+from autoddl.search.pipeline_cuts import joined, least_over_cuts
 
 CLOSE = 1e-9
 
@@ -206,3 +206,17 @@ def test_paths_that_are_none(path: tuple[str, ...], words: str) -> None:
 def test_a_path_over_reductions_needs_them() -> None:
     with pytest.raises(AssertionError, match="no stage is reduced"):
         PathWalk(generate("1f1b", 2, 2), False).count(("0B1", "reduce 0"))
+
+
+def test_stages_are_no_less_than_the_stages_that_they_are_made_of() -> None:
+    rng, units = np.random.default_rng(0), 6
+    least = np.triu(rng.random((units + 1, units + 1)), 1)
+    found = joined(least, 0.1)
+    for a, c in combinations(range(units + 1), 2):
+        sums = []
+        for count in range(c - a):
+            for inner in combinations(range(a + 1, c), count):
+                ends = (a, *inner, c)
+                sums.append(sum(least[pair] for pair in pairwise(ends)) - 0.1 * count)
+        assert found[a, c] == pytest.approx(max(sums), rel=1e-12)
+    assert (joined(least, float("inf")) == least).all()
