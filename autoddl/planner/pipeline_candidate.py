@@ -53,8 +53,8 @@ FEW = 32
 OTHERS = 4
 """Cuts beside the best that are solved where a gap is left."""
 
-EFFORT = 60
-"""Boxes of cuts that are looked into for one bound."""
+FIRST_EFFORT, EFFORT = 12, 60
+"""Boxes of cuts that are looked into for the first bound, and for each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,8 @@ class CutSearch:
     def _least(self, problem: CutProblem, tolerance: float) -> CutSolution | None:
         """The cut that is least under what is known, within a gap; None where no stage has a plan."""
         try:
-            answer = least_over_cuts(problem, self.paths, partial(trace_cut, _likely(problem)), effort=EFFORT,
+            answer = least_over_cuts(problem, self.paths, partial(trace_cut, _likely(problem)),
+                                     effort=EFFORT if self.rounds else FIRST_EFFORT,
                                      tolerance=tolerance, blends=self.blends)
         except InputError:
             return None
