@@ -298,9 +298,12 @@ def test_two_ranks_with_different_plans(folder: Path) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.slow
-def test_a_rank_killed_in_a_step(folder: Path) -> None:
-    """As the test of the record that such a rank leaves, in a script of one's own."""
-    before = (folder / "plan-2.json").read_bytes()
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_rank_killed_in_a_step(folder: Path, stages: int) -> None:
+    """As the test of the record that such a rank leaves, in a script of one's own; also the only rank of a stage."""
+    path = folder / f"plan-killed-{stages}.json"
+    autoddl.plan(tiny(), folder / "2.yaml", stages=(stages,), microbatches=(2,)).save(path)
+    before = path.read_bytes()
     (folder / "rank.py").write_text(textwrap.dedent(f"""
         import os, sys, signal, threading
         sys.path.append({str(ROOT / "tests" / "support")!r})
@@ -308,7 +311,7 @@ def test_a_rank_killed_in_a_step(folder: Path) -> None:
         from autoddl.launch.launch import leave, report_failure
         from tiny import tiny
         try:
-            model = autoddl.parallelize(tiny(), autoddl.load_plan({str(folder / "plan-2.json")!r}))
+            model = autoddl.parallelize(tiny(), autoddl.load_plan({str(path)!r}))
             batch = model.module.example_inputs()
             model.step(batch)
             if os.environ["RANK"] == "1":
@@ -320,7 +323,7 @@ def test_a_rank_killed_in_a_step(folder: Path) -> None:
     """))
     with pytest.raises(MachineError, match="rank 1 was killed by SIGKILL; all ranks were ended"):
         launch(2, [sys.executable, str(folder / "rank.py")], timeout=120)
-    assert (folder / "plan-2.json").read_bytes() == before
+    assert path.read_bytes() == before
     running = [p for p in Path("/proc").glob("[0-9]*/cmdline") if _reads(p, str(folder / "rank.py"))]
     assert not running
 

@@ -87,3 +87,15 @@ def test_functions_about_one_mesh_ask_for_a_stage(folder: Path, function) -> Non
         function(plan)
     assert plan.pipeline is not None and "2 stages, 1f1b" in str(plan)
     assert question_of(plan.pipeline.stages[1].plan).microbatches == 1
+
+
+def test_what_cannot_be_is_left_out_where_something_can(folder: Path) -> None:
+    said = shell("plan", FACTORY, str(folder / "4.yaml"), "--workers", "1", "--stages", "4", "--schedule",
+                 "1f1b,interleaved:2", "--microbatches", "2", "--set", "layers=8", "-o", str(folder / "some.json"))
+    assert said.code == 0, said
+    rows = load_plan(folder / "some.json").source["alternatives"]
+    assert [row["schedule"] for row in rows] == ["interleaved:2", "1f1b"]
+    assert rows[0]["bound"] is None and "2 microbatches are no multiple of 4 ranks" in rows[0]["detail"]
+    told = shell("explain", str(folder / "some.json"), "--pipeline")
+    assert told.code == 0 and "no plan" in told.out and "no multiple" in told.out
+    assert shell("explain", str(folder / "some.json"), "--proof").code == 0
