@@ -455,7 +455,7 @@ class _Bytes:
             self.add(2 * i, self.back(i), self.read(i, slot) * self.copied(i, slot))
 
     def _rest(self, c: int) -> None:
-        """What lives on of a storage of which view c shows a part that one op keeps, and parts that none keeps."""
+        """Adds what lives on of a storage of which view c shows a part that one op keeps, and parts that none keeps."""
         op, tensors = self.graph.ops[c], self.graph.tensors
         kept = [n for n, o in enumerate(op.outputs) if any(self.savers(*at) for at in self.readers[o])]
         if len(kept) != 1 or self._is_expanded(op.inputs[0]):

@@ -174,12 +174,12 @@ class CutSearch:
 
     @property
     def seconds(self) -> float:
-        """Those of the fastest pipeline; infinite where there is none."""
+        """The seconds of the fastest pipeline; infinite where there is none."""
         return self.found.seconds if self.found else inf
 
     @property
     def row(self) -> Alternative:
-        """What became of the candidate."""
+        """The outcome of the candidate so far."""
         found, bound = self.found, min(self.bound, self.seconds)
         peak = max(plan.predicted.peak_bytes for plan in found.plans) if found else None
         detail = "proved" if found and self._reaches(found.seconds) else \
@@ -315,6 +315,13 @@ def _others(problem: CutProblem, tried: Mapping[tuple[int, ...], TriedCut | None
     return sorted((cut for cut in found if found[cut] < most), key=found.__getitem__)[:OTHERS]
 
 
+def _begins(part: StageParts, s: int, n: int) -> list[int]:
+    """The places at which stage s may begin if it has n units, and every other stage one at least."""
+    if s in (0, part.stages - 1):
+        return [part.units - n if s else 0]
+    return list(range(s, part.units - n - (part.stages - 1 - s) + 1))
+
+
 def _problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight]) -> CutProblem:
     """The least seconds of every stage with every number of units, wherever it may begin."""
     m, units, shape = part.microbatches, part.units, (part.stages, part.units)
@@ -327,13 +334,12 @@ def _problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight]) ->
     counted = {(flight, weights): part.counted(flight, weights) for flight in set(flights) for weights in extra}
     for s, flight in enumerate(flights):
         for n in range(1, units - part.stages + 2):
-            begins = [0] if s == 0 else [units - n] if s == part.stages - 1 else list(range(
-                s, units - n - (part.stages - 1 - s) + 1))
+            begins = _begins(part, s, n)
             at = begins, [a + n for a in begins]
             total, later = wholes[flight][at].min(), behinds[flight][at].min()
             known[s, n - 1], behind[s, n - 1], whole[s, n - 1] = total, min(total, later), repeats[at].min() / m
             for weights, values in more.items():
-                values[s, n - 1] = least[weights][at].min() if s == 0 or weights in PASSES else 0.0
+                values[s, n - 1] = least[weights][at].min()
             forward, backward, weight = map(min, zip(*[part.floor(a, a + n) for a in begins], strict=True))
             seconds[s, n - 1] = (forward, backward, weight, 0, 0, 0) if total < inf else inf
             for weights, values in extra.items():

@@ -30,7 +30,7 @@ Where several readers of a hub keep what they read, its tensor lives on if one o
 that of the others. So in a network for rows the hub says it (`pricing.kept_tensors`). Where it is `kept` it lives until
 backward comes to the last of these readers. Where it is not, none of them may read it as it is.
 
-A view may keep more than it shows. Where the one piece of a cut tensor that some op keeps is read as it is, the whole
+A view may keep more than it shows. Of a cut tensor some op may keep one piece. Where it is read as it is, the whole
 storage lives on: the view owns the `rest`. A reshape of a permutation may copy what its source keeps anyway: it owns
 what it `moved`. Where an edge behind the view copies, neither is kept, and the edge takes it off (`converted`). Both
 are counted where one op keeps the view's output, and no other view on the way there copies.
@@ -432,7 +432,7 @@ class _Builder:
             self.add(("edge", i, slot), ("copy",), self.before(i), self.backward(i))
 
     def _rest(self, c: int) -> None:
-        """What a storage has beyond the one output of view c that is kept, after the last reader of the others."""
+        """Adds what a storage has beyond the one output of view c that is kept, after the last reader of the others."""
         op, tensors = self.graph.ops[c], self.graph.tensors
         pieces = [n for n, o in enumerate(op.outputs) if any(self.savers(*at) for at in self.readers[o])]
         if len(pieces) != 1 or self._is_expanded(op.inputs[0]):
