@@ -18,8 +18,8 @@ layouts proved. A stage that is made of two has all that they have, and conversi
 
 `apart` are the ops before all parameters, which each stage computes for itself. So what is proved of some stages is
 known of all longer ones (`search.pipeline_cuts.joined`). It is not where kernels are fused over cuts, or where units
-share a parameter. What is proved without a budget is true for all numbers of microbatches in flight. What is proved under
-one that binds is true for that number alone. With more in flight the peak may be lower, since weights are let go
+share a parameter. What is proved without a budget is true for all numbers of microbatches in flight. What is proved
+under one that binds is true for that number alone. With more in flight the peak may be lower, since weights are let go
 earlier, and a sum of gradients may never be needed.
 
 Where a schedule splits backward, b is what its B and its W take together. Then a stage counts B and W by the fewer of
