@@ -13,7 +13,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gpt import gpt
-from llama import llama3_8b
+from gpt3 import gpt3_175b
+from llama import llama3_8b, llama3_70b
 from torch import nn
 
 import autoddl
@@ -28,6 +29,10 @@ CASES: Mapping[str, tuple[Callable[[], nn.Module], str, dict[str, Any]]] = {
         "stages": (1, 2, 4), "microbatches": (4, 8)}),
     "llama 8b": (lambda: llama3_8b(batch=128), "h100-8x8.yaml", {
         "stages": (1, 2, 4, 8), "microbatches": (16,), "precision": "bf16-mixed"}),
+    "llama 70b": (lambda: llama3_70b(batch=256), "h100-8x16x8.yaml", {
+        "stages": (1, 4, 8), "microbatches": (16, 32), "precision": "bf16-mixed", "recompute": "search"}),
+    "gpt-3": (lambda: gpt3_175b(batch=512), "h100-8x16x8.yaml", {
+        "stages": (1, 4, 8), "microbatches": (1, 16, 32), "precision": "bf16-mixed", "recompute": "search"}),
 }
 
 
