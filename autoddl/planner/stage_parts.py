@@ -336,7 +336,7 @@ class StageParts:
         most = np.maximum(known, floors[None, :] - floors[:, None])
         if weights == self.behind:
             most = np.maximum(most, self.least(self.repeated))
-        return joined(most, weights[0] * self.apart)
+        return joined(most, weights[0] * self.apart if self.apart < inf else inf)
 
     def behinds(self, flights: Iterable[Flight]) -> dict[Flight, Array]:
         """By flight T' of every stage, [a, b], as far as it is known."""
