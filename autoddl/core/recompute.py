@@ -37,6 +37,7 @@ __all__ = [
     "Block",
     "blocks_of",
     "check_policy",
+    "is_per_block",
     "leveled_blocks",
     "policy_blocks",
     "policy_text",
@@ -126,6 +127,12 @@ def check_policy(text: str) -> str:
 def policy_text(names: Sequence[str]) -> str:
     """The policy that recomputes the blocks that a plan names."""
     return "+".join(names) or NO_RECOMPUTE
+
+
+def is_per_block(policy: str) -> bool:
+    """Whether a policy recomputes a block or not wherever it is, which those that count blocks do not."""
+    asked = _parse(policy)
+    return asked.kind == "named" or (asked.kind == "every" and asked.number == 1)
 
 
 def recomputes_more(more: str, less: str) -> bool:

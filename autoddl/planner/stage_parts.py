@@ -18,7 +18,8 @@ layouts proved. A stage that is made of two has all that they have, and conversi
 
 `apart` are the ops before all parameters, which each stage computes for itself. So what is proved of some stages is
 known of all longer ones (`search.pipeline_cuts.joined`). It is not where kernels are fused over cuts, or where units
-share a parameter. What is proved without a budget is true for all numbers of microbatches in flight. What is proved
+share a parameter. Nor is it where policies of recomputation count the blocks of a stage (every-2, first-4), and none
+lets all of them be. What is proved without a budget is true for all numbers of microbatches in flight. What is proved
 under one that binds is true for that number alone. With more in flight the peak may be lower, since weights are let go
 earlier, and a sum of gradients may never be needed.
 
@@ -47,13 +48,14 @@ from autoddl.core.layout import Axis, Mesh
 from autoddl.core.pipeline import Flight
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Solution
-from autoddl.core.recompute import blocks_of
+from autoddl.core.recompute import NO_RECOMPUTE, SEARCH, blocks_of, is_per_block
 from autoddl.core.split_backward import weights_of
 from autoddl.core.stages import StageGraph, crossing, cut_graph
 from autoddl.cost_models import Cluster
 from autoddl.planner.assemble import assemble, assemble_choice
 from autoddl.planner.candidates import Candidate, chosen
 from autoddl.planner.mesh_search import Found
+from autoddl.planner.pins import pins_of_part
 from autoddl.planner.stage_plans import Staged, finish_stage, search_stage, stage_cluster, stage_task, transfer_seconds
 from autoddl.planner.stage_ports import PieceMessages, Port, ports_of
 from autoddl.planner.task import PlanTask
@@ -230,12 +232,21 @@ class StageParts:
 
     @cached_property
     def _kinds(self) -> tuple[int, ...]:
-        """For every unit a number, equal for units whose ops are and read the same but for names."""
+        """For every unit a number, equal for units with the same pins whose ops are and read the same but for names."""
         ops, ends = needed_ops(self.graph), [0, *self.places, len(needed_ops(self.graph))]
         sent, known = [(), *(tuple(sorted(one)) for one in crossing(self.graph)), ()], dict[Any, int]()
-        every = [_signature(self.graph, ops, first, end, sent[first], sent[end if end < len(ops) else -1])
-                 for first, end in pairwise(ends)]
+        every = [(_signature(self.graph, ops, first, end, sent[first], sent[end if end < len(ops) else -1]),
+                  self._pins(self._cut(k, k + 1)) if self.task.options.pins else ())
+                 for k, (first, end) in enumerate(pairwise(ends))]
         return tuple([known.setdefault(one, len(known)) for one in every])
+
+    def _pins(self, stage: StageGraph) -> tuple[str, ...]:
+        """The pins of what a stage has."""
+        return pins_of_part(self.task.options.pins, add_hubs(stage.graph), self.task.graph)
+
+    def _key(self, stage: StageGraph) -> str:
+        """A name of the structure of a stage and of its pins: stages of one name are searched once."""
+        return "\n".join((structure(stage.graph), *self._pins(stage)))
 
     def _like(self, a: int, b: int) -> tuple[Any, ...]:
         """A key that stages have in common which are alike."""
@@ -246,7 +257,7 @@ class StageParts:
         key = self._like(a, b)
         if key not in self._alone:
             made = self._cut(a, b)
-            self._alone[key] = made, structure(made.graph)
+            self._alone[key] = made, self._key(made)
         return self._alone[key]
 
     def staged(self, name: str, cut: Sequence[int]) -> Staged:
@@ -298,8 +309,10 @@ class StageParts:
     @cached_property
     def apart(self) -> float:
         """Seconds of a microbatch by which a stage may take less than two that it is made of; infinite if not known."""
-        ends = {0, self.units - 1}
-        if self.cluster.device.compiled or any(len(read) > 1 and not read <= ends for read in self._readers().values()):
+        policies, ends = self.task.options.recompute, {0, self.units - 1}
+        joins = {NO_RECOMPUTE, SEARCH}.intersection(policies) or all(map(is_per_block, policies))
+        shared = any(len(read) > 1 and not read <= ends for read in self._readers().values())
+        if not joins or shared or self.cluster.device.compiled:
             return inf
         variant = self.task.variant(self.microbatches)
         mesh = Mesh((Axis("rank", self.cluster.size),))
@@ -468,7 +481,7 @@ class StageParts:
 
     def planned(self, graph: StageGraph, flight: Flight) -> Plan:
         """The plan of a stage, found for it or for one that is like it. Raises why there is none."""
-        solved = self.solve(graph, structure(graph.graph), flight)
+        solved = self.solve(graph, self._key(graph), flight)
         if solved.found is None:
             assert solved.problem is not None
             raise solved.problem
@@ -479,7 +492,7 @@ class StageParts:
 
         Its bound stays that of the stage alone. Raises why there is none.
         """
-        solved = self.solve(graph, structure(graph.graph), flight)
+        solved = self.solve(graph, self._key(graph), flight)
         if solved.found is None:
             assert solved.problem is not None
             raise solved.problem

@@ -114,6 +114,33 @@ def test_a_stage_takes_no_less_than_what_is_known_of_its_parts(name: str, layers
     assert raised > len(every)
 
 
+@pytest.mark.parametrize("policies", [("every-2",), ("first-1",), ("full", "every-2"), ("full",), ("none", "every-2")])
+def test_a_policy_that_counts_blocks_says_nothing_of_longer_stages(policies: tuple[str, ...]) -> None:
+    """Of two blocks every-2 runs one again, of one block that one."""
+    model, sample = zoo.named("gpt2", layers=3, B=8)
+    options = PlanOptions(microbatches=(4,), max_axes=1, workers=1, recompute=policies)
+    task = task_of(model, TWO_BY_TWO, sample, options, "gpt2", None)
+    places = places_of(task.variant(4).original, ())
+    known, searched = StageParts(task, 2, 2, 4, places), StageParts(task, 2, 2, 4, places)
+    known.bound(1, 2, ONE)
+    searched.bound(1, 3, ONE)
+    assert known.wholes([ONE])[ONE][1, 3] <= searched.wholes([ONE])[ONE][1, 3] * (1 + 1e-9)
+    assert (known.apart < float("inf")) == (policies in (("full",), ("none", "every-2")))
+
+
+def test_a_pin_of_one_block_says_nothing_of_the_others() -> None:
+    model, sample = zoo.named("gpt2", layers=2, B=8)
+    found = []
+    for pins in ((), ("*h.0.mlp*weight: node=B",)):
+        options = PlanOptions(microbatches=(4,), max_axes=1, workers=1, pins=pins)
+        task = task_of(model, TWO_BY_TWO, sample, options, "gpt2", None)
+        parts = StageParts(task, 2, 2, 4, places_of(task.variant(4).original, ()))
+        parts.bound(1, 2, ONE)
+        parts.bound(2, 3, ONE)
+        found.append(parts.wholes([ONE])[ONE])
+    assert found[0][1, 2] == found[0][2, 3] == found[1][2, 3] < found[1][1, 2]
+
+
 def test_stages_of_shared_or_fused_ops_are_not_joined() -> None:
     shared, fused = _parts(1e9), _parts(1e9)
     shared._readers = lambda: {"layer.weight": {1, 2}}  # type: ignore[method-assign]
