@@ -29,6 +29,7 @@ together. A kernel that only moves bytes comes nearer to the bandwidth than one 
 of the elements.
 """
 
+from dataclasses import replace
 from functools import lru_cache
 from math import ceil, isfinite
 
@@ -63,12 +64,21 @@ def kernel_seconds(device: Device, kernel: Kernel) -> float:
     if kernel.kind not in KINDS:
         raise InputError(f"{kernel.kind!r} is no kind of kernel; the kinds are {', '.join(KINDS)}")
     if device.curves and (measured := curves.curve_seconds(device.curves, kernel)) is not None:
-        return measured
+        return measured * _idle(device, kernel)
+    kernel = _as_run(kernel)
     plain = _roofline(device, 0.0 if device.units else _equivalent(device, kernel), kernel.nbytes, kernel.dtype)
     if kernel.kind == "memory" or not device.units or not kernel.flops:
         return plain
     compute = _attention if kernel.kind.startswith("attention") else _matmul
     return max(plain, compute(device, kernel) + device.launch)
+
+
+def _idle(device: Device, kernel: Kernel) -> float:
+    """Times its measured seconds, where a kernel has fewer blocks of queries than units; its curve fills them all."""
+    if not device.units or not kernel.kind.startswith("attention"):
+        return 1.0
+    heads, queries, *_ = kernel.shape
+    return max(1.0, device.units / (heads * ceil(queries / BLOCK)))
 
 
 def least_seconds(device: Device, kernel: Kernel, ranks: int) -> float:
@@ -78,8 +88,14 @@ def least_seconds(device: Device, kernel: Kernel, ranks: int) -> float:
     """
     if device.curves and (measured := curves.curve_lower_bound(device.curves, kernel, ranks)) is not None:
         return measured
+    kernel = _as_run(kernel)
     flops = 0.0 if kernel.kind == "memory" else _equivalent(device, kernel)
     return _roofline(device, flops / ranks, kernel.nbytes / ranks, kernel.dtype)
+
+
+def _as_run(kernel: Kernel) -> Kernel:
+    """The kernel in the dtype in which it runs: PyTorch convolves float32 as TF32 where a device has it."""
+    return replace(kernel, dtype="tf32") if kernel.kind == "convolution" and kernel.dtype == "float32" else kernel
 
 
 def _equivalent(device: Device, kernel: Kernel) -> float:
@@ -94,7 +110,7 @@ def _roofline(device: Device, flops: float, nbytes: float, dtype: str) -> float:
 
 def _efficiency(device: Device, kernel: Kernel) -> float:
     """e: the fraction of the peak that the largest kernels of this kind, or of this dtype, reach."""
-    if kernel.kind.startswith("attention"):
+    if kernel.kind.startswith("attention") or kernel.kind in dict(device.kernels):
         return device.efficiency_of(kernel.kind)
     return device.efficiency_of(device.runs_as(kernel.dtype))
 

@@ -35,6 +35,7 @@ _WHOLE = dict.fromkeys(("bool", "uint8", "int8", "int16", "int32", "int64"), ("f
 DTYPES: dict[str, tuple[str, ...]] = {
     "float64": ("float64",),
     "float32": ("float32", "float64"),
+    "tf32": ("tf32", "float32", "float64"),
     "bfloat16": ("bfloat16", "float32", "float64"),
     "float16": ("float16", "float32", "float64"),
     "float8_e4m3fn": ("float8_e4m3fn", "bfloat16", "float16", "float32", "float64"),
@@ -44,9 +45,9 @@ DTYPES: dict[str, tuple[str, ...]] = {
 FLOAT64_SHARE = 0.5
 """float64 peak over float32 peak of a device that lists none: as of A100 and H100 without tensor cores."""
 
-ITEMSIZE_OF_PEAK = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+ITEMSIZE_OF_PEAK = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 """Bytes of an element of a dtype with a peak."""
-KERNELS = ("attention", "attention backward", "float8_e4m3fn", "float16", "float32", "float64")
+KERNELS = ("attention", "attention backward", "convolution", "float8_e4m3fn", "float16", "float32", "float64")
 """Kinds and dtypes of kernels that may reach another fraction of the peak than `efficiency`."""
 
 

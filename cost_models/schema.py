@@ -21,7 +21,7 @@ from pydantic import model_validator as validator
 
 from autoddl.core.errors import InputError
 from autoddl.cost_models.links import PROTOCOLS, expand_link
-from autoddl.cost_models.machine import BACKEND_NAMES, DTYPES, KERNELS, TOPOLOGIES
+from autoddl.cost_models.machine import BACKEND_NAMES, ITEMSIZE_OF_PEAK, KERNELS, TOPOLOGIES
 from autoddl.cost_models.units import parse_quantity
 
 __all__ = ["WrittenCluster", "WrittenDevice", "WrittenLevel", "validate_tree"]
@@ -65,7 +65,7 @@ Rate = Annotated[float, BeforeValidator(_quantity("bytes/s")), Field(gt=0)]
 Flops = Annotated[float, BeforeValidator(_quantity("flop/s")), Field(gt=0)]
 Seconds = Annotated[float, BeforeValidator(_quantity("seconds")), Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
-PeakName = Annotated[str, BeforeValidator(_one_of(tuple(n for n in DTYPES if "float" in n), "dtype with a peak"))]
+PeakName = Annotated[str, BeforeValidator(_one_of(tuple(ITEMSIZE_OF_PEAK), "dtype with a peak"))]
 LevelName = Annotated[str, BeforeValidator(_axis)]
 KernelName = Annotated[str, BeforeValidator(_one_of(KERNELS, "kind or dtype of kernels with their own efficiency"))]
 

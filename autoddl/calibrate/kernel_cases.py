@@ -2,7 +2,8 @@
 
     products        m, n, k      of `sides` and `widths`           linear, whose n is a vocabulary; bmm of BATCH pairs
     convolutions    (pixels, 9 * channels in, channels out)        3 x 3, of one padding
-    attention       queries and head size                          causal and full, HEADS heads
+    attention       queries and head size                          causal and full, HEADS heads, or as many as fill
+                                                                   a GPU
     memory          bytes                                          one operator of each of `kernel_kinds`, rows of ROW;
                                                                    rows of BLOCK looked up
 
@@ -24,11 +25,11 @@ from autoddl.capture.capture import capture
 from autoddl.capture.sample import Sample
 from autoddl.core.graph import Graph
 from autoddl.cost_models import Kernel
-from autoddl.operators.kernels import custom_ops
 from autoddl.operators.work import base, work
 from autoddl.pricing.price import kernel_of
 
 __all__ = [
+    "LARGE",
     "SMALL",
     "USUAL",
     "Case",
@@ -42,6 +43,7 @@ __all__ = [
     "index",
     "kernels",
     "layer_normalise",
+    "loss",
     "mean",
     "pool",
 ]
@@ -68,11 +70,21 @@ class Scale:
     """Queries and head sizes of attention."""
     elements: tuple[int, ...]
     """Elements of kernels that are bound by memory."""
+    row: int = ROW
+    """Elements of a row that is normalised or added up."""
+    classes: int = ROW
+    """Elements of a row of logits, at most."""
+    rows: int = 0
+    """Queries of all heads together at least: each block of queries occupies one multiprocessor of a GPU."""
 
 
 USUAL = Scale((1, 16, 64, 256, 1024), (1, 16, 64, 256, 1024, 4096), (1, 16, 64, 256),
               ((2, 8, 32), (3, 16, 64, 256), (16, 64, 256)), ((16, 64, 256, 1024), (16, 32, 64, 128)),
               (2**10, 2**13, 2**16, 2**19, 2**22, 2**23))
+LARGE = Scale((64, 512, 2048, 8192), (64, 512, 2048, 8192, 2**15), (64, 512, 2048),
+              ((7, 28, 112, 224), (3, 64, 256, 512), (64, 256, 512)), ((64, 512, 2048, 8192), (64, 128)),
+              (2**12, 2**16, 2**20, 2**24, 2**28), row=2**11, classes=2**15, rows=2**17)
+"""For a GPU, which takes as long for small kernels as for none."""
 SMALL = Scale((32,), (32,), (16,), ((4,), (3,), (8,)), ((16,), (8,)), (2**10,))
 
 
@@ -134,29 +146,30 @@ def cases(scale: Scale) -> Iterator[Case]:
         yield Case("aten.conv2d", operators.convolution, ((IMAGES, before, side, side), (after, before, 3, 3)))
     for queries, size in product(*scale.attention):
         for op in (operators.causal, F.scaled_dot_product_attention):
-            yield Case("aten.scaled_dot_product_attention", op, ((1, HEADS, queries, size),) * 3)
+            shape = (1, max(HEADS, scale.rows // queries), queries, size)
+            yield Case("aten.scaled_dot_product_attention", op, (shape,) * 3)
     for elements in scale.elements:
-        yield from _memory(elements // ROW)
+        yield from _memory(elements, scale.row, min(scale.classes, elements))
 
 
-def _memory(rows: int) -> Iterator[Case]:
-    """One operator of each kind on (rows, ROW), on images of the same size, and on a table that is gathered from."""
-    wide, side = ((rows, ROW),), max(2, int((rows * ROW / PIXELS) ** 0.5))
-    image = (1, PIXELS, side, side)
+def _memory(elements: int, row: int, classes: int) -> Iterator[Case]:
+    """One operator of each kind on rows, on logits and images as large, and on a table that is gathered from."""
+    wide, side = ((elements // row, row),), max(2, int((elements / PIXELS / IMAGES) ** 0.5))
+    image = (IMAGES, PIXELS, side, side)
     yield Case("aten.add", torch.add, wide * 2)
     yield Case("aten.mul", torch.mul, wide * 2)
     yield Case("aten.neg", torch.neg, wide)
     yield Case("aten.gelu", F.gelu, wide)
     yield Case("aten.mean", operators.mean, wide)
-    yield Case("aten.layer_norm", operators.layer_normalise, (*wide, (ROW,), (ROW,)))
+    yield Case("aten.layer_norm", operators.layer_normalise, (*wide, (row,), (row,)))
     yield Case("aten._native_batch_norm_legit_functional", operators.batch_normalise, (image, (PIXELS,), (PIXELS,)))
-    for row in (ROW, BLOCK):
-        if found := rows * ROW // row:
+    for block in (ROW, BLOCK):
+        if found := elements // block:
             table = max(found // 4, 2)
-            yield Case("aten.embedding", operators.gather, ((table, row),), (found,), table)
-            yield Case("aten.index", operators.index, ((table, row),), (found,), table)
+            yield Case("aten.embedding", operators.gather, ((table, block),), (found,), table)
+            yield Case("aten.index", operators.index, ((table, block),), (found,), table)
     yield Case("aten.max_pool2d", operators.pool, (image,))
-    yield Case("autoddl.token_loss", custom_ops.token_loss, wide, (rows,), ROW)
+    yield Case("autoddl.token_loss", operators.loss, ((elements // classes, classes),), (elements // classes,), classes)
 
 
 def convolution(x: Tensor, weight: Tensor) -> Tensor:
@@ -195,6 +208,11 @@ def gather(weight: Tensor, indices: Tensor) -> Tensor:
 def index(x: Tensor, indices: Tensor) -> Tensor:
     """Returns rows of a tensor, by indexing."""
     return x[indices]
+
+
+def loss(x: Tensor, labels: Tensor) -> Tensor:
+    """Returns the mean cross entropy, which capture writes as a sum over a number."""
+    return F.cross_entropy(x, labels)
 
 
 def pool(x: Tensor) -> Tensor:

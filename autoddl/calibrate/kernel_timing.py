@@ -15,14 +15,16 @@ disturbances are removed on a CPU by a pulse next to each case (`machine_speed`)
     clock       CPU seconds of the process where it has one thread, which other processes hardly change; where there are
                 more ranks than cores, times the ranks per core
                 wall-clock seconds with more threads
-                wall-clock seconds from one synchronisation to the next on a GPU (not run on a GPU so far)
+
+On a GPU the seconds of a call are those between two events of the device. Work that was handed over before keeps the
+device busy until the host has handed over all of the call (`device_stopwatch`). So no point has the host's time in it.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from math import ceil, prod
 from statistics import median
 from typing import Any
@@ -34,7 +36,8 @@ from autoddl.calibrate.kernel_cases import USUAL, Case, Known, Scale, cases, ker
 from autoddl.calibrate.machine_speed import correct_for_pulses, median_pulse, pulse
 from autoddl.cost_models import Kernel
 
-__all__ = ["FEWEST", "Timed", "clock_of", "curve_rows", "low", "measure_kernels", "spread"]
+__all__ = ["FEWEST", "Stopwatch", "Timed", "clock_of", "curve_rows", "device_stopwatch", "host_stopwatch", "low",
+           "measure_kernels", "spread"]
 
 WORKING_SET = 8 * 2**20
 """Bytes of all instances together."""
@@ -43,7 +46,12 @@ MOST, FEWEST = 16, 3
 MEETINGS = 4
 """Times per round at which all ranks measure the pulse together."""
 
+BUSY, CHUNKS = 2**29, 64
+"""Bytes that a GPU clears at a time to be busy, and the most times before a call."""
+
 Clock = Callable[[], float]
+Stopwatch = Callable[[Callable[[], object]], float]
+"""The seconds of a call."""
 Progress = Callable[[str, int, int], None]
 
 
@@ -94,6 +102,46 @@ def clock_of(device: torch.device, threads: int, slowdown: float) -> Clock:
     return lambda: time.process_time() * slowdown
 
 
+def host_stopwatch(clock: Clock) -> Stopwatch:
+    """Returns a stopwatch of the host; what a call returns is freed after it."""
+    def seconds(run: Callable[[], object]) -> float:
+        start = clock()
+        kept = run()
+        end = clock()
+        del kept
+        return max(end - start, 1e-9)
+
+    return seconds
+
+
+def device_stopwatch(device: torch.device) -> Stopwatch:
+    """Returns a stopwatch of a GPU: the seconds of a call's kernels, however long the host takes to start them.
+
+    The device clears memory meanwhile, which also empties its caches: twice as much as long as that was not enough, up
+    to CHUNKS times BUSY bytes.
+    """
+    memory = torch.empty(BUSY, dtype=torch.uint8, device=device)
+    chunks = [4]
+
+    def seconds(run: Callable[[], object]) -> float:
+        for number in chain((chunks[0],), (2**i for i in range(CHUNKS.bit_length()) if 2**i > chunks[0])):
+            chunks[0] = number
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            for _ in range(number):
+                memory.zero_()
+            start.record()
+            kept = run()
+            late = start.query()
+            end.record()
+            end.synchronize()
+            del kept
+            if not late:
+                break
+        return max(float(start.elapsed_time(end)) / 1e3, 1e-9)
+
+    return seconds
+
+
 def measure_kernels(device: torch.device, dtypes: Sequence[torch.dtype], clock: Clock, seconds: float,
                     scale: Scale = USUAL, progress: Progress | None = None, first: float = 0.0,
                     meet: Callable[[], object] = lambda: None) -> tuple[list[Timed], float]:
@@ -104,6 +152,7 @@ def measure_kernels(device: torch.device, dtypes: Sequence[torch.dtype], clock: 
     began, tell = time.monotonic(), progress or (lambda what, done, total: None)
     known: Known = {}
     points = [_point(case, dtype, known) for dtype in dtypes for case in cases(scale)]
+    watch = device_stopwatch(device) if device.type == "cuda" else host_stopwatch(clock)
     largest = max(prod(shape) for point in points for shape in point.case.shapes)
     noise = {dtype: torch.randn(largest, device=device).to(dtype) for dtype in dtypes}
     beat, beats, met = pulse(clock) if device.type == "cpu" else lambda: 0.0, list[float](), list[tuple[int, float]]()
@@ -115,7 +164,7 @@ def measure_kernels(device: torch.device, dtypes: Sequence[torch.dtype], clock: 
             beats.append(beat())
             if rounds < FEWEST and i % ceil(len(points) / MEETINGS) == 0:
                 met.append((len(beats) - 1, median_pulse(beat, meet)))
-            _time(point, noise[point.dtype], clock, len(beats) - 1, warm=not rounds)
+            _time(point, noise[point.dtype], watch, len(beats) - 1, warm=not rounds)
             tell("timing kernels", min(int(time.monotonic() - began), int(seconds)), int(seconds))
         else:
             continue
@@ -136,31 +185,23 @@ def _point(case: Case, dtype: torch.dtype, known: Known) -> _Point:
     return _Point(case, dtype, Timed(forward), found)
 
 
-def _time(point: _Point, noise: Tensor, clock: Clock, beat: int, warm: bool) -> None:
+def _time(point: _Point, noise: Tensor, watch: Stopwatch, beat: int, warm: bool) -> None:
     """Times a case once, after pulse number `beat`; a first time only warms up."""
-    case, many = point.case, point.instances()
+    case, many, again = point.case, point.instances(), noise.is_cuda
     made = [case.tensors(noise) for _ in range(many)]
     gradients: list[Tensor] = []
     for timed, wanted in point.backward:
         outputs, leaves = [case.op(*tensors) for tensors in made], [tensors[i] for tensors in made for i in wanted]
         gradients = gradients or [torch.ones_like(outputs[0])] * many
-        took = _seconds(partial(torch.autograd.grad, outputs, leaves, gradients), clock)
+        took = watch(partial(torch.autograd.grad, outputs, leaves, gradients, retain_graph=again))
         if not warm:
             timed.seconds.append(took / many)
             timed.beside.append(beat)
         del outputs
-    took = _seconds(lambda: [case.op(made[0][0], *tensors[1:]) for tensors in made], clock)
+    took = watch(lambda: [case.op(made[0][0], *tensors[1:]) for tensors in made])
     if not warm:
         point.forward.seconds.append(took / many)
         point.forward.beside.append(beat)
-
-
-def _seconds(run: Callable[[], object], clock: Clock) -> float:
-    start = clock()
-    kept = run()
-    end = clock()
-    del kept
-    return max(end - start, 1e-9)
 
 
 def curve_rows(timed: Sequence[Timed], shared: bool = False) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autoddl.calibrate.kernel_cases import SMALL, USUAL
+from autoddl.calibrate.kernel_cases import LARGE, SMALL, USUAL
 from autoddl.calibrate.kernel_timing import clock_of, curve_rows, measure_kernels
 from autoddl.calibrate.link_timing import SIZES, measure_links, mesh_of
 from autoddl.calibrate.request import Request, origin
@@ -48,9 +48,9 @@ def measure_on_rank(request: Request, progress: Progress | None = None) -> dict[
     slowdown = max(_gathered(slowdown)) if dist.is_initialized() else slowdown
     listed = [d for d in DTYPES if str(d).removeprefix("torch.") in dict(cluster.device.peaks)]
     first = dist.get_rank() / dist.get_world_size() if slowdown > 1 else 0.0
-    timed, usual = measure_kernels(device, listed, clock_of(device, request.threads, slowdown), share,
-                                   SMALL if request.small else USUAL, progress, first,
-                                   dist.barrier if dist.is_initialized() else lambda: None)
+    scale = SMALL if request.small else LARGE if device.type == "cuda" else USUAL
+    timed, usual = measure_kernels(device, listed, clock_of(device, request.threads, slowdown), share, scale, progress,
+                                   first, dist.barrier if dist.is_initialized() else lambda: None)
     found = {**origin(cluster, request, _processor(device), {"torch": torch.__version__}, load),
              "seconds": 0.0, "pulse": _middle(usual), "curves": _shared(curve_rows(timed, slowdown > 1))}
     if mesh is not None:

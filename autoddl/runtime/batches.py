@@ -111,4 +111,5 @@ class Batches:
         value = rows_of(value, part, self._parts)
         for dim, offset, size in self._cuts[fqn]:
             value = value.narrow(dim, offset, size)
-        return value.to(self._device, self._dtypes[fqn])
+        pinned = self._device.type == "cuda" and value.is_pinned()
+        return value.to(self._device, self._dtypes[fqn], non_blocking=pinned)

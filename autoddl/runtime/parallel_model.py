@@ -23,6 +23,7 @@ from autoddl.runtime.optimizer_guard import guard_optimizers
 from autoddl.runtime.process_groups import Groups
 from autoddl.runtime.program_runner import ProgramRunner, place_buffers
 from autoddl.runtime.recorder import Recorder
+from autoddl.runtime.step_graph import StepGraph, check_graph
 from autoddl.schedule.traffic import PlannedCollective, traffic
 
 __all__ = ["MeshModel", "ParallelModel", "batches_of", "mean"]
@@ -133,14 +134,20 @@ class MeshModel(ParallelModel):
     """One rank of a model whose plan has no stages."""
 
     def __init__(self, module: nn.Module, plan: Plan, captured: Captured, graph: Graph, groups: Groups,
-                 device: torch.device, seed: int) -> None:
+                 device: torch.device, seed: int, graphed: bool = False) -> None:
         self._device, self._first, recorder = device, seed, Recorder()
+        if graphed:
+            check_graph(graph, device)
         place_buffers(device, module, graph)
         self.runner = ProgramRunner(module, plan, captured, graph, groups, device, recorder)
         self._batches = batches_of(module, captured, self.runner, device)
         super().__init__(module, plan, graph, groups, recorder)
+        self._graphed = StepGraph(self._run, self.parameters(), recorder, device) if graphed else None
 
     def _train(self, batch: LocalBatch) -> Tensor:
+        return self._run(batch) if self._graphed is None else self._graphed.step(batch)
+
+    def _run(self, batch: LocalBatch) -> Tensor:
         self.runner.clear()
         return mean([self._microbatch(part, pieces) for part, pieces in enumerate(batch.parts)])
 

@@ -50,7 +50,8 @@ PART = 2**24
 
 
 def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: torch.device | str | None = None,
-                seed: int = 0, timeout: float = 600.0, captured: Captured | None = None) -> ParallelModel:
+                seed: int = 0, timeout: float = 600.0, captured: Captured | None = None, graph: bool = False
+                ) -> ParallelModel:
     """The model that runs `model` as `plan` says, on this rank. Every rank calls it, with equal arguments.
 
         sample      a global batch, only needed where the sample of the plan does not fit the module
@@ -58,6 +59,7 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
         seed        seed of dropout, and of weights that are not there yet
         timeout     seconds that a collective may take
         captured    the model captured with one microbatch, so that it is not captured again
+        graph       whether the steps are one CUDA graph (`step_graph`), which spares the host's time per kernel
 
     Raises MismatchError where the plan does not fit the model, the ranks or this version, or ranks disagree. Raises
     InputError for a model that is parallel already, MachineError where processes cannot reach each other.
@@ -73,17 +75,20 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
                            else parted(as_sample(sample), plan.microbatches), Precision.parse(plan.precision))
     _check_model(captured, plan)
     check_held(captured.graph, captured.constants)
-    graph = add_hubs(captured.graph)
-    rows = traffic(plan, graph) if plan.pipeline is None else stage_rows(plan, captured.graph)
+    planned = add_hubs(captured.graph)
+    rows = traffic(plan, planned) if plan.pipeline is None else stage_rows(plan, captured.graph)
     check_agreement({"plan": (plan.fingerprint(), plan.source.get("cluster"), *rows), "seed": [seed]})
     materialise(model, seed)
     check_agreement({"value of the weights": map(_digest, model.parameters()),
                      "value of the buffers": map(_digest, model.buffers()),
                      "value of the constants": map(_digest, captured.constants.values())})
     if plan.pipeline is not None:
+        if graph:
+            raise InputError("a plan with stages runs no CUDA graphs: its ranks wait for each other's messages; leave "
+                             "out graph=True")
         return PipelineModel(model, plan, captured, connected(plan, captured.graph, limit), place, seed)
-    groups = Groups(plan.mesh, communication_axes(plan, graph), limit, plan.source.get("cluster"))
-    return MeshModel(model, plan, captured, graph, groups, place, seed)
+    groups = Groups(plan.mesh, communication_axes(plan, planned), limit, plan.source.get("cluster"))
+    return MeshModel(model, plan, captured, planned, groups, place, seed, graph)
 
 
 def _digest(value: Tensor) -> str:

@@ -74,6 +74,7 @@ class ProgramRunner:
         self.splits = splits
         self.module, self.plan, self.graph, self.groups, self.recorder = module, plan, graph, groups, recorder
         self._captured, self._device = captured, device
+        self._constants = {t: value.to(device) for t, value in captured.constants.items()}
         self._updated = {old for old, _ in graph.updates}
         self._in_flight = plan.in_flight > 1
         self._token = any(op.target == SEND and graph.outputs[0] in op.outputs for op in graph.ops)
@@ -108,7 +109,7 @@ class ProgramRunner:
             elif tensor.kind is Kind.RESULT:
                 found.append(received[t])
             else:
-                found.append(self._captured.constants[t].to(self._device))
+                found.append(self._constants[t])
         return found
 
     def clear(self) -> None:

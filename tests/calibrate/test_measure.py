@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Generator, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from shell import shell
 from torch.nn import functional as F
 
 from autoddl.calibrate.fits import Point, fit_level, host_of
-from autoddl.calibrate.kernel_cases import SMALL, Case, cases, kernels
+from autoddl.calibrate.kernel_cases import LARGE, SMALL, Case, Known, cases, kernels
 from autoddl.calibrate.kernel_timing import low, spread
 from autoddl.calibrate.machine_speed import median_pulse
 from autoddl.calibrate.measure import measure, strip_measured
@@ -155,6 +156,17 @@ def test_a_case_is_named_and_counted_by_the_planner() -> None:
     assert [(one.name, one.sizes) for one in backward] == [("matmul input", (4.0, 8.0, 16.0)),
                                                            ("matmul weight", (8.0, 16.0, 4.0))]
     assert len({case.target for case in cases(SMALL)}) == 15
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_case_of_a_gpu_is_named_and_has_a_grid(dtype: torch.dtype) -> None:
+    found, known = dict[str, set[tuple[float, ...]]](), Known()
+    for case in cases(LARGE):
+        forward, backward = kernels(case, dtype, known)
+        for one in {forward, *backward}:
+            found.setdefault(one.name, set()).add(one.sizes)
+    for name, points in found.items():
+        assert len(points) == prod(len({at[i] for at in points}) for i in range(len(min(points)))), name
 
 
 def on_a_rank(file: str) -> None:

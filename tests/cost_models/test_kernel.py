@@ -6,6 +6,7 @@ import pytest
 
 from autoddl.core.errors import InputError
 from autoddl.cost_models import Device, Kernel, compute_seconds, kernel_seconds, least_seconds, load_device
+from autoddl.cost_models.curves import curves_to_text
 from autoddl.cost_models.kernel import PROLOGUE
 
 TOY = Device("toy", "gpu", memory=1e9, bandwidth=1e15, peaks=(("bfloat16", 1e12),), launch=1e-6, efficiency=0.5,
@@ -78,6 +79,25 @@ def test_efficiency_of_large_products_is_that_of_the_device() -> None:
     device, kernel = load_device("A100-80GB"), matmul(16384, 16384, 16384)
     reached = kernel.flops / kernel_seconds(device, kernel) / device.peak("bfloat16")
     assert 0.95 * device.efficiency < reached <= device.efficiency
+
+
+def test_float32_is_convolved_at_the_peak_of_tf32_where_there_is_one() -> None:
+    convolution = Kernel("convolution", (1, 200_704, 512, 4608), 2.0 * 200_704 * 512 * 4608, 1e9, "float32")
+    product = replace(convolution, kind="matmul")
+    seconds = [kernel_seconds(load_device(name), kernel) for name in ("H100-80GB", "V100-32GB")
+               for kernel in (convolution, product)]
+    assert seconds[1] > 3 * seconds[0]
+    assert seconds[3] == pytest.approx(seconds[2])
+    assert least_seconds(load_device("H100-80GB"), convolution, 1) <= seconds[0]
+
+
+def test_attention_of_few_heads_leaves_units_idle_on_a_measured_device_too() -> None:
+    curve = {"name": "attention full", "dtype": "bfloat16", "grid": [[128.0, 256.0], [64.0, 128.0]],
+             "work": [1e9] * 4, "seconds": [1e-3] * 4}
+    device = replace(TOY, units=100, curves=curves_to_text([curve], "toy"))
+    full = kernel_seconds(device, Kernel("attention", (100, 128, 128, 64, 0), 1e9, 1.0, "bfloat16", "attention full"))
+    half = kernel_seconds(device, Kernel("attention", (50, 128, 128, 64, 0), 1e9, 1.0, "bfloat16", "attention full"))
+    assert half == pytest.approx(2 * full)
 
 
 def test_what_is_no_kernel_raises() -> None:

@@ -158,3 +158,15 @@ def test_what_an_operator_holds_is_what_it_allocates(one: Case) -> None:
     needs = tuple(k for k in range(len(one.values)) if one.differentiable(k))
     size = max(t.nbytes for t in (*one.inputs, *one.outputs))
     assert foreseen(one, needs) == pytest.approx(measured(one, needs), abs=NEAR * size)
+
+
+@pytest.mark.parametrize(("dtype", "heads", "on_cpu", "kept"), [
+    (torch.float32, 4, False, False), (torch.float32, 2, False, True), (torch.bfloat16, 2, False, False),
+    (torch.float64, 4, False, True), (torch.float32, 2, True, False)])
+def test_a_gpu_writes_attention_out_where_it_has_no_kernel(dtype: torch.dtype, heads: int, on_cpu: bool, kept: bool
+                                                           ) -> None:
+    q, k = (torch.empty(2, n, 64, 8, dtype=dtype, device="meta") for n in (4, heads))
+    one = case("aten.scaled_dot_product_attention.default", q, k, k, enable_gqa=heads < 4)
+    reads = tuple(Value(i, t.shape, contiguous(t.shape), t.itemsize) for i, t in enumerate(one.inputs))
+    call = LocalOp(one.op, reads, ((2, 4, 64, 8),), (q.itemsize,), (0, 1, 2), on_cpu=on_cpu)
+    assert (footprint_of(call).beside >= 2 * 4 * 64 * 64 * q.itemsize) == kept

@@ -6,6 +6,7 @@ The table of rules is enumerated: a target without cases, or with rules that no 
 import random
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import op_cases
@@ -19,6 +20,7 @@ from sampling import parametrize_or_slow
 from autoddl.core.graph import Op
 from autoddl.core.layout import B, Layout, Mesh, P, Split, State
 from autoddl.core.layout_codes import decode_layout, dual_codes, encode_layout
+from autoddl.operators.kernels.reducing import batch_norm_of_module
 from autoddl.operators.kernels.site import Reduce
 from autoddl.operators.rules.dimension_strings import Rule, Signature, signatures
 from autoddl.operators.rules.nn import inner_collectives
@@ -149,6 +151,18 @@ def test_kernels_issue_the_reductions_that_are_priced(target: str, monkeypatch: 
             assert check(one, picked, mesh) == ()
             priced = inner_collectives(one.op, one.graph, picked.inputs[0], picked.inner, mesh, (0,) * len(mesh.axes))
             assert issued == [(axes, nbytes) for _, _, axes, nbytes in priced]
+
+
+def test_batch_norm_as_a_module_calls_it_is_the_functional_one() -> None:
+    x, weight, bias = torch.randn(4, 6, 5), torch.randn(6), torch.randn(6)
+    mean, variance, found = torch.randn(6), torch.rand(6), []
+    calls: tuple[Any, ...] = (torch.ops.aten._native_batch_norm_legit_functional.default, batch_norm_of_module)
+    for call in calls:
+        leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
+        outputs: Any = call(*leaves, mean, variance, True, 0.1, 1e-5)
+        outputs[0].square().sum().backward()
+        found.append([outputs[0], outputs[3], outputs[4], *(leaf.grad for leaf in leaves)])
+    torch.testing.assert_close(*found)
 
 
 def test_batch_norm_of_far_values_keeps_float32_precision() -> None:

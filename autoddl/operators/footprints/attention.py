@@ -13,10 +13,15 @@ def written_out(call: LocalOp) -> bool:
     """Whether attention runs as products and a softmax instead of one kernel (sdp_utils_cpp.cpp).
 
     Our own attention does, and attention whose mask needs a gradient. On a CPU so does attention on tensors that do not
-    have four dims, or with a mask that has neither two nor four."""
-    mask = call.slot("attn_mask")
-    odd = len(call.inputs[0].shape) != 4 or (mask is not None and len(mask.shape) not in (2, 4))
-    return base(call.op) == "autoddl.attention" or call.op.slot("attn_mask") in call.needs or (odd and call.on_cpu)
+    have four dims, or with a mask that has neither two nor four. On a GPU so does attention in float64, and in float32
+    with fewer heads of keys than of queries (sdp_utils.cpp: flash and cuDNN take half precision only, and the kernel
+    for float32 takes as many heads of keys); seen on an H100: a Llama in float32 took 81.6 GB for predicted 43.9."""
+    mask, (q, k, *_) = call.slot("attn_mask"), call.inputs
+    if base(call.op) == "autoddl.attention" or call.op.slot("attn_mask") in call.needs:
+        return True
+    if call.on_cpu:
+        return len(q.shape) != 4 or (mask is not None and len(mask.shape) not in (2, 4))
+    return q.itemsize == 8 or (q.itemsize == 4 and q.shape[-3:-2] != k.shape[-3:-2])
 
 
 def flash(call: LocalOp) -> Footprint:

@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from autoddl.operators.kernels.arguments import bound, defaults
 from autoddl.operators.kernels.site import Site, TorchCall
 
-__all__ = ["batch_norm_kernel", "token_loss_kernel"]
+__all__ = ["batch_norm_kernel", "batch_norm_of_module", "token_loss_kernel"]
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -140,12 +141,30 @@ class _BatchNorm(torch.autograd.Function):
                 own[0].to(mean.dtype) if ctx.has_bias else None, None, None, None)
 
 
+BATCH_NORM = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
+
+
+def batch_norm_of_module(x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor,
+                         running_var: Tensor, training: bool, momentum: float, eps: float
+                         ) -> tuple[Tensor | None, ...]:
+    """Batch norm as a module calls it: (output, None, None, new mean, new variance), whose inputs stay as they are.
+
+    The functional operator has PyTorch's own kernel alone, this cuDNN's where there is one: an H100 took 28 ms for
+    VGG-16 in float32 by the one, about 8 by the other.
+    """
+    mean, variance = running_mean.clone(), running_var.clone()
+    return F.batch_norm(x, mean, variance, weight, bias, training, momentum, eps), None, None, mean, variance
+
+
 def batch_norm_kernel(site: Site, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
                       ) -> TorchCall:
     """Returns the call of training batch norm that takes the statistics of the whole batch where the batch is split."""
-    if not site.option.inner:
-        return target, args, kwargs
     values = bound(target, args, kwargs)
+    if not site.option.inner:
+        def whole(x: Tensor, *others: Any) -> Any:
+            return (batch_norm_of_module if x.is_cuda else target)(x, *others)
+
+        return whole, tuple(values[name] for name in BATCH_NORM), {}
     n = prod(size for d, size in enumerate(site.inputs[0].shape) if d != 1)
     momentum, eps = values["momentum"], values["eps"]
 
@@ -156,5 +175,4 @@ def batch_norm_kernel(site: Site, target: Callable[..., Any], args: tuple[Any, .
         return (out, mean, r, running_mean.lerp(mean.to(running_mean.dtype), momentum),
                 running_var.lerp(unbiased.to(running_var.dtype), momentum))
 
-    names = ("input", "weight", "bias", "running_mean", "running_var")
-    return synchronised, tuple(values[name] for name in names), {}
+    return synchronised, tuple(values[name] for name in BATCH_NORM[:5]), {}
