@@ -117,8 +117,8 @@ def host_stopwatch(clock: Clock) -> Stopwatch:
 def device_stopwatch(device: torch.device) -> Stopwatch:
     """Returns a stopwatch of a GPU: the seconds of a call's kernels, however long the host takes to start them.
 
-    The device clears memory meanwhile, which also empties its caches: twice as much as long as that was not enough, up
-    to CHUNKS times BUSY bytes.
+    The device clears memory meanwhile, which also empties its caches. Where that was not enough, it clears twice as
+    much and the call runs again, up to CHUNKS times BUSY bytes.
     """
     memory = torch.empty(BUSY, dtype=torch.uint8, device=device)
     chunks = [4]

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
@@ -14,8 +15,9 @@ from rich.table import Table
 
 from autoddl.cli.pipeline_tables import pipeline_summary, pipeline_table
 from autoddl.cli.table_style import columns, grid
+from autoddl.core.conversion import ring_bytes
 from autoddl.core.graph import Kind, graph_from_text
-from autoddl.core.hubs import HUB
+from autoddl.core.hubs import HUB, add_hubs
 from autoddl.core.names import fold_rows
 from autoddl.core.plan import Conversion, Plan
 from autoddl.core.precision import Precision
@@ -23,6 +25,7 @@ from autoddl.cost_models import parse_cluster
 from autoddl.cost_models.machine import FLOAT64_SHARE
 from autoddl.cost_models.units import show_bytes, show_seconds
 from autoddl.explain.utilisation import model_flops_utilisation
+from autoddl.schedule.traffic import traffic
 
 if TYPE_CHECKING:
     from autoddl.api import Comparison, Raced
@@ -136,6 +139,9 @@ def verification_table(checked: "Verification") -> RenderableType:
     table.add_row("gradients", f"{checked.gradient_error:.1e} of the largest gradient")
     if checked.twice_error:
         table.add_row("twice as wide", f"{checked.twice_error:.1e} with every dtype of the recipe at twice its width")
+    if checked.coded_error:
+        table.add_row("compressed", f"{checked.coded_error:.1e} of the largest gradient with what is sent coded; the "
+                                    "rows above are without")
     table.add_row("collectives", f"{checked.collective_mismatches} mismatches between the plan and what ran")
     for text in checked.mismatches:
         table.add_row("", text)
@@ -177,6 +183,8 @@ def _figures(plan: Plan) -> Table:
         table.add_row("precision", precision)
     if plan.recompute:
         table.add_row("recomputed", _recomputed(plan))
+    if plan.codecs:
+        table.add_row("compressed", _compressed(plan))
     if float64 := _float64(plan):
         table.add_row("float64", float64)
     table.add_row("step", f"{show_seconds(predicted.seconds)} predicted: compute {show_seconds(predicted.compute)}, "
@@ -206,6 +214,18 @@ def _recomputed(plan: Plan) -> str:
             shown = f"{names[0]} to {names[-1]}" if len(names) > 2 else " and ".join(names)
             found.append(f"{len(names)} block{'s' * (len(names) > 1)} in backward{level}: {shown}")
     return "; ".join(found)
+
+
+def _compressed(plan: Plan) -> str:
+    """The bytes that a rank sends where messages are coded, and what they were without."""
+    asked = ", ".join(plan.source.get("compress", plan.codecs))
+    if "graph" not in plan.source:
+        return f"{asked}: gradients are not exact"
+    graph = add_hubs(graph_from_text(plan.source["graph"]))
+    with_, without = (sum(ring_bytes(one.kind, prod(plan.mesh.sizes[plan.mesh.index(a)] for a in one.axes.split("+")),
+                                     one.nbytes) for one in traffic(each, graph))
+                      for each in (plan, plan.without_codecs()))
+    return f"{asked}: a rank sends {show_bytes(with_)} a step, not {show_bytes(without)}; gradients are not exact"
 
 
 def _precision(plan: Plan) -> str:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+from autoddl.core.codecs import CODECS, coded_bytes, coded_kind
 from autoddl.core.errors import InputError
 from autoddl.core.layout import B, Layout, Mesh, P, Split, State, extents, local_shape, parse_state
 
@@ -30,18 +31,23 @@ COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One change of state on some mesh axes. Text, with the mesh's names: `net+node: P->S(0)`.
+    """One change of state on some mesh axes. Text, with the mesh's names: `net+node: P->S(0)`, `net: P->S(0) as int8`.
 
-    `axes` are indices into the mesh, rising. Raises InputError where nothing would change.
+    `axes` are indices into the mesh, rising. With a `codec` (`core.codecs`) its values are sent coded. Raises
+    InputError where nothing would change, and for a codec that is not known or cannot code the step.
     """
 
     axes: tuple[int, ...]
     source: State
     target: State
+    codec: str = ""
 
     def __post_init__(self) -> None:
         if self.source == self.target or not self.axes:
             raise InputError(f"a step changes the state of at least one axis, not {self.source}->{self.target}")
+        if self.codec and (self.codec not in CODECS or self.kind not in ("reduce-scatter", "all-gather")):
+            raise InputError(f"{self.source}->{self.target} cannot be sent as {self.codec!r}: a reduce-scatter or an "
+                             f"all-gather can, as {', '.join(CODECS)}")
 
     @property
     def kind(self) -> str:
@@ -56,7 +62,18 @@ class Step:
 
     def text(self, mesh: Mesh) -> str:
         """The step as a plan file writes it."""
-        return f"{'+'.join(mesh.names[a] for a in self.axes)}: {self.source}->{self.target}"
+        sent = f" as {self.codec}" if self.codec else ""
+        return f"{'+'.join(mesh.names[a] for a in self.axes)}: {self.source}->{self.target}{sent}"
+
+    def coded(self, codec: str) -> "Step":
+        """The step with its values sent as `codec`; by themselves if that is empty."""
+        return Step(self.axes, self.source, self.target, codec)
+
+    def sends(self, ranks: int, nbytes: int, itemsize: int) -> tuple[str, int]:
+        """The collective that this step is, and the bytes of its full buffer, which are `nbytes` where not coded."""
+        if not self.codec:
+            return self.kind, nbytes
+        return coded_kind(self.kind), coded_bytes(self.codec, ranks, nbytes, itemsize)
 
     @classmethod
     def parse(cls, text: str, mesh: Mesh) -> "Step":
@@ -93,10 +110,11 @@ def _widest(shape: tuple[int, ...], layout: Layout, mesh: Mesh, at: tuple[int, .
 @lru_cache(maxsize=10_000)
 def _parsed(text: str, mesh: Mesh) -> Step:
     names, _, change = text.partition(": ")
+    change, _, codec = change.partition(" as ")
     source, arrow, target = change.partition("->")
     if not arrow:
         raise InputError(f"{text!r} is no step; a step looks like 'net+node: P->S(0)'")
-    return Step(tuple(mesh.index(name) for name in names.split("+")), parse_state(source), parse_state(target))
+    return Step(tuple(mesh.index(name) for name in names.split("+")), parse_state(source), parse_state(target), codec)
 
 
 def is_copy(step: Step) -> bool:

@@ -13,7 +13,7 @@ A plan is data: reading one runs no code that it names.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -227,6 +227,24 @@ class Plan:
                 f"{sent}\n"
                 f"{predicted.peak_bytes / 1e9:.3g} of {self.budget / 1e9:.3g} GB a rank; "
                 f"at most {self.gap:.2%} from the best")
+
+    @property
+    def codecs(self) -> tuple[str, ...]:
+        """Names of the codecs of its steps, each once."""
+        plans = [self] if self.pipeline is None else [stage.plan for stage in self.pipeline.stages]
+        steps = (text for one in plans for c in one.conversions for text in (*c.forward, *c.backward))
+        return tuple(dict.fromkeys(text.partition(" as ")[2] for text in steps if " as " in text))
+
+    def without_codecs(self) -> "Plan":
+        """The plan with the same steps, whose values are sent as they are."""
+        def exact(texts: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(text.partition(" as ")[0] for text in texts)
+
+        conversions = tuple(replace(c, forward=exact(c.forward), backward=exact(c.backward)) for c in self.conversions)
+        if self.pipeline is None:
+            return replace(self, conversions=conversions)
+        stages = tuple(replace(stage, plan=stage.plan.without_codecs()) for stage in self.pipeline.stages)
+        return replace(self, conversions=conversions, pipeline=replace(self.pipeline, stages=stages))
 
     def index(self) -> PlanIndex:
         """The plan's parts by name, made anew at every call."""

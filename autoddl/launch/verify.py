@@ -11,6 +11,8 @@ One process runs the captured program in float64. The ranks run the plan in floa
 dropout masks, and each compares the shards that it stores. The collectives are recorded in a step in the plan's own
 dtypes. With m microbatches the truth is the mean of m losses, each with its own masks.
 
+A plan that sends values coded (`core.codecs`) is verified without; `coded_error` is how far the gradients are off with.
+
 A program may use parameters in another dtype than they are stored in. It runs a second time, with every dtype replaced
 by one of twice its width. This compares the casts too. float32 rounds there, so the limit is 1e-6 (`twice_error`).
 
@@ -71,17 +73,19 @@ class Verification:
     """The first 20 of the collectives that differ, a line each."""
     twice_error: float = 0.0
     """The larger of both errors with every dtype twice as wide; 0 where the program is not mixed."""
+    coded_error: float = 0.0
+    """The error of the gradients where values are sent coded; 0 where none are."""
 
     @property
     def passed(self) -> bool:
         """Whether all errors are those of rounding, and no collective differs."""
         return (self.loss_error <= EXACT and self.gradient_error <= EXACT and not self.collective_mismatches
-                and self.twice_error <= ROUNDED)
+                and self.twice_error <= ROUNDED and isfinite(self.coded_error))
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields and `passed` by name; an infinite error is None, because JSON has no word for it."""
         errors = {"loss_error": self.loss_error, "gradient_error": self.gradient_error,
-                  "twice_error": self.twice_error}
+                  "twice_error": self.twice_error, "coded_error": self.coded_error}
         return asdict(self) | {name: error if isfinite(error) else None for name, error in errors.items()} | {
             "passed": self.passed}
 
@@ -111,9 +115,9 @@ def verify(plan: Plan, factory: Factory, *, max_ranks: int = 8, timeout: float =
         launch(small.mesh.size, command, timeout=timeout, forked=True)
         found = [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(small.mesh.size)]
     wrong = [f"rank {rank} {text}" for rank, one in enumerate(found) for text in one["mismatches"]]
-    loss, gradient, twice = (_worst([one[name] for one in found])
-                             for name in ("loss_error", "gradient_error", "twice_error"))
-    return Verification(loss, gradient, len(wrong), small.mesh.size, note, tuple(wrong[:20]), twice)
+    loss, gradient, twice, coded = (_worst([one[name] for one in found])
+                                    for name in ("loss_error", "gradient_error", "twice_error", "coded_error"))
+    return Verification(loss, gradient, len(wrong), small.mesh.size, note, tuple(wrong[:20]), twice, coded)
 
 
 def _worst(errors: list[float]) -> float:

@@ -7,6 +7,7 @@ not explain its optimum is never written.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -21,7 +22,16 @@ from autoddl.core.state_layouts import Depths, kept_layout, show_depths, summed_
 from autoddl.cost_models import link_of
 from autoddl.operators.rules.table import has_rule
 from autoddl.pricing.build_problem import carries, edges_of, gathered_back
-from autoddl.pricing.price import Pricing, cast_seconds, cone_cost, inner_seconds, op_seconds, routes_of, update_seconds
+from autoddl.pricing.price import (
+    Pricing,
+    cast_seconds,
+    cone_cost,
+    inner_seconds,
+    op_seconds,
+    parameter_steps,
+    routes_of,
+    update_seconds,
+)
 from autoddl.pricing.space import Choice, Variable
 
 __all__ = ["Assembled", "assemble", "assemble_choice", "plan_of"]
@@ -42,11 +52,12 @@ class _Parts:
         price = self.pricing.bucket_seconds if tensor.kind is Kind.PARAMETER else self.pricing.step_seconds
         sizes = step_sizes(steps, tensor.shape, tensor.itemsize, start, mesh)
         for step, (full, touched) in zip(steps, sizes, strict=True):
-            cost = price(step, full, touched) * times
+            cost = price(step, full, touched, tensor.itemsize) * times
             if step.kind in COLLECTIVES:
-                name = "+".join(mesh.names[a] for a in step.axes)
+                name, ranks = "+".join(mesh.names[a] for a in step.axes), group_size(step, mesh)
+                kind, nbytes = step.sends(ranks, full, tensor.itemsize)
                 self.seconds[name] += cost
-                self.volume[name] += ring_bytes(step.kind, group_size(step, mesh), full) * times
+                self.volume[name] += ring_bytes(kind, ranks, nbytes) * times
             else:
                 self.local += cost
 
@@ -119,9 +130,9 @@ class _Ends:
 def _parameter(pricing: Pricing, tensor: Tensor, ends: _Ends, saved: bool, parts: _Parts
                ) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
     """The steps of a parameter by way of W, and of its gradient by way of G, with their prices added to `parts`."""
-    table, m = routes_of(pricing, tensor), pricing.microbatches
+    steps_of, m = partial(parameter_steps, pricing), pricing.microbatches
     kept = kept_layout(ends.stored, ends.used, ends.depths)
-    once, each = table.steps(ends.stored, kept), table.steps(kept, ends.used)
+    once, each = steps_of(tensor, ends.stored, kept, "weights"), steps_of(tensor, kept, ends.used, "weights")
     parts.add(tensor, once, ends.stored)
     parts.add(tensor, each, kept, m * (1 + saved))
     if tensor.master:
@@ -131,9 +142,9 @@ def _parameter(pricing: Pricing, tensor: Tensor, ends: _Ends, saved: bool, parts
         parts.cast(tensor.stored, tensor, (ends.stored, *sliced), times)
     if ends.yielded is None:
         return once + each, ()
-    back = routes_of(pricing, tensor.gradient)
     summed = summed_layout(ends.stored, ends.yielded, ends.depths) if m > 1 else ends.stored
-    first, last = back.steps(ends.yielded, summed), back.steps(summed, ends.stored)
+    first, last = (steps_of(tensor.gradient, *way, "gradients")
+                   for way in ((ends.yielded, summed), (summed, ends.stored)))
     parts.add(tensor.gradient, first, ends.yielded, m)
     parts.add(tensor.gradient, last, summed)
     parts.cast(tensor, tensor.gradient, (ends.yielded,), m)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, ParamSpec, TypedDict, TypeVar, cast
 
+from autoddl.core.codecs import CODECS, parse_codecs
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.precision import RECIPES, Precision
@@ -48,6 +49,7 @@ class Options(TypedDict, total=False):
     stages: Sequence[int]
     schedule: Sequence[str]
     cut: Sequence[str]
+    compress: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +113,18 @@ class PlanOptions:
     cut: tuple[str, ...] = _option((), "a module with which a stage begins, like 'h.4'", metavar="MODULE")
     """Modules with which stages begin, in order: with n of them all plans have n + 1 stages."""
 
+    compress: tuple[str, ...] = _option((), "messages that may be sent with an error, where that is faster, like "
+                                        f"'gradients=int8,weights=bfloat16'; codecs {', '.join(CODECS)}",
+                                        metavar="MESSAGES=CODEC,...", written=str)
+    """Messages of parameters that may be coded, as text (`core.codecs`); loss and gradients are then not exact."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "pins", tuple(self.pins))
         object.__setattr__(self, "microbatches", _rising(self.microbatches, "microbatches", "the whole batch"))
         object.__setattr__(self, "stages", _rising(self.stages, "stages", "a plan without stages"))
         object.__setattr__(self, "schedule", _schedules(self.schedule))
         object.__setattr__(self, "cut", tuple(self.cut))
+        object.__setattr__(self, "compress", parse_codecs(self.compress))
         if self.cut and self.stages not in ((1,), (len(self.cut) + 1,)):
             raise InputError(f"{len(self.cut)} cuts make {len(self.cut) + 1} stages, and stages asks for "
                              f"{', '.join(map(str, self.stages))}: leave it out, or give stages={len(self.cut) + 1}")

@@ -102,7 +102,7 @@ def source_of(task: PlanTask, solved: "Solved", options: PlanOptions) -> dict[st
             "precision": options.precision, "tolerance": options.tolerance, "pins": list(options.pins),
             "mesh": options.mesh, "max_axes": options.max_axes, "inner": inner,
             "row": dict(solved.row) if solved.solution.price else {}, "counts": list(options.microbatches),
-            "recompute": list(options.recompute),
+            "recompute": list(options.recompute), "compress": list(options.compress),
             "parts": _parts(task, solved.pricing.microbatches, options.microbatches)}
 
 
@@ -139,7 +139,8 @@ def question_of(plan: Plan) -> Question:
                           optimizer=source["optimizer"], precision=source["precision"],
                           tolerance=source["tolerance"], max_axes=source["max_axes"],
                           microbatches=tuple(source.get("counts", ())) or (plan.microbatches,),
-                          recompute=source.get("recompute", (policy_text(plan.recompute),)))
+                          recompute=source.get("recompute", (policy_text(plan.recompute),)),
+                          compress=source.get("compress", ()))
     return Question(graph_from_text(source["graph"]), cluster, options, plan.microbatches, source.get("parts", {}),
                     policy_text(plan.recompute), plan.in_flight, plan.waiting)
 

@@ -179,7 +179,7 @@ def edge_ends(pricing: Pricing, ports: Ports, source: Variable, target: Variable
     here, there = ports.positions(writes, 0, table), ports.positions(reads, 0, table)
     wanted, yields = (ports.positions(writes, 1, table), ports.positions(reads, 1, table)) if use.flows \
         else (here, there)
-    back = routes_of(pricing, use.tensor.gradient) if parameter else table
+    back = routes_of(pricing, use.tensor.gradient, "gradients") if parameter else table
     return Ends(table, back, here, there, yields, wanted, writes.columns[2] * parameter,
                 use.tensor if parameter else None, (writes.classes, reads.classes), use.intermediate)
 

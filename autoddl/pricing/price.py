@@ -38,7 +38,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from autoddl.core.conversion import COLLECTIVES, Step
+from autoddl.core.codecs import CLASSES, CODECS
+from autoddl.core.conversion import COLLECTIVES, Step, group_size, step_sizes
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.layout import Layout, Mesh, Split, local_shape
 from autoddl.core.plan import BUCKET_BYTES
@@ -65,7 +66,7 @@ from autoddl.pricing.routes import Routes, routes
 
 __all__ = ["HOST", "UPDATE", "Counts", "Kernels", "Ports", "Pricing", "cast_seconds", "cone_cost",
            "end_seconds", "floor_passes", "floor_seconds", "floor_sums", "inner_seconds", "kernel_of", "op_seconds",
-           "pass_seconds", "routes_of", "update_seconds"]
+           "parameter_steps", "pass_seconds", "routes_of", "update_seconds"]
 
 HOST = 100e-6
 """Seconds of the host per operator of the graph and pass, where a program launches kernels one by one."""
@@ -136,6 +137,8 @@ class Pricing:
     """The number of microbatches whose gradients of weights wait; it changes the memory line alone."""
     ports: Ports | None = None
     """What messages to other stages take; None: they are not counted."""
+    codecs: tuple[str, ...] = ()
+    """Messages of parameters that may be coded, as text (`core.codecs`); a step is where that is faster."""
     chained: Mapping[str, Chained] = field(init=False, compare=False)
     """By name, the ops that are fused with others."""
     blocks: tuple[Block, ...] = field(init=False, compare=False)
@@ -160,20 +163,46 @@ class Pricing:
         """The group of ranks along some axes of the mesh, as the cost model takes it."""
         return _group(self.mesh, axes)
 
-    def step_seconds(self, step: Step, full: int, touched: int) -> float:
+    def step_seconds(self, step: Step, full: int, touched: int, itemsize: int = 4) -> float:
         """Seconds of one step of a conversion: a collective on a buffer of `full` bytes, or a local step.
 
-        `touched` are the bytes that a local step copies.
+        `touched` are the bytes that a local step copies, `itemsize` those of an element.
         """
-        if step.kind in COLLECTIVES:
-            return collective(self.cluster, step.kind, self.group(step.axes), float(full)).seconds
-        return copy_seconds(self.cluster.device, float(touched))
+        if step.kind not in COLLECTIVES:
+            return copy_seconds(self.cluster.device, float(touched))
+        kind, nbytes = step.sends(group_size(step, self.mesh), full, itemsize)
+        seconds = collective(self.cluster, kind, self.group(step.axes), float(nbytes)).seconds
+        return seconds + sum(self.coding(step, full, itemsize))
 
-    def bucket_seconds(self, step: Step, full: int, touched: int) -> float:
+    def coding(self, step: Step, full: int, itemsize: int) -> tuple[float, float]:
+        """Seconds in which a step's values are coded before they are sent, and decoded after; 0 where they are not.
+
+        A reduce-scatter codes its whole buffer, an all-gather the rank's own piece; both decode a whole one.
+        """
+        if not step.codec:
+            return 0.0, 0.0
+        before, after = CODECS[step.codec].passes
+        values = 4.0 * full / itemsize
+        own = values if step.kind == "reduce-scatter" else values / group_size(step, self.mesh)
+        return elementwise_seconds(self.cluster.device, before * own), elementwise_seconds(self.cluster.device,
+                                                                                            after * values)
+
+    def bucket_seconds(self, step: Step, full: int, touched: int, itemsize: int = 4) -> float:
         """Seconds of one step of a parameter's conversion, whose buffer is a part of a bucket. A slice is a view."""
         if step.kind in COLLECTIVES and full < BUCKET_BYTES:
-            return self.step_seconds(step, BUCKET_BYTES, touched) * full / BUCKET_BYTES
-        return self.step_seconds(step, full, touched * (step.kind != "slice"))
+            return self.step_seconds(step, BUCKET_BYTES, touched, itemsize) * full / BUCKET_BYTES
+        return self.step_seconds(step, full, touched * (step.kind != "slice"), itemsize)
+
+    def codec_of(self, messages: str) -> str:
+        """The codec that messages of parameters may be sent as, empty where there is none."""
+        return next((word.partition("=")[2] for word in self.codecs if word.startswith(f"{messages}=")), "")
+
+    def as_sent(self, step: Step, full: int, itemsize: int, messages: str) -> Step:
+        """The step as it is sent: coded where that is allowed, and faster."""
+        codec = self.codec_of(messages)
+        if not codec or step.kind not in CLASSES[messages] or CODECS[codec].bits >= 8 * itemsize:
+            return step
+        return min((step, step.coded(codec)), key=lambda one: self.bucket_seconds(one, full, 0, itemsize))
 
 
 @lru_cache(maxsize=10_000)
@@ -182,17 +211,40 @@ def _group(mesh: Mesh, axes: tuple[int, ...]) -> Group:
 
 
 @lru_cache(maxsize=256)
-def _routes(shape: tuple[int, ...], itemsize: int, mesh: Mesh, cluster: Cluster, partial: bool, bucketed: bool
-            ) -> Routes:
+def _routes(shape: tuple[int, ...], itemsize: int, mesh: Mesh, cluster: Cluster, partial: bool, bucketed: bool,
+            codec: str) -> Routes:
     """The routes of a tensor of `shape`, which depend on nothing but the arguments."""
-    pricing = Pricing(Graph((), (), ()), mesh, cluster)
-    return routes(shape, itemsize, mesh, pricing.bucket_seconds if bucketed else pricing.step_seconds, partial)
+    pricing = Pricing(Graph((), (), ()), mesh, cluster, codecs=(codec,) if codec else ())
+    messages = codec.partition("=")[0]
+
+    def seconds(step: Step, full: int, touched: int) -> float:
+        if messages:
+            step = pricing.as_sent(step, full, itemsize, messages)
+        return (pricing.bucket_seconds if bucketed else pricing.step_seconds)(step, full, touched, itemsize)
+
+    return routes(shape, itemsize, mesh, seconds, partial)
 
 
-def routes_of(pricing: Pricing, tensor: Tensor) -> Routes:
-    """The cheapest conversions between all legal layouts of `tensor` on this mesh and cluster."""
+def routes_of(pricing: Pricing, tensor: Tensor, messages: str = "weights") -> Routes:
+    """The cheapest conversions between all legal layouts of `tensor` on this mesh and cluster.
+
+    Those of a parameter are of `messages` that may be coded: weights, or gradients.
+    """
     bucketed = tensor.kind is Kind.PARAMETER
-    return _routes(tensor.shape, tensor.itemsize, pricing.mesh, pricing.cluster, tensor.dtype != "bool", bucketed)
+    codec = pricing.codec_of(messages) if bucketed else ""
+    return _routes(tensor.shape, tensor.itemsize, pricing.mesh, pricing.cluster, tensor.dtype != "bool", bucketed,
+                   f"{messages}={codec}" if codec else "")
+
+
+def parameter_steps(pricing: Pricing, tensor: Tensor, source: Layout, target: Layout, messages: str
+                    ) -> tuple[Step, ...]:
+    """The cheapest steps of a parameter's weight or gradient, each coded where `routes_of` priced it so."""
+    steps = routes_of(pricing, tensor, messages).steps(source, target)
+    if not pricing.codec_of(messages):
+        return steps
+    sizes = step_sizes(steps, tensor.shape, tensor.itemsize, source, pricing.mesh)
+    return tuple(pricing.as_sent(step, full, tensor.itemsize, messages)
+                 for step, (full, _) in zip(steps, sizes, strict=True))
 
 
 def cast_seconds(pricing: Pricing, source: Tensor, target: Tensor, elements: float) -> float:

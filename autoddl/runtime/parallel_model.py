@@ -82,7 +82,7 @@ class ParallelModel:
         raise NotImplementedError
 
     def like(self, module: nn.Module, captured: Captured) -> "ParallelModel":
-        """A model by the same plan on the same groups, of another module, captured."""
+        """A model by the same plan on the same groups, of another module, captured; nothing is sent coded."""
         raise NotImplementedError
 
     def piece(self, name: str) -> tuple[Extent, ...]:
@@ -175,4 +175,5 @@ class MeshModel(ParallelModel):
         return traffic(self.plan, self.graph, self.groups.coordinate)
 
     def like(self, module: nn.Module, captured: Captured) -> "MeshModel":
-        return MeshModel(module, self.plan, captured, add_hubs(captured.graph), self.groups, self._device, 0)
+        return MeshModel(module, self.plan.without_codecs(), captured, add_hubs(captured.graph), self.groups,
+                         self._device, 0)

@@ -249,7 +249,7 @@ class PipelineModel(ParallelModel):
         return stage_traffic(self.plan, self.graph, self._joined.rank)
 
     def like(self, module: nn.Module, captured: Captured) -> "PipelineModel":
-        return PipelineModel(module, self.plan, captured, self._joined, self._device, 0)
+        return PipelineModel(module, self.plan.without_codecs(), captured, self._joined, self._device, 0)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads a `state_dict` of this rank, or whole tensors of any stages; those of others are left out."""

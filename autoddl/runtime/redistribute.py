@@ -6,6 +6,9 @@ payload is that of `core.conversion`, and a `Recorder` notes the buffer:
     all-gather      the buffer that it ends with         reduce-scatter  the buffer that it starts with
     all-reduce      the buffer                           all-to-all      the buffer that it sends
 
+A step with a codec sends bytes instead (`core.codecs`). An all-gather is one of coded pieces, a reduce-scatter an
+all-to-all of them, and each rank adds up what it decoded.
+
 Along an axis whose group has one rank, nothing is sent and nothing changes. The plan gives the forward steps of a
 conversion and the steps of its gradient separately: neither follows from the other.
 """
@@ -18,8 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autoddl.core.codecs import coded_kind
 from autoddl.core.conversion import COLLECTIVES, Step
 from autoddl.core.layout import Layout
+from autoddl.runtime.coding import decode, decode_sum, encode
 from autoddl.runtime.packing import Packing, packing_of
 from autoddl.runtime.process_groups import Groups, peer_error
 from autoddl.runtime.recorder import ExecutedCollective, Mark, Recorder
@@ -64,8 +69,8 @@ class Move:
     `inplace` lets an all-reduce overwrite its input. With `copies` a slice is a copy, so that the rest can be freed.
     """
 
-    __slots__ = ("_copies", "_group", "_label", "_n", "_pieces", "_recorder", "_start", "_step", "_text", "inplace",
-                 "kind", "record")
+    __slots__ = ("_copies", "_group", "_label", "_n", "_pieces", "_recorder", "_start", "_start_coded", "_step",
+                 "_text", "inplace", "kind", "record")
 
     def __init__(self, step: Step, shapes: Sequence[Shape], layouts: Sequence[Layout], groups: Groups,
                  recorder: Recorder | None = None, direction: str = "forward", label: str = "",
@@ -74,11 +79,12 @@ class Move:
         self._step, self._group, self.kind, self.inplace = step, groups.of(step.axes), step.kind, False
         self._n = self._group.size() if self._group is not None else 1
         self._start = partial(groups.start, step.kind, step.axes)
+        self._start_coded = partial(groups.start, coded_kind(step.kind), step.axes)
         self._recorder, self._label = recorder, label
         self._pieces = [packing_of(step, shape, layout, mesh, groups.coordinate)
                         for shape, layout in zip(shapes, layouts, strict=True)]
         axes = "+".join(mesh.names[a] for a in step.axes)
-        self.record = (direction, step.kind, axes)
+        self.record = (direction, coded_kind(step.kind) if step.codec else step.kind, axes)
         self._text = f"{direction} {step.kind} over {axes}{' of ' * bool(label)}{label}"
 
     @property
@@ -96,7 +102,10 @@ class Move:
             return Handle(None, lambda: self._local(tensors), None, self._text)
         truth = tensors[0].dtype == torch.bool
         given = [t.view(torch.uint8) for t in tensors] if truth else list(tensors)
-        work, finish, keep = (self._reduce if self.kind == "all-reduce" else self._exchange)(given, asynchronous)
+        if self._step.codec:
+            work, finish, keep = self._coded(given, asynchronous)
+        else:
+            work, finish, keep = (self._reduce if self.kind == "all-reduce" else self._exchange)(given, asynchronous)
         mark = self._recorder.started(work) if self._recorder is not None else None
         if truth:
             return Handle(work, lambda: [t.view(torch.bool) for t in finish()], keep, self._text, mark)
@@ -154,6 +163,25 @@ class Move:
         self._note(got if self.kind == "all-gather" else send)
         work = self._hand_over(got, send, asynchronous)
         return work, lambda: self._joined(got.view(1 if self.kind == "reduce-scatter" else n, total)), (send, got)
+
+    def _coded(self, tensors: list[Tensor], asynchronous: bool) -> tuple[Any, Callable[[], list[Tensor]], object]:
+        """Exchanges the tensors' pieces as bytes; what came is decoded when it is waited for."""
+        rows = [piece.pack(x) for piece, x in zip(self._pieces, tensors, strict=True)]
+        joined = rows[0].flatten(1) if len(rows) == 1 else torch.cat([r.flatten(1) for r in rows], 1)
+        codec, elements, dtype = self._step.codec, joined.shape[1], joined.dtype
+        sent = encode(codec, joined)
+        got = sent.new_empty(self._n, sent.shape[1])
+        self._note(got)
+        try:
+            work = self._start_coded(got.view(-1), sent.view(-1), asynchronous)
+        except RuntimeError as error:
+            raise peer_error(self._text, error) from error
+
+        def finish() -> list[Tensor]:
+            found = (decode_sum if self.kind == "reduce-scatter" else decode)(codec, got, elements)
+            return self._joined(found.to(dtype))
+
+        return work, finish, (sent, got)
 
     def _joined(self, rows: Tensor) -> list[Tensor]:
         if len(self._pieces) == 1:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from autoddl.core.conversion import COLLECTIVES, Step, step_sizes
+from autoddl.core.conversion import COLLECTIVES, Step, group_size, step_sizes
 from autoddl.core.graph import Kind, Tensor
 from autoddl.core.layout import Layout, local_shape
 from autoddl.cost_models import MESSAGE_ALGORITHMS, collective, wire_seconds
@@ -39,6 +39,7 @@ class Start:
         by_messages    whether it runs by messages of the runtime; else it is a collective of the library
         wire           seconds for which its bytes keep the links busy
         late           seconds that wait for W where a schedule splits backward: those of gradients of parameters
+        coding         seconds in which the rank codes before, and decodes when it has waited
     """
 
     sent: PlannedCollective
@@ -49,6 +50,7 @@ class Start:
     by_messages: bool = False
     wire: float = 0.0
     late: float = 0.0
+    coding: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,12 @@ Leg = Compute | Start
 class Actions:
     """The actions so far, of the rank at coordinate `at`.
 
-    Where they are priced `as_searched`, a parameter has its share of the collectives of a full bucket.
+        pricing        prices every step
+        at             coordinate of the rank
+        as_searched    whether a parameter has its share of the collectives of a full bucket, as the search prices it
+        done           the actions
+        started        number of collectives started
+        coded          by number, those in flight whose values are decoded behind the wait
     """
 
     pricing: Pricing
@@ -82,17 +89,24 @@ class Actions:
     as_searched: bool = False
     done: list[Action] = field(default_factory=list)
     started: int = 0
+    coded: dict[int, Start] = field(default_factory=dict)
 
     def start(self, leg: Leg) -> int | None:
         """Appends a step; returns the number of a collective, None for a local step, which is done at once."""
+        if isinstance(leg, Start) and leg.coding[0]:
+            self.done.append(Compute(f"code {leg.sent.origin}", leg.coding[0]))
+            self.coded[self.started] = leg
         self.done.append(leg)
         self.started += isinstance(leg, Start)
         return self.started - 1 if isinstance(leg, Start) else None
 
     def wait(self, k: int | None) -> None:
-        """Appends the wait for collective k, if it is one."""
+        """Appends the wait for collective k, if it is one, and the decoding of what it brought."""
         if k is not None:
             self.done.append(Wait(k))
+            if k in self.coded:
+                leg = self.coded.pop(k)
+                self.done.append(Compute(f"decode {leg.sent.origin}", leg.coding[1]))
 
     def run(self, legs: Sequence[Leg]) -> None:
         """Appends steps one after the other, each waited for."""
@@ -124,10 +138,14 @@ class Actions:
                 for t, start in zip(tensors, starts, strict=True)]
         for k, step in enumerate(steps):
             full, touched = sum(one[k][0] for one in each), sum(one[k][1] for one in each)
+            size = tensors[0].itemsize
             if step.kind in COLLECTIVES:
-                leg = self.leg(direction, step.kind, step.axes, full, origin)
+                kind, nbytes = step.sends(group_size(step, self.pricing.mesh), full, size)
+                leg = self.leg(direction, kind, step.axes, nbytes, origin)
                 if self.as_searched and tensors[0].kind is Kind.PARAMETER:
-                    leg = replace(leg, seconds=sum(self.pricing.bucket_seconds(step, *one[k]) for one in each))
+                    leg = replace(leg, seconds=sum(self.pricing.bucket_seconds(step, *one[k], size) for one in each))
+                else:
+                    leg = replace(leg, coding=self.pricing.coding(step, full, size))
                 found.append(leg)
             else:
                 found.append(Compute(f"{step.kind} {origin}", price(step, full, touched)))

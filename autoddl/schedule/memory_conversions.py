@@ -11,12 +11,17 @@ the result.
 gloo has no reduce-scatter: it all-reduces a copy of its own (ProcessGroupGloo.cpp). This copy counts when the step is
 waited for, which is where torch sees it. A reduction by messages (`exchange`) receives each chunk into a buffer of its
 own. Torch sees that buffer where the reduction runs at once, and not where it runs in a thread of its own.
+
+A coded step (`runtime.coding`) has the pieces that it codes, where these are not the tensor itself, and two rows more
+while it codes. Then it has a send and a receive buffer of bytes. It decodes into rows of values, one after a
+reduce-scatter, and has two more meanwhile.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
+from autoddl.core.codecs import coded_bytes
 from autoddl.core.conversion import COLLECTIVES, Step, group_size
 from autoddl.core.layout import Layout, Mesh, Split, local_shape
 from autoddl.cost_models import Algorithm, Cluster, Group, collective
@@ -36,6 +41,7 @@ class PendingStep:
         whole       whether the receive buffer is the result itself
         itemsize    bytes of an element
         copied      bytes that the backend takes for itself
+        decoded     bytes of the values that a coded step decodes; 0 where it is not coded
         done        results of a local step
     """
 
@@ -46,6 +52,7 @@ class PendingStep:
     whole: bool = False
     itemsize: int = 4
     copied: float = 0.0
+    decoded: int = 0
     done: list[Value] = field(default_factory=list)
 
 
@@ -106,9 +113,24 @@ class ConversionMemory:
         else:
             sent.append(heap.keep(tensors[0].storage))
         join = step.source.dim if isinstance(step.source, Split) else None
+        if step.codec:
+            return self._coded(step, sent, sum(sizes) * itemsize, [(shape, join) for shape in after], itemsize)
         got = heap.new(sum(sizes) * itemsize * rows, "transient")
         copied = self._own(step, sum(sizes) * itemsize * n, now)
         return PendingStep(sent, got, rows, [(shape, join) for shape in after], itemsize=itemsize, copied=copied)
+
+    def _coded(self, step: Step, sent: list[int], row: int, targets: list[tuple[Shape, int | None]], itemsize: int
+               ) -> PendingStep:
+        """Codes the pieces of `sent`, each `row` bytes, and starts to exchange them."""
+        heap, n = self.heap, group_size(step, self.mesh)
+        coded = coded_bytes(step.codec, n, row * n, itemsize)
+        pieces = coded if step.kind == "reduce-scatter" else coded // n
+        out = heap.new(pieces, "transient")
+        heap.moment(8.0 * row / itemsize)
+        for storage in sent:
+            heap.drop(storage)
+        rows = 1 if step.kind == "reduce-scatter" else n
+        return PendingStep([out], heap.new(coded, "transient"), rows, targets, itemsize=itemsize, decoded=row * rows)
 
     def _own(self, step: Step, nbytes: int, now: bool) -> float:
         """Bytes that gloo, or the messages, take for themselves to reduce a buffer of `nbytes`."""
@@ -136,6 +158,10 @@ class ConversionMemory:
             return flight.done
         if flight.copied:
             heap.moment(flight.copied)
+        if flight.decoded:
+            values = heap.new(flight.decoded, "transient")
+            heap.moment(8.0 * flight.decoded / flight.rows / flight.itemsize)
+            flight = replace(flight, sent=[*flight.sent, flight.got], got=values)
         for shape, join in flight.targets:
             alone = len(flight.targets) == 1
             if flight.whole or join is None or flight.rows == 1 or (alone and not prod(shape[:join]) > 1):

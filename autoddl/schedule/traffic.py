@@ -23,7 +23,7 @@ A kernel that reduces by itself (synchronised batch norm, vocabulary-parallel lo
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from autoddl.core.conversion import COLLECTIVES, Step
+from autoddl.core.conversion import COLLECTIVES, Step, group_size
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.layout import Mesh
@@ -68,7 +68,8 @@ def _of_bucket(bucket: Bucket, steps: tuple[Step, ...], edges: dict[str, Paramet
     for step, column in zip(steps, zip(*sizes, strict=True), strict=True):
         if step.kind in COLLECTIVES:
             names = "+".join(mesh.names[a] for a in step.axes)
-            yield PlannedCollective(direction, step.kind, names, sum(column), ", ".join(bucket.members))
+            kind, nbytes = step.sends(group_size(step, mesh), sum(column), tensors[0].itemsize)
+            yield PlannedCollective(direction, kind, names, nbytes, ", ".join(bucket.members))
 
 
 def _of_edge(conversion: Conversion, tensor: Tensor, mesh: Mesh, at: tuple[int, ...]) -> Iterator[PlannedCollective]:

@@ -14,8 +14,8 @@ def written_out(call: LocalOp) -> bool:
 
     Our own attention does, and attention whose mask needs a gradient. On a CPU so does attention on tensors that do not
     have four dims, or with a mask that has neither two nor four. On a GPU so does attention in float64, and in float32
-    with fewer heads of keys than of queries (sdp_utils.cpp: flash and cuDNN take half precision only, and the kernel
-    for float32 takes as many heads of keys); seen on an H100: a Llama in float32 took 81.6 GB for predicted 43.9."""
+    with fewer heads of keys than of queries. There flash and cuDNN take half precision alone, and the kernel for
+    float32 takes as many heads of keys (sdp_utils.cpp)."""
     mask, (q, k, *_) = call.slot("attn_mask"), call.inputs
     if base(call.op) == "autoddl.attention" or call.op.slot("attn_mask") in call.needs:
         return True

@@ -1,0 +1,133 @@
+"""What compressed messages bring and cost: sudo python examples/benchmarks/compression.py PART [NAME=VALUE ...]
+
+    steps   models=gpt-8k,vit,vgg   clusters=4x1-200,2x2-200   rounds=5
+            Per model and cluster the best plan under each allowance: bytes a rank sends in a step, seconds predicted
+            (the time line) and measured, in turns on shaped links; and the same allowance on unshaped loopback
+    loss    steps=500   seeds=3
+            A byte-level GPT on Python's standard library, four ranks over loopback, by the plan for a cluster of slow
+            links: the mean loss of the last 50 steps
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+from itertools import product
+from pathlib import Path
+
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from arena import CLUSTERS, contest
+from demo import batch, corpus
+from gpt import gpt
+from small_models import made
+
+import autoddl
+from autoddl.core.conversion import ring_bytes
+from autoddl.core.graph import graph_from_text
+from autoddl.core.hubs import add_hubs
+from autoddl.core.plan import Plan, load_plan
+from autoddl.cost_models import load_cluster
+from autoddl.launch.launch import launch, leave
+from autoddl.runtime.parallelize import parallelize
+from autoddl.schedule.timeline import predict_timeline
+from autoddl.schedule.traffic import traffic
+
+DEFAULTS = {"models": "gpt-8k,vit,vgg", "clusters": "4x1-200,2x2-200", "rounds": "5", "steps": "500", "seeds": "3"}
+ALLOWED = ("", "gradients=bfloat16", "gradients=int8", "gradients=int8,weights=int8", "gradients=int4,weights=int8")
+SLOW = """name: slow links
+device: {name: slow, kind: cpu, memory: 2 GB, bandwidth: 5 GB/s, peak: {float32: 4 GFLOP/s}}
+levels: [{name: net, size: 4, bandwidth: 10 MB/s, latency: 100 us}]
+"""
+LAST = 50
+
+
+def sent(plan: Plan) -> float:
+    """Bytes that rank 0 sends in a step, by rings and exchanges."""
+    sizes = dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True))
+    total = 0.0
+    for one in traffic(plan, add_hubs(graph_from_text(plan.source["graph"]))):
+        ranks = 1
+        for axis in one.axes.split("+"):
+            ranks *= sizes[axis]
+        total += ring_bytes(one.kind, ranks, one.nbytes)
+    return total
+
+
+def steps(models: str, clusters: str, rounds: int) -> None:
+    for model, name in product(models.split(","), clusters.split(",")):
+        path = CLUSTERS / f"rehearsal-{name}.yaml"
+        cluster, (module, sample) = load_cluster(path), made(model)
+        with tempfile.TemporaryDirectory() as folder:
+            plans, files = dict[str, Plan](), dict[str, Path]()
+            for words in ALLOWED:
+                plan = autoddl.plan(module, cluster, sample, name=model, compress=words, overlap=True)
+                plans[words or "nothing"], files[words or "nothing"] = plan, Path(folder, f"{len(files)}.json")
+                plan.save(files[words or "nothing"])
+            found = {turns.name: turns for turns in contest(path, model, files, [], rounds, update=False)}
+        first = statistics.median(found["nothing"].seconds)
+        for words, plan in plans.items():
+            line = predict_timeline(plan, add_hubs(graph_from_text(plan.source["graph"])), cluster).step.seconds
+            took = statistics.median(found[words].seconds)
+            print(f"{model:8} {name:8} {words:28} mesh {plan.mesh!s:14} sent {sent(plan) / 1e6:7.2f} MB  predicted "
+                  f"{line * 1e3:7.1f} ms  measured {took * 1e3:7.1f} ms ({took / line - 1:+.0%})  {first / took:.2f} "
+                  f"times as fast as without, coded: {', '.join(plan.codecs) or 'nothing'}", flush=True)
+        loopback = autoddl.plan(module, CLUSTERS / "laptop.yaml", sample, compress=ALLOWED[-1])
+        print(f"{model:8} loopback {ALLOWED[-1]:28} coded: {', '.join(loopback.codecs) or 'nothing'}", flush=True)
+
+
+def model(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    module = gpt(layers=4, width=160, heads=4, context=128, batch=16)
+    for parameter in module.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.02)
+    return module
+
+
+def one_rank(folder: Path, count: int, seed: int) -> None:
+    """What each process runs: `count` steps of AdamW; the first writes the losses."""
+    torch.set_num_threads(1)
+    parallel = parallelize(model(seed), load_plan(folder / "plan.json"))
+    optimizer, text, losses = torch.optim.AdamW(parallel.parameters(), lr=1e-3), corpus(), list[float]()
+    for step in range(count):
+        losses.append(float(parallel.step(batch(text, seed * count + step))))
+        optimizer.step()
+        optimizer.zero_grad()
+    if os.environ["RANK"] == "0":
+        (folder / "losses.json").write_text(json.dumps(losses))
+    leave(0)
+
+
+def loss(count: int, seeds: int) -> None:
+    for words in ALLOWED:
+        ends = []
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            (folder / "slow.yaml").write_text(SLOW, encoding="utf-8")
+            module = model(0)
+            plan = autoddl.plan(module, folder / "slow.yaml", batch(corpus(), 0), compress=words)
+            plan.save(folder / "plan.json")
+            for seed in range(seeds):
+                launch(4, [sys.executable, __file__, "rank", name, str(count), str(seed)])
+                ends.append(statistics.mean(json.loads((folder / "losses.json").read_text())[-LAST:]))
+        print(f"{sum(p.numel() for p in module.parameters()):,} weights, {count} steps  {words or 'nothing':28} mesh "
+              f"{plan.mesh}, a rank sends {sent(plan) / 1e6:6.2f} MB a step  loss "
+              f"{', '.join(f'{end:.4f}' for end in ends)}  mean {statistics.mean(ends):.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["rank"]:
+        one_rank(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    options = DEFAULTS | dict(text.split("=", 1) for text in sys.argv[2:])
+    if sys.argv[1:2] == ["steps"]:
+        steps(options["models"], options["clusters"], int(options["rounds"]))
+    elif sys.argv[1:2] == ["loss"]:
+        loss(int(options["steps"]), int(options["seeds"]))
+    else:
+        sys.exit("name a part: steps or loss")
