@@ -12,7 +12,6 @@ here is not timed. Ranks are started by `launch`, as in a run of a plan.
 import json
 import os
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -27,7 +26,7 @@ from autoddl.core.errors import InputError
 from autoddl.core.files import write_atomically
 from autoddl.core.processes import is_rank
 from autoddl.cost_models import Cluster, parse_cluster
-from autoddl.launch.launch import launch
+from autoddl.launch.launch import launch, python_module
 from autoddl.launch.machine import check_ranks
 from autoddl.launch.places import placed
 
@@ -114,7 +113,7 @@ def _start(request: Request, links: Cluster | None, progress: Progress | None) -
     with tempfile.TemporaryDirectory(prefix="autoddl-measure-") as name, placed(links) as (_, places):
         job = Path(name, "job.json")
         job.write_text(json.dumps({**asdict(request), "folder": name}), encoding="utf-8")
-        command = [sys.executable, "-m", "autoddl.calibrate.rank", str(job)]
+        command = python_module("autoddl.calibrate.rank", str(job))
         launch(request.ranks, command, places=places, tick=lambda: tell(
             "measuring", min(int(time.monotonic() - began), int(request.seconds)), int(request.seconds)))
         found = json.loads(Path(name, "result-0.json").read_text(encoding="utf-8"))

@@ -22,6 +22,7 @@ from autoddl.calibrate.request import Request, origin
 from autoddl.core.errors import InputError
 from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.launch.jobs import Job, serve
+from autoddl.runtime.told_values import gather_values
 from autoddl.runtime.world import device_of, join_processes, set_current_device
 
 __all__ = ["measure_on_rank"]
@@ -45,7 +46,7 @@ def measure_on_rank(request: Request, progress: Progress | None = None) -> dict[
         join_processes(mesh, device, timedelta(seconds=600))
     share = request.seconds * (KERNELS if mesh is not None else 1.0)
     slowdown = max(1.0, request.here * request.threads / (os.cpu_count() or 1))
-    slowdown = max(_gathered(slowdown)) if dist.is_initialized() else slowdown
+    slowdown = max(gather_values(slowdown)) if dist.is_initialized() else slowdown
     listed = [d for d in DTYPES if str(d).removeprefix("torch.") in dict(cluster.device.peaks)]
     first = dist.get_rank() / dist.get_world_size() if slowdown > 1 else 0.0
     scale = SMALL if request.small else LARGE if device.type == "cuda" else USUAL
@@ -88,20 +89,14 @@ def _shared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The median of the ranks at every point."""
     if not dist.is_initialized():
         return rows
-    every = _gathered([row["seconds"] for row in rows])
+    every = gather_values([row["seconds"] for row in rows])
     return [{**row, "seconds": [float(f"{statistics.median(point):.4g}") for point in zip(*seconds, strict=True)]}
             for row, *seconds in zip(rows, *every, strict=True)]
 
 
 def _middle(value: float) -> float:
     """The median of the ranks."""
-    return float(f"{statistics.median(_gathered(value) if dist.is_initialized() else [value]):.4g}")
-
-
-def _gathered(value: Any) -> list[Any]:
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, value)
-    return every
+    return float(f"{statistics.median(gather_values(value) if dist.is_initialized() else [value]):.4g}")
 
 
 def _work(job: Job, losses: Path) -> Any:

@@ -25,7 +25,7 @@ from autoddl.core.errors import InputError
 
 __all__ = ["BLOCK", "CLASSES", "CODECS", "Codec", "coded_bytes", "coded_kind", "parse_codecs"]
 
-BLOCK = 256
+BLOCK = 1024
 """Values that share a scale."""
 
 
@@ -43,11 +43,8 @@ class Codec:
     passes: tuple[float, float]
 
     def row_bytes(self, elements: int) -> int:
-        """Bytes of so many values that are coded together; they are filled up to whole blocks."""
-        if not self.scaled:
-            return elements * self.bits // 8
-        blocks = -(-elements // BLOCK)
-        return blocks * (BLOCK * self.bits // 8 + 4)
+        """Bytes of so many values that are coded together, with the scales of their blocks."""
+        return -(-elements * self.bits // 8) + self.scaled * 4 * -(-elements // BLOCK)
 
 
 CODECS: Mapping[str, Codec] = MappingProxyType({

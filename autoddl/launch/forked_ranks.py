@@ -1,6 +1,6 @@
 """Ranks as forks of one process that has imported what they need, so that torch is imported once and not by each.
 
-    launcher  --starts-->  python -m autoddl.launch.forked_ranks RANKS.json MODULE JOB  --forks-->  ranks
+    launcher  --starts-->  python -P -m autoddl.launch.forked_ranks RANKS.json MODULE JOB  --forks-->  ranks
 
 The process imports MODULE, forks a rank for every environment in RANKS.json, and calls `MODULE.main()` there with JOB
 on the command line. It tells the launcher on a pipe: `started RANK PID`, then `ended RANK STATUS`, as
@@ -109,14 +109,14 @@ class ForkedRank:
 
 def start_forks(environments: Sequence[Mapping[str, str]], command: Sequence[str], folder: str,
                 output: int | None, errors: int | None) -> list[ForkedRank]:
-    """Starts the ranks of `python -m MODULE JOB`; every environment holds all variables of its rank."""
-    python, _, module, *arguments = command
+    """Starts the ranks of `python -P -m MODULE JOB`; every environment holds all variables of its rank."""
+    python, safe, _, module, *arguments = command
     Path(folder, "environments").write_text(json.dumps([dict(one) for one in environments]), encoding="utf-8")
     here, there = os.pipe()
     os.set_blocking(here, False)
     try:
         process = subprocess.Popen(
-            [python, "-m", __name__, str(Path(folder, "environments")), module, *arguments], pass_fds=[there],
+            [python, safe, "-m", __name__, str(Path(folder, "environments")), module, *arguments], pass_fds=[there],
             env={**environments[0], PIPE: str(there)}, stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
             preexec_fn=die_with_parent)
     finally:

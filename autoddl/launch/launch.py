@@ -2,6 +2,10 @@
 
     with torchrun's environment:  RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT OMP_NUM_THREADS
 
+Ranks find each other by a file (`AUTODDL_STORE`) that this user alone can read. They listen on loopback alone, or on
+the interface that GLOO_SOCKET_IFNAME names. Python starts them without the current folder on its path
+(`python_module`): a `random.py` that lies there is not run.
+
 A rank that fails writes its one line to `$AUTODDL_FAILURES/RANK.json` (`report_failure`). The first failure ends all
 ranks and becomes the launcher's own error. If the launcher dies in whatever way, the kernel ends the ranks.
 """
@@ -26,11 +30,11 @@ from autoddl.core.files import write_atomically
 from autoddl.core.processes import die_with_parent, forks, signals_raise
 from autoddl.launch.forked_ranks import ForkedRank, start_forks
 
-__all__ = ["Place", "launch", "leave", "report_failure"]
+__all__ = ["Place", "launch", "leave", "python_module", "report_failure"]
 
 _Process = subprocess.Popen[bytes] | ForkedRank
 
-FAILURES = "AUTODDL_FAILURES"
+FAILURES, STORE = "AUTODDL_FAILURES", "AUTODDL_STORE"
 GRACE_SECONDS = 1.0
 """Seconds in which the other ranks may fail too, so that the cause can be told from its consequences."""
 
@@ -81,7 +85,7 @@ def launch(ranks: int, command: Sequence[str], *, timeout: float | None = None, 
 
     `tick` is called while waiting, `quiet` drops the output of the ranks, and `places` has a place for each rank.
 
-    With `forked` the command is `python -m MODULE JOB`, and the module has a `main()`. The ranks are then forks of one
+    With `forked` the command is that of `python_module`, and the module has a `main()`. The ranks are then forks of one
     process that imports it (`forked_ranks`), unless a place has a prefix or this system cannot fork safely.
 
     Raises the failed rank's own error, or MachineError if one died or `timeout` seconds passed.
@@ -102,12 +106,19 @@ def launch(ranks: int, command: Sequence[str], *, timeout: float | None = None, 
             _end(processes)
 
 
+def python_module(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module of this package, whatever lies in the current folder."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
 def _environments(ranks: int, folder: str) -> list[dict[str, str]]:
     threads = max(1, (os.cpu_count() or 1) // ranks)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    common = {"OMP_NUM_THREADS": str(threads), **KEEP_MEMORY, **os.environ, "WORLD_SIZE": str(ranks),
+    loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+    common = {"OMP_NUM_THREADS": str(threads), **KEEP_MEMORY, **loopback, **os.environ, "WORLD_SIZE": str(ranks),
+              STORE: str(Path(folder, "store")),
               "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), FAILURES: folder}
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 

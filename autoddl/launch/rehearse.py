@@ -11,7 +11,6 @@ The ranks share the cores of this machine, so the cluster's device should be a s
 
 import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -28,7 +27,7 @@ from autoddl.cost_models import Cluster, load_cluster, parse_cluster
 from autoddl.explain.compare_run import foreseen
 from autoddl.explain.record_statistics import later, typical
 from autoddl.explain.staged_run import foreseen_waiting
-from autoddl.launch.launch import launch
+from autoddl.launch.launch import launch, python_module
 from autoddl.launch.machine import check_ranks, free_bytes
 from autoddl.launch.places import placed
 
@@ -125,7 +124,7 @@ def rehearse(path: Path, plan: Plan, factory: Factory, *, steps: int = 10, lr: f
         job = {"plan": str(path.resolve()), "factory": factory.to_json(), "steps": steps, "lr": lr, "folder": name,
                "timeout": timeout, "uplinks": [asdict(uplink) for uplink in uplinks], "record": str(kept)}
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
-        launch(plan.mesh.size, [sys.executable, "-m", "autoddl.launch.rehearse_rank", str(folder / "job.json")],
+        launch(plan.mesh.size, python_module("autoddl.launch.rehearse_rank", str(folder / "job.json")),
                places=places, forked=True, tick=lambda: tell("rehearsing", len(_losses(folder)), steps))
         found = [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(plan.mesh.size)]
         made = _rehearsal(plan, found, _losses(folder), note if shaped else "on loopback, not shaped")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.plan import Plan
 from autoddl.core.processes import is_rank
 from autoddl.cost_models import load_cluster
-from autoddl.launch.launch import launch
+from autoddl.launch.launch import launch, python_module
 from autoddl.launch.machine import most_ranks
 
 __all__ = ["TrainingResult", "run"]
@@ -98,7 +97,7 @@ def _start(job: dict[str, Any], plan: Plan, tell: Progress) -> dict[str, Any]:
             written = folder / "losses-0"
             tell("training", len(written.read_text().splitlines()) if written.exists() else 0, job["steps"])
 
-        launch(plan.mesh.size, [sys.executable, "-m", "autoddl.launch.worker", str(folder / "job.json")], tick=tick,
+        launch(plan.mesh.size, python_module("autoddl.launch.worker", str(folder / "job.json")), tick=tick,
                forked=True)
         found = json.loads((folder / "result-0.json").read_text())
         assert isinstance(found, dict), found

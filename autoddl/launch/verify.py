@@ -22,7 +22,6 @@ the smallest size above 1 that divides its own, so that even shards stay even. S
 
 import copy
 import json
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -35,7 +34,7 @@ from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.layout import Axis, Mesh
 from autoddl.core.plan import Plan
 from autoddl.core.precision import Precision
-from autoddl.launch.launch import launch
+from autoddl.launch.launch import launch, python_module
 from autoddl.launch.machine import free_bytes
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ def verify(plan: Plan, factory: Factory, *, max_ranks: int = 8, timeout: float =
         job = {"task": "check", "plan": str(folder / "plan.json"), "factory": factory.to_json(), "folder": name}
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
         tell(f"{small.mesh.size} ranks", 1, 2)
-        command = [sys.executable, "-m", "autoddl.launch.worker", str(folder / "job.json")]
+        command = python_module("autoddl.launch.worker", str(folder / "job.json"))
         launch(small.mesh.size, command, timeout=timeout, forked=True)
         found = [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(small.mesh.size)]
     wrong = [f"rank {rank} {text}" for rank, one in enumerate(found) for text in one["mismatches"]]

@@ -30,7 +30,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from autoddl.core.errors import InputError, MachineError, MismatchError
+from autoddl.runtime.checkpoint_reader import CheckpointReader, read
 from autoddl.runtime.process_groups import peer_error
+from autoddl.runtime.told_values import first_value
 
 if TYPE_CHECKING:
     from autoddl.runtime.parallelize import ParallelModel
@@ -233,13 +235,12 @@ def _give_back(folder: Path) -> None:
 
 def _from_first(word: str) -> str:
     """The word of the first rank, on every rank."""
-    said = [word]
-    if _distributed():
-        try:
-            dist.broadcast_object_list(said, src=0)
-        except RuntimeError as error:
-            raise peer_error("telling all ranks what to do with the checkpoint", error) from error
-    return said[0]
+    if not _distributed():
+        return word
+    try:
+        return str(first_value(word))
+    except RuntimeError as error:
+        raise peer_error("telling all ranks what to do with the checkpoint", error) from error
 
 
 def load(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: str | Path) -> None:
@@ -254,10 +255,11 @@ def load(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
         state = _state(model.module, optimizer, 0)
     try:
         with _quietly():
-            saved = dcp.FileSystemReader(found).read_metadata().state_dict_metadata
+            reader = CheckpointReader(found)
+            saved = reader.read_metadata().state_dict_metadata
             unsaved = _unsaved(model, optimizer, state, saved)
             _check_dtypes(model, state, saved, found)
-            dcp.load(state, checkpoint_id=found, no_dist=not _distributed())
+            read(state, reader, no_dist=not _distributed())
     except RuntimeError as error:
         raise peer_error(f"reading the checkpoint {path}", error) from error
     except (CheckpointException, ValueError) as error:
@@ -306,7 +308,7 @@ def _check_dtypes(model: "ParallelModel", state: dict[str, Any], saved: Mapping[
             if isinstance(value, Tensor) and there is not None and _kind(there.dtype) != _kind(value.dtype):
                 said: dict[str, Any] = {RECIPE: "of before recipes"}
                 if RECIPE in saved:
-                    dcp.load(said, checkpoint_id=found, no_dist=True)
+                    read(said, CheckpointReader(found), no_dist=True)
                 before, here = (str(dtype).removeprefix("torch.") for dtype in (there.dtype, value.dtype))
                 raise MismatchError(f"{found} does not fit this model: {name} is {before} there, saved under the recipe"
                                     f" {said[RECIPE]}, and {here} here, under {model.plan.precision}; only floats are "

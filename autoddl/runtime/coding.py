@@ -29,9 +29,8 @@ def encode(name: str, rows: Tensor) -> Tensor:
 
 
 def _blocks(bits: int, elements: int) -> tuple[int, int]:
-    """Number of blocks of a row, and bytes of all their values."""
-    blocks = -(-elements // BLOCK)
-    return blocks, blocks * BLOCK * bits // 8
+    """Number of blocks of a row, and bytes of all its values."""
+    return -(-elements // BLOCK), -(-elements * bits // 8)
 
 
 def _encode_blocks(bits: int, row: Tensor, into: Tensor) -> None:
@@ -41,12 +40,12 @@ def _encode_blocks(bits: int, row: Tensor, into: Tensor) -> None:
     x.view(-1)[:len(row)].copy_(row)
     scale = x.abs().amax(1, keepdim=True).div_(2 ** (bits - 1) - 1).clamp_min_(TINY)
     into[size:].copy_(scale.view(-1).view(torch.uint8))
-    q = x.div_(scale).round_()
+    q = x.div_(scale).round_().nan_to_num_(nan=0.0).view(-1)
     if bits == 4:
-        q.add_(8).nan_to_num_(nan=0.0)
-        into[:size].copy_((q[:, 0::2] + 16 * q[:, 1::2]).view(-1))
+        q.add_(8)
+        into[:size].copy_(torch.add(q[0::2], q[1::2], alpha=16)[:size])
     else:
-        into[:size].copy_(q.nan_to_num_(nan=0.0).to(torch.int8).view(torch.uint8).view(-1))
+        into[:size].copy_(q[:size].to(torch.int8).view(torch.uint8))
 
 
 def _decode_row(name: str, data: Tensor, elements: int) -> Tensor:
@@ -58,12 +57,13 @@ def _decode_row(name: str, data: Tensor, elements: int) -> Tensor:
         return data.view(getattr(torch, name)).float()
     blocks, size = _blocks(codec.bits, elements)
     scale = data[size:].clone().view(torch.float32).unsqueeze(1)
+    q = torch.zeros(blocks * BLOCK, device=data.device)
     if codec.bits == 4:
-        low, high = (data[:size] & 15).float(), (data[:size] >> 4).float()
-        q = torch.stack([low, high], 1).view(blocks, BLOCK).sub_(8)
+        q[0:2 * size:2], q[1:2 * size:2] = data[:size] & 15, data[:size] >> 4
+        q.sub_(8)
     else:
-        q = data[:size].view(torch.int8).float().view(blocks, BLOCK)
-    return q.mul_(scale).view(-1)[:elements]
+        q[:size] = data[:size].view(torch.int8)
+    return q.view(blocks, BLOCK).mul_(scale).view(-1)[:elements]
 
 
 def decode(name: str, data: Tensor, elements: int) -> Tensor:

@@ -16,8 +16,12 @@ from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.core.layout import Mesh
 from autoddl.core.processes import is_rank
 from autoddl.runtime.process_groups import peer_error
+from autoddl.runtime.told_values import gather_values
 
-__all__ = ["check_agreement", "device_of", "join_processes", "set_current_device"]
+__all__ = ["STORE", "check_agreement", "device_of", "join_processes", "set_current_device"]
+
+STORE = "AUTODDL_STORE"
+"""Environment variable with the file by which ranks of one machine find each other, instead of an address."""
 
 
 def device_of(backend: str, device: torch.device | str | None = None) -> torch.device:
@@ -64,7 +68,11 @@ def join_processes(mesh: Mesh, device: torch.device, timeout: timedelta) -> None
     if ready or world == 1:
         return
     try:
-        store, rank, world = next(iter(dist.rendezvous("env://", timeout=timeout)))
+        if STORE in os.environ:
+            store, rank = dist.FileStore(os.environ[STORE], world), int(os.environ["RANK"])
+            store.set_timeout(timeout)
+        else:
+            store, rank, world = next(iter(dist.rendezvous("env://", timeout=timeout)))
         prefix = f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=dist.PrefixStore(prefix, store),
                                 rank=rank, world_size=world, timeout=timeout)
@@ -78,13 +86,12 @@ def check_agreement(what: dict[str, Iterable[object]]) -> None:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
     mine = {name: hashlib.sha256("\n".join(map(str, rows)).encode()).hexdigest() for name, rows in what.items()}
-    every: list[dict[str, str] | None] = [None] * dist.get_world_size()
     try:
-        dist.all_gather_object(every, mine)
+        every = gather_values(mine)
     except RuntimeError as error:
         raise peer_error(f"comparing the {' and the '.join(what)} of the ranks", error) from error
     for name in what:
-        prints = [(theirs or {}).get(name) for theirs in every]
+        prints = [theirs.get(name) for theirs in every]
         other = next((rank for rank, found in enumerate(prints) if found != prints[0]), None)
         if other is not None:
             raise MismatchError(f"rank {other} has another {name} than rank 0; all ranks need the same: load one file, "

@@ -10,18 +10,18 @@ from autoddl.core.layout import B, Mesh, P, Split
 MESH = Mesh.parse("net=2,node=4")
 
 
-def test_bytes_are_those_of_whole_blocks_with_their_scales() -> None:
-    assert coded_bytes("int8", 4, 4 * 4 * 1000, 4) == 4 * 4 * (256 + 4)
-    assert coded_bytes("int4", 4, 4 * 4 * 1000, 4) == 4 * 4 * (128 + 4)
+def test_bytes_are_those_of_values_and_scales() -> None:
+    assert coded_bytes("int8", 4, 4 * 4 * 3000, 4) == 4 * (3000 + 3 * 4)
+    assert coded_bytes("int4", 4, 4 * 4 * 3000, 4) == 4 * (1500 + 3 * 4)
     assert coded_bytes("bfloat16", 4, 4 * 4 * 1000, 4) == 4 * 2 * 1000
-    assert coded_bytes("int8", 2, 4 * 3, 4) == 2 * (256 + 4)
+    assert coded_bytes("int4", 2, 4 * 3, 4) == 2 * (1 + 4)
 
 
 def test_a_reduction_is_an_exchange_of_coded_pieces() -> None:
     assert (coded_kind("reduce-scatter"), coded_kind("all-gather")) == ("all-to-all", "all-gather")
     step = Step((0,), P, Split(0))
     assert step.sends(2, 4096, 4) == ("reduce-scatter", 4096)
-    assert step.coded("int8").sends(2, 4096, 4) == ("all-to-all", 2 * 2 * (256 + 4))
+    assert step.coded("int8").sends(2, 4096, 4) == ("all-to-all", 2 * (512 + 4))
 
 
 def test_a_coded_step_round_trips() -> None:

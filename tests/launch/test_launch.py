@@ -13,7 +13,7 @@ import pytest
 
 from autoddl.core.errors import MachineError, MismatchError
 from autoddl.core.processes import is_rank, signals_raise
-from autoddl.launch.launch import launch
+from autoddl.launch.launch import launch, python_module
 from autoddl.planner.process_pool import mapper
 
 
@@ -27,7 +27,7 @@ def script(folder: Path, text: str) -> list[str]:
 
 def started(ranks: int, command: list[str], forked: bool, **options: Any) -> None:
     """Ranks of a `script`, each a process of its own or all forks of one."""
-    launch(ranks, [command[0], "-m", "rank", command[1]] if forked else command, forked=forked, **options)
+    launch(ranks, python_module("rank", command[1]) if forked else command, forked=forked, **options)
 
 
 @pytest.fixture(params=[False, True], ids=["started", "forked"])
@@ -117,7 +117,7 @@ def test_a_timeout_names_the_ranks_that_still_run(tmp_path: Path, forked: bool) 
 def test_no_rank_outlives_a_killed_launcher(tmp_path: Path, forked: bool) -> None:
     command = script(tmp_path, "time.sleep(600)")
     if forked:
-        command = [command[0], "-m", "rank", command[1]]
+        command = python_module("rank", command[1])
     code = f"from autoddl.launch.launch import launch; launch(2, {command!r}, forked={forked})"
     parent = subprocess.Popen([sys.executable, "-c", code])
     until = time.monotonic() + 20
@@ -169,3 +169,39 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
     with mapper(handlers, 2) as run:
         assert list(run([1, 2])) == [[signal.SIG_DFL, signal.SIG_DFL]] * 2 or before == signal.SIG_IGN
+
+
+@pytest.mark.ranks
+def test_a_module_that_lies_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("random", "platform", "json"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nraise SystemExit(3)\n")
+    (tmp_path / "job.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MachineError, match="exit code 1"):
+        launch(1, python_module("autoddl.launch.worker", str(tmp_path / "job.json")), forked=True)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.ranks
+@pytest.mark.skipif(sys.platform != "linux", reason="sockets are listed by Linux's /proc")
+def test_ranks_listen_on_loopback_alone(tmp_path: Path) -> None:
+    text = """
+        import torch
+        import torch.distributed as dist
+        from datetime import timedelta
+        from pathlib import Path
+        from autoddl.core.layout import Mesh
+        from autoddl.runtime.world import join_processes
+        join_processes(Mesh.parse("a=2"), torch.device("cpu"), timedelta(seconds=60))
+        dist.all_reduce(torch.ones(2))
+        mine = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+                if os.path.exists(f"/proc/self/fd/{fd}") or os.path.islink(f"/proc/self/fd/{fd}")}
+        rows = [line.split() for kind in ("tcp", "tcp6") for line in open(f"/proc/net/{kind}").readlines()[1:]]
+        found = [row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine]
+        Path(sys.argv[0]).with_name(f"found-{rank}").write_text(" ".join(found))
+        dist.barrier()
+    """
+    launch(2, script(tmp_path, text))
+    for rank in range(2):
+        listening = (tmp_path / f"found-{rank}").read_text().split()
+        assert listening and set(listening) <= {"0100007F", "00000000000000000000000001000000"}

@@ -14,6 +14,7 @@ from autoddl.core.graph import Graph, Op
 from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Layout, Mesh
 from autoddl.core.problem import Solution
+from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.planner.assemble import assemble
 from autoddl.pricing.build_problem import problem_of
 from autoddl.pricing.choices import Choice
@@ -28,12 +29,20 @@ GATHERS = 2 * LAYERS - 1
 """Gathers of a microbatch: backward reads all weights but the first."""
 
 
+SLOW = """name: slow
+device: {name: fast, memory: 1 GB, bandwidth: 1 TB/s, peak: {float32: 1e12, bfloat16: 1e12}}
+levels:
+  - {name: node, size: 4, bandwidth: 10 MB/s, latency: 1 us}
+  - {name: net, size: 2, bandwidth: 1 MB/s, latency: 1 us}
+"""
+
+
 class Layers(nn.Module):
     """Layers whose weights backward reads, all but the first."""
 
-    def __init__(self) -> None:
+    def __init__(self, wide: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDE, WIDE, bias=False) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(nn.Linear(wide, wide, bias=False) for _ in range(LAYERS))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -41,9 +50,11 @@ class Layers(nn.Module):
         return x.square().mean()
 
 
-def sent(mesh: str, stored: str, depths: tuple[int, ...], parts: int) -> Counter[str]:
+def sent(mesh: str, stored: str, depths: tuple[int, ...], parts: int, wide: int = WIDE,
+         dtype: torch.dtype = torch.float32, cluster: Cluster | None = None, codecs: tuple[str, ...] = ()
+         ) -> Counter[str]:
     """Bytes by axis of the plan that splits the batch everywhere, with every weight stored so."""
-    captured = capture(Layers(), parted(Sample((torch.zeros(64, WIDE),)), parts))
+    captured = capture(Layers(wide).to(dtype), parted(Sample((torch.zeros(64, wide, dtype=dtype),)), parts))
     graph, made = add_hubs(captured.graph), Mesh.parse(mesh)
     whole, layout = Layout.broadcast(made), Layout.parse(stored)
     rows = Layout.parse(" ".join(["S(0)"] * len(made.axes)))
@@ -53,7 +64,7 @@ def sent(mesh: str, stored: str, depths: tuple[int, ...], parts: int) -> Counter
             return choice.outputs[0] == layout and choice.depths == depths
         return item.target != "aten.linear.default" or (choice.inputs[0] == rows and whole in choice.inputs)
 
-    pricing = Pricing(graph, made, cluster_of(mesh), microbatches=parts)
+    pricing = Pricing(graph, made, cluster or cluster_of(mesh), microbatches=parts, codecs=codecs)
     space = variables(graph, made, region, parts)
     solution: Solution = solve(problem_of(pricing, space, None))
     volume = assemble(pricing, solution, space).predicted.volume
@@ -81,6 +92,19 @@ def test_a_secondary_copy_keeps_gathers_inside_a_node(parts: int) -> None:
     found = sent("net=2,node=4", "S(1) S(0)", (0, 2), parts)
     assert found["net"] == pytest.approx(2 * 1 / 2 * BYTES / 4 * LAYERS, rel=1e-3)
     assert found["node"] == pytest.approx(parts * (GATHERS + LAYERS) * 3 / 4 * BYTES, rel=1e-3)
+
+
+def test_quantised_weights_and_gradients_take_a_quarter_of_three_models_across_nodes() -> None:
+    """ZeRO++ (Wang et al. 2023): 3 M across nodes become 0.75 M with int8 weights, a copy in each node, and int4
+    gradients in two hops; the scales are in it."""
+    wide, place = 512, parse_cluster(SLOW, "slow")
+    options = {"wide": wide, "dtype": torch.bfloat16, "cluster": place}
+    whole = 2 * wide * wide / 4 / 2  # of a weight, what a rank of four in a node sends to the other node
+    three = sent("net=2,node=4", "S(1) S(0)", (2, 2), 1, **options)["net"]  # type: ignore[arg-type]
+    assert three == pytest.approx((GATHERS + LAYERS) * whole, rel=1e-3)
+    plus = sent("net=2,node=4", "S(1) S(0)", (0, 2), 1, codecs=("gradients=int4", "weights=int8"),
+                **options)["net"]  # type: ignore[arg-type]
+    assert plus == pytest.approx(0.75 * LAYERS * whole, rel=0.01)
 
 
 def test_hybrid_shards_reduce_across_nodes_once_a_step() -> None:

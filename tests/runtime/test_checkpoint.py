@@ -1,7 +1,9 @@
 """A checkpoint holds the model, not the plan: written under one plan it is read under others, bit for bit. Nothing but
 checkpoints is ever replaced."""
 
+import io
 import os
+import pickle
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 import zoo
 from planmaker import random_plans
 from ranks import on_ranks, shared
@@ -411,11 +414,11 @@ def test_a_rank_that_is_gone_is_a_machine_error(trained: Trained, tmp_path: Path
     saved(trained, path, 1)
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     for action, module, name in ((checkpoint.save, dcp, "save"), (checkpoint.load, dcp, "load"),
-                                 (checkpoint.save, dist, "broadcast_object_list"),
-                                 (checkpoint.load, dist, "broadcast_object_list")):
+                                 (checkpoint.save, checkpoint, "first_value"),
+                                 (checkpoint.load, checkpoint, "first_value")):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, closed)
-            patch.setattr(checkpoint, "_distributed", lambda shared=module is dist: shared)
+            patch.setattr(checkpoint, "_distributed", lambda shared=module is checkpoint: shared)
             with pytest.raises(MachineError, match="Connection closed by peer"):
                 action(*trained, path)
     assert loaded(trained, path) == 1
@@ -435,3 +438,39 @@ def test_a_half_written_folder_is_cleared_up(trained: Trained, tmp_path: Path) -
     noted(tmp_path / "work.writing" / "__0_0.distcp")
     saved(trained, tmp_path / "work", 1)
     assert [folder.name for folder in tmp_path.iterdir()] == ["work"]
+
+
+class Command:
+    """What runs `path.touch()` when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_a_crafted_checkpoint_runs_nothing(trained: Trained, tmp_path: Path) -> None:
+    parallel, optimizer = trained
+    ran, folder = tmp_path / "ran", tmp_path / "checkpoint"
+    checkpoint.save(parallel, optimizer, folder)
+    metadata = folder / ".metadata"
+    whole = metadata.read_bytes()
+    for crafted in (pickle.dumps(Command(ran)), pickle.dumps([1]), whole[:50], b""):
+        metadata.write_bytes(crafted)
+        with pytest.raises(MismatchError, match=r"is not read: its \.metadata is"):
+            checkpoint.load(parallel, optimizer, folder)
+    metadata.write_bytes(whole)
+    saved = dcp.FileSystemReader(folder).read_metadata()
+    name = next(n for n, kind in saved.state_dict_metadata.items() if type(kind).__name__ == "BytesStorageMetadata")
+    file = io.BytesIO()
+    torch.save(Command(ran), file)
+    place = next(one for index, one in saved.storage_data.items() if index.fqn == name)
+    with (folder / place.relative_path).open("r+b") as into:
+        into.seek(0, 2)
+        place.offset, place.length = into.tell(), file.tell()
+        into.write(file.getvalue())
+    metadata.write_bytes(pickle.dumps(saved))
+    with pytest.raises(MismatchError, match="does not fit"):
+        checkpoint.load(parallel, optimizer, folder)
+    assert not ran.exists()

@@ -80,7 +80,8 @@ def test_a_rank_that_is_gone_before_the_first_step_is_a_machine_error(monkeypatc
 
     for name, value in (("is_initialized", True), ("get_world_size", 2), ("get_rank", 0)):
         monkeypatch.setattr(dist, name, lambda value=value: value)
-    for name in ("all_gather_object", "new_group"):
+    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+    for name in ("all_gather", "new_group"):
         monkeypatch.setattr(dist, name, closed)
     with pytest.raises(MachineError, match="comparing the plan and the seed of the ranks failed: Connection closed by"):
         check_agreement({"plan": [1], "seed": [2]})
