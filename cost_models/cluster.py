@@ -32,18 +32,40 @@ from autoddl.cost_models.machine import Cluster, Device, Level
 from autoddl.cost_models.measured import apply_measurements
 from autoddl.cost_models.schema import WrittenCluster, WrittenDevice, WrittenLevel, validate_tree
 from autoddl.cost_models.topologies import check_topology
+from autoddl.cost_models.units import example, has_no_unit
 
 __all__ = ["Cluster", "Device", "Level", "device_names", "load_cluster", "load_device", "parse_cluster",
            "weakest_device"]
 
+QUANTITIES = {"memory": "bytes", "bandwidth": "bytes/s", "group_bandwidth": "bytes/s", "latency": "seconds",
+              "launch": "seconds", "peak": "flop/s"}
+"""Keys with a unit, and its dimension."""
 _HARDWARE = Path(__file__).parent / "hardware"
 _LAUNCH_SECONDS = {"gpu": 5e-6, "cpu": 3e-6}
 """The least a kernel takes: a CUDA launch, an ATen dispatch."""
 
 
 def load_cluster(path: str | Path) -> Cluster:
-    """Read a cluster file."""
-    return parse_cluster(_read(Path(path), "cluster file"), str(path))
+    """Read a cluster file. Raises InputError for a quantity without a unit: `parse_cluster` takes it as base units."""
+    text = _read(Path(path), "cluster file")
+    _check_units(_tree(text, str(path)), str(path))
+    return parse_cluster(text, str(path))
+
+
+def _check_units(tree: object, place: str) -> None:
+    """Raises InputError where people forgot a unit. What `measure` wrote is in base units."""
+    if isinstance(tree, dict) and "measured" not in tree:
+        for key, value in tree.items():
+            inside = f"{place}: {key}" if ": " not in place else f"{place}.{key}"
+            if key in QUANTITIES:
+                for one in value.values() if isinstance(value, dict) else (value,):
+                    if has_no_unit(one):
+                        raise InputError(f"{inside}: {one} has no unit: write it with one, like "
+                                         f"{example(QUANTITIES[key])!r}")
+            else:
+                _check_units(value, inside)
+    for i, part in enumerate(tree if isinstance(tree, list) else ()):
+        _check_units(part, f"{place}.{i}")
 
 
 def parse_cluster(text: str, source: str) -> Cluster:

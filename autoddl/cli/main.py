@@ -18,6 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from typing import Annotated, NoReturn
 
 import typer
@@ -32,8 +33,16 @@ __all__ = ["app", "main", "program"]
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"autoddl {version('autoddl')}, torch {version('torch')}, Python {sys.version.partition(' ')[0]}")
+        raise typer.Exit
+
+
 @app.callback(epilog="Example: autoddl plan examples/gpt.py:gpt cluster.yaml -o plan.json")
-def _root(debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False) -> None:
+def _root(debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
+          which: Annotated[bool, typer.Option("--version", help="show the versions and end", callback=_version,
+                                              is_eager=True)] = False) -> None:
     """Finds, proves and runs the fastest way to train a PyTorch model on a cluster."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from autoddl.cli.assumption_rows import assumption_rows
 from autoddl.cli.pipeline_text import draw_timeline
 from autoddl.cli.table_style import columns, grid
 from autoddl.core.errors import InputError
@@ -56,8 +57,8 @@ def _figures(plan: Plan, step: StagedStep) -> Table:
     table.add_row("plan", f"{plan.model} on {plan.cluster}, {plan.mesh.size} ranks over {plan.backend}")
     table.add_row("pipeline", f"{len(plan.pipeline.stages)} stages, schedule {plan.pipeline.name}, {plan.microbatches} "
                               f"microbatch{'es' * (plan.microbatches > 1)}")
-    if plan.precision != "as-written":
-        table.add_row("precision", plan.precision)
+    for row in assumption_rows(plan):
+        table.add_row(*row)
     table.add_row("step", f"{show_seconds(predicted.seconds)} predicted; ranks do nothing in "
                           f"{step.timeline.bubble:.1%} of it")
     if (mfu := model_flops_utilisation(plan)) is not None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
+from autoddl.cli.assumption_rows import assumption_rows, idle_rows
 from autoddl.cli.pipeline_tables import pipeline_summary, pipeline_table
 from autoddl.cli.table_style import columns, grid
 from autoddl.core.conversion import ring_bytes
@@ -24,6 +25,7 @@ from autoddl.core.precision import Precision
 from autoddl.cost_models import parse_cluster
 from autoddl.cost_models.machine import FLOAT64_SHARE
 from autoddl.cost_models.units import show_bytes, show_seconds
+from autoddl.explain.assumptions import idle_axes, throughput
 from autoddl.explain.utilisation import model_flops_utilisation
 from autoddl.schedule.traffic import traffic
 
@@ -71,6 +73,8 @@ def summary(plan: Plan) -> dict[str, Any]:
         "capture_seconds": plan.timings.get("capture"), "solve_seconds": plan.timings.get("solve"),
         "fallback_ops": predicted.fallback, "microbatches": plan.microbatches,
         "precision": plan.precision, "mfu": model_flops_utilisation(plan), "recompute": list(plan.recompute),
+        "optimizer": plan.source.get("optimizer"), "per_second": throughput(plan), "idle_axes": list(idle_axes(plan)),
+        "compress": list(plan.source.get("compress", ())),
     } | pipeline_summary(plan)
 
 
@@ -179,6 +183,8 @@ def _figures(plan: Plan) -> Table:
     table.add_row("plan", f"{plan.model} on {plan.cluster}, {plan.mesh.size} rank{'s' * (plan.mesh.size > 1)} over "
                           f"{plan.backend}")
     table.add_row("mesh", f"{plan.mesh}{_parts(plan)}" + (f"  ({levels})" if levels else ""))
+    for row in (*assumption_rows(plan), *idle_rows(plan)):
+        table.add_row(*row)
     if precision := _precision(plan):
         table.add_row("precision", precision)
     if plan.recompute:

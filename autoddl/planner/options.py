@@ -15,7 +15,8 @@ from autoddl.core.errors import InputError
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.precision import RECIPES, Precision
 from autoddl.core.recompute import check_policy
-from autoddl.cost_models import Cluster, parse_quantity
+from autoddl.cost_models import Cluster
+from autoddl.cost_models.units import with_unit
 from autoddl.pricing.optimizers import OPTIMIZERS, optimizer_of
 from autoddl.search import SOLVERS
 
@@ -160,7 +161,7 @@ class PlanOptions:
 
 def _bytes(budget: float | str) -> float:
     """A budget as a number. Raises InputError for one of 0 bytes or less."""
-    limit = float(parse_quantity(budget, "bytes"))
+    limit = with_unit(budget, "bytes") if isinstance(budget, str) else float(budget)
     if limit <= 0:
         raise InputError(f"a memory budget is above 0 bytes, not {budget}")
     return limit

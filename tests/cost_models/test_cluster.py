@@ -2,6 +2,7 @@
 
 import pickle
 import random
+import re
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 
@@ -105,6 +106,17 @@ def test_the_example_clusters_are_there() -> None:
 def test_a_value_that_no_short_unit_holds_round_trips() -> None:
     cluster = parse_cluster(TWO_RACKS.replace("300 GB/s", "123456789.125"), "x")
     assert parse_cluster(cluster.to_yaml(), "again") == cluster
+
+
+@pytest.mark.parametrize(("line", "place", "example"), [
+    ("  - {name: n, size: 2, bandwidth: 300, latency: 3 us}", "levels.0.bandwidth: 300", "25 GB/s"),
+    ("  - {name: n, size: 2, bandwidth: 3 GB/s, latency: 3}", "levels.0.latency: 3", "3 us"),
+    ("  - {name: n, size: 2, bandwidth: 3e9, latency: 0}", "levels.0.bandwidth: 3e9", "25 GB/s")])
+def test_a_file_without_units_is_refused(tmp_path: Path, line: str, place: str, example: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"name: x\ndevice: V100-16GB\nlevels:\n{line}\n")
+    with pytest.raises(InputError, match=re.escape(f"{path}: {place} has no unit: write it with one, like '{example}'")):
+        load_cluster(path)
 
 
 @pytest.mark.parametrize("name", yaml.safe_load(LINKS_FILE.read_text()))

@@ -26,7 +26,8 @@ __all__ = ["cluster_of", "random_plans"]
 
 TEXT = """
 name: test
-device: {{name: slow, memory: 1 GB, bandwidth: 1 GB/s, peak: {{float64: 1e6, float32: 1e6, bfloat16: 1e6}}}}
+device: {{name: slow, memory: 1 GB, bandwidth: 1 GB/s,
+         peak: {{float64: 1 MFLOP/s, float32: 1 MFLOP/s, bfloat16: 1 MFLOP/s}}}}
 levels:
 {levels}
 """

@@ -1,0 +1,39 @@
+"""The rows of a plan's figures: what it takes for granted, how fast it trains, and what looks like a mistake."""
+
+from autoddl.core.plan import Plan
+from autoddl.cost_models import parse_cluster
+from autoddl.explain.assumptions import batch_of, idle_axes, odd_values, throughput
+
+__all__ = ["assumption_rows", "idle_rows"]
+
+
+def assumption_rows(plan: Plan) -> list[tuple[str, str]]:
+    """What was given or assumed, and samples and tokens a second."""
+    found, rows = batch_of(plan), list[tuple[str, str]]()
+    said = []
+    if found is not None:
+        tokens = f" ({found[1]:,} tokens)" if found[1] is not None else ""
+        parts = f" in {plan.microbatches} microbatches" if plan.microbatches > 1 else ""
+        said.append(f"a batch of {found[0]:,} rows{tokens}{parts}")
+    said.append("dtypes as the module has them" if plan.precision == "as-written" else plan.precision)
+    if "optimizer" in plan.source:
+        said.append(f"{plan.source['optimizer']}, whose state and update count")
+    if plan.pipeline is None and not plan.recompute:
+        said.append("nothing computed again")
+    rows.append(("assumes", "; ".join(said)))
+    if speed := throughput(plan):
+        rows.append(("speed", ", ".join(f"{rate:,.3g} {what}/s" if rate < 1000 else f"{rate:,.0f} {what}/s"
+                                        for what, rate in speed.items())))
+    if "cluster" in plan.source:
+        rows += [("odd", text) for text in odd_values(parse_cluster(plan.source["cluster"], "the plan's cluster"))]
+    return rows
+
+
+def idle_rows(plan: Plan) -> list[tuple[str, str]]:
+    """A row where ranks repeat each other's work."""
+    idle, sizes = idle_axes(plan), dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True))
+    if not idle:
+        return []
+    axes = " and ".join(f"the {sizes[name]} ranks along {name}" for name in idle)
+    return [("idle", f"{axes} all do the same work: sending would take longer than what it saves; a larger batch, or "
+                     "faster links there, may change that")]
