@@ -1,9 +1,10 @@
 """What compressed messages bring and cost: sudo python examples/benchmarks/compression.py PART [NAME=VALUE ...]
 
-    steps   models=gpt-8k,vit,vgg   clusters=4x1-200,2x2-200   rounds=5
+    steps   models=gpt-8k,vgg   clusters=4x1-200,2x2-200   rounds=5   seconds=60
             Per model and cluster the best plan under each allowance: bytes a rank sends in a step, seconds predicted
-            (the time line) and measured, in turns on shaped links; and the same allowance on unshaped loopback
-    loss    steps=500   seeds=3
+            (the time line) and measured, in turns on shaped links. Before, the cluster is measured with all ranks
+            running, for `seconds`. And the same allowance on unshaped loopback
+    loss    steps=500   seeds=3   allow=gradients=int8;gradients=int4,weights=int8 (default: nothing and all below)
             A byte-level GPT on Python's standard library, four ranks over loopback, by the plan for a cluster of slow
             links: the mean loss of the last 50 steps
 """
@@ -13,6 +14,7 @@ import os
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
@@ -23,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from arena import CLUSTERS, contest
+from calibrated import calibrated
 from demo import batch, corpus
 from gpt import gpt
 from small_models import made
@@ -38,7 +41,8 @@ from autoddl.runtime.parallelize import parallelize
 from autoddl.schedule.timeline import predict_timeline
 from autoddl.schedule.traffic import traffic
 
-DEFAULTS = {"models": "gpt-8k,vit,vgg", "clusters": "4x1-200,2x2-200", "rounds": "5", "steps": "500", "seeds": "3"}
+DEFAULTS = {"models": "gpt-8k,vgg", "clusters": "4x1-200,2x2-200", "rounds": "5", "steps": "500", "seeds": "3",
+            "allow": "", "seconds": "60"}
 ALLOWED = ("", "gradients=bfloat16", "gradients=int8", "gradients=int8,weights=int8", "gradients=int4,weights=int8")
 SLOW = """name: slow links
 device: {name: slow, kind: cpu, memory: 2 GB, bandwidth: 5 GB/s, peak: {float32: 4 GFLOP/s}}
@@ -59,17 +63,19 @@ def sent(plan: Plan) -> float:
     return total
 
 
-def steps(models: str, clusters: str, rounds: int) -> None:
+def steps(models: str, clusters: str, rounds: int, seconds: float) -> None:
+    names, folder = clusters.split(","), Path(tempfile.mkdtemp(prefix="autoddl-compression-"))
+    places = dict(zip(names, calibrated([CLUSTERS / f"rehearsal-{name}.yaml" for name in names], folder, seconds),
+                      strict=True))
     for model, name in product(models.split(","), clusters.split(",")):
-        path = CLUSTERS / f"rehearsal-{name}.yaml"
+        path = places[name]
         cluster, (module, sample) = load_cluster(path), made(model)
-        with tempfile.TemporaryDirectory() as folder:
-            plans, files = dict[str, Plan](), dict[str, Path]()
-            for words in ALLOWED:
-                plan = autoddl.plan(module, cluster, sample, name=model, compress=words, overlap=True)
-                plans[words or "nothing"], files[words or "nothing"] = plan, Path(folder, f"{len(files)}.json")
-                plan.save(files[words or "nothing"])
-            found = {turns.name: turns for turns in contest(path, model, files, [], rounds, update=False)}
+        plans, files = dict[str, Plan](), dict[str, Path]()
+        for words in ALLOWED:
+            plan = autoddl.plan(module, cluster, sample, name=model, compress=words, overlap=True)
+            plans[words or "nothing"], files[words or "nothing"] = plan, folder / f"{len(files)}.json"
+            plan.save(files[words or "nothing"])
+        found = {turns.name: turns for turns in contest(path, model, files, [], rounds, update=False)}
         first = statistics.median(found["nothing"].seconds)
         for words, plan in plans.items():
             line = predict_timeline(plan, add_hubs(graph_from_text(plan.source["graph"])), cluster).step.seconds
@@ -104,8 +110,8 @@ def one_rank(folder: Path, count: int, seed: int) -> None:
     leave(0)
 
 
-def loss(count: int, seeds: int) -> None:
-    for words in ALLOWED:
+def loss(count: int, seeds: int, allowed: Sequence[str]) -> None:
+    for words in allowed:
         ends = []
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -126,8 +132,8 @@ if __name__ == "__main__":
         one_rank(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
     options = DEFAULTS | dict(text.split("=", 1) for text in sys.argv[2:])
     if sys.argv[1:2] == ["steps"]:
-        steps(options["models"], options["clusters"], int(options["rounds"]))
+        steps(options["models"], options["clusters"], int(options["rounds"]), float(options["seconds"]))
     elif sys.argv[1:2] == ["loss"]:
-        loss(int(options["steps"]), int(options["seeds"]))
+        loss(int(options["steps"]), int(options["seeds"]), options["allow"].split(";") if options["allow"] else ALLOWED)
     else:
         sys.exit("name a part: steps or loss")

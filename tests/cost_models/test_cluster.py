@@ -115,7 +115,8 @@ def test_a_value_that_no_short_unit_holds_round_trips() -> None:
 def test_a_file_without_units_is_refused(tmp_path: Path, line: str, place: str, example: str) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(f"name: x\ndevice: V100-16GB\nlevels:\n{line}\n")
-    with pytest.raises(InputError, match=re.escape(f"{path}: {place} has no unit: write it with one, like '{example}'")):
+    said = f"{path}: {place} has no unit: write it with one, like '{example}'"
+    with pytest.raises(InputError, match=re.escape(said)):
         load_cluster(path)
 
 

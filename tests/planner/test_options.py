@@ -42,7 +42,8 @@ def test_a_plan_knows_its_options_again() -> None:
     ({"optimizer": "lion"}, "optimizer 'lion' is not known; known are sgd.*like '12 B'"),
     ({"solver": "luck"}, "no solver 'luck'"),
     ({"tolerance": 1.0}, "a tolerance of 1.0 is none"), ({"budget": 0}, "above 0 bytes, not 0"),
-    ({"budget": "-3 GB"}, "no quantity"), ({"budget": "12 parsecs"}, "'parsecs' is no unit"),
+    ({"budget": "-3 GB"}, "no quantity"), ({"budget": "40"}, "40 has no unit"),
+    ({"budget": "12 parsecs"}, "'parsecs' is no unit"),
     ({"microbatches": ()}, "at least 1"), ({"microbatches": (0, 2)}, "at least 1"),
     ({"recompute": ("some",)}, "no recomputation 'some'"), ({"recompute": ()}, "name one, like 'none'")])
 def test_what_no_option_is_is_refused(wrong: Options, words: str) -> None:
