@@ -66,8 +66,8 @@ def odd_values(cluster: Cluster) -> tuple[str, ...]:
     for level in cluster.levels:
         figures += [(f"level {level.name}", "bandwidth", level.bandwidth, show_rate(level.bandwidth)),
                     (f"level {level.name}", "latency", level.latency, show_seconds(level.latency))]
-    return tuple(f"{place}: a {what} of {shown} is {'more' if value > SOLD[what][1] else 'less'} than any that is sold, "
-                 f"by a factor of {max(value / SOLD[what][1], SOLD[what][0] / value):,.0f}"
+    return tuple(f"{place}: a {what} of {shown} is {'more' if value > SOLD[what][1] else 'less'} than any that is sold,"
+                 f" by a factor of {max(value / SOLD[what][1], SOLD[what][0] / value):,.0f}"
                  for place, what, value, shown in figures
                  if value and not SOLD[what][0] / FAR <= value <= SOLD[what][1] * FAR)
 

@@ -12,17 +12,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import zip_longest
 from math import inf
 
-from autoddl.core.errors import Infeasible, InputError
+from autoddl.core.errors import Infeasible, InputError, MismatchError
 from autoddl.core.graph import Op
 from autoddl.core.hubs import HUB, add_hubs
 from autoddl.core.layout import Mesh
-from autoddl.core.plan import Plan
+from autoddl.core.plan import Conversion, Decision, Plan, Stored
 from autoddl.core.problem import Problem
 from autoddl.core.recompute import SEARCH, policy_blocks
 from autoddl.explain.breakdown import BlockCost, block_costs, row_text
 from autoddl.explain.memory_rows import check_row
+from autoddl.planner.assemble import assemble_choice
 from autoddl.planner.budget_search import BudgetSearch, least_peak
 from autoddl.planner.candidates import policies_on
 from autoddl.planner.mesh_search import Progress
@@ -39,6 +41,7 @@ from autoddl.planner.question import (
 )
 from autoddl.pricing.build_problem import Row
 from autoddl.pricing.space import Variable
+from autoddl.schedule.memory_line import with_memory_peak
 from autoddl.search.certify.alternatives import alternatives, bounding_beliefs, option_bounds
 from autoddl.search.certify.certificate import check_certificate
 from autoddl.search.certify.prove import prove
@@ -199,16 +202,49 @@ def proved(plan: Plan, everywhere: bool = False) -> Proved:
     """Makes the certificate of the plan's bound and checks it; the result covers the plan's mesh.
 
     With `everywhere` it covers every mesh that the plan was chosen from, with every number of microbatches and every
-    policy of recomputation. A certificate that does not hold raises AssertionError.
+    policy of recomputation. A certificate that does not hold raises AssertionError; MismatchError where the file says
+    anything else than what is proved.
     """
     made = rebuild(plan)
     seconds = made.problem.cost(made.choice)
+    _check_file(plan, made)
     _check_memory_row(plan, made)
     problems = {str(plan.mesh): _whole(plan, made)} | (_others(plan, made.row) if everywhere else {})
     checked = [check_certificate(problem, prove(problem, seconds)) for problem in problems.values()]
     return Proved(tuple(problems), seconds, min(seconds, *(one.bound for one in checked)), plan.bound,
                   sum(one.inequalities for one in checked), sum(one.distinct for one in checked),
                   tuple(lam for one in checked for lam in one.multipliers))
+
+
+def _check_file(plan: Plan, made: Rebuilt) -> None:
+    """Raises MismatchError where what the file says ranks do is not what was priced and is proved."""
+    again = assemble_choice(made.pricing, made.choice, made.variables)
+    for what, written, priced in (("decision", plan.decisions, again.decisions), ("stored", plan.stored, again.stored),
+                                  ("conversion", plan.conversions, again.conversions)):
+        wrong = next((a for a, b in zip_longest(written, priced) if a != b), None)
+        if written != priced:
+            raise MismatchError(f"the plan's {what} {_about(wrong)} is not the one that its layouts have: the file was "
+                                "changed; plan again instead of editing it")
+    if plan.inputs != again.inputs:
+        raise MismatchError("the plan's inputs are not laid out as its ops read them: the file was changed; plan again "
+                            "instead of editing it")
+    pricing = made.pricing
+    peak = with_memory_peak(plan, pricing.graph, pricing.optimizer, pricing.cluster).predicted.peak_bytes
+    if abs(peak - plan.predicted.peak_bytes) > 1:
+        raise MismatchError(f"the plan says {plan.predicted.peak_bytes:,.0f} bytes at its peak, and has {peak:,.0f}: "
+                            "the file was changed; plan again instead of editing it")
+
+
+def _about(part: object) -> str:
+    """What a part of a plan file is about; nothing where it has one too few."""
+    match part:
+        case Decision():
+            return f"of {part.name}"
+        case Stored():
+            return f"of {part.fqn}"
+        case Conversion():
+            return f"of {part.tensor} for {part.op}"
+    return "that is missing"
 
 
 def _whole(plan: Plan, made: Rebuilt) -> Problem:

@@ -21,6 +21,7 @@ from autoddl import api
 from autoddl.capture.capture import capture
 from autoddl.core.errors import Infeasible, InputError, MismatchError
 from autoddl.core.graph import graph_from_text, graph_to_text
+from autoddl.core.layout import Layout
 from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import parse_cluster, parse_quantity
 from autoddl.explain.breakdown import block_costs
@@ -161,6 +162,21 @@ def test_the_bound_is_proved(free: Plan, tight: Plan, insisted: Plan) -> None:
     checked = proved(tight, everywhere=True)
     assert checked.bound <= tight.predicted.seconds and checked.meshes == (MESH,)
     assert checked.gap < 0.2
+
+
+def test_a_changed_file_is_noticed(free: Plan) -> None:
+    first = next(k for k, c in enumerate(free.conversions) if c.backward)
+    one = free.conversions[first]
+    longer = replace(one, backward=(*one.backward, f"{free.mesh.names[0]}: S(0)->B"))
+    whole = {name: Layout.broadcast(free.mesh) for name in free.inputs}
+    for changed, said in (
+            (replace(free, conversions=(*free.conversions[:first], longer, *free.conversions[first + 1:])),
+             f"conversion of {longer.tensor} for {longer.op} is not the one"),
+            (replace(free, conversions=free.conversions[:-1]), "conversion that is missing is not"),
+            (replace(free, inputs=whole), "inputs are not laid out"),
+            (replace(free, predicted=replace(free.predicted, nbytes={"parameters": 1.0})), "at its peak, and has")):
+        with pytest.raises(MismatchError, match=said):
+            proved(changed)
 
 
 def test_a_mesh_where_the_pins_leave_no_layout_needs_no_proof() -> None:
