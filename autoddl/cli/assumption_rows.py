@@ -8,7 +8,7 @@ __all__ = ["assumption_rows", "idle_rows"]
 
 
 def assumption_rows(plan: Plan) -> list[tuple[str, str]]:
-    """What was given or assumed, and samples and tokens a second."""
+    """Says what was given or assumed, and samples and tokens a second."""
     found, rows = batch_of(plan), list[tuple[str, str]]()
     said = []
     if found is not None:

@@ -1,7 +1,8 @@
 """The verbs plan, show, compare, run and verify."""
 
+from math import inf
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,7 +17,7 @@ from autoddl.cli.pipeline_tables import stage_of
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.files import check_file, check_folder
 from autoddl.core.plan import load_plan
-from autoddl.cost_models import Cluster, load_cluster
+from autoddl.cost_models import Cluster, load_cluster, show_seconds
 from autoddl.launch.launch import leave
 from autoddl.planner.options import PlanOptions
 
@@ -47,10 +48,24 @@ def plan_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, 
                 rows = relaxations(model, place, sample, reachable=error.reachable, progress=progress,
                                    **options.words())
                 Console(stderr=True).print(relaxation_table(rows))
-            raise
+                raise
+            raise _with_way_out(error, model, place, sample, options, progress) from None
     if output is not None:
         found.save(output)
     show(plan_tables.plan_table(found), plan_tables.summary(found), as_json)
+
+
+def _with_way_out(error: Infeasible, model: Any, place: Cluster, sample: Any, options: PlanOptions, progress: Any
+                  ) -> Infeasible:
+    """The error, with the first cheap way out that fits."""
+    from autoddl.explain.relax import first_way_out
+    found = first_way_out(model, place, sample, progress=progress, **options.words()) \
+        if options.stages == (1,) and error.budget < inf else None
+    if found is None:
+        return error
+    words, seconds = found
+    return Infeasible(error.needed, error.budget, f"{words} fits, at {show_seconds(seconds)} a step or less; or use "
+                      "more devices, a smaller batch or a larger budget", error.reachable)
 
 
 def _place(path: Path, compiled: bool) -> Cluster:

@@ -57,7 +57,7 @@ def throughput(plan: Plan) -> dict[str, float]:
 
 
 def odd_values(cluster: Cluster) -> tuple[str, ...]:
-    """What of a cluster's figures looks like a mistake, each with its place."""
+    """Names what of a cluster's figures looks like a mistake, each with its place."""
     device = cluster.device
     figures = [(f"device {device.name}", "memory", device.memory, show_bytes(device.memory)),
                (f"device {device.name}", "bandwidth of memory", device.bandwidth, show_rate(device.bandwidth)),

@@ -236,7 +236,7 @@ def _check_file(plan: Plan, made: Rebuilt) -> None:
 
 
 def _about(part: object) -> str:
-    """What a part of a plan file is about; nothing where it has one too few."""
+    """Names what a part of a plan file is about, or that there is one too few."""
     match part:
         case Decision():
             return f"of {part.name}"

@@ -352,3 +352,13 @@ def test_compare_solvers() -> None:
 def test_words_that_would_be_ignored_are_refused(words: tuple[str, ...], pattern: str) -> None:
     said = shell(*words)
     assert said.code == 2 and pattern in said.err and said.out == "", said
+
+
+def test_where_nothing_fits_the_first_cheap_way_out_is_named() -> None:
+    words = ("plan", f"{ROOT / 'examples' / 'gpt.py'}:gpt", LAPTOP, "--set", "layers=1", "--mesh", "machine=2,pair=2")
+    starved = shell(*words, "--budget", "1 kB")
+    least = re.search(r"the smallest that is known takes ([0-9.]+) MB", starved.err)
+    assert starved.code == 3 and least and " fits, at " not in starved.err
+    starved = shell(*words, "--budget", f"{0.8 * float(least[1])} MB")
+    way = r"; --(recompute full|microbatches \d( --recompute full)?) fits, at .* a step or less; or use more devices"
+    assert starved.code == 3 and re.search(way, starved.err), starved.err
