@@ -21,8 +21,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-__all__ = ["Terminated", "die_with_parent", "forks", "is_rank", "signals_default", "signals_raise", "signals_wait"]
+__all__ = ["STORE", "Terminated", "die_with_parent", "forks", "is_rank", "signals_default", "signals_raise",
+           "signals_wait"]
 
+STORE = "AUTODDL_STORE"
+"""Environment variable with the file by which ranks of one machine find each other, instead of an address."""
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _ENDING = (signal.SIGTERM, signal.SIGHUP)

@@ -27,14 +27,14 @@ from typing import Any, NoReturn
 from autoddl.core import errors
 from autoddl.core.errors import AutoDDLError, MachineError
 from autoddl.core.files import write_atomically
-from autoddl.core.processes import die_with_parent, forks, signals_raise
+from autoddl.core.processes import STORE, die_with_parent, forks, signals_raise
 from autoddl.launch.forked_ranks import ForkedRank, start_forks
 
 __all__ = ["Place", "launch", "leave", "python_module", "report_failure"]
 
 _Process = subprocess.Popen[bytes] | ForkedRank
 
-FAILURES, STORE = "AUTODDL_FAILURES", "AUTODDL_STORE"
+FAILURES = "AUTODDL_FAILURES"
 GRACE_SECONDS = 1.0
 """Seconds in which the other ranks may fail too, so that the cause can be told from its consequences."""
 

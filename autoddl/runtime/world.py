@@ -14,14 +14,11 @@ import torch.distributed as dist
 
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.core.layout import Mesh
-from autoddl.core.processes import is_rank
+from autoddl.core.processes import STORE, is_rank
 from autoddl.runtime.process_groups import peer_error
 from autoddl.runtime.told_values import gather_values
 
-__all__ = ["STORE", "check_agreement", "device_of", "join_processes", "set_current_device"]
-
-STORE = "AUTODDL_STORE"
-"""Environment variable with the file by which ranks of one machine find each other, instead of an address."""
+__all__ = ["check_agreement", "device_of", "join_processes", "set_current_device"]
 
 
 def device_of(backend: str, device: torch.device | str | None = None) -> torch.device:
