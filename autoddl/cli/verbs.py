@@ -14,6 +14,7 @@ from autoddl.cli.compare_run import NoRecord, RecordPath, record_path
 from autoddl.cli.options import AsJson, ClusterPath, Compiled, FactoryText, PlanPath, Set, StageNumber, takes_options
 from autoddl.cli.output import progress_bar, show
 from autoddl.cli.pipeline_tables import stage_of
+from autoddl.cli.way_out import first_way_out
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.files import check_file, check_folder
 from autoddl.core.plan import load_plan
@@ -58,7 +59,6 @@ def plan_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, 
 def _with_way_out(error: Infeasible, model: Any, place: Cluster, sample: Any, options: PlanOptions, progress: Any
                   ) -> Infeasible:
     """The error, with the first cheap way out that fits."""
-    from autoddl.explain.relax import first_way_out
     found = first_way_out(model, place, sample, progress=progress, **options.words()) \
         if options.stages == (1,) and error.budget < inf else None
     if found is None:

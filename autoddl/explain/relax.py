@@ -6,8 +6,7 @@
     recompute      every block computed again in backward
     batch          the leading dim of the sample's tensors halved, and the model captured again with it
 
-Nothing is estimated by scaling: every row is a search of its own, with the seconds of its best plan. `first_way_out`
-tries what costs the user nothing, recomputation and microbatches, and stops at the first that fits.
+Nothing is estimated by scaling: every row is a search of its own, with the seconds of its best plan.
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from autoddl.core.errors import AutoDDLError, CaptureError, Infeasible, InputError
+from autoddl.core.errors import AutoDDLError, Infeasible, InputError
 from autoddl.core.precision import Precision
 from autoddl.cost_models import Cluster, load_cluster, show_bytes
 from autoddl.cost_models.units import bytes_above
@@ -31,10 +30,8 @@ if TYPE_CHECKING:
 
     from autoddl.capture.sample import Sample
 
-__all__ = ["Relaxation", "check_relaxable", "first_way_out", "relaxations"]
+__all__ = ["Relaxation", "check_relaxable", "relaxations"]
 
-SHORT = 3.0
-"""Seconds that the search of one mesh may take where any plan that fits is an answer."""
 ROOM = 1 + 1e-9
 """The smallest plan again, with room for the rounding of its sum."""
 
@@ -91,27 +88,6 @@ def relaxations(model: "nn.Module", cluster: str | Path | Cluster, sample: objec
         except AutoDDLError as error:
             found.append(Relaxation(what, None, 0.0, str(error)))
     return tuple(sorted(found, key=lambda row: (row.seconds is None, row.seconds or 0.0)))
-
-
-def first_way_out(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *,
-                  progress: Progress | None = None, **options: Unpack[Options]) -> tuple[str, float] | None:
-    """The first options that fit where none does, as a user writes them, with the seconds of a step then; else None.
-
-    Every search is short (`SHORT`), so the seconds are those of a plan that fits, perhaps not of the best.
-    """
-    from autoddl.api import plan
-
-    given = PlanOptions.of(options)
-    counts = [n * given.microbatches[-1] for n in (2, 4, 8)]
-    short = replace(given, time_limit=SHORT, tolerance=0.1, overlap=False)
-    tried = [("--recompute full", replace(short, recompute=("full",))),
-             *((f"--microbatches {n}", replace(short, microbatches=(n,))) for n in counts),
-             (f"--microbatches {counts[-1]} --recompute full",
-              replace(short, microbatches=(counts[-1],), recompute=("full",)))]
-    for words, one in tried:
-        with suppress(Infeasible, InputError, CaptureError):
-            return words, plan(model, cluster, sample, progress=progress, **one.words()).predicted.seconds
-    return None
 
 
 def check_relaxable(options: PlanOptions) -> None:

@@ -1,0 +1,40 @@
+"""Finds the first cheap way out where no plan fits: what costs the user nothing, recomputation and microbatches."""
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from autoddl.core.errors import CaptureError, Infeasible, InputError
+from autoddl.cost_models import Cluster
+from autoddl.planner.mesh_search import Progress
+from autoddl.planner.options import Options, PlanOptions
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["first_way_out"]
+
+SHORT = 3.0
+"""Seconds that the search of one mesh may take where any plan that fits is an answer."""
+
+
+def first_way_out(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *,
+                  progress: Progress | None = None, **options: Unpack[Options]) -> tuple[str, float] | None:
+    """The first options that fit where none does, as a user writes them, with the seconds of a step then; else None.
+
+    Every search is short (`SHORT`), so the seconds are those of a plan that fits, perhaps not of the best.
+    """
+    from autoddl.api import plan  # torch is not waited for where plans are read
+
+    given = PlanOptions.of(options)
+    counts = [n * given.microbatches[-1] for n in (2, 4, 8)]
+    short = replace(given, time_limit=SHORT, tolerance=0.1, overlap=False)
+    tried = [("--recompute full", replace(short, recompute=("full",))),
+             *((f"--microbatches {n}", replace(short, microbatches=(n,))) for n in counts),
+             (f"--microbatches {counts[-1]} --recompute full",
+              replace(short, microbatches=(counts[-1],), recompute=("full",)))]
+    for words, one in tried:
+        with suppress(Infeasible, InputError, CaptureError):
+            return words, plan(model, cluster, sample, progress=progress, **one.words()).predicted.seconds
+    return None
