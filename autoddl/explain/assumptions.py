@@ -4,7 +4,7 @@
                  rows
     throughput   batch / seconds of a step
     idle axis    a mesh axis of more than one rank along which no op's work is split: its ranks repeat each other
-    odd value    a figure of the cluster outside a factor of FAR of all that is sold
+    odd value    a figure of the cluster far outside all that is sold (`cost_models.sold`)
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,15 +13,10 @@ from typing import Any
 from autoddl.core.layout import PartialSum, Split
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, show_bytes
+from autoddl.cost_models.sold import how_far
 from autoddl.cost_models.units import show_rate, show_seconds
 
 __all__ = ["batch_of", "idle_axes", "odd_values", "throughput"]
-
-FAR = 100.0
-"""How far from what is sold a value is odd."""
-SOLD = {"memory": (1e9, 3e11), "bandwidth of memory": (5e9, 8e12), "peak": (1e10, 2e16), "bandwidth": (1.25e8, 1.8e12),
-        "latency": (1e-7, 1e-3)}
-"""The least and the most of devices and links that are sold: 1 Gb/s Ethernet to NVLink 5, a CPU's core to a B300."""
 
 
 def _tensors(tree: Any) -> Iterator[Mapping[str, Any]]:
@@ -66,10 +61,9 @@ def odd_values(cluster: Cluster) -> tuple[str, ...]:
     for level in cluster.levels:
         figures += [(f"level {level.name}", "bandwidth", level.bandwidth, show_rate(level.bandwidth)),
                     (f"level {level.name}", "latency", level.latency, show_seconds(level.latency))]
-    return tuple(f"{place}: a {what} of {shown} is {'more' if value > SOLD[what][1] else 'less'} than any that is sold,"
-                 f" by a factor of {max(value / SOLD[what][1], SOLD[what][0] / value):,.0f}"
-                 for place, what, value, shown in figures
-                 if value and not SOLD[what][0] / FAR <= value <= SOLD[what][1] * FAR)
+    found = [(place, what, shown, how_far(what, value)) for place, what, value, shown in figures]
+    return tuple(f"{place}: a {what} of {shown} is {'more' if by > 0 else 'less'} than any that is sold, by a factor "
+                 f"of {abs(by):,.0f}" for place, what, shown, by in found if by)
 
 
 def idle_axes(plan: Plan) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
 from autoddl.core.precision import Precision
+from autoddl.core.recompute import blocks_of
 from autoddl.cost_models import Cluster, load_cluster, show_bytes
 from autoddl.cost_models.units import bytes_above
 from autoddl.explain.pareto import resized
@@ -77,7 +78,7 @@ def relaxations(model: "nn.Module", cluster: str | Path | Cluster, sample: objec
             found.append(_row(f"{n} microbatches", questions(given, [n]), progress))
             if found[-1].seconds is not None:
                 break
-    if "full" not in allowed.recompute:
+    if "full" not in allowed.recompute and blocks_of(asked[0].graph):
         again = [replace(one.asking(recompute=("full",)), recompute="full") for one in asked]
         found.append(_row("every block computed again (--recompute full)", again, progress))
     smaller = _halved(given)
