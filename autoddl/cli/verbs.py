@@ -58,9 +58,9 @@ def plan_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, 
 
 def _with_way_out(error: Infeasible, model: Any, place: Cluster, sample: Any, options: PlanOptions, progress: Any
                   ) -> Infeasible:
-    """The error, with the first cheap way out that fits."""
+    """The error, with the first cheap way out that fits; where parameters alone do not, none is looked for."""
     found = first_way_out(model, place, sample, progress=progress, **options.words()) \
-        if options.stages == (1,) and error.budget < inf else None
+        if options.stages == (1,) and error.budget < inf and not error.detail else None
     if found is None:
         return error
     words, seconds = found
