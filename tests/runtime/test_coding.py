@@ -81,7 +81,7 @@ SLOW = """name: slow
 device: {name: core, kind: cpu, memory: 1 GB, bandwidth: 100 GB/s, peak: {float32: 1 TFLOP/s, bfloat16: 1 TFLOP/s}}
 levels: [{name: all, size: 4, bandwidth: 1 MB/s, latency: 1 us}]
 """
-LARGEST = {"gradients=bfloat16,weights=bfloat16": 0.02, "gradients=int8": 0.05, "gradients=int8,weights=int8": 0.1,
+LARGEST = {"gradients=bfloat16,weights=bfloat16": 0.02, "gradients=int8": 0.05, "gradients=int8,weights=int8": 0.15,
            "gradients=int4": 0.6}
 """The largest difference of a gradient over the largest gradient in the models below, as expected of so many bits."""
 
