@@ -31,43 +31,19 @@ from autoddl.cost_models.links import LINKS_FILE
 from autoddl.cost_models.machine import Cluster, Device, Level
 from autoddl.cost_models.measured import apply_measurements
 from autoddl.cost_models.schema import WrittenCluster, WrittenDevice, WrittenLevel, validate_tree
-from autoddl.cost_models.sold import how_far
 from autoddl.cost_models.topologies import check_topology
-from autoddl.cost_models.units import example, has_no_unit
 
 __all__ = ["Cluster", "Device", "Level", "device_names", "load_cluster", "load_device", "parse_cluster",
            "weakest_device"]
 
-QUANTITIES = {"memory": ("bytes", "memory"), "bandwidth": ("bytes/s", "bandwidth"), "launch": ("seconds", "launch"),
-              "group_bandwidth": ("bytes/s", "bandwidth"), "latency": ("seconds", "latency"),
-              "peak": ("flop/s", "peak")}
-"""Keys with a unit: its dimension, and what is sold of it."""
 _HARDWARE = Path(__file__).parent / "hardware"
 _LAUNCH_SECONDS = {"gpu": 5e-6, "cpu": 3e-6}
 """The least a kernel takes: a CUDA launch, an ATen dispatch."""
 
 
 def load_cluster(path: str | Path) -> Cluster:
-    """Read a cluster file. Raises InputError for a number without a unit that makes no sense in base units."""
-    text = _read(Path(path), "cluster file")
-    _check_units(_tree(text, str(path)), str(path))
-    return parse_cluster(text, str(path))
-
-
-def _check_units(tree: object, place: str) -> None:
-    """Raises InputError where people forgot a unit: in base units, which programs write, the number makes no sense."""
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            inside = f"{place}: {key}" if ": " not in place else f"{place}.{key}"
-            if key in QUANTITIES:
-                for one in value.values() if isinstance(value, dict) else (value,):
-                    if has_no_unit(one) and how_far(QUANTITIES[key][1], float(one)):
-                        raise InputError(f"{inside}: {one} has no unit: write it with one, like "
-                                         f"{example(QUANTITIES[key][0])!r}")
-            elif key != "measured":
-                _check_units(value, inside)
-    for i, part in enumerate(tree if isinstance(tree, list) else ()):
-        _check_units(part, f"{place}.{i}")
+    """Read a cluster file."""
+    return parse_cluster(_read(Path(path), "cluster file"), str(path))
 
 
 def parse_cluster(text: str, source: str) -> Cluster:

@@ -22,7 +22,8 @@ from pydantic import model_validator as validator
 from autoddl.core.errors import InputError
 from autoddl.cost_models.links import PROTOCOLS, expand_link
 from autoddl.cost_models.machine import BACKEND_NAMES, ITEMSIZE_OF_PEAK, KERNELS, TOPOLOGIES
-from autoddl.cost_models.units import parse_quantity
+from autoddl.cost_models.sold import how_far
+from autoddl.cost_models.units import parse_quantity, with_unit
 
 __all__ = ["WrittenCluster", "WrittenDevice", "WrittenLevel", "validate_tree"]
 
@@ -31,12 +32,14 @@ _AXIS = re.compile(r"[A-Za-z_][\w.-]*")
 """A name that `Mesh.parse` reads back, alone, with `.0` behind it and joined to others by `-`."""
 
 
-def _quantity(dimension: str) -> Callable[[Any], float]:
+def _quantity(dimension: str, figure: str) -> Callable[[Any], float]:
+    """A reader of quantities. A number without a unit, as programs write it, is one of base units that is sold."""
     def read(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise ValueError(f"{value!r} is no quantity of {dimension}")
         try:
-            return parse_quantity(value, dimension)
+            found = parse_quantity(value, dimension)
+            return with_unit(value, dimension) if how_far(figure, found) else found
         except InputError as error:
             raise ValueError(str(error)) from None  # pydantic adds the place
     return read
@@ -60,10 +63,10 @@ def _axis(value: Any) -> Any:
     return value
 
 
-Bytes = Annotated[float, BeforeValidator(_quantity("bytes")), Field(gt=0)]
-Rate = Annotated[float, BeforeValidator(_quantity("bytes/s")), Field(gt=0)]
-Flops = Annotated[float, BeforeValidator(_quantity("flop/s")), Field(gt=0)]
-Seconds = Annotated[float, BeforeValidator(_quantity("seconds")), Field(ge=0)]
+Bytes = Annotated[float, BeforeValidator(_quantity("bytes", "memory")), Field(gt=0)]
+Rate = Annotated[float, BeforeValidator(_quantity("bytes/s", "bandwidth")), Field(gt=0)]
+Flops = Annotated[float, BeforeValidator(_quantity("flop/s", "peak")), Field(gt=0)]
+Seconds = Annotated[float, BeforeValidator(_quantity("seconds", "latency")), Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 PeakName = Annotated[str, BeforeValidator(_one_of(tuple(ITEMSIZE_OF_PEAK), "dtype with a peak"))]
 LevelName = Annotated[str, BeforeValidator(_axis)]

@@ -8,7 +8,7 @@ __all__ = ["SOLD", "how_far"]
 FAR = 100.0
 """How far from what is sold a value is odd."""
 SOLD = {"memory": (1e9, 3e11), "bandwidth of memory": (5e9, 8e12), "peak": (1e10, 2e16), "bandwidth": (1.25e8, 1.8e12),
-        "latency": (1e-7, 1e-3), "launch": (1e-7, 1e-3)}
+        "latency": (1e-7, 1e-3)}
 """The least and the most of each figure, in base units."""
 
 

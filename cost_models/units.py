@@ -5,7 +5,7 @@
     seconds   s, ms, us, ns
     flop/s    FLOP/s with k, M, G, T, P, E in front
 
-A bare number is already in base units; in files and on the command line people write units (`has_no_unit`). Everything
+A bare number is already in base units; people write units (`with_unit`). Everything
 inside the package is in base units; only printing converts.
 """
 
@@ -17,8 +17,8 @@ from types import MappingProxyType
 
 from autoddl.core.errors import InputError
 
-__all__ = ["UNITS", "bytes_above", "example", "format_quantity", "has_no_unit", "parse_quantity", "show_bytes",
-           "show_rate", "show_seconds", "with_unit"]
+__all__ = ["UNITS", "bytes_above", "format_quantity", "parse_quantity", "show_bytes", "show_rate", "show_seconds",
+           "with_unit"]
 
 _DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY = {f"{prefix}i": 1024.0**power for power, prefix in enumerate("KMGTPE", start=1)}
@@ -46,21 +46,16 @@ def parse_quantity(text: str | int | float, dimension: str) -> float:
     except ValueError:
         value = math.nan
     if match is None or not math.isfinite(value):
-        raise InputError(f"{text!r} is no quantity; write a number and a unit, like {example(dimension)!r}")
+        raise InputError(f"{text!r} is no quantity; write a number and a unit, like {_example(dimension)!r}")
     return value * _factor(match[2], dimension) if match[2] else value
 
 
-def has_no_unit(text: object) -> bool:
-    """Whether what a person wrote is a number above 0 without a unit."""
-    match = _QUANTITY.fullmatch(str(text)) if isinstance(text, int | float | str) else None
-    return match is not None and not match[2] and float(match[1]) > 0
-
-
-def with_unit(text: str, dimension: str) -> float:
+def with_unit(text: str | int | float, dimension: str) -> float:
     """As `parse_quantity`; InputError for a number without a unit, unless it is 0."""
-    if has_no_unit(text):
-        raise InputError(f"{text} has no unit: write it with one, like {example(dimension)!r}")
-    return parse_quantity(text, dimension)
+    value, match = parse_quantity(text, dimension), _QUANTITY.fullmatch(str(text))
+    if value and match is not None and not match[2]:
+        raise InputError(f"{text} has no unit: write it with one, like {_example(dimension)!r}")
+    return value
 
 
 def _factor(unit: str, dimension: str) -> float:
@@ -71,11 +66,10 @@ def _factor(unit: str, dimension: str) -> float:
     same = [name for name in units if name.lower() == unit.lower()]
     near = same or get_close_matches(unit, units, n=1, cutoff=0.0)
     raise InputError(f"{unit!r} is no unit of {dimension}; did you mean {near[0]!r}? "
-                     f"Write it like {example(dimension)!r}")
+                     f"Write it like {_example(dimension)!r}")
 
 
-def example(dimension: str) -> str:
-    """A quantity as people write it."""
+def _example(dimension: str) -> str:
     return {"bytes": "80 GB", "bytes/s": "25 GB/s", "seconds": "3 us", "flop/s": "312 TFLOP/s"}[dimension]
 
 

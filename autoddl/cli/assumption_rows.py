@@ -19,13 +19,13 @@ def assumption_rows(plan: Plan) -> list[tuple[str, str]]:
     if "optimizer" in plan.source:
         said.append(f"{plan.source['optimizer']}, whose state and update count")
     if plan.pipeline is None and not plan.recompute:
-        said.append("nothing computed again")
+        said.append("no recomputation")
     rows.append(("assumes", "; ".join(said)))
     if speed := throughput(plan):
         rows.append(("speed", ", ".join(f"{rate:,.3g} {what}/s" if rate < 1000 else f"{rate:,.0f} {what}/s"
                                         for what, rate in speed.items())))
     if "cluster" in plan.source:
-        rows += [("odd", text) for text in odd_values(parse_cluster(plan.source["cluster"], "the plan's cluster"))]
+        rows += [("unusual", text) for text in odd_values(parse_cluster(plan.source["cluster"], "the plan's cluster"))]
     return rows
 
 

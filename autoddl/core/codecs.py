@@ -23,7 +23,8 @@ from types import MappingProxyType
 
 from autoddl.core.errors import InputError
 
-__all__ = ["BLOCK", "CLASSES", "CODECS", "Codec", "coded_bytes", "coded_kind", "parse_codecs"]
+__all__ = ["BLOCK", "CLASSES", "CODECS", "Codec", "codec_of", "coded_bytes", "coded_kind", "parse_codecs",
+           "part_in_flight"]
 
 BLOCK = 1024
 """Values that share a scale."""
@@ -65,6 +66,20 @@ def coded_kind(kind: str) -> str:
 def coded_bytes(name: str, ranks: int, nbytes: float, itemsize: int) -> int:
     """Bytes of the full buffer of a coded step among `ranks`, whose values take `nbytes` of elements of `itemsize`."""
     return ranks * CODECS[name].row_bytes(-(-int(nbytes) // (itemsize * ranks)))
+
+
+def codec_of(words: Iterable[str], messages: str) -> str:
+    """The codec that `messages` may be sent as, by the words of `parse_codecs`; empty where there is none."""
+    return next((word.partition("=")[2] for word in words if word.startswith(f"{messages}=")), "")
+
+
+def part_in_flight(words: Iterable[str], messages: str, itemsize: int) -> float:
+    """The least part of a tensor's bytes that a rank has of it at any moment, where `messages` may be coded.
+
+    While a coded step is under way there is no more than what was coded, which is at least one whole buffer of it.
+    """
+    codec = codec_of(words, messages)
+    return min(1.0, CODECS[codec].bits / (8 * itemsize)) if codec else 1.0
 
 
 def parse_codecs(texts: str | Iterable[str]) -> tuple[str, ...]:

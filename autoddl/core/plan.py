@@ -232,13 +232,14 @@ class Plan:
     def codecs(self) -> tuple[str, ...]:
         """Names of the codecs of its steps, each once."""
         plans = [self] if self.pipeline is None else [stage.plan for stage in self.pipeline.stages]
-        steps = (text for one in plans for c in one.conversions for text in (*c.forward, *c.backward))
-        return tuple(dict.fromkeys(text.partition(" as ")[2] for text in steps if " as " in text))
+        steps = (Step.parse(text, one.mesh) for one in plans for c in one.conversions
+                 for text in (*c.forward, *c.backward))
+        return tuple(dict.fromkeys(step.codec for step in steps if step.codec))
 
     def without_codecs(self) -> "Plan":
         """The plan with the same steps, whose values are sent as they are."""
         def exact(texts: tuple[str, ...]) -> tuple[str, ...]:
-            return tuple(text.partition(" as ")[0] for text in texts)
+            return tuple(Step.parse(text, self.mesh).coded("").text(self.mesh) for text in texts)
 
         conversions = tuple(replace(c, forward=exact(c.forward), backward=exact(c.backward)) for c in self.conversions)
         if self.pipeline is None:

@@ -259,7 +259,7 @@ def _check_memory_row(plan: Plan, made: Rebuilt) -> None:
     """Asserts that the row of the bound has the bytes of the plan's layouts, and none above its memory line."""
     row, pricing = made.row, made.pricing
     claimed = {moment: made.row_bytes(moment) for moment in row}
-    check_row(plan, pricing.graph, pricing.optimizer, pricing.cluster, row, claimed)
+    check_row(plan, pricing.graph, pricing.optimizer, pricing.cluster, row, claimed, pricing.codecs)
 
 
 def _under_policies(asked: Question) -> list[tuple[str, Mesh]]:

@@ -15,10 +15,11 @@ Moments of a step of n ops are numbered in this order:
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
+from autoddl.core.codecs import part_in_flight
 from autoddl.core.conversion import COLLECTIVES, is_copy
 from autoddl.core.graph import RECEIVE, Graph, Kind
 from autoddl.core.hubs import HUB
@@ -57,13 +58,14 @@ def numbers_of(graph: Graph, moment: str) -> tuple[int, ...]:
 
 
 def check_row(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster, row: Mapping[str, float],
-              claimed: Mapping[str, float]) -> float:
+              claimed: Mapping[str, float], codecs: Sequence[str] = ()) -> float:
     """The largest ratio of claimed bytes to the memory line over the moments of `row`.
 
-    `claimed` are the bytes of each moment by the tables. An op without a backward has no point on the line: there the
-    peak counts. Raises AssertionError where the tables claim other bytes than the layouts have, or more than the line.
+    `claimed` are the bytes of each moment by the tables, `codecs` the messages that may be coded. An op without a
+    backward has no point on the line: there the peak counts. Raises AssertionError where the tables claim other bytes
+    than the layouts have, or more than the line.
     """
-    again, line, worst = bytes_at_moments(plan, graph, optimizer, cluster), line_at_moments(
+    again, line, worst = bytes_at_moments(plan, graph, optimizer, cluster, codecs), line_at_moments(
         plan, graph, optimizer, cluster), 0.0
     assert abs(sum(row.values()) - 1) <= SAME and min(row.values()) >= 0, "the weights of a row add up to one"
     for moment in row:
@@ -90,12 +92,13 @@ def line_at_moments(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster) 
     return [*forward, *(found[here] for here in reversed(range(count, 2 * count))), found[2 * count]]
 
 
-def bytes_at_moments(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster) -> list[float]:
+def bytes_at_moments(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster, codecs: Sequence[str] = ()
+                     ) -> list[float]:
     """By moment, the bytes of a rank under one plan, with each storage counted once.
 
     Each other microbatch in flight adds what it keeps between forward and backward, at all moments but the update's.
     """
-    made = _Bytes(plan, graph, optimizer_of(optimizer), cluster.device.kind == "cpu")
+    made = _Bytes(plan, graph, optimizer_of(optimizer), cluster.device.kind == "cpu", codecs)
     count, found = 3 * len(graph.ops) + 1, list[float]()
     change = [0.0] * (count + 1)
     for spans in made.spans.values():
@@ -116,8 +119,8 @@ def bytes_at_moments(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster)
 class _Bytes:
     """Collects spans of moments with their bytes, by storage."""
 
-    def __init__(self, plan: Plan, graph: Graph, optimizer: Optimizer, processor: bool) -> None:
-        self.plan, self.graph, self.optimizer, self.count = plan, graph, optimizer, len(graph.ops)
+    def __init__(self, plan: Plan, graph: Graph, optimizer: Optimizer, processor: bool, codecs: Sequence[str]) -> None:
+        self.codecs, self.plan, self.graph, self.optimizer, self.count = codecs, plan, graph, optimizer, len(graph.ops)
         self.mesh, self.parsed, self.processor = plan.mesh, ParsedPlan(plan, graph, processor), processor
         self.flows, self.readers = graph.differentiable(), graph.consumers()
         self.views = [base(op) in VIEWS for op in graph.ops]
@@ -315,7 +318,8 @@ class _Bytes:
                 between = self.piece(t, summed) * wide if has_collective(each) else made
                 self.add(0, self.back(j), between if has_collective(last) else own)
             if m > 1 or not passes:
-                self.add(self.back(j) + 1, end - 1, min(own, made))
+                part = part_in_flight(self.codecs, "gradients", tensor.gradient.itemsize)
+                self.add(self.back(j) + 1, end - 1, part * min(own, made))
 
     def _gathered(self, j: int, k: int) -> None:
         """The copies of a parameter that op j reads: the one that is kept, and the one that is gathered from there."""

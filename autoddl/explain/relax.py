@@ -3,7 +3,7 @@
     budget         the peak of the smallest plan that is known, rounded up to what one would write
     devices        the outermost level two and four times as large
     microbatches   the same batch in two, four, eight times as many parts: the fewest that fit
-    recompute      every block computed again in backward
+    recompute      every block recomputed in backward
     batch          the leading dim of the sample's tensors halved, and the model captured again with it
 
 Nothing is estimated by scaling: every row is a search of its own, with the seconds of its best plan.
@@ -80,7 +80,7 @@ def relaxations(model: "nn.Module", cluster: str | Path | Cluster, sample: objec
                 break
     if "full" not in allowed.recompute and blocks_of(asked[0].graph):
         again = [replace(one.asking(recompute=("full",)), recompute="full") for one in asked]
-        found.append(_row("every block computed again (--recompute full)", again, progress))
+        found.append(_row("every block recomputed (--recompute full)", again, progress))
     smaller = _halved(given)
     if smaller is not None:
         what = "half the batch (a step then does half the work)"

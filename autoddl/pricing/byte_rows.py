@@ -13,7 +13,8 @@
                  sent on            less this piece, where a collective sends it
                  not passed on      less this piece, but for what is read of it without a collective
                  converted          less so many times the piece that is written, where a conversion copies it
-                 gradient           no more than the smaller of what the reader yields and what is stored
+                 gradient           no more than the smaller of what the reader yields and what is stored; where it
+                                    may be sent coded, that part of it which is there meanwhile (`Routes.part`)
 
 A row of a problem is the sum of weight * bytes over the terms that a moment counts (`Lifetimes.patterns`). Bytes of a
 table are not negative. Of what is taken off it has the rest of the whole tensor; `taken_off` is what that is too much.
@@ -158,7 +159,8 @@ def _edge_rows(ends: Ends, pattern: Pattern, rows: Rows) -> Array:
         if what[0] in copies:
             found += weight * copies[what[0]]
         if what[0] == "gradient":
-            found += weight * np.minimum(ends.back.nbytes[here][:, None], ends.back.nbytes[ends.yields])
+            found += weight * ends.back.part * np.minimum(ends.back.nbytes[here][:, None],
+                                                          ends.back.nbytes[ends.yields])
         elif what[0] == "gradient summed":
             found += weight * _summed(ends, rows)
         elif what[0] == "converted":

@@ -38,7 +38,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from autoddl.core.codecs import CLASSES, CODECS
+from autoddl.core.codecs import CLASSES, CODECS, codec_of, part_in_flight
 from autoddl.core.conversion import COLLECTIVES, Step, group_size, step_sizes
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.layout import Layout, Mesh, Split, local_shape
@@ -193,13 +193,9 @@ class Pricing:
             return self.step_seconds(step, BUCKET_BYTES, touched, itemsize) * full / BUCKET_BYTES
         return self.step_seconds(step, full, touched * (step.kind != "slice"), itemsize)
 
-    def codec_of(self, messages: str) -> str:
-        """The codec that messages of parameters may be sent as, empty where there is none."""
-        return next((word.partition("=")[2] for word in self.codecs if word.startswith(f"{messages}=")), "")
-
     def as_sent(self, step: Step, full: int, itemsize: int, messages: str) -> Step:
         """The step as it is sent: coded where that is allowed, and faster."""
-        codec = self.codec_of(messages)
+        codec = codec_of(self.codecs, messages)
         if not codec or step.kind not in CLASSES[messages] or CODECS[codec].bits >= 8 * itemsize:
             return step
         return min((step, step.coded(codec)), key=lambda one: self.bucket_seconds(one, full, 0, itemsize))
@@ -222,7 +218,7 @@ def _routes(shape: tuple[int, ...], itemsize: int, mesh: Mesh, cluster: Cluster,
             step = pricing.as_sent(step, full, itemsize, messages)
         return (pricing.bucket_seconds if bucketed else pricing.step_seconds)(step, full, touched, itemsize)
 
-    return routes(shape, itemsize, mesh, seconds, partial)
+    return routes(shape, itemsize, mesh, seconds, partial, part_in_flight((codec,), messages, itemsize))
 
 
 def routes_of(pricing: Pricing, tensor: Tensor, messages: str = "weights") -> Routes:
@@ -231,7 +227,7 @@ def routes_of(pricing: Pricing, tensor: Tensor, messages: str = "weights") -> Ro
     Those of a parameter are of `messages` that may be coded: weights, or gradients.
     """
     bucketed = tensor.kind is Kind.PARAMETER
-    codec = pricing.codec_of(messages) if bucketed else ""
+    codec = codec_of(pricing.codecs, messages) if bucketed else ""
     return _routes(tensor.shape, tensor.itemsize, pricing.mesh, pricing.cluster, tensor.dtype != "bool", bucketed,
                    f"{messages}={codec}" if codec else "")
 
@@ -240,7 +236,7 @@ def parameter_steps(pricing: Pricing, tensor: Tensor, source: Layout, target: La
                     ) -> tuple[Step, ...]:
     """The cheapest steps of a parameter's weight or gradient, each coded where `routes_of` priced it so."""
     steps = routes_of(pricing, tensor, messages).steps(source, target)
-    if not pricing.codec_of(messages):
+    if not codec_of(pricing.codecs, messages):
         return steps
     sizes = step_sizes(steps, tensor.shape, tensor.itemsize, source, pricing.mesh)
     return tuple(pricing.as_sent(step, full, tensor.itemsize, messages)

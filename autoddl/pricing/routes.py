@@ -60,6 +60,8 @@ class Routes:
     layouts: tuple[Layout, ...]
     index: dict[Layout, int]
     nbytes: npt.NDArray[np.float64]
+    part: float
+    """The least part of a piece's bytes that is there while its values are sent (`core.codecs.part_in_flight`)."""
     _paths: Nearest
     _moves: tuple[_Move, ...]
 
@@ -212,10 +214,11 @@ def _prices(steps: list[Step], number: Ints, payloads: Ints, seconds: Seconds) -
     return np.array(found)[which]
 
 
-def routes(shape: tuple[int, ...], itemsize: int, mesh: Mesh, seconds: Seconds, partial: bool = True) -> Routes:
+def routes(shape: tuple[int, ...], itemsize: int, mesh: Mesh, seconds: Seconds, partial: bool = True,
+           part: float = 1.0) -> Routes:
     """The cheapest conversions between all legal layouts of a tensor of `shape` on `mesh`.
 
-    `seconds` prices one step; `partial` says whether the tensor may be a PartialSum.
+    `seconds` prices one step; `partial` says whether the tensor may be a PartialSum, `part` is that of `Routes`.
     """
     every, layouts = legal_states(shape, mesh, partial), legal_layouts(shape, mesh, partial)
     space = _space(shape, itemsize, mesh, every)
@@ -226,4 +229,4 @@ def routes(shape: tuple[int, ...], itemsize: int, mesh: Mesh, seconds: Seconds, 
     ends = np.searchsorted(number, np.arange(len(steps) + 1)).tolist()
     moves = tuple(_Move(step, here[a:b], there[a:b]) for step, (a, b) in zip(steps, pairwise(ends), strict=True))
     index = {layout: i for i, layout in enumerate(layouts)}
-    return Routes(layouts, index, space.nbytes.astype(np.float64), paths, moves)
+    return Routes(layouts, index, space.nbytes.astype(np.float64), part, paths, moves)

@@ -31,7 +31,6 @@ from gpt import gpt
 from small_models import made
 
 import autoddl
-from autoddl.core.conversion import ring_bytes
 from autoddl.core.graph import graph_from_text
 from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan, load_plan
@@ -39,7 +38,6 @@ from autoddl.cost_models import load_cluster
 from autoddl.launch.launch import launch, leave
 from autoddl.runtime.parallelize import parallelize
 from autoddl.schedule.timeline import predict_timeline
-from autoddl.schedule.traffic import traffic
 
 DEFAULTS = {"models": "gpt-8k,vgg", "clusters": "4x1-200,2x2-200", "rounds": "5", "steps": "500", "seeds": "3",
             "allow": "", "seconds": "60"}
@@ -52,15 +50,8 @@ LAST = 50
 
 
 def sent(plan: Plan) -> float:
-    """Bytes that rank 0 sends in a step, by rings and exchanges."""
-    sizes = dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True))
-    total = 0.0
-    for one in traffic(plan, add_hubs(graph_from_text(plan.source["graph"]))):
-        ranks = 1
-        for axis in one.axes.split("+"):
-            ranks *= sizes[axis]
-        total += ring_bytes(one.kind, ranks, one.nbytes)
-    return total
+    """Bytes that rank 0 sends in a step."""
+    return sum(plan.predicted.volume.values())
 
 
 def steps(models: str, clusters: str, rounds: int, seconds: float) -> None:

@@ -11,7 +11,7 @@ from autoddl.capture.capture import capture
 from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.core.recompute import policy_blocks
-from autoddl.cost_models import load_cluster
+from autoddl.cost_models import load_cluster, parse_cluster
 from autoddl.explain.memory_rows import bytes_at_moments, check_row, line_at_moments, numbers_of
 from autoddl.planner.peaks import draft_of
 from autoddl.pricing.build_problem import CostNetwork, network_of
@@ -20,6 +20,12 @@ from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import variables
 
 CLUSTER = load_cluster(LAPTOP)
+SLOW_LINKS = """name: slow
+device: {name: core, kind: cpu, memory: 1 GB, bandwidth: 100 GB/s, peak: {float32: 1 TFLOP/s}}
+levels:
+  - {name: pair, size: 2, bandwidth: 1 MB/s, latency: 1 us}
+  - {name: machine, size: 2, bandwidth: 500 kB/s, latency: 1 us}
+"""
 
 
 def made(name: str, mesh: str, microbatches: int, recompute: str = "none") -> CostNetwork:
@@ -51,6 +57,25 @@ def test_rows_come_out_again_from_the_layouts(name: str, mesh: str, microbatches
                 (number,) = numbers_of(graph, moment)
                 row = kept.network.row_bytes(kept.settled(choice), {moment: 1.0})
                 assert row == pytest.approx(again[number], rel=1e-9), moment
+
+
+def test_rows_of_a_coded_plan_come_out_again() -> None:
+    """While a gradient is sent coded a rank has less of it than either of its pieces."""
+    words, place = ("gradients=int4", "weights=int8"), parse_cluster(SLOW_LINKS, "slow")
+    graph = add_hubs(capture(*zoo.gpt()).graph)
+    pricing = Pricing(graph, Mesh.parse("machine=2,pair=2"), place, "adamw", codecs=words)
+    network = network_of(pricing, variables(graph, pricing.mesh))
+    kept = with_kept_tensors(network)
+    for seed in range(3):
+        choice = random_choice(network.problem(None), random.Random(seed))
+        plan = draft_of(network, choice)
+        assert plan.codecs
+        for op in reversed(graph.ops[::5]):
+            row = {f"backward {op.name}": 1.0}
+            claimed = {moment: kept.network.row_bytes(kept.settled(choice), row) for moment in row}
+            assert 0 < check_row(plan, graph, "adamw", place, row, claimed, words) <= 1
+    with pytest.raises(AssertionError, match="claims"):
+        check_row(plan, graph, "adamw", place, row, claimed)
 
 
 def test_no_row_of_tied_weights_is_above_the_line() -> None:

@@ -17,7 +17,7 @@ from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import B, Mesh
 from autoddl.core.precision import Precision
 from autoddl.core.recompute import policy_blocks
-from autoddl.cost_models import load_cluster
+from autoddl.cost_models import load_cluster, parse_cluster
 from autoddl.explain.memory_rows import line_at_moments, numbers_of
 from autoddl.planner.assemble import assemble_choice
 from autoddl.planner.budget_search import BudgetSearch
@@ -33,6 +33,15 @@ USUAL = ("gpt-1", "vgg_bn", "regression", "tied", "turned", "neox-1")
 SLOW = ("phi3", "gpt", "resnet", "vit", "llama", "mixture", "t5", "bert", "gpt2")
 
 
+SLOW_LINKS = """name: slow
+device: {name: core, kind: cpu, memory: 1 GB, bandwidth: 100 GB/s, peak: {float32: 1 TFLOP/s, bfloat16: 1 TFLOP/s}}
+levels:
+  - {name: pair, size: 2, bandwidth: 1 MB/s, latency: 1 us}
+  - {name: machine, size: 2, bandwidth: 500 kB/s, latency: 1 us}
+"""
+"""Where messages that may be coded are."""
+
+
 @cache
 def _graph(name: str, microbatches: int, recipe: str) -> Graph:
     model, sample = zoo.named(name)
@@ -40,10 +49,11 @@ def _graph(name: str, microbatches: int, recipe: str) -> Graph:
 
 
 def _network(name: str, mesh: str, microbatches: int = 1, optimizer: str = "adamw", recipe: str = "as-written",
-             recompute: str = "none", in_flight: int = 1) -> CostNetwork:
+             recompute: str = "none", in_flight: int = 1, codecs: tuple[str, ...] = ()) -> CostNetwork:
     graph = _graph(name, microbatches, recipe)
-    pricing = Pricing(graph, Mesh.parse(mesh), load_cluster(LAPTOP), optimizer, microbatches,
-                      recompute=policy_blocks(graph, recompute), in_flight=in_flight)
+    place = parse_cluster(SLOW_LINKS, "slow") if codecs else load_cluster(LAPTOP)
+    pricing = Pricing(graph, Mesh.parse(mesh), place, optimizer, microbatches,
+                      recompute=policy_blocks(graph, recompute), in_flight=in_flight, codecs=codecs)
     return network_of(pricing, variables(graph, pricing.mesh, microbatches=microbatches, in_flight=in_flight))
 
 
@@ -99,6 +109,19 @@ def test_no_row_is_above_the_line_of_a_mixed_plan(name: str, recipe: str, microb
     _rows_are_below(network, choice, 3)
     made = assemble_choice(network.pricing, choice, network.variables)
     assert made.predicted.seconds == pytest.approx(network.seconds(choice), rel=1e-12)
+
+
+@parametrize_or_slow("name,recipe,microbatches,codecs", [("gpt-1", "as-written", 2, "gradients=int8,weights=int8")], [
+    ("llama", "bf16-mixed", 1, "gradients=int4,weights=int8"), ("gpt", "bf16-mixed", 2, "gradients=bfloat16"),
+    ("vgg_bn", "as-written", 1, "gradients=int4,weights=int4"), ("tied", "as-written", 2, "gradients=int8")])
+def test_no_row_is_above_the_line_of_a_coded_plan(name: str, recipe: str, microbatches: int, codecs: str) -> None:
+    network = _network(name, "machine=2,pair=2", microbatches, recipe=recipe, codecs=tuple(codecs.split(",")))
+    for seed in range(2 if name == "gpt-1" else 12):
+        choice = random_choice(network.problem(None), random.Random(seed))
+        _rows_are_below(network, choice, seed)
+        made = assemble_choice(network.pricing, choice, network.variables)
+        assert made.predicted.seconds == pytest.approx(network.seconds(choice), rel=1e-12)
+    assert draft_of(network, choice).codecs
 
 
 @pytest.mark.slow

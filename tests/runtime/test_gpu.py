@@ -23,7 +23,11 @@ device: {name: %s, kind: gpu, memory: 16 GB, bandwidth: 1 TB/s, peak: {bfloat16:
 backend: nccl
 levels: [{name: gpu, size: 1, bandwidth: 100 GB/s, latency: 10 us}]
 """
-needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")]
+
+
+def on_a_gpu(test: Any) -> Any:
+    """Marks a test that needs a GPU."""
+    return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")(test))
 
 
 def planned(tmp_path: Path, model: nn.Module, sample: Any, **options: Any) -> Plan:
@@ -51,9 +55,9 @@ def trained(parallel: ParallelModel, sample: Any, steps: int, keep: bool = False
     return losses
 
 
+@on_a_gpu
 @pytest.mark.parametrize("name", ["gpt", "llama", "vgg_bn"])
-@pytest.mark.parametrize("mark", [pytest.param("gpu", marks=needs_gpu)])
-def test_a_step_has_the_gradients_of_the_module(tmp_path: Path, name: str, mark: str) -> None:
+def test_a_step_has_the_gradients_of_the_module(tmp_path: Path, name: str) -> None:
     module, sample = on_gpu(name)
     plan = planned(tmp_path, module, sample)
     loss = module(*sample.args, **sample.kwargs)
@@ -67,8 +71,8 @@ def test_a_step_has_the_gradients_of_the_module(tmp_path: Path, name: str, mark:
             torch.testing.assert_close(p.grad, truth[key], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("mark", [pytest.param("gpu", marks=needs_gpu)])
-def test_nothing_in_a_step_waits_for_the_device(tmp_path: Path, mark: str) -> None:
+@on_a_gpu
+def test_nothing_in_a_step_waits_for_the_device(tmp_path: Path) -> None:
     module, sample = on_gpu("gpt")
     parallel = parallelize(module, planned(tmp_path, module, sample, precision="bf16-mixed", microbatches=(2,)))
     parallel.step(sample)
@@ -79,9 +83,9 @@ def test_nothing_in_a_step_waits_for_the_device(tmp_path: Path, mark: str) -> No
         torch.cuda.set_sync_debug_mode("default")
 
 
+@on_a_gpu
 @pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("mark", [pytest.param("gpu", marks=needs_gpu)])
-def test_steps_of_one_graph_are_those_without(tmp_path: Path, keep: bool, mark: str) -> None:
+def test_steps_of_one_graph_are_those_without(tmp_path: Path, keep: bool) -> None:
     module, sample = on_gpu("vgg_bn")
     plan = planned(tmp_path, module, sample)
     truth = trained(parallelize(module, plan), sample, 6, keep)
@@ -89,9 +93,9 @@ def test_steps_of_one_graph_are_those_without(tmp_path: Path, keep: bool, mark: 
     assert trained(parallelize(module, plan, graph=True), sample, 6, keep) == pytest.approx(truth, rel=1e-3)
 
 
+@on_a_gpu
 @pytest.mark.ranks
-@pytest.mark.parametrize("mark", [pytest.param("gpu", marks=needs_gpu)])
-def test_a_gpu_is_measured(tmp_path: Path, mark: str) -> None:
+def test_a_gpu_is_measured(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(CLUSTER % torch.cuda.get_device_name().split()[1], encoding="utf-8")
     measure(path, seconds=3, small=True)
