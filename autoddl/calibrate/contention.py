@@ -32,8 +32,8 @@ from autoddl.core.conversion import Step
 from autoddl.core.layout import B, Layout, P
 from autoddl.cost_models import sent_bytes, step_count
 from autoddl.cost_models.machine import Host
-from autoddl.runtime.process_groups import Groups
-from autoddl.runtime.redistribute import make_moves
+from autoddl.runtime.collectives.process_groups import Groups
+from autoddl.runtime.collectives.redistribute import make_moves
 
 __all__ = ["busyness", "dragging", "issuing", "lateness", "turning"]
 

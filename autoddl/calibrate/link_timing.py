@@ -28,7 +28,7 @@ from autoddl.calibrate.kernel_timing import FEWEST, low, spread
 from autoddl.core.layout import Mesh
 from autoddl.cost_models import Cluster, Group, collective
 from autoddl.cost_models.machine import Host
-from autoddl.runtime.process_groups import Groups
+from autoddl.runtime.collectives.process_groups import Groups
 
 __all__ = ["KINDS", "SIZES", "measure_links", "mesh_of"]
 

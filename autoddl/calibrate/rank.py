@@ -22,7 +22,7 @@ from autoddl.calibrate.request import Request, origin
 from autoddl.core.errors import InputError
 from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.launch.jobs import Job, serve
-from autoddl.runtime.told_values import gather_values
+from autoddl.runtime.collectives.told_values import gather_values
 from autoddl.runtime.world import device_of, join_processes, set_current_device
 
 __all__ = ["measure_on_rank"]

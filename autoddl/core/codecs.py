@@ -51,7 +51,7 @@ class Codec:
 CODECS: Mapping[str, Codec] = MappingProxyType({
     "bfloat16": Codec(16, False, (2.5, 2.5)), "float16": Codec(16, False, (2.5, 2.5)),
     "int8": Codec(8, True, (10.0, 6.0)), "int4": Codec(4, True, (15.0, 12.0))})
-"""All codecs by name; the passes are those of `runtime.coding`."""
+"""All codecs by name; the passes are those of `collectives.coding`."""
 
 CLASSES: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "gradients": ("reduce-scatter", "all-gather"), "weights": ("all-gather",)})

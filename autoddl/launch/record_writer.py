@@ -13,7 +13,7 @@ from pathlib import Path
 from autoddl.core.errors import InputError, MachineError
 from autoddl.core.plan import Plan, level_of
 from autoddl.core.record import Event, Header, RecordedStep, header_text, step_text
-from autoddl.runtime.recorder import Mark, Recorder
+from autoddl.runtime.collectives.recorder import Mark, Recorder
 
 __all__ = ["RecordWriter", "header_of", "step_of"]
 

@@ -7,6 +7,7 @@ Reading order:
     pipeline_model         that model, for plans with stages; `stage_setup` prepares it, `stage_transport` sends between
                            stages
     gradients_together     adds up gradients of parameters that several stages have; clips gradients by their norm
+    step_graph             its steps as one CUDA graph
     world                  joins the processes, and compares what they are about to run
     parameters             the module's parameters, replaced by the pieces that this rank stores
     optimizer_guard        refuses optimizers that do not update pieces
@@ -14,13 +15,11 @@ Reading order:
     lowering               the captured program -> the program of this rank, as generated code
     weight_gradients       gradients of weights apart from those of activations, where a schedule splits backward
     recompute              what autograd saves of it: tensors, or notes of what is gathered or computed again
-    redistribute           conversions as collectives; `packing` cuts and joins their buffers
-    process_groups         the groups of a mesh; `transport` starts their collectives, of the library or by messages
-                           (`message_collectives`); `c10d_registry` reads torch's private list of groups
+    collectives            conversions as collectives between ranks, and what ran: a room of its own
     batches                the global batch -> the pieces of this rank
-    recorder               the collectives that ran
-    checkpoint             saves under one plan, loads under any other
+    checkpoint             saves under one plan, loads under any other; `checkpoint_reader` reads its files, and runs
+                           nothing that they name
 
-Others use parallelize, checkpoint, world, process_groups, redistribute, recorder and lowering. This room may
+Others use parallelize, checkpoint, world, lowering, and the groups, steps and recorder of `collectives`. This room may
 import `capture`, `schedule`, `pricing`, `operators`, `cost_models` and `core`, and torch.
 """

@@ -15,7 +15,7 @@ from autoddl.capture.sample import Sample, as_sample, from_spec, named, rows_of
 from autoddl.core import graph as graphs
 from autoddl.core.errors import CaptureError, MismatchError
 from autoddl.core.layout import Layout, extents
-from autoddl.runtime.process_groups import Groups
+from autoddl.runtime.collectives.process_groups import Groups
 
 __all__ = ["Batches", "LocalBatch"]
 

@@ -31,8 +31,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.runtime.checkpoint_reader import CheckpointReader, read
-from autoddl.runtime.process_groups import peer_error
-from autoddl.runtime.told_values import first_value
+from autoddl.runtime.collectives.process_groups import peer_error
+from autoddl.runtime.collectives.told_values import first_value
 
 if TYPE_CHECKING:
     from autoddl.runtime.parallelize import ParallelModel

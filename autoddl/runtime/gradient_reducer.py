@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from autoddl.core.layout import local_shape
+from autoddl.runtime.collectives.process_groups import Groups
+from autoddl.runtime.collectives.redistribute import Handle, Move, Recorder, make_moves, run_moves
 from autoddl.runtime.parameters import StoredParameter
-from autoddl.runtime.process_groups import Groups
-from autoddl.runtime.redistribute import Handle, Move, Recorder, make_moves, run_moves
 from autoddl.schedule.buckets import Bucket, ParameterEdge
 from autoddl.schedule.parameter_protocol import Advance, Fill, ReduceProtocol
 

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from autoddl.core.layout import B
+from autoddl.runtime.collectives.process_groups import Groups, peer_error
 from autoddl.runtime.parameters import StoredParameter
-from autoddl.runtime.process_groups import Groups, peer_error
 from autoddl.runtime.program_runner import ProgramRunner
 from autoddl.runtime.stage_transport import Arrival, StageTransport
 from autoddl.schedule.stage_lanes import Lane

@@ -41,10 +41,10 @@ from autoddl.operators.kernels.table import lower as local_call
 from autoddl.operators.recomputed import RecomputedPart, recomputed_parts
 from autoddl.operators.rules.nn import REDUCING
 from autoddl.operators.work import VIEWS, base, intermediates, is_product
-from autoddl.runtime.process_groups import Groups
+from autoddl.runtime.collectives.process_groups import Groups
+from autoddl.runtime.collectives.recorder import Recorder
+from autoddl.runtime.collectives.redistribute import Route, make_moves
 from autoddl.runtime.recompute import SavedTensors, Segment, cut_out
-from autoddl.runtime.recorder import Recorder
-from autoddl.runtime.redistribute import Route, make_moves
 from autoddl.runtime.weight_gradients import WaitingGradients
 from autoddl.schedule.traffic import option_of
 

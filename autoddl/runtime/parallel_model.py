@@ -18,11 +18,11 @@ from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Extent, Layout, extents
 from autoddl.core.plan import Plan
 from autoddl.runtime.batches import Batches, LocalBatch
+from autoddl.runtime.collectives.process_groups import Groups
+from autoddl.runtime.collectives.recorder import Recorder
 from autoddl.runtime.gradients_together import clip_gradients
 from autoddl.runtime.optimizer_guard import guard_optimizers
-from autoddl.runtime.process_groups import Groups
 from autoddl.runtime.program_runner import ProgramRunner, place_buffers
-from autoddl.runtime.recorder import Recorder
 from autoddl.runtime.step_graph import StepGraph, check_graph
 from autoddl.schedule.traffic import PlannedCollective, traffic
 

@@ -35,10 +35,10 @@ from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import VERSION, Plan
 from autoddl.core.precision import Precision
 from autoddl.runtime.batches import LocalBatch
+from autoddl.runtime.collectives.process_groups import Groups
 from autoddl.runtime.lowering import communication_axes
 from autoddl.runtime.parallel_model import MeshModel, ParallelModel
 from autoddl.runtime.pipeline_model import PipelineModel
-from autoddl.runtime.process_groups import Groups
 from autoddl.runtime.stage_setup import connected, stage_rows
 from autoddl.runtime.world import check_agreement, device_of, join_processes
 from autoddl.schedule.traffic import traffic

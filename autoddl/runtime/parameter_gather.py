@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoddl.core.conversion import Step
+from autoddl.runtime.collectives.process_groups import Groups
+from autoddl.runtime.collectives.redistribute import Handle, Move, Recorder, make_moves
 from autoddl.runtime.parameters import StoredParameter
-from autoddl.runtime.process_groups import Groups
-from autoddl.runtime.redistribute import Handle, Move, Recorder, make_moves
 from autoddl.schedule.buckets import Bucket, ParameterEdge
 from autoddl.schedule.parameter_protocol import GatherProtocol
 

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from autoddl.core.graph import Graph
 from autoddl.core.plan import Plan
+from autoddl.runtime.collectives.process_groups import Groups
+from autoddl.runtime.collectives.redistribute import Move, Recorder, make_moves, run_moves
 from autoddl.runtime.gradient_reducer import Reducer
 from autoddl.runtime.lowering import ParameterAccess
 from autoddl.runtime.parameter_gather import Sink, TensorGathers, use_parameter
 from autoddl.runtime.parameters import StoredParameter
-from autoddl.runtime.process_groups import Groups
-from autoddl.runtime.redistribute import Move, Recorder, make_moves, run_moves
 from autoddl.schedule.buckets import ParameterEdge, gather_buckets, gradient_buckets, parameter_edges
 
 __all__ = ["Store"]

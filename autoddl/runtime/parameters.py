@@ -20,7 +20,7 @@ from autoddl.core import graph as graphs
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.layout import B, Layout, Split, extents
 from autoddl.core.plan import Plan
-from autoddl.runtime.process_groups import Groups
+from autoddl.runtime.collectives.process_groups import Groups
 
 __all__ = ["StoredParameter", "placements", "shard_parameters"]
 

@@ -26,10 +26,10 @@ from autoddl.core.pipeline import Action, Schedule
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph, shared_parameters
 from autoddl.runtime.batches import LocalBatch
+from autoddl.runtime.collectives.recorder import Recorder
 from autoddl.runtime.gradients_together import SharedGradients
 from autoddl.runtime.parallel_model import ParallelModel, batches_of, mean
 from autoddl.runtime.program_runner import ProgramRunner, place_buffers
-from autoddl.runtime.recorder import Recorder
 from autoddl.runtime.stage_setup import Stages, captured_stage, names_of, take_out
 from autoddl.runtime.stage_transport import Arrival, StageTransport
 from autoddl.schedule.stage_actions import StageAction, StageActions, arrived, forwards, posted_early, stage_actions

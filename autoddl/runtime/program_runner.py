@@ -16,13 +16,13 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.plan import Plan
 from autoddl.core.stages import SEND
+from autoddl.runtime.collectives.process_groups import Groups
+from autoddl.runtime.collectives.recorder import Recorder
+from autoddl.runtime.collectives.redistribute import run_moves, start_moves
 from autoddl.runtime.lowering import LoweredProgram, lower_plan
 from autoddl.runtime.parameter_store import Store
 from autoddl.runtime.parameters import shard_parameters
-from autoddl.runtime.process_groups import Groups
 from autoddl.runtime.recompute import SavedTensors
-from autoddl.runtime.recorder import Recorder
-from autoddl.runtime.redistribute import run_moves, start_moves
 from autoddl.runtime.weight_gradients import WaitingGradients
 
 __all__ = ["ProgramRunner", "place_buffers"]

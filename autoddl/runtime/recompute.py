@@ -20,8 +20,8 @@ from torch import Tensor, fx
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from autoddl.runtime.collectives.recorder import Recorder
 from autoddl.runtime.parameter_gather import TensorGathers
-from autoddl.runtime.recorder import Recorder
 
 __all__ = ["SavedTensors", "Segment", "cut_out"]
 

@@ -19,8 +19,8 @@ from autoddl.core.hubs import add_hubs
 from autoddl.core.pipeline import Schedule, check_schedule, flights_of
 from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph, cut_graph
+from autoddl.runtime.collectives.process_groups import Groups, StageRanks, connect_stages
 from autoddl.runtime.lowering import communication_axes
-from autoddl.runtime.process_groups import Groups, StageRanks, connect_stages
 from autoddl.schedule.stage_actions import stage_actions
 from autoddl.schedule.stage_lanes import lanes_of, links_of
 from autoddl.schedule.traffic import traffic

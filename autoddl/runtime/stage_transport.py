@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from autoddl.runtime.process_groups import peer_error
-from autoddl.runtime.recorder import Mark, Recorder
+from autoddl.runtime.collectives.process_groups import peer_error
+from autoddl.runtime.collectives.recorder import Mark, Recorder
 from autoddl.schedule.stage_lanes import Lane
 from autoddl.schedule.stage_messages import Box
 

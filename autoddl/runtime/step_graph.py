@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from autoddl.core.errors import InputError, MachineError
 from autoddl.core.graph import Graph
 from autoddl.runtime.batches import LocalBatch
-from autoddl.runtime.recorder import Recorder
+from autoddl.runtime.collectives.recorder import Recorder
 
 __all__ = ["StepGraph", "check_graph"]
 

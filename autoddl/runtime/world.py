@@ -15,8 +15,8 @@ import torch.distributed as dist
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.core.layout import Mesh
 from autoddl.core.processes import STORE, is_rank
-from autoddl.runtime.process_groups import peer_error
-from autoddl.runtime.told_values import gather_values
+from autoddl.runtime.collectives.process_groups import peer_error
+from autoddl.runtime.collectives.told_values import gather_values
 
 __all__ = ["check_agreement", "device_of", "join_processes", "set_current_device"]
 

@@ -111,7 +111,7 @@ def _waiting(heap: Heap, plan: Plan, graph: Graph) -> list[int]:
 
 
 def _deciding(plan: Plan, cluster: Cluster) -> Cluster | None:
-    """The cluster, where the runtime lets it decide how collectives run (`runtime.process_groups`), else None."""
+    """The cluster, where the runtime lets it decide how collectives run (`collectives.process_groups`), else None."""
     return cluster if "cluster" in plan.source and cluster.size == plan.mesh.size else None
 
 

@@ -26,7 +26,7 @@ from autoddl.cost_models import Cluster, Group, collective, load_cluster
 from autoddl.cost_models.groups import crossings
 from autoddl.launch.launch import Place, launch
 from autoddl.launch.shaped_network import PORT, plan_network, shape_links
-from autoddl.runtime.message_collectives import exchange
+from autoddl.runtime.collectives.message_collectives import exchange
 from autoddl.schedule.message_programs import leaving_fraction
 
 CLUSTERS = Path(__file__).parent.parent / "clusters"

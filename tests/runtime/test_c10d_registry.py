@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from autoddl.runtime.c10d_registry import find_group, set_group_timeout
+from autoddl.runtime.collectives.c10d_registry import find_group, set_group_timeout
 
 
 @pytest.fixture

@@ -22,10 +22,10 @@ from autoddl.core.precision import Precision
 from autoddl.cost_models import parse_cluster
 from autoddl.launch.check import mismatches
 from autoddl.launch.verify import _pass
-from autoddl.runtime.coding import decode, decode_sum, encode
+from autoddl.runtime.collectives.coding import decode, decode_sum, encode
+from autoddl.runtime.collectives.process_groups import Groups
+from autoddl.runtime.collectives.redistribute import make_moves
 from autoddl.runtime.parallelize import parallelize
-from autoddl.runtime.process_groups import Groups
-from autoddl.runtime.redistribute import make_moves
 
 SCALED = tuple(name for name, codec in CODECS.items() if codec.scaled)
 HARD: dict[str, Callable[[], Tensor]] = {

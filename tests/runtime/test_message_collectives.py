@@ -16,8 +16,8 @@ from autoddl.core.layout import Mesh
 from autoddl.cost_models import algorithms, parse_cluster
 from autoddl.launch.launch import Place, launch
 from autoddl.launch.shaped_network import PORT, shape_links
-from autoddl.runtime.message_collectives import exchange
-from autoddl.runtime.process_groups import Groups
+from autoddl.runtime.collectives.message_collectives import exchange
+from autoddl.runtime.collectives.process_groups import Groups
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
 SLOW = """name: slow
@@ -167,7 +167,7 @@ import sys, time
 from datetime import timedelta
 import torch
 import torch.distributed as dist
-from autoddl.runtime.process_groups import Groups
+from autoddl.runtime.collectives.process_groups import Groups
 from autoddl.core.layout import Mesh
 torch.set_num_threads(1)
 dist.init_process_group("gloo", timeout=timedelta(seconds=60))

@@ -12,9 +12,9 @@ from autoddl.core.conversion import COLLECTIVES, Step, group_size, payload
 from autoddl.core.layout import B, Layout, Mesh, P, Split, extents
 from autoddl.core.layout_codes import legal_layouts
 from autoddl.pricing.routes import Routes, routes
-from autoddl.runtime.packing import packing_of
-from autoddl.runtime.process_groups import Groups
-from autoddl.runtime.redistribute import ExecutedCollective, Move, Recorder, Route, make_moves
+from autoddl.runtime.collectives.packing import packing_of
+from autoddl.runtime.collectives.process_groups import Groups
+from autoddl.runtime.collectives.redistribute import ExecutedCollective, Move, Recorder, Route, make_moves
 
 Shape = tuple[int, ...]
 

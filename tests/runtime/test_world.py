@@ -14,8 +14,8 @@ from autoddl.calibrate.request import Request
 from autoddl.core.errors import InputError, MachineError
 from autoddl.core.layout import Mesh
 from autoddl.cost_models import load_cluster
+from autoddl.runtime.collectives.process_groups import Groups
 from autoddl.runtime.parallelize import parallelize
-from autoddl.runtime.process_groups import Groups
 from autoddl.runtime.world import check_agreement, device_of, set_current_device
 
 

@@ -24,10 +24,10 @@ from torch import Tensor
 from autoddl.core.codecs import coded_kind
 from autoddl.core.conversion import COLLECTIVES, Step
 from autoddl.core.layout import Layout
-from autoddl.runtime.coding import decode, decode_sum, encode
-from autoddl.runtime.packing import Packing, packing_of
-from autoddl.runtime.process_groups import Groups, peer_error
-from autoddl.runtime.recorder import ExecutedCollective, Mark, Recorder
+from autoddl.runtime.collectives.coding import decode, decode_sum, encode
+from autoddl.runtime.collectives.packing import Packing, packing_of
+from autoddl.runtime.collectives.process_groups import Groups, peer_error
+from autoddl.runtime.collectives.recorder import ExecutedCollective, Mark, Recorder
 
 AS_BYTES = (torch.int16, torch.uint16, torch.uint32, torch.uint64)
 """Dtypes that gloo does not know."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from autoddl.cost_models import Cluster, Group
-from autoddl.runtime.message_collectives import TAGS, exchange
+from autoddl.runtime.collectives.message_collectives import TAGS, exchange
 from autoddl.schedule.message_programs import chosen_ways
 
 __all__ = ["Transport"]

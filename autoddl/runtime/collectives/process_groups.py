@@ -23,8 +23,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from autoddl.core.errors import MachineError, MismatchError
 from autoddl.core.layout import Mesh
 from autoddl.cost_models import Cluster, Group, parse_cluster
-from autoddl.runtime.c10d_registry import find_group, set_group_timeout
-from autoddl.runtime.transport import Transport
+from autoddl.runtime.collectives.c10d_registry import find_group, set_group_timeout
+from autoddl.runtime.collectives.transport import Transport
 
 __all__ = ["Groups", "StageRanks", "connect_stages", "peer_error"]
 
