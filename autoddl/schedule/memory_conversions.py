@@ -1,4 +1,4 @@
-"""Counts the buffers of a conversion's steps, as `collectives.redistribute` and `collectives.packing` make them on rank 0.
+"""Counts the buffers of a conversion's steps, as the room `runtime.collectives` makes them on rank 0.
 
     all-reduce      a copy, reduced in place             slice   a copy of a part; of a parameter or an input a view
     all-gather      a send and a receive buffer          fill    zeros with the piece in its place; whole: as it is
@@ -12,9 +12,9 @@ gloo has no reduce-scatter: it all-reduces a copy of its own (ProcessGroupGloo.c
 waited for, which is where torch sees it. A reduction by messages (`exchange`) receives each chunk into a buffer of its
 own. Torch sees that buffer where the reduction runs at once, and not where it runs in a thread of its own.
 
-A coded step (`collectives.coding`) has the pieces that it codes, where these are not the tensor itself, and two rows more
-while it codes. Then it has a send and a receive buffer of bytes. It decodes into rows of values, one after a
-reduce-scatter, and has two more meanwhile.
+A coded step has the pieces that it codes, where these are not the tensor itself, and two rows more while it codes. It
+sends from a buffer of bytes, and receives into one. It decodes into rows of values, one after a reduce-scatter, and has
+two more meanwhile.
 """
 
 from collections.abc import Sequence
