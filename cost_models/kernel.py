@@ -66,7 +66,7 @@ def kernel_seconds(device: Device, kernel: Kernel) -> float:
     if device.curves and (measured := curves.curve_seconds(device.curves, kernel)) is not None:
         return measured * _idle(device, kernel)
     kernel = _as_run(kernel)
-    plain = _roofline(device, 0.0 if device.units else _equivalent(device, kernel), kernel.nbytes, kernel.dtype)
+    plain = _roofline(device, 0.0 if device.units else _equivalent(device, kernel), kernel.nbytes, kernel)
     if kernel.kind == "memory" or not device.units or not kernel.flops:
         return plain
     compute = _attention if kernel.kind.startswith("attention") else _matmul
@@ -90,7 +90,7 @@ def least_seconds(device: Device, kernel: Kernel, ranks: int) -> float:
         return measured
     kernel = _as_run(kernel)
     flops = 0.0 if kernel.kind == "memory" else _equivalent(device, kernel)
-    return _roofline(device, flops / ranks, kernel.nbytes / ranks, kernel.dtype)
+    return _roofline(device, flops / ranks, kernel.nbytes / ranks, kernel)
 
 
 def _as_run(kernel: Kernel) -> Kernel:
@@ -103,9 +103,11 @@ def _equivalent(device: Device, kernel: Kernel) -> float:
     return kernel.flops * device.efficiency / _efficiency(device, kernel) if kernel.flops else 0.0
 
 
-def _roofline(device: Device, flops: float, nbytes: float, dtype: str) -> float:
+def _roofline(device: Device, flops: float, nbytes: float, kernel: Kernel) -> float:
     """The longer of computing and moving bytes, at the efficiencies of kernels that compute."""
-    return max(compute_seconds(device, flops, 0.0, dtype), elementwise_seconds(device, nbytes))
+    name = kernel.name.removesuffix(" backward")
+    return max(compute_seconds(device, flops, 0.0, kernel.dtype),
+               elementwise_seconds(device, nbytes, name, kernel.dtype))
 
 
 def _efficiency(device: Device, kernel: Kernel) -> float:
@@ -153,10 +155,12 @@ def copy_seconds(device: Device, nbytes: float) -> float:
     return _memory_seconds(device, nbytes) + device.launch
 
 
-def elementwise_seconds(device: Device, nbytes: float) -> float:
-    """Seconds of a kernel that computes on every byte: nbytes / (bandwidth * elementwise_efficiency) + launch."""
-    reached = device.elementwise_efficiency or device.memory_efficiency
-    return _amount(nbytes, "nbytes") / (device.bandwidth * reached) + device.launch
+def elementwise_seconds(device: Device, nbytes: float, name: str = "", dtype: str = "") -> float:
+    """Seconds of a kernel that computes on every byte: nbytes / (bandwidth * elementwise_efficiency) + launch.
+
+    Kernels of some names and dtypes reach another fraction of the bandwidth (`Device.bandwidth_of`).
+    """
+    return _amount(nbytes, "nbytes") / device.bandwidth_of(name, dtype) + device.launch
 
 
 def _memory_seconds(device: Device, nbytes: float) -> float:

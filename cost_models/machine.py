@@ -47,8 +47,12 @@ FLOAT64_SHARE = 0.5
 
 ITEMSIZE_OF_PEAK = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 """Bytes of an element of a dtype with a peak."""
-KERNELS = ("attention", "attention backward", "convolution", "float8_e4m3fn", "float16", "float32", "float64")
-"""Kinds and dtypes of kernels that may reach another fraction of the peak than `efficiency`."""
+KERNELS = ("attention", "attention backward", "convolution", "batch normalise", "batch normalise bfloat16",
+           "float8_e4m3fn", "float16", "float32", "float64")
+"""Kinds and dtypes of kernels that may reach another fraction of the peak than `efficiency`.
+
+Batch norms reach a fraction of the bandwidth, where PyTorch takes its own kernel (bfloat16) less than cuDNN's.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,12 @@ class Device:
         """Peak flop/s for `dtype`: as listed, else of the next wider dtype listed; float64 by FLOAT64_SHARE."""
         name = self.runs_as(dtype)
         return dict(self.peaks)[name] * (FLOAT64_SHARE if dtype == "float64" and name != dtype else 1.0)
+
+    def bandwidth_of(self, kernel: str, dtype: str) -> float:
+        """The bytes a second that kernels of a kind reach which compute on every byte."""
+        known = dict(self.kernels)
+        usual = self.elementwise_efficiency or self.memory_efficiency
+        return self.bandwidth * known.get(f"{kernel} {dtype}", known.get(kernel, usual))
 
     def efficiency_of(self, kernel: str) -> float:
         """The fraction of the peak that the largest kernels of a kind or dtype reach."""

@@ -25,6 +25,7 @@ from autoddl.capture.capture import capture
 from autoddl.capture.sample import Sample
 from autoddl.core.graph import Graph
 from autoddl.cost_models import Kernel
+from autoddl.operators.kernels.reducing import batch_norm_of_module
 from autoddl.operators.work import base, work
 from autoddl.pricing.price import kernel_of
 
@@ -74,6 +75,8 @@ class Scale:
     """Elements of a row that is normalised or added up."""
     classes: int = ROW
     """Elements of a row of logits, at most."""
+    channels: int = PIXELS
+    """Channels of images that are normalised: each is a block of a GPU's kernel."""
     rows: int = 0
     """Queries of all heads together at least: each block of queries occupies one multiprocessor of a GPU."""
 
@@ -83,7 +86,7 @@ USUAL = Scale((1, 16, 64, 256, 1024), (1, 16, 64, 256, 1024, 4096), (1, 16, 64, 
               (2**10, 2**13, 2**16, 2**19, 2**22, 2**23))
 LARGE = Scale((64, 512, 2048, 8192), (64, 512, 2048, 8192, 2**15), (64, 512, 2048),
               ((7, 28, 112, 224), (3, 64, 256, 512), (64, 256, 512)), ((64, 512, 2048, 8192), (64, 128)),
-              (2**12, 2**16, 2**20, 2**24, 2**28), row=2**11, classes=2**15, rows=2**17)
+              (2**12, 2**16, 2**20, 2**24, 2**28), row=2**11, classes=2**15, channels=256, rows=2**17)
 """For a GPU, which takes as long for small kernels as for none."""
 SMALL = Scale((32,), (32,), (16,), ((4,), (3,), (8,)), ((16,), (8,)), (2**10,))
 
@@ -149,20 +152,21 @@ def cases(scale: Scale) -> Iterator[Case]:
             shape = (1, max(HEADS, scale.rows // queries), queries, size)
             yield Case("aten.scaled_dot_product_attention", op, (shape,) * 3)
     for elements in scale.elements:
-        yield from _memory(elements, scale.row, min(scale.classes, elements))
+        yield from _memory(elements, scale)
 
 
-def _memory(elements: int, row: int, classes: int) -> Iterator[Case]:
+def _memory(elements: int, scale: Scale) -> Iterator[Case]:
     """One operator of each kind on rows, on logits and images as large, and on a table that is gathered from."""
-    wide, side = ((elements // row, row),), max(2, int((elements / PIXELS / IMAGES) ** 0.5))
-    image = (IMAGES, PIXELS, side, side)
+    row, classes, wide = scale.row, min(scale.classes, elements), ((elements // scale.row, scale.row),)
+    image, channels = _image(elements, PIXELS), (scale.channels,)
     yield Case("aten.add", torch.add, wide * 2)
     yield Case("aten.mul", torch.mul, wide * 2)
     yield Case("aten.neg", torch.neg, wide)
     yield Case("aten.gelu", F.gelu, wide)
     yield Case("aten.mean", operators.mean, wide)
     yield Case("aten.layer_norm", operators.layer_normalise, (*wide, (row,), (row,)))
-    yield Case("aten._native_batch_norm_legit_functional", operators.batch_normalise, (image, (PIXELS,), (PIXELS,)))
+    yield Case("aten._native_batch_norm_legit_functional", operators.batch_normalise,
+               (_image(elements, scale.channels), channels, channels))
     for block in (ROW, BLOCK):
         if found := elements // block:
             table = max(found // 4, 2)
@@ -170,6 +174,12 @@ def _memory(elements: int, row: int, classes: int) -> Iterator[Case]:
             yield Case("aten.index", operators.index, ((table, block),), (found,), table)
     yield Case("aten.max_pool2d", operators.pool, (image,))
     yield Case("autoddl.token_loss", operators.loss, ((elements // classes, classes),), (elements // classes,), classes)
+
+
+def _image(elements: int, channels: int) -> tuple[int, int, int, int]:
+    """The shape of square images of some channels, of about so many elements."""
+    side = max(2, int((elements / channels / IMAGES) ** 0.5))
+    return IMAGES, channels, side, side
 
 
 def convolution(x: Tensor, weight: Tensor) -> Tensor:
@@ -193,8 +203,12 @@ def layer_normalise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def batch_normalise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Returns the training batch norm, as capture writes it."""
+    """Returns the training batch norm, as a program runs it."""
     mean, variance = torch.zeros_like(weight), torch.ones_like(weight)
+    if x.is_cuda:
+        result = batch_norm_of_module(x, weight, bias, mean, variance, True, 0.1, 1e-5)[0]
+        assert result is not None
+        return result
     found: tuple[Tensor, ...] = torch.ops.aten._native_batch_norm_legit_functional(
         x, weight, bias, mean, variance, True, 0.1, 1e-5)
     return found[0]

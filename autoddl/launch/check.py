@@ -29,7 +29,7 @@ def check(job: Job) -> dict[str, Any]:
     where it does. A mixed program runs a third step with every dtype twice as wide."""
     factory, plan = Factory(**job["factory"]), load_plan(job["plan"])
     model, batch = built(factory, drawn=True)
-    parallel = parallelize(model, plan, batch)
+    parallel = parallelize(model, plan, batch, compile=False)
     parallel.step(batch)
     wrong, coded = mismatches(parallel), 0.0
     if plan.codecs:

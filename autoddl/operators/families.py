@@ -13,7 +13,6 @@
     flags       view      it has no memory of its own: its output lies in its input's
                 cut       a view whose gradient is put together from the gradients of the pieces, which moves them
                 values    whole numbers pass through it unchanged
-                fuses     `torch.compile` makes one kernel of a chain of these (`fusion`)
                 stops     no gradient reaches what it reads
                 distance  a loss whose mean over a piece is multiplied by the piece's share
                 convolution
@@ -81,7 +80,7 @@ elementwise  -            copy            nothing  view,values,stops    detach
 elementwise  -            multiply        inputs   -                    fmod remainder
 elementwise  elementwise  add             inputs   -                    addcmul
 elementwise  elementwise  add             nothing  -                    masked_fill rsub
-elementwise  elementwise  add             nothing  fuses                add sub
+elementwise  elementwise  add             nothing  -                    add sub
 elementwise  elementwise  add             nothing  values               where
 elementwise  elementwise  add             weight   -                    lerp
 elementwise  elementwise  copy            inputs   -                    abs acos acosh asin asinh atan atanh ceil celu
@@ -92,20 +91,20 @@ elementwise  elementwise  copy            inputs   -                    abs acos
                                                                         nan_to_num prelu rad2deg relu6 round sign sinc
                                                                         sinh softshrink special_expit square threshold
                                                                         trunc xlogy
-elementwise  elementwise  copy            nothing  fuses                neg
+elementwise  elementwise  copy            nothing  -                    neg
 elementwise  elementwise  copy            output   -                    reciprocal tan
-elementwise  elementwise  copy            output   fuses                relu
+elementwise  elementwise  copy            output   -                    relu
 elementwise  elementwise  exponential     inputs   -                    cos elu erf hardswish log log1p log2 mish pow
                                                                         selu sin softplus
-elementwise  elementwise  exponential     inputs   fuses                gelu silu
+elementwise  elementwise  exponential     inputs   -                    gelu silu
 elementwise  elementwise  exponential     output   -                    exp2 expm1 rsqrt sqrt
-elementwise  elementwise  exponential     output   fuses                exp sigmoid tanh
-elementwise  elementwise  multiply        divisor  fuses                div
-elementwise  elementwise  multiply        factors  fuses                mul
+elementwise  elementwise  exponential     output   -                    exp sigmoid tanh
+elementwise  elementwise  multiply        divisor  -                    div
+elementwise  elementwise  multiply        factors  -                    mul
 elementwise  elementwise  multiply        inputs   -                    maximum minimum
 elementwise  table        copy            inputs   -                    positive
 elementwise  table        copy            nothing  -                    copy
-elementwise  table        copy            nothing  fuses,values         _to_copy
+elementwise  table        copy            nothing  values               _to_copy
 elementwise  table        copy            nothing  stops                full_like ones_like zeros_like
 elementwise  table        copy            nothing  values               clone
 elementwise+reduce table        reduce          place    -                    max min
@@ -127,9 +126,9 @@ nn           -            copy            inputs   -                    _adaptiv
 nn           -            normalise       inputs   -                    _safe_softmax
 nn           attention    copy            all      -                    scaled_dot_product_attention autoddl.attention
 nn           elementwise  normalise       output   -                    _log_softmax _softmax log_softmax
-nn           elementwise  normalise       output   fuses                softmax
+nn           elementwise  normalise       output   -                    softmax
 nn           nn           batch-normalise inputs   -                    _native_batch_norm_legit_functional
-nn           nn           copy            mask     fuses                autoddl.dropout
+nn           nn           copy            mask     -                    autoddl.dropout
 nn           nn           gather          nothing  -                    embedding
 nn           nn           normalise       inputs   -                    group_norm layer_norm native_layer_norm
                                                                         rms_norm

@@ -1,30 +1,41 @@
-"""Chains of elementwise ops of which a compiler makes one kernel (torch.compile; Ansel et al. 2024, "PyTorch 2").
+"""Kernels that a compiler makes of several ops (torch.compile; Ansel et al. 2024, "PyTorch 2", section 4.4).
 
-    inside   the share of an op's bytes that never leave the kernel: an input that another op of the chain makes for it
-             alone, an output that only another op of the chain reads
-    joins    whether there is such an input: then the op launches nothing of its own
+A compiler writes one kernel for neighbours that compute element by element, and for the sums and norms that follow or
+precede them. A product, attention, a lookup or a message is none of these, and what needs its result comes later:
 
-    seconds(memory-bound kernel of an op in a chain) = seconds((1 - inside) bytes) - launch if it joins
+    depth(op)    max over inputs of depth(maker) + (0 if the op and the maker both fuse, else 1)
+    fused        two ops that fuse, one of which reads what the other made, of equal depth
 
-Backward runs the chain in reverse, so it saves the same share. Two approximations:
+    inside       the share of an op's bytes that never leave the kernel: inputs that an op fused with it made, outputs
+                 that only ops fused with it read
+    joins        whether there is such an input: then the op launches nothing of its own
 
-    * Neighbours are assumed to have the same layout. A conversion between them breaks the chain, and the price is then
+    seconds(memory-bound kernel of an op) = seconds((1 - inside) bytes) - launch if it joins
+
+Views and hubs are looked through. Backward runs the ops in reverse, so it saves the same share. Two approximations:
+
+    * Neighbours are assumed to have the same layout. A conversion between them ends the kernel, and the price is then
       too low by the bytes that were counted as inside.
     * Values that a compiler recomputes instead of keeping them are not counted as saved.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from autoddl.core.graph import Graph, Op
-from autoddl.cost_models import Cluster
-from autoddl.operators.families import flagged
-from autoddl.operators.work import base
+from autoddl.cost_models import Cluster, Device
+from autoddl.operators.families import family_of
+from autoddl.operators.work import VIEWS, base
 
-__all__ = ["ALONE", "Chained", "as_compiled", "chains", "inside"]
+__all__ = ["ALONE", "Chained", "as_compiled", "chains"]
 
-FUSED = flagged("fuses")
+CURVES = frozenset(("add", "copy", "exponential", "multiply", "reduce", "normalise", "batch normalise", "loss"))
+"""Curves of ops that a compiler writes itself; not of lookups and windows."""
+LIBRARY = frozenset(("aten.sort", "aten.topk", "aten.cumsum", "aten.kthvalue", "aten.median", "aten.mode"))
+"""Ops of these curves that stay calls of a library."""
+OUTSIDE = -1
+"""Stands for the reader of a result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,32 +51,67 @@ ALONE = Chained()
 
 def as_compiled(cluster: Cluster) -> Cluster:
     """Returns `cluster` with every device set to run compiled programs."""
-    return replace(cluster, device=replace(cluster.device, compiled=True),
-                   parts=tuple((replace(device, compiled=True), ranks) for device, ranks in cluster.parts))
+    return replace(cluster, device=_compiled(cluster.device),
+                   parts=tuple((_compiled(device), ranks) for device, ranks in cluster.parts))
+
+
+def _compiled(device: Device) -> Device:
+    """The device whose programs are compiled: the compiler writes batch norms as it does other norms."""
+    kernels = tuple((name, share) for name, share in device.kernels if not name.startswith("batch normalise"))
+    return replace(device, compiled=True, kernels=kernels)
 
 
 def chains(graph: Graph) -> Mapping[str, Chained]:
     """Maps the name of every op that a compiler fuses with others to its saving."""
-    found, makers, users = {}, graph.producers(), graph.consumers()
-    for op in graph.ops:
-        one = _chained(graph, op, makers, users)
-        if one != ALONE:
-            found[op.name] = one
+    makers, readers = _ends(graph)
+    fuses = [_fuses(op) for op in graph.ops]
+    depth = _depths(graph, makers, fuses)
+
+    def fused(i: int, j: int) -> bool:
+        return j >= 0 and fuses[i] and fuses[j] and depth[i] == depth[j]
+
+    found = {}
+    for i, op in enumerate(graph.ops):
+        if fuses[i]:
+            given = [t for t in op.inputs if fused(i, makers.get(t, OUTSIDE))]
+            taken = [t for t in op.outputs if readers.get(t) and all(fused(i, j) for j in readers[t])]
+            if given or taken:
+                found[op.name] = Chained(_bytes(graph, (*given, *taken)) / _bytes(graph, (*op.inputs, *op.outputs)),
+                                         bool(given))
     return MappingProxyType(found)
 
 
-def inside(graph: Graph, op: Op) -> float:
-    """Returns the share of one op's bytes that never leave the kernel of its chain."""
-    return _chained(graph, op, graph.producers(), graph.consumers()).inside
+def _bytes(graph: Graph, tensors: Sequence[int]) -> int:
+    return sum(graph.tensors[t].nbytes for t in tensors)
 
 
-def _chained(graph: Graph, op: Op, makers: Mapping[int, int], users: Mapping[int, tuple[tuple[int, int], ...]]
-             ) -> Chained:
-    if base(op) not in FUSED:
-        return ALONE
-    tensors = graph.tensors
-    given = [t for t in op.inputs if t in makers and base(graph.ops[makers[t]]) in FUSED and len(users[t]) == 1]
-    taken = [t for t in op.outputs if len(users[t]) == 1 and base(graph.ops[users[t][0][0]]) in FUSED]
-    moved = sum(tensors[t].nbytes for t in (*op.inputs, *op.outputs))
-    stays = sum(tensors[t].nbytes for t in (*given, *taken))
-    return Chained(stays / moved if moved else 0.0, bool(given))
+def _fuses(op: Op) -> bool:
+    """Whether a compiler writes the op into a kernel with others."""
+    name = base(op)
+    family = family_of(name)
+    return (family.curve in CURVES and family.rule != "matmul" and family.footprint != "attention"
+            and name not in VIEWS | LIBRARY and "free" not in family.flags)
+
+
+def _ends(graph: Graph) -> tuple[dict[int, int], dict[int, list[int]]]:
+    """By tensor the op that made it, and by made tensor the ops that read it, both behind views; OUTSIDE: a result."""
+    origin, makers, readers = dict[int, int](), dict[int, int](), dict[int, list[int]]()
+    for i, op in enumerate(graph.ops):
+        if base(op) in VIEWS:
+            origin |= dict.fromkeys(op.outputs, origin.get(op.inputs[0], op.inputs[0])) if op.inputs else {}
+            continue
+        for t in op.inputs:
+            readers.setdefault(origin.get(t, t), []).append(i)
+        makers |= dict.fromkeys(op.outputs, i)
+    for t in (*graph.outputs, *(new for _, new in graph.updates)):
+        readers.setdefault(origin.get(t, t), []).append(OUTSIDE)
+    return makers | {t: makers[source] for t, source in origin.items() if source in makers}, readers
+
+
+def _depths(graph: Graph, makers: Mapping[int, int], fuses: Sequence[bool]) -> list[int]:
+    """The depth of every op; that of a view is not asked for."""
+    depth: list[int] = []
+    for i, op in enumerate(graph.ops):
+        sources = [makers[t] for t in op.inputs if t in makers]
+        depth.append(max((depth[j] + (0 if fuses[i] and fuses[j] else 1) for j in sources), default=0))
+    return depth

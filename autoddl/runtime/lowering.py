@@ -44,8 +44,10 @@ from autoddl.operators.work import VIEWS, base, intermediates, is_product
 from autoddl.runtime.collectives.process_groups import Groups
 from autoddl.runtime.collectives.recorder import Recorder
 from autoddl.runtime.collectives.redistribute import Route, make_moves
+from autoddl.runtime.compiled import COMPUTES, EARLY, Compile, compile_stretches
 from autoddl.runtime.recompute import SavedTensors, Segment, cut_out
 from autoddl.runtime.weight_gradients import WaitingGradients
+from autoddl.schedule.buckets import gradient_buckets
 from autoddl.schedule.traffic import option_of
 
 __all__ = ["LoweredProgram", "ParameterAccess", "communication_axes", "lower_plan"]
@@ -95,7 +97,7 @@ def communication_axes(plan: Plan, graph: Graph) -> set[tuple[int, ...]]:
 
 def lower_plan(captured: Captured, graph: Graph, plan: Plan, groups: Groups, parameters: ParameterAccess,
                recorder: Recorder, device: torch.device, seed: Tensor | None, saved: SavedTensors | None,
-               waiting: WaitingGradients | None = None) -> LoweredProgram:
+               waiting: WaitingGradients | None = None, compile_stretch: Compile | None = None) -> LoweredProgram:
     """The program of the rank of `groups`: for training, or without `saved` for evaluation, where nothing is dropped.
 
         captured      the captured model
@@ -108,8 +110,10 @@ def lower_plan(captured: Captured, graph: Graph, plan: Plan, groups: Groups, par
         seed          the seed of dropout, a tensor that changes from step to step
         saved         what autograd saves of the program
         waiting       the gradients of weights, where they are computed apart
+        compile_stretch    compiles what is computed between two messages; without it, ops run one by one
     """
-    return _Lowering(captured, graph, plan, groups, parameters, recorder, device, seed, saved, waiting).run()
+    return _Lowering(captured, graph, plan, groups, parameters, recorder, device, seed, saved, waiting,
+                     compile_stretch).run()
 
 
 @dataclass(slots=True, eq=False)
@@ -136,11 +140,14 @@ class _Lowering:
         seed          the seed of dropout
         saved         what autograd saves, None where it saves nothing
         waiting       the gradients of weights, where they are computed apart
+        compile_stretch    compiles what is computed between two messages
         out           the program so far
         env           tensor -> its node
         shared        local conversions that were written already, by tensor, steps and part that runs again
         apart         calls that bring parameters, which do not run again
         part          the part that runs again to which the present op belongs
+        cuts          calls in front of which a compiled stretch ends: they read a weight of another gradient bucket
+        begun         gradient buckets of which a weight was read
     """
 
     captured: Captured
@@ -153,11 +160,14 @@ class _Lowering:
     seed: Tensor | None
     saved: SavedTensors | None
     waiting: WaitingGradients | None
+    compile_stretch: Compile | None
     out: fx.Graph = field(default_factory=fx.Graph)
     env: dict[int, fx.Node] = field(default_factory=dict)
     shared: dict[tuple[int, tuple[str, ...], str], fx.Node] = field(default_factory=dict)
     apart: set[fx.Node] = field(default_factory=set)
     part: _Part | None = None
+    cuts: set[fx.Node] = field(default_factory=set)
+    begun: set[int] = field(default_factory=set)
 
     @cached_property
     def intermediates(self) -> frozenset[int]:
@@ -182,6 +192,8 @@ class _Lowering:
         ends = [(graph.outputs[0], "loss"), *((new, graph.tensors[old].fqn) for old, new in graph.updates)]
         sent = [op.outputs[0] for op in graph.ops if op.target == SEND]
         self.out.output(tuple(self.env[t] for t in (*(t for t, _ in ends), *sent)))
+        if self.compile_stretch is not None:
+            compile_stretches(self.out, self.cuts, self.compile_stretch)
         routes = tuple(self.route(t, self.index.conversions.get(("output", slot))) for t, slot in ends)
         return LoweredProgram(fx.GraphModule(torch.nn.Module(), self.out), (*reads, *received), routes)
 
@@ -250,8 +262,10 @@ class _Lowering:
                     self.apart.add(self.env[ids[member]])
         elif fqn in self.parameters.local and (t, (), "") not in self.shared:
             call = _named(self.parameters.local[fqn], f"use_v{t}")
-            self.shared[t, (), ""] = self.env[t] = self.out.call_function(call, (self.env[t],))
-            self.apart.add(self.env[t])
+            node = self.out.call_function(call, (self.env[t],))
+            node.meta[EARLY] = True
+            self.shared[t, (), ""] = self.env[t] = node
+            self.apart.add(node)
         return self.env[t]
 
     def convert(self, t: int, conversion: Conversion | None) -> fx.Node:
@@ -298,6 +312,7 @@ class _Lowering:
             args, kwargs = (), bound(target, args, kwargs) | {"dropout_p": 0.0}
         fn, args, kwargs = local_call(self.site(op), target, args, kwargs)
         fn = _DIRECT.get(fn, fn)
+        computes = self.part is None and self.computes(i, op)
         if self.waiting is not None and i in self.late:
             weights = {inputs[op.slots[k]] for k in self.late[i]}
             places = [k for k, x in enumerate(tree_flatten((args, kwargs))[0]) if x in weights]
@@ -308,11 +323,32 @@ class _Lowering:
             fn = _named(self.triggers[i].trigger(fn), f"trigger_{op.name}")
         call = self.out.call_function(fn, args, kwargs)
         call.meta = {k: v for k, v in node.meta.items() if k in ("stack_trace", "nn_module_stack")}
+        if computes:
+            call.meta[COMPUTES] = True
+        if self.begins_bucket(op):
+            self.cuts.add(call)
         for t in op.outputs:
             if t in self.keys and t in wanted:
                 self.env[t] = self.out.call_function(operator.getitem, (call, self.keys[t][1]))
             elif t not in self.keys:
                 self.env[t] = call
+
+    def computes(self, i: int, op: Op) -> bool:
+        """Whether op i sends nothing, draws nothing and tells autograd nothing: a compiler may take it."""
+        option = option_of(op, self.graph, self.plan.mesh, self.index.decisions.get(op.name))
+        return not (option.inner or i in self.triggers or i in self.late or op.target in custom_ops.DRAWING)
+
+    def begins_bucket(self, op: Op) -> bool:
+        """Whether `op` is the first to read a weight of some gradient bucket."""
+        read = {self.buckets[fqn] for t in op.inputs if (fqn := self.graph.tensors[t].fqn) in self.buckets}
+        new = bool(read - self.begun)
+        self.begun |= read
+        return new
+
+    @cached_property
+    def buckets(self) -> Mapping[str, int]:
+        """The gradient bucket of each weight that has one."""
+        return {fqn: b for b, bucket in enumerate(gradient_buckets(self.plan, self.graph)) for fqn in bucket.members}
 
     def site(self, op: Op) -> Site:
         """The place where the op's kernel runs, as `operators.kernels` asks for it."""

@@ -20,6 +20,7 @@ from autoddl.core.plan import Plan
 from autoddl.runtime.batches import Batches, LocalBatch
 from autoddl.runtime.collectives.process_groups import Groups
 from autoddl.runtime.collectives.recorder import Recorder
+from autoddl.runtime.compiled import Compile
 from autoddl.runtime.gradients_together import clip_gradients
 from autoddl.runtime.optimizer_guard import guard_optimizers
 from autoddl.runtime.program_runner import ProgramRunner, place_buffers
@@ -134,12 +135,13 @@ class MeshModel(ParallelModel):
     """One rank of a model whose plan has no stages."""
 
     def __init__(self, module: nn.Module, plan: Plan, captured: Captured, graph: Graph, groups: Groups,
-                 device: torch.device, seed: int, graphed: bool = False) -> None:
+                 device: torch.device, seed: int, compile_stretch: Compile | None = None,
+                 graphed: bool = False) -> None:
         self._device, self._first, recorder = device, seed, Recorder()
         if graphed:
             check_graph(graph, device)
         place_buffers(device, module, graph)
-        self.runner = ProgramRunner(module, plan, captured, graph, groups, device, recorder)
+        self.runner = ProgramRunner(module, plan, captured, graph, groups, device, recorder, compile_stretch)
         self._batches = batches_of(module, captured, self.runner, device)
         super().__init__(module, plan, graph, groups, recorder)
         self._graphed = StepGraph(self._run, self.parameters(), recorder, device) if graphed else None

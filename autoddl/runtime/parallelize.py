@@ -34,8 +34,10 @@ from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import VERSION, Plan
 from autoddl.core.precision import Precision
+from autoddl.cost_models import parse_cluster
 from autoddl.runtime.batches import LocalBatch
 from autoddl.runtime.collectives.process_groups import Groups
+from autoddl.runtime.compiled import Compile, compiler
 from autoddl.runtime.lowering import communication_axes
 from autoddl.runtime.parallel_model import MeshModel, ParallelModel
 from autoddl.runtime.pipeline_model import PipelineModel
@@ -50,8 +52,8 @@ PART = 2**24
 
 
 def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: torch.device | str | None = None,
-                seed: int = 0, timeout: float = 600.0, captured: Captured | None = None, graph: bool = False
-                ) -> ParallelModel:
+                seed: int = 0, timeout: float = 600.0, captured: Captured | None = None,
+                compile: bool | str | None = None, graph: bool = False) -> ParallelModel:
     """The model that runs `model` as `plan` says, on this rank. Every rank calls it, with equal arguments.
 
         sample      a global batch, only needed where the sample of the plan does not fit the module
@@ -59,6 +61,8 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
         seed        seed of dropout, and of weights that are not there yet
         timeout     seconds that a collective may take
         captured    the model captured with one microbatch, so that it is not captured again
+        compile     whether what runs between two messages is compiled by torch.compile (`compiled`), or its backend.
+                    By default it is where the plan was priced so (`plan --compiled`)
         graph       whether the steps are one CUDA graph (`step_graph`), which spares the host's time per kernel
 
     Raises MismatchError where the plan does not fit the model, the ranks or this version, or ranks disagree. Raises
@@ -86,9 +90,18 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
         if graph:
             raise InputError("a plan with stages runs no CUDA graphs: its ranks wait for each other's messages; leave "
                              "out graph=True")
-        return PipelineModel(model, plan, captured, connected(plan, captured.graph, limit), place, seed)
+        return PipelineModel(model, plan, captured, connected(plan, captured.graph, limit), place, seed,
+                             _compiler(plan, compile))
     groups = Groups(plan.mesh, communication_axes(plan, planned), limit, plan.source.get("cluster"))
-    return MeshModel(model, plan, captured, planned, groups, place, seed, graph)
+    return MeshModel(model, plan, captured, planned, groups, place, seed, _compiler(plan, compile), graph)
+
+
+def _compiler(plan: Plan, choice: bool | str | None) -> Compile | None:
+    """What compiles the program, by the caller's choice, else as the plan was priced."""
+    if choice is None:
+        text = plan.source.get("cluster")
+        choice = text is not None and parse_cluster(text, "the plan's cluster").device.compiled
+    return None if choice is False else compiler("inductor" if choice is True else choice)
 
 
 def _digest(value: Tensor) -> str:

@@ -27,6 +27,7 @@ from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph, shared_parameters
 from autoddl.runtime.batches import LocalBatch
 from autoddl.runtime.collectives.recorder import Recorder
+from autoddl.runtime.compiled import Compile
 from autoddl.runtime.gradients_together import SharedGradients
 from autoddl.runtime.parallel_model import ParallelModel, batches_of, mean
 from autoddl.runtime.program_runner import ProgramRunner, place_buffers
@@ -68,7 +69,7 @@ class PipelineModel(ParallelModel):
     """One rank of a model whose plan has stages."""
 
     def __init__(self, module: nn.Module, plan: Plan, captured: Captured, stages: Stages, device: torch.device,
-                 seed: int) -> None:
+                 seed: int, compile_stretch: Compile | None = None) -> None:
         assert plan.pipeline is not None
         self._joined, self._device, self._first = stages, device, seed
         recorder, cuts, graph = Recorder(), plan.pipeline.cuts, captured.graph
@@ -81,7 +82,7 @@ class PipelineModel(ParallelModel):
         self._apart = {(one.stage, one.microbatch) for one in schedule if one.kind == "W"}
         runners = {s: ProgramRunner(module, plan.pipeline.stages[s].plan, captured_stage(captured, parts[s]),
                                     add_hubs(parts[s].graph), groups, device, recorder,
-                                    any(stage == s for stage, _ in self._apart))
+                                    compile_stretch, any(stage == s for stage, _ in self._apart))
                    for s, groups in stages.groups.items()}
         take_out(module, self._elsewhere)
         self._transport = StageTransport(stages.world, stages.rank, self._lanes, plan.microbatches, plan.mesh.names[0],

@@ -19,6 +19,7 @@ from autoddl.core.stages import SEND
 from autoddl.runtime.collectives.process_groups import Groups
 from autoddl.runtime.collectives.recorder import Recorder
 from autoddl.runtime.collectives.redistribute import run_moves, start_moves
+from autoddl.runtime.compiled import Compile
 from autoddl.runtime.lowering import LoweredProgram, lower_plan
 from autoddl.runtime.parameter_store import Store
 from autoddl.runtime.parameters import shard_parameters
@@ -62,16 +63,18 @@ class ProgramRunner:
         free         slots without a microbatch
         evaluated    the program of evaluation, once there is one
         splits       whether gradients of weights are computed apart (`backward_of_weights`)
+        compile_stretch    compiles what is computed between two messages, if anything does
 
     Where several microbatches are in flight, buffers get their new values at the end of a forward, else of a backward.
     """
 
     def __init__(self, module: nn.Module, plan: Plan, captured: Captured, graph: Graph, groups: Groups,
-                 device: torch.device, recorder: Recorder, splits: bool = False) -> None:
+                 device: torch.device, recorder: Recorder, compile_stretch: Compile | None = None,
+                 splits: bool = False) -> None:
         if splits and (plan.recompute or any(s.regather for s in plan.stored)):
             raise InputError("a schedule that splits backward runs no block again and gathers no weight again: plan "
                              "with --recompute none and more microbatches, or take 1f1b")
-        self.splits = splits
+        self.splits, self._compile = splits, compile_stretch
         self.module, self.plan, self.graph, self.groups, self.recorder = module, plan, graph, groups, recorder
         self._captured, self._device = captured, device
         self._constants = {t: value.to(device) for t, value in captured.constants.items()}
@@ -91,7 +94,7 @@ class ProgramRunner:
     def _lower(self, saved: SavedTensors | None, seed: Tensor | None, waiting: WaitingGradients | None
                ) -> LoweredProgram:
         return lower_plan(self._captured, self.graph, self.plan, self.groups, self.store.parameters, self.recorder,
-                          self._device, seed, saved, waiting)
+                          self._device, seed, saved, waiting, self._compile)
 
     def arguments(self, lowered: LoweredProgram, pieces: Mapping[str, Tensor], received: Mapping[int, Tensor]
                   ) -> list[Tensor]:

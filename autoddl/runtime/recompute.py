@@ -210,11 +210,12 @@ class SavedTensors:
         return note.read() if isinstance(note, _Note) else self.gathers.read(note)
 
 
-def cut_out(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> fx.GraphModule:
-    """Nodes of a program, in order, as a program of their own of `inputs`, which returns nothing."""
+def cut_out(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], results: Sequence[fx.Node] | None = None
+            ) -> fx.GraphModule:
+    """Nodes of a program, in order, as a program of their own of `inputs`; it returns the `results`, if any."""
     graph = fx.Graph()
     env = {x: graph.placeholder(f"x{k}") for k, x in enumerate(inputs)}
     for node in nodes:
         env[node] = graph.node_copy(node, env.__getitem__)
-    graph.output(None)
+    graph.output(None if results is None else tuple(env[node] for node in results))
     return fx.GraphModule(torch.nn.Module(), graph)

@@ -17,13 +17,11 @@ from torch import Tensor, nn
 
 from autoddl.core.errors import InputError, MachineError
 from autoddl.core.graph import Graph
+from autoddl.operators.kernels.custom_ops import DRAWING
 from autoddl.runtime.batches import LocalBatch
 from autoddl.runtime.collectives.recorder import Recorder
 
 __all__ = ["StepGraph", "check_graph"]
-
-DRAWING = frozenset(("autoddl.dropout", "autoddl.attention"))
-"""Operators that draw random numbers."""
 
 
 def check_graph(graph: Graph, device: torch.device) -> None:

@@ -18,11 +18,11 @@ from autoddl.core.hubs import HUB
 from autoddl.core.layout import Mesh, local_shape
 from autoddl.cost_models import elementwise_seconds, kernel_seconds
 from autoddl.cost_models.machine import Device
-from autoddl.operators.fusion import inside
+from autoddl.operators.fusion import ALONE
 from autoddl.operators.work import KernelWork, base, work
 from autoddl.pricing.price import Pricing, inner_seconds, kernel_of
 from autoddl.pricing.space import Choice
-from autoddl.validation.part import Part, PartSpec
+from autoddl.validation.part import Part, PartChoice, PartSpec
 from autoddl.validation.saved_bytes import is_core, local_numel
 
 __all__ = ["has_no_backward", "op_kernels"]
@@ -63,14 +63,13 @@ class _OpKernels:
         return kernel_seconds(device, kernel_of(kernel, self.dtype))
 
 
-def op_kernels(spec: PartSpec, pricing: Pricing, op: Op, choice: Choice, differentiable: frozenset[int]
-               ) -> Iterator[Part]:
-    """Yields the kernels of one operator, forward and backward, and what the host starts for it."""
-    graph, core = pricing.graph, is_core(op)
-    forward, backward = _works(pricing, op, choice, differentiable)
+def op_kernels(spec: PartSpec, found: PartChoice, op: Op, choice: Choice) -> Iterator[Part]:
+    """Yields the kernels of one operator of a part, forward and backward, and what the host starts for it."""
+    pricing, graph, core = found.pricing, found.pricing.graph, is_core(op)
+    forward, backward = _works(pricing, op, choice, found.differentiable)
     cast = spec.precision if _reads_weight(graph, op) else ""
     kernels = _OpKernels(pricing, graph.tensors[op.outputs[0]].dtype, cast, spec.attention_slowdown)
-    moved = _moved(spec, graph, op)
+    moved = _moved(spec, found, op)
     for kernel in forward:
         seconds = kernels.seconds(kernel, moved)
         yield Part(forward=seconds, core=seconds * core, repeated=seconds * _REPEATED[kernel.kind])
@@ -110,11 +109,11 @@ def _reads_weight(graph: Graph, op: Op) -> bool:
                                                               for t in op.inputs)
 
 
-def _moved(spec: PartSpec, graph: Graph, op: Op) -> float:
+def _moved(spec: PartSpec, found: PartChoice, op: Op) -> float:
     """The bytes that an op moves over those of one kernel of its own."""
     if is_core(op):
         return 1.0
-    return 1.0 - inside(graph, op) if spec.fuses else _eager(graph, op)
+    return 1.0 - found.fused.get(op.name, ALONE).inside if spec.fuses else _eager(found.pricing.graph, op)
 
 
 def _eager(graph: Graph, op: Op) -> float:

@@ -5,12 +5,13 @@
 A `Part` is a sum: every kernel, conversion and kept tensor is a `Part` with the fields that it adds to, all others 0.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import reduce
 from operator import add, attrgetter
 
 from autoddl.core.graph import Op, Tensor
+from autoddl.operators.fusion import Chained
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Choice, Variable
 from autoddl.validation.layers import Shape
@@ -53,6 +54,8 @@ class PartChoice:
     chosen: tuple[Choice, ...]
     differentiable: frozenset[int]
     """Tensors through which a gradient flows."""
+    fused: Mapping[str, Chained]
+    """By name, what an operator saves in a compiled program."""
 
     def items(self) -> Iterator[tuple[Op | Tensor, Choice]]:
         """Yields operators and parameters with their choices, in the order of the space."""

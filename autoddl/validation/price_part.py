@@ -12,6 +12,7 @@ from functools import lru_cache
 from autoddl.core.graph import Graph, Op, Tensor
 from autoddl.core.layout import Mesh
 from autoddl.cost_models import Cluster
+from autoddl.operators.fusion import chains
 from autoddl.operators.work import base
 from autoddl.pricing.build_problem import edges_of, problem_of
 from autoddl.pricing.price import Pricing, routes_of
@@ -45,7 +46,7 @@ def _solve(name: str, shape: Shape, mesh: Mesh, sequence_parallel: bool, expert_
     space = variables(pricing.graph, mesh, megatron_region(mesh, sequence_parallel, expert_axes))
     solution = solve(problem_of(pricing, space, None))
     chosen = tuple(v.choices[k] for v, k in zip(space, solution.choice, strict=True))
-    return PartChoice(pricing, space, chosen, pricing.graph.differentiable())
+    return PartChoice(pricing, space, chosen, pricing.graph.differentiable(), chains(pricing.graph))
 
 
 def _kernels(spec: PartSpec, found: PartChoice) -> Iterator[Part]:
@@ -55,7 +56,7 @@ def _kernels(spec: PartSpec, found: PartChoice) -> Iterator[Part]:
             local = float(local_numel(item, choice.outputs[0], found.pricing.mesh))
             yield Part(values=local, expert_values=local if item.fqn in EXPERT_WEIGHTS else 0.0)
         elif not _is_frame(found.pricing.graph, item):
-            yield from op_kernels(spec, found.pricing, item, choice, found.differentiable)
+            yield from op_kernels(spec, found, item, choice)
 
 
 def _is_frame(graph: Graph, op: Op) -> bool:
@@ -83,7 +84,7 @@ def _before_first_product(spec: PartSpec, found: PartChoice) -> Iterator[Part]:
     """Operators from the order of tokens to the experts' first product, with that."""
     for op, choice in found.operators():
         if op.module == MLP:
-            yield from op_kernels(spec, found.pricing, op, choice, found.differentiable)
+            yield from op_kernels(spec, found, op, choice)
             if base(op) == "aten.matmul":
                 return
 

@@ -1,6 +1,7 @@
 """What a GPU says of AutoDDL: python examples/benchmarks/gpu.py [NAME=VALUE ...]
 
-    parts=check,measure,steps,variants,fsdp2,compiled   models=gpt2,vit,vgg16,llama   precisions=float32,bf16-mixed
+    parts=check,measure,steps,variants,fsdp2,compiled   precisions=float32,bf16-mixed
+    models=gpt2,vit,vgg16,llama (also bert, resnet50, qwen3, t5)
     seconds=60 (of measuring kernels)   budget=3 (seconds of one row of steps)   out=gpu.json (a line for every result)
     cluster=FILE (measured before; without it, `measure` writes one beside `out`)   device=cuda   small=yes
 
@@ -11,8 +12,8 @@
                 and peak bytes of a step, beside the same module without AutoDDL; waiting inside a step; kernels by
                 kind and operators; the step as one CUDA graph
     variants    recomputation and microbatches
-    fsdp2, compiled
-                the same module under FSDP2 with one rank, and under torch.compile
+    fsdp2       the same module under FSDP2 with one rank
+    compiled    the same module under torch.compile, and the plan run with compile=True, predicted and measured
 
 Seconds are of forward and backward, without the optimizer. *Host* is how long the host takes to hand a step over. Bytes
 are torch's own count (`torch.cuda.max_memory_allocated`) in a step with AdamW. Where there is no GPU, that is one line
@@ -51,7 +52,9 @@ from autoddl.api import compare
 from autoddl.calibrate.measure import measure
 from autoddl.capture.sample import Sample
 from autoddl.core.plan import Plan, load_plan
+from autoddl.cost_models import load_cluster
 from autoddl.cost_models.kernel import kernel_seconds
+from autoddl.operators.fusion import as_compiled
 from autoddl.operators.work import base, work
 from autoddl.planner.question import rebuild
 from autoddl.pricing.price import kernel_of
@@ -80,12 +83,42 @@ def vit_base(batch: int, layers: int = 12, width: int = 768) -> Made:
     return Loss(ViTForImageClassification(config)), Sample((), images)
 
 
+def bert(layers: int, width: int, heads: int, length: int, batch: int) -> Made:
+    from transformers import BertConfig, BertForMaskedLM
+    config = BertConfig(num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads,
+                        intermediate_size=4 * width, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    ids = torch.randint(0, config.vocab_size, (batch, length))
+    return Loss(BertForMaskedLM(config)), Sample((), {"input_ids": ids, "labels": ids.clone()})
+
+
+def resnet(batch: int, pixels: int, **sizes: Any) -> Made:
+    """ResNet-50, or one of other sizes."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+    config = ResNetConfig(**sizes)
+    config.num_labels = 1000
+    images = {"pixel_values": torch.randn(batch, 3, pixels, pixels), "labels": torch.randint(0, 1000, (batch,))}
+    return Loss(ResNetForImageClassification(config)), Sample((), images)
+
+
+def t5(layers: int, width: int, heads: int, length: int, batch: int) -> Made:
+    from transformers import T5Config, T5ForConditionalGeneration
+    config = T5Config(d_model=width, d_kv=64, d_ff=4 * width, num_layers=layers, num_heads=heads, dropout_rate=0.0,
+                      use_cache=False)
+    config.decoder_start_token_id = config.pad_token_id = 0
+    ids = torch.randint(0, config.vocab_size, (batch, length))
+    return Loss(T5ForConditionalGeneration(config)), Sample((), {"input_ids": ids, "labels": ids.clone()})
+
+
 VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 MODELS: dict[str, Callable[[], Made]] = {
     "gpt2": lambda: decoder(12, 768, 12, 1024, 8, 50304),
     "vit": lambda: vit_base(64),
     "vgg16": lambda: vgg(VGG16, 4096, 224, 64),
     "llama": lambda: language("Llama", 16, 2048, 8192, 32, 2048, 4, 32000),
+    "bert": lambda: bert(24, 1024, 16, 512, 16),
+    "resnet50": lambda: resnet(128, 224),
+    "qwen3": lambda: language("Qwen3", 28, 1024, 3072, 16, 2048, 4, 151936, head_dim=128),
+    "t5": lambda: t5(12, 768, 12, 512, 16),
 }
 VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama", {"recompute": "full"}), ("llama", {"recompute": "selective"}), ("llama", {"microbatches": (2,)}),
@@ -95,6 +128,10 @@ SMALL: dict[str, Callable[[], Made]] = {
     "vit": lambda: vit_base(4, 1, 48),
     "vgg16": lambda: vgg(((8,), (16,)), 32, 32, 4),
     "llama": lambda: language("Llama", 2, 64, 128, 4, 64, 4, 256),
+    "bert": lambda: bert(1, 64, 2, 32, 4),
+    "resnet50": lambda: resnet(4, 64, depths=[1, 1], hidden_sizes=[16, 32], embedding_size=8),
+    "qwen3": lambda: language("Qwen3", 2, 64, 128, 4, 64, 4, 256, head_dim=32),
+    "t5": lambda: t5(1, 128, 2, 32, 4),
 }
 
 
@@ -322,13 +359,42 @@ def planned(name: str, mixed: bool, clusters: Mapping[str, Path], truth: dict[st
     return row
 
 
-def compiled(name: str, mixed: bool, device: torch.device, budget: float, small: bool) -> Row:
-    """The seconds of the module under torch.compile."""
+def compiled(name: str, mixed: bool, device: torch.device, budget: float, small: bool, clusters: Mapping[str, Path]
+             ) -> Row:
+    """The seconds of the module under torch.compile, and of its plan with its programs compiled."""
     module, sample = made(name, small, device)
     began = time.perf_counter()
     step = eager(torch.compile(module), sample, mixed, device)  # type: ignore[arg-type]
+    step()
+    truth, took = gradients(module), time.perf_counter() - began
     seconds, host, rows = timed(step, module, device, budget)
-    return {"compiled": seconds, "host": host, "rows": rows, "took": time.perf_counter() - began}
+    row = {"compiled": seconds, "compiled_host": host, "rows": rows, "compiled_took": took}
+    del module, step
+    freed(device)
+    for key, path in clusters.items():
+        cluster = as_compiled(load_cluster(path))
+        module, sample = made(name, small, device)
+        plan = autoddl.plan(module, cluster, sample, precision="bf16-mixed" if mixed else "as-written")
+        row[f"predicted_{key}"] = plan.predicted.seconds - plan.predicted.update
+    return row | compiled_plan(plan, module, sample, truth, device, budget)
+
+
+def compiled_plan(plan: Plan, module: nn.Module, sample: Sample, truth: dict[str, Tensor], device: torch.device,
+                  budget: float) -> Row:
+    """The numbers of a plan that runs compiled, and on a GPU as one CUDA graph too."""
+    began = time.perf_counter()
+    parallel = parallelize(module, plan, sample, device=device, compile=True)
+    step = partial(parallel.step, sample)
+    step()
+    row: Row = {"took": time.perf_counter() - began, "difference": difference(gradients(module), truth)}
+    row["ours"], row["ours_host"], _ = timed(step, module, device, budget)
+    if device.type == "cuda":
+        cleared(module)
+        row |= {"predicted_peak": plan.predicted.peak_bytes, **peak(step, module, device)}
+        cleared(module)
+        parallel = parallelize(module, plan, sample, device=device, compile=True, graph=True)
+        row["graph"], row["graph_host"], _ = timed(partial(parallel.step, sample), module, device, budget)
+    return row
 
 
 def fsdp(name: str, mixed: bool, device: torch.device, budget: float, small: bool) -> Row:
@@ -441,7 +507,8 @@ def each(options: Mapping[str, str], part: str, say: Say, device: torch.device, 
                 freed(device)
                 row |= planned(name, mixed, clusters, truth, device, budget, small)
             else:
-                row = (compiled if part == "compiled" else fsdp)(name, mixed, device, budget, small)
+                row = compiled(name, mixed, device, budget, small, clusters) if part == "compiled" else \
+                    fsdp(name, mixed, device, budget, small)
         except Exception as error:
             row["failed"] = f"{type(error).__name__}: {error}"[:300]
         say(part=part, model=name, precision=precision, **row)

@@ -21,10 +21,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["Index", "attention", "dropout", "keep_mask", "token_loss", "token_weight"]
+__all__ = ["DRAWING", "Index", "attention", "dropout", "keep_mask", "token_loss", "token_weight"]
 
 Index = tuple[tuple[int, ...], tuple[int, ...]]
 """Where a piece lies: (its offset along each dim, the shape of the whole tensor)."""
+
+DRAWING = frozenset(("autoddl.dropout", "autoddl.attention"))
+"""Operators that draw random numbers, as targets of a graph."""
 
 LOW = 0xFFFFFFFF
 
