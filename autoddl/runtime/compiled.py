@@ -33,7 +33,7 @@ Compile = Callable[[fx.GraphModule], Callable[..., tuple[object, ...]]]
 
 
 def compiler(backend: str | Callable[..., object]) -> Compile:
-    """What compiles a stretch by torch.compile, for the sizes of this plan; `backend` is one of torch.compile's.
+    """Compiles stretches by torch.compile, for the sizes of this plan; `backend` is one of torch.compile's.
 
     The first step compiles. It raises MachineError where the compiler fails, as without a C++ compiler on a CPU. Raises
     InputError for a backend that torch.compile does not know.

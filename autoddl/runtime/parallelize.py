@@ -97,7 +97,7 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
 
 
 def _compiler(plan: Plan, choice: bool | str | None) -> Compile | None:
-    """What compiles the program, by the caller's choice, else as the plan was priced."""
+    """Compiles the program by the caller's choice, else as the plan was priced."""
     if choice is None:
         text = plan.source.get("cluster")
         choice = text is not None and parse_cluster(text, "the plan's cluster").device.compiled
