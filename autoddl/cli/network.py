@@ -1,12 +1,14 @@
-"""The verb that tables what communication takes of a data parallel step: network."""
+"""The verb that tables what communication takes of a data parallel step, or what networks cost: network."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
 
 from autoddl.capture.factory import Factory, settings
+from autoddl.cli.network_prices import networks_data, networks_table, read_prices
 from autoddl.cli.options import AsJson, ClusterPath, Set
 from autoddl.cli.output import progress_bar, show
 from autoddl.cli.table_style import columns
@@ -24,20 +26,29 @@ __all__ = ["network_verb"]
 BUILT_IN = ("gpt2-medium", "t5-large")
 WIDTHS = {"float16": 2, "bfloat16": 2, "float32": 4}
 
-Model = Annotated[str, typer.Option(metavar="FILE.py:FACTORY", help=f"or {', '.join(BUILT_IN)}")]
+Model = Annotated[str | None, typer.Option(metavar="FILE.py:FACTORY", help=f"or {', '.join(BUILT_IN)}")]
 Protocol = Annotated[list[str] | None, typer.Option(
     metavar="NAME[=LINK]", help="protocol of the network, on another link where one is named; all on the file's link")]
 Ranks = Annotated[str | None, typer.Option(metavar="N,N,...", help="ranks that share the batch (powers of two)")]
 Overlap = Annotated[bool, typer.Option("--overlap/--no-overlap", help="send gradients beside backward, or after it")]
 Gradient = Annotated[str | None, typer.Option(metavar="DTYPE", help="in which gradients are sent (the parameters')")]
+Cost = Annotated[bool, typer.Option("--cost", help="what networks that join the cluster's ports cost, and reach")]
+PricesPath = Annotated[Path | None, typer.Option("--prices", metavar="FILE.yaml", help=(
+    "dollars of the parts: ports, switch, copper, optical (list prices of 2022)"))]
 Host = Annotated[str, typer.Option(help="of the host per operator, which a fast device waits for")]
 
 
-def network_verb(cluster: ClusterPath, model: Model, set_: Set = None, protocol: Protocol = None, ranks: Ranks = None,
-            overlap: Overlap = True, gradient: Gradient = None, host: Host = "100 us",
-            as_json: AsJson = False) -> None:
-    """Table what communication takes of a data parallel step."""
-    place, build = load_cluster(cluster), _builder(model, set_ or [])
+def network_verb(cluster: ClusterPath, model: Model = None, set_: Set = None, protocol: Protocol = None,
+                 ranks: Ranks = None, overlap: Overlap = True, gradient: Gradient = None, host: Host = "100 us",
+                 cost: Cost = False, prices: PricesPath = None, as_json: AsJson = False) -> None:
+    """Table what communication takes of a data parallel step, or what networks cost."""
+    place = load_cluster(cluster)
+    if cost or prices:
+        table = read_prices(prices)
+        return show(networks_table(place, table), networks_data(place, table), as_json)
+    if model is None:
+        raise InputError("name a model with --model, whose step is tabled, or ask with --cost what networks cost")
+    build = _builder(model, set_ or [])
     width, waits = _width(gradient), float(parse_quantity(host, "seconds"))
     from autoddl.explain.communication_share import Network, shares
     networks = [Network.parse(text) for text in protocol or [name for name, p in PROTOCOLS.items() if p.network]]
