@@ -4,9 +4,9 @@ A port has L links of 50 GB/s. Switches have R ports; up to R/2 links of a switc
 
     fat tree      L planes. A switch has d = floor(R / (1 + taper)) ports down and R - d up:
                   leaves ceil(N/d), each d down and R - d up; above them spines, in two levels where one has no room
-    HammingMesh   L/4 planes, at least one, of four links a device. r x c devices on boards of a x a; the two ends of each row of c/a
-                  boards meet in one network of 2c/a ports, those of a column in one of 2r/a. Networks of at most R/2
-                  ports share a switch; larger ones are trees of two levels
+    HammingMesh   L/4 planes, at least one, of four links a device. r x c devices on boards of a x a; the two ends of
+                  each row of c/a boards meet in one network of 2c/a ports, those of a column in one of 2r/a. A switch
+                  has as many such networks as fit on its ports; larger ones are trees of two levels
     HyperX        a HammingMesh of boards of one device
     torus         L/4 planes; boards of 2 x 2 devices, and a cable between neighbouring boards
     dragonfly     L planes. Groups of R/2 switches, each with R/4 ports down, R/4 to other groups and one to each
