@@ -2,14 +2,16 @@
 
 Read in this order:
 
-    families       a row per family of operators, from which every list of operators is derived
-    work           flops and bytes of an op's kernels
-    kernel_kinds   the measured curves that kernels follow
-    fusion         chains of ops that a compiler makes into one kernel
-    rules          the layouts that an op may have
-    footprints     the memory that an op needs and keeps
-    recomputed     the ops that backward runs again, of a block at a level
-    kernels        the code that runs on one rank's shards; the only folder here that imports torch
+    families            a row per family of operators, from which every list of operators is derived
+    work                flops and bytes of an op's kernels
+    expert_sizes        rows and widths of a mixture of experts on one rank
+    gate_expressions    the function between the two products of an expert, as text
+    kernel_kinds        the measured curves that kernels follow
+    fusion              chains of ops that a compiler makes into one kernel
+    rules               the layouts that an op may have
+    footprints          the memory that an op needs and keeps
+    recomputed          the ops that backward runs again, of a block at a level
+    kernels             the code that runs on one rank's shards; the only folder here that imports torch
 
 To add an operator:
 

@@ -120,6 +120,7 @@ matmul       einsum       multiply        factors  -                    einsum
 matmul       nn           copy            factors  -                    addmm baddbmm bmm dot linear matmul mm mv
 matmul       nn           copy            inputs   convolution          conv1d conv2d conv3d conv_transpose1d
                                                                         conv_transpose2d convolution
+experts      experts      copy            inputs   -                    autoddl.experts
 nn           -            copy            inputs   -                    _adaptive_avg_pool2d
                                                                         _native_batch_norm_legit_no_training
                                                                         adaptive_avg_pool1d adaptive_avg_pool3d

@@ -6,6 +6,7 @@
             attention       4 * batch * heads * queries * keys * head size              (both products)
             convolution     2 * elements of the output * input channels / groups * kernel elements
             transposed      2 * elements of the input * output channels / groups * kernel elements
+            experts         those of both products, on the rows of `expert_sizes`
             others          none: they are bound by the bytes they move
     bytes   every tensor of the kernel once
     backward of C = A B  (m, k) (k, n): A' = C' B^T is (m, n, k), a product along n; B' = A^T C' is (k, m, n), along m;
@@ -22,6 +23,7 @@ from functools import lru_cache
 from math import prod
 
 from autoddl.core.graph import Graph, Kind, Op
+from autoddl.operators.expert_sizes import expert_sizes
 from autoddl.operators.families import FACTORS, family_of, flagged, reading
 from autoddl.operators.kernel_kinds import kind_of
 
@@ -240,6 +242,8 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
     needs = [k for k, t in enumerate(op.inputs) if t in differentiable]
     flows = bool(needs) and any(t in differentiable for t in op.outputs)
     beside = kept_mask_bytes(op, outputs, differentiable)
+    if name == "autoddl.experts":
+        return _experts(op, graph, inputs, needs if flows else [])
     if dims := _product(name, op, inputs, outputs):
         kind = "convolution" if name in _CONVOLUTIONS else "matmul"
         forward = KernelWork(2.0 * prod(dims), moved, kind, dims, name=f"{kind} batched" if dims[0] > 1 else kind)
@@ -267,6 +271,32 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
                                  name=f"{forward.name} backward"),)
     after = forward.name if forward.name == "add" else f"{forward.name} backward"  # gradients that add up elsewhere
     return (forward,), (KernelWork(0.0, nbytes, name=after),)
+
+
+def _experts(op: Op, graph: Graph, inputs: Shapes, needs: Sequence[int]
+             ) -> tuple[tuple[KernelWork, ...], tuple[KernelWork, ...]]:
+    """The kernels of a mixture of experts: rows are gathered, multiplied, gated, multiplied and added up.
+
+    In backward q and z, the gate, and a product for each gradient."""
+    s, size = expert_sizes(op, inputs), graph.tensors[op.inputs[3]].itemsize
+    m, name = max(1, round(s.rows / s.experts)), "matmul batched"
+
+    def product(k: int, n: int, side: str = "") -> KernelWork:
+        moved = (s.rows * (k + n) + s.experts * k * n) * size
+        shape = (s.experts, k, n, m) if side == " weight" else (s.experts, m, n, k)
+        return KernelWork(2.0 * s.rows * k * n, moved, "matmul", shape, side == " weight", name + side)
+
+    def rows(width: float, kind: str) -> KernelWork:
+        return KernelWork(0.0, 2.0 * s.rows * width * size, name=kind)
+
+    gate = (s.upper + s.inner) / 2
+    forward = (rows(s.wide, "gather"), product(s.wide, s.upper), rows(gate, "exponential"), product(s.inner, s.out),
+               rows(s.out, "gather"))
+    if not needs:
+        return forward, ()
+    back = [rows(s.out, "gather"), product(s.out, s.inner, " input"), rows(2 * gate, "exponential backward")]
+    back += [product(s.inner, s.out, " weight")] * (4 in needs) + [product(s.wide, s.upper, " weight")] * (3 in needs)
+    return forward, (*back, product(s.upper, s.wide, " input"), rows(s.wide, "gather"))
 
 
 def weight_kernels(op: Op, differentiable: frozenset[int], weights: frozenset[int], count: int) -> tuple[bool, ...]:

@@ -19,7 +19,7 @@ from autoddl.operators.footprints.table import footprint_of, has_footprint
 from autoddl.operators.rules.table import RULES
 from autoddl.operators.work import base, keeps_input, keeps_output
 
-RULE_FILES = ("cut", "elementwise", "index", "loss", "matmul", "nn", "reduce", "shape")
+RULE_FILES = ("cut", "elementwise", "experts", "index", "loss", "matmul", "nn", "reduce", "shape")
 
 INDICES = "kept, but whole numbers and masks are no value that a derivative is made of"
 MORE = "priced as read in backward, which reads less"
@@ -30,6 +30,7 @@ DIFFERENT = {
     ("aten.where", "condition"): INDICES, ("aten.masked_fill", "mask"): INDICES,
     ("aten.scaled_dot_product_attention", "*"): "with a mask on a processor it is written out and keeps others",
     ("autoddl.attention", "*"): "written out in elementwise calls, which keep probabilities instead",
+    ("autoddl.experts", "chosen"): INDICES, ("autoddl.experts", "up_bias"): MORE,
     ("autoddl.token_loss", "logits"): "logarithms of the probabilities are kept in the place of the logits",
     ("aten.cross_entropy_loss", "self"): "logarithms of the probabilities are kept in the place of the logits",
     ("aten.l1_loss", "self"): "their difference is kept in the place of both",

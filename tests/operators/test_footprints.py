@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from cases import Case, case, fill, listed
+from op_cases import OF_GPT_OSS, routed
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -150,6 +151,10 @@ def _products() -> list[Case]:
             case("aten.einsum.default", "bhts,bshd->bthd", [wide(2, 4, 32, 32), wide(2, 32, 4, 32)]),
             case("aten.scaled_dot_product_attention.default", head(), head(), head(), None, 0.0, True),
             case("aten.scaled_dot_product_attention.default", head(), head(), head(), wide(4, 64, 64)),
+            case("autoddl.experts", wide(256, 64), routed(256, 8), wide(256, 2), wide(8, 96, 64), wide(8, 64, 48)),
+            case("autoddl.experts", wide(256, 64), routed(256, 8), wide(256, 2), wide(8, 384, 64), wide(8, 64, 192)),
+            case("autoddl.experts", wide(256, 64), routed(256, 4), wide(256, 2), wide(4, 64, 96), wide(4, 48, 64),
+                 wide(4, 96), wide(4, 64), gate=OF_GPT_OSS, paired=True, transposed=True),
             case("autoddl.dropout", wide(), 0.1, 0), case("autoddl.attention", head(), head(), head(), None, 0.1, True)]
 
 

@@ -187,4 +187,24 @@ OTHERS = [
     case("aten.adaptive_avg_pool3d.default", f(6, 7, 3, 3, 3), [1, 1, 1]),
 ]
 
-CASES: list[Case] = [*PRODUCTS, *ATTENTION, *NORMS, *LOSSES, *OTHERS]
+
+def routed(tokens: int, experts: int, choices: int = 2, skewed: bool = False) -> Tensor:
+    """Different experts for every token; where `skewed`, expert 0 always and the last never."""
+    scores = torch.rand(tokens, experts, generator=generator)
+    if skewed:
+        scores[:, 0], scores[:, -1] = 2.0, -1.0
+    return scores.topk(choices, 1).indices
+
+
+OF_GPT_OSS = "mul(add(clamp(b, -0.5, 0.5), 1), mul(clamp(a, None, 0.5), sigmoid(mul(clamp(a, None, 0.5), 1.702))))"
+EXPERTS = [
+    case("autoddl.experts", f(6, 8), routed(6, 4), positive(6, 2), f(4, 10, 8), f(4, 7, 5)),
+    case("autoddl.experts", f(7, 6), routed(7, 5, 3, True), positive(7, 3), f(5, 8, 6), f(5, 6, 4), f(5, 8), f(5, 6)),
+    case("autoddl.experts", f(6, 4), routed(6, 3, 2, True), positive(6, 2), f(3, 4, 12), f(3, 6, 4), f(3, 12), f(3, 4),
+         gate=OF_GPT_OSS, paired=True, transposed=True),
+    case("autoddl.experts", f(5, 4), routed(5, 4, 1, True), positive(5, 1), f(4, 6, 4), f(4, 4, 6),
+         gate="gelu(a, approximate='tanh')", halves=1),
+    case("autoddl.experts", f(6, 4), routed(6, 4, 2), positive(6, 2), f(4, 4, 8), f(4, 4, 6), transposed=True),
+]
+
+CASES: list[Case] = [*PRODUCTS, *ATTENTION, *NORMS, *LOSSES, *EXPERTS, *OTHERS]

@@ -17,6 +17,7 @@ from autoddl.core.graph import Graph, Op
 from autoddl.operators.footprints import attention, nn
 from autoddl.operators.footprints.einsum import einsum_footprint
 from autoddl.operators.footprints.elementwise import ELEMENTWISE
+from autoddl.operators.footprints.experts import experts_footprint
 from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.loss import LOSSES
 from autoddl.operators.footprints.storages import Value, contiguous
@@ -174,7 +175,7 @@ _ROWS: tuple[tuple[tuple[str, ...], Callable[[LocalOp], Footprint]], ...] = (
      "conv_transpose2d conv_transpose3d"), nn.convolution_footprint),
     (_names("scaled_dot_product_attention"), attention.flash),
     (("autoddl.attention",), attention.dropped_attention), (("autoddl.dropout",), nn.dropout_footprint),
-    (("autoddl.token_loss",), nn.token_loss_footprint), 
+    (("autoddl.token_loss",), nn.token_loss_footprint), (("autoddl.experts",), experts_footprint),
     (("autoddl.token_weight", "autoddl.receive", "autoddl.send"), _nothing))
 _KIND: Mapping[str, Callable[[LocalOp], Footprint]] = {
     **ELEMENTWISE, **LOSSES, **{name: kind for names, kind in _ROWS for name in names}}

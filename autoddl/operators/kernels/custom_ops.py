@@ -21,7 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["DRAWING", "Index", "attention", "dropout", "keep_mask", "token_loss", "token_weight"]
+from autoddl.operators.kernels.experts import ExpertPart, routed_experts
+
+__all__ = ["DRAWING", "Index", "attention", "dropout", "experts", "keep_mask", "token_loss", "token_weight"]
 
 Index = tuple[tuple[int, ...], tuple[int, ...]]
 """Where a piece lies: (its offset along each dim, the shape of the whole tensor)."""
@@ -100,6 +102,15 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
     blind = (scores == float("-inf")).all(-1, keepdim=True)  # who may see nothing sees zeros, as PyTorch has it
     shares = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
     return dropout(shares, dropout_p, dropout_key, seed, index) @ value
+
+
+def experts(x: Tensor, chosen: Tensor, shares: Tensor, up: Tensor, down: Tensor, up_bias: Tensor | None = None,
+            down_bias: Tensor | None = None, gate: str = "mul(silu(a), b)", halves: int = 2, paired: bool = False,
+            transposed: bool = False, count: int = 0) -> Tensor:
+    """The sum of each token's chosen experts, weighted by its shares; `kernels.experts` has formulas and shapes.
+
+    `halves` is the number of inputs of the gate, `count` that of all experts, 0 where all are here."""
+    return routed_experts(ExpertPart(gate, halves, paired, transposed), x, chosen, shares, up, down, up_bias, down_bias)
 
 
 def token_loss(logits: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100,

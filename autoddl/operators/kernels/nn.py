@@ -6,6 +6,7 @@
     grouped convolution/norm as many groups as there are here
     mean losses              the local mean counts (elements here) / (all elements)
     dropout                  the mask of the whole tensor, at the place of the piece
+    experts                  rows of the experts and of the inner width that are here
 """
 
 from collections.abc import Callable
@@ -15,7 +16,8 @@ import torch
 from torch.nn import functional as F
 
 from autoddl.operators.families import flagged
-from autoddl.operators.kernels.arguments import bound
+from autoddl.operators.kernels.arguments import bound, defaults
+from autoddl.operators.kernels.experts import ExpertPart, routed_experts
 from autoddl.operators.kernels.reducing import batch_norm_kernel, token_loss_kernel
 from autoddl.operators.kernels.site import Kernel, Site, TorchCall
 
@@ -117,6 +119,21 @@ def _groups(name: str) -> Kernel:
     return kernel
 
 
+def _experts(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
+    values = defaults(target) | bound(target, args, kwargs)
+    first, here = site.input_extents(4)[0]
+    inner = site.input_extents(4)[1 if values["transposed"] else 2]
+    apart = values["halves"] == 2 and not values["paired"] and inner[1] < site.inputs[4].shape[
+        1 if values["transposed"] else 2]
+    part = ExpertPart(values["gate"], values["halves"], values["paired"], values["transposed"], first,
+                here == site.inputs[4].shape[0], inner if apart else None)
+
+    def experts_here(*tensors: Any) -> torch.Tensor:
+        return routed_experts(part, *tensors)
+
+    return experts_here, tuple(values[name] for name in EXPERTS), {}
+
+
 def _mean(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
     """A mean over the elements of input 0."""
     share = site.share(0)
@@ -129,6 +146,7 @@ def _mean(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
     return share_of_mean, args, kwargs
 
 
+EXPERTS = ("x", "chosen", "shares", "up", "down", "up_bias", "down_bias")
 CONVOLUTIONS = """conv1d.default conv2d.default conv3d.default conv1d.padding conv2d.padding conv_transpose1d.default
     conv_transpose2d.input convolution.default"""
 
@@ -137,6 +155,7 @@ KERNELS: dict[str, Kernel] = {
     "aten.scaled_dot_product_attention.default": _attention,
     "autoddl.attention": _dropped_attention,
     "autoddl.dropout": _dropout,
+    "autoddl.experts": _experts,
     "autoddl.token_loss": token_loss_kernel,
     "aten._native_batch_norm_legit_functional.default": batch_norm_kernel,
     "aten.group_norm.default": _groups("num_groups"),

@@ -30,7 +30,7 @@ from autoddl.core.layout_codes import (
     legal_mask,
     state_code,
 )
-from autoddl.operators.rules import cut, elementwise, index, loss, matmul, nn, reduce
+from autoddl.operators.rules import cut, elementwise, experts, index, loss, matmul, nn, reduce
 from autoddl.operators.rules import shape as shape_rules
 from autoddl.operators.rules.dimension_strings import Rule, Signature, signatures
 from autoddl.operators.rules.infinite import drop_undefined, infinite_tensors, positions
@@ -46,7 +46,7 @@ Typed = tuple[tuple[tuple[int, ...], str], ...]
 
 RULES: dict[str, RuleOf] = {
     **shape_rules.RULES, **cut.RULES, **index.RULES, **reduce.RULES,
-    **elementwise.RULES, **matmul.RULES, **nn.RULES, **loss.RULES}
+    **elementwise.RULES, **matmul.RULES, **nn.RULES, **loss.RULES, **experts.RULES}
 
 
 @dataclass(frozen=True, slots=True)

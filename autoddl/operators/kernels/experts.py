@@ -1,0 +1,212 @@
+"""Runs a mixture of experts on one rank: the rows that its experts were chosen for, sorted by expert.
+
+Token t has chosen the experts e = chosen[t, j] with the shares w = shares[t, j]. With g a function of single elements,
+
+    u = x[t] U_e + c_e      a = g(u)      y[t] = sum_j w (a D_e + d_e)                 a row per pair (t, j)
+
+Rows are sorted by expert, so that each expert is one product of the rows in front of its end:
+
+    order     the pairs by expert, those of other ranks' experts left out          ends    the end of each expert's rows
+
+Backward keeps u alone of what is between. With q = y'[t] and z = q D_e^T, the gradients are
+
+    w' = z . a + q . d_e      a' = w z      D_e' = sum a^T w q      u' = g'(u) a'      U_e' = sum x^T u'
+    x' = u' U_e^T
+
+`ExpertPart` says what is here of the experts, and of each one's inner width.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional as F
+
+from autoddl.operators.kernels.gates import apply_gate
+from autoddl.operators.kernels.reducing import accumulator
+
+__all__ = ["ExpertPart", "routed_experts"]
+
+Optional = Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPart:
+    """Says what a rank has of a layer of experts, and how its weights lie."""
+
+    gate: str
+    """The function g, in the words of `gate_expressions`."""
+    halves: int = 2
+    """The number of inputs of g."""
+    paired: bool = False
+    """Whether the two inputs of g lie side by side in u, and not all first ones before all second ones."""
+    transposed: bool = False
+    """Whether the weights are (experts, in, out), and not (experts, out, in)."""
+    first: int = 0
+    """The first expert here."""
+    every: bool = True
+    """Whether all experts are here."""
+    inner: tuple[int, int] | None = None
+    """(offset, size) of the inner width here, where U holds all of it; None: U has the same part as D."""
+
+
+def routed_experts(part: ExpertPart, x: Tensor, chosen: Tensor, shares: Tensor, up: Tensor, down: Tensor,
+                   up_bias: Optional = None, down_bias: Optional = None) -> Tensor:
+    """Returns this part's sum over the chosen experts.
+
+        x          [tokens, in]
+        chosen     [tokens, choices]: numbers of experts
+        shares     [tokens, choices]
+        up         [experts, inner or 2 inner, in]
+        down       [experts, out, inner]
+        biases     [experts, inner or 2 inner], [experts, out], or None
+        result     [tokens, out], in the dtype of x
+    """
+    if isinstance(x, FakeTensor) or x.is_meta:
+        return x.new_empty(x.shape[0], down.shape[2 if part.transposed else 1])
+    found: Tensor = _Experts.apply(x, chosen, shares, up, down, up_bias, down_bias, part)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Experts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, chosen: Tensor, shares: Tensor, up: Tensor, down: Tensor, up_bias: Optional,
+                down_bias: Optional, part: ExpertPart) -> Tensor:
+        order, expert, ends = _sorted(chosen, down.shape[0], part)
+        token = order // chosen.shape[1]
+        u = _upper(x[token].to(up.dtype), up, up_bias, expert, ends, part)
+        y = _product(apply_gate(part.gate, *_halves(u, part)), _by_rows(down, part), ends)
+        if down_bias is not None:
+            y += down_bias[expert]
+        ctx.save_for_backward(x, chosen, shares, up, down, up_bias, down_bias, u, order, ends)
+        ctx.part = part
+        y = y * shares.reshape(-1)[order].unsqueeze(1)
+        return _added(y, token, x)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        x, chosen, shares, up, down, up_bias, down_bias, u, order, ends = ctx.saved_tensors
+        part, token = ctx.part, order // chosen.shape[1]
+        share = shares.reshape(-1)[order].unsqueeze(1)
+        q = upstream[token].to(down.dtype)
+        z = _product(q, _by_rows(down, part).transpose(1, 2), ends)
+        with torch.enable_grad():
+            leaves = [half.detach().requires_grad_() for half in _halves(u, part)]
+            a = apply_gate(part.gate, *leaves)
+        of_share = (z * a.detach()).sum(1)
+        if down_bias is not None:
+            of_share = of_share + (q * down_bias[chosen.reshape(-1)[order] - part.first]).sum(1)
+        q = (q * share).to(down.dtype)
+        needs = ctx.needs_input_grad
+        of_down = _weight_gradient(a.detach(), q, ends, part) if needs[4] else None
+        of_down_bias = None if down_bias is None else _sums(q, ends)
+        del q
+        z = (z * share).to(a.dtype)
+        of_u = _together(torch.autograd.grad(a, leaves, z), part)
+        del a, z
+        of_up = _of_upper(x[token].to(up.dtype), of_u, up, ends, part) if needs[3] else None
+        of_up_bias = None if up_bias is None else _spread(_sums(of_u, ends), up_bias, 1, part)
+        of_rows = _product(of_u, _used(_by_rows(up, part), part, 2).transpose(1, 2), ends)
+        del of_u
+        of_shares = shares.new_zeros(shares.numel())
+        of_shares[order] = of_share.to(shares.dtype)
+        return (_added(of_rows, token, x), None, of_shares.view_as(shares), of_up, of_down, of_up_bias, of_down_bias,
+                None)
+
+
+def _upper(rows: Tensor, up: Tensor, up_bias: Optional, expert: Tensor, ends: Tensor, part: ExpertPart) -> Tensor:
+    """The rows of the upper product."""
+    u = _product(rows, _used(_by_rows(up, part), part, 2), ends)
+    if up_bias is not None:
+        u += _used(up_bias, part, 1)[expert]
+    return u
+
+
+def _of_upper(rows: Tensor, of_u: Tensor, up: Tensor, ends: Tensor, part: ExpertPart) -> Tensor:
+    """The gradient of U, from the tokens' rows and the gradient of u."""
+    return _spread(_weight_gradient(rows, of_u, ends, part), up, 2 if part.transposed else 1, part)
+
+
+def _sorted(chosen: Tensor, count: int, part: ExpertPart) -> tuple[Tensor, Tensor, Tensor]:
+    """(order, the expert of each row, ends) for the `count` experts here, which are counted from the first."""
+    local = chosen.reshape(-1) - part.first
+    if part.every:
+        expert, order = local.sort(stable=True)
+    else:
+        here = ((local >= 0) & (local < count)).nonzero().squeeze(1)
+        expert, by_expert = local[here].sort(stable=True)
+        order = here[by_expert]
+    return order, expert, torch.searchsorted(expert, torch.arange(count, device=expert.device), right=True)
+
+
+def _by_rows(weight: Tensor, part: ExpertPart) -> Tensor:
+    """The weight as (experts, in, out)."""
+    return weight if part.transposed else weight.transpose(1, 2)
+
+
+def _used(up: Tensor, part: ExpertPart, dim: int) -> Tensor:
+    """Returns what is used here of U or its bias: all of it, or a copy of a piece of each half along `dim`."""
+    if part.inner is None:
+        return up
+    offset, size = part.inner
+    return torch.cat([half.narrow(dim, offset, size) for half in up.chunk(2, dim)], dim)
+
+
+def _spread(gradient: Tensor, up: Tensor, dim: int, part: ExpertPart) -> Tensor:
+    """The gradient of U or its bias, from that of what is used: zero elsewhere."""
+    if part.inner is None:
+        return gradient
+    offset, size = part.inner
+    found = torch.zeros_like(up)
+    for half, piece in zip(found.chunk(2, dim), gradient.chunk(2, dim), strict=True):
+        half.narrow(dim, offset, size).copy_(piece)
+    return found
+
+
+def _halves(u: Tensor, part: ExpertPart) -> tuple[Tensor, ...]:
+    """The inputs of the gate, as views of u."""
+    if part.halves == 1:
+        return (u,)
+    return (u[:, ::2], u[:, 1::2]) if part.paired else u.chunk(2, 1)
+
+
+def _together(halves: tuple[Tensor, ...], part: ExpertPart) -> Tensor:
+    """The gradient of u from those of its halves."""
+    if part.halves == 1:
+        return halves[0]
+    return torch.stack(halves, 2).flatten(1) if part.paired else torch.cat(halves, 1)
+
+
+def _added(rows: Tensor, token: Tensor, like: Tensor) -> Tensor:
+    """The sum of the rows of each token, in the dtype of `like`."""
+    out = rows.new_zeros(like.shape[0], rows.shape[1], dtype=accumulator(rows.dtype))
+    return out.index_add_(0, token, rows.to(out.dtype)).to(like.dtype)
+
+
+def _product(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """The rows of each expert times its matrix: [rows, in], [experts, in, out] -> [rows, out]."""
+    if rows.is_cuda and rows.dtype is torch.bfloat16:
+        return F.grouped_mm(rows, weight, offs=ends.int())
+    out = rows.new_zeros(rows.shape[0], weight.shape[2])
+    for e, (start, end) in enumerate(pairwise((0, *ends.tolist()))):
+        if start < end:
+            torch.mm(rows[start:end], weight[e], out=out[start:end])
+    return out
+
+
+def _weight_gradient(rows: Tensor, gradient: Tensor, ends: Tensor, part: ExpertPart) -> Tensor:
+    """The sum of rows^T gradient of each expert, as its weight lies; zero of an expert that nobody chose."""
+    first, second = (rows, gradient) if part.transposed else (gradient, rows)
+    out = first.new_zeros(ends.shape[0], first.shape[1], second.shape[1])
+    for e, (start, end) in enumerate(pairwise((0, *ends.tolist()))):
+        if start < end:
+            torch.mm(first[start:end].t(), second[start:end], out=out[e])
+    return out
+
+
+def _sums(rows: Tensor, ends: Tensor) -> Tensor:
+    """The sum of the rows of each expert."""
+    return torch.stack([rows[start:end].sum(0) for start, end in pairwise((0, *ends.tolist()))])
