@@ -5,6 +5,7 @@ Reading order:
     sample                      the arguments of one call of the model
     trace                       torch.export; `export_guards` keeps it from effects that a graph would not show
     export_passes, passes       rewrites of the exported program, before and after it is functional
+    gate_text                   the function between the products of an expert, as text
     autocast                    the casts of bf16-mixed
     autocast_region, autocast_casts      regions of autocast in the module itself, and the casts that they make
     build_graph                 fx nodes to `core.graph`

@@ -1,9 +1,10 @@
 """Rewrites the functional program in place, each pass a small step towards one vocabulary of operators.
 
-    normalise    reshape, _to_copy, split under one name each; copies and checks dropped; gradients of tables dense
-    gradients    detach only where a gradient would pass
-    randomness   dropout and attention with dropout -> ours, numbered
-    losses       mean cross entropy -> token_loss / token_weight
+    normalise        reshape, _to_copy, split under one name each; copies and checks dropped; gradients of tables dense
+    gradients        detach only where a gradient would pass
+    expert_layers    layers of experts -> ours
+    randomness       dropout and attention with dropout -> ours, numbered
+    losses           mean cross entropy -> token_loss / token_weight
 """
 
 import torch
@@ -15,7 +16,7 @@ from autoddl.capture.source_lines import line_of
 from autoddl.core.errors import CaptureError
 from autoddl.operators.kernels import custom_ops
 
-__all__ = ["gradients", "losses", "normalise", "randomness"]
+__all__ = ["expert_layers", "gradients", "losses", "normalise", "randomness"]
 
 aten = torch.ops.aten
 
@@ -136,6 +137,14 @@ def _split(node: Node) -> None:
     x, dim = values["self"], values["dim"]
     width = -(-x.meta["val"].shape[dim] // values["chunks"])
     node.target, node.args, node.kwargs = aten.split.Tensor, (x, width, dim), {}
+
+
+def expert_layers(module: GraphModule) -> None:
+    """Calls our own function in the place of the operator that stands for it in a trace."""
+    for node in operators(module):
+        if name_of(node.target) == "autoddl.experts.default":
+            node.target = custom_ops.experts
+    module.recompile()
 
 
 def randomness(module: GraphModule) -> None:

@@ -30,6 +30,7 @@ from autoddl.capture.export_passes import check_averages, inline_regions, needs_
 from autoddl.capture.sample import Sample, named
 from autoddl.capture.source_lines import failing_line
 from autoddl.capture.torch_autocast_patch import enter_autocast_anywhere
+from autoddl.capture.transformers_experts_patch import experts_as_operators
 from autoddl.capture.transformers_masks_patch import build_masks_as_run
 from autoddl.core.errors import CaptureError, InputError
 from autoddl.core.graph import Graph
@@ -126,7 +127,8 @@ def _fake_module(model: nn.Module, mode: FakeTensorMode, dtype: torch.dtype | No
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], mixed: bool) -> ExportedProgram:
     try:
-        with _quiet(), build_masks_as_run(model), enter_autocast_anywhere(mixed), guard_export():
+        with (_quiet(), build_masks_as_run(model), experts_as_operators(model), enter_autocast_anywhere(mixed),
+              guard_export()):
             return torch.export.export(model, args, kwargs, strict=False)
     except Exception as error:
         raise _explain(type(model).__name__, error) from error
@@ -142,8 +144,7 @@ def _explain(model: str, error: Exception) -> CaptureError:
     operator = f" by {found[1]}" if found else ""
     if DYNAMIC.search(text) or DYNAMIC.search(type(error).__name__):
         return CaptureError(f"{model} decides by the values of a tensor{operator} at {line}; a plan needs one graph "
-                            "for all inputs: use torch.where or masks, and for Hugging Face experts "
-                            "config._experts_implementation = 'batched_mm'")
+                            "for all inputs: use torch.where or masks")
     reason = text.splitlines()[0] if text else "no message"
     return CaptureError(f"{model} cannot be captured: {type(error).__name__}{operator} at {line}: {reason}")
 

@@ -13,6 +13,7 @@ from torch.utils._traceback import CapturedTraceback
 
 from autoddl.capture.autograd_function_patch import check_functions
 from autoddl.capture.torch_export_patch import delay_code_generation, shorten_stacks
+from autoddl.capture.transformers_experts_patch import experts_as_operators
 from autoddl.capture.transformers_masks_patch import build_masks_as_run
 
 
@@ -51,12 +52,14 @@ def test_masks_are_those_of_a_run_unless_positions_are_given() -> None:
 def patched() -> list[Any]:
     masking = sys.modules["transformers.masking_utils"]
     return [fx.GraphModule.recompile, CapturedTraceback.summary, vars(torch.autograd.Function)["apply"],
-            masking.find_packed_sequence_indices, masking.is_torchdynamo_exporting]
+            masking.find_packed_sequence_indices, masking.is_torchdynamo_exporting,
+            sys.modules["transformers.integrations.moe"].ExpertsInterface.get_interface]
 
 
 @pytest.mark.parametrize("opened", [
     delay_code_generation, shorten_stacks, lambda: check_functions(lambda function, args: None),
-    lambda: build_masks_as_run(zoo.llama()[0])], ids=["code", "stacks", "functions", "masks"])
+    lambda: build_masks_as_run(zoo.llama()[0]), lambda: experts_as_operators(zoo.llama()[0])],
+    ids=["code", "stacks", "functions", "masks", "experts"])
 def test_a_patch_is_undone(opened: Callable[[], AbstractContextManager[None]]) -> None:
     zoo.llama()
     before = patched()

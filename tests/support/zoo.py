@@ -113,6 +113,43 @@ def mixture(layers: int = 2, B: int = 4, T: int = 16, dtype: torch.dtype = torch
     return _language("MixtralForCausalLM", config, B, T, dtype, {})
 
 
+ROUTED: dict[str, dict[str, Any]] = {
+    "Mixtral": {"num_local_experts": 4},
+    "Qwen3Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8},
+    "Olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "pad_token_id": 0,
+               "sliding_window": 8},
+    "DeepseekV3": {"num_key_value_heads": 4, "first_k_dense_replace": 0, "n_routed_experts": 8, "n_group": 2,
+                   "topk_group": 1, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 24,
+                   "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+                   "v_head_dim": 8},
+}
+
+
+def routed(family: str = "Mixtral", layers: int = 2, B: int = 4, T: int = 16, dtype: torch.dtype = torch.float32,
+           **more: Any) -> Made:
+    """A mixture as its library runs it by default: rows sorted by expert, and grouped products."""
+    config = {**DECODER, "num_hidden_layers": layers, "max_position_embeddings": T, **ROUTED[family], **more}
+    return _language(f"{family}ForCausalLM", config, B, T, dtype, {})
+
+
+def looped(family: str, **options: Any) -> Made:
+    """A mixture that loops over the chosen experts, which works in float64: torch's grouped products do not."""
+    return routed(family, experts_implementation="eager", **options)
+
+
+def mixtral(**options: Any) -> Made:
+    return looped("Mixtral", **options)
+
+
+def gpt_oss(**options: Any) -> Made:
+    return looped("GptOss", **options)
+
+
+def deepseek(**options: Any) -> Made:
+    return looped("DeepseekV3", **options)
+
+
 def bert(layers: int = 2, B: int = 4, T: int = 16, dropout: float = 0.0, dtype: torch.dtype = torch.float32) -> Made:
     config = {"num_hidden_layers": layers, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4,
               "max_position_embeddings": T, "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}

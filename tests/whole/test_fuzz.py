@@ -2,7 +2,7 @@
 
 Every second plan computes random blocks of the model again in backward.
 
-    make fuzz        all 240 plans in float64 and 30 in float32; `make test` runs one of most models, on all meshes
+    make fuzz        all 312 plans in float64 and 39 in float32; `make test` runs one of most models, on all meshes
 """
 
 from collections import Counter
@@ -25,8 +25,9 @@ from autoddl.core.plan import Plan
 from autoddl.runtime.parallelize import parallelize
 from autoddl.schedule.traffic import traffic
 
-MODELS = ("gpt", "gpt2", "llama", "bert", "t5", "vit", "vgg_bn", "resnet", "mixture", "regression")
-USUAL = ("t5-1", "mixture-1", "regression")
+MODELS = ("gpt", "gpt2", "llama", "bert", "t5", "vit", "vgg_bn", "resnet", "mixture", "mixtral", "gpt_oss",
+          "deepseek", "regression")
+USUAL = ("t5-1", "mixture-1", "deepseek-1", "regression")
 """Those of `make test`, of one layer; test_parallelize.py and test_microbatches.py run plans of the others there."""
 STEPS = 3
 LR = 1e-3

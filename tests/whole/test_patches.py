@@ -43,7 +43,7 @@ def check_patched(file: str, path: str, parameters: str) -> None:
 
 def test_there_are_patches() -> None:
     assert {Path(file).name for file in FILES} >= {"torch_export_patch.py", "transformers_masks_patch.py",
-                                                   "autograd_function_patch.py"}
+                                                   "transformers_experts_patch.py", "autograd_function_patch.py"}
 
 
 @pytest.mark.parametrize("file", FILES)

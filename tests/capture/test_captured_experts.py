@@ -1,0 +1,89 @@
+"""Experts of transformers become one operator each, which computes what the library does by default and in a loop."""
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from autoddl.capture.capture import Captured, capture
+from autoddl.capture.gate_text import gate_text
+from autoddl.capture.materialize import arguments
+from autoddl.capture.sample import Sample
+
+
+def experts_of(captured: Captured) -> list[dict[str, Any]]:
+    return [dict(op.args) for op in captured.graph.ops if op.target == "autoddl.experts"]
+
+
+def gradients(loss: Tensor, module: nn.Module) -> dict[str, Tensor]:
+    module.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None} | {"loss": loss}
+
+
+@pytest.mark.parametrize("family", zoo.ROUTED)
+@pytest.mark.parametrize("how", ["grouped_mm", "eager"])
+def test_the_program_computes_what_the_library_does(family: str, how: str) -> None:
+    module, sample = zoo.routed(family, layers=1, B=2, T=8, experts_implementation=how)
+    captured = capture(module, sample)
+    (found,) = experts_of(captured)
+    assert found["count"] == (8 if family == "DeepseekV3" else 4) and found["paired"] == (family == "GptOss")
+    truth = gradients(module(**sample.kwargs), module)
+    mine = gradients(captured.program(*arguments(module, sample, captured))[0], module)
+    assert mine.keys() == truth.keys() and any("experts" in name for name in mine)
+    for name, one in truth.items():
+        torch.testing.assert_close(mine[name], one, rtol=1e-4, atol=1e-6)
+
+
+def test_a_copy_of_a_matrix_for_every_token_stays_where_a_model_asks_for_it() -> None:
+    assert not experts_of(capture(*zoo.mixture(layers=1)))
+
+
+def without_text(self: Any, gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, -1)
+    return gate.softmax(-1) * up
+
+
+def test_experts_whose_gate_is_not_elementwise_run_as_a_matrix_for_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, sample = zoo.routed(layers=1, B=2, T=8)
+    monkeypatch.setattr(sys.modules["transformers.models.mixtral.modeling_mixtral"].MixtralExperts, "_apply_gate",
+                        without_text)
+    captured = capture(module, sample)
+    assert not experts_of(captured)
+    mine = captured.program(*arguments(module, sample, captured))[0]
+    torch.testing.assert_close(mine, module(**sample.kwargs))
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+@pytest.mark.parametrize(("function", "inputs", "text"), [
+    (lambda x: F.silu(x[..., ::2]) * x[..., 1::2], 2, "mul(silu(a), b)"),
+    (lambda x: x.chunk(2, -1)[1].clamp(max=-2.5) + 1, 2, "add(clamp(b, None, -2.5), 1)"),
+    (lambda x: F.gelu(x, approximate="tanh"), 1, "gelu(a, approximate='tanh')"),
+    (lambda x: F.relu(x).square(), 1, "pow(relu(a), 2)"),
+    (lambda x: x.softmax(-1), 1, None), (lambda x: x.view(3), 1, None), (lambda x: x + torch.inf, 1, None),
+    (Scaled(), 1, None), (lambda x: x, 2, None)])
+def test_a_gate_has_a_text_if_it_works_on_single_elements(function: Any, inputs: int, text: str | None) -> None:
+    assert gate_text(function, inputs) == text
+
+
+def test_a_mixture_on_the_meta_device_is_captured() -> None:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    with torch.device("meta"):
+        model = zoo.Loss(Qwen3MoeForCausalLM(Qwen3MoeConfig(num_hidden_layers=1, num_experts=128)).bfloat16())
+        ids = torch.zeros(1, 4096, dtype=torch.int64)
+    graph = capture(model, Sample((), {"input_ids": ids, "labels": ids})).graph
+    (op,) = (op for op in graph.ops if op.target == "autoddl.experts")
+    assert graph.tensors[op.inputs[0]].shape == (4096, 2048) and graph.tensors[op.inputs[3]].shape[0] == 128
