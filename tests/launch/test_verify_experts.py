@@ -1,0 +1,55 @@
+"""`verify` of mixtures: gradients of plans that split tokens, experts or inner widths are those of one process."""
+
+from pathlib import Path
+
+import pytest
+import zoo
+from random_plans import random_plan
+from sampling import parametrize_or_slow
+from shell import LAPTOP
+from verified import verified
+
+import autoddl
+from autoddl.capture.capture import capture
+from autoddl.capture.factory import Factory
+from autoddl.core.layout import Split
+from autoddl.core.plan import Plan
+
+ZOO = str(Path(zoo.__file__))
+EXPERTS = ["*.experts.gate_up_proj: machine=S(0)", "*.experts.down_proj: machine=S(0)", "experts: machine=P"]
+"""Experts are stored in parts by machines, which compute partial sums."""
+
+
+def factory(family: str, layers: int = 1) -> Factory:
+    return Factory(ZOO, "routed", {"family": family, "layers": layers})
+
+
+def splits(plan: Plan) -> bool:
+    """Whether an operator of experts is split on some axis."""
+    decisions = plan.index().decisions
+    found = [decisions[name] for name in decisions if name.startswith("experts")]
+    assert found
+    return any(isinstance(state, Split) for one in found for layout in one.inputs for state in layout)
+
+
+@pytest.mark.ranks
+@parametrize_or_slow("family", ["DeepseekV3"], ["Mixtral", "Qwen3Moe", "GptOss", "Olmoe"])
+def test_split_experts_compute_what_one_process_does(family: str) -> None:
+    made = factory(family)
+    model, sample = made.build()
+    plan = autoddl.plan(model, LAPTOP, sample, factory=made.to_json(), mesh="machine=2,pair=2", pins=EXPERTS)
+    weights = [d for name, d in plan.index().decisions.items() if name.startswith("experts")]
+    assert all(one.inputs[4][0] == Split(0) for one in weights)
+    assert verified(plan, made).passed
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("family", zoo.ROUTED)
+def test_found_and_random_plans_compute_what_one_process_does(family: str) -> None:
+    made = factory(family, layers=2)
+    model, sample = made.build()
+    assert verified(autoddl.plan(model, LAPTOP, sample, factory=made.to_json()), made).passed
+    captured = capture(model, sample)
+    plans = [plan for plan in (random_plan(captured, seed) for seed in range(8)) if splits(plan)][:4]
+    assert len(plans) == 4 and all(verified(plan, made).passed for plan in plans)
