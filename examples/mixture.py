@@ -13,8 +13,8 @@ CLUSTER = "examples/clusters/h100-16x8.yaml"
 
 
 class Mixture(nn.Module):
-    """A MixtralForCausalLM that returns its loss alone. Its experts run as one batched product: a plan needs one graph
-    whatever the router decides."""
+    """A MixtralForCausalLM that returns its loss alone. Its experts are one operator of the graph: tokens are sorted by
+    expert when a step runs, whatever the router decides."""
 
     def __init__(self, config: MixtralConfig, batch: int, context: int) -> None:
         super().__init__()
@@ -30,13 +30,11 @@ class Mixture(nn.Module):
         return ids, ids
 
 
-def mixture(layers: int = 2, width: int = 4096, hidden: int = 14336, experts: int = 8, batch: int = 1,
-            context: int = 512) -> Mixture:
-    """Mixtral 8x7B has 32 such layers. The batched product copies the chosen experts' weights for every token, so the
-    example is small."""
-    settings: dict[str, Any] = {"experts_implementation": "batched_mm"}
+def mixture(layers: int = 32, width: int = 4096, hidden: int = 14336, experts: int = 8, batch: int = 64,
+            context: int = 4096) -> Mixture:
+    """By default Mixtral 8x7B."""
     config = MixtralConfig(vocab_size=32000, hidden_size=width, intermediate_size=hidden, num_hidden_layers=layers,
-                           num_attention_heads=32, num_key_value_heads=8, num_local_experts=experts, **settings)
+                           num_attention_heads=32, num_key_value_heads=8, num_local_experts=experts)
     with torch.device("meta"):
         return Mixture(config, batch, context).to(torch.bfloat16)
 
