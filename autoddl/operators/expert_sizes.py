@@ -37,12 +37,14 @@ class ExpertSizes:
     """Elements of a row of the result."""
 
 
-def expert_sizes(op: Op, shapes: Sequence[tuple[int, ...]], load: float = BALANCED) -> ExpertSizes:
-    """The sizes of `op` on shards of `shapes`, which are those of its inputs."""
+def expert_sizes(op: Op, shapes: Sequence[tuple[int, ...]], sent: bool = False, load: float = BALANCED) -> ExpertSizes:
+    """The sizes of `op` on shards of `shapes`, which are those of its inputs.
+
+    Where tokens are `sent` to the ranks of their experts, as many rows come as go, times the load."""
     (tokens, wide), (_, choices), up, down = shapes[0], shapes[1], shapes[3], shapes[4]
     arguments = dict(op.args)
     (out, inner), written = ((down[2], down[1]), up[2]) if arguments["transposed"] else ((down[1], down[2]), up[1])
     whole = int(str(arguments["count"])) or down[0]
-    share = down[0] / whole * (load if down[0] < whole else 1.0)
-    return ExpertSizes(tokens * choices * min(1.0, share), down[0], wide, inner * int(str(arguments["halves"])),
+    share = load if sent else min(1.0, down[0] / whole * load)
+    return ExpertSizes(tokens * choices * share, down[0], wide, inner * int(str(arguments["halves"])),
                        written, inner, out)

@@ -225,11 +225,12 @@ def _together(op: Op, name: str, shape: tuple[int, ...]) -> int:
     return prod(shape[len(dims) or 1:])
 
 
-def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: frozenset[int]
+def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: frozenset[int], inner: bool = False
          ) -> tuple[tuple[KernelWork, ...], tuple[KernelWork, ...]]:
     """Returns the kernels of `op`, forward and backward, on shards of shapes `inputs` and `outputs`.
 
-    `differentiable` are the positions of the tensors that receive a gradient."""
+    `differentiable` are the positions of the tensors that receive a gradient; `inner` says that the kernel communicates
+    by itself."""
     name, read = base(op), _nbytes(graph, op.inputs, inputs)
     if name in _FREE:
         return (), ()
@@ -243,7 +244,7 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
     flows = bool(needs) and any(t in differentiable for t in op.outputs)
     beside = kept_mask_bytes(op, outputs, differentiable)
     if name == "autoddl.experts":
-        return _experts(op, graph, inputs, needs if flows else [])
+        return _experts(op, graph, inputs, needs if flows else [], inner)
     if dims := _product(name, op, inputs, outputs):
         kind = "convolution" if name in _CONVOLUTIONS else "matmul"
         forward = KernelWork(2.0 * prod(dims), moved, kind, dims, name=f"{kind} batched" if dims[0] > 1 else kind)
@@ -273,12 +274,12 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
     return (forward,), (KernelWork(0.0, nbytes, name=after),)
 
 
-def _experts(op: Op, graph: Graph, inputs: Shapes, needs: Sequence[int]
+def _experts(op: Op, graph: Graph, inputs: Shapes, needs: Sequence[int], sent: bool
              ) -> tuple[tuple[KernelWork, ...], tuple[KernelWork, ...]]:
     """The kernels of a mixture of experts: rows are gathered, multiplied, gated, multiplied and added up.
 
     In backward q and z, the gate, and a product for each gradient."""
-    s, size = expert_sizes(op, inputs), graph.tensors[op.inputs[3]].itemsize
+    s, size = expert_sizes(op, inputs, sent), graph.tensors[op.inputs[3]].itemsize
     m, name = max(1, round(s.rows / s.experts)), "matmul batched"
 
     def product(k: int, n: int, side: str = "") -> KernelWork:

@@ -113,7 +113,7 @@ def _op_seconds(pricing: Pricing, op: Op, choices: Sequence[Choice]) -> tuple[Ar
     times = pricing.times
     inner = numbered(choices).inner[found.first].astype(bool).tolist()
     for c, (shapes, reduces) in enumerate(zip(found.shapes, inner, strict=True)):
-        forward, backward = kernels.seconds(shapes[:count], shapes[count:])
+        forward, backward = kernels.seconds(shapes[:count], shapes[count:], reduces)
         again = times.backward * (op.name in pricing.again)
         seconds[c] = sum(forward) * (times.forward + again) + sum(backward) * times.backward
         if reduces:

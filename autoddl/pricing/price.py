@@ -292,7 +292,7 @@ def pass_seconds(pricing: Pricing, op: Op, choice: Choice, differentiable: froze
     graph, mesh = pricing.graph, pricing.mesh
     inputs, outputs = (tuple(local_shape(graph.tensors[t].shape, c, mesh) for t, c in zip(ts, cs, strict=True))
                        for ts, cs in ((op.inputs, choice.inputs), (op.outputs, choice.outputs)))
-    return Kernels.of(pricing, op, differentiable).seconds(inputs, outputs)
+    return Kernels.of(pricing, op, differentiable).seconds(inputs, outputs, bool(choice.inner))
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,16 +335,18 @@ class Kernels:
         return cls(pricing.cluster.device, op.target, op.slots, op.args, tensors, pricing.chained.get(op.name, ALONE),
                    op, pricing.graph, differentiable)
 
-    def seconds(self, inputs: Shapes, outputs: Shapes) -> Passes:
-        """Seconds of each forward and of each backward kernel, on shards of these shapes."""
-        return _on_pieces(self, inputs, outputs)
+    def seconds(self, inputs: Shapes, outputs: Shapes, inner: bool = False) -> Passes:
+        """Seconds of each forward and of each backward kernel, on shards of these shapes.
+
+        `inner` says that the kernel communicates by itself, which takes seconds of its own (`inner_seconds`)."""
+        return _on_pieces(self, inputs, outputs, inner)
 
 
 @lru_cache(maxsize=1 << 16)
-def _on_pieces(kernels: Kernels, inputs: Shapes, outputs: Shapes) -> Passes:
+def _on_pieces(kernels: Kernels, inputs: Shapes, outputs: Shapes, inner: bool) -> Passes:
     dtype = kernels.graph.tensors[kernels.op.outputs[0]].dtype
     forward, backward = (tuple(_seconds(kernels.device, w, dtype, kernels.chained) for w in way) for way in
-                         work(kernels.op, kernels.graph, inputs, outputs, kernels.differentiable))
+                         work(kernels.op, kernels.graph, inputs, outputs, kernels.differentiable, inner))
     return forward, backward
 
 

@@ -355,7 +355,7 @@ class _Lowering:
         tensors = self.graph.tensors
         return Site(op, tuple(tensors[t] for t in op.inputs), tuple(tensors[t] for t in op.outputs),
                     option_of(op, self.graph, self.plan.mesh, self.index.decisions.get(op.name)), self.plan.mesh,
-                    self.groups.coordinate, partial(self.reduce, op.name), self.seed)
+                    self.groups.coordinate, partial(self.reduce, op.name), self.seed, partial(self.exchange, op.name))
 
     def arguments(self, node: fx.Node, inputs: Mapping[str, fx.Node]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The node's own arguments, with its tensors replaced by `inputs`, slot by slot."""
@@ -385,6 +385,22 @@ class _Lowering:
             raise MachineError(f"all-reduce over {names} inside a kernel failed: {error}") from error
         recorder.started(None)
         return buffer
+
+
+    def exchange(self, name: str, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...],
+                 axes: tuple[int, ...], nbytes: int) -> Tensor:
+        """Runs an all-to-all inside the kernel of op `name`, of so many rows to and from each member of the group."""
+        names, group = "+".join(self.plan.mesh.names[a] for a in axes), self.groups.of(axes)
+        if group is None:
+            return rows
+        self.recorder.note(self.recorder.direction, "all-to-all", names, nbytes, name)
+        found = rows.new_empty(sum(received), *rows.shape[1:])
+        try:
+            torch.distributed.all_to_all_single(found, rows, list(received), list(sent), group=group)
+        except RuntimeError as error:
+            raise MachineError(f"all-to-all over {names} inside a kernel failed: {error}") from error
+        self.recorder.started(None)
+        return found
 
 
 def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -202,7 +202,8 @@ class _Program:
             return
         key = op.name, direction
         if key not in self.known.kernels:
-            choice = Choice(decision.inputs, decision.outputs, (), ())
+            inner = option_of(op, self.graph, self.plan.mesh, decision).inner if op.target in REDUCING else ()
+            choice = Choice(decision.inputs, decision.outputs, (), (), inner)
             both = pass_seconds(self.actions.pricing, op, choice, self.flows)
             self.known.kernels[op.name, "forward"], self.known.kernels[op.name, "backward"] = map(sum, both)
             waits = weight_kernels(op, self.flows, self.weights, len(both[1]))

@@ -74,8 +74,9 @@ def test_rows_are_those_of_the_experts_that_are_here() -> None:
     shapes = [tuple(t.shape) for t in one.values]
     assert expert_sizes(one.op, shapes).rows == 16
     shapes[3], shapes[4] = (1, 16, 6), (1, 6, 8)
-    assert expert_sizes(one.op, shapes).rows == 4 and expert_sizes(one.op, shapes, 1.5).rows == 6
-    assert expert_sizes(one.op, shapes, 100.0).rows == 16
+    assert expert_sizes(one.op, shapes).rows == 4 and expert_sizes(one.op, shapes, load=1.5).rows == 6
+    assert expert_sizes(one.op, shapes, load=100.0).rows == 16
+    assert expert_sizes(one.op, shapes, sent=True).rows == 16
 
 
 @pytest.mark.parametrize("split", ["t", "e", "i"])

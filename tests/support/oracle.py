@@ -21,7 +21,7 @@ from cutting import Coordinate, coordinates, cut, error_of
 from torch import Tensor
 
 from autoddl.core.layout import B, Layout, Mesh, P
-from autoddl.operators.kernels.site import Reduce, Site
+from autoddl.operators.kernels.site import Exchange, Reduce, Site
 from autoddl.operators.kernels.table import lower
 from autoddl.operators.rules.dimension_strings import Signature
 from autoddl.operators.rules.table import Option, backward
@@ -84,10 +84,11 @@ def option(signatures: Signature | Sequence[Signature]) -> Option:
 
 
 class _Threads:
-    """An all-reduce among threads, one per rank, all of which call it in the same order."""
+    """An all-reduce and an all-to-all among threads, one per rank, all of which call it in the same order."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.slots: dict[Coordinate, Tensor] = {}
+        self.sent: dict[Coordinate, tuple[Tensor, ...]] = {}
         self.barrier = Barrier(mesh.size, timeout=20)
 
     def reduce(self, at: Coordinate) -> Reduce:
@@ -100,6 +101,19 @@ class _Threads:
             stacked = torch.stack(group)
             return stacked.amax(0) if kind == "max" else stacked.sum(0)
         return reduce
+
+    def exchange(self, at: Coordinate, mesh: Mesh) -> Exchange:
+        """An all-to-all of rows: of every member's, the part that it sends to `at`."""
+        def exchange(rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...], axes: tuple[int, ...],
+                     nbytes: int) -> Tensor:
+            self.sent[at] = rows.detach().clone().split(sent)
+            self.barrier.wait()
+            members = mesh.members(axes, at)
+            found = [self.sent[one][members.index(at)] for one in members]
+            self.barrier.wait()
+            assert tuple(map(len, found)) == received
+            return torch.cat(found)
+        return exchange
 
 
 def _no_reduce(value: Tensor, kind: str, axes: tuple[int, ...]) -> Tensor:
@@ -117,7 +131,7 @@ def check(case: Case, chosen: Signature | Option, mesh: Mesh, tolerance: float =
 
     def run(at: Coordinate) -> tuple[list[Tensor], Gradients]:
         site = Site(case.op, case.inputs, case.outputs, picked, mesh, at,
-                    threads.reduce(at) if picked.inner else _no_reduce)
+                    threads.reduce(at) if picked.inner else _no_reduce, exchange=threads.exchange(at, mesh))
         try:
             return _local(case, site, [piece[at] for piece in inputs], [None if g is None else g[at] for g in upstream])
         except BaseException:

@@ -18,7 +18,7 @@ __all__ = ["experts_footprint"]
 
 def experts_footprint(call: LocalOp) -> Footprint:
     """Keeps its inputs, u and the order of the rows."""
-    s, size = expert_sizes(call.op, tuple(x.shape for x in call.inputs)), call.inputs[3].itemsize
+    s, size = expert_sizes(call.op, tuple(x.shape for x in call.inputs), call.inner), call.inputs[3].itemsize
     wide, upper, inner, out = (s.rows * n * size for n in (s.wide, s.upper, s.inner, s.out))
     gate = str(dict(call.op.args)["gate"])
     places, ends, biased = 8.0 * s.rows, 8.0 * s.experts, call.op.slot("down_bias") is not None

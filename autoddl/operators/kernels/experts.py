@@ -16,6 +16,7 @@ Backward keeps u alone of what is between. With q = y'[t] and z = q D_e^T, the g
 `ExpertPart` says what is here of the experts, and of each one's inner width.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -28,7 +29,8 @@ from torch.nn import functional as F
 from autoddl.operators.kernels.gates import apply_gate
 from autoddl.operators.kernels.reducing import accumulator
 
-__all__ = ["ExpertPart", "routed_experts"]
+__all__ = ["ExpertGradients", "ExpertPart", "Optional", "Weights", "added", "gradients", "is_traced", "multiplied",
+           "routed_experts"]
 
 Optional = Tensor | None
 
@@ -65,10 +67,15 @@ def routed_experts(part: ExpertPart, x: Tensor, chosen: Tensor, shares: Tensor, 
         biases     [experts, inner or 2 inner], [experts, out], or None
         result     [tokens, out], in the dtype of x
     """
-    if isinstance(x, FakeTensor) or x.is_meta:
+    if is_traced(x):
         return x.new_empty(x.shape[0], down.shape[2 if part.transposed else 1])
     found: Tensor = _Experts.apply(x, chosen, shares, up, down, up_bias, down_bias, part)  # type: ignore[no-untyped-call]
     return found
+
+
+def is_traced(x: Tensor) -> bool:
+    """Whether a tensor has a shape and no values."""
+    return isinstance(x, FakeTensor) or x.is_meta
 
 
 class _Experts(torch.autograd.Function):
@@ -76,45 +83,73 @@ class _Experts(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, chosen: Tensor, shares: Tensor, up: Tensor, down: Tensor, up_bias: Optional,
                 down_bias: Optional, part: ExpertPart) -> Tensor:
         order, expert, ends = _sorted(chosen, down.shape[0], part)
-        token = order // chosen.shape[1]
-        u = _upper(x[token].to(up.dtype), up, up_bias, expert, ends, part)
-        y = _product(apply_gate(part.gate, *_halves(u, part)), _by_rows(down, part), ends)
-        if down_bias is not None:
-            y += down_bias[expert]
-        ctx.save_for_backward(x, chosen, shares, up, down, up_bias, down_bias, u, order, ends)
+        token, weights = order // chosen.shape[1], (up, down, up_bias, down_bias)
+        u, y = multiplied(x[token].to(up.dtype), expert, ends, weights, part)
+        ctx.save_for_backward(x, chosen, shares, *weights, u, order, ends)
         ctx.part = part
         y = y * shares.reshape(-1)[order].unsqueeze(1)
-        return _added(y, token, x)
+        return added(y, token, x)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
         x, chosen, shares, up, down, up_bias, down_bias, u, order, ends = ctx.saved_tensors
         part, token = ctx.part, order // chosen.shape[1]
-        share = shares.reshape(-1)[order].unsqueeze(1)
-        q = upstream[token].to(down.dtype)
-        z = _product(q, _by_rows(down, part).transpose(1, 2), ends)
-        with torch.enable_grad():
-            leaves = [half.detach().requires_grad_() for half in _halves(u, part)]
-            a = apply_gate(part.gate, *leaves)
-        of_share = (z * a.detach()).sum(1)
-        if down_bias is not None:
-            of_share = of_share + (q * down_bias[chosen.reshape(-1)[order] - part.first]).sum(1)
-        q = (q * share).to(down.dtype)
-        needs = ctx.needs_input_grad
-        of_down = _weight_gradient(a.detach(), q, ends, part) if needs[4] else None
-        of_down_bias = None if down_bias is None else _sums(q, ends)
-        del q
-        z = (z * share).to(a.dtype)
-        of_u = _together(torch.autograd.grad(a, leaves, z), part)
-        del a, z
-        of_up = _of_upper(x[token].to(up.dtype), of_u, up, ends, part) if needs[3] else None
-        of_up_bias = None if up_bias is None else _spread(_sums(of_u, ends), up_bias, 1, part)
-        of_rows = _product(of_u, _used(_by_rows(up, part), part, 2).transpose(1, 2), ends)
-        del of_u
+        found = gradients(u, upstream[token].to(down.dtype), shares.reshape(-1)[order],
+                          lambda: chosen.reshape(-1)[order] - part.first, lambda: x[token].to(up.dtype), ends,
+                          (up, down, up_bias, down_bias), part, ctx.needs_input_grad)
         of_shares = shares.new_zeros(shares.numel())
-        of_shares[order] = of_share.to(shares.dtype)
-        return (_added(of_rows, token, x), None, of_shares.view_as(shares), of_up, of_down, of_up_bias, of_down_bias,
-                None)
+        of_shares[order] = found.shares.to(shares.dtype)
+        return added(found.rows, token, x), None, of_shares.view_as(shares), *found.weights, None
+
+
+Weights = tuple[Tensor, Tensor, Optional, Optional]
+"""U, D and their biases."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGradients:
+    """The gradients of the sorted rows, of the share of each, and of U, D and their biases."""
+
+    rows: Tensor
+    shares: Tensor
+    weights: tuple[Optional, ...]
+
+
+def multiplied(rows: Tensor, expert: Tensor, ends: Tensor, weights: Weights, part: ExpertPart
+               ) -> tuple[Tensor, Tensor]:
+    """(u, y) of rows that are sorted by expert; `expert` is that of each row, counted from the first here."""
+    up, down, up_bias, down_bias = weights
+    u = _upper(rows, up, up_bias, expert, ends, part)
+    del rows
+    y = _product(apply_gate(part.gate, *_halves(u, part)), _by_rows(down, part), ends)
+    if down_bias is not None:
+        y += down_bias[expert]
+    return u, y
+
+
+def gradients(u: Tensor, q: Tensor, shares: Tensor, expert: Callable[[], Tensor], rows: Callable[[], Tensor],
+              ends: Tensor, weights: Weights, part: ExpertPart, needs: Sequence[bool]) -> ExpertGradients:
+    """The gradients from q, the upstream of each row before its share; `needs` is in the order of the op's inputs."""
+    up, down, up_bias, down_bias = weights
+    share = shares.unsqueeze(1)
+    z = _product(q, _by_rows(down, part).transpose(1, 2), ends)
+    with torch.enable_grad():
+        leaves = [half.detach().requires_grad_() for half in _halves(u, part)]
+        a = apply_gate(part.gate, *leaves)
+    of_share = (z * a.detach()).sum(1)
+    if down_bias is not None:
+        of_share = of_share + (q * down_bias[expert()]).sum(1)
+    q = (q * share).to(down.dtype)
+    of_down = _weight_gradient(a.detach(), q, ends, part) if needs[4] else None
+    of_down_bias = None if down_bias is None else _sums(q, ends)
+    del q
+    z = (z * share).to(a.dtype)
+    of_u = _together(torch.autograd.grad(a, leaves, z), part)
+    del a, z
+    of_up = _of_upper(rows(), of_u, up, ends, part) if needs[3] else None
+    of_up_bias = None if up_bias is None else _spread(_sums(of_u, ends), up_bias, 1, part)
+    of_rows = _product(of_u, _used(_by_rows(up, part), part, 2).transpose(1, 2), ends)
+    return ExpertGradients(of_rows, of_share, (of_up, of_down, of_up_bias, of_down_bias))
 
 
 def _upper(rows: Tensor, up: Tensor, up_bias: Optional, expert: Tensor, ends: Tensor, part: ExpertPart) -> Tensor:
@@ -180,7 +215,7 @@ def _together(halves: tuple[Tensor, ...], part: ExpertPart) -> Tensor:
     return torch.stack(halves, 2).flatten(1) if part.paired else torch.cat(halves, 1)
 
 
-def _added(rows: Tensor, token: Tensor, like: Tensor) -> Tensor:
+def added(rows: Tensor, token: Tensor, like: Tensor) -> Tensor:
     """The sum of the rows of each token, in the dtype of `like`."""
     out = rows.new_zeros(like.shape[0], rows.shape[1], dtype=accumulator(rows.dtype))
     return out.index_add_(0, token, rows.to(out.dtype)).to(like.dtype)

@@ -6,7 +6,7 @@
     grouped convolution/norm as many groups as there are here
     mean losses              the local mean counts (elements here) / (all elements)
     dropout                  the mask of the whole tensor, at the place of the piece
-    experts                  rows of the experts and of the inner width that are here
+    experts                  rows of the experts and of the inner width that are here; or rows are sent
 """
 
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from autoddl.operators.families import flagged
 from autoddl.operators.kernels.arguments import bound, defaults
+from autoddl.operators.kernels.dispatch import dispatched_experts
 from autoddl.operators.kernels.experts import ExpertPart, routed_experts
 from autoddl.operators.kernels.reducing import batch_norm_kernel, token_loss_kernel
 from autoddl.operators.kernels.site import Kernel, Site, TorchCall
@@ -131,7 +132,10 @@ def _experts(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCal
     def experts_here(*tensors: Any) -> torch.Tensor:
         return routed_experts(part, *tensors)
 
-    return experts_here, tuple(values[name] for name in EXPERTS), {}
+    def experts_elsewhere(*tensors: Any) -> torch.Tensor:
+        return dispatched_experts(site, part, *tensors)
+
+    return experts_elsewhere if site.option.inner else experts_here, tuple(values[name] for name in EXPERTS), {}
 
 
 def _mean(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:

@@ -17,9 +17,10 @@ from autoddl.operators.rules.table import Option
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Kernel", "Site", "TorchCall"]
+__all__ = ["Exchange", "Kernel", "Site", "TorchCall"]
 
 Reduce = Callable[["torch.Tensor", str, tuple[int, ...]], "torch.Tensor"]
+Exchange = Callable[["torch.Tensor", tuple[int, ...], tuple[int, ...], tuple[int, ...], int], "torch.Tensor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,9 @@ class Site:
     """`reduce(tensor, 'sum' | 'max', axes)`: an all-reduce over mesh axes."""
     seed: "torch.Tensor | None" = None
     """The seed of this step's dropout; None is 0."""
+    exchange: Exchange | None = None
+    """`exchange(rows, sent, received, axes, nbytes)`: an all-to-all of so many rows to and from each member of a group,
+    noted as one of `nbytes`; None where nothing is exchanged."""
 
     def extents(self, tensor: Tensor, layout: Layout) -> tuple[Extent, ...]:
         return extents(tensor.shape, layout, self.mesh, self.coordinate)
@@ -62,6 +66,16 @@ class Site:
     def share(self, k: int) -> float:
         """Returns the fraction of the elements of input k that are here, which is the weight of a local mean."""
         return prod(self.input_shape(k)) / prod(self.inputs[k].shape)
+
+    def exchanged(self, rows: "torch.Tensor", sent: tuple[int, ...], received: tuple[int, ...], outward: bool
+                  ) -> "torch.Tensor":
+        """Returns the rows that the members of the group of `option.inner` send to this rank.
+
+        Its bytes are noted on the side of the tokens, which has as many rows whatever the router decides."""
+        assert self.exchange is not None, "a kernel exchanges rows where none are exchanged"
+        home = sum(sent if outward else received)
+        nbytes = home * prod(rows.shape[1:]) * rows.element_size()
+        return self.exchange(rows.contiguous(), sent, received, self.option.inner, nbytes)
 
     def splits(self, k: int, dim: int) -> tuple[int, ...]:
         """Returns the mesh axes that split dim `dim` of input k."""

@@ -15,12 +15,13 @@ from math import prod
 from autoddl.core.graph import Graph, Op
 from autoddl.core.layout import B, Layout, Mesh, Split, State, local_shape
 from autoddl.operators.rules.dimension_strings import Rule, Signature
+from autoddl.operators.rules.experts import rows_sent
 from autoddl.operators.rules.writing import RuleOf, Tensors, aligned, fixed, get, names, rule_text
 
 __all__ = ["REDUCING", "RULES", "Inner", "inner_collectives"]
 
 Inner = tuple[str, str, tuple[int, ...], int]
-"""('forward' | 'backward', 'all-reduce', mesh axes, bytes of the tensor)."""
+"""('forward' | 'backward', 'all-reduce' | 'all-to-all', mesh axes, bytes of the buffer)."""
 
 
 def leading_dims_rule(position: int, linear: bool = False) -> RuleOf:
@@ -97,8 +98,8 @@ def _batch_norm(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
     return Rule(fixed(inputs, outputs), tuple(found))
 
 
-REDUCING = frozenset(("autoddl.token_loss", "aten._native_batch_norm_legit_functional.default"))
-"""Targets whose kernel may reduce by itself."""
+REDUCING = frozenset(("autoddl.token_loss", "autoddl.experts", "aten._native_batch_norm_legit_functional.default"))
+"""Targets whose kernel may communicate by itself."""
 
 
 def inner_collectives(op: Op, graph: Graph, read: Layout, axes: tuple[int, ...], mesh: Mesh,
@@ -108,6 +109,8 @@ def inner_collectives(op: Op, graph: Graph, read: Layout, axes: tuple[int, ...],
     `read` is the layout of its first input, `coordinate` the place of the rank in the mesh (rank 0 by default)."""
     if not axes:
         return ()
+    if op.target == "autoddl.experts":
+        return tuple((way, "all-to-all", axes, nbytes) for way, nbytes in rows_sent(op, graph, read, mesh, coordinate))
     x = graph.tensors[op.inputs[0]]
     shape = local_shape(x.shape, read, mesh, coordinate)
     width = max(4, x.itemsize)

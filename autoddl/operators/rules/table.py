@@ -162,7 +162,7 @@ def _rows(question: _Question, mesh: Mesh) -> OptionRows:
     shapes, every = (*question.inputs, *question.outputs), _signatures(question)
     per_axis = [[i for i, s in enumerate(every) if _fits(shapes, s, mesh, a)] for a in range(len(mesh.axes))]
     picked = np.stack(np.meshgrid(*per_axis, indexing="ij"), axis=-1).reshape(-1, len(mesh.axes))
-    picked = picked[_divides(every, picked, mesh)]
+    picked = picked[_divides(every, picked, mesh) & _agrees(every, picked)]
     codes = [np.array([state_code((*s.inputs, *s.outputs)[i]) for s in every]) for i in range(len(shapes))]
     legal = np.ones(len(picked), dtype=bool)
     for shape, column in zip(shapes, codes, strict=True):
@@ -185,6 +185,16 @@ def _options(found: OptionRows) -> tuple[Option, ...]:
     inner = (tuple(a for a in range(axes) if bits >> a & 1) for bits in found.inner.tolist())
     return tuple(Option(tuple(found.signatures[i] for i in row), *layouts) for row, *layouts in zip(
         found.picked.tolist(), inputs, outputs, gradients, inner, strict=True))
+
+
+def _agrees(every: tuple[Signature, ...], picked: Codes) -> npt.NDArray[np.bool_]:
+    """Whether no name is split by some axes inside the kernel and by others without."""
+    fine = np.ones(len(picked), dtype=bool)
+    for name in {s.split for s in every if s.inner}:
+        inside, without = (np.array([s.split == name and s.inner == inner for s in every])[picked].any(axis=1)
+                           for inner in (True, False))
+        fine &= ~(inside & without)
+    return fine
 
 
 def _fits(shapes: Shapes, signature: Signature, mesh: Mesh, axis: int) -> bool:
