@@ -10,10 +10,12 @@ import torch
 from torch.fx import GraphModule, Node
 
 from autoddl.capture.fx_tools import call_arguments
+from autoddl.capture.own_backward import OwnBackward
 from autoddl.capture.source_lines import line_of
 from autoddl.core.errors import CaptureError
 from autoddl.core.graph import Graph, Kind, Op, Tensor, Value
 from autoddl.operators.kernels import custom_ops
+from autoddl.operators.own_facts import SAVES
 
 __all__ = ["Key", "Leaf", "tabulate"]
 
@@ -111,9 +113,11 @@ def _check(node: Node, result: Any) -> None:
 
 
 def _target(node: Node) -> str:
-    """`aten.linear.default`, or `autoddl.dropout`."""
+    """`aten.linear.default`, `autoddl.dropout`, or `function.GeLU` of an autograd Function."""
     if isinstance(node.target, torch._ops.OpOverload):
         return str(node.target)
+    if isinstance(node.target, OwnBackward):
+        return node.target.target
     name = getattr(node.target, "__name__", str(node.target))
     if getattr(node.target, "__module__", "") != custom_ops.__name__:
         raise CaptureError(f"{name} at {line_of(node.meta.get('stack_trace'))} is no operator of torch.ops, and none "
@@ -151,6 +155,8 @@ def _plain(node: Node) -> Iterator[tuple[str, Value]]:
                 yield f"{name}_none", tuple(part is None for part in value)
         elif not isinstance(value, Node) and name not in ("device", "pin_memory", "non_blocking"):
             yield name, _text(value)
+    if isinstance(node.target, OwnBackward):
+        yield SAVES, node.target.saves
 
 
 def _text(value: Any) -> Any:

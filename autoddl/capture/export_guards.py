@@ -1,7 +1,8 @@
 """Guards torch.export against effects of forward that it leaves out of its graph without a word.
 
-    a backward of its own    autograd.Function on a tensor that needs a gradient; a hook on a gradient       refused
-    a gradient in forward    torch.autograd.grad, Tensor.backward                                            refused
+    a backward of its own    autograd.Function on a tensor that needs a gradient becomes one operator (`own_backward`);
+                             a hook on a gradient is refused
+    a gradient in forward    torch.autograd.grad and Tensor.backward are refused
     .data                    reading it is traced as detach; setting it is refused
 """
 
@@ -11,18 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
 
-from autoddl.capture.autograd_function_patch import check_functions
+from autoddl.capture.autograd_function_patch import Apply, replace_apply
+from autoddl.capture.own_backward import HiddenEffect, OwnCall, trace_call
 
-__all__ = ["HiddenEffect", "guard_export"]
+__all__ = ["guard_export"]
 
 HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
 GRADIENTS = (torch.autograd.grad, Tensor.backward)
-
-
-class HiddenEffect(Exception):
-    """Names an effect of forward that the exported graph would not show, and the way out."""
 
 
 class _Watch(TorchFunctionMode):
@@ -40,13 +39,19 @@ class _Watch(TorchFunctionMode):
 
 
 @contextmanager
-def guard_export() -> Iterator[None]:
-    """While open, tracing raises HiddenEffect where the exported graph would not be all that forward does."""
-    with check_functions(_refuse_own_backward), _Watch():
-        yield
+def guard_export() -> Iterator[list[OwnCall]]:
+    """While open, tracing raises HiddenEffect where the exported graph would not be all that forward does.
 
+    The calls of autograd Functions that the trace meets are added to the list."""
+    calls: list[OwnCall] = []
 
-def _refuse_own_backward(function: type, args: tuple[Any, ...]) -> None:
-    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
-        raise HiddenEffect(f"{function.__name__} has a backward of its own, which a graph does not show: write it as "
-                           "operators, checkpoints with use_reentrant=False")
+    def instead(function: type[torch.autograd.Function], apply: Apply, args: tuple[Any, ...], kwargs: dict[str, Any]
+                ) -> Any:
+        given = (*args, *kwargs.values())
+        needs = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in given)
+        if not needs or get_proxy_mode() is None:  # nothing is traced inside an operator, which has its own gradient
+            return apply(*args, **kwargs)
+        return trace_call(function, apply, args, kwargs, calls)
+
+    with replace_apply(instead), _Watch():
+        yield calls

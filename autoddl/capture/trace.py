@@ -25,8 +25,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from autoddl.capture.autocast_casts import cast_regions
-from autoddl.capture.export_guards import HiddenEffect, guard_export
+from autoddl.capture.export_guards import guard_export
 from autoddl.capture.export_passes import check_averages, inline_regions, needs_decomposition, whole_dropout
+from autoddl.capture.own_backward import HiddenEffect, OwnCall, call_functions
 from autoddl.capture.sample import Sample, named
 from autoddl.capture.source_lines import failing_line
 from autoddl.capture.torch_autocast_patch import enter_autocast_anywhere
@@ -55,7 +56,7 @@ def trace(model: nn.Module, sample: Sample, dtype: torch.dtype | None = None, mi
     stand_in = _fake_module(model, mode, dtype)
     args, kwargs = pytree.tree_map(lambda leaf: _fake(leaf, mode, dtype) if isinstance(leaf, Tensor) else leaf,
                                    (sample.args, dict(sample.kwargs)))
-    program = _export(stand_in, args, kwargs, mixed)
+    program, calls = _export(stand_in, args, kwargs, mixed)
     names = _names(program, stand_in, Sample(args, kwargs))
     check_averages(program.graph_module)
     whole_dropout(program.graph_module)
@@ -67,6 +68,7 @@ def trace(model: nn.Module, sample: Sample, dtype: torch.dtype | None = None, mi
                 program = program.run_decompositions({})
         except Exception as error:
             raise _explain(type(model).__name__, error) from error
+    call_functions(program.graph_module, calls)
     return program, names
 
 
@@ -125,11 +127,13 @@ def _fake_module(model: nn.Module, mode: FakeTensorMode, dtype: torch.dtype | No
                            "the like out of its attributes") from error
 
 
-def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], mixed: bool) -> ExportedProgram:
+def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], mixed: bool
+            ) -> tuple[ExportedProgram, list[OwnCall]]:
+    """The exported program, and the calls of autograd Functions in it."""
     try:
         with (_quiet(), build_masks_as_run(model), experts_as_operators(model), enter_autocast_anywhere(mixed),
-              guard_export()):
-            return torch.export.export(model, args, kwargs, strict=False)
+              guard_export() as calls):
+            return torch.export.export(model, args, kwargs, strict=False), calls
     except Exception as error:
         raise _explain(type(model).__name__, error) from error
 

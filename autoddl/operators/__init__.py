@@ -3,6 +3,7 @@
 Read in this order:
 
     families            a row per family of operators, from which every list of operators is derived
+    own_facts           what an op of no table says of itself: its rule, its flops, what it keeps
     work                flops and bytes of an op's kernels
     expert_sizes        rows and widths of a mixture of experts on one rank
     gate_expressions    the function between the two products of an expert, as text

@@ -7,6 +7,7 @@
             convolution     2 * elements of the output * input channels / groups * kernel elements
             transposed      2 * elements of the input * output channels / groups * kernel elements
             experts         those of both products, on the rows of `expert_sizes`
+            own             what a rule of the user's own says, backward twice as many (`own_facts`)
             others          none: they are bound by the bytes they move
     bytes   every tensor of the kernel once
     backward of C = A B  (m, k) (k, n): A' = C' B^T is (m, n, k), a product along n; B' = A^T C' is (k, m, n), along m;
@@ -26,6 +27,7 @@ from autoddl.core.graph import Graph, Kind, Op
 from autoddl.operators.expert_sizes import expert_sizes
 from autoddl.operators.families import FACTORS, family_of, flagged, reading
 from autoddl.operators.kernel_kinds import kind_of
+from autoddl.operators.own_facts import own_flops, own_saves
 
 __all__ = ["VIEWS", "KernelWork", "base", "intermediates", "is_product", "keeps_input", "keeps_output",
            "kept_mask_bytes", "letters", "read_back", "weight_kernels", "work"]
@@ -98,6 +100,8 @@ def keeps_input(op: Op, k: int, graph: Graph, differentiable: frozenset[int]) ->
     needs = {i for i, t in enumerate(op.inputs) if t in differentiable}
     if not needs or differentiable.isdisjoint(op.outputs) or op.slots[k] == "bias":
         return False
+    if (own := own_saves(op)) is not None:
+        return k in own.inputs
     match family_of(base(op)).reads:
         case "nothing" | "output" | "mask":
             return False
@@ -139,6 +143,8 @@ def read_back(t: int, graph: Graph, uses: Mapping[int, tuple[tuple[int, int], ..
 
 def keeps_output(op: Op, differentiable: frozenset[int]) -> bool:
     """Whether backward of `op` reads its own output."""
+    if (own := own_saves(op)) is not None:
+        return bool(own.outputs) and any(t in differentiable for t in op.outputs)
     return family_of(base(op)).reads in ("output", "all") and any(t in differentiable for t in op.outputs)
 
 
@@ -258,6 +264,8 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
     elif name in _ATTENTION:
         shape, flops = _attention(inputs, bool(dict(op.args).get("is_causal")))
         forward = KernelWork(flops, moved, "attention", shape, name=f"attention {'causal' if shape[-1] else 'full'}")
+    elif flops := own_flops(op, graph, (*inputs, *outputs)):
+        forward = _as_product(flops, moved, outputs[0])
     else:
         forward = KernelWork(0.0, moved + beside, name=kind_of(name))
     if not flows:
@@ -270,6 +278,8 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
     if name in _ATTENTION:
         return (forward,), (KernelWork(2.5 * forward.flops, nbytes, "attention backward", forward.shape,
                                  name=f"{forward.name} backward"),)
+    if forward.kind == "matmul":
+        return (forward,), (_as_product(2 * forward.flops, nbytes, outputs[0]),)
     after = forward.name if forward.name == "add" else f"{forward.name} backward"  # gradients that add up elsewhere
     return (forward,), (KernelWork(0.0, nbytes, name=after),)
 
@@ -298,6 +308,13 @@ def _experts(op: Op, graph: Graph, inputs: Shapes, needs: Sequence[int], sent: b
     back = [rows(s.out, "gather"), product(s.out, s.inner, " input"), rows(2 * gate, "exponential backward")]
     back += [product(s.inner, s.out, " weight")] * (4 in needs) + [product(s.wide, s.upper, " weight")] * (3 in needs)
     return forward, (*back, product(s.upper, s.wide, " input"), rows(s.wide, "gather"))
+
+
+def _as_product(flops: float, nbytes: float, output: tuple[int, ...]) -> KernelWork:
+    """The kernel of an op that says its flops: one product that writes the output, as long as its flops make it."""
+    n = output[-1] if output else 1
+    m = max(1, prod(output) // max(1, n))
+    return KernelWork(flops, nbytes, "matmul", (1, m, n, max(1, round(flops / (2 * m * max(1, n))))), name="matmul")
 
 
 def weight_kernels(op: Op, differentiable: frozenset[int], weights: frozenset[int], count: int) -> tuple[bool, ...]:

@@ -11,7 +11,7 @@ import zoo
 from torch import Tensor, fx, nn
 from torch.utils._traceback import CapturedTraceback
 
-from autoddl.capture.autograd_function_patch import check_functions
+from autoddl.capture.autograd_function_patch import replace_apply
 from autoddl.capture.torch_export_patch import delay_code_generation, shorten_stacks
 from autoddl.capture.transformers_experts_patch import experts_as_operators
 from autoddl.capture.transformers_masks_patch import build_masks_as_run
@@ -32,12 +32,11 @@ def test_a_graph_module_writes_its_code_when_it_is_called() -> None:
         assert torch.equal(module(torch.ones(2)), -torch.ones(2)) and "neg" in module.code
 
 
-def test_a_function_is_checked_before_it_is_applied() -> None:
-    seen: list[type] = []
-    with check_functions(lambda function, args: seen.append(function)):
-        assert torch.equal(Doubled.apply(torch.ones(2)), 2 * torch.ones(2))  # type: ignore[no-untyped-call]
-    Doubled.apply(torch.ones(2))  # type: ignore[no-untyped-call]
-    assert seen == [Doubled]
+def test_a_function_is_applied_as_the_trace_decides() -> None:
+    with replace_apply(lambda function, apply, args, kwargs: (function, apply(*args))):
+        function, found = Doubled.apply(torch.ones(2))  # type: ignore[no-untyped-call]
+    assert function is Doubled and torch.equal(found, 2 * torch.ones(2))
+    assert torch.equal(Doubled.apply(torch.ones(2)), found)  # type: ignore[no-untyped-call]
 
 
 def test_masks_are_those_of_a_run_unless_positions_are_given() -> None:
@@ -57,7 +56,7 @@ def patched() -> list[Any]:
 
 
 @pytest.mark.parametrize("opened", [
-    delay_code_generation, shorten_stacks, lambda: check_functions(lambda function, args: None),
+    delay_code_generation, shorten_stacks, lambda: replace_apply(lambda *call: None),
     lambda: build_masks_as_run(zoo.llama()[0]), lambda: experts_as_operators(zoo.llama()[0])],
     ids=["code", "stacks", "functions", "masks", "experts"])
 def test_a_patch_is_undone(opened: Callable[[], AbstractContextManager[None]]) -> None:

@@ -252,3 +252,13 @@ def test_ranks_that_outnumber_the_gpus_verify_on_the_cpu(monkeypatch: pytest.Mon
     for gpus, backend in ((1, "gloo"), (4, "nccl")):
         monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
         assert _seated(plan).backend == backend
+
+
+@pytest.mark.ranks
+@parametrize_or_slow("seed", [0], [1, 2, 3])
+def test_a_plan_with_backwards_of_its_own_computes_what_one_process_does(seed: int) -> None:
+    """Every rank runs them whole, between layers that are split; what they do not keep is not brought back."""
+    factory = Factory.parse(f"{ROOT}/tests/support/own_functions.py:own", {"norm": True})
+    (plan,) = random_plans(*factory.build(), "a=2,b=2", 1, seed=seed)
+    checked = verified(plan, factory)
+    assert checked.passed and checked.collective_mismatches == 0, checked

@@ -21,6 +21,7 @@ from autoddl.operators.footprints.experts import experts_footprint
 from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.loss import LOSSES
 from autoddl.operators.footprints.storages import Value, contiguous
+from autoddl.operators.own_facts import own_saves
 from autoddl.operators.work import VIEWS, base
 
 __all__ = ["footprint_of", "has_footprint", "whole_footprint"]
@@ -61,8 +62,10 @@ def has_footprint(name: str) -> bool:
 
 
 def _unknown(call: LocalOp) -> Footprint:
-    """Its inputs, and one intermediate result of its derivative."""
+    """What it says itself (`own_facts`), or its inputs; and one intermediate result of its derivative."""
     broadcast = all(prod(x.shape) <= prod(call.outputs[0]) for x in call.inputs)
+    if (own := own_saves(call.op)) is not None:
+        return Footprint(own.inputs, own.outputs, extra=own.density * prod(call.outputs[0]), back=call.nbytes)
     return Footprint(tuple(range(len(call.inputs))), back=call.nbytes, output_shaped=broadcast)
 
 
