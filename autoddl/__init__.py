@@ -15,15 +15,17 @@ from autoddl.core.plan import Plan, load_plan
 
 if TYPE_CHECKING:
     from autoddl.api import compare, plan
+    from autoddl.capture.own_rules import rule
     from autoddl.runtime.parallelize import ParallelModel, parallelize
 
 __all__ = ["AutoDDLError", "CaptureError", "Infeasible", "InputError", "MachineError", "MismatchError", "ParallelModel",
-           "Plan", "compare", "load_plan", "parallelize", "plan"]
+           "Plan", "compare", "load_plan", "parallelize", "plan",
+           "rule"]
 
 __version__ = "0.1.0"
 
 _HOMES = {"plan": "autoddl.api", "compare": "autoddl.api", "parallelize": "autoddl.runtime.parallelize",
-          "ParallelModel": "autoddl.runtime.parallelize"}
+          "ParallelModel": "autoddl.runtime.parallelize", "rule": "autoddl.capture.own_rules"}
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,7 @@ Reading order:
     sample                      the arguments of one call of the model
     trace                       torch.export; `export_guards` keeps it from effects that a graph would not show
     own_backward                calls of torch.autograd.Function, which become one operator each
+    own_rules                   rules that users register for operators of their own
     export_passes, passes       rewrites of the exported program, before and after it is functional
     gate_text                   the function between the products of an expert, as text
     autocast                    the casts of bf16-mixed

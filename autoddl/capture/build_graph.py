@@ -11,11 +11,11 @@ from torch.fx import GraphModule, Node
 
 from autoddl.capture.fx_tools import call_arguments
 from autoddl.capture.own_backward import OwnBackward
+from autoddl.capture.own_rules import own_arguments
 from autoddl.capture.source_lines import line_of
 from autoddl.core.errors import CaptureError
 from autoddl.core.graph import Graph, Kind, Op, Tensor, Value
 from autoddl.operators.kernels import custom_ops
-from autoddl.operators.own_facts import SAVES
 
 __all__ = ["Key", "Leaf", "tabulate"]
 
@@ -72,9 +72,10 @@ def tabulate(program: GraphModule, leaves: tuple[Leaf, ...], updates: tuple[str,
         elif node.op == "call_function":
             inputs = tuple(_inputs(node))
             outputs = tuple(_results(node, tensors, ids))
-            ops.append(Op(node.name, _target(node), tuple(ids[value.name] for _, value in inputs),
-                          tuple(slot for slot, _ in inputs), outputs, tuple(_plain(node)),
-                          _module(node), line_of(node.meta.get("stack_trace"))))
+            reads, slots = tuple(ids[value.name] for _, value in inputs), tuple(slot for slot, _ in inputs)
+            line = line_of(node.meta.get("stack_trace"))
+            said = own_arguments(node.target, slots, [tensors[t] for t in reads], [tensors[t] for t in outputs], line)
+            ops.append(Op(node.name, _target(node), reads, slots, outputs, (*_plain(node), *said), _module(node), line))
     last = next(node for node in program.graph.nodes if node.op == "output")
     returned = tuple(ids[node.name] for node in last.args[0])
     buffers = {name: ids[leaf.node] for leaf in leaves if leaf.kind is Kind.BUFFER
@@ -155,8 +156,6 @@ def _plain(node: Node) -> Iterator[tuple[str, Value]]:
                 yield f"{name}_none", tuple(part is None for part in value)
         elif not isinstance(value, Node) and name not in ("device", "pin_memory", "non_blocking"):
             yield name, _text(value)
-    if isinstance(node.target, OwnBackward):
-        yield SAVES, node.target.saves
 
 
 def _text(value: Any) -> Any:

@@ -14,6 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from autoddl.cli.assumption_rows import assumption_rows, idle_rows
+from autoddl.cli.own_rules_text import what_to_write
 from autoddl.cli.pipeline_tables import pipeline_summary, pipeline_table
 from autoddl.cli.table_style import columns, grid
 from autoddl.core.conversion import ring_bytes
@@ -209,6 +210,8 @@ def _figures(plan: Plan) -> Table:
                            f"{plan.gap:.2%} from the best ({plan.proof})")
     table.add_row("search", f"{plan.candidates:,} configurations weighed{_took(plan.timings)}")
     table.add_row("no rule", f"replicated on every rank: {slow}" if slow else "every operator has one")
+    for line in what_to_write(plan):
+        table.add_row("", f"to split it, name the dims that may be: {line}")
     return table
 
 

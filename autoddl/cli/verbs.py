@@ -13,6 +13,7 @@ from autoddl.cli.answer_tables import relaxation_table
 from autoddl.cli.compare_run import NoRecord, RecordPath, record_path
 from autoddl.cli.options import AsJson, ClusterPath, Compiled, FactoryText, PlanPath, Set, StageNumber, takes_options
 from autoddl.cli.output import progress_bar, show
+from autoddl.cli.own_rules_text import operator_table
 from autoddl.cli.pipeline_tables import stage_of
 from autoddl.cli.way_out import first_way_out
 from autoddl.core.errors import Infeasible, InputError
@@ -130,15 +131,36 @@ def run_verb(plan: PlanPath, factory: FactoryText, set_: Set = None,
     leave(0)
 
 
-def verify_verb(plan: PlanPath, factory: FactoryText, set_: Set = None,
+def verify_verb(plan: Annotated[Path | None, typer.Argument(metavar="PLAN", help="a plan")] = None,
+           factory: Annotated[str | None, typer.Argument(metavar="FILE.py:FACTORY", help="its model")] = None,
+           set_: Set = None,
            max_ranks: Annotated[int, typer.Option(min=1, help="ranks to start here at most")] = 8,
+           operator: Annotated[str | None, typer.Option(help="instead try the rule of this operator, library::name, or "
+                                                             "of a Function's class")] = None,
+           sample: Annotated[str | None, typer.Option(metavar="FILE.py:FACTORY",
+                                                      help="a function that returns the operator's arguments")] = None,
            as_json: AsJson = False) -> None:
-    """Run a plan on local ranks and compare with one process."""
+    """Run a plan on local ranks and compare with one process, or try every signature of an operator's rule."""
+    if operator is not None or sample is not None:
+        return _verify_operator(operator, sample, plan, settings(set_ or ()), as_json)
+    if plan is None or factory is None:
+        raise InputError("verify takes PLAN and FILE.py:FACTORY, or --operator and --sample")
     read = load_plan(plan)
     made = Factory.parse(factory, settings(set_ or ())).with_defaults(read.factory)
     with progress_bar() as progress:
         from autoddl.launch.verify import verify as check
         checked = check(read, made, max_ranks=max_ranks, progress=progress)
     show(plan_tables.verification_table(checked), checked.to_json(), as_json)
+    if not checked.passed:
+        raise typer.Exit(1)
+
+
+def _verify_operator(operator: str | None, sample: str | None, plan: Path | None, given: dict[str, Any],
+                     as_json: bool) -> None:
+    if operator is None or sample is None or plan is not None:
+        raise InputError("--operator NAME goes with --sample FILE.py:FACTORY, and without a plan")
+    from autoddl.launch.verify_operator import verify_operator
+    checked = verify_operator(operator, Factory.parse(sample, given))
+    show(operator_table(checked), checked.to_json(), as_json)
     if not checked.passed:
         raise typer.Exit(1)

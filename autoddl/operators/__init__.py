@@ -12,7 +12,8 @@ Read in this order:
     rules               the layouts that an op may have
     footprints          the memory that an op needs and keeps
     recomputed          the ops that backward runs again, of a block at a level
-    kernels             the code that runs on one rank's shards; the only folder here that imports torch
+    kernels             the code that runs on one rank's shards; only this folder and `trials` import torch
+    trials              runs a call on the pieces of every layout, and compares them with the whole
 
 To add an operator:
 
@@ -21,7 +22,7 @@ To add an operator:
     3. write a footprint if it keeps anything but its inputs
     4. write a kernel if its call names a global size or reduces over ranks
     5. add a case to `tests/support/op_cases*.py`: `tests/operators` compares every signature of every rule with one
-       device
+       device (`trials`)
 
 May import `core` and `cost_models`.
 """

@@ -205,7 +205,7 @@ def _unruled(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Ch
     found: dict[str, float] = defaultdict(float)
     for variable, choice in zip(variables, chosen, strict=True):
         if isinstance(variable.item, Op) and variable.item.target not in (HUB, SEND, RECEIVE) \
-                and not has_rule(variable.item.target):
+                and not has_rule(variable.item):
             seconds = op_seconds(pricing, variable.item, choice, differentiable)
             found[variable.item.target] += seconds * pricing.microbatches
     return dict(found)

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from cases import case
 from op_cases import EXPERTS, OF_GPT_OSS, f, positive, routed
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from autoddl.operators.gate_expressions import calls, kept
 from autoddl.operators.kernels.custom_ops import experts
 from autoddl.operators.kernels.gates import apply_gate
 from autoddl.operators.rules.table import options
+from autoddl.operators.trials.cases import case
 from autoddl.operators.work import work
 
 

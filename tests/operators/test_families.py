@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import op_cases
 import op_cases_shape
 import zoo
-from cases import case
 
 from autoddl.capture.capture import capture
 from autoddl.core import graph as graphs
@@ -17,6 +16,7 @@ from autoddl.operators.footprints.footprint import LocalOp
 from autoddl.operators.footprints.storages import Value, contiguous
 from autoddl.operators.footprints.table import footprint_of, has_footprint
 from autoddl.operators.rules.table import RULES
+from autoddl.operators.trials.cases import case
 from autoddl.operators.work import base, keeps_input, keeps_output
 
 RULE_FILES = ("cut", "elementwise", "experts", "index", "loss", "matmul", "nn", "reduce", "shape")

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from cases import Case, case, fill, listed
 from op_cases import OF_GPT_OSS, routed
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from autoddl.operators.footprints.footprint import LocalOp
 from autoddl.operators.footprints.storages import Value, contiguous
 from autoddl.operators.footprints.table import footprint_of
+from autoddl.operators.trials.cases import Case, case, fill, listed
 
 NEAR = 0.03
 """Of the largest tensor."""

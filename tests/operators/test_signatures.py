@@ -13,8 +13,6 @@ import op_cases
 import op_cases_shape
 import pytest
 import torch
-from cases import Case, case
-from oracle import _Threads, check, option
 from sampling import parametrize_or_slow
 
 from autoddl.core.graph import Op
@@ -25,6 +23,8 @@ from autoddl.operators.kernels.site import Reduce
 from autoddl.operators.rules.dimension_strings import Rule, Signature, signatures
 from autoddl.operators.rules.nn import inner_collectives
 from autoddl.operators.rules.table import RULES, Option, options
+from autoddl.operators.trials.cases import Case, case
+from autoddl.operators.trials.trial import _Threads, check, option
 
 CASES: list[Case] = [*op_cases.CASES, *(case(t, *args, **kwargs) for t, args, kwargs in op_cases_shape.CASES)]
 OF_TARGET: dict[str, list[Case]] = {}
@@ -91,7 +91,7 @@ def test_a_wrong_signature_is_caught(one: Case, inputs: tuple[State, ...], outpu
 
 
 def test_a_wrong_gradient_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oracle.gradient", lambda picked, k: Layout((B,)))
+    monkeypatch.setattr("autoddl.operators.trials.trial.gradient", lambda picked, k: Layout((B,)))
     assert any("gradient of input 1" in message for message in check(
         LINEAR, Signature((Split(0), B), (Split(0),)), Mesh.parse("x=2")))
 

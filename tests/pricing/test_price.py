@@ -6,7 +6,6 @@ from math import inf, prod
 import pytest
 import torch
 import zoo
-from cases import case
 from planmaker import random_plans
 from random_plans import LAPTOP, random_plan
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from autoddl.core.hubs import HUB, add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.core.problem import Problem
 from autoddl.cost_models import load_cluster
+from autoddl.operators.trials.cases import case
 from autoddl.operators.work import KernelWork, work
 from autoddl.planner.assemble import assemble
 from autoddl.pricing.build_problem import problem_of

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 import zoo
-from cases import Case, case, fill
 from planmaker import cluster_of, random_plans
 from ranks import on_ranks
 from sampling import parametrize_or_slow
@@ -23,6 +22,7 @@ from autoddl.explain.compare_run import foreseen, foreseen_bytes
 from autoddl.operators.footprints.footprint import LocalOp
 from autoddl.operators.footprints.storages import Value, contiguous, viewed
 from autoddl.operators.footprints.table import footprint_of
+from autoddl.operators.trials.cases import Case, case, fill
 from autoddl.operators.work import keeps_input
 from autoddl.runtime.parallelize import parallelize
 from autoddl.schedule.memory_line import predict_memory

@@ -1,8 +1,9 @@
 """Calls of matrix products and neural network operators, on which their rules are tested: 5, 6 and 7 are uneven."""
 
 import torch
-from cases import Case, case
 from torch import Tensor
+
+from autoddl.operators.trials.cases import Case, case
 
 generator = torch.Generator().manual_seed(0)
 

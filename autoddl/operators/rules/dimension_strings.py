@@ -122,6 +122,8 @@ def _tensor(text: str) -> tuple[Dim, ...]:
 def _products(text: str, inputs: int) -> tuple[tuple[int, ...], ...]:
     if text.strip() in ("", "sum"):
         return ()
+    if not re.fullmatch(r"\s*\d+\s*([+*]\s*\d+\s*)*", text):
+        raise InputError(f"form {text.strip()!r} is no sum of products of input positions; write them as in '0*1 + 2'")
     products = tuple(tuple(int(factor) for factor in term.split("*")) for term in text.split("+"))
     if any(factor >= inputs for term in products for factor in term):
         raise InputError(f"form {text.strip()!r} names an input that the rule does not have; it has {inputs}")

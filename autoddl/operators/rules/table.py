@@ -3,7 +3,8 @@
     RULES[target](op, inputs, outputs) -> "b k, n k -> b n | 0*1"          the rule of one call
                                                                            (`dimension_strings`)
     option_rows(op, graph, mesh)       -> as numbers: one signature per axis, such that every rank gets a piece of all
-                                          (no rule: everything B)
+                                          (no rule: everything B). An op may bring a rule of the user's own
+                                          (`own_facts`)
     options(op, graph, mesh)           -> as layouts
 
 The gradient of an option follows from its layouts alone, axis by axis:
@@ -30,6 +31,7 @@ from autoddl.core.layout_codes import (
     legal_mask,
     state_code,
 )
+from autoddl.operators.own_facts import own_rule
 from autoddl.operators.rules import cut, elementwise, experts, index, loss, matmul, nn, reduce
 from autoddl.operators.rules import shape as shape_rules
 from autoddl.operators.rules.dimension_strings import Rule, Signature, signatures
@@ -97,9 +99,9 @@ class _Question:
     infinite: tuple[int, ...] = ()
 
 
-def has_rule(target: str) -> bool:
-    """Whether an operator, named with its overload, has a rule; without one it runs replicated."""
-    return target in RULES
+def has_rule(op: Op) -> bool:
+    """Whether an op has a rule, of the table or of the user's own; without one it runs replicated."""
+    return op.target in RULES or own_rule(op) is not None
 
 
 def option_rows(op: Op, graph: Graph, mesh: Mesh, infinite: Collection[int] = ()) -> OptionRows:
@@ -141,7 +143,7 @@ def _nameless(target: str, slots: tuple[str, ...], args: tuple[tuple[str, Value]
     inputs, outputs = (tuple(Tensor("", shape, dtype, Kind.RESULT) for shape, dtype in typed)
                        for typed in (reads, writes))
     op = Op("", target, tuple(range(len(inputs))), slots, tuple(range(len(inputs), len(inputs) + len(outputs))), args)
-    rule = RULES[target](op, inputs, outputs) if target in RULES else None
+    rule = RULES[target](op, inputs, outputs) if target in RULES else own_rule(op)
     return _Question(Rule(rule) if isinstance(rule, str) else rule, tuple(t.shape for t in inputs),
                      tuple(t.shape for t in outputs),
                      tuple(i for i, t in enumerate((*inputs, *outputs)) if t.dtype == "bool"))

@@ -1,4 +1,4 @@
-"""One-device truth for operator rules: pieces of one process against the whole, forward and backward.
+"""Compares the pieces of an option, run in one process, with the whole call, forward and backward.
 
     check(case, option, mesh) -> what is wrong, () if nothing is
 
@@ -16,8 +16,6 @@ from threading import Barrier
 from typing import Any
 
 import torch
-from cases import Case, case, fill, listed
-from cutting import Coordinate, coordinates, cut, error_of
 from torch import Tensor
 
 from autoddl.core.layout import B, Layout, Mesh, P
@@ -25,8 +23,10 @@ from autoddl.operators.kernels.site import Exchange, Reduce, Site
 from autoddl.operators.kernels.table import lower
 from autoddl.operators.rules.dimension_strings import Signature
 from autoddl.operators.rules.table import Option, backward
+from autoddl.operators.trials.cases import Case, fill, listed
+from autoddl.operators.trials.pieces import Coordinate, coordinates, cut, error_of
 
-__all__ = ["Case", "case", "check", "dual", "gradient", "option"]
+__all__ = ["check", "dual", "gradient", "option"]
 
 Gradients = tuple[Tensor | None, ...]
 

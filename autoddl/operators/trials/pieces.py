@@ -1,4 +1,4 @@
-"""Tensors of one process cut into the pieces of all ranks, and pieces compared with the whole."""
+"""Cuts tensors of one process into the pieces of all ranks, and compares pieces with the whole."""
 
 from itertools import product
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from autoddl.core.layout import Layout, Mesh, PartialSum, extents
 
-__all__ = ["Coordinate", "Pieces", "coordinates", "cut", "error_of"]
+__all__ = ["Coordinate", "Pieces", "coordinates", "cut", "error_of", "partial_axes"]
 
 Coordinate = tuple[int, ...]
 Pieces = dict[Coordinate, Tensor]

@@ -1,18 +1,18 @@
-"""Operator calls as capture would record them, made from plain calls: what rules are tested on."""
+"""Records calls of operators as capture would, made from plain calls: what rules are tried on."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from autoddl.core.graph import Graph, Kind, Op
+from autoddl.core.graph import Graph, Kind, Op, Value
 from autoddl.core.graph import Tensor as Entry
 from autoddl.operators.kernels import custom_ops
 from autoddl.operators.kernels.arguments import bound, defaults, parameters
 
-__all__ = ["Case", "Hole", "case", "fill", "listed"]
+__all__ = ["Case", "Hole", "case", "fill", "listed", "recorded"]
 
 BOUND_LATER = ("seed", "index")
 """Arguments of our own functions that only a run can know."""
@@ -21,7 +21,7 @@ UNRECORDED = ("device", "pin_memory", "non_blocking")
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Op 0 of `graph` is the call `fn(*args, **kwargs)`, where `Hole(k)` stands for input k; `values` the inputs."""
+    """A call fn(*args, **kwargs), where `Hole(k)` stands for input k; op 0 of `graph` records it."""
 
     graph: Graph
     fn: Any
@@ -41,6 +41,11 @@ class Case:
     def outputs(self) -> tuple[Entry, ...]:
         return tuple(self.graph.tensors[t] for t in self.op.outputs)
 
+    def saying(self, said: tuple[tuple[str, Value], ...]) -> "Case":
+        """The call with further arguments of its op, as `operators.own_facts` reads them."""
+        op = replace(self.op, args=(*self.op.args, *said))
+        return replace(self, graph=replace(self.graph, ops=(op,)))
+
     def differentiable(self, k: int) -> bool:
         """Whether input k may ask for a gradient: class weights and running statistics may not."""
         slot = self.op.slots[k]
@@ -59,11 +64,16 @@ class Hole:
 
 
 def case(target: str, *args: Any, **kwargs: Any) -> Case:
-    """A call with tensors (all different objects), recorded by the operator's schema or our function's signature."""
-    fn = _function(target)
+    """A call of an operator of torch, or of our own, with tensors that are all different objects."""
+    return recorded(_function(target), target, args, kwargs)
+
+
+def recorded(fn: Callable[..., Any], target: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Case:
+    """The call fn(*args, **kwargs), recorded by the schema of the operator or the signature of the function."""
+    kwargs = kwargs or {}
     given = {**defaults(fn), **bound(fn, args, kwargs)}
     values = {name: given.get(name) for name in parameters(fn)
-              if target.startswith("aten.") or name not in BOUND_LATER}
+              if not target.startswith("autoddl.") or name not in BOUND_LATER}
     inputs = [pair for name, value in values.items() for pair in _tensors(name, value)]
     tensors = tuple(tensor for _, tensor in inputs)
     entries = tuple(Entry(f"t{i}", tuple(t.shape), _text(t.dtype), Kind.INPUT)
