@@ -29,7 +29,7 @@ from autoddl.capture.autocast import autocast
 from autoddl.capture.autocast_casts import use_cast
 from autoddl.capture.build_graph import Key, Leaf, tabulate
 from autoddl.capture.gc_pause import pause_gc
-from autoddl.capture.passes import expert_layers, gradients, losses, normalise, randomness
+from autoddl.capture.passes import bags, expert_layers, gradients, losses, normalise, randomness
 from autoddl.capture.sample import Sample, as_sample, describe, named, sample_for
 from autoddl.capture.torch_export_patch import delay_code_generation, shorten_stacks
 from autoddl.capture.trace import trace
@@ -78,6 +78,7 @@ def _captured(model: nn.Module, example: Sample, precision: Precision) -> Captur
     expert_layers(module)
     randomness(module)
     losses(module)
+    bags(module)
     program, leaves, updates = _arrange(model, exported, names)
     leaves = _mixed(program, leaves, updates, precision)
     gradients(program, frozenset(leaf.node for leaf in leaves if leaf.trained))

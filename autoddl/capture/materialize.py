@@ -49,7 +49,7 @@ def _limit(t: int, graph: Graph, consumers: Mapping[int, tuple[tuple[int, int], 
 def _of_reader(op: Op, slot: str, graph: Graph) -> int | None:
     """How many values the operator can read in `slot`; None if any."""
     first = graph.tensors[op.inputs[0]]
-    if op.target.startswith("aten.embedding") and slot == "indices":
+    if op.target.startswith(("aten.embedding", "autoddl.embedding")) and slot == "indices":
         return first.shape[0]
     if op.target.startswith(("autoddl.token_loss", "aten.nll_loss", "aten.cross_entropy")) and slot == "target":
         return first.shape[1] if len(first.shape) > 1 else first.shape[0]

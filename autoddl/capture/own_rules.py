@@ -3,9 +3,9 @@
     autoddl.rule("mylib::fused_mlp", "b s d, d f, f d -> b s d | 0*1*2")
     autoddl.rule(MyFunction, "b s d -> b s d", flops=lambda x: 8 * x[0] * x[1] * x[2], saves=["x"])
 
-A rule stands on the operator or on the class itself, so it is there wherever that is defined: write it behind the
+A rule stands on the operator or on the class itself, so it is there wherever that is defined. Write it behind the
 definition, in the file of the model, which every rank imports. A captured graph has its text (`operators.own_facts`),
-and with it every plan.
+and so has every plan.
 
 The text says how dims correspond (`operators.rules.dimension_strings`). The operator runs as it is on the pieces.
 """

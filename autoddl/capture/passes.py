@@ -5,6 +5,8 @@
     expert_layers    layers of experts -> ours
     randomness       dropout and attention with dropout -> ours, numbered
     losses           mean cross entropy -> token_loss / token_weight
+    bags             embedding bags of equal length -> ours; batch norms without averages -> those with averages of
+                     one step
 """
 
 import torch
@@ -16,7 +18,7 @@ from autoddl.capture.source_lines import line_of
 from autoddl.core.errors import CaptureError
 from autoddl.operators.kernels import custom_ops
 
-__all__ = ["expert_layers", "gradients", "losses", "normalise", "randomness"]
+__all__ = ["bags", "expert_layers", "gradients", "losses", "normalise", "randomness"]
 
 aten = torch.ops.aten
 
@@ -201,3 +203,47 @@ def losses(module: GraphModule) -> None:
             new.kwargs = {"dtype": dtype_of(node)}
         replace(node, new)
     module.recompile()
+
+
+def bags(module: GraphModule) -> None:
+    """Writes embedding bags of equal length as ours, (bags, indices) at a time, and batch norms that keep no averages
+    as those that do; nobody reads the averages."""
+    for node in operators(module):
+        name = name_of(node.target)
+        if name == "embedding_bag.padding_idx":
+            _bag(node)
+        elif name == "_native_batch_norm_legit.no_stats":
+            values, value = call_arguments(node), node.meta["val"]
+            first = node.args[0].meta["val"]  # type: ignore[union-attr]
+            averages = [_constant(node, first.new_empty(first.shape[1], dtype=value[1].dtype), n) for n in (0.0, 1.0)]
+            order = (*(values[k] for k in ("input", "weight", "bias")), *averages,
+                     *(values[k] for k in ("training", "momentum", "eps")))
+            kept = tuple(one.meta["val"] for one in averages)
+            replace(node, insert(node, aten._native_batch_norm_legit_functional.default, order, (*value, *kept)))
+    module.recompile()
+
+
+def _constant(before: Node, like: torch.Tensor, value: float) -> Node:
+    """A tensor of one number."""
+    made = insert(before, aten.full.default, (list(like.shape), value), like)
+    made.kwargs = {"dtype": like.dtype, "device": like.device, "pin_memory": False}
+    return made
+
+
+def _bag(node: Node) -> None:
+    """Rewrites bags whose offsets count up by a fixed length, and of which only the result is read."""
+    values, items = call_arguments(node), list(node.users)
+    offsets, indices = values["offsets"], values["indices"]
+    if name_of(offsets.target) != "arange.start_step" or any(item.args[1] != 0 for item in items) or \
+            values["padding_idx"] is not None or values["include_last_offset"] or values["scale_grad_by_freq"]:
+        return
+    start, end, length = (*offsets.args, 1)[:3]
+    if start != 0 or end != indices.meta["val"].numel() or end % length:
+        return
+    shape = [end // length, length]
+    rows = [None if x is None else insert(node, aten.reshape.default, (x, shape), x.meta["val"].reshape(shape))
+            for x in (indices, values["per_sample_weights"])]
+    found = insert(node, custom_ops.embedding_bag, (values["weight"], *rows, values["mode"]), node.meta["val"][0])
+    for item in items:
+        replace(item, found)
+    node.graph.erase_node(node)

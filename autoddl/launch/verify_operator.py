@@ -44,7 +44,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class OperatorCheck:
-    """What trying a rule has found: its signatures, and the dims that were too small to be cut."""
+    """Says of every signature of a rule what differs, and which dims were too small to be cut."""
 
     operator: str
     rule: str
@@ -121,7 +121,7 @@ def _tried(what: str, run: Any) -> Any:
 
 
 def _short(text: str) -> str:
-    """What differs, without the call and its layouts, which the signature says."""
+    """The difference, without the call and its layouts, which the signature says."""
     for mark in (" fails: ", ": output ", ": gradient "):
         _, found, after = text.partition(mark)
         if found:

@@ -9,7 +9,7 @@
                     divisor   b of a / b, and a if b has a gradient          indices   where the values went
                     weight    all of `lerp` by a tensor                      mask      which elements were dropped
                     place     the input, unless the index is an output       shape     of the input its shape alone
-                    source    all but what is added to
+                    source    all but what is added to                   matrices  inputs of two dims or more
     flags       view      it has no memory of its own: its output lies in its input's
                 cut       a view whose gradient is put together from the gradients of the pieces, which moves them
                 values    whole numbers pass through it unchanged
@@ -112,14 +112,17 @@ reduce       -            copy            inputs   -                    aminmax 
                                                                         cumprod diff kthvalue logcumsumexp median mode
                                                                         nanmedian
 reduce       -            reduce          inputs   -                    all any argmax argmin
+reduce       table        reduce          inputs   -                    _weight_norm cdist pairwise_distance
+reduce       loss         copy            inputs   -                    cosine_similarity
 reduce       table        copy            inputs   -                    glu std_mean var_mean
 reduce       table        normalise       inputs   -                    logsumexp
 reduce       table        reduce          inputs   -                    amax amin linalg_vector_norm norm prod std var
 reduce       table        reduce          nothing  -                    cumsum mean sort sum topk
 matmul       einsum       multiply        factors  -                    einsum
+matmul       table        copy            inputs   -                    bilinear
 matmul       nn           copy            factors  -                    addmm baddbmm bmm dot linear matmul mm mv
 matmul       nn           copy            inputs   convolution          conv1d conv2d conv3d conv_transpose1d
-                                                                        conv_transpose2d convolution
+                                                                        conv_transpose2d conv_transpose3d convolution
 experts      experts      copy            inputs   -                    autoddl.experts
 nn           -            copy            inputs   -                    _adaptive_avg_pool2d
                                                                         _native_batch_norm_legit_no_training
@@ -130,7 +133,8 @@ nn           elementwise  normalise       output   -                    _log_sof
 nn           elementwise  normalise       output   -                    softmax
 nn           nn           batch-normalise inputs   -                    _native_batch_norm_legit_functional
 nn           nn           copy            mask     -                    autoddl.dropout
-nn           nn           gather          nothing  -                    embedding
+nn           -            gather          inputs   -                    embedding_bag
+nn           nn           gather          nothing  -                    autoddl.embedding_bag embedding
 nn           nn           normalise       inputs   -                    group_norm layer_norm native_layer_norm
                                                                         rms_norm
 nn           table        copy            shape    -                    adaptive_avg_pool2d
@@ -149,19 +153,31 @@ loss         table        copy            inputs   -                    autoddl.
 -            table        copy            nothing  free                 autoddl.receive autoddl.send
 -            -            exponential     inputs   -                    logsigmoid
 -            -            loss            inputs   -                    nll_loss2d
--            loss         copy            inputs   -                    cosine_similarity poisson_nll_loss
-                                                                        soft_margin_loss
+-            loss         copy            inputs   -                    poisson_nll_loss soft_margin_loss
 -            nn           batch-normalise inputs   -                    batch_norm native_batch_norm
--            nn           copy            inputs   -                    instance_norm native_group_norm
--            nn           copy            inputs   convolution          conv_transpose3d
--            table        copy            inputs   -                    channel_shuffle pixel_shuffle pixel_unshuffle
-                                                                        reflection_pad1d reflection_pad2d
-                                                                        reflection_pad3d replication_pad1d
-                                                                        replication_pad2d replication_pad3d
+-            nn           copy            inputs   -                    native_group_norm
+images       table        gather          inputs   -                    grid_sampler
+images       nn           normalise       matrices -                    instance_norm
+images       table        copy            nothing  -                    _upsample_bicubic2d_aa _upsample_bilinear2d_aa
+                                                                        _upsample_nearest_exact1d
+                                                                        _upsample_nearest_exact2d
+                                                                        _upsample_nearest_exact3d affine_grid_generator
+                                                                        channel_shuffle col2im im2col meshgrid
+                                                                        pixel_shuffle pixel_unshuffle
                                                                         upsample_bicubic2d upsample_bilinear2d
                                                                         upsample_linear1d upsample_nearest1d
                                                                         upsample_nearest2d upsample_nearest3d
                                                                         upsample_trilinear3d
+images       table        copy            shape    -                    reflection_pad1d reflection_pad2d
+                                                                        reflection_pad3d replication_pad1d
+                                                                        replication_pad2d replication_pad3d
+images       table        index           indices  -                    max_unpool2d max_unpool3d
+images       table        pool            inputs   -                    adaptive_max_pool1d adaptive_max_pool2d
+                                                                        adaptive_max_pool3d max_pool1d_with_indices
+                                                                        max_pool3d_with_indices
+recurrent    table        copy            inputs   -                    lstm
+recurrent    table        copy            matrices -                    gru gru_cell lstm_cell rnn_relu rnn_relu_cell
+                                                                        rnn_tanh rnn_tanh_cell
 """
 
 

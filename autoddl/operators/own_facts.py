@@ -28,7 +28,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Saves:
-    """What an op keeps for backward.
+    """Lists what an op keeps for backward.
 
         inputs     positions of inputs
         outputs    positions of outputs
@@ -47,7 +47,7 @@ def own_rule(op: Op) -> str | None:
 
 
 def own_saves(op: Op) -> Saves | None:
-    """What the op keeps for backward, None where nothing says so."""
+    """The tensors that the op keeps for backward, None where nothing says which."""
     found = _own(op.args).get(SAVES)
     return None if found is None else Saves(tuple(found[0]), tuple(found[1]), found[2] / max(1, found[3]))
 

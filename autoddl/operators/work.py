@@ -7,6 +7,7 @@
             convolution     2 * elements of the output * input channels / groups * kernel elements
             transposed      2 * elements of the input * output channels / groups * kernel elements
             experts         those of both products, on the rows of `expert_sizes`
+            recurrent       2 * steps * batch * elements of the matrices; of a bilinear form likewise by rows
             own             what a rule of the user's own says, backward twice as many (`own_facts`)
             others          none: they are bound by the bytes they move
     bytes   every tensor of the kernel once
@@ -111,6 +112,8 @@ def keeps_input(op: Op, k: int, graph: Graph, differentiable: frozenset[int]) ->
             return not (base(op) == "aten.adaptive_avg_pool2d" and prod(graph.tensors[op.outputs[0]].shape[-2:]) == 1)
         case "indices":
             return not graph.tensors[op.inputs[k]].is_floating
+        case "matrices":
+            return len(graph.tensors[op.inputs[k]].shape) > 1
         case "place":
             return len(op.outputs) == 1
         case "source":
@@ -258,13 +261,16 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
     if name in ("aten.embedding", "aten.index", "aten.gather", "aten.index_select"):
         blocks = " blocks" if _together(op, name, inputs[0]) >= BLOCK else ""
         forward = KernelWork(0.0, 2 * written, name=f"{kind_of(name)}{blocks}")
+    elif name == "autoddl.embedding_bag":
+        rows = float(prod(inputs[1]) * inputs[0][1] * graph.tensors[op.inputs[0]].itemsize)
+        forward = KernelWork(0.0, rows + sum(read[1:]) + written, name=kind_of(name))
     elif name == "autoddl.token_loss":
         # the logarithms of the probabilities are written
         forward = KernelWork(0.0, moved + read[0], name=kind_of(name))
     elif name in _ATTENTION:
         shape, flops = _attention(inputs, bool(dict(op.args).get("is_causal")))
         forward = KernelWork(flops, moved, "attention", shape, name=f"attention {'causal' if shape[-1] else 'full'}")
-    elif flops := own_flops(op, graph, (*inputs, *outputs)):
+    elif flops := _matrices(op, name, inputs) or own_flops(op, graph, (*inputs, *outputs)):
         forward = _as_product(flops, moved, outputs[0])
     else:
         forward = KernelWork(0.0, moved + beside, name=kind_of(name))
@@ -310,8 +316,17 @@ def _experts(op: Op, graph: Graph, inputs: Shapes, needs: Sequence[int], sent: b
     return forward, (*back, product(s.upper, s.wide, " input"), rows(s.wide, "gather"))
 
 
+def _matrices(op: Op, name: str, inputs: Shapes) -> float:
+    """Flops of recurrent layers and bilinear forms: every row meets every element of the matrices; else 0."""
+    if name != "aten.bilinear" and family_of(name).rule != "recurrent":
+        return 0.0
+    met = [prod(shape) for slot, shape in zip(op.slots, inputs, strict=True)
+           if len(shape) > 1 and not slot.startswith(("input", "hx"))]
+    return 2.0 * prod(inputs[0][:-1]) * sum(met)
+
+
 def _as_product(flops: float, nbytes: float, output: tuple[int, ...]) -> KernelWork:
-    """The kernel of an op that says its flops: one product that writes the output, as long as its flops make it."""
+    """The kernel of an op that counts its flops: one product that writes the output, as long as its flops make it."""
     n = output[-1] if output else 1
     m = max(1, prod(output) // max(1, n))
     return KernelWork(flops, nbytes, "matmul", (1, m, n, max(1, round(flops / (2 * m * max(1, n))))), name="matmul")

@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Iterator
 
 import op_cases
+import op_cases_images
 import op_cases_shape
 import zoo
 
@@ -19,7 +20,8 @@ from autoddl.operators.rules.table import RULES
 from autoddl.operators.trials.cases import case
 from autoddl.operators.work import base, keeps_input, keeps_output
 
-RULE_FILES = ("cut", "elementwise", "experts", "index", "loss", "matmul", "nn", "reduce", "shape")
+RULE_FILES = ("cut", "elementwise", "experts", "images", "index", "loss", "matmul", "nn", "recurrent", "reduce",
+              "shape")
 
 INDICES = "kept, but whole numbers and masks are no value that a derivative is made of"
 MORE = "priced as read in backward, which reads less"
@@ -31,8 +33,10 @@ DIFFERENT = {
     ("aten.scaled_dot_product_attention", "*"): "with a mask on a processor it is written out and keeps others",
     ("autoddl.attention", "*"): "written out in elementwise calls, which keep probabilities instead",
     ("autoddl.experts", "chosen"): INDICES, ("autoddl.experts", "up_bias"): MORE,
+    ("autoddl.embedding_bag", "indices"): INDICES, ("autoddl.embedding_bag", "per_sample_weights"): INDICES,
     ("autoddl.token_loss", "logits"): "logarithms of the probabilities are kept in the place of the logits",
     ("aten.cross_entropy_loss", "self"): "logarithms of the probabilities are kept in the place of the logits",
+    ("aten.pairwise_distance", "*"): "their difference is kept in the place of both",
     ("aten.l1_loss", "self"): "their difference is kept in the place of both",
     ("aten.l1_loss", "target"): "their difference is kept in the place of both",
     **{(f"aten.{name}", "self"): MORE for name in (
@@ -71,7 +75,7 @@ def test_names_stand_in_one_row_and_words_are_known() -> None:
         "view", "cut", "values", "fuses", "stops", "distance", "convolution", "free"}
     assert {family.reads for family in FAMILIES} == {
         "inputs", "output", "factors", "all", "nothing", "divisor", "weight", "place", "source", "indices", "mask",
-        "shape"}
+        "shape", "matrices"}
     assert family_of("aten.unheard_of").reads == "inputs" and not family_of("aten.unheard_of").flags
 
 
@@ -80,7 +84,8 @@ def test_the_graph_stops_gradients_where_the_table_says() -> None:
 
 
 def every_op() -> Iterator[tuple[Graph, Op]]:
-    listed = [*op_cases.CASES, *(case(t, *args, **kwargs) for t, args, kwargs in op_cases_shape.CASES)]
+    listed = [*op_cases.CASES, *op_cases_images.CASES,
+              *(case(t, *args, **kwargs) for t, args, kwargs in op_cases_shape.CASES)]
     for one in listed:
         yield one.graph, one.op
     for made in (zoo.gpt(1), zoo.t5(1), zoo.vgg_bn()):

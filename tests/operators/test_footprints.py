@@ -158,7 +158,31 @@ def _products() -> list[Case]:
             case("autoddl.dropout", wide(), 0.1, 0), case("autoddl.attention", head(), head(), head(), None, 0.1, True)]
 
 
-@pytest.mark.parametrize("one", [*_elementwise(), *_reduced(), *_products()], ids=str)
+def _images() -> list[Case]:
+    image, rows, bags = wide(4, 8, 16, 16), wide(64, 64), torch.randint(64, (128, 8))
+    places = (torch.arange(256).view(16, 16) * 4).expand(4, 8, 16, 16).contiguous()
+    layer = [wide(128, 32), wide(128, 32), wide(128), wide(128)]
+    return [case("aten.upsample_bilinear2d.vec", image, None, False, [2.0, 2.0]),
+            case("aten.upsample_bicubic2d.vec", image, None, False, [2.0, 2.0]),
+            case("aten.im2col.default", image, [3, 3], [1, 1], [1, 1], [1, 1]),
+            case("aten.col2im.default", wide(4, 72, 256), [16, 16], [3, 3], [1, 1], [1, 1], [1, 1]),
+            case("aten.pixel_shuffle.default", image, 2), case("aten.pixel_unshuffle.default", image, 2),
+            case("aten.instance_norm.default", image, wide(8), wide(8), None, None, True, 0.1, 1e-5, False),
+            case("aten.grid_sampler.default", image, wide(4, 16, 16, 2), 0, 0, False),
+            case("aten.affine_grid_generator.default", wide(4, 2, 3), [4, 3, 32, 32], False),
+            case("aten.max_unpool2d.default", image, places, [32, 32]),
+            case("aten.adaptive_max_pool2d.default", image, [8, 8]),
+            case("aten.reflection_pad2d.default", image, [1, 1, 1, 1]),
+            case("aten.cdist.default", wide(4, 64, 32), wide(4, 64, 32)), case("aten._weight_norm.default", rows,
+                                                                               wide(64, 1)),
+            case("aten.bilinear.default", wide(64, 32), wide(64, 32), wide(32, 32, 32), wide(32)),
+            *(case("autoddl.embedding_bag", rows, bags, None, mode) for mode in (0, 1, 2)),
+            case("aten.lstm.input", wide(16, 8, 32), [wide(1, 8, 32), wide(1, 8, 32)], layer, True, 1, 0.0,
+                 True, False, False),
+            case("aten.conv_transpose3d.input", wide(2, 8, 8, 8, 8), wide(8, 8, 2, 2, 2), wide(8), [2, 2, 2])]
+
+
+@pytest.mark.parametrize("one", [*_elementwise(), *_reduced(), *_products(), *_images()], ids=str)
 def test_what_an_operator_holds_is_what_it_allocates(one: Case) -> None:
     needs = tuple(k for k in range(len(one.values)) if one.differentiable(k))
     size = max(t.nbytes for t in (*one.inputs, *one.outputs))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import op_cases
+import op_cases_images
 import op_cases_shape
 import pytest
 import torch
@@ -26,7 +27,8 @@ from autoddl.operators.rules.table import RULES, Option, options
 from autoddl.operators.trials.cases import Case, case
 from autoddl.operators.trials.trial import _Threads, check, option
 
-CASES: list[Case] = [*op_cases.CASES, *(case(t, *args, **kwargs) for t, args, kwargs in op_cases_shape.CASES)]
+CASES: list[Case] = [*op_cases.CASES, *op_cases_images.CASES,
+                     *(case(t, *args, **kwargs) for t, args, kwargs in op_cases_shape.CASES)]
 OF_TARGET: dict[str, list[Case]] = {}
 for one in CASES:
     OF_TARGET.setdefault(one.op.target, []).append(one)

@@ -1,12 +1,16 @@
 """Pins and strategies: what they leave of the space, and what they say when they leave nothing."""
 
 import re
+from pathlib import Path
 
+import decoders
 import pytest
 import torch
 import zoo
+from shell import PAIR
 from torch import nn
 
+import autoddl
 from autoddl.capture.capture import capture
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Op, Tensor
@@ -158,3 +162,13 @@ def test_where_parameters_are_read_whole_the_batch_is_split(graph: Graph, role: 
                    and v.item.target == "aten.linear.default"
                    and any(behind.get(t, t) in weights for t in v.item.inputs)]
         assert linears and all(choice.inputs[0][a] == Split(0) for v in linears for choice in v.choices for a in axes)
+
+
+def test_a_decoder_under_data_parallelism_sends_no_activations(tmp_path: Path) -> None:
+    (tmp_path / "two.yaml").write_text(PAIR)
+    model, x = decoders.decoder(width=16, size=16, batch=16)
+    found = {row.name: row.plan for row in autoddl.compare(model, tmp_path / "two.yaml", x, mesh="net=2")}
+    plan = found["data parallel"]
+    assert plan is not None and not plan.predicted.fallback
+    sent = [c for c in plan.conversions if any("B->S" not in step for step in (*c.forward, *c.backward))]
+    assert sent and [c for c in sent if not c.tensor.startswith("p_") and c.op != "output"] == []

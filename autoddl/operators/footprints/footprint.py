@@ -85,7 +85,7 @@ def has_local_kernel(op: Op, graph: Graph, inputs: Shapes, inner: bool) -> bool:
         mean losses  the shard has a share of the elements
     """
     name, shape = base(op), graph.tensors[op.inputs[0]].shape if op.inputs else ()
-    if name == "aten.embedding":
+    if name in ("aten.embedding", "autoddl.embedding_bag"):
         return inputs[0][0] < shape[0]
     if "attention" in name:
         return bool(dict(op.args).get("is_causal")) and inputs[0][-2] < shape[-2]

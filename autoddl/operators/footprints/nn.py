@@ -10,8 +10,9 @@ from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.storages import Value, viewed
 from autoddl.operators.work import base
 
-__all__ = ["batch_norm_footprint", "convolution_footprint", "dropout_footprint", "embedding_footprint", "flat",
-           "linear_footprint", "norm_footprint", "product_footprint", "token_loss_footprint"]
+__all__ = ["batch_norm_footprint", "convolution_footprint", "dropout_footprint", "embedding_bag_footprint",
+           "embedding_footprint", "flat", "linear_footprint", "norm_footprint", "product_footprint",
+           "token_loss_footprint"]
 
 
 def embedding_footprint(call: LocalOp) -> Footprint:
@@ -20,6 +21,18 @@ def embedding_footprint(call: LocalOp) -> Footprint:
         return Footprint((1,))
     count = prod(call.inputs[1].shape)
     return Footprint(extra=9.0 * count, before=16.0 * count, during=call.nbytes, back=call.nbytes)
+
+
+def embedding_bag_footprint(call: LocalOp) -> Footprint:
+    """Keeps indices and weights, and int64: where bags begin and end, of a mean and a maximum the bag of each index.
+
+    A maximum also keeps which row it was of. Where rows are split, indices and weights are the rank's own."""
+    count, size, mode = prod(call.inputs[1].shape), call.itemsizes[0], dict(call.op.args).get("mode", 0)
+    most, bags = mode == 2, call.outputs[0][0]
+    extra = 8.0 * (bags * (3 - most) + count * (mode != 0) + prod(call.outputs[0]) * most)
+    if not call.inner:
+        return Footprint(tuple(range(1, len(call.inputs))), extra=extra)
+    return Footprint(extra=extra + (9.0 + size) * count, before=16.0 * count)
 
 
 def norm_footprint(call: LocalOp) -> Footprint:

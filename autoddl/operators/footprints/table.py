@@ -20,6 +20,7 @@ from autoddl.operators.footprints.elementwise import ELEMENTWISE
 from autoddl.operators.footprints.experts import experts_footprint
 from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.loss import LOSSES
+from autoddl.operators.footprints.recurrent import recurrent_footprint
 from autoddl.operators.footprints.storages import Value, contiguous
 from autoddl.operators.own_facts import own_saves
 from autoddl.operators.work import VIEWS, base
@@ -62,7 +63,7 @@ def has_footprint(name: str) -> bool:
 
 
 def _unknown(call: LocalOp) -> Footprint:
-    """What it says itself (`own_facts`), or its inputs; and one intermediate result of its derivative."""
+    """Its inputs, or what it says itself (`own_facts`), and one intermediate result of its derivative."""
     broadcast = all(prod(x.shape) <= prod(call.outputs[0]) for x in call.inputs)
     if (own := own_saves(call.op)) is not None:
         return Footprint(own.inputs, own.outputs, extra=own.density * prod(call.outputs[0]), back=call.nbytes)
@@ -107,6 +108,46 @@ def _itself(call: LocalOp) -> Footprint:
 
 def _sum(call: LocalOp) -> Footprint:
     return Footprint(passes=(0,))
+
+
+def _both(call: LocalOp) -> Footprint:
+    return Footprint((0, 1))
+
+
+def _columns(call: LocalOp) -> Footprint:
+    """The gradient of the columns is copied before it is added up."""
+    return Footprint(back=max(0.0, call.nbytes - call.inputs[0].nbytes))
+
+
+def _folded(call: LocalOp) -> Footprint:
+    """The columns are copied before they are added up."""
+    return Footprint(before=float(call.inputs[0].nbytes))
+
+
+def _grid(call: LocalOp) -> Footprint:
+    """Backward makes the homogeneous coordinates of every place."""
+    dims = call.outputs[0][-1]
+    return Footprint(back=call.nbytes * (dims + 1) / dims)
+
+
+def _distances(call: LocalOp) -> Footprint:
+    """Both sides and the distances, whose gradient is divided by them in three buffers and added up by row."""
+    rows = sum(x.nbytes / max(1, x.shape[-1]) for x in call.inputs)
+    return Footprint((0, 1), (0,), back=3 * call.nbytes + rows)
+
+
+def _difference(call: LocalOp) -> Footprint:
+    size = float(max(x.nbytes for x in call.inputs))
+    return Footprint((), (0,), extra=size, during=size)
+
+
+def _scaled(call: LocalOp) -> Footprint:
+    """The norms beside the inputs."""
+    return Footprint((0, 1), extra=float(call.inputs[1].nbytes))
+
+
+def _form(call: LocalOp) -> Footprint:
+    return Footprint((0, 1, 2), during=call.nbytes)
 
 
 def _concatenated(call: LocalOp) -> Footprint:
@@ -159,12 +200,14 @@ _ROWS: tuple[tuple[tuple[str, ...], Callable[[LocalOp], Footprint]], ...] = (
     (_names("sum clone positive"), _sum), (_names("mean copy zeros_like ones_like full_like"), _nothing),
     (_names("constant_pad_nd pad roll flip repeat arange full tril triu slice_scatter select_scatter pixel_shuffle "
             "pixel_unshuffle channel_shuffle upsample_nearest1d upsample_nearest2d upsample_nearest3d "
-            "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d"), _nothing),
+            "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _upsample_nearest_exact1d "
+            "_upsample_nearest_exact2d _upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa "
+            "meshgrid"), _nothing),
     (_names("reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d "
             "glu"), _itself), (_names("cumsum"), _summed_up), (_names("var std var_mean std_mean"), _spread(False, 1)),
     (_names("amax amin"), _spread(True, 0, 1)), (_names("logsumexp"), _spread(True, 2)),
     (_names("norm linalg_vector_norm"), _spread(True, 1)), (_names("prod"), _spread(True, 5)),
-    (_names("index index_select"), _indexed), (_names("repeat_interleave"), _repeated),
+    (_names("index index_select"), _indexed), (_names("repeat_interleave max_unpool2d max_unpool3d"), _repeated),
     (_names("gather take_along_dim"), _gathered),
     (_names("index_put scatter scatter_add index_add"), _scattered),
     (_names("embedding"), nn.embedding_footprint), (_names("cat stack"), _concatenated),
@@ -172,11 +215,18 @@ _ROWS: tuple[tuple[tuple[str, ...], Callable[[LocalOp], Footprint]], ...] = (
      nn.norm_footprint),
     (_names("_native_batch_norm_legit_functional native_batch_norm batch_norm"), nn.batch_norm_footprint),
     (_names("max_pool1d max_pool2d max_pool3d max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d "
-            "adaptive_avg_pool2d"), _pool), (_names("topk sort"), _topk), (_names("max min"), _extreme),
+            "adaptive_avg_pool2d max_pool1d_with_indices max_pool3d_with_indices adaptive_max_pool1d "
+            "adaptive_max_pool2d adaptive_max_pool3d"), _pool),
+    (_names("topk sort"), _topk), (_names("max min"), _extreme),
     (_names("linear"), nn.linear_footprint), (_names("mm bmm matmul addmm baddbmm mv dot"), nn.product_footprint),
     (_names("einsum"), einsum_footprint), (_names("conv1d conv2d conv3d convolution conv_transpose1d "
      "conv_transpose2d conv_transpose3d"), nn.convolution_footprint),
     (_names("scaled_dot_product_attention"), attention.flash),
+    (_names("im2col"), _columns), (_names("col2im"), _folded), (_names("affine_grid_generator"), _grid),
+    (_names("grid_sampler"), _both), (_names("cdist"), _distances), (_names("pairwise_distance"), _difference),
+    (_names("_weight_norm"), _scaled), (_names("bilinear"), _form),
+    (_names("lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"), recurrent_footprint),
+    (("autoddl.embedding_bag",), nn.embedding_bag_footprint),
     (("autoddl.attention",), attention.dropped_attention), (("autoddl.dropout",), nn.dropout_footprint),
     (("autoddl.token_loss",), nn.token_loss_footprint), (("autoddl.experts",), experts_footprint),
     (("autoddl.token_weight", "autoddl.receive", "autoddl.send"), _nothing))

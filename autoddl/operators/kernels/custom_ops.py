@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from autoddl.operators.kernels.experts import ExpertPart, routed_experts
 
-__all__ = ["DRAWING", "Index", "attention", "dropout", "experts", "keep_mask", "token_loss", "token_weight"]
+__all__ = ["DRAWING", "Index", "attention", "dropout", "embedding_bag", "experts", "keep_mask", "token_loss", "token_weight"]
 
 Index = tuple[tuple[int, ...], tuple[int, ...]]
 """Where a piece lies: (its offset along each dim, the shape of the whole tensor)."""
@@ -111,6 +111,11 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, up: Tensor, down: Tensor,
 
     `halves` is the number of inputs of the gate, `count` that of all experts, 0 where all are here."""
     return routed_experts(ExpertPart(gate, halves, paired, transposed), x, chosen, shares, up, down, up_bias, down_bias)
+
+
+def embedding_bag(weight: Tensor, indices: Tensor, per_sample_weights: Tensor | None = None, mode: int = 0) -> Tensor:
+    """Sums (0), means (1) or maxima (2) of rows of a table (v, d), for bags of indices (b, n): (b, d)."""
+    return F.embedding_bag(indices, weight, mode=("sum", "mean", "max")[mode], per_sample_weights=per_sample_weights)
 
 
 def token_loss(logits: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100,

@@ -2,6 +2,8 @@
 
     embedding, rows split    out = table[i - offset] where the row is here, else 0; the ranks' outputs add up; an i of
                              no rank's is an error, as for the whole table
+    embedding bag, likewise  a row of no rank's own has weight 0 in the sum
+    affine grid              the batch that is here
     attention, queries split the causal mask moves with the offset of the first query
     grouped convolution/norm as many groups as there are here
     mean losses              the local mean counts (elements here) / (all elements)
@@ -46,6 +48,29 @@ def _embedding(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchC
         return found.masked_fill(away.unsqueeze(-1), 0.0)
 
     return embedding_rows, (values["weight"], values["indices"]), {}
+
+
+def _embedding_bag(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
+    if not site.splits(0, 0):
+        return target, args, kwargs
+    values = bound(target, args, kwargs)
+    offset, rows = site.input_extents(0)[0]
+    table, share = site.inputs[0].shape[0], 1 / site.inputs[1].shape[1] if values.get("mode", 0) == 1 else 1.0
+
+    def bags_of_rows(weight: torch.Tensor, indices: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+        _check_rows(indices, table, site.op.module)
+        local = indices - offset
+        away = (local < 0) | (local >= rows)
+        here = weight.new_full((), share).expand(indices.shape) if scale is None else scale
+        return F.embedding_bag(local.masked_fill(away, 0), weight, mode="sum",
+                               per_sample_weights=here.masked_fill(away, 0.0))
+
+    return bags_of_rows, (values["weight"], values["indices"], values.get("per_sample_weights")), {}
+
+
+def _affine_grid(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
+    values = bound(target, args, kwargs)
+    return target, (), {**values, "size": [site.output_shape()[0], *values["size"][1:]]}
 
 
 def _check_rows(indices: torch.Tensor, rows: int, module: str) -> None:
@@ -152,10 +177,12 @@ def _mean(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
 
 EXPERTS = ("x", "chosen", "shares", "up", "down", "up_bias", "down_bias")
 CONVOLUTIONS = """conv1d.default conv2d.default conv3d.default conv1d.padding conv2d.padding conv_transpose1d.default
-    conv_transpose2d.input convolution.default"""
+    conv_transpose2d.input conv_transpose3d.input convolution.default"""
 
 KERNELS: dict[str, Kernel] = {
     "aten.embedding.default": _embedding,
+    "autoddl.embedding_bag": _embedding_bag,
+    "aten.affine_grid_generator.default": _affine_grid,
     "aten.scaled_dot_product_attention.default": _attention,
     "autoddl.attention": _dropped_attention,
     "autoddl.dropout": _dropout,

@@ -56,6 +56,13 @@ def _einsum(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     return rule_text(dims[:-1], dims[-1:], f" | {'*'.join(map(str, range(len(inputs))))}")
 
 
+def _bilinear(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    """y_o = x^T W_o z + bias_o."""
+    lead = names(len(inputs[0].shape) - 1, "b")
+    operands, bias = [[*lead, "i"], [*lead, "j"], ["o", "i", "j"]], [["o"]] * (len(inputs) - 3)
+    return rule_text([*operands, *bias], [[*lead, "o"]], " | 0*1*2 + 3" if bias else " | 0*1*2")
+
+
 def _convolution(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     """Input b (g c) x.. and weight (g o) c k.. make b (g o) x..; the weight is (g c) o k.. where transposed.
 
@@ -94,5 +101,7 @@ RULES: dict[str, RuleOf] = {
     "aten.conv2d.padding": _convolution,
     "aten.conv_transpose1d.default": _convolution,
     "aten.conv_transpose2d.input": _convolution,
+    "aten.conv_transpose3d.input": _convolution,
+    "aten.bilinear.default": _bilinear,
     "aten.convolution.default": _convolution,
 }

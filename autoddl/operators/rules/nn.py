@@ -1,6 +1,7 @@
 """Rules of neural network operators, beside matrix products and elementwise ones.
 
     embedding        "v d, i -> i d | 0"                  S(v) of the table: a rank looks up its own rows, output P
+    embedding bag    "v d, b . -> b d | 0"                likewise; a maximum takes whole columns of the table
     attention        "b h l ., b h . ., b h . . -> b h l ."   batch, heads (groups of them in GQA), queries
     normalisation    "b s ., ., . -> b s ."               not along what is normalised
 
@@ -53,6 +54,24 @@ def _embedding(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     scaled = bool(get(op, "scale_grad_by_freq", False))
     tokens = ["."] * len(inputs[1].shape) if scaled else names(len(inputs[1].shape), "i")
     return rule_text([["." if scaled else "v", "d"], tokens], [[*tokens, "d"]], " | 0")
+
+
+def _embedding_bag(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    """Bags of equal length: a sum (0) with weights or without, a mean (1) or a maximum (2) of rows."""
+    if get(op, "mode", 0) == 2:
+        return rule_text([[".", "d"], ["b", "."]], [["b", "d"]])
+    return rule_text([["v", "d"], *([["b", "."]] * (len(inputs) - 1))], [["b", "d"]],
+                     " | 0*2" if len(inputs) > 2 else " | 0")
+
+
+def _bags(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
+    """Bags that begin at offsets, whose lengths depend on values: columns of the table split, and in a sum it may be
+    partial."""
+    whole = tuple(B for _ in inputs[1:])
+    rows = tuple(Split(1) if len(t.shape) == 2 else B for t in outputs)
+    columns = Signature((Split(1), *whole), rows, "d")
+    plain = len(inputs) == 3 and inputs[0].shape[1] > 1
+    return Rule(fixed(inputs, outputs), (columns,) if plain else ())
 
 
 def _attention(op: Op, inputs: Tensors, outputs: Tensors) -> str:
@@ -127,6 +146,8 @@ def _pool(spatial: int, linear: bool = False) -> RuleOf:
 
 RULES: dict[str, RuleOf] = {
     "aten.embedding.default": _embedding,
+    "autoddl.embedding_bag": _embedding_bag,
+    "aten.embedding_bag.padding_idx": _bags,
     "aten.scaled_dot_product_attention.default": _attention,
     "autoddl.attention": _attention,
     "autoddl.dropout": _dropout,

@@ -4,12 +4,13 @@
     amax, norm, any    "a . -> a"            a dim that is reduced is whole
     cumsum             "a . -> a . | 0"      linear along the scanned dim
     sort, topk         "a . -> a ., a ."
+    distances          "b m ., b n . -> b m n"          of rows, which are whole; a norm of rows likewise
 
 mean(x) = sum(x) / n: a rank's mean of m elements counts m/n (kernels).
 """
 
 from autoddl.core.graph import Op
-from autoddl.operators.rules.writing import RuleOf, Tensors, dims_of, fixed, form, get, names, rule_text
+from autoddl.operators.rules.writing import RuleOf, Tensors, aligned, dims_of, fixed, form, get, names, rule_text
 
 __all__ = ["RULES", "along", "along_dims"]
 
@@ -66,10 +67,41 @@ def along(linear: bool = False, key: str = "dim") -> RuleOf:
     return rule
 
 
+def _cdist(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    """Distances of all rows of one batch to all of another."""
+    out = outputs[0].shape
+    lead = names(len(out) - 2, "b")
+    sides = [[*aligned(t.shape[:-2], out[:-2], lead), row, "."] for t, row in zip(inputs, "mn", strict=True)]
+    return rule_text(sides, [[*lead, "m", "n"]])
+
+
+def _similarity(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    """One number of two rows, that lie along a dim: the last of the distance, `dim` of the similarity."""
+    rank = max(len(t.shape) for t in inputs)
+    (dim,) = dims_of(op, rank, empty=(rank - 1,))
+    kept = bool(get(op, "keepdim", False))
+    sizes = [max(t.shape[k - rank + len(t.shape)] for t in inputs if k >= rank - len(t.shape)) for k in range(rank)]
+    letters = ["." if k == dim else n for k, n in enumerate(names(rank))]
+    return rule_text([aligned(t.shape, tuple(sizes), letters) for t in inputs],
+                     [[n for k, n in enumerate(letters) if k != dim or kept]])
+
+
+def _weight_norm(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    """g v / |v|, where |v| is along all dims but one; linear in g."""
+    dim = int(str(get(op, "dim", 0)))
+    line = ["n" if k == dim else "." for k in range(len(inputs[0].shape))]
+    return rule_text([line, line if len(inputs[1].shape) == len(line) else ["."] * len(inputs[1].shape)], [line],
+                     form(inputs, outputs, ((1,),)))
+
+
 RULES: dict[str, RuleOf] = {
     **{f"aten.{target}": _reduce(summed=True) for target in SUMS.split()},
     **{f"aten.{target}": _reduce(summed=False) for target in WHOLE.split()},
     **{f"aten.{target}": along() for target in SCANS.split()},
     "aten.cumsum.default": along(linear=True),
     "aten.diff.default": along(linear=True),
+    "aten.cdist.default": _cdist,
+    "aten.cosine_similarity.default": _similarity,
+    "aten.pairwise_distance.default": _similarity,
+    "aten._weight_norm.default": _weight_norm,
 }

@@ -101,7 +101,7 @@ def _tensors(name: str, value: Any) -> list[tuple[str, Tensor]]:
 
 
 def _plain(name: str, value: Any) -> list[tuple[str, Any]]:
-    """What `Op.args` records of one argument: of a list of tensors with gaps, where the gaps are."""
+    """The pairs that `Op.args` records of one argument: of a list of tensors with gaps, where the gaps are."""
     if not _tensors(name, value):
         return [] if name in UNRECORDED else [(name, _text(value))]
     gaps = tuple(v is None for v in value) if _is_list(value) else ()

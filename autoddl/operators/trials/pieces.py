@@ -14,6 +14,7 @@ Pieces = dict[Coordinate, Tensor]
 
 
 def coordinates(mesh: Mesh) -> list[Coordinate]:
+    """The places of all ranks of the mesh, in order."""
     return list(product(*(range(size) for size in mesh.sizes)))
 
 
@@ -24,6 +25,7 @@ def _slice(value: Tensor, layout: Layout, mesh: Mesh, at: Coordinate) -> Tensor:
 
 
 def partial_axes(layout: Layout) -> list[int]:
+    """The mesh axes over which the layout is a partial sum."""
     return [a for a, part in enumerate(layout) if isinstance(part, PartialSum)]
 
 

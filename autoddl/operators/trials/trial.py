@@ -2,9 +2,9 @@
 
     check(case, option, mesh) -> what is wrong, () if nothing is
 
-Inputs are cut by their layouts (a partial sum into random terms that add up to it), the local call is the one that
-`kernels.lower` makes, outputs are put together by theirs. A random upstream gradient is cut by the duals of the layouts
-of the outputs, and what local autograd yields for input k is put together by `gradient(option, k)`. Ranks are
+Inputs are cut by their layouts, a partial sum into random terms that add up to it. The local call is the one that
+`kernels.lower` makes, and outputs are put together by theirs. A random upstream gradient is cut by the duals of the
+layouts of the outputs. What local autograd yields for input k is put together by `gradient(option, k)`. Ranks are
 threads where a kernel reduces by itself.
 """
 
@@ -121,7 +121,7 @@ def _no_reduce(value: Tensor, kind: str, axes: tuple[int, ...]) -> Tensor:
 
 
 def check(case: Case, chosen: Signature | Option, mesh: Mesh, tolerance: float = 1e-10) -> tuple[str, ...]:
-    """What is wrong with `chosen` for this call: differences from the whole, shapes that do not fit."""
+    """Lists what is wrong with `chosen` for this call: differences from the whole, shapes that do not fit."""
     picked = option(chosen) if isinstance(chosen, Signature) else chosen
     truth, ranks = _truth(case), coordinates(mesh)
     inputs = [cut(value, layout, mesh) for value, layout in zip(case.values, picked.inputs, strict=True)]
