@@ -79,8 +79,7 @@ elementwise  -            copy            nothing  view,values          alias ex
 elementwise  -            copy            nothing  view,values,stops    detach
 elementwise  -            multiply        inputs   -                    fmod remainder
 elementwise  elementwise  add             inputs   -                    addcmul
-elementwise  elementwise  add             nothing  -                    masked_fill rsub
-elementwise  elementwise  add             nothing  -                    add sub
+elementwise  elementwise  add             nothing  -                    add masked_fill rsub sub
 elementwise  elementwise  add             nothing  values               where
 elementwise  elementwise  add             weight   -                    lerp
 elementwise  elementwise  copy            inputs   -                    abs acos acosh asin asinh atan atanh ceil celu
@@ -92,31 +91,27 @@ elementwise  elementwise  copy            inputs   -                    abs acos
                                                                         sinh softshrink special_expit square threshold
                                                                         trunc xlogy
 elementwise  elementwise  copy            nothing  -                    neg
-elementwise  elementwise  copy            output   -                    reciprocal tan
-elementwise  elementwise  copy            output   -                    relu
-elementwise  elementwise  exponential     inputs   -                    cos elu erf hardswish log log1p log2 mish pow
-                                                                        selu sin softplus
-elementwise  elementwise  exponential     inputs   -                    gelu silu
-elementwise  elementwise  exponential     output   -                    exp2 expm1 rsqrt sqrt
-elementwise  elementwise  exponential     output   -                    exp sigmoid tanh
+elementwise  elementwise  copy            output   -                    reciprocal relu tan
+elementwise  elementwise  exponential     inputs   -                    cos elu erf gelu hardswish log log1p log2 mish
+                                                                        pow selu silu sin softplus
+elementwise  elementwise  exponential     output   -                    exp exp2 expm1 rsqrt sigmoid sqrt tanh
 elementwise  elementwise  multiply        divisor  -                    div
 elementwise  elementwise  multiply        factors  -                    mul
 elementwise  elementwise  multiply        inputs   -                    maximum minimum
 elementwise  table        copy            inputs   -                    positive
 elementwise  table        copy            nothing  -                    copy
-elementwise  table        copy            nothing  values               _to_copy
+elementwise  table        copy            nothing  values               _to_copy clone
 elementwise  table        copy            nothing  stops                full_like ones_like zeros_like
-elementwise  table        copy            nothing  values               clone
 elementwise+reduce table        reduce          place    -                    max min
 reduce       -            copy            inputs   -                    aminmax argsort count_nonzero cummax cummin
                                                                         cumprod diff kthvalue logcumsumexp median mode
                                                                         nanmedian
 reduce       -            reduce          inputs   -                    all any argmax argmin
-reduce       table        reduce          inputs   -                    _weight_norm cdist pairwise_distance
+reduce       table        reduce          inputs   -                    _weight_norm amax amin cdist linalg_vector_norm
+                                                                        norm pairwise_distance prod std var
 reduce       loss         copy            inputs   -                    cosine_similarity
 reduce       table        copy            inputs   -                    glu std_mean var_mean
 reduce       table        normalise       inputs   -                    logsumexp
-reduce       table        reduce          inputs   -                    amax amin linalg_vector_norm norm prod std var
 reduce       table        reduce          nothing  -                    cumsum mean sort sum topk
 matmul       einsum       multiply        factors  -                    einsum
 matmul       table        copy            inputs   -                    bilinear
@@ -129,8 +124,7 @@ nn           -            copy            inputs   -                    _adaptiv
                                                                         adaptive_avg_pool1d adaptive_avg_pool3d
 nn           -            normalise       inputs   -                    _safe_softmax
 nn           attention    copy            all      -                    scaled_dot_product_attention autoddl.attention
-nn           elementwise  normalise       output   -                    _log_softmax _softmax log_softmax
-nn           elementwise  normalise       output   -                    softmax
+nn           elementwise  normalise       output   -                    _log_softmax _softmax log_softmax softmax
 nn           nn           batch-normalise inputs   -                    _native_batch_norm_legit_functional
 nn           nn           copy            mask     -                    autoddl.dropout
 nn           -            gather          inputs   -                    embedding_bag

@@ -34,6 +34,8 @@ CURVES = frozenset(("add", "copy", "exponential", "multiply", "reduce", "normali
 """Curves of ops that a compiler writes itself; not of lookups and windows."""
 LIBRARY = frozenset(("aten.sort", "aten.topk", "aten.cumsum", "aten.kthvalue", "aten.median", "aten.mode"))
 """Ops of these curves that stay calls of a library."""
+WHOLE = ("matmul", "experts", "recurrent")
+"""Files of rules whose ops are no elementwise work."""
 OUTSIDE = -1
 """Stands for the reader of a result."""
 
@@ -89,8 +91,8 @@ def _fuses(op: Op) -> bool:
     """Whether a compiler writes the op into a kernel with others."""
     name = base(op)
     family = family_of(name)
-    return (family.curve in CURVES and family.rule != "matmul" and family.footprint != "attention"
-            and name not in VIEWS | LIBRARY and "free" not in family.flags)
+    return (name in family.names and family.curve in CURVES and family.rule not in WHOLE
+            and family.footprint != "attention" and name not in VIEWS | LIBRARY and "free" not in family.flags)
 
 
 def _ends(graph: Graph) -> tuple[dict[int, int], dict[int, list[int]]]:

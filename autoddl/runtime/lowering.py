@@ -334,9 +334,10 @@ class _Lowering:
                 self.env[t] = call
 
     def computes(self, i: int, op: Op) -> bool:
-        """Whether op i sends nothing, draws nothing and tells autograd nothing: a compiler may take it."""
+        """Whether a compiler may take op i: it sends and draws nothing, and has no backward or sizes of its own."""
         option = option_of(op, self.graph, self.plan.mesh, self.index.decisions.get(op.name))
-        return not (option.inner or i in self.triggers or i in self.late or op.target in custom_ops.DRAWING)
+        return not (option.inner or i in self.triggers or i in self.late or op.target.startswith("function.")
+                    or op.target in custom_ops.DRAWING | custom_ops.BY_VALUES)
 
     def begins_bucket(self, op: Op) -> bool:
         """Whether `op` is the first to read a weight of some gradient bucket."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from autoddl.core.errors import InputError, MachineError
 from autoddl.core.graph import Graph
-from autoddl.operators.kernels.custom_ops import DRAWING
+from autoddl.operators.kernels.custom_ops import BY_VALUES, DRAWING
 from autoddl.runtime.batches import LocalBatch
 from autoddl.runtime.collectives.recorder import Recorder
 
@@ -33,6 +33,10 @@ def check_graph(graph: Graph, device: torch.device) -> None:
     if drawing is not None:
         raise InputError(f"{drawing.module or drawing.name} drops out other elements in every step, and a CUDA graph "
                          "the same in all: set dropout to 0 (or the module to eval), or leave out graph=True")
+    waiting = next((op for op in graph.ops if op.target in BY_VALUES), None)
+    if waiting is not None:
+        raise InputError(f"{waiting.module or waiting.name} waits for how many tokens each expert has, and a CUDA "
+                         "graph waits for nothing: leave out graph=True")
 
 
 class StepGraph:

@@ -72,7 +72,7 @@ def test_names_stand_in_one_row_and_words_are_known() -> None:
         "add", "multiply", "exponential", "reduce", "normalise", "batch normalise", "gather", "index", "pool", "loss",
         "copy"}
     assert {flag for family in FAMILIES for flag in family.flags} == {
-        "view", "cut", "values", "fuses", "stops", "distance", "convolution", "free"}
+        "view", "cut", "values", "stops", "distance", "convolution", "free"}
     assert {family.reads for family in FAMILIES} == {
         "inputs", "output", "factors", "all", "nothing", "divisor", "weight", "place", "source", "indices", "mask",
         "shape", "matrices"}

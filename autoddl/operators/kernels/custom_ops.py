@@ -23,13 +23,16 @@ from torch.nn import functional as F
 
 from autoddl.operators.kernels.experts import ExpertPart, routed_experts
 
-__all__ = ["DRAWING", "Index", "attention", "dropout", "embedding_bag", "experts", "keep_mask", "token_loss", "token_weight"]
+__all__ = ["BY_VALUES", "DRAWING", "Index", "attention", "dropout", "embedding_bag", "experts", "keep_mask",
+           "token_loss", "token_weight"]
 
 Index = tuple[tuple[int, ...], tuple[int, ...]]
 """Where a piece lies: (its offset along each dim, the shape of the whole tensor)."""
 
 DRAWING = frozenset(("autoddl.dropout", "autoddl.attention"))
 """Operators that draw random numbers, as targets of a graph."""
+BY_VALUES = frozenset(("autoddl.experts",))
+"""Operators whose kernels take sizes from values, for which they wait."""
 
 LOW = 0xFFFFFFFF
 
