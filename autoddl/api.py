@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Unpack
 
 from autoddl.capture.gc_pause import pause_gc
+from autoddl.core.degrees import Degrees
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
 from autoddl.core.plan import VERSION, Plan
 from autoddl.core.problem import Problem
@@ -26,9 +27,9 @@ from autoddl.planner.overlap import overlapped
 from autoddl.planner.pins import allowed_meshes, region_of
 from autoddl.planner.pipeline_search import staged_plan
 from autoddl.planner.question import source_of
-from autoddl.planner.strategies import named_strategies
+from autoddl.planner.strategies import degrees_of, named_strategies
 from autoddl.planner.task import PlanTask, task_of
-from autoddl.planner.uniform_pipelines import UNIFORM, uniform_pipeline
+from autoddl.planner.uniform_pipelines import UNIFORM, check_degrees, configured_pipeline, uniform_pipeline
 from autoddl.search import SOLVERS, solve
 
 if TYPE_CHECKING:
@@ -118,7 +119,9 @@ def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = Non
     """
     if progress:
         progress("capturing the model", 0, 1)
-    task = task_of(model, cluster, sample, PlanOptions.of(options), name, factory)
+    task = task_of(model, cluster, sample, PlanOptions.of(options).configured(), name, factory)
+    if task.options.stages != (1,) and task.options.mine is not None:
+        return configured_pipeline(task, progress)
     if task.options.stages != (1,):
         return staged_plan(task, _without_stages if 1 in task.options.stages else None, progress)
     return _without_stages(task, progress)
@@ -161,13 +164,19 @@ def compare(model: "nn.Module", cluster: str | Path | Cluster, sample: object = 
     """The found plan, then every named strategy (data parallel, ZeRO, tensor parallel, HSDP, grids), each at its best.
 
     Every strategy takes the best mesh for it and the best number of microbatches. The arguments are those of `plan`.
-    With `stages` above 1, uniform pipelines are set beside the found plan too (`planner.uniform_pipelines`). An
-    interrupt ends the comparison: later strategies are not begun. It raises KeyboardInterrupt where there is no found
-    plan yet. Raises InputError for wrong arguments.
+    With `stages` above 1, uniform pipelines are set beside the found plan too (`planner.uniform_pipelines`). With
+    `mine`, the second row is that configuration, and the others do not depend on it. An interrupt ends the comparison:
+    later strategies are not begun. It raises KeyboardInterrupt where there is no found plan yet. Raises InputError for
+    wrong arguments.
     """
-    task = task_of(model, cluster, sample, _summed(PlanOptions.of(options)), name, factory)
+    asked = _summed(PlanOptions.of(options))
+    own = asked.configured()
+    task = task_of(model, cluster, sample, replace(asked, mine=None), name, factory)
     found: list[Comparison] = []
     first: dict[str, _Find] = {"found": partial(_found, task, progress)}
+    if own.mine is not None:
+        check_degrees(task.cluster, own.mine)
+        first["mine"] = partial(_mine, replace(task, options=own), progress)
     for title, find in (first | _uniform(task, progress) | _named(task, progress)).items():
         late = bool(found) and found[-1].interrupted
         found.append(Comparison(title, None, "not begun: interrupted", interrupted=True) if late else _row(title, find))
@@ -195,6 +204,15 @@ def _found(task: PlanTask, progress: Progress | None) -> tuple[Plan | None, str,
     if task.options.stages == (1,):
         return _best(task, _candidates(task), progress)
     return staged_plan(task, _without_stages if 1 in task.options.stages else None, progress), "", False
+
+
+def _mine(task: PlanTask, progress: Progress | None) -> tuple[Plan | None, str, bool]:
+    """The best plan of the configuration that the options give, and its degrees."""
+    degrees = str(Degrees.parse(task.options.mine or "").on(task.cluster.size))
+    if task.options.stages != (1,):
+        return configured_pipeline(task, progress), degrees, False
+    plan, detail, interrupted = _best(task, _candidates(task), progress)
+    return plan, f"{degrees}; {detail}" if detail else degrees, interrupted
 
 
 def _named(task: PlanTask, progress: Progress | None) -> dict[str, _Find]:
@@ -246,8 +264,9 @@ def _best(task: PlanTask, tried: Sequence[Candidate], progress: Progress | None)
     if not tried:
         return None, "no mesh here has an axis for each", False
     found = search(task, tried, progress)
-    return (_finish(task, found, len(tried), task.options), "interrupted: its best so far" * found.interrupted,
-            found.interrupted)
+    degrees = degrees_of(found.candidate.region, found.candidate.mesh)
+    said = [str(degrees)] * (degrees is not None) + ["interrupted: its best so far"] * found.interrupted
+    return _finish(task, found, len(tried), task.options), "; ".join(said), found.interrupted
 
 
 @documented

@@ -1,10 +1,23 @@
 """The rows of a plan's figures: what it takes for granted, how fast it trains, and what looks like a mistake."""
 
+from autoddl.core.graph import graph_from_text
 from autoddl.core.plan import Plan
 from autoddl.cost_models import parse_cluster
 from autoddl.explain.assumptions import batch_of, idle_axes, odd_values, throughput
+from autoddl.planner.degree_meshes import degrees_meaning
+from autoddl.planner.pins import parse_pin, pin_meaning
 
-__all__ = ["assumption_rows", "idle_rows"]
+__all__ = ["assumption_rows", "idle_rows", "pin_rows"]
+
+
+def pin_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Says what the configuration and the pins that a plan was asked for leave open."""
+    mine, pins = plan.source.get("mine"), plan.source.get("pins", ())
+    rows = [("mine", f"{mine}: {degrees_meaning(mine)}")] if mine else []
+    if pins and "graph" in plan.source:
+        graph = graph_from_text(plan.source["graph"])
+        rows += [("pin", f"'{text}' {pin_meaning(parse_pin(text), graph)}") for text in pins]
+    return rows
 
 
 def assumption_rows(plan: Plan) -> list[tuple[str, str]]:

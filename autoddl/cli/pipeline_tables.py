@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from autoddl.cli.assumption_rows import assumption_rows
+from autoddl.cli.assumption_rows import assumption_rows, pin_rows
 from autoddl.cli.pipeline_text import draw_timeline
 from autoddl.cli.table_style import columns, grid
 from autoddl.core.errors import InputError
@@ -57,7 +57,7 @@ def _figures(plan: Plan, step: StagedStep) -> Table:
     table.add_row("plan", f"{plan.model} on {plan.cluster}, {plan.mesh.size} ranks over {plan.backend}")
     table.add_row("pipeline", f"{len(plan.pipeline.stages)} stages, schedule {plan.pipeline.name}, {plan.microbatches} "
                               f"microbatch{'es' * (plan.microbatches > 1)}")
-    for row in assumption_rows(plan):
+    for row in (*pin_rows(plan), *assumption_rows(plan)):
         table.add_row(*row)
     table.add_row("step", f"{show_seconds(predicted.seconds)} predicted; ranks do nothing in "
                           f"{step.timeline.bubble:.1%} of it")
@@ -66,9 +66,9 @@ def _figures(plan: Plan, step: StagedStep) -> Table:
     table.add_row("memory", f"{show_bytes(predicted.peak_bytes)} at the peak of the fullest rank")
     table.add_row("budget", f"{show_bytes(plan.budget)} a rank, of which the peak takes "
                             f"{predicted.peak_bytes / plan.budget:.1%}")
-    table.add_row("proof", f"no plan of these stages, schedules and microbatches takes less than "
-                           f"{show_seconds(plan.bound)} under the model: this one is at most {plan.gap:.2%} from the "
-                           f"best ({plan.proof})")
+    bound = (f"no plan of these stages, schedules and microbatches takes less than {show_seconds(plan.bound)} under "
+             f"the model: this one is at most {plan.gap:.2%} from the best ({plan.proof})")
+    table.add_row("proof", bound if plan.bound else f"none: {plan.proof}")
     return table
 
 

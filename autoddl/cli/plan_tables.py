@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from autoddl.cli.assumption_rows import assumption_rows, idle_rows
+from autoddl.cli.assumption_rows import assumption_rows, idle_rows, pin_rows
 from autoddl.cli.own_rules_text import what_to_write
 from autoddl.cli.pipeline_tables import pipeline_summary, pipeline_table
 from autoddl.cli.table_style import columns, grid
@@ -74,7 +74,8 @@ def summary(plan: Plan) -> dict[str, Any]:
         "capture_seconds": plan.timings.get("capture"), "solve_seconds": plan.timings.get("solve"),
         "fallback_ops": predicted.fallback, "microbatches": plan.microbatches,
         "precision": plan.precision, "mfu": model_flops_utilisation(plan), "recompute": list(plan.recompute),
-        "optimizer": plan.source.get("optimizer"), "per_second": throughput(plan), "idle_axes": list(idle_axes(plan)),
+        "optimizer": plan.source.get("optimizer"), "mine": plan.source.get("mine"),
+        "per_second": throughput(plan), "idle_axes": list(idle_axes(plan)),
         "compress": list(plan.source.get("compress", ())),
     } | pipeline_summary(plan)
 
@@ -184,7 +185,7 @@ def _figures(plan: Plan) -> Table:
     table.add_row("plan", f"{plan.model} on {plan.cluster}, {plan.mesh.size} rank{'s' * (plan.mesh.size > 1)} over "
                           f"{plan.backend}")
     table.add_row("mesh", f"{plan.mesh}{_parts(plan)}" + (f"  ({levels})" if levels else ""))
-    for row in (*assumption_rows(plan), *idle_rows(plan)):
+    for row in (*pin_rows(plan), *assumption_rows(plan), *idle_rows(plan)):
         table.add_row(*row)
     if precision := _precision(plan):
         table.add_row("precision", precision)
@@ -206,7 +207,8 @@ def _figures(plan: Plan) -> Table:
     table.add_row("memory", f"{show_bytes(predicted.peak_bytes)} at the peak: {kinds}")
     table.add_row("budget", f"{show_bytes(plan.budget)} a rank, of which the peak takes "
                             f"{predicted.peak_bytes / plan.budget:.1%}")
-    table.add_row("proof", f"no plan takes less than {show_seconds(plan.bound)} under the model: this one is at most "
+    which = "no plan of this configuration" if plan.source.get("mine") else "no plan"
+    table.add_row("proof", f"{which} takes less than {show_seconds(plan.bound)} under the model: this one is at most "
                            f"{plan.gap:.2%} from the best ({plan.proof})")
     table.add_row("search", f"{plan.candidates:,} configurations weighed{_took(plan.timings)}")
     table.add_row("no rule", f"replicated on every rank: {slow}" if slow else "every operator has one")

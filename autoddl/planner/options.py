@@ -7,14 +7,15 @@ field. The model, the cluster, the sample and the listener of progress are no op
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, ParamSpec, TypedDict, TypeVar, cast
 
 from autoddl.core.codecs import CODECS, parse_codecs
+from autoddl.core.degrees import Degrees
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.precision import RECIPES, Precision
-from autoddl.core.recompute import check_policy
+from autoddl.core.recompute import NO_RECOMPUTE, check_policy
 from autoddl.cost_models import Cluster
 from autoddl.cost_models.units import with_unit
 from autoddl.pricing.optimizers import OPTIMIZERS, optimizer_of
@@ -35,6 +36,7 @@ class Options(TypedDict, total=False):
     """The keywords of `autoddl.plan`, with the types that a caller may write; `PlanOptions` explains them."""
 
     mesh: str | None
+    mine: str | None
     pins: Sequence[str]
     budget: float | str | None
     optimizer: str
@@ -59,6 +61,10 @@ class PlanOptions:
 
     mesh: str | None = _option(None, "only this mesh, like 'dp=4,tp=2'")
     """Text of the one mesh to plan on; None: every mesh that fits the cluster."""
+
+    mine: str | None = _option(None, "your own configuration, like 'tp=8,dp=4,zero=1,sp,recompute=full' (also cp, ep, "
+                               "pp, shard)", metavar="DEGREES")
+    """Degrees of the only configuration to plan, as text (`core.degrees`); None: every configuration."""
 
     pins: tuple[str, ...] = _option((), "a layout to choose, like 'h.*.attn.*: node=S(0)'", flag="--pin", metavar="PIN")
     """Constraints on layouts or mesh axes, as text (`pins`)."""
@@ -126,6 +132,10 @@ class PlanOptions:
         object.__setattr__(self, "schedule", _schedules(self.schedule))
         object.__setattr__(self, "cut", tuple(self.cut))
         object.__setattr__(self, "compress", parse_codecs(self.compress))
+        if self.mine is not None:
+            object.__setattr__(self, "mine", str(Degrees.parse(self.mine)))
+        if self.mine is not None and self.mesh is not None:
+            raise InputError(f"mesh '{self.mesh}' and mine '{self.mine}' both say how ranks are arranged: give one")
         if self.cut and self.stages not in ((1,), (len(self.cut) + 1,)):
             raise InputError(f"{len(self.cut)} cuts make {len(self.cut) + 1} stages, and stages asks for "
                              f"{', '.join(map(str, self.stages))}: leave it out, or give stages={len(self.cut) + 1}")
@@ -153,6 +163,19 @@ class PlanOptions:
     def words(self) -> Options:
         """The keywords that say these options."""
         return cast(Options, {one.name: getattr(self, one.name) for one in fields(self)})
+
+    def configured(self) -> "PlanOptions":
+        """The options with the recomputation and the stages of `mine`. Raises InputError where others are asked for."""
+        if self.mine is None:
+            return self
+        degrees = Degrees.parse(self.mine)
+        asked = (((degrees.recompute,), self.recompute, (NO_RECOMPUTE,), "recompute"),
+                 ((degrees.pp,), self.stages, (1,), "stages"))
+        for own, other, default, name in asked:
+            if other not in (own, default):
+                raise InputError(f"mine '{self.mine}' gives {name} {own[0]}, and {name} asks for "
+                                 f"{', '.join(map(str, other))}: leave {name} out, or say it in mine")
+        return replace(self, recompute=(degrees.recompute,), stages=(degrees.pp,))
 
     def limit(self, cluster: Cluster) -> float:
         """Bytes that a rank of `cluster` may hold."""

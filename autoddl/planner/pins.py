@@ -13,17 +13,20 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 
+from autoddl.core.degrees import Degrees
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import B, Mesh, Split, State, parse_state
 from autoddl.core.state_layouts import DEPTHS
 from autoddl.cost_models import Cluster
+from autoddl.planner.degree_meshes import DegreesRegion, degree_meshes
 from autoddl.planner.meshes import check_mesh, meshes
 from autoddl.planner.options import PlanOptions
 from autoddl.pricing.space import Choice, Region, decided, everything
 
-__all__ = ["Pin", "allowed_meshes", "check_pins", "mesh_allows", "parse_pin", "pinned", "pins_of_part", "region_of"]
+__all__ = ["Pin", "allowed_meshes", "check_pins", "mesh_allows", "parse_pin", "pin_meaning", "pinned",
+           "pins_of_part", "region_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,33 @@ def parse_pin(text: str) -> Pin:
     return Pin("", axis, int(value))
 
 
+def pin_meaning(pin: Pin, graph: Graph) -> str:
+    """Says what a pin fixes of a graph, and what it leaves open."""
+    if not pin.pattern:
+        return f"leaves meshes with an axis {pin.axis} of {pin.value} ranks"
+    weights = sum(t.kind is Kind.PARAMETER and _matches(pin, t) for t in graph.tensors)
+    if not weights:
+        ops = sum(_matches(pin, op) for op in graph.ops)
+        return (f"fixes what {ops} operator{'s' * (ops > 1)} write{'s' * (ops == 1)}; what reads it may have it in "
+                "another layout")
+    many = f"{weights} parameter{'s' * (weights > 1)} {'are' if weights > 1 else 'is'}"
+    if isinstance(pin.value, str):
+        return f"fixes that {many} stored split, with what of it; along which dim, and how it is used, is free"
+    return f"fixes how {many} stored; operators may read another layout, gathered or sliced from it"
+
+
 def allowed_meshes(cluster: Cluster, options: PlanOptions) -> tuple[Mesh, ...]:
-    """The meshes to search: the one that the options name, or all that their pins allow.
+    """The meshes to search: the one that the options name, those of degrees that they give, or all that pins allow.
 
     Raises InputError for a mesh that does not fit the cluster or the pins, and for pins that no mesh fits.
     """
     pins = tuple(map(parse_pin, options.pins))
+    if options.mine is not None:
+        mine = tuple(mesh for mesh in degree_meshes(cluster, Degrees.parse(options.mine)) if mesh_allows(pins, mesh))
+        if not mine:
+            raise InputError(f"the pins {', '.join(options.pins)} name axes or sizes that '{options.mine}' does not "
+                             "have; its axes are copies, dp, ep, cp and tp")
+        return mine
     if options.mesh is not None:
         mesh = check_mesh(Mesh.parse(options.mesh), cluster)
         if not mesh_allows(pins, mesh):
@@ -74,8 +98,23 @@ def allowed_meshes(cluster: Cluster, options: PlanOptions) -> tuple[Mesh, ...]:
 
 
 def region_of(options: PlanOptions) -> Callable[[Graph, Mesh], Region]:
-    """A function that gives the region that the pins of the options leave on a graph and a mesh."""
-    return partial(pinned, tuple(map(parse_pin, options.pins)))
+    """A function that gives the region that the pins and degrees of the options leave on a graph and a mesh."""
+    pins = partial(pinned, tuple(map(parse_pin, options.pins)))
+    if options.mine is None:
+        return pins
+    degrees = DegreesRegion(Degrees.parse(options.mine))
+    return partial(_both, pins, degrees) if options.pins else degrees
+
+
+def _both(one: Callable[[Graph, Mesh], Region], other: Callable[[Graph, Mesh], Region], graph: Graph, mesh: Mesh
+          ) -> Region:
+    """The part of the space that two regions share."""
+    first, second = one(graph, mesh), other(graph, mesh)
+
+    def allowed(graph: Graph, item: Op | Tensor, choice: Choice) -> bool:
+        return first(graph, item, choice) and second(graph, item, choice)
+
+    return allowed
 
 
 def check_pins(pins: tuple[str, ...], graph: Graph) -> None:

@@ -103,7 +103,8 @@ def source_of(task: PlanTask, solved: "Solved", options: PlanOptions) -> dict[st
             "mesh": options.mesh, "max_axes": options.max_axes, "inner": inner,
             "row": dict(solved.row) if solved.solution.price else {}, "counts": list(options.microbatches),
             "recompute": list(options.recompute), "compress": list(options.compress),
-            "parts": _parts(task, solved.pricing.microbatches, options.microbatches)}
+            "parts": _parts(task, solved.pricing.microbatches, options.microbatches)} | (
+                {"mine": options.mine} if options.mine else {})
 
 
 def _parts(task: PlanTask, own: int, counts: Sequence[int]) -> dict[str, str]:
@@ -135,7 +136,7 @@ def question_of(plan: Plan) -> Question:
     if "graph" not in source or "row" not in source:
         raise InputError("this plan does not say what it was made from: an earlier version made it; make it again")
     cluster = parse_cluster(source["cluster"], "the plan's cluster")
-    options = PlanOptions(mesh=source["mesh"], pins=tuple(source["pins"]), budget=plan.budget,
+    options = PlanOptions(mesh=source["mesh"], mine=source.get("mine"), pins=tuple(source["pins"]), budget=plan.budget,
                           optimizer=source["optimizer"], precision=source["precision"],
                           tolerance=source["tolerance"], max_axes=source["max_axes"],
                           microbatches=tuple(source.get("counts", ())) or (plan.microbatches,),

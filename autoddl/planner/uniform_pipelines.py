@@ -10,11 +10,15 @@ What this does not fix is free, so the best of all numbers of stages, grids and 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from autoddl.core.degrees import Degrees
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
-from autoddl.core.graph import Graph
+from autoddl.core.graph import Graph, graph_to_text
 from autoddl.core.hubs import needed_ops
 from autoddl.core.plan import Plan
 from autoddl.core.recompute import Block, blocks_of
+from autoddl.cost_models import Cluster
+from autoddl.planner.candidates import Candidate
+from autoddl.planner.degree_meshes import DegreesRegion, degree_meshes
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.pins import allowed_meshes
 from autoddl.planner.pipeline_candidate import TriedCut, try_cut
@@ -24,7 +28,7 @@ from autoddl.planner.stage_plans import chunks_of, stage_cluster, without_recomp
 from autoddl.planner.strategies import grids_of_stages
 from autoddl.planner.task import PlanTask
 
-__all__ = ["UNIFORM", "Uniform", "uniform_cuts", "uniform_pipeline"]
+__all__ = ["UNIFORM", "Uniform", "check_degrees", "configured_pipeline", "uniform_cuts", "uniform_pipeline"]
 
 UNIFORM = ("1f1b", "interleaved:2")
 """Schedules with which uniform pipelines are planned, whatever else is asked for."""
@@ -86,6 +90,31 @@ def uniform_pipeline(task: PlanTask, schedule: str, progress: Progress | None = 
     return Uniform(plan_of_cut(best.part, schedule, best.tried), *best.grid, blocks)
 
 
+def check_degrees(cluster: Cluster, text: str) -> None:
+    """Raises InputError where the configuration that `text` says has no mesh on `cluster`."""
+    degrees = Degrees.parse(text).on(cluster.size)
+    degree_meshes(stage_cluster(cluster, degrees.pp) if degrees.pp > 1 else cluster, replace(degrees, pp=1))
+
+
+def configured_pipeline(task: PlanTask, progress: Progress | None = None) -> Plan:
+    """The uniform pipeline of the degrees that the options give, the fastest of all schedules that are asked for.
+
+    Its bound is that of no other pipeline. Raises what the last schedule lacks where there is none.
+    """
+    plans, problem = list[Plan](), None
+    for schedule in task.options.schedule:
+        try:
+            plans.append(uniform_pipeline(task, schedule, progress).plan)
+        except (Infeasible, InputError) as error:
+            problem = error
+    if problem is not None and not plans:
+        raise problem
+    best = min(plans, key=lambda plan: plan.predicted.seconds)
+    source = {"cluster": task.cluster.to_yaml(), "pins": list(task.options.pins), "mine": task.options.mine,
+              "optimizer": task.options.optimizer, "graph": graph_to_text(task.variant(best.microbatches).original)}
+    return replace(best, source=source, proof="a pipeline of these degrees; no other was weighed")
+
+
 @dataclass(frozen=True, slots=True)
 class _Solved:
     """A uniform pipeline: its grid, its stages, and what was found for them."""
@@ -101,13 +130,24 @@ def _attempts(task: PlanTask, schedule: str, parts: int, microbatches: int
     stages, graph = parts * chunks_of(schedule), task.variant(microbatches).original
     try:
         place, places = stage_cluster(task.cluster, parts), uniform_cuts(graph, stages)
-        grids = grids_of_stages(allowed_meshes(place, task.options), graph)
+        grids = _grids(place, task, graph)
     except InputError as error:
         yield error
         return
-    for grid, one in grids.items():
-        part = StageParts(without_recompute(task, schedule), stages, parts, microbatches, places, (one,))
+    plain = without_recompute(replace(task, options=replace(task.options, mine=None)), schedule)
+    for grid, within in grids.items():
+        part = StageParts(plain, stages, parts, microbatches, places, within)
         try:
             yield _Solved(grid, part, try_cut(part, schedule, tuple(range(1, stages))))
         except (Infeasible, InputError) as error:
             yield error
+
+
+def _grids(place: Cluster, task: PlanTask, graph: Graph) -> dict[tuple[int, int], tuple[Candidate, ...]]:
+    """By (data parallel, tensor parallel) ranks, the grids to try in every stage: those of `mine`, or all."""
+    if task.options.mine is None:
+        every = grids_of_stages(allowed_meshes(place, task.options), graph)
+        return {grid: (one,) for grid, one in every.items()}
+    degrees = replace(Degrees.parse(task.options.mine), pp=1).on(place.size)
+    return {(degrees.dp, degrees.tp): tuple(Candidate(mesh, DegreesRegion(degrees, graph))
+                                           for mesh in degree_meshes(place, degrees))}

@@ -1,0 +1,94 @@
+"""Makes the meshes of a configuration that is given by degrees, with a role for each axis (`core.degrees`).
+
+The axes are, outermost first, and with the roles of `strategies`:
+
+    copies   data              ranks of dp beyond those that `shard` counts
+    dp       data, zero-1 ...  the others of dp, but for those of ep
+    ep       expert data ...
+    cp       context data ...
+    tp       split tensor; whole tensor without sp
+
+An axis of n ranks with stride s reaches from s to s n. Where a unit of a level ends in between, the axis is cut there:
+`dp=8` on tp=4 and nodes of 8 ranks is `dp.1=4,dp.0=2`. An axis that is whole levels may also stay in one piece. So a
+configuration has one mesh or two, and takes the better one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from autoddl.core.degrees import Degrees
+from autoddl.core.errors import InputError
+from autoddl.core.graph import Graph
+from autoddl.core.layout import Axis, Mesh
+from autoddl.cost_models import Cluster
+from autoddl.planner.strategies import strategy
+from autoddl.pricing.space import Region
+
+__all__ = ["DegreesRegion", "degree_meshes", "degrees_meaning"]
+
+
+def degree_meshes(cluster: Cluster, degrees: Degrees) -> tuple[Mesh, ...]:
+    """The meshes of a configuration without stages on `cluster`, the one of fewer axes first.
+
+    Raises InputError where the degrees do not multiply to its devices, and where an axis would divide a unit unevenly.
+    """
+    full = degrees.on(cluster.size)
+    pieces = full.shard or full.dp
+    if pieces % full.ep:
+        raise InputError(f"'{degrees}': experts lie apart inside the ranks that hold the pieces, so ep={full.ep} must "
+                         f"divide {pieces}")
+    sizes = {"copies": full.dp // pieces, "dp": pieces // full.ep, "ep": full.ep, "cp": full.cp, "tp": full.tp}
+    axes = [(name, size) for name, size in sizes.items() if size > 1] or [("tp", 1)]
+    found = dict.fromkeys(Mesh(tuple(_pieces(cluster, degrees, axes, whole))) for whole in (True, False))
+    return tuple(found)
+
+
+def _pieces(cluster: Cluster, degrees: Degrees, axes: Sequence[tuple[str, int]], whole: bool) -> list[Axis]:
+    """The axes, outermost first, cut where units of levels end; with `whole`, one of whole levels stays in a piece."""
+    stride, found = 1, list[Axis]()
+    for name, size in reversed(axes):
+        end = stride * size
+        between = [unit for unit in cluster.units if stride < unit < end]
+        if whole and {stride, end} <= set(cluster.units):
+            between = []
+        for unit in between:
+            if unit % stride or end % unit:
+                raise InputError(f"'{degrees}': {name} joins {size} ranks, every {stride}th, and a unit of cluster "
+                                 f"{cluster.name} has {unit}: these would lie unevenly; choose degrees of which one "
+                                 f"divides the other")
+        marks = [stride, *sorted(set(between)), end]
+        cut = [high // low for low, high in pairwise(marks)]
+        found += [Axis(f"{name}.{k}" if len(cut) > 1 else name, n) for k, n in enumerate(cut)]
+        stride = end
+    return found[::-1]
+
+
+def _roles(degrees: Degrees) -> dict[str, str]:
+    """By axis, before it is cut, its role."""
+    states = f"zero-{degrees.zero}" if degrees.zero else "data"
+    return {"copies": "data", "dp": states, "ep": f"expert {states}", "cp": f"context {states}",
+            "tp": "split tensor" if degrees.sp else "whole tensor"}
+
+
+def degrees_meaning(text: str) -> str:
+    """Says in words what the configuration that `text` gives fixes; the rest is free."""
+    degrees = Degrees.parse(text)
+    pieces = ("", "the optimizer's state", "the optimizer's state and gradients", "weights, gradients and state")
+    said = ["the batch over dp"]
+    said += ["length over cp"] * (degrees.cp > 1) + ["experts over ep"] * (degrees.ep > 1)
+    said += [f"weights of products over tp, length {'too' if degrees.sp else 'not'}"] * (degrees.tp > 1)
+    said += [f"{pieces[degrees.zero]} in pieces"] if degrees.zero else ["parameters stored whole but for tp"]
+    return f"{', '.join(said)}; what this leaves open is searched"
+
+
+@dataclass(frozen=True, slots=True)
+class DegreesRegion:
+    """Makes the region of a configuration on a graph and one of its meshes; of a stage, `whole` is the whole graph."""
+
+    degrees: Degrees
+    whole: Graph | None = None
+
+    def __call__(self, graph: Graph, mesh: Mesh) -> Region:
+        roles = _roles(self.degrees)
+        return strategy(graph, mesh, {name: roles[name.partition(".")[0]] for name in mesh.names}, self.whole)
