@@ -39,6 +39,7 @@ from autoddl.core.graph import Graph
 __all__ = ["check_held", "trace"]
 
 DYNAMIC = re.compile(r"data.dependent|unbacked|\bu\d+\b|\.item\(\)|DynamicOutputShape|_local_scalar_dense", re.I)
+CACHE = re.compile(r"(\w*Cache)\b")
 OPERATOR = re.compile(r"(?:torch\.ops\.)?(aten[.:]+\w+(?:\.\w+)?)")
 
 
@@ -144,6 +145,9 @@ def _explain(model: str, error: Exception) -> CaptureError:
     line = failing_line(error.__traceback__) or "an unknown line"
     if isinstance(error, HiddenEffect):
         return CaptureError(f"{model} cannot be captured: at {line} {text}")
+    if (cache := CACHE.search(text)) and "output" in text:
+        return CaptureError(f"{model} returns its cache of keys and values ({cache[1]}), which no training step reads: "
+                            "give use_cache=False with the sample, or set model.config.use_cache = False")
     found = OPERATOR.search(text)
     operator = f" by {found[1]}" if found else ""
     if DYNAMIC.search(text) or DYNAMIC.search(type(error).__name__):
