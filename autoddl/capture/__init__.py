@@ -6,6 +6,7 @@ Reading order:
     trace                       torch.export; `export_guards` keeps it from effects that a graph would not show
     own_backward                calls of torch.autograd.Function, which become one operator each
     own_rules                   rules that users register for operators of their own
+    wrappers                    what is around a module and not in its graph
     export_passes, passes       rewrites of the exported program, before and after it is functional
     gate_text                   the function between the products of an expert, as text
     autocast                    the casts of bf16-mixed

@@ -57,6 +57,8 @@ class Captured:
     """By position, the values of CONSTANT tensors."""
     spec: Mapping[str, Any]
     """The sample as JSON: shapes, dtypes, structure and plain values."""
+    notes: tuple[str, ...] = ()
+    """Lines on what is around the module and not in the graph (`wrappers`)."""
 
 
 def capture(model: nn.Module, sample: object = None, precision: Precision = AS_WRITTEN) -> Captured:
@@ -71,8 +73,8 @@ def capture(model: nn.Module, sample: object = None, precision: Precision = AS_W
 
 
 def _captured(model: nn.Module, example: Sample, precision: Precision) -> Captured:
-    exported, names = trace(model, example, getattr(torch, precision.stored) if precision.stored else None,
-                            precision.is_mixed)
+    exported, names, notes = trace(model, example, getattr(torch, precision.stored) if precision.stored else None,
+                                   precision.is_mixed)
     module = exported.graph_module
     normalise(module, precision.is_mixed)
     expert_layers(module)
@@ -88,7 +90,8 @@ def _captured(model: nn.Module, example: Sample, precision: Precision) -> Captur
     graph, nodes, tensors = tabulate(program, leaves, updates)
     _check_real(graph)
     constants = {tensors[leaf.node]: exported.constants[leaf.fqn] for leaf in leaves if leaf.kind is Kind.CONSTANT}
-    return Captured(graph, program, nodes, MappingProxyType(tensors), MappingProxyType(constants), describe(example))
+    return Captured(graph, program, nodes, MappingProxyType(tensors), MappingProxyType(constants), describe(example),
+                    notes)
 
 
 def _is_infinite(leaf: Leaf, values: Mapping[str, Any]) -> bool:

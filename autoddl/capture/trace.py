@@ -31,8 +31,10 @@ from autoddl.capture.own_backward import HiddenEffect, OwnCall, call_functions
 from autoddl.capture.sample import Sample, named
 from autoddl.capture.source_lines import failing_line
 from autoddl.capture.torch_autocast_patch import enter_autocast_anywhere
+from autoddl.capture.torch_checkpoint_patch import note_checkpoints
 from autoddl.capture.transformers_experts_patch import experts_as_operators
 from autoddl.capture.transformers_masks_patch import build_masks_as_run
+from autoddl.capture.wrappers import check_constants, check_wrappers, wrapper_notes
 from autoddl.core.errors import CaptureError, InputError
 from autoddl.core.graph import Graph
 
@@ -44,20 +46,25 @@ OPERATOR = re.compile(r"(?:torch\.ops\.)?(aten[.:]+\w+(?:\.\w+)?)")
 
 
 def trace(model: nn.Module, sample: Sample, dtype: torch.dtype | None = None, mixed: bool = False
-          ) -> tuple[ExportedProgram, dict[str, str]]:
-    """(the functional program, the name of every tensor of the sample by its placeholder); names are those of `named`.
+          ) -> tuple[ExportedProgram, dict[str, str], tuple[str, ...]]:
+    """(the functional program, the name of every tensor of the sample by its placeholder, lines on what it leaves out).
+
+    Names are those of `named`, lines those of `wrappers`.
 
     With a `dtype`, the module and the sample are traced as after `.to(dtype)`: their floating tensors have it. A
     program that will be `mixed` is traced in float32, but the module is told that autocast is enabled. Raises
     CaptureError for a model that cannot be captured, with the line of its code.
     """
     _check_shaped(model)
+    check_wrappers(model)
     named(model.forward, sample)
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     stand_in = _fake_module(model, mode, dtype)
     args, kwargs = pytree.tree_map(lambda leaf: _fake(leaf, mode, dtype) if isinstance(leaf, Tensor) else leaf,
                                    (sample.args, dict(sample.kwargs)))
-    program, calls = _export(stand_in, args, kwargs, mixed)
+    with note_checkpoints() as checkpointed:
+        program, calls = _export(stand_in, args, kwargs, mixed)
+    check_constants(model, program.constants)
     names = _names(program, stand_in, Sample(args, kwargs))
     check_averages(program.graph_module)
     whole_dropout(program.graph_module)
@@ -70,7 +77,7 @@ def trace(model: nn.Module, sample: Sample, dtype: torch.dtype | None = None, mi
         except Exception as error:
             raise _explain(type(model).__name__, error) from error
     call_functions(program.graph_module, calls)
-    return program, names
+    return program, names, wrapper_notes(model, stand_in, checkpointed)
 
 
 @contextmanager

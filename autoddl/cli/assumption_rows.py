@@ -11,13 +11,13 @@ __all__ = ["assumption_rows", "idle_rows", "pin_rows"]
 
 
 def pin_rows(plan: Plan) -> list[tuple[str, str]]:
-    """Says what the configuration and the pins that a plan was asked for leave open."""
+    """Says what the configuration and the pins that a plan was asked for leave open, and what a plan leaves out."""
     mine, pins = plan.source.get("mine"), plan.source.get("pins", ())
     rows = [("mine", f"{mine}: {degrees_meaning(mine)}")] if mine else []
     if pins and "graph" in plan.source:
         graph = graph_from_text(plan.source["graph"])
         rows += [("pin", f"'{text}' {pin_meaning(parse_pin(text), graph)}") for text in pins]
-    return rows
+    return rows + [("left out", text) for text in plan.source.get("notes", ())]
 
 
 def assumption_rows(plan: Plan) -> list[tuple[str, str]]:

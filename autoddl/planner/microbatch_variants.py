@@ -19,11 +19,15 @@ __all__ = ["Variant", "Variants"]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The model captured with one microbatch: its planned graph with hubs, the captured one, the sample's shapes."""
+    """The model captured with one microbatch: its planned graph with hubs, the captured one, the sample's shapes.
+
+    `notes` are lines on what is around the module and not in the graph.
+    """
 
     graph: Graph
     original: Graph
     spec: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

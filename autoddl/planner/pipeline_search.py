@@ -117,7 +117,7 @@ def staged_plan(task: PlanTask, plain: Callable[[PlanTask, Progress | None], Pla
     bound = min(found.bound, best.bound if best else inf)
     source = {"alternatives": [row.to_json() for row in found.alternatives], "cluster": task.cluster.to_yaml(),
               "bound_without_stages": best.bound if best else None, "pins": list(task.options.pins),
-              "optimizer": task.options.optimizer}
+              "optimizer": task.options.optimizer} | ({"notes": list(task.notes)} if task.notes else {})
     if found.plan is not None:
         source["graph"] = graph_to_text(task.variant(found.plan.microbatches).original)
     if found.plan is not None:

@@ -104,7 +104,7 @@ def source_of(task: PlanTask, solved: "Solved", options: PlanOptions) -> dict[st
             "row": dict(solved.row) if solved.solution.price else {}, "counts": list(options.microbatches),
             "recompute": list(options.recompute), "compress": list(options.compress),
             "parts": _parts(task, solved.pricing.microbatches, options.microbatches)} | (
-                {"mine": options.mine} if options.mine else {})
+                {"mine": options.mine} if options.mine else {}) | ({"notes": list(task.notes)} if task.notes else {})
 
 
 def _parts(task: PlanTask, own: int, counts: Sequence[int]) -> dict[str, str]:

@@ -60,6 +60,8 @@ class PlanTask:
     """How often seconds count; None: as often as they come in a step (`Pricing`)."""
     ports: Ports | None = None
     """What messages to other stages take; None: they are not counted (`Pricing`)."""
+    notes: tuple[str, ...] = ()
+    """Lines on what is around the module and not in the graph."""
 
     def has(self, microbatches: int) -> bool:
         """Whether `variant` has it without capturing."""
@@ -75,7 +77,7 @@ class PlanTask:
 
     @property
     def _whole(self) -> Variant:
-        return Variant(self.graph, self.original, self.spec)
+        return Variant(self.graph, self.original, self.spec, self.notes)
 
 
 def task_of(model: "nn.Module", cluster: str | Path | Cluster, sample: object, options: PlanOptions, name: str,
@@ -101,7 +103,7 @@ def task_of(model: "nn.Module", cluster: str | Path | Cluster, sample: object, o
     _check_regions(whole.graph, place)
     about = {"model": name or type(model).__name__, "factory": dict(factory or {})}
     return PlanTask(whole.graph, whole.original, whole.spec, place, limit, options, about, perf_counter() - start,
-                    began, Variants(partial(_part, model, sample, recipe), captured))
+                    began, Variants(partial(_part, model, sample, recipe), captured), notes=whole.notes)
 
 
 def _check_peak(recipe: Precision, cluster: Cluster) -> None:
@@ -130,7 +132,7 @@ def _part(model: "nn.Module", sample: object, precision: Precision, microbatches
     if microbatches > 1:
         sample = parted(sample_for(model) if sample is None else as_sample(sample), microbatches)
     made = capture(model, sample, precision)
-    return Variant(add_hubs(made.graph), made.graph, made.spec)
+    return Variant(add_hubs(made.graph), made.graph, made.spec, made.notes)
 
 
 def _alone(model: "nn.Module", sample: object, precision: Precision, microbatches: int) -> Variant:

@@ -111,7 +111,8 @@ def configured_pipeline(task: PlanTask, progress: Progress | None = None) -> Pla
         raise problem
     best = min(plans, key=lambda plan: plan.predicted.seconds)
     source = {"cluster": task.cluster.to_yaml(), "pins": list(task.options.pins), "mine": task.options.mine,
-              "optimizer": task.options.optimizer, "graph": graph_to_text(task.variant(best.microbatches).original)}
+              "optimizer": task.options.optimizer, "graph": graph_to_text(task.variant(best.microbatches).original)} | (
+                  {"notes": list(task.notes)} if task.notes else {})
     return replace(best, source=source, proof="a pipeline of these degrees; no other was weighed")
 
 
