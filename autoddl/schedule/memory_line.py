@@ -17,7 +17,7 @@ largest. The plan predicts its peak, which the search keeps within the budget. T
 (`pricing.lifetimes`) are never above this line.
 """
 
-from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -28,11 +28,10 @@ from autoddl.core.split_backward import waiting_inputs
 from autoddl.core.stages import SEND
 from autoddl.cost_models import Cluster
 from autoddl.operators.footprints.storages import Heap, Value, contiguous
-from autoddl.operators.recomputed import recomputed_ops
 from autoddl.pricing.optimizers import Optimizer, optimizer_of
 from autoddl.schedule.memory_forward import MicrobatchMemory
 from autoddl.schedule.memory_program import ParsedPlan
-from autoddl.schedule.timeline import PredictedStep, Span
+from autoddl.schedule.timeline import PredictedStep
 
 __all__ = ["MemoryLine", "memory_line", "predict_memory", "with_memory_peak"]
 
@@ -150,29 +149,33 @@ def with_memory_peak(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster)
 def memory_line(plan: Plan, predicted: PredictedStep, graph: Graph, optimizer: str, cluster: Cluster) -> MemoryLine:
     """The memory line over the seconds of a predicted step. `graph` is the planned one, of one microbatch.
 
-    Bytes of an op are in use from its start on. Those of an op that takes no time are in use when the op before it
-    starts.
+    Bytes of an op are in use from its start on, in its pass. Those of an op that takes no time in that pass are in use
+    when the op before it starts. Where several microbatches are in flight, the passes come in another order than on the
+    time line; each takes as long as there.
     """
     heap = predict_memory(plan, graph, optimizer, cluster, plan.microbatches)
-    spans: dict[str, list[Span]] = defaultdict(list)
-    for span in predicted.computes:
-        spans[span.name].append(span)
-    count, end, now = len(graph.ops), predicted.step.seconds, 0.0
-    again = recomputed_ops(graph, plan.recompute)
-    times, line, part = list[float](), list[float](), 0
-    for n, (here, nbytes) in enumerate(heap.line):
-        if n and here < heap.line[n - 1][0] and here < count <= heap.line[n - 1][0]:
-            part += 1
-        now = max(now, end if here == 2 * count else _at(spans, graph.ops[here % count].name, here >= count, part, now,
-                                                          again))
+    count, end, now, number = len(graph.ops), predicted.step.seconds, 0.0, 0
+    starts = {(span.name, span.number): span.start for span in predicted.computes}  # the op's own, behind a second run
+    begun = [*(seconds for _, seconds in predicted.step.passes), end]
+    shift, times = 0.0, list[float]()
+    for (here, _), here_in in zip(heap.line, _passes(heap.line, count), strict=True):
+        if here_in != number:
+            ended = begun[number + 1] + shift
+            number, shift = here_in, ended - begun[here_in]
+            now = max(now, ended)
+        start = starts.get((graph.ops[here % count].name, number))
+        now = end if here == 2 * count else now if start is None else max(now, start + shift)
         times.append(now)
-        line.append(nbytes)
-    return MemoryLine(tuple(times), tuple(line), plan.budget)
+    return MemoryLine(tuple(times), tuple(nbytes for _, nbytes in heap.line), plan.budget)
 
 
-def _at(spans: dict[str, list[Span]], name: str, backward: bool, part: int, now: float,
-        again: frozenset[str]) -> float:
-    """The second at which the op starts, forward or backward, in a microbatch; one of `again` runs forward twice."""
-    found = spans.get(name, [])
-    place = (3 * part + 2 * backward) if name in again else 2 * part + backward
-    return found[place].start if place < len(found) else now
+def _passes(line: Sequence[tuple[int, float]], count: int) -> Iterator[int]:
+    """Yields the number of the pass of every moment of a line; places of `count` ops are forward, then backward."""
+    forwards, backwards, before = -1, -1, 2 * count
+    for here, _ in line:
+        if here < count:
+            forwards += here < before
+        elif here < 2 * count:
+            backwards += before < count or here > before
+        yield 2 * forwards if here < count else 2 * backwards + 1
+        before = here

@@ -26,7 +26,7 @@ by the factor `slowdown` while both run (see `cost_models.timeline`).
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from math import prod, sqrt
 from statistics import NormalDist
 
@@ -50,11 +50,15 @@ ONE_PORT = ("switch", "fat-tree", "dragonfly")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """An op, or a local step of a conversion, from `start` to `end`, in seconds."""
+    """An op, or a local step of a conversion, from `start` to `end`, in seconds.
+
+    `number` is that of its pass: forward of microbatch k has 2 k, its backward 2 k + 1.
+    """
 
     name: str
     start: float
     end: float
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +101,10 @@ def predict_timeline(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, 
                             began[task], line.ends[task], wait, sent.origin))
     passes = tuple((action.name, began[at[k]] if at[k] < len(tasks) else line.makespan)
                    for k, action in enumerate(actions) if isinstance(action, Pass))
-    spans = tuple(Span(action.name, line.starts[at[k]], line.ends[at[k]])
-                  for k, action in enumerate(actions) if isinstance(action, Compute))
+    numbers = accumulate(isinstance(action, Pass) for action in actions)
+    spans = tuple(Span(action.name, line.starts[at[k]], line.ends[at[k]], number - 1)
+                  for k, (action, number) in enumerate(zip(actions, numbers, strict=True))
+                  if isinstance(action, Compute))
     return PredictedStep(RecordedStep(0, rank, 0.0, line.makespan, passes, tuple(events)), spans)
 
 
