@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoddl.capture.gc_pause import pause_gc
 from autoddl.core.errors import AutoDDLError, InputError
-from autoddl.core.processes import Terminated
+from autoddl.core.processes import Terminated, free_bytes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -74,6 +74,27 @@ class Factory:
         """Calls the function: (module, sample or None). Raises InputError where it fails or returns something else."""
         with pause_gc():
             return self._built()
+
+    def shaped(self) -> "tuple[nn.Module, Any, str]":
+        """As `build`, with parameters on the meta device, and a line where that cannot be: "" where it can.
+
+        A factory that reads values of its parameters is called again, with memory for them. Raises InputError where
+        they need more memory than is free.
+        """
+        from autoddl.capture.torch_parameters_patch import parameters_on_meta
+        with pause_gc():
+            with parameters_on_meta() as made:
+                try:
+                    return *self._built(), ""
+                except InputError as error:
+                    why = error.__cause__
+            if why is None:
+                return *self._built(), ""
+            line = f"{self} reads values of its parameters ({_line(why, self.file)})"
+            if made.nbytes > (free := free_bytes()):
+                raise InputError(f"{line}, which take {made.nbytes / 1e9:,.1f} GB or more, and {free / 1e9:,.1f} GB "
+                                 "are free here: do not read them while the model is made, or make fewer (--set)")
+            return *self._built(), f"{line}, so they were made in memory"
 
     def _built(self) -> "tuple[nn.Module, Any]":
         from torch import nn

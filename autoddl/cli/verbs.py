@@ -1,5 +1,6 @@
 """The verbs plan, show, compare, run and verify."""
 
+import sys
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,7 +41,7 @@ def plan_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, 
     with progress_bar() as progress:
         from autoddl.api import plan as find
         place = _place(cluster, compiled)
-        model, sample = made.build()
+        model, sample = _shaped(made)
         try:
             found = find(model, place, sample, name=made.name, factory=made.to_json(), progress=progress,
                          **options.words())
@@ -69,6 +70,14 @@ def _with_way_out(error: Infeasible, model: Any, place: Cluster, sample: Any, op
                       "more devices, a smaller batch or a larger budget", error.reachable)
 
 
+def _shaped(factory: Factory) -> tuple[Any, Any]:
+    """The model and the sample of a factory, without memory for parameters; where that cannot be, a line says why."""
+    model, sample, line = factory.shaped()
+    if line:
+        print(line, file=sys.stderr)
+    return model, sample
+
+
 def _place(path: Path, compiled: bool) -> Cluster:
     """The machine, whose programs are perhaps compiled."""
     from autoddl.operators.fusion import as_compiled
@@ -95,7 +104,7 @@ def compare_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOption
         from autoddl.api import compare as compare_plans
         from autoddl.api import compare_solvers
         place = _place(cluster, compiled)
-        model, sample = made.build()
+        model, sample = _shaped(made)
         if solvers:
             words = options.words()
             if options.time_limit is None:

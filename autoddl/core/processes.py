@@ -7,6 +7,7 @@
     die_with_parent    the kernel kills this child when its parent is gone (Linux)
     forks              whether this process may be forked
     is_rank            whether torchrun or SLURM started this process as a rank
+    free_bytes         the memory that processes may still allocate here
 """
 
 import ctypes
@@ -17,18 +18,34 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-__all__ = ["STORE", "Terminated", "die_with_parent", "forks", "is_rank", "signals_default", "signals_raise",
-           "signals_wait"]
+__all__ = ["STORE", "Terminated", "die_with_parent", "forks", "free_bytes", "is_rank", "signals_default",
+           "signals_raise", "signals_wait"]
 
 STORE = "AUTODDL_STORE"
 """Environment variable with the file by which ranks of one machine find each other, instead of an address."""
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+def free_bytes() -> float:
+    """The bytes of memory that processes may still allocate here.
+
+    The kernel's caches count as free. The limit of the process' control group, as a container has one, counts too.
+    """
+    words = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    free = 1024.0 * int(words["MemAvailable"].split()[0])
+    with suppress(OSError, ValueError):  # no group, or no limit
+        group = Path("/sys/fs/cgroup")
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        parts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        free = min(free, float(limit - used + int(parts.get("inactive_file", 0))))
+    return free
 
 
 class Terminated(SystemExit):

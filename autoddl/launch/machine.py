@@ -1,17 +1,22 @@
 """Limits of this machine: how many ranks may start here, and how much memory is free."""
 
 import os
-from pathlib import Path
 
 from autoddl.core.errors import InputError
+from autoddl.core.processes import free_bytes
 
-__all__ = ["check_ranks", "free_bytes", "most_ranks"]
+__all__ = ["check_memory", "check_ranks", "most_ranks"]
+
+PROCESS_BYTES = 0.25e9
+"""Bytes of a rank before it has a model: the interpreter and torch."""
 
 
-def free_bytes() -> float:
-    """Returns the bytes of memory that processes may still allocate; the kernel's caches count as free."""
-    words = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    return 1024.0 * int(words["MemAvailable"].split()[0])
+def check_memory(ranks: int, peak: float) -> None:
+    """Raises InputError where so many ranks of `peak` bytes each do not fit into the memory that is free here."""
+    needed, free = ranks * (peak + PROCESS_BYTES), free_bytes()
+    if needed > free:
+        raise InputError(f"{ranks} ranks of this plan need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free here: "
+                         "plan for fewer ranks, or a smaller model or batch")
 
 
 def most_ranks() -> int:

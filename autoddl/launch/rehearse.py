@@ -28,13 +28,11 @@ from autoddl.explain.compare_run import foreseen
 from autoddl.explain.record_statistics import later, typical
 from autoddl.explain.staged_run import foreseen_waiting
 from autoddl.launch.launch import launch, python_module
-from autoddl.launch.machine import check_ranks, free_bytes
+from autoddl.launch.machine import check_memory, check_ranks
 from autoddl.launch.places import placed
 
 __all__ = ["Rehearsal", "UplinkBytes", "rehearse"]
 
-PROCESS_BYTES = 0.25e9
-"""Bytes of a rank before it has a model: the interpreter and torch."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -136,13 +134,8 @@ def _check(plan: Plan, steps: int) -> None:
         raise InputError("a rehearsal starts its own ranks: call it outside torchrun and srun")
     if steps < 2:
         raise InputError(f"{steps} step is too few to rehearse: the first makes the connections; take 2 or more")
-    ranks = plan.mesh.size
-    check_ranks(ranks, "plan for a smaller cluster of the kind")
-    needed = ranks * (plan.predicted.peak_bytes + PROCESS_BYTES)
-    free = free_bytes()
-    if needed > free:
-        raise InputError(f"{ranks} ranks of this plan need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free here: "
-                         "plan for fewer ranks, or a smaller model or batch")
+    check_ranks(plan.mesh.size, "plan for a smaller cluster of the kind")
+    check_memory(plan.mesh.size, plan.predicted.peak_bytes)
 
 
 def _machine(plan: Plan, path: Path | None) -> tuple[Cluster, str]:

@@ -15,7 +15,7 @@ from autoddl.core.plan import Plan
 from autoddl.core.processes import is_rank
 from autoddl.cost_models import load_cluster
 from autoddl.launch.launch import launch, python_module
-from autoddl.launch.machine import most_ranks
+from autoddl.launch.machine import check_memory, most_ranks
 
 __all__ = ["TrainingResult", "run"]
 
@@ -89,6 +89,7 @@ def _start(job: dict[str, Any], plan: Plan, tell: Progress) -> dict[str, Any]:
     if plan.mesh.size > most:
         raise InputError(f"the plan is for {plan.mesh.size} ranks, this machine takes {most}; start it on the cluster, "
                          "with torchrun -m autoddl.cli run ... or srun autoddl run ...")
+    check_memory(plan.mesh.size, plan.predicted.peak_bytes)
     with tempfile.TemporaryDirectory(prefix="autoddl-run-") as name:
         folder = Path(name)
         (folder / "job.json").write_text(json.dumps({**job, "folder": name}), encoding="utf-8")

@@ -25,17 +25,18 @@ import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from math import inf, isfinite
+from math import inf, isfinite, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoddl.capture.factory import Factory
 from autoddl.core.errors import InputError, MismatchError
+from autoddl.core.graph import Kind, graph_from_text
 from autoddl.core.layout import Axis, Mesh
 from autoddl.core.plan import Plan
 from autoddl.core.precision import Precision
+from autoddl.core.processes import free_bytes
 from autoddl.launch.launch import launch, python_module
-from autoddl.launch.machine import free_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -103,6 +104,9 @@ def verify(plan: Plan, factory: Factory, *, max_ranks: int = 8, timeout: float =
     tell("one process", 0, 2)
     small, note = shrink_plan(plan, max_ranks)
     small = _seated(small)
+    if "graph" in plan.source:  # before a model is made that does not fit
+        tensors = graph_from_text(plan.source["graph"]).tensors
+        _check_memory(sum(prod(t.shape) for t in tensors if t.kind is Kind.PARAMETER), small.mesh.size)
     with tempfile.TemporaryDirectory(prefix="autoddl-verify-") as name:
         folder = Path(name)
         _write_truth(plan, factory, folder, small.mesh.size)
@@ -235,8 +239,10 @@ def _pass(captured: "Captured", model: "nn.Module", batch: "Sample", part: int, 
 
 def _check_memory(weights: int, ranks: int) -> None:
     """Every process holds the weights and their gradients in float64."""
-    needed, free = 16 * weights * (ranks + 1), free_bytes()
-    if needed > free:
+    each, free = 16 * weights, free_bytes()
+    fewer = int(free / each) - 1 if each else ranks
+    if each * (ranks + 1) > free:
+        other = f"allow fewer ranks (--max-ranks {fewer}), or " if fewer > 1 else ""
         raise InputError(f"{ranks + 1} processes with {weights / 1e6:,.0f} million weights in float64 need "
-                         f"{needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free here: plan and verify a smaller model "
-                         "of the kind, as with --set layers=2")
+                         f"{each * (ranks + 1) / 1e9:.1f} GB, {free / 1e9:.1f} GB are free here: {other}plan and "
+                         "verify a smaller model of the kind, as with --set layers=2")

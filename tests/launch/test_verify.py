@@ -24,6 +24,7 @@ from autoddl.capture.sample import parted, sample_for
 from autoddl.core.errors import InputError
 from autoddl.core.layout import Mesh
 from autoddl.launch.check import _gradient_error
+from autoddl.launch.run import run
 from autoddl.launch.verify import Verification, _check_memory, _seated, shrink_plan, verify
 
 PINS = ["blocks.*.up.weight: pair=S(0)", "blocks.*.down.weight: pair=S(1)", "head.weight: machine=S(0)"]
@@ -245,6 +246,20 @@ def test_memory_that_caches_hold_is_free(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("autoddl.launch.verify.free_bytes", lambda: 40_000.0)
     with pytest.raises(InputError, match="3 processes with 0 million weights in float64 need"):
         _check_memory(1000, 2)
+    with pytest.raises(InputError, match=r"allow fewer ranks \(--max-ranks 3\), or plan and verify a smaller model"):
+        _check_memory(600, 5)
+
+
+def test_what_does_not_fit_is_refused_before_a_model_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    factory = Factory.parse(FACTORY)
+    made = planned(factory, LAPTOP, mesh="machine=2,pair=2")
+    monkeypatch.setattr(Factory, "build", lambda self: pytest.fail("a model was made"))
+    monkeypatch.setattr("autoddl.launch.verify.free_bytes", lambda: 40_000.0)
+    with pytest.raises(InputError, match="5 processes with 0 million weights"):
+        verify(made, factory)
+    monkeypatch.setattr("autoddl.launch.machine.free_bytes", lambda: 40_000.0)
+    with pytest.raises(InputError, match=r"4 ranks of this plan need 1\.0 GB"):
+        run(tmp_path / "plan.json", made, factory, steps=1, lr=0.1)
 
 
 def test_ranks_that_outnumber_the_gpus_verify_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

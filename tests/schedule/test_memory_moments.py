@@ -31,7 +31,7 @@ class Clock(TorchDispatchMode):
     """Notes the tracked bytes after every product."""
 
     def __init__(self, tracker: MemTracker) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.tracker, self.nbytes = tracker, list[float]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
