@@ -2,6 +2,7 @@
 
     plan              the fastest plan of a model on a cluster, and how far it can be from optimal
     compare           that plan and the strategies with names, like ZeRO-3, each at its best
+    plan_among        the fastest plan of some candidates: a mesh, a region, a number of microbatches
     compare_solvers   all solvers on the problem of the best mesh
 """
 
@@ -35,7 +36,7 @@ from autoddl.search import SOLVERS, solve
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Comparison", "Progress", "Raced", "compare", "compare_solvers", "plan"]
+__all__ = ["Comparison", "Progress", "Raced", "compare", "compare_solvers", "plan", "plan_among"]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -136,6 +137,11 @@ def _without_stages(task: PlanTask, progress: Progress | None) -> Plan:
     if task.options.overlap and not found.interrupted:
         return overlapped(task, found, best, _spaces(task, tried), finish)
     return best
+
+
+def plan_among(task: PlanTask, candidates: Sequence[Candidate], progress: Progress | None = None) -> Plan:
+    """The fastest plan of some candidates without stages. Raises Infeasible where none fits the budget."""
+    return _finish(task, search(task, candidates, progress), len(candidates), task.options)
 
 
 def _candidates(task: PlanTask) -> list[Candidate]:

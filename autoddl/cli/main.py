@@ -24,7 +24,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from autoddl.cli import compare_run, draw, explain, measure, network, rehearse, schedule, validate, verbs
+from autoddl.cli import compare_run, draw, explain, export, measure, network, rehearse, schedule, validate, verbs
 from autoddl.core.errors import AutoDDLError, Infeasible, MachineError
 from autoddl.launch.launch import leave
 
@@ -52,11 +52,15 @@ VERBS: dict[str, Callable[..., None]] = {
     "diff": explain.diff_verb, "rehearse": rehearse.rehearse_verb, "measure": measure.measure_verb,
     "validate": validate.validate_verb, "network": network.network_verb,
     "compare-run": compare_run.compare_run_verb, "draw": draw.draw_verb, "schedule": schedule.schedule_verb,
+    "export": export.export_verb, "import": export.import_verb,
 }
 """The function of every verb, in the order of `autoddl --help`."""
 
+FOREIGN = {"import": {"ignore_unknown_options": True}}
+"""Settings of verbs that read the options of other programs."""
+
 for name, verb in VERBS.items():
-    app.command(name)(verb)
+    app.command(name, context_settings=FOREIGN.get(name))(verb)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -3,9 +3,10 @@
 A pin says `PATTERN: AXIS=STATE`. The pattern, as in a shell, matches parameters by name, or ops by module path or name.
 They have that state on that axis: a parameter where it is stored, an op where it writes. Instead of a
 state, O, OG or OGW asks for a parameter that is split there, with its gradients or its weight (`core.state_layouts`).
-A pin `AXIS=SIZE` alone asks for meshes that have such an axis.
+A pin `AXIS=SIZE` alone asks for meshes that have such an axis. `AXIS=ROLE` asks for plans in which the ranks of the
+axis do what the role of a strategy says: data, zero-1, zero-2, zero-3 or tensor (`planner.strategies`).
 
-    h.*.attn.*: node=S(0)          wte.weight: net=B          h.*.weight: net=OGW          node=8
+    h.*.attn.*: node=S(0)          wte.weight: net=B          h.*.weight: net=OGW          node=8          net=zero-3
 """
 
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from autoddl.cost_models import Cluster
 from autoddl.planner.degree_meshes import DegreesRegion, degree_meshes
 from autoddl.planner.meshes import check_mesh, meshes
 from autoddl.planner.options import PlanOptions
+from autoddl.planner.strategies import ROLES, strategy
 from autoddl.pricing.space import Choice, Region, decided, everything
 
 __all__ = ["Pin", "allowed_meshes", "check_pins", "mesh_allows", "parse_pin", "pin_meaning", "pinned",
@@ -31,7 +33,10 @@ __all__ = ["Pin", "allowed_meshes", "check_pins", "mesh_allows", "parse_pin", "p
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One pin: a state on an axis, or text of `DEPTHS`; for a pin of the mesh `pattern` is empty and `value` a size."""
+    """One pin: a state on an axis, or text of `DEPTHS`.
+
+    Without a pattern, `value` is the size of a mesh axis, or the role of its ranks.
+    """
 
     pattern: str
     axis: str
@@ -52,8 +57,11 @@ def parse_pin(text: str) -> Pin:
                          f"state is; write {', '.join(DEPTHS[:-1])} or {DEPTHS[-1]}")
     if colon:
         return Pin(pattern.strip(), axis, value if value in DEPTHS else parse_state(value))
+    if value in ROLES:
+        return Pin("", axis, value)
     if not value.isdigit():
-        raise InputError(f"{text!r}: a pin of the mesh has a size, like 'node=8'; a layout needs a pattern before ':'")
+        raise InputError(f"{text!r}: a pin of the mesh has a size, like 'node=8', or a role, "
+                         f"{', '.join(ROLES[:-1])} or {ROLES[-1]}; a layout needs a pattern before ':'")
     return Pin("", axis, int(value))
 
 
@@ -119,7 +127,9 @@ def _both(one: Callable[[Graph, Mesh], Region], other: Callable[[Graph, Mesh], R
 
 def check_pins(pins: tuple[str, ...], graph: Graph) -> None:
     """Raises InputError for a pin that matches nothing of the graph, and for two that contradict each other."""
-    pinned(tuple(map(parse_pin, pins)), graph, Mesh.parse("one=1"))
+    parsed = tuple(map(parse_pin, pins))
+    _roles(parsed)
+    pinned(tuple(pin for pin in parsed if pin.pattern), graph, Mesh.parse("one=1"))
 
 
 def pins_of_part(pins: tuple[str, ...], part: Graph, whole: Graph) -> tuple[str, ...]:
@@ -141,7 +151,17 @@ def pins_of_part(pins: tuple[str, ...], part: Graph, whole: Graph) -> tuple[str,
 def mesh_allows(pins: tuple[Pin, ...], mesh: Mesh) -> bool:
     """Whether the mesh has every pinned axis size, and all axes that pins of layouts name."""
     sizes = dict(zip(mesh.names, mesh.sizes, strict=True))
-    return all(sizes.get(p.axis) == p.value if not p.pattern else p.axis in sizes for p in pins)
+    return all(sizes.get(p.axis) == p.value if isinstance(p.value, int) else p.axis in sizes for p in pins)
+
+
+def _roles(pins: tuple[Pin, ...]) -> dict[str, str]:
+    """The role of every axis that has one. Raises InputError where pins give an axis two."""
+    found: dict[str, str] = {}
+    for pin in pins:
+        if not pin.pattern and isinstance(pin.value, str) and found.setdefault(pin.axis, pin.value) != pin.value:
+            raise InputError(f"pins '{pin.axis}={found[pin.axis]}' and '{pin}' give axis {pin.axis} two roles; drop "
+                             "one of them")
+    return found
 
 
 def _names(item: Op | Tensor) -> tuple[str, ...]:
@@ -158,9 +178,10 @@ def pinned(pins: tuple[Pin, ...], graph: Graph, mesh: Mesh) -> Region:
 
     Raises InputError for a pin that matches nothing that a plan decides, and for two pins that contradict each other.
     """
-    layouts = tuple(pin for pin in pins if pin.pattern)
+    layouts, roles = tuple(pin for pin in pins if pin.pattern), _roles(pins)
+    within = strategy(graph, mesh, roles) if roles else everything
     if not layouts:
-        return everything
+        return within
     parameters = tuple(t for t in graph.tensors if t.kind is Kind.PARAMETER)
     of_parameters = {pin: any(_matches(pin, t) for t in parameters) for pin in layouts}
     for pin in layouts:
@@ -181,7 +202,7 @@ def pinned(pins: tuple[Pin, ...], graph: Graph, mesh: Mesh) -> Region:
                              "read, and no op that depends on one; drop the pin, or match one of those")
 
     def allowed(graph: Graph, item: Op | Tensor, choice: Choice) -> bool:
-        return all(_allows(pin, mesh.index(pin.axis), choice) for pin in pins_of(item))
+        return within(graph, item, choice) and all(_allows(pin, mesh.index(pin.axis), choice) for pin in pins_of(item))
 
     return allowed
 

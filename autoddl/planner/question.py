@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from autoddl.planner.candidates import Solved
 
 __all__ = ["Question", "Rebuilt", "network_on", "problem_on", "question_of", "rebuild", "solve_question", "source_of",
-           "split_by_microbatches"]
+           "split_by_microbatches", "task_of_question"]
 
 SAME = 1e-9
 """Seconds that differ by less are the same sum in another order."""
@@ -160,8 +160,9 @@ def split_by_microbatches(question: Question) -> Iterator[Question]:
             yield replace(question.asking(microbatches=(n,)), graph=variants(n).original, microbatches=n)
 
 
-def _task(question: Question, variants: Variants) -> PlanTask:
-    """The task of searching for the question's answer again."""
+def task_of_question(question: Question, variants: Variants | None = None) -> PlanTask:
+    """The task of searching for the question's answer again; `variants` are by default those that it keeps."""
+    variants = variants or _variants(question)
     first = variants(1) if variants.has(1) else variants(question.microbatches)
     return PlanTask(first.graph, first.original, {}, question.cluster, question.options.limit(question.cluster),
                     question.options, {}, 0.0, perf_counter(), variants=variants)
@@ -172,7 +173,7 @@ def network_on(question: Question, mesh: Mesh) -> CostNetwork:
     own = replace(question, parts={})
     candidate = Candidate(mesh, region_of(question.options), question.microbatches, question.recompute,
                           question.in_flight, question.waiting)
-    return build_network(_task(own, _variants(own)), candidate)
+    return build_network(task_of_question(own), candidate)
 
 
 def problem_on(question: Question, mesh: Mesh, row: Row | None = None) -> Built:
@@ -249,4 +250,4 @@ def solve_question(question: Question, progress: Progress | None = None) -> Foun
     plain = [Candidate(mesh, region, n, in_flight=question.in_flight, waiting=question.waiting)
              for n in counts for mesh in every]
     candidates = under_policies(plain, question.options.recompute)
-    return search(_task(question, _variants(question)), candidates, progress)
+    return search(task_of_question(question), candidates, progress)

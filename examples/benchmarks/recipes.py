@@ -24,13 +24,12 @@ from llama import llama3_8b, llama3_70b
 from torch import nn
 
 import autoddl
-from autoddl.api import _finish as finish
+from autoddl.api import plan_among
 from autoddl.core.errors import Infeasible
 from autoddl.core.graph import Graph, Op, Tensor
 from autoddl.core.layout import B, Mesh
 from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.planner.candidates import Candidate, under_policies
-from autoddl.planner.mesh_search import search
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pins import allowed_meshes
 from autoddl.planner.task import task_of
@@ -131,7 +130,7 @@ def planned_among(model: nn.Module, cluster: Cluster, asked: PlanOptions, candid
                   ) -> autoddl.Plan:
     """The best plan of some candidates."""
     task = task_of(model, cluster, None, asked, "", None)
-    return finish(task, search(task, candidates), len(candidates), asked)
+    return plan_among(task, candidates)
 
 
 def measured(model: Callable[[], nn.Module], cluster: Callable[[], Cluster], options: dict[str, Any]) -> str:

@@ -1,0 +1,176 @@
+"""Exports a plan to a target, and imports a target's text: what `autoddl export` and `autoddl import` say.
+
+    export    describe, find the nearest, price it, describe what was found, write it
+    import    read, and make options of `autoddl plan` of it; with a model, price it
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from autoddl.api import Progress
+from autoddl.api import plan as find
+from autoddl.core.errors import AutoDDLError, Infeasible, InputError
+from autoddl.core.plan import Plan
+from autoddl.cost_models import Cluster
+from autoddl.export.configuration import Configuration
+from autoddl.export.describe import describe
+from autoddl.export.megatron import MEGATRON
+from autoddl.export.nearest import nearest
+from autoddl.export.price import meshes_of, priced, task_of_plan
+from autoddl.export.recompute_policy import short_policy
+from autoddl.export.subject import Subject, subject_of
+from autoddl.export.target import Target, near
+from autoddl.planner.options import PlanOptions
+from autoddl.planner.stage_plans import stage_cluster
+from autoddl.planner.task import task_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["TARGETS", "Exported", "Imported", "export_plan", "import_text", "options_of", "price_import", "target_of"]
+
+TARGETS: Mapping[str, Target] = {one.name: one for one in (MEGATRON,)}
+"""Every target, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A plan in the words of a target.
+
+        target           name of the target
+        configuration    the nearest that it has
+        text             the configuration as the target reads it
+        lost             what the plan does that the target cannot, a line each
+        notes            what has the same name there and is different
+        plan             the best plan of the configuration: its predicted seconds and peak are what to expect
+        seconds          predicted seconds of a step of the exported plan
+        nbytes           its predicted peak, in bytes of a rank
+    """
+
+    target: str
+    configuration: Configuration
+    text: str
+    lost: tuple[str, ...]
+    notes: tuple[str, ...]
+    plan: Plan
+    seconds: float
+    nbytes: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields under stable names, in seconds and bytes."""
+        best = self.plan.predicted
+        return {"target": self.target, "configuration": dict(self.configuration.to_json()), "text": self.text,
+                "lost": list(self.lost), "notes": list(self.notes), "predicted_seconds": best.seconds,
+                "peak_bytes": best.peak_bytes, "plan_seconds": self.seconds, "plan_peak_bytes": self.nbytes,
+                "mesh": str(self.plan.mesh)}
+
+
+def target_of(name: str) -> Target:
+    """The target of a name. Raises InputError for an unknown one."""
+    if name not in TARGETS:
+        raise InputError(f"there is no target {name!r}; there are {', '.join(TARGETS)}{near(name, tuple(TARGETS))}")
+    return TARGETS[name]
+
+
+def export_plan(plan: Plan, name: str, progress: Progress | None = None) -> Exported:
+    """The nearest configuration of a target to a plan, its text, its price, and what was lost.
+
+    Raises InputError where the target has none near, and Infeasible where the nearest does not fit the plan's budget.
+    """
+    target, subject = target_of(name), subject_of(plan)
+    said = describe(plan, subject)
+    found = nearest(said.configuration, target)
+    try:
+        best = priced(task_of_plan(plan), found.configuration, found.policies, subject, progress)
+    except Infeasible as error:
+        raise Infeasible(error.needed, error.budget, f"{target.title} has nothing nearer than {found.configuration}; "
+                         "plan with microbatches, recomputation or stages that it has", error.reachable) from None
+    stages = [best] if best.pipeline is None else [stage.plan for stage in best.pipeline.stages]
+    names = [block for one in stages for block in one.recompute]
+    made = replace(found.configuration, recompute=short_policy(subject.hubs, names))
+    lost = (*said.lost, *found.lost)
+    return Exported(name, made, target.write(made, subject), lost, tuple(target.notes(made)), best,
+                    plan.predicted.seconds, plan.predicted.peak_bytes)
+
+
+def import_text(text: str, name: str, ranks: int | None = None) -> Configuration:
+    """The configuration that a text of a target says, on so many ranks where that is known.
+
+    Raises InputError for a text that is none, with the nearest known word for one that is unknown.
+    """
+    target = target_of(name)
+    if target.read is None:
+        readable = ", ".join(one.name for one in TARGETS.values() if one.read is not None)
+        raise InputError(f"{target.title} is a program, and no configuration is read from it; import from {readable}")
+    found = target.read(text, ranks)
+    if ranks is not None and found.ranks != ranks:
+        raise InputError(f"{found} has {found.ranks} ranks, and there are {ranks}: let them agree")
+    return found
+
+
+def options_of(given: Configuration, cluster: Cluster | None = None, mesh: str = "") -> tuple[str, ...]:
+    """The options of `autoddl plan` that say a configuration; a mesh and roles only where the cluster is known.
+
+    The mesh is `mesh`, or the one whose axes lie in one level each. Cuts are left to the search: only with the model
+    are they known by name.
+    """
+    found: list[str] = []
+    if given.stages > 1:
+        found += ["--stages", str(given.stages), "--schedule", given.schedule]
+    found += ["--microbatches", str(given.microbatches), "--precision", given.precision]
+    if given.recompute != "none":
+        found += ["--recompute", given.recompute]
+    if cluster is not None:
+        every = meshes_of(given, stage_cluster(cluster, given.stages))
+        chosen = next((one for one in every if str(one.mesh) == mesh), every[-1])
+        found += ["--mesh", str(chosen.mesh)]
+        for axis, role in chosen.roles.items():
+            found += ["--pin", f"{axis}={role}"]
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A configuration priced for a model.
+
+        plan       its best plan; None where there is none
+        problem    why there is none
+        best       the found plan: of any layouts, with the same batch, precision and numbers of microbatches
+    """
+
+    plan: Plan | None
+    problem: AutoDDLError | None
+    best: Plan
+
+    def to_json(self) -> dict[str, Any]:
+        """Seconds and bytes of both, under stable names."""
+        own, best = self.plan.predicted if self.plan else None, self.best.predicted
+        return {"predicted_seconds": own.seconds if own else None, "peak_bytes": own.peak_bytes if own else None,
+                "found_seconds": best.seconds, "found_peak_bytes": best.peak_bytes, "found_mesh": str(self.best.mesh),
+                "bound_seconds": self.best.bound, "detail": str(self.problem or "")}
+
+
+def price_import(given: Configuration, model: "nn.Module", cluster: Cluster, sample: object = None, *, name: str = "",
+                 factory: Mapping[str, Any] | None = None, progress: Progress | None = None) -> Imported:
+    """The best plan of a configuration for a model on a cluster, beside the best plan of all.
+
+    The found plan has the configuration's precision and number of microbatches, or one, and any recomputation. Raises
+    InputError where the model's batch is another.
+    """
+    counts = tuple(sorted({1, given.microbatches}))
+    options = PlanOptions(precision=given.precision, microbatches=counts, recompute=("search",),
+                          stages=tuple(sorted({1, given.stages})), schedule=(given.schedule,))
+    task = task_of(model, cluster, sample, options, name, factory)
+    whole = Subject(task.about["model"], task.variant(given.microbatches).original, cluster, task.spec, factory or {})
+    if whole.rows * given.microbatches != given.rows:
+        raise InputError(f"{given} has a batch of {given.rows} rows, and the model's sample has "
+                         f"{whole.rows * given.microbatches}: set the batch of the factory, like --set "
+                         f"batch={given.rows}")
+    plan, problem = None, None
+    try:
+        plan = priced(task, given, (given.recompute,), whole, progress)
+    except (Infeasible, InputError) as error:
+        problem = error
+    return Imported(plan, problem, find(model, cluster, sample, name=name, factory=factory, progress=progress,
+                                        **options.words()))

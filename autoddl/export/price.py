@@ -1,0 +1,157 @@
+"""Prices a configuration: the best plan that has its degrees, pipeline, microbatches and recomputation.
+
+A configuration is a region of the space of plans. Its degrees become axes of a mesh, innermost last, which are cut
+where they straddle levels of the cluster, and each axis has the role of its degree (`planner.strategies`). Everything
+that roles leave open is free, as for every named strategy, so a configuration is priced at its best.
+
+    task_of_plan    the task that a plan answers, from the plan alone
+    meshes_of       meshes with roles for a configuration
+    priced          the best plan of a configuration
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import gcd
+
+from autoddl.api import Progress, plan_among
+from autoddl.core.errors import AutoDDLError, Infeasible, InputError
+from autoddl.core.graph import Graph, graph_from_text, graph_to_text
+from autoddl.core.layout import Axis, Mesh
+from autoddl.core.plan import Plan
+from autoddl.cost_models import Cluster, parse_cluster
+from autoddl.export.configuration import Configuration, Degree
+from autoddl.export.subject import Subject
+from autoddl.planner.candidates import Candidate, under_policies
+from autoddl.planner.meshes import check_mesh
+from autoddl.planner.options import PlanOptions
+from autoddl.planner.pipeline_candidate import try_cut
+from autoddl.planner.pipeline_search import plan_of_cut
+from autoddl.planner.question import Question, question_of, task_of_question
+from autoddl.planner.stage_parts import StageParts
+from autoddl.planner.stage_plans import Staged, chunks_of, splits_backward, stage_cluster, without_recompute
+from autoddl.planner.strategies import strategy
+from autoddl.planner.task import PlanTask
+from autoddl.pricing.space import Region
+
+__all__ = ["RoledMesh", "meshes_of", "priced", "task_of_plan"]
+
+NAMES: Mapping[str, str] = {"tensor": "tp", "context": "cp"}
+"""Names of axes by role; those that split the batch are dp."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoledMesh:
+    """A mesh whose axes have roles, by name of the axis."""
+
+    mesh: Mesh
+    roles: Mapping[str, str]
+
+
+def task_of_plan(plan: Plan) -> PlanTask:
+    """The task that a plan answers, with or without stages. Raises InputError for a plan that does not keep it."""
+    if plan.pipeline is None:
+        task = task_of_question(question_of(plan))
+    else:
+        source = plan.source
+        options = PlanOptions(budget=plan.budget, optimizer=source["optimizer"], precision=plan.precision,
+                              microbatches=(plan.microbatches,))
+        task = task_of_question(Question(graph_from_text(source["graph"]),
+                                         parse_cluster(source["cluster"], "the plan's cluster"), options,
+                                         plan.microbatches))
+    return replace(task, about={"model": plan.model, "factory": plan.factory}, spec=plan.sample)
+
+
+def meshes_of(given: Configuration, cluster: Cluster) -> tuple[RoledMesh, ...]:
+    """Meshes of a part of the cluster with the roles of a configuration, the one with fewest axes first.
+
+    Raises InputError where degrees do not fit the levels of the cluster.
+    """
+    found: dict[Mesh, RoledMesh] = {}
+    for fine in (False, True):
+        pieces = [*_pieces(given.degrees, cluster, fine)]
+        names = _names([one.role for one in pieces])
+        mesh = Mesh(tuple(Axis(name, one.size) for name, one in zip(names, pieces, strict=True)) or (Axis("one", 1),))
+        roles = {name: one.role for name, one in zip(names, pieces, strict=True)} or {"one": "data"}
+        found.setdefault(check_mesh(mesh, cluster), RoledMesh(mesh, roles))
+    return tuple(found.values())
+
+
+def _names(roles: Sequence[str]) -> list[str]:
+    """`dp`, or `dp.1`, `dp.0` where several axes split the batch."""
+    words = [NAMES.get(role, "dp") for role in roles]
+    return [word if words.count(word) == 1 else f"{word}.{words[i + 1:].count(word)}" for i, word in enumerate(words)]
+
+
+def _pieces(degrees: Sequence[Degree], cluster: Cluster, fine: bool) -> Iterator[Degree]:
+    """Yields degrees, outermost first, cut where they straddle levels; with `fine` at every level that they span."""
+    made: list[Degree] = []
+    stride, levels = 1, [n for n in cluster.units if n > 1]
+    for one in reversed(degrees):
+        left = one.size
+        while left > 1:
+            end = next((unit for unit in levels if unit > stride), stride)
+            room = end // stride if end % stride == 0 else 0
+            whole = not fine and (stride == 1 or stride in levels) and stride * left in levels
+            take = left if whole else gcd(left, room)
+            if take < 2 or (take < left and take < room):
+                sizes = ", ".join(f"{level.name}={level.size}" for level in reversed(cluster.levels))
+                raise InputError(f"{one} does not fit cluster {cluster.name} ({sizes}): a degree takes whole "
+                                 "factors of its levels, the innermost first")
+            made.append(Degree(one.role, take))
+            stride, left = stride * take, left // take
+    return reversed(made)
+
+
+def _region(roles: Mapping[str, str], whole: Graph | None, graph: Graph, mesh: Mesh) -> Region:
+    return strategy(graph, mesh, roles, whole)
+
+
+def priced(task: PlanTask, given: Configuration, policies: Sequence[str], subject: Subject,
+           progress: Progress | None = None) -> Plan:
+    """The best plan of a configuration under any of some policies of recomputation.
+
+    Raises InputError where the configuration does not fit model or cluster, or splits what no region splits. Raises
+    Infeasible where no such plan fits the budget.
+    """
+    if given.experts > 1:
+        raise InputError(f"experts over {given.experts} ranks: no region of plans fixes that; leave it out, and let "
+                         "`autoddl plan` decide")
+    if given.ranks != task.cluster.size:
+        raise InputError(f"the configuration has {given.ranks} ranks, and cluster {task.cluster.name} has "
+                         f"{task.cluster.size} devices: let them agree")
+    options = replace(task.options, microbatches=(given.microbatches,), recompute=tuple(policies), pins=(), mesh=None,
+                      stages=(1,), cut=(), overlap=False)
+    own = replace(task, options=options)
+    if given.stages == 1:
+        tried = [Candidate(one.mesh, partial(_region, one.roles, None), given.microbatches)
+                 for one in meshes_of(given, task.cluster)]
+        return plan_among(own, under_policies(tried, policies), progress)
+    return _staged(own, given, subject)
+
+
+def _staged(task: PlanTask, given: Configuration, subject: Subject) -> Plan:
+    """The best pipeline of a configuration, over meshes of its stages and policies of recomputation."""
+    chunks, graph = chunks_of(given.schedule), task.variant(given.microbatches).original
+    stages = given.stages * chunks
+    place, cuts = stage_cluster(task.cluster, given.stages), subject.cuts(given.layers, stages)
+    splits = splits_backward(given.schedule)
+    where = Staged(cuts, given.schedule, given.microbatches).placement if splits and chunks > 1 else ()
+    found: list[Plan] = []
+    problems: list[AutoDDLError] = []
+    within = tuple(Candidate(one.mesh, partial(_region, one.roles, graph)) for one in meshes_of(given, place))
+    for policy in task.options.recompute:
+        own = without_recompute(replace(task, options=replace(task.options, recompute=(policy,))), given.schedule)
+        part = StageParts(own, stages, given.stages, given.microbatches, cuts, within, splits=splits, placement=where)
+        try:
+            found.append(plan_of_cut(part, given.schedule, try_cut(part, given.schedule, tuple(range(1, stages)))))
+        except (Infeasible, InputError) as error:
+            problems.append(error)
+    if not found:
+        raise problems[0]
+    best = min(found, key=lambda plan: plan.predicted.seconds)
+    source = {"graph": graph_to_text(graph), "cluster": task.cluster.to_yaml(), "pins": [],
+              "optimizer": task.options.optimizer}
+    return replace(best, source=source, proof="none: the stages are those of a configuration, each at its best")
+
+

@@ -1,0 +1,100 @@
+"""Says what a target can express, and writes and reads its text.
+
+A target is its name, its limits and two functions. Its text says a configuration, and no model.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Protocol
+
+from autoddl.core.errors import InputError
+from autoddl.export.configuration import Configuration
+
+__all__ = ["Limits", "Model", "Target", "near", "whole_number"]
+
+
+class Model(Protocol):
+    """What a target's text says of the model (`subject.Subject`)."""
+
+    @property
+    def model(self) -> str:
+        """Its name."""
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Its units in the order in which they run."""
+
+    @property
+    def blocks(self) -> Sequence[object]:
+        """Its blocks."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a target can express.
+
+        data          roles that ranks which split the batch may have, outermost first; () is none
+        tensor        whether it has tensor parallelism
+        alone         whether it has tensor parallelism only with the batch split by none, or by zero-2 or zero-3
+        context       whether it has context parallelism
+        experts       whether it has expert parallelism
+        stages        whether it has pipelines
+        schedules     kinds of schedules: `1f1b`, `interleaved` ...
+        layers        whether stages may have different numbers of blocks
+        recompute     kinds of policies: `none`, `full`, `selective`, `first`, `every`
+        precisions    recipes of precision
+        sequence      whether the sequence is split over ranks of `tensor`: always, never, or as it is said
+    """
+
+    data: frozenset[tuple[str, ...]]
+    tensor: bool = True
+    alone: bool = False
+    context: bool = False
+    experts: bool = False
+    stages: bool = True
+    schedules: tuple[str, ...] = ("1f1b",)
+    layers: bool = True
+    recompute: tuple[str, ...] = ("none", "full", "selective")
+    precisions: tuple[str, ...] = ("float32", "bf16-mixed")
+    sequence: tuple[bool, ...] = (False, True)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A trainer whose configuration is written and read.
+
+        name       as the shell has it
+        title      as its authors write it
+        limits     what it can express
+        write      configuration and model -> text
+        read       text and number of ranks -> configuration; None for a target that is only written. The number is
+                   None where it is not known. Raises InputError for a text that is none, and where it does not say the
+                   number of ranks
+        notes      what is different there though it has the same name, by feature
+    """
+
+    name: str
+    title: str
+    limits: Limits
+    write: Callable[[Configuration, Model], str]
+    read: Callable[[str, int | None], Configuration] | None = None
+    notes: Callable[[Configuration], Sequence[str]] = lambda _: ()
+
+
+def near(word: str, known: Sequence[str]) -> str:
+    """`; did you mean --bf16` where a known word is near, else ""."""
+    found = get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"; did you mean {found[0]}" if found else ""
+
+
+def whole_number(name: str, value: object, least: int = 1) -> int:
+    """The number that a setting has, as text or number. Raises InputError for another value."""
+    text = str(value)
+    if isinstance(value, bool) or not text.lstrip("-").isdigit() or int(text) < least:
+        raise InputError(f"{name} is {value!r}; it is a whole number, at least {least}")
+    return int(text)

@@ -1,0 +1,114 @@
+"""A configuration is priced by plans that have it, and a plan is described by the configuration that it has."""
+
+import json
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import tiny
+from shell import FACTORY, shell
+
+import autoddl
+from autoddl.core.errors import InputError
+from autoddl.core.plan import Plan
+from autoddl.cost_models import Cluster, load_cluster
+from autoddl.export.configuration import Configuration, Degree
+from autoddl.export.describe import describe
+from autoddl.export.exported import TARGETS, export_plan, options_of
+from autoddl.export.price import meshes_of, priced
+from autoddl.export.subject import Subject, subject_of
+from autoddl.planner.options import PlanOptions
+from autoddl.planner.task import PlanTask, task_of
+
+TWO_BY_TWO = "examples/clusters/rehearsal-2x2-200.yaml"
+LAYERS = 4
+
+
+def grid(*degrees: tuple[str, int]) -> tuple[Degree, ...]:
+    return tuple(Degree(role, size) for role, size in degrees)
+
+
+CONFIGURATIONS = {
+    "data parallel": Configuration(grid(("data", 4)), 2),
+    "ZeRO-1": Configuration(grid(("zero-1", 4)), 2),
+    "ZeRO-3 in parts": Configuration(grid(("zero-3", 4)), 1, 2),
+    "HSDP": Configuration(grid(("data", 2), ("zero-3", 2)), 2),
+    "a copy in each node": Configuration(grid(("zero-1", 2), ("zero-3", 2)), 1, 2),
+    "a grid": Configuration(grid(("data", 2), ("tensor", 2)), 4),
+    "tensor parallel, recomputed": Configuration(grid(("tensor", 4)), 8, recompute="first-2"),
+    "a pipeline": Configuration(grid(("data", 2)), 1, 4, 2),
+    "an uneven pipeline": Configuration(grid(("zero-1", 2)), 1, 4, 2, layers=(3, 1)),
+    "an interleaved pipeline": Configuration(grid(("tensor", 2)), 2, 4, 2, "interleaved:2", recompute="full"),
+}
+
+
+@lru_cache
+def cluster() -> Cluster:
+    return load_cluster(TWO_BY_TWO)
+
+
+@lru_cache
+def task() -> PlanTask:
+    options = PlanOptions(microbatches=(1, 2, 4), workers=1, max_axes=2)
+    return task_of(tiny.tiny(LAYERS, dropout=0.0), cluster(), None, options, "tiny", None)
+
+
+def subject(microbatches: int) -> Subject:
+    return Subject("tiny", task().variant(microbatches).original, cluster(), {})
+
+
+@lru_cache
+def best(name: str) -> Plan:
+    given = CONFIGURATIONS[name]
+    return priced(task(), given, (given.recompute,), subject(given.microbatches))
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_the_plan_of_a_configuration_has_it(name: str) -> None:
+    given, plan = CONFIGURATIONS[name], best(name)
+    said = describe(plan, subject_of(plan)).configuration
+    assert said.degrees == given.degrees and said.recompute == given.recompute
+    assert (said.microbatch, said.microbatches, said.stages, said.schedule, said.layers, said.precision) == (
+        given.microbatch, given.microbatches, given.stages, given.schedule, given.layers, given.precision)
+
+
+@pytest.mark.parametrize("name", ["ZeRO-1", "a grid", "ZeRO-3 in parts"])
+def test_its_options_find_it(name: str) -> None:
+    """What `autoddl import` says, given to `autoddl plan`, finds the same seconds."""
+    words = options_of(CONFIGURATIONS[name], cluster(), str(best(name).mesh))
+    said = shell("plan", FACTORY, TWO_BY_TWO, "--set", f"layers={LAYERS}", "--set", "dropout=0.0", "--json", *words)
+    assert said.code == 0, said.err
+    assert json.loads(said.out)["predicted_seconds"] == pytest.approx(best(name).predicted.seconds, rel=1e-9)
+
+
+def test_options_of_a_pipeline_have_its_stages_and_roles() -> None:
+    words = options_of(CONFIGURATIONS["an interleaved pipeline"], cluster())
+    assert words == ("--stages", "2", "--schedule", "interleaved:2", "--microbatches", "4", "--precision", "float32",
+                     "--recompute", "full", "--mesh", "tp=2", "--pin", "tp=tensor")
+
+
+def test_a_degree_that_straddles_levels_becomes_several_axes() -> None:
+    wide = load_cluster("examples/clusters/a100-4x8.yaml")
+    found = meshes_of(Configuration(grid(("zero-3", 16), ("tensor", 2))), wide)
+    assert [(str(one.mesh), dict(one.roles)) for one in found] == [
+        ("dp.1=4,dp.0=4,tp=2", {"dp.1": "zero-3", "dp.0": "zero-3", "tp": "tensor"})]
+    assert [str(one.mesh) for one in meshes_of(Configuration(grid(("zero-3", 32))), wide)] == ["dp=32", "dp.1=4,dp.0=8"]
+    with pytest.raises(InputError, match="a degree takes whole factors of its levels, the innermost first"):
+        meshes_of(Configuration(grid(("data", 16), ("tensor", 3))), wide)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_exported_plan_is_no_faster_than_the_found_one(target: str) -> None:
+    found = autoddl.plan(tiny.tiny(2, dropout=0.0), TWO_BY_TWO, precision="float32", workers=1, max_axes=2)
+    made = export_plan(found, target)
+    assert made.plan.predicted.seconds >= made.seconds * (1 - 1e-9)
+    assert made.seconds == found.predicted.seconds and made.configuration.ranks == 4
+
+
+def test_what_cannot_be_said_is_refused(tmp_path: Path) -> None:
+    plan = autoddl.plan(tiny.tiny(1, dropout=0.0), TWO_BY_TWO, workers=1, max_axes=1, precision="float32")
+    plan.save(tmp_path / "plan.json")
+    said = shell("export", str(tmp_path / "plan.json"), "--to", "megatorn")
+    assert said.code == 2 and "did you mean megatron" in said.err
+    said = shell("export", str(tmp_path / "plan.json"), "--to", "megatron", "-o", str(tmp_path))
+    assert said.code == 2 and "it is a folder" in said.err
