@@ -13,7 +13,9 @@ from autoddl.api import plan as find
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster
+from autoddl.export.accelerate import ACCELERATE
 from autoddl.export.configuration import Configuration
+from autoddl.export.deepspeed import DEEPSPEED
 from autoddl.export.describe import describe
 from autoddl.export.megatron import MEGATRON
 from autoddl.export.nearest import nearest
@@ -21,6 +23,7 @@ from autoddl.export.price import meshes_of, priced, task_of_plan
 from autoddl.export.recompute_policy import short_policy
 from autoddl.export.subject import Subject, subject_of
 from autoddl.export.target import Target, near
+from autoddl.export.torchtitan import TORCHTITAN
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.stage_plans import stage_cluster
 from autoddl.planner.task import task_of
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TARGETS", "Exported", "Imported", "export_plan", "import_text", "options_of", "price_import", "target_of"]
 
-TARGETS: Mapping[str, Target] = {one.name: one for one in (MEGATRON,)}
+TARGETS: Mapping[str, Target] = {one.name: one for one in (TORCHTITAN, MEGATRON, DEEPSPEED, ACCELERATE)}
 """Every target, by name."""
 
 

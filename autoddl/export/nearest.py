@@ -90,8 +90,7 @@ def _degrees(given: Configuration, target: Target) -> tuple[Configuration, list[
 
 def _allowed(limits: Limits, others: bool) -> list[tuple[str, ...]]:
     """The sequences of roles of ranks that split the batch, beside others or alone."""
-    return sorted(roles for roles in limits.data if not (
-        limits.alone and others and roles and roles[-1] in ("data", "zero-1")))
+    return sorted(limits.data if limits.beside is None or not others else limits.beside)
 
 
 def _roles(data: list[Degree], allowed: list[tuple[str, ...]], target: Target) -> tuple[str, ...]:

@@ -3,15 +3,15 @@
 A target is its name, its limits and two functions. Its text says a configuration, and no model.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Protocol
+from typing import Any, Protocol
 
 from autoddl.core.errors import InputError
 from autoddl.export.configuration import Configuration
 
-__all__ = ["Limits", "Model", "Target", "near", "whole_number"]
+__all__ = ["Limits", "Model", "Target", "check_keys", "near", "section", "whole_number"]
 
 
 class Model(Protocol):
@@ -39,8 +39,8 @@ class Limits:
     """What a target can express.
 
         data          roles that ranks which split the batch may have, outermost first; () is none
+        beside        those that they may have beside tensor or context parallelism; None for the same ones
         tensor        whether it has tensor parallelism
-        alone         whether it has tensor parallelism only with the batch split by none, or by zero-2 or zero-3
         context       whether it has context parallelism
         experts       whether it has expert parallelism
         stages        whether it has pipelines
@@ -52,8 +52,8 @@ class Limits:
     """
 
     data: frozenset[tuple[str, ...]]
+    beside: frozenset[tuple[str, ...]] | None = None
     tensor: bool = True
-    alone: bool = False
     context: bool = False
     experts: bool = False
     stages: bool = True
@@ -90,6 +90,23 @@ def near(word: str, known: Sequence[str]) -> str:
     """`; did you mean --bf16` where a known word is near, else ""."""
     found = get_close_matches(word, known, n=1, cutoff=0.6)
     return f"; did you mean {found[0]}" if found else ""
+
+
+def check_keys(found: Mapping[str, object], known: Iterable[str], where: str) -> None:
+    """Raises InputError for a key that is not known, named with the nearest that is."""
+    every = tuple(known)
+    for key in found:
+        if key not in every:
+            raise InputError(f"{where} has no {key!r} that is known here{near(key, every)}; leave it out if it says "
+                             "nothing of parallelism, batch, precision or recomputation")
+
+
+def section(found: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
+    """The section of a name, empty where it is left out. Raises InputError where it is none."""
+    inner = found.get(name, {})
+    if not isinstance(inner, Mapping):
+        raise InputError(f"{where} {name!r} is {inner!r}; it is a section with settings")
+    return inner
 
 
 def whole_number(name: str, value: object, least: int = 1) -> int:
