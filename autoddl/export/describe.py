@@ -26,9 +26,10 @@ from autoddl.core.precision import Precision
 from autoddl.export.configuration import DATA_ROLES, Configuration, Degree, degrees_of
 from autoddl.export.recompute_policy import short_policy
 from autoddl.export.subject import Subject
+from autoddl.export.target import Piece
 from autoddl.operators.work import base
 
-__all__ = ["Described", "describe"]
+__all__ = ["Described", "describe", "norm_modules", "tensor_pieces"]
 
 IDLE = "idle"
 """The say of a parameter where ranks of an axis read all of it with all of what is read with it."""
@@ -69,6 +70,23 @@ def describe(plan: Plan, subject: Subject) -> Described:
     if plan.codecs:
         lost.append(f"messages are sent coded as {', '.join(plan.codecs)}, and are not here")
     return Described(found, tuple(lost))
+
+
+def tensor_pieces(plan: Plan) -> tuple[Piece, ...]:
+    """The parameters that a plan without stages splits over its axes of tensor parallelism, each along one dim."""
+    part, found = _Part(plan), list[Piece]()
+    axes = [a for a, (role, size) in enumerate(part.axes) if role == "tensor" and size > 1]
+    for tensor, reads in _reads(part.graph, plan).items():
+        states = {layout[a] for _, layout, _ in reads for a in axes}
+        dims = {state.dim for state in states if isinstance(state, Split)}
+        if len(states) == len(dims) == 1:
+            found.append(Piece(tensor.fqn, min(dims), base(reads[0][0]).removeprefix("aten.")))
+    return tuple(found)
+
+
+def norm_modules(graph: Graph) -> tuple[str, ...]:
+    """The modules beside products that read parameters of one dim, in order."""
+    return tuple(dict.fromkeys(op.module for op in graph.ops if op.module and _is_norm(op, graph)))
 
 
 def _stage_plans(plan: Plan) -> list[Plan]:

@@ -16,7 +16,8 @@ from autoddl.cost_models import Cluster
 from autoddl.export.accelerate import ACCELERATE
 from autoddl.export.configuration import Configuration
 from autoddl.export.deepspeed import DEEPSPEED
-from autoddl.export.describe import describe
+from autoddl.export.describe import describe, norm_modules, tensor_pieces
+from autoddl.export.fsdp2 import FSDP2
 from autoddl.export.megatron import MEGATRON
 from autoddl.export.nearest import nearest
 from autoddl.export.price import meshes_of, priced, task_of_plan
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TARGETS", "Exported", "Imported", "export_plan", "import_text", "options_of", "price_import", "target_of"]
 
-TARGETS: Mapping[str, Target] = {one.name: one for one in (TORCHTITAN, MEGATRON, DEEPSPEED, ACCELERATE)}
+TARGETS: Mapping[str, Target] = {one.name: one for one in (TORCHTITAN, MEGATRON, DEEPSPEED, ACCELERATE, FSDP2)}
 """Every target, by name."""
 
 
@@ -93,6 +94,8 @@ def export_plan(plan: Plan, name: str, progress: Progress | None = None) -> Expo
     names = [block for one in stages for block in one.recompute]
     made = replace(found.configuration, recompute=short_policy(subject.hubs, names))
     lost = (*said.lost, *found.lost)
+    if best.pipeline is None:
+        subject = replace(subject, pieces=tensor_pieces(best), norms=norm_modules(subject.hubs))
     return Exported(name, made, target.write(made, subject), lost, tuple(target.notes(made)), best,
                     plan.predicted.seconds, plan.predicted.peak_bytes)
 

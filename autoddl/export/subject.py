@@ -16,6 +16,7 @@ from autoddl.core.hubs import add_hubs, needed_ops
 from autoddl.core.plan import Plan
 from autoddl.core.recompute import Block, blocks_of
 from autoddl.cost_models import Cluster, parse_cluster
+from autoddl.export.target import Piece
 
 __all__ = ["Subject", "subject_of"]
 
@@ -29,6 +30,8 @@ class Subject:
         cluster    the devices
         sample     shapes and dtypes of the sample
         factory    how the shell makes the model again
+        pieces     the parameters that tensor parallelism splits, where it is known how
+        norms      the modules beside products that read parameters of one dim
     """
 
     model: str
@@ -36,6 +39,8 @@ class Subject:
     cluster: Cluster
     sample: Mapping[str, Any]
     factory: Mapping[str, Any] = field(default_factory=dict)
+    pieces: tuple[Piece, ...] = ()
+    norms: tuple[str, ...] = ()
 
     @cached_property
     def hubs(self) -> Graph:
@@ -106,10 +111,10 @@ class Subject:
             found.append(starts[at])
         return tuple(found)
 
-    @property
-    def arguments(self) -> str:
-        """The keywords of the factory, as Python text."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.factory.get("arguments", {}).items())
+    @cached_property
+    def ties(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of names of one parameter."""
+        return tuple((t.fqn, alias) for t in self.graph.tensors if t.kind is Kind.PARAMETER for alias in t.aliases)
 
 
 def _head(name: str) -> str:

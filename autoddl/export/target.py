@@ -6,12 +6,20 @@ A target is its name, its limits and two functions. Its text says a configuratio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from autoddl.core.errors import InputError
 from autoddl.export.configuration import Configuration
 
-__all__ = ["Limits", "Model", "Target", "check_keys", "near", "section", "whole_number"]
+__all__ = ["Limits", "Model", "Piece", "Target", "check_keys", "near", "section", "whole_number"]
+
+
+class Piece(NamedTuple):
+    """A parameter of which each rank of tensor parallelism has a part along `dim`; `kind` is the op that reads it."""
+
+    fqn: str
+    dim: int
+    kind: str
 
 
 class Model(Protocol):
@@ -32,6 +40,22 @@ class Model(Protocol):
     @property
     def tokens(self) -> int:
         """Tokens of a row."""
+
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        """The parameters that tensor parallelism splits."""
+
+    @property
+    def norms(self) -> Sequence[str]:
+        """The modules beside products that read parameters of one dim."""
+
+    @property
+    def ties(self) -> Sequence[tuple[str, str]]:
+        """Pairs of names of one parameter."""
+
+    @property
+    def factory(self) -> Mapping[str, Any]:
+        """The file, name and arguments of the function that makes it; empty where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

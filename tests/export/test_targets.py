@@ -2,7 +2,9 @@
 
 import random
 import re
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 
@@ -12,7 +14,7 @@ from autoddl.export.configuration import DATA_ROLES, Configuration, Degree
 from autoddl.export.exported import TARGETS, import_text
 from autoddl.export.megatron import layers_of_layout, layout_of_layers
 from autoddl.export.nearest import is_expressible, nearest, schedule_kind
-from autoddl.export.target import Target
+from autoddl.export.target import Piece, Target
 
 READ = [one for one in TARGETS.values() if one.read is not None]
 SIZES = (1, 2, 3, 4, 8, 16)
@@ -22,6 +24,10 @@ class Words:
     """What a target's text says of the model: blocks, and modules before and behind them."""
 
     model, tokens = "words", 8192
+    pieces: tuple[Piece, ...] = ()
+    norms: tuple[str, ...] = ()
+    ties: tuple[tuple[str, str], ...] = ()
+    factory: Mapping[str, object] = MappingProxyType({})
 
     def __init__(self, blocks: int) -> None:
         self.blocks = tuple(f"layers.{i}" for i in range(blocks))
