@@ -1,13 +1,13 @@
 """Writes and reads DeepSpeed's JSON.
 
     data, zero-1, 2, 3     zero_optimization.stage 0, 1, 2, 3
-    data zero-3            stage 3 with mics_shard_size: whole copies of what some ranks share
     zero-2 zero-3          stage 3 with zero_hpz_partition_size: weights stay whole in a node between forward and
                            backward
     tensor                 tensor_parallel.autotp_size, beside stages 0, 1 and 2
 
 The number of ranks is that of train_batch_size = micro batch x accumulation x ranks that split the batch. Pipelines and
-recomputation are called from the model's code there.
+recomputation are called from the model's code there. Releases before 0.19 knew mics_shard_size, whole copies of what
+some ranks share: it is read as `data zero-3`, and not written.
 """
 
 import json
@@ -23,7 +23,7 @@ __all__ = ["DEEPSPEED"]
 
 PLAIN = frozenset({(), ("data",), ("zero-1",), ("zero-2",)})
 
-LIMITS = Limits(data=PLAIN | {("zero-3",), ("data", "zero-3"), ("zero-2", "zero-3")}, beside=PLAIN, stages=False,
+LIMITS = Limits(data=PLAIN | {("zero-3",), ("zero-2", "zero-3")}, beside=PLAIN, stages=False,
                 recompute=("none", "full"), sequence=(False,),
                 precisions=("float32", "bf16-mixed", "bf16-mixed,reduce=bfloat16"))
 
@@ -33,8 +33,7 @@ def write(given: Configuration, model: Model) -> str:
     data = [one for one in given.degrees if one.role in DATA_ROLES]
     zero: dict[str, Any] = {"stage": DATA_ROLES.index(data[-1].role) if data else 0}
     if len(data) == 2:
-        key = "mics_shard_size" if data[0].role == "data" else "zero_hpz_partition_size"
-        zero[key] = data[1].size
+        zero["zero_hpz_partition_size"] = data[1].size
     found: dict[str, Any] = {"train_batch_size": given.rows, "train_micro_batch_size_per_gpu": given.microbatch,
                              "gradient_accumulation_steps": given.microbatches, "zero_optimization": zero}
     recipe = Precision.parse(given.precision)
@@ -54,7 +53,12 @@ ZERO = ("stage", "mics_shard_size", "mics_hierarchical_params_gather", "zero_hpz
         "contiguous_gradients", "round_robin_gradients", "sub_group_size", "offload_param", "offload_optimizer",
         "stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_prefetch_bucket_size",
         "stage3_param_persistence_threshold", "stage3_gather_16bit_weights_on_model_save", "ignore_unused_parameters",
-        "load_from_fp32_weights", "elastic_checkpoint", "use_multi_rank_bucket_allreduce", "log_trace_cache_warnings")
+        "load_from_fp32_weights", "elastic_checkpoint", "use_multi_rank_bucket_allreduce", "log_trace_cache_warnings",
+        "compute_grad_norm", "legacy_stage1", "parameter_alignment", "zenflow", "memory_efficient_linear",
+        "stage3_module_granularity_threshold", "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential",
+        "pipeline_loading_checkpoint", "override_module_apply", "enable_sanity_checks", "leaf_module",
+        "save_muon_momentum_buffer_in_memory", "model_persistence_threshold",
+        "stage3_gather_fp16_weights_on_model_save")
 TOP = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "zero_optimization", "bf16",
        "fp16", "communication_data_type", "tensor_parallel", "activation_checkpointing", "optimizer", "scheduler",
        "gradient_clipping", "steps_per_print", "wall_clock_breakdown", "prescale_gradients", "data_types",

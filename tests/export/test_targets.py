@@ -2,11 +2,10 @@
 
 import random
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 import pytest
+from worded import WordedModel
 
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline_schedules import generate
@@ -14,27 +13,13 @@ from autoddl.export.configuration import DATA_ROLES, Configuration, Degree
 from autoddl.export.exported import TARGETS, import_text
 from autoddl.export.megatron import layers_of_layout, layout_of_layers
 from autoddl.export.nearest import is_expressible, nearest, schedule_kind
-from autoddl.export.target import Piece, Target
+from autoddl.export.target import Target
 
 READ = [one for one in TARGETS.values() if one.read is not None]
 SIZES = (1, 2, 3, 4, 8, 16)
 
 
-class Words:
-    """What a target's text says of the model: blocks, and modules before and behind them."""
-
-    model, tokens = "words", 8192
-    pieces: tuple[Piece, ...] = ()
-    norms: tuple[str, ...] = ()
-    ties: tuple[tuple[str, str], ...] = ()
-    factory: Mapping[str, object] = MappingProxyType({})
-
-    def __init__(self, blocks: int) -> None:
-        self.blocks = tuple(f"layers.{i}" for i in range(blocks))
-        self.units = ("tokens", *self.blocks, "norm", "head")
-
-
-def _drawn(draw: random.Random, target: Target) -> tuple[Configuration, Words]:
+def _drawn(draw: random.Random, target: Target) -> tuple[Configuration, WordedModel]:
     """A configuration, and a model of as many blocks as its stages have; near to what the target has."""
     roles = draw.choice([*target.limits.data, *((one, other) for one in DATA_ROLES for other in DATA_ROLES)])
     grid = [*(Degree(role, draw.choice(SIZES)) for role in roles), Degree("tensor", draw.choice(SIZES))]
@@ -49,7 +34,7 @@ def _drawn(draw: random.Random, target: Target) -> tuple[Configuration, Words]:
         layers if stages > 1 else (), grid[-1].size > 1 and draw.random() < 0.5, 1,
         draw.choice(("float32", "bf16-mixed", "bf16", "bf16-mixed,reduce=bfloat16")),
         draw.choice(("none", "full", "selective", "first-3", "every-2", "first-2:selective", "h.1+h.2")))
-    return made, Words(sum(made.layers) or stages * chunks * 2)
+    return made, WordedModel(sum(made.layers) or stages * chunks * 2)
 
 
 @pytest.mark.parametrize("target", READ, ids=lambda one: one.name)
