@@ -4,7 +4,7 @@ A pin says `PATTERN: AXIS=STATE`. The pattern, as in a shell, matches parameters
 They have that state on that axis: a parameter where it is stored, an op where it writes. Instead of a
 state, O, OG or OGW asks for a parameter that is split there, with its gradients or its weight (`core.state_layouts`).
 A pin `AXIS=SIZE` alone asks for meshes that have such an axis. `AXIS=ROLE` asks for plans in which the ranks of the
-axis do what the role of a strategy says: data, zero-1, zero-2, zero-3 or tensor (`planner.strategies`).
+axis do what the role of a strategy says: data, zero-1, zero-2, zero-3, context or tensor (`planner.strategies`).
 
     h.*.attn.*: node=S(0)          wte.weight: net=B          h.*.weight: net=OGW          node=8          net=zero-3
 """

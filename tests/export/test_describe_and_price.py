@@ -1,6 +1,7 @@
 """A configuration is priced by plans that have it, and a plan is described by the configuration that it has."""
 
 import json
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import tiny
 from shell import FACTORY, shell
 
 import autoddl
-from autoddl.core.errors import InputError
+from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, load_cluster
 from autoddl.export.configuration import Configuration, Degree
@@ -35,6 +36,7 @@ CONFIGURATIONS = {
     "HSDP": Configuration(grid(("data", 2), ("zero-3", 2)), 2),
     "a copy in each node": Configuration(grid(("zero-1", 2), ("zero-3", 2)), 1, 2),
     "a grid": Configuration(grid(("data", 2), ("tensor", 2)), 4),
+    "context parallel": Configuration(grid(("zero-1", 2), ("context", 2)), 4),
     "tensor parallel, recomputed": Configuration(grid(("tensor", 4)), 8, recompute="first-2"),
     "a pipeline": Configuration(grid(("data", 2)), 1, 4, 2),
     "an uneven pipeline": Configuration(grid(("zero-1", 2)), 1, 4, 2, layers=(3, 1)),
@@ -99,10 +101,20 @@ def test_a_degree_that_straddles_levels_becomes_several_axes() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_exported_plan_is_no_faster_than_the_found_one(target: str) -> None:
-    found = autoddl.plan(tiny.tiny(2, dropout=0.0), TWO_BY_TWO, precision="float32", workers=1, max_axes=2)
+    made_by = {"file": "tiny.py", "name": "tiny", "arguments": {}}
+    found = autoddl.plan(tiny.tiny(2, dropout=0.0), TWO_BY_TWO, precision="float32", workers=1, max_axes=2,
+                         factory=made_by)
     made = export_plan(found, target)
     assert made.plan.predicted.seconds >= made.seconds * (1 - 1e-9)
     assert made.seconds == found.predicted.seconds and made.configuration.ranks == 4
+
+
+def test_a_nearest_configuration_that_does_not_fit_is_refused() -> None:
+    """No plan of the configuration takes less than half of the peak of the best one."""
+    plan = best("data parallel")
+    tight = replace(plan, budget=plan.predicted.peak_bytes / 8)
+    with pytest.raises(Infeasible, match="no plan takes less than.*Megatron-LM has nothing nearer than data=4"):
+        export_plan(tight, "megatron")
 
 
 def test_what_cannot_be_said_is_refused(tmp_path: Path) -> None:
