@@ -1,11 +1,13 @@
 """The verbs that speak to other trainers: export, import."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
+from rich.table import Table
 
 from autoddl.cli.options import AsJson, PlanPath, Set
 from autoddl.cli.output import progress_bar, show
@@ -16,6 +18,7 @@ from autoddl.cost_models.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from autoddl.core.plan import Plan
+    from autoddl.export.configuration import Configuration
     from autoddl.export.exported import Exported, Imported
 
 __all__ = ["export_verb", "import_verb"]
@@ -82,24 +85,29 @@ def import_verb(text: Text, from_: From,
     if (factory is not None or output is not None) and (place is None or factory is None):
         raise InputError("a configuration is priced for a model on a cluster: give both --factory and --cluster")
     read = import_text(_content(" ".join(text)), from_, place.size if place is not None else devices)
-    options = options_of(read, place)
-    data: dict[str, Any] = {"configuration": dict(read.to_json()), "options": list(options)}
-    table = grid()
-    table.add_row("reads", str(read))
-    table.add_row("options", shlex.join(options))
+    data: dict[str, Any] = {"configuration": dict(read.to_json())}
     if factory is None or place is None:
-        show(table, data, as_json)
+        options = options_of(read, place)
+        show(_read_table(read, options), data | {"options": list(options)}, as_json)
         return
     from autoddl.capture.factory import Factory, settings
     made = Factory.parse(factory, settings(set_ or ()))
     with progress_bar() as progress:
         model, sample = made.build()
         found = price_import(read, model, place, sample, name=made.name, factory=made.to_json(), progress=progress)
-    if output is not None and found.plan is not None:
+    if output is not None and found.plan is not None and found.problem is None:
         found.plan.save(output)
-    show(Group(table, "", _imported_table(found)), data | found.to_json(), as_json)
+    show(Group(_read_table(read, found.options), "", _imported_table(found)), data | found.to_json(), as_json)
     if found.problem is not None:
         raise found.problem
+
+
+def _read_table(read: "Configuration", options: Sequence[str]) -> Table:
+    """A configuration as it was read, and the options of `autoddl plan` that say it."""
+    table = grid()
+    table.add_row("reads", str(read))
+    table.add_row("options", shlex.join(options))
+    return table
 
 
 def _content(text: str) -> str:
@@ -114,13 +122,14 @@ def _content(text: str) -> str:
 def _imported_table(found: "Imported") -> RenderableType:
     """The configuration beside the found plan."""
     table = columns("", "step", "ratio", "memory", "mesh", "")
-    for name, plan, why in (("the configuration", found.plan, found.problem), ("the found plan", found.best, None)):
+    for name, plan, problem in (("the configuration", found.plan, found.problem), ("the found plan", found.best, None)):
+        why = str(problem or "")
         if plan is None:
-            table.add_row(name, "-", "-", "-", "-", str(why))
+            table.add_row(name, "-", "-", "-", "-", why)
             continue
         table.add_row(name, show_seconds(plan.predicted.seconds),
                       f"{plan.predicted.seconds / found.best.predicted.seconds:.2f}",
-                      show_bytes(plan.predicted.peak_bytes), str(plan.mesh), "")
+                      show_bytes(plan.predicted.peak_bytes), str(plan.mesh), "does not fit" if why else "")
     return table
 
 

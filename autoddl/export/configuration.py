@@ -112,6 +112,11 @@ class Configuration:
         return self.degree(*DATA_ROLES)
 
     @property
+    def all_stages(self) -> int:
+        """Stages on all parts together, of which a schedule may have several on each."""
+        return self.stages * (len(generate(self.schedule, 2, 4).placement[0]) // 2)
+
+    @property
     def ranks(self) -> int:
         """All ranks."""
         return self.stages * prod(one.size for one in self.degrees)

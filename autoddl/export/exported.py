@@ -27,7 +27,7 @@ from autoddl.export.target import Target, near
 from autoddl.export.torchtitan import TORCHTITAN
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.stage_plans import stage_cluster
-from autoddl.planner.task import task_of
+from autoddl.planner.task import PlanTask, task_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -115,11 +115,12 @@ def import_text(text: str, name: str, ranks: int | None = None) -> Configuration
     return found
 
 
-def options_of(given: Configuration, cluster: Cluster | None = None, mesh: str = "") -> tuple[str, ...]:
+def options_of(given: Configuration, cluster: Cluster | None = None, mesh: str = "",
+               subject: Subject | None = None) -> tuple[str, ...]:
     """The options of `autoddl plan` that say a configuration; a mesh and roles only where the cluster is known.
 
-    The mesh is `mesh`, or the one whose axes lie in one level each. Cuts are left to the search: only with the model
-    are they known by name.
+    The mesh is `mesh`, or the one whose axes lie in one level each. Cuts are said where the model is known, and each
+    part of the cluster has one stage; else they are left to the search.
     """
     found: list[str] = []
     if given.stages > 1:
@@ -133,6 +134,9 @@ def options_of(given: Configuration, cluster: Cluster | None = None, mesh: str =
         found += ["--mesh", str(chosen.mesh)]
         for axis, role in chosen.roles.items():
             found += ["--pin", f"{axis}={role}"]
+    if subject is not None and given.stages > 1 and given.stages == given.all_stages:
+        for name in subject.beginnings(given.layers, given.stages):
+            found += ["--cut", name]
     return tuple(found)
 
 
@@ -140,21 +144,42 @@ def options_of(given: Configuration, cluster: Cluster | None = None, mesh: str =
 class Imported:
     """A configuration priced for a model.
 
-        plan       its best plan; None where there is none
-        problem    why there is none
+        plan       its best plan; of those that fit the memory, where any do; None where there is none
+        problem    why there is none that fits
         best       the found plan: of any layouts, with the same batch, precision and numbers of microbatches
+        options    of `autoddl plan` that say the configuration
     """
 
     plan: Plan | None
     problem: AutoDDLError | None
     best: Plan
+    options: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Seconds and bytes of both, under stable names."""
         own, best = self.plan.predicted if self.plan else None, self.best.predicted
         return {"predicted_seconds": own.seconds if own else None, "peak_bytes": own.peak_bytes if own else None,
                 "found_seconds": best.seconds, "found_peak_bytes": best.peak_bytes, "found_mesh": str(self.best.mesh),
-                "bound_seconds": self.best.bound, "detail": str(self.problem or "")}
+                "bound_seconds": self.best.bound, "detail": str(self.problem or ""), "options": list(self.options)}
+
+
+ROOM = 1000.0
+"""The memory of a device, as a multiple of what it has, under which a configuration that does not fit is priced."""
+
+
+def _priced_anyway(task: PlanTask, given: Configuration, subject: Subject, progress: Progress | None
+                   ) -> tuple[Plan | None, AutoDDLError | None]:
+    """The best plan of a configuration, and why none of its plans fits; that plan then takes more than there is."""
+    try:
+        return priced(task, given, (given.recompute,), subject, progress), None
+    except Infeasible as error:
+        try:
+            large = replace(task, budget=task.budget * ROOM, options=replace(task.options, budget=task.budget * ROOM))
+            return priced(large, given, (given.recompute,), subject, progress), error
+        except (Infeasible, InputError):
+            return None, error
+    except InputError as error:
+        return None, error
 
 
 def price_import(given: Configuration, model: "nn.Module", cluster: Cluster, sample: object = None, *, name: str = "",
@@ -173,10 +198,7 @@ def price_import(given: Configuration, model: "nn.Module", cluster: Cluster, sam
         raise InputError(f"{given} has a batch of {given.rows} rows, and the model's sample has "
                          f"{whole.rows * given.microbatches}: set the batch of the factory, like --set "
                          f"batch={given.rows}")
-    plan, problem = None, None
-    try:
-        plan = priced(task, given, (given.recompute,), whole, progress)
-    except (Infeasible, InputError) as error:
-        problem = error
-    return Imported(plan, problem, find(model, cluster, sample, name=name, factory=factory, progress=progress,
-                                        **options.words()))
+    plan, problem = _priced_anyway(task, given, whole, progress)
+    best = find(model, cluster, sample, name=name, factory=factory, progress=progress, **options.words())
+    first = plan if plan is None or plan.pipeline is None else plan.pipeline.stages[0].plan
+    return Imported(plan, problem, best, options_of(given, cluster, str(first.mesh) if first else "", whole))

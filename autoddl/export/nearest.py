@@ -126,10 +126,9 @@ def _pipeline(given: Configuration, target: Target) -> tuple[Configuration, list
                          "1, or export to torchtitan or megatron")
     found = given
     if schedule_kind(given.schedule) not in limits.schedules:
-        chunks = len(given.layers) // given.stages if given.layers else 2 if given.schedule in ("zb-v", "dualpipe-v") \
-            else 1
+        chunks = given.all_stages // given.stages
         name = f"interleaved:{chunks}" if chunks > 1 and "interleaved" in limits.schedules else "1f1b"
-        if name == "interleaved:2" and given.microbatches % given.stages:
+        if chunks > 1 and given.microbatches % given.stages:
             name = "1f1b"
         layers = given.layers if chunks == 1 or name != "1f1b" else ()
         found = replace(found, schedule=name, layers=layers)

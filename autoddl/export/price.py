@@ -133,7 +133,7 @@ def priced(task: PlanTask, given: Configuration, policies: Sequence[str], subjec
 def _staged(task: PlanTask, given: Configuration, subject: Subject) -> Plan:
     """The best pipeline of a configuration, over meshes of its stages and policies of recomputation."""
     chunks, graph = chunks_of(given.schedule), task.variant(given.microbatches).original
-    stages = given.stages * chunks
+    stages = given.all_stages
     place, cuts = stage_cluster(task.cluster, given.stages), subject.cuts(given.layers, stages)
     splits = splits_backward(given.schedule)
     where = Staged(cuts, given.schedule, given.microbatches).placement if splits and chunks > 1 else ()

@@ -4,14 +4,14 @@ A *unit* is a block, like `layers.3`, or a module beside the blocks, like `token
 between units, and shard and recompute by them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 from autoddl.core.errors import InputError
-from autoddl.core.graph import Graph, Kind, graph_from_text
+from autoddl.core.graph import Graph, Kind, Op, graph_from_text
 from autoddl.core.hubs import add_hubs, needed_ops
 from autoddl.core.plan import Plan
 from autoddl.core.recompute import Block, blocks_of
@@ -110,6 +110,16 @@ class Subject:
             at += own
             found.append(starts[at])
         return tuple(found)
+
+    def beginnings(self, layers: tuple[int, ...], stages: int) -> tuple[str, ...]:
+        """The modules with which stages but the first begin. Raises InputError as `cuts`."""
+        ops = needed_ops(self.graph)
+        return tuple(self._begins(ops[cut:]) for cut in self.cuts(layers, stages))
+
+    def _begins(self, ops: Sequence[Op]) -> str:
+        names = [block.name for block in self.blocks]
+        module = next((op.module for op in ops if op.module), "")
+        return next((name for name in names if module == name or module.startswith(f"{name}.")), module)
 
     @cached_property
     def ties(self) -> tuple[tuple[str, str], ...]:

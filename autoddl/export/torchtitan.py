@@ -70,9 +70,8 @@ def _parts(given: Configuration, model: Model) -> list[list[str]]:
 
     Units between blocks go with the block before them.
     """
-    chunks = _chunks(given.schedule)
-    count = len(model.blocks)
-    layers = given.layers or (count // (given.stages * chunks),) * (given.stages * chunks)
+    count, stages = len(model.blocks), given.all_stages
+    layers = given.layers or (count // stages,) * stages
     if sum(layers) != count:
         raise InputError(f"{len(layers)} stages have {sum(layers)} blocks, and {model.model} has {count}: let them "
                          "agree")
@@ -82,11 +81,6 @@ def _parts(given: Configuration, model: Model) -> list[list[str]]:
         at += own
         ends.append(names[at] if at < len(names) else names[-1] + 1)
     return [list(model.units[a:b]) for a, b in zip([0, *ends], [*ends, len(model.units)], strict=True)]
-
-
-def _chunks(schedule: str) -> int:
-    kind, _, width = schedule.partition(":")
-    return 2 if kind in ("zb-v", "dualpipe-v") else int(width or 1)
 
 
 def write(given: Configuration, model: Model) -> str:
@@ -187,9 +181,10 @@ def _schedule(parallelism: Mapping[str, Any], stages: int) -> tuple[str, tuple[i
     kind = SCHEDULES[name]
     if kind == "interleaved":
         return f"interleaved:{max(2, len(parts) // stages)}", layers
-    if len(parts) not in (0, stages * _chunks(kind)):
-        raise InputError(f"schedule {name} has {stages * _chunks(kind)} stages on {stages} ranks, and "
-                         f"module_fqns_per_model_part has {len(parts)}")
+    count = Configuration(stages=stages, schedule=kind).all_stages
+    if len(parts) not in (0, count):
+        raise InputError(f"schedule {name} has {count} stages on {stages} ranks, and module_fqns_per_model_part has "
+                         f"{len(parts)}")
     return kind, layers
 
 

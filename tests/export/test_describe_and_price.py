@@ -113,7 +113,7 @@ def test_a_nearest_configuration_that_does_not_fit_is_refused() -> None:
     """No plan of the configuration takes less than half of the peak of the best one."""
     plan = best("data parallel")
     tight = replace(plan, budget=plan.predicted.peak_bytes / 8)
-    with pytest.raises(Infeasible, match="no plan takes less than.*Megatron-LM has nothing nearer than data=4"):
+    with pytest.raises(Infeasible, match=r"no plan takes less than.*Megatron-LM has nothing nearer than data=4"):
         export_plan(tight, "megatron")
 
 
