@@ -44,7 +44,7 @@ def export_verb(plan: PlanPath, to: To, output: Out = None, as_json: AsJson = Fa
 
 
 def _exported_table(plan: "Plan", made: "Exported", output: Path | None) -> RenderableType:
-    """What was written, what was lost, and what to expect."""
+    """Returns what was written, what was lost, and what to expect."""
     table, best = grid(), made.plan.predicted
     table.add_row("nearest", str(made.configuration))
     table.add_row("step", f"{show_seconds(best.seconds)} predicted, {show_seconds(made.seconds)} of the plan "

@@ -4,8 +4,8 @@
     zero-3, zero-2         parallelism_config_dp_shard_size, with fsdp_reshard_after_forward true | false (FSDP2)
     context, tensor        parallelism_config_cp_size, parallelism_config_tp_size
 
-Ranks lie in this order, tensor innermost. The file has no place for the batch and for gradients' dtype: the script
-says them, and here they stand as comments by the names of transformers' `TrainingArguments`, which are read back.
+Ranks lie in this order, tensor innermost. The file has no place for the batch and for gradients' dtype, which the
+script says. Here they stand as comments, by the names of transformers' `TrainingArguments`, and are read back.
 """
 
 import re
@@ -17,14 +17,15 @@ import yaml
 from autoddl.core.errors import InputError
 from autoddl.core.precision import Precision
 from autoddl.export.configuration import Configuration, Degree
-from autoddl.export.target import Limits, Model, Target, check_keys, section, whole_number
+from autoddl.export.target import Model, Target, TargetLimits, check_keys, section, whole_number
 
 __all__ = ["ACCELERATE"]
 
 SHARDED = frozenset({(), ("zero-2",), ("zero-3",), ("data", "zero-2"), ("data", "zero-3")})
 
-LIMITS = Limits(data=SHARDED | {("data",)}, beside=SHARDED, context=True, stages=False, recompute=("none", "full"),
-                sequence=(False,), precisions=("float32", "bf16-mixed", "bf16-mixed,reduce=bfloat16"))
+LIMITS = TargetLimits(data=SHARDED | {("data",)}, beside=SHARDED, context=True, stages=False,
+                      recompute=("none", "full"), sequence=(False,),
+                      precisions=("float32", "bf16-mixed", "bf16-mixed,reduce=bfloat16"))
 
 PREFIX = "parallelism_config_"
 
@@ -33,7 +34,7 @@ def _is_sharded(given: Configuration) -> bool:
     return given.degree("zero-2", "zero-3") > 1
 
 
-def write(given: Configuration, model: Model) -> str:
+def _write(given: Configuration, model: Model) -> str:
     """The configuration as YAML, with comments for what the script says."""
     recipe = Precision.parse(given.precision)
     sharded = _is_sharded(given)
@@ -71,7 +72,7 @@ TOP = ("compute_environment", "distributed_type", "mixed_precision", "num_proces
        "dynamo_config", "tpu_env", "tpu_use_cluster", "tpu_use_sudo")
 
 
-def read(text: str, ranks: int | None) -> Configuration:
+def _read(text: str, ranks: int | None) -> Configuration:
     """The configuration that YAML says. Raises InputError for unknown settings and values that there are not."""
     try:
         found = yaml.safe_load(text)
@@ -128,7 +129,7 @@ def _recipe(found: Mapping[str, Any], reduced: str) -> str:
     return str(Precision("bf16-mixed", reduced)) if word == "bf16" else "float32"
 
 
-def notes(given: Configuration) -> list[str]:
+def _notes(given: Configuration) -> list[str]:
     """Names what is different there though it has the same name."""
     found = []
     if given.precision == "bf16-mixed" and _is_sharded(given):
@@ -139,4 +140,4 @@ def notes(given: Configuration) -> list[str]:
     return found
 
 
-ACCELERATE = Target("accelerate", "accelerate", LIMITS, write, read, notes)
+ACCELERATE = Target("accelerate", "accelerate", LIMITS, _write, _read, _notes)

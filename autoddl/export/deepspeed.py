@@ -17,18 +17,18 @@ from typing import Any
 from autoddl.core.errors import InputError
 from autoddl.core.precision import Precision
 from autoddl.export.configuration import DATA_ROLES, Configuration, Degree
-from autoddl.export.target import Limits, Model, Target, check_keys, section, whole_number
+from autoddl.export.target import Model, Target, TargetLimits, check_keys, section, whole_number
 
 __all__ = ["DEEPSPEED"]
 
 PLAIN = frozenset({(), ("data",), ("zero-1",), ("zero-2",)})
 
-LIMITS = Limits(data=PLAIN | {("zero-3",), ("zero-2", "zero-3")}, beside=PLAIN, stages=False,
-                recompute=("none", "full"), sequence=(False,),
-                precisions=("float32", "bf16-mixed", "bf16-mixed,reduce=bfloat16"))
+LIMITS = TargetLimits(data=PLAIN | {("zero-3",), ("zero-2", "zero-3")}, beside=PLAIN, stages=False,
+                      recompute=("none", "full"), sequence=(False,),
+                      precisions=("float32", "bf16-mixed", "bf16-mixed,reduce=bfloat16"))
 
 
-def write(given: Configuration, model: Model) -> str:
+def _write(given: Configuration, model: Model) -> str:
     """The configuration as JSON."""
     data = [one for one in given.degrees if one.role in DATA_ROLES]
     zero: dict[str, Any] = {"stage": DATA_ROLES.index(data[-1].role) if data else 0}
@@ -67,7 +67,7 @@ TOP = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulat
        "checkpoint", "data_efficiency", "compile", "seed", "timers", "zero_optimization_autotp", "amp")
 
 
-def read(text: str, ranks: int | None) -> Configuration:
+def _read(text: str, ranks: int | None) -> Configuration:
     """The configuration that JSON says. Raises InputError for unknown settings and values that there are not."""
     try:
         found = json.loads(text)
@@ -131,10 +131,10 @@ def _recipe(found: Mapping[str, Any]) -> str:
     return "bf16-mixed" if wide else "bf16-mixed,reduce=bfloat16"
 
 
-def notes(given: Configuration) -> list[str]:
+def _notes(given: Configuration) -> list[str]:
     """Names what is different there though it has the same name."""
     return ["recomputation full: the model's code calls deepspeed.checkpointing for every block; the JSON says only "
             "how"] if given.recompute == "full" else []
 
 
-DEEPSPEED = Target("deepspeed", "DeepSpeed", LIMITS, write, read, notes)
+DEEPSPEED = Target("deepspeed", "DeepSpeed", LIMITS, _write, _read, _notes)

@@ -26,10 +26,10 @@ from autoddl.core.precision import Precision
 from autoddl.export.configuration import DATA_ROLES, Configuration, Degree, degrees_of
 from autoddl.export.recompute_policy import short_policy
 from autoddl.export.subject import Subject
-from autoddl.export.target import Piece
+from autoddl.export.target import TensorPiece
 from autoddl.operators.work import base
 
-__all__ = ["Described", "describe", "norm_modules", "tensor_pieces"]
+__all__ = ["Described", "describe_plan", "norm_modules", "tensor_pieces"]
 
 IDLE = "idle"
 """The say of a parameter where ranks of an axis read all of it with all of what is read with it."""
@@ -47,11 +47,11 @@ class Described:
     lost: tuple[str, ...]
 
 
-def describe(plan: Plan, subject: Subject) -> Described:
+def describe_plan(plan: Plan, subject: Subject) -> Described:
     """The configuration that is nearest to a plan.
 
-    Raises InputError where the rows of a microbatch do not split evenly over the ranks that split the batch, and for a
-    dtype that no recipe of precision stores parameters in.
+    Raises InputError where the rows of a microbatch do not split evenly over the ranks that split the batch. Raises it
+    for parameters of a dtype that no recipe of precision has.
     """
     parts = [_Part(one) for one in _stage_plans(plan)]
     main = max(parts, key=lambda part: part.nbytes)
@@ -72,15 +72,15 @@ def describe(plan: Plan, subject: Subject) -> Described:
     return Described(found, tuple(lost))
 
 
-def tensor_pieces(plan: Plan) -> tuple[Piece, ...]:
+def tensor_pieces(plan: Plan) -> tuple[TensorPiece, ...]:
     """The parameters that a plan without stages splits over its axes of tensor parallelism, each along one dim."""
-    part, found = _Part(plan), list[Piece]()
+    part, found = _Part(plan), list[TensorPiece]()
     axes = [a for a, (role, size) in enumerate(part.axes) if role == "tensor" and size > 1]
     for tensor, reads in _reads(part.graph, plan).items():
         states = {layout[a] for _, layout, _ in reads for a in axes}
         dims = {state.dim for state in states if isinstance(state, Split)}
         if len(states) == len(dims) == 1:
-            found.append(Piece(tensor.fqn, min(dims), base(reads[0][0]).removeprefix("aten.")))
+            found.append(TensorPiece(tensor.fqn, min(dims), base(reads[0][0]).removeprefix("aten.")))
     return tuple(found)
 
 
@@ -98,7 +98,7 @@ def _known(role: str) -> str:
 
 
 class _Part:
-    """What the axes do of a plan without stages, or of one stage."""
+    """Tells what the axes of a plan without stages do, or those of one stage."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.graph = plan, add_hubs(graph_from_text(plan.source["graph"]))
@@ -231,7 +231,7 @@ def _role(tensor: Tensor, a: int, reads: list[_Read], stored: Layout, depths: tu
 
 
 def _stages_lost(parts: list[_Part], main: _Part) -> list[str]:
-    """What is lost where stages differ from the one with most parameters."""
+    """Names what is lost where stages differ from the one with most parameters."""
     found = []
     for s, part in enumerate(parts):
         if degrees_of(Degree(_known(r), n) for r, n in part.axes) != degrees_of(

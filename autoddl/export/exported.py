@@ -16,11 +16,11 @@ from autoddl.cost_models import Cluster
 from autoddl.export.accelerate import ACCELERATE
 from autoddl.export.configuration import Configuration
 from autoddl.export.deepspeed import DEEPSPEED
-from autoddl.export.describe import describe, norm_modules, tensor_pieces
+from autoddl.export.describe import describe_plan, norm_modules, tensor_pieces
 from autoddl.export.fsdp2 import FSDP2
 from autoddl.export.megatron import MEGATRON
-from autoddl.export.nearest import nearest
-from autoddl.export.price import meshes_of, priced, task_of_plan
+from autoddl.export.nearest import nearest_configuration
+from autoddl.export.price import meshes_of, price_configuration, task_of_plan
 from autoddl.export.recompute_policy import short_policy
 from autoddl.export.subject import Subject, subject_of
 from autoddl.export.target import Target, near
@@ -83,10 +83,10 @@ def export_plan(plan: Plan, name: str, progress: Progress | None = None) -> Expo
     Raises InputError where the target has none near, and Infeasible where the nearest does not fit the plan's budget.
     """
     target, subject = target_of(name), subject_of(plan)
-    said = describe(plan, subject)
-    found = nearest(said.configuration, target)
+    said = describe_plan(plan, subject)
+    found = nearest_configuration(said.configuration, target)
     try:
-        best = priced(task_of_plan(plan), found.configuration, found.policies, subject, progress)
+        best = price_configuration(task_of_plan(plan), found.configuration, found.policies, subject, progress)
     except Infeasible as error:
         raise Infeasible(error.needed, error.budget, f"{target.title} has nothing nearer than {found.configuration}; "
                          "plan with microbatches, recomputation or stages that it has", error.reachable) from None
@@ -171,11 +171,11 @@ def _priced_anyway(task: PlanTask, given: Configuration, subject: Subject, progr
                    ) -> tuple[Plan | None, AutoDDLError | None]:
     """The best plan of a configuration, and why none of its plans fits; that plan then takes more than there is."""
     try:
-        return priced(task, given, (given.recompute,), subject, progress), None
+        return price_configuration(task, given, (given.recompute,), subject, progress), None
     except Infeasible as error:
         try:
             large = replace(task, budget=task.budget * ROOM, options=replace(task.options, budget=task.budget * ROOM))
-            return priced(large, given, (given.recompute,), subject, progress), error
+            return price_configuration(large, given, (given.recompute,), subject, progress), error
         except (Infeasible, InputError):
             return None, error
     except InputError as error:

@@ -18,11 +18,11 @@ from autoddl.core.errors import InputError
 from autoddl.core.precision import Precision
 from autoddl.core.recompute import FULL, NO_RECOMPUTE, SELECTIVE
 from autoddl.export.configuration import Configuration
-from autoddl.export.target import Limits, Model, Piece, Target
+from autoddl.export.target import Model, Target, TargetLimits, TensorPiece
 
 __all__ = ["FSDP2"]
 
-LIMITS = Limits(
+LIMITS = TargetLimits(
     data=frozenset({(), ("data",), ("zero-2", "zero-3"), *(
         roles for zero in ("zero-1", "zero-2", "zero-3") for roles in ((zero,), ("data", zero)))}),
     stages=False, precisions=("float32", "bf16-mixed", "bf16-mixed,reduce=bfloat16"),
@@ -225,7 +225,7 @@ def _styles(given: Configuration, model: Model) -> tuple[str, dict[str, int]]:
     kept = "Shard(1)" if given.sequence else "Replicate()"
     names = {alias: fqn for fqn, alias in model.ties}
     every = {*(piece.fqn for piece in model.pieces)}
-    for piece in [*model.pieces, *(Piece(alias, one.dim, one.kind) for alias, fqn in names.items()
+    for piece in [*model.pieces, *(TensorPiece(alias, one.dim, one.kind) for alias, fqn in names.items()
                                    for one in model.pieces if one.fqn == fqn)]:
         owner, _, name = piece.fqn.rpartition(".")
         style = _style(piece, piece.fqn in names, kept)
@@ -238,7 +238,7 @@ def _styles(given: Configuration, model: Model) -> tuple[str, dict[str, int]]:
     return "{\n" + "\n".join(rows) + "\n    }" if rows else "{}", others
 
 
-def _style(piece: Piece, tied: bool, kept: str) -> str:
+def _style(piece: TensorPiece, tied: bool, kept: str) -> str:
     """The style of the module of a weight, "" where torch has none; what ties gives a weight is read by a product."""
     if piece.kind == "embedding" and not tied:
         return "ColwiseParallel(use_local_output=False)" if piece.dim == 1 else (
@@ -249,7 +249,7 @@ def _style(piece: Piece, tied: bool, kept: str) -> str:
         f"RowwiseParallel(output_layouts={kept}, use_local_output=False)")
 
 
-def write(given: Configuration, model: Model) -> str:
+def _write(given: Configuration, model: Model) -> str:
     """The program. Raises InputError for a plan that does not say what makes its model."""
     factory = model.factory
     if not factory.get("file"):
@@ -270,7 +270,7 @@ def write(given: Configuration, model: Model) -> str:
     return head + BODY.replace("{styles}", styles).replace("{others!r}", repr(others))
 
 
-def notes(given: Configuration) -> list[str]:
+def _notes(given: Configuration) -> list[str]:
     """Names what is different there though it has the same name."""
     found = []
     if given.degree("tensor") > 1:
@@ -281,4 +281,4 @@ def notes(given: Configuration) -> list[str]:
     return found
 
 
-FSDP2 = Target("fsdp2", "FSDP2", LIMITS, write, None, notes)
+FSDP2 = Target("fsdp2", "FSDP2", LIMITS, _write, None, _notes)

@@ -22,14 +22,14 @@ from typing import Protocol
 from autoddl.core.errors import InputError
 from autoddl.core.precision import Precision
 from autoddl.export.configuration import Configuration, Degree
-from autoddl.export.target import Limits, Model, Target, near, whole_number
+from autoddl.export.target import Model, Target, TargetLimits, near, whole_number
 
 __all__ = ["MEGATRON", "layers_of_layout", "layout_of_layers"]
 
 STRATEGIES = {"no_shard": "data", "optim": "zero-1", "optim_grads": "zero-2", "optim_grads_params": "zero-3"}
 """Values of --data-parallel-sharding-strategy, and the role that each is."""
 
-LIMITS = Limits(
+LIMITS = TargetLimits(
     data=frozenset({(), ("data",), ("zero-1",), ("data", "zero-1"), *(
         roles for zero in ("zero-2", "zero-3") for roles in ((zero,), ("data", zero), ("zero-1", zero)))}),
     context=True, experts=True, schedules=("1f1b", "interleaved"), recompute=("none", "full", "selective", "first"),
@@ -107,7 +107,7 @@ def _recompute(policy: str) -> dict[str, str | None]:
             "--recompute-num-layers": policy.removeprefix("first-") if block else "1"}
 
 
-def write(given: Configuration, model: Model) -> str:
+def _write(given: Configuration, model: Model) -> str:
     """The flags, one a line, as a shell has them."""
     rows = [flag if value is None else f"{flag} {shlex.quote(value)}" for flag, value in _flags(given).items()]
     return " \\\n".join(rows) + "\n"
@@ -166,7 +166,7 @@ def _parsed(text: str) -> Mapping[str, str]:
     return found
 
 
-def read(text: str, ranks: int | None) -> Configuration:
+def _read(text: str, ranks: int | None) -> Configuration:
     """The configuration that flags say. Raises InputError for unknown flags and for values that there are not."""
     found = _parsed(text)
     for flag in SWITCHES:
@@ -216,7 +216,7 @@ def _data(found: Mapping[str, str], data: int, number: Number) -> tuple[Degree, 
 
 
 def _chosen(flag: str, found: Mapping[str, str], values: Mapping[str, str], default: str) -> str:
-    """What the value of a flag stands for. Raises InputError for one that there is not."""
+    """Returns what the value of a flag stands for. Raises InputError for one that there is not."""
     value = found.get(flag, default)
     if value not in values:
         raise InputError(f"{flag} {value!r} is none of {', '.join(values)}{near(value, tuple(values))}")
@@ -266,12 +266,12 @@ def _policy(found: Mapping[str, str], number: Number) -> str:
     return f"first-{count}" if block else "full"
 
 
-def notes(given: Configuration) -> list[str]:
-    """What has the same name there and is different."""
+def _notes(given: Configuration) -> list[str]:
+    """Names what is different there though it has the same name."""
     if given.recompute == "selective":
         return ["recomputation selective: Megatron-LM computes the core of attention again, and keeps activation "
                 "functions and norms"]
     return []
 
 
-MEGATRON = Target("megatron", "Megatron-LM", LIMITS, write, read, notes)
+MEGATRON = Target("megatron", "Megatron-LM", LIMITS, _write, _read, _notes)

@@ -16,13 +16,13 @@ from math import log2
 from autoddl.core.errors import InputError
 from autoddl.core.precision import Precision
 from autoddl.export.configuration import DATA_ROLES, Configuration, Degree, degrees_of
-from autoddl.export.target import Limits, Target
+from autoddl.export.target import Target, TargetLimits
 
-__all__ = ["Nearest", "is_expressible", "nearest", "schedule_kind"]
+__all__ = ["NearestConfiguration", "is_expressible", "nearest_configuration", "schedule_kind"]
 
 
 @dataclass(frozen=True, slots=True)
-class Nearest:
+class NearestConfiguration:
     """The nearest configuration of a target.
 
         configuration    with the first of the policies
@@ -35,7 +35,7 @@ class Nearest:
     lost: tuple[str, ...]
 
 
-def nearest(given: Configuration, target: Target) -> Nearest:
+def nearest_configuration(given: Configuration, target: Target) -> NearestConfiguration:
     """The nearest configuration that a target has. Raises InputError where there is none near."""
     limits, lost = target.limits, list[str]()
     found = given
@@ -47,13 +47,13 @@ def nearest(given: Configuration, target: Target) -> Nearest:
         policies = tuple(one for one in ("none", "selective", "full") if one in limits.recompute)
         words = f"one of {', '.join(policies)}" if len(policies) > 1 else policies[0]
         lost.append(f"recomputation {given.recompute} becomes {words}")
-    return Nearest(replace(found, recompute=policies[0]), policies, tuple(lost))
+    return NearestConfiguration(replace(found, recompute=policies[0]), policies, tuple(lost))
 
 
 def is_expressible(given: Configuration, target: Target) -> bool:
     """Whether a target has just this configuration."""
     try:
-        found = nearest(given, target)
+        found = nearest_configuration(given, target)
     except InputError:
         return False
     return found.configuration == given and found.policies == (given.recompute,)
@@ -88,7 +88,7 @@ def _degrees(given: Configuration, target: Target) -> tuple[Configuration, list[
     return replace(given, degrees=found, sequence=sequence), lost
 
 
-def _allowed(limits: Limits, others: bool) -> list[tuple[str, ...]]:
+def _allowed(limits: TargetLimits, others: bool) -> list[tuple[str, ...]]:
     """The sequences of roles of ranks that split the batch, beside others or alone."""
     return sorted(limits.data if limits.beside is None or not others else limits.beside)
 

@@ -1,12 +1,12 @@
 """Prices a configuration: the best plan that has its degrees, pipeline, microbatches and recomputation.
 
-A configuration is a region of the space of plans. Its degrees become axes of a mesh, innermost last, which are cut
-where they straddle levels of the cluster, and each axis has the role of its degree (`planner.strategies`). Everything
+A configuration is a region of the space of plans. Its degrees become axes of a mesh, innermost last, cut where
+they straddle levels of the cluster. Each axis has the role of its degree (`planner.strategies`). Everything
 that roles leave open is free, as for every named strategy, so a configuration is priced at its best.
 
     task_of_plan    the task that a plan answers, from the plan alone
     meshes_of       meshes with roles for a configuration
-    priced          the best plan of a configuration
+    price_configuration    the best plan of a configuration
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ from autoddl.planner.strategies import strategy
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.space import Region
 
-__all__ = ["RoledMesh", "meshes_of", "priced", "task_of_plan"]
+__all__ = ["RoledMesh", "meshes_of", "price_configuration", "task_of_plan"]
 
 NAMES: Mapping[str, str] = {"tensor": "tp", "context": "cp"}
 """Names of axes by role; those that split the batch are dp."""
@@ -107,7 +107,7 @@ def _region(roles: Mapping[str, str], whole: Graph | None, graph: Graph, mesh: M
     return strategy(graph, mesh, roles, whole)
 
 
-def priced(task: PlanTask, given: Configuration, policies: Sequence[str], subject: Subject,
+def price_configuration(task: PlanTask, given: Configuration, policies: Sequence[str], subject: Subject,
            progress: Progress | None = None) -> Plan:
     """The best plan of a configuration under any of some policies of recomputation.
 

@@ -16,14 +16,14 @@ from autoddl.core.hubs import add_hubs, needed_ops
 from autoddl.core.plan import Plan
 from autoddl.core.recompute import Block, blocks_of
 from autoddl.cost_models import Cluster, parse_cluster
-from autoddl.export.target import Piece
+from autoddl.export.target import TensorPiece
 
 __all__ = ["Subject", "subject_of"]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is trained.
+    """A model and its cluster, as a plan knows them.
 
         model      name of the model
         graph      the captured graph of one microbatch
@@ -39,7 +39,7 @@ class Subject:
     cluster: Cluster
     sample: Mapping[str, Any]
     factory: Mapping[str, Any] = field(default_factory=dict)
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[TensorPiece, ...] = ()
     norms: tuple[str, ...] = ()
 
     @cached_property
@@ -132,7 +132,7 @@ def _head(name: str) -> str:
 
 
 def subject_of(plan: Plan) -> Subject:
-    """What a plan trains. Raises InputError for a plan that does not keep it."""
+    """The subject of a plan. Raises InputError for a plan that does not keep it."""
     if not {"graph", "cluster"} <= plan.source.keys():
         raise InputError("this plan does not say what it was made from: an earlier version made it; make it again")
     return Subject(plan.model, graph_from_text(plan.source["graph"]),

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, Protocol
 from autoddl.core.errors import InputError
 from autoddl.export.configuration import Configuration
 
-__all__ = ["Limits", "Model", "Piece", "Target", "check_keys", "near", "section", "whole_number"]
+__all__ = ["Model", "Target", "TargetLimits", "TensorPiece", "check_keys", "near", "section", "whole_number"]
 
 
-class Piece(NamedTuple):
+class TensorPiece(NamedTuple):
     """A parameter of which each rank of tensor parallelism has a part along `dim`; `kind` is the op that reads it."""
 
     fqn: str
@@ -23,7 +23,7 @@ class Piece(NamedTuple):
 
 
 class Model(Protocol):
-    """What a target's text says of the model (`subject.Subject`)."""
+    """The facts that a target's text says of the model (`subject.Subject`)."""
 
     @property
     def model(self) -> str:
@@ -42,7 +42,7 @@ class Model(Protocol):
         """Tokens of a row."""
 
     @property
-    def pieces(self) -> Sequence[Piece]:
+    def pieces(self) -> Sequence[TensorPiece]:
         """The parameters that tensor parallelism splits."""
 
     @property
@@ -59,8 +59,8 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What a target can express.
+class TargetLimits:
+    """The configurations that a target can express.
 
         data          roles that ranks which split the batch may have, outermost first; () is none
         beside        those that they may have beside tensor or context parallelism; None for the same ones
@@ -104,7 +104,7 @@ class Target:
 
     name: str
     title: str
-    limits: Limits
+    limits: TargetLimits
     write: Callable[[Configuration, Model], str]
     read: Callable[[str, int | None], Configuration] | None = None
     notes: Callable[[Configuration], Sequence[str]] = lambda _: ()

@@ -17,7 +17,7 @@ from typing import Any
 
 from autoddl.core.errors import InputError
 from autoddl.export.configuration import Configuration, Degree
-from autoddl.export.target import Limits, Model, Target, check_keys, near, section, whole_number
+from autoddl.export.target import Model, Target, TargetLimits, check_keys, near, section, whole_number
 
 __all__ = ["TORCHTITAN"]
 
@@ -27,8 +27,8 @@ SCHEDULES: Mapping[str, str] = {"1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F
 
 SHARDED = frozenset({(), ("zero-2",), ("zero-3",), ("data", "zero-2"), ("data", "zero-3")})
 
-LIMITS = Limits(data=SHARDED | {("data",)}, context=True, experts=True, schedules=tuple(SCHEDULES.values()),
-                recompute=("none", "full", "selective", "every"), precisions=("float32", "bf16-mixed", "bf16"))
+LIMITS = TargetLimits(data=SHARDED | {("data",)}, context=True, experts=True, schedules=tuple(SCHEDULES.values()),
+                      recompute=("none", "full", "selective", "every"), precisions=("float32", "bf16-mixed", "bf16"))
 
 
 def _sections(given: Configuration, model: Model) -> dict[str, dict[str, Any]]:
@@ -83,7 +83,7 @@ def _parts(given: Configuration, model: Model) -> list[list[str]]:
     return [list(model.units[a:b]) for a, b in zip([0, *ends], [*ends, len(model.units)], strict=True)]
 
 
-def write(given: Configuration, model: Model) -> str:
+def _write(given: Configuration, model: Model) -> str:
     """The settings as TOML."""
     rows = []
     for name, settings in _sections(given, model).items():
@@ -124,7 +124,7 @@ SECTIONS = (*KNOWN, "job", "profiling", "metrics", "model", "optimizer", "lr_sch
             "quantize", "float8", "comm", "memory_estimation", "fault_tolerance", "experimental", "validation", "debug")
 
 
-def read(text: str, ranks: int | None) -> Configuration:
+def _read(text: str, ranks: int | None) -> Configuration:
     """The configuration that a TOML file says. Raises InputError for unknown settings and values that there are not."""
     try:
         found = tomllib.loads(text)
@@ -225,7 +225,7 @@ def _policy(found: Mapping[str, Any]) -> str:
     return "full" if every == 1 else f"every-{every}"
 
 
-def notes(given: Configuration) -> list[str]:
+def _notes(given: Configuration) -> list[str]:
     """Names what is different there though it has the same name."""
     found = []
     if given.precision == "bf16-mixed" and given.degree("zero-2", "zero-3") == 1 and (
@@ -237,4 +237,4 @@ def notes(given: Configuration) -> list[str]:
     return found
 
 
-TORCHTITAN = Target("torchtitan", "torchtitan", LIMITS, write, read, notes)
+TORCHTITAN = Target("torchtitan", "torchtitan", LIMITS, _write, _read, _notes)

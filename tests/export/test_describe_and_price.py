@@ -14,9 +14,9 @@ from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, load_cluster
 from autoddl.export.configuration import Configuration, Degree
-from autoddl.export.describe import describe
+from autoddl.export.describe import describe_plan
 from autoddl.export.exported import TARGETS, export_plan, options_of
-from autoddl.export.price import meshes_of, priced
+from autoddl.export.price import meshes_of, price_configuration
 from autoddl.export.subject import Subject, subject_of
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.task import PlanTask, task_of
@@ -62,13 +62,13 @@ def subject(microbatches: int) -> Subject:
 @lru_cache
 def best(name: str) -> Plan:
     given = CONFIGURATIONS[name]
-    return priced(task(), given, (given.recompute,), subject(given.microbatches))
+    return price_configuration(task(), given, (given.recompute,), subject(given.microbatches))
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_the_plan_of_a_configuration_has_it(name: str) -> None:
     given, plan = CONFIGURATIONS[name], best(name)
-    said = describe(plan, subject_of(plan)).configuration
+    said = describe_plan(plan, subject_of(plan)).configuration
     assert said.degrees == given.degrees and said.recompute == given.recompute
     assert (said.microbatch, said.microbatches, said.stages, said.schedule, said.layers, said.precision) == (
         given.microbatch, given.microbatches, given.stages, given.schedule, given.layers, given.precision)

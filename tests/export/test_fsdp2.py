@@ -13,7 +13,7 @@ from autoddl.core.plan import Plan
 from autoddl.cost_models import load_cluster
 from autoddl.export.configuration import Configuration, Degree
 from autoddl.export.exported import export_plan
-from autoddl.export.price import priced
+from autoddl.export.price import price_configuration
 from autoddl.export.subject import Subject
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.task import PlanTask, task_of
@@ -57,7 +57,7 @@ def _model() -> torch.nn.Module:
 
 def plan_of(given: Configuration) -> Plan:
     whole = Subject("gpt", task().variant(given.microbatches).original, task().cluster, {})
-    return priced(task(), given, (given.recompute,), whole)
+    return price_configuration(task(), given, (given.recompute,), whole)
 
 
 @lru_cache

@@ -12,7 +12,7 @@ from autoddl.core.pipeline_schedules import generate
 from autoddl.export.configuration import DATA_ROLES, Configuration, Degree
 from autoddl.export.exported import TARGETS, import_text
 from autoddl.export.megatron import layers_of_layout, layout_of_layers
-from autoddl.export.nearest import is_expressible, nearest, schedule_kind
+from autoddl.export.nearest import is_expressible, nearest_configuration, schedule_kind
 from autoddl.export.target import Target
 
 READ = [one for one in TARGETS.values() if one.read is not None]
@@ -44,7 +44,7 @@ def test_what_a_target_has_is_read_as_it_was_written(target: Target) -> None:
     for _ in range(600):
         given, model = _drawn(draw, target)
         try:
-            near = nearest(given, target)
+            near = nearest_configuration(given, target)
         except InputError:
             continue
         for policy in near.policies:
@@ -62,7 +62,7 @@ def test_the_nearest_keeps_ranks_rows_and_microbatches(target: Target) -> None:
     for _ in range(200):
         given, _ = _drawn(draw, target)
         try:
-            made = nearest(given, target).configuration
+            made = nearest_configuration(given, target).configuration
         except InputError as error:
             assert re.search("has no|cannot", str(error))
             continue

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autoddl.export.target import Piece
+from autoddl.export.target import TensorPiece
 
 __all__ = ["WordedModel"]
 
@@ -16,7 +16,7 @@ class WordedModel:
     count: int
     model: str = "worded"
     tokens: int = 8192
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[TensorPiece, ...] = ()
     norms: tuple[str, ...] = ()
     ties: tuple[tuple[str, str], ...] = ()
     factory: Mapping[str, Any] = field(default_factory=dict)
