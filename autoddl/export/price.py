@@ -11,12 +11,11 @@ that roles leave open is free, as for every named strategy, so a configuration i
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import gcd
 
 from autoddl.api import Progress, plan_among
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
-from autoddl.core.graph import Graph, graph_from_text, graph_to_text
+from autoddl.core.graph import graph_from_text, graph_to_text
 from autoddl.core.layout import Axis, Mesh
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, parse_cluster
@@ -25,14 +24,13 @@ from autoddl.export.subject import Subject
 from autoddl.planner.candidates import Candidate, under_policies
 from autoddl.planner.meshes import check_mesh
 from autoddl.planner.options import PlanOptions
+from autoddl.planner.pins import region_of
 from autoddl.planner.pipeline_candidate import try_cut
 from autoddl.planner.pipeline_search import plan_of_cut
 from autoddl.planner.question import Question, question_of, task_of_question
 from autoddl.planner.stage_parts import StageParts
-from autoddl.planner.stage_plans import Staged, chunks_of, splits_backward, stage_cluster, without_recompute
-from autoddl.planner.strategies import strategy
+from autoddl.planner.stage_plans import Staged, splits_backward, stage_cluster, without_recompute
 from autoddl.planner.task import PlanTask
-from autoddl.pricing.space import Region
 
 __all__ = ["RoledMesh", "meshes_of", "price_configuration", "task_of_plan"]
 
@@ -103,13 +101,9 @@ def _pieces(degrees: Sequence[Degree], cluster: Cluster, fine: bool) -> Iterator
     return reversed(made)
 
 
-def _region(roles: Mapping[str, str], whole: Graph | None, graph: Graph, mesh: Mesh) -> Region:
-    return strategy(graph, mesh, roles, whole)
-
-
 def price_configuration(task: PlanTask, given: Configuration, policies: Sequence[str], subject: Subject,
-           progress: Progress | None = None) -> Plan:
-    """The best plan of a configuration under any of some policies of recomputation.
+                        progress: Progress | None = None) -> Plan:
+    """The best plan of a configuration under any of some policies of recomputation; it keeps the pins of the roles.
 
     Raises InputError where the configuration does not fit model or cluster, or splits what no region splits. Raises
     Infeasible where no such plan fits the budget.
@@ -120,29 +114,40 @@ def price_configuration(task: PlanTask, given: Configuration, policies: Sequence
     if given.ranks != task.cluster.size:
         raise InputError(f"the configuration has {given.ranks} ranks, and cluster {task.cluster.name} has "
                          f"{task.cluster.size} devices: let them agree")
-    options = replace(task.options, microbatches=(given.microbatches,), recompute=tuple(policies), pins=(), mesh=None,
-                      stages=(1,), cut=(), overlap=False)
-    own = replace(task, options=options)
-    if given.stages == 1:
-        tried = [Candidate(one.mesh, partial(_region, one.roles, None), given.microbatches)
-                 for one in meshes_of(given, task.cluster)]
-        return plan_among(own, under_policies(tried, policies), progress)
-    return _staged(own, given, subject)
+    place = stage_cluster(task.cluster, given.stages)
+    found: list[Plan] = []
+    problems: list[AutoDDLError] = []
+    for one in meshes_of(given, place):
+        pins = tuple(f"{axis}={role}" for axis, role in one.roles.items())
+        options = replace(task.options, microbatches=(given.microbatches,), recompute=tuple(policies), pins=pins,
+                          mesh=str(one.mesh), stages=(1,), cut=(), overlap=False)
+        own = replace(task, options=options)
+        try:
+            found.append(_unstaged(own, given, progress) if given.stages == 1 else _staged(own, given, subject))
+        except (Infeasible, InputError) as error:
+            problems.append(error)
+    if not found:
+        raise problems[0]
+    return min(found, key=lambda plan: plan.predicted.seconds)
+
+
+def _unstaged(task: PlanTask, given: Configuration, progress: Progress | None) -> Plan:
+    """The best plan without stages on the mesh and under the pins of the options."""
+    tried = [Candidate(Mesh.parse(task.options.mesh or ""), region_of(task.options), given.microbatches)]
+    return plan_among(task, under_policies(tried, task.options.recompute), progress)
 
 
 def _staged(task: PlanTask, given: Configuration, subject: Subject) -> Plan:
-    """The best pipeline of a configuration, over meshes of its stages and policies of recomputation."""
-    chunks, graph = chunks_of(given.schedule), task.variant(given.microbatches).original
-    stages = given.all_stages
-    place, cuts = stage_cluster(task.cluster, given.stages), subject.cuts(given.layers, stages)
+    """The best pipeline whose stages have the mesh and the pins of the options, over policies of recomputation."""
+    graph = task.variant(given.microbatches).original
+    stages, cuts = given.all_stages, subject.cuts(given.layers, given.all_stages)
     splits = splits_backward(given.schedule)
-    where = Staged(cuts, given.schedule, given.microbatches).placement if splits and chunks > 1 else ()
+    where = Staged(cuts, given.schedule, given.microbatches).placement if splits and stages > given.stages else ()
     found: list[Plan] = []
     problems: list[AutoDDLError] = []
-    within = tuple(Candidate(one.mesh, partial(_region, one.roles, graph)) for one in meshes_of(given, place))
     for policy in task.options.recompute:
         own = without_recompute(replace(task, options=replace(task.options, recompute=(policy,))), given.schedule)
-        part = StageParts(own, stages, given.stages, given.microbatches, cuts, within, splits=splits, placement=where)
+        part = StageParts(own, stages, given.stages, given.microbatches, cuts, splits=splits, placement=where)
         try:
             found.append(plan_of_cut(part, given.schedule, try_cut(part, given.schedule, tuple(range(1, stages)))))
         except (Infeasible, InputError) as error:
@@ -150,8 +155,6 @@ def _staged(task: PlanTask, given: Configuration, subject: Subject) -> Plan:
     if not found:
         raise problems[0]
     best = min(found, key=lambda plan: plan.predicted.seconds)
-    source = {"graph": graph_to_text(graph), "cluster": task.cluster.to_yaml(), "pins": [],
+    source = {"graph": graph_to_text(graph), "cluster": task.cluster.to_yaml(), "pins": list(task.options.pins),
               "optimizer": task.options.optimizer}
     return replace(best, source=source, proof="none: the stages are those of a configuration, each at its best")
-
-
