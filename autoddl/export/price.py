@@ -19,7 +19,7 @@ from autoddl.core.graph import graph_from_text, graph_to_text
 from autoddl.core.layout import Axis, Mesh
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, parse_cluster
-from autoddl.export.configuration import Configuration, Degree
+from autoddl.export.configuration import DATA_ROLES, Configuration, Degree
 from autoddl.export.subject import Subject
 from autoddl.planner.candidates import Candidate, under_policies
 from autoddl.planner.meshes import check_mesh
@@ -70,9 +70,16 @@ def meshes_of(given: Configuration, cluster: Cluster) -> tuple[RoledMesh, ...]:
         pieces = [*_pieces(given.degrees, cluster, fine)]
         names = _names([one.role for one in pieces])
         mesh = Mesh(tuple(Axis(name, one.size) for name, one in zip(names, pieces, strict=True)) or (Axis("one", 1),))
-        roles = {name: one.role for name, one in zip(names, pieces, strict=True)} or {"one": "data"}
+        roles = {name: _role(one.role, given) for name, one in zip(names, pieces, strict=True)} or {"one": "data"}
         found.setdefault(check_mesh(mesh, cluster), RoledMesh(mesh, roles))
     return tuple(found.values())
+
+
+def _role(role: str, given: Configuration) -> str:
+    """The role of an axis as `strategies` has it: ranks that split the sequence store parameters as those around do."""
+    if role != "context":
+        return role
+    return f"context {next((one.role for one in reversed(given.degrees) if one.role in DATA_ROLES), 'data')}"
 
 
 def _names(roles: Sequence[str]) -> list[str]:

@@ -4,7 +4,7 @@ A pin says `PATTERN: AXIS=STATE`. The pattern, as in a shell, matches parameters
 They have that state on that axis: a parameter where it is stored, an op where it writes. Instead of a
 state, O, OG or OGW asks for a parameter that is split there, with its gradients or its weight (`core.state_layouts`).
 A pin `AXIS=SIZE` alone asks for meshes that have such an axis. `AXIS=ROLE` asks for plans in which the ranks of the
-axis do what the role of a strategy says: data, zero-1, zero-2, zero-3, context or tensor (`planner.strategies`).
+axis do what the role of a strategy says: data, zero-1, tensor and the like (`planner.strategies`).
 
     h.*.attn.*: node=S(0)          wte.weight: net=B          h.*.weight: net=OGW          node=8          net=zero-3
 """
@@ -67,6 +67,8 @@ def parse_pin(text: str) -> Pin:
 
 def pin_meaning(pin: Pin, graph: Graph) -> str:
     """Says what a pin fixes of a graph, and what it leaves open."""
+    if not pin.pattern and isinstance(pin.value, str):
+        return f"fixes what the ranks of axis {pin.axis} split; what the role {pin.value} leaves open is searched"
     if not pin.pattern:
         return f"leaves meshes with an axis {pin.axis} of {pin.value} ranks"
     weights = sum(t.kind is Kind.PARAMETER and _matches(pin, t) for t in graph.tensors)

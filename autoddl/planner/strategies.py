@@ -42,13 +42,19 @@ from autoddl.planner.candidates import Candidate
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.space import Choice, Region
 
-__all__ = ["RolesRegion", "degrees_of", "grids_of_stages", "named_strategies", "strategy"]
+__all__ = ["ROLES", "RolesRegion", "degrees_of", "grids_of_stages", "named_strategies", "strategy"]
+
+_STATES = ("data", "zero", "zero-1", "zero-2", "zero-3")
+ROLES = (*_STATES, "tensor", "split tensor", "whole tensor",
+         *(f"{split} {states}" for split in ("context", "expert") for states in _STATES))
+"""The roles that an axis of a mesh may have."""
 
 
 def strategy(graph: Graph, mesh: Mesh, roles: Mapping[str, str], whole: Graph | None = None) -> Region:
     """The region in which every axis of `mesh` has the role that `roles` gives it, by the name of the axis.
 
-    Of a stage, `whole` is the graph that it is a part of, whose inputs say what a batch is. Raises InputError for a
+    Of a stage, `whole` is the graph that it is a part of, whose inputs say what a batch is. Without it, what the stage
+    receives says so too. Raises InputError for a
     split of a length that no input has, and of experts that the model has not.
     """
     axes = tuple(_AxisRole(mesh.index(name), *_role(role)) for name, role in roles.items())
@@ -141,6 +147,12 @@ class _AxisRole:
         return choice.depths[self.axis] in _DEPTHS["zero-2" if self.states == "zero-3" and tied else self.states]
 
 
+def _given(graph: Graph) -> list[Tensor]:
+    """The inputs of a graph, then what it receives from other stages."""
+    received = (graph.tensors[t] for op in graph.ops if op.target == RECEIVE for t in op.outputs)
+    return [*(t for t in graph.tensors if t.kind is Kind.INPUT), *received]
+
+
 class _Place:
     """A graph on a mesh, with what is asked of it again and again; of a stage, `whole` is what it is a part of."""
 
@@ -149,7 +161,7 @@ class _Place:
         self.behind = {op.outputs[0]: op.inputs[0] for op in graph.ops if op.target == HUB}
         self.tied = {graph.tensors[i].name for i in self.behind.values()}
         self.stacks = any(t.kind is Kind.PARAMETER and len(t.shape) >= _STACKED for t in whole.tensors)
-        inputs = [t for t in whole.tensors if t.kind is Kind.INPUT and t.shape]
+        inputs = [t for t in _given(whole) if t.shape]
         self.batches = frozenset(t.shape[0] for t in inputs)
         self.batch, self.length = inputs[0].shape[0] if inputs else None, _length(inputs)
 
