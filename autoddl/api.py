@@ -16,18 +16,16 @@ from typing import TYPE_CHECKING, Any, Unpack
 from autoddl.capture.gc_pause import pause_gc
 from autoddl.core.degrees import Degrees
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
-from autoddl.core.plan import VERSION, Plan
+from autoddl.core.plan import Plan
 from autoddl.core.problem import Problem
 from autoddl.cost_models import Cluster
-from autoddl.planner.assemble import assemble, plan_of
-from autoddl.planner.bucket_size import fitting_buckets
 from autoddl.planner.candidates import Candidate, build_problem, under_policies
+from autoddl.planner.finish import finished_plan
 from autoddl.planner.mesh_search import Found, Progress, cut_short, search
 from autoddl.planner.options import Options, PlanOptions, documented
 from autoddl.planner.overlap import overlapped
 from autoddl.planner.pins import allowed_meshes, region_of
 from autoddl.planner.pipeline_search import staged_plan
-from autoddl.planner.question import source_of
 from autoddl.planner.strategies import degrees_of, named_strategies
 from autoddl.planner.task import PlanTask, task_of
 from autoddl.planner.uniform_pipelines import UNIFORM, check_degrees, configured_pipeline, uniform_pipeline
@@ -76,23 +74,12 @@ class Raced:
     problem: AutoDDLError | None = None
 
 
-def _finish(task: PlanTask, found: Found, count: int, options: PlanOptions) -> Plan:
+def finished_plan(task: PlanTask, found: Found, count: int, options: PlanOptions) -> Plan:
     """The plan of the best candidate. After an interrupt, no further numbers of microbatches are captured for it."""
     if found.interrupted:
         options = replace(options, microbatches=tuple(n for n in options.microbatches if task.has(n)))
-    solved = found.best
-    one = task.confirmed(solved.pricing.microbatches)
-    task = replace(task, graph=one.graph, original=one.original, spec=one.spec)
-    if found.interrupted:
-        solved = replace(solved, solution=replace(solved.solution, proof=cut_short(solved.solution.proof)))
-    made = assemble(solved.pricing, solved.solution, solved.variables)
-    timings = {"capture": task.capture_seconds, "solve": found.seconds, "total": perf_counter() - task.began}
-    prints = {"model": task.original.fingerprint(), "cluster": task.cluster.fingerprint, "autoddl": str(VERSION)}
-    best = plan_of(made, solved.pricing, solved.solution, dict(task.about) | {
-        "bound": min(found.bound, made.predicted.seconds), "budget": task.budget, "candidates": count,
-        "sample": dict(task.spec), "fingerprints": prints, "timings": timings,
-        "source": source_of(task, solved, options), "precision": options.precision})
-    return fitting_buckets(best, task.graph, options.optimizer, task.cluster)
+    made = finished_plan(task, found, count, options, task.confirmed(found.best.pricing.microbatches))
+    return replace(made, proof=cut_short(made.proof)) if found.interrupted else made
 
 
 @documented
@@ -141,7 +128,7 @@ def _without_stages(task: PlanTask, progress: Progress | None) -> Plan:
 
 def plan_among(task: PlanTask, candidates: Sequence[Candidate], progress: Progress | None = None) -> Plan:
     """The fastest plan of some candidates without stages. Raises Infeasible where none fits the budget."""
-    return _finish(task, search(task, candidates, progress), len(candidates), task.options)
+    return finished_plan(task, search(task, candidates, progress), len(candidates), task.options)
 
 
 def _candidates(task: PlanTask) -> list[Candidate]:
@@ -272,7 +259,7 @@ def _best(task: PlanTask, tried: Sequence[Candidate], progress: Progress | None)
     found = search(task, tried, progress)
     degrees = degrees_of(found.candidate.region, found.candidate.mesh)
     said = [str(degrees)] * (degrees is not None) + ["interrupted: its best so far"] * found.interrupted
-    return _finish(task, found, len(tried), task.options), "; ".join(said), found.interrupted
+    return finished_plan(task, found, len(tried), task.options), "; ".join(said), found.interrupted
 
 
 @documented

@@ -102,9 +102,10 @@ def show_rate(rate: float, what: str = "B") -> str:
     return f"{show_bytes(rate).removesuffix('B')}{what}/s"
 
 
-def format_quantity(value: float, dimension: str) -> str | float:
-    """The shortest text that parses to exactly `value`; the bare number where a unit would round it."""
+def format_quantity(value: float, dimension: str) -> str:
+    """The shortest text with a unit that parses to exactly `value`; in base units where a larger one would round it."""
     shown = {"bytes": show_bytes(value), "bytes/s": show_rate(value), "seconds": show_seconds(value),
              "flop/s": show_rate(value, "FLOP")}
+    base = next(unit for unit, factor in UNITS[dimension].items() if factor == 1.0)
     text = shown[dimension]
-    return text if parse_quantity(text, dimension) == value else value
+    return text if parse_quantity(text, dimension) == value else f"{value!r} {base}"

@@ -15,8 +15,8 @@ from autoddl.explain.explain import Explained, Named, Other, PinPrice, Proved
 from autoddl.explain.pareto import DevicePoint, PointOfBytes
 from autoddl.explain.relax import Relaxation
 
-__all__ = ["bytes_table", "devices_table", "difference_table", "explained_table", "pins_table", "proof_table",
-           "relaxation_table"]
+__all__ = ["bytes_table", "devices_table", "difference_table", "difference_words", "explained_table",
+           "pins_table", "proof_table", "relaxation_table"]
 
 
 def explained_table(said: Explained) -> RenderableType:
@@ -144,9 +144,15 @@ def difference_table(found: Difference) -> RenderableType:
     for part, a, b, unit in found.totals:
         show = show_seconds if unit == "s" else show_bytes
         totals.add_row(part, show(a), show(b))
+    words, *groups = difference_words(found)
+    return Lines(words, "", totals, *groups)
+
+
+def difference_words(found: Difference) -> list[RenderableType]:
+    """What differs between two plans in words, then each group of decisions with its worth."""
     same = not found.words and not found.groups
-    return Lines("the plans decide alike" if same else "\n".join(found.words), "", totals,
-                 *(line for group in found.groups for line in _group(group)))
+    return ["the plans decide alike" if same else "\n".join(found.words),
+            *(line for group in found.groups for line in _group(group))]
 
 
 def _group(group: BlockDifference) -> list[RenderableType]:

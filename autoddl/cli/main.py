@@ -24,7 +24,19 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from autoddl.cli import compare_run, draw, explain, export, measure, network, rehearse, schedule, validate, verbs
+from autoddl.cli import (
+    compare_run,
+    draw,
+    explain,
+    export,
+    measure,
+    network,
+    rehearse,
+    schedule,
+    validate,
+    verbs,
+    what_if,
+)
 from autoddl.core.errors import AutoDDLError, Infeasible, MachineError
 from autoddl.launch.launch import leave
 
@@ -49,8 +61,8 @@ def _root(debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")
 VERBS: dict[str, Callable[..., None]] = {
     "plan": verbs.plan_verb, "show": verbs.show_verb, "compare": verbs.compare_verb, "run": verbs.run_verb,
     "verify": verbs.verify_verb, "explain": explain.explain_verb, "front": explain.front_verb,
-    "diff": explain.diff_verb, "rehearse": rehearse.rehearse_verb, "measure": measure.measure_verb,
-    "validate": validate.validate_verb, "network": network.network_verb,
+    "diff": explain.diff_verb, "what-if": what_if.what_if_verb, "rehearse": rehearse.rehearse_verb,
+    "measure": measure.measure_verb, "validate": validate.validate_verb, "network": network.network_verb,
     "compare-run": compare_run.compare_run_verb, "draw": draw.draw_verb, "schedule": schedule.schedule_verb,
     "export": export.export_verb, "import": export.import_verb,
 }

@@ -28,7 +28,8 @@ from autoddl.search import smallest, solve
 from autoddl.search.elimination_order import plan_exact_elimination
 from autoddl.search.relaxations import HullPoint, Space
 
-__all__ = ["DevicePoint", "PointOfBytes", "front_of_bytes", "front_of_devices", "least_bytes", "resized"]
+__all__ = ["DevicePoint", "PointOfBytes", "front_of_bytes", "front_of_devices", "least_bytes", "level_of_size",
+           "resized"]
 
 BUDGETS = 10
 CORNERS = 12
@@ -140,11 +141,11 @@ def resized(cluster: Cluster, size: int) -> Cluster:
     Raises InputError where the topology of that level cannot have so many.
     """
     last = max((i for i, level in enumerate(cluster.levels) if level.size > 1), default=len(cluster.levels) - 1)
-    levels = tuple(_of_size(level, size) if i == last else level for i, level in enumerate(cluster.levels))
+    levels = tuple(level_of_size(level, size) if i == last else level for i, level in enumerate(cluster.levels))
     return replace(cluster, levels=levels)
 
 
-def _of_size(level: Level, size: int) -> Level:
+def level_of_size(level: Level, size: int) -> Level:
     """The level with `size` children. Raises InputError where its topology cannot have so many.
 
     Children that fit below one leaf switch are below one. A single child has no links to arrange. A fully connected

@@ -10,7 +10,7 @@ Reading order:
     budget_search          one candidate under a memory budget: where the budget's bound is proved (`peaks` draws memory
                            lines)
     assemble, bucket_size  a solution written down as a plan, with the best buckets
-    question               a plan's problem again, for every later answer
+    question               a plan's problem again, for every later answer; `finish` writes the plan of a search
     overlap                the plan with the shortest time line
     pipeline_search        plans with stages; `pipeline_candidate` finds where a model is cut, with a bound of all cuts
                            (`stage_parts` knows the least seconds of stages, `stage_plans` plans them, `joint_stages`

@@ -39,8 +39,8 @@ from autoddl.pricing.space import Choice, Variable
 if TYPE_CHECKING:
     from autoddl.planner.candidates import Solved
 
-__all__ = ["Question", "Rebuilt", "network_on", "problem_on", "question_of", "rebuild", "solve_question", "source_of",
-           "split_by_microbatches", "task_of_question"]
+__all__ = ["Question", "Rebuilt", "candidates_of", "network_on", "problem_on", "question_of", "rebuild",
+           "repriced", "solve_question", "source_of", "split_by_microbatches", "task_of_question"]
 
 SAME = 1e-9
 """Seconds that differ by less are the same sum in another order."""
@@ -238,16 +238,26 @@ def _stored(variable: Variable, one: Stored | None) -> int | None:
                  if one is not None and (one.layout, one.depths) == (c.outputs[0], c.depths)), None)
 
 
-def solve_question(question: Question, progress: Progress | None = None) -> Found:
-    """Searches for the question's answer again: the fastest plan and a bound of all.
+def repriced(plan: Plan, cluster: Cluster) -> float:
+    """Seconds of the layouts of `plan` on another cluster of the same levels, converted there the cheapest way.
 
-    The search covers the question's mesh, or all that its pins allow, and its numbers of microbatches. Raises
-    Infeasible where no plan fits.
+    Raises MismatchError where the layouts are none that this AutoDDL knows.
     """
+    network = network_on(replace(question_of(plan), cluster=cluster), plan.mesh)
+    return network.problem(plan.budget).cost(_choice(plan, network.variables))
+
+
+def candidates_of(question: Question) -> list[Candidate]:
+    """The question's mesh, or all that its pins allow, with its numbers of microbatches and its policies."""
     region = region_of(question.options)
     counts = [one.microbatches for one in split_by_microbatches(question)]
     every = allowed_meshes(question.cluster, question.options)
     plain = [Candidate(mesh, region, n, in_flight=question.in_flight, waiting=question.waiting)
              for n in counts for mesh in every]
-    candidates = under_policies(plain, question.options.recompute)
-    return search(task_of_question(question), candidates, progress)
+    return under_policies(plain, question.options.recompute)
+
+
+def solve_question(question: Question, progress: Progress | None = None) -> Found:
+    """Searches for the question's answer again: the fastest plan and a bound of all. Raises Infeasible where none fits.
+    """
+    return search(task_of_question(question), candidates_of(question), progress)

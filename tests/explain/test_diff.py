@@ -94,7 +94,7 @@ def test_clusters_of_one_name_and_sizes_of_buckets_are_compared(plans: tuple[Pla
         "cluster test: A has {name: net, size: 2, bandwidth: 25 GB/s, latency: 1 ns, topology: switch}, "
         "B has {name: net, size: 2, bandwidth: 20 GB/s, latency: 1 ns, topology: switch}")
     both = api.plan(tiny.tiny(), replace(other, device=replace(place.device, launch=6e-6)), mesh=MESH)
-    assert difference(plan, both).words[0] == "cluster test: A has launch: 5.0e-06, B has launch: 6 us; 1 more differ"
+    assert difference(plan, both).words[0] == "cluster test: A has launch: 5e-06 s, B has launch: 6 us; 1 more differ"
     assert "cluster: A and B were made for different ones, both of the name test" in difference(
         plan, replace(slower, source={})).words
     assert difference(plan, replace(plan, bucket_bytes=1000)).words == ("bytes in a bucket: A has 26.2 MB, B has 1 kB",)

@@ -1,0 +1,53 @@
+"""Writes the plan of a finished search: of the model itself, or of a question that a plan keeps."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+from autoddl.core.plan import VERSION, Plan
+from autoddl.planner.assemble import assemble, plan_of
+from autoddl.planner.bucket_size import fitting_buckets
+from autoddl.planner.mesh_search import Found, Progress, search
+from autoddl.planner.microbatch_variants import Variant
+from autoddl.planner.options import PlanOptions
+from autoddl.planner.question import Question, candidates_of, source_of, task_of_question
+from autoddl.planner.task import PlanTask
+
+__all__ = ["answer_plan", "finished_plan"]
+
+
+def finished_plan(task: PlanTask, found: Found, count: int, options: PlanOptions, one: Variant) -> Plan:
+    """The plan of the best of `count` candidates; `one` is the model with one of its microbatches."""
+    solved = found.best
+    task = replace(task, graph=one.graph, original=one.original, spec=one.spec)
+    made = assemble(solved.pricing, solved.solution, solved.variables)
+    timings = {"capture": task.capture_seconds, "solve": found.seconds, "total": perf_counter() - task.began}
+    prints = {"model": task.original.fingerprint(), "cluster": task.cluster.fingerprint, "autoddl": str(VERSION)}
+    best = plan_of(made, solved.pricing, solved.solution, dict(task.about) | {
+        "bound": min(found.bound, made.predicted.seconds), "budget": task.budget, "candidates": count,
+        "sample": dict(task.spec), "fingerprints": prints, "timings": timings,
+        "source": source_of(task, solved, options), "precision": options.precision})
+    return fitting_buckets(best, task.graph, options.optimizer, task.cluster)
+
+
+def answer_plan(question: Question, plan: Plan, progress: Progress | None = None) -> Plan:
+    """The plan that answers `question`, which is that of `plan` with something changed.
+
+    The model's name and factory are those of `plan`. Raises Infeasible where no plan fits.
+    """
+    about = {"model": plan.model, "factory": dict(plan.factory)}
+    task, candidates = replace(task_of_question(question), about=about), candidates_of(question)
+    found = search(task, candidates, progress)
+    one = task.variant(found.best.pricing.microbatches)
+    spec = _sample(plan.sample, plan.microbatches, found.best.pricing.microbatches)
+    return finished_plan(task, found, len(candidates), question.options, replace(one, spec=spec))
+
+
+def _sample(tree: Any, own: int, microbatches: int) -> Any:
+    """The described sample of one of `microbatches`, from that of one of `own`: dim 0 of every tensor is the batch."""
+    if isinstance(tree, Mapping):
+        if "tensor" in tree and "dtype" in tree:
+            return {**tree, "tensor": [n if d else n * own // microbatches for d, n in enumerate(tree["tensor"])]}
+        return {key: _sample(part, own, microbatches) for key, part in tree.items()}
+    return [_sample(part, own, microbatches) for part in tree] if isinstance(tree, list | tuple) else tree
