@@ -74,7 +74,7 @@ class Raced:
     problem: AutoDDLError | None = None
 
 
-def finished_plan(task: PlanTask, found: Found, count: int, options: PlanOptions) -> Plan:
+def _finish(task: PlanTask, found: Found, count: int, options: PlanOptions) -> Plan:
     """The plan of the best candidate. After an interrupt, no further numbers of microbatches are captured for it."""
     if found.interrupted:
         options = replace(options, microbatches=tuple(n for n in options.microbatches if task.has(n)))
@@ -128,7 +128,7 @@ def _without_stages(task: PlanTask, progress: Progress | None) -> Plan:
 
 def plan_among(task: PlanTask, candidates: Sequence[Candidate], progress: Progress | None = None) -> Plan:
     """The fastest plan of some candidates without stages. Raises Infeasible where none fits the budget."""
-    return finished_plan(task, search(task, candidates, progress), len(candidates), task.options)
+    return _finish(task, search(task, candidates, progress), len(candidates), task.options)
 
 
 def _candidates(task: PlanTask) -> list[Candidate]:
@@ -259,7 +259,7 @@ def _best(task: PlanTask, tried: Sequence[Candidate], progress: Progress | None)
     found = search(task, tried, progress)
     degrees = degrees_of(found.candidate.region, found.candidate.mesh)
     said = [str(degrees)] * (degrees is not None) + ["interrupted: its best so far"] * found.interrupted
-    return finished_plan(task, found, len(tried), task.options), "; ".join(said), found.interrupted
+    return _finish(task, found, len(tried), task.options), "; ".join(said), found.interrupted
 
 
 @documented

@@ -32,6 +32,7 @@ from autoddl.cli import (
     measure,
     network,
     rehearse,
+    report,
     schedule,
     validate,
     verbs,
@@ -63,8 +64,8 @@ VERBS: dict[str, Callable[..., None]] = {
     "verify": verbs.verify_verb, "explain": explain.explain_verb, "front": explain.front_verb,
     "diff": explain.diff_verb, "what-if": what_if.what_if_verb, "rehearse": rehearse.rehearse_verb,
     "measure": measure.measure_verb, "validate": validate.validate_verb, "network": network.network_verb,
-    "compare-run": compare_run.compare_run_verb, "draw": draw.draw_verb, "schedule": schedule.schedule_verb,
-    "export": export.export_verb, "import": export.import_verb,
+    "compare-run": compare_run.compare_run_verb, "draw": draw.draw_verb, "report": report.report_verb,
+    "schedule": schedule.schedule_verb, "export": export.export_verb, "import": export.import_verb,
 }
 """The function of every verb, in the order of `autoddl --help`."""
 

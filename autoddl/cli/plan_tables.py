@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 __all__ = [
     "comparison_rows",
     "comparison_table",
+    "operator_rows",
+    "parameter_rows",
     "plan_table",
     "raced_rows",
     "raced_table",
@@ -109,8 +111,7 @@ def plan_table(plan: Plan) -> RenderableType:
     """The configuration and its proof, what each layer does, and what each parameter group does; or its stages."""
     if plan.pipeline is not None:
         return pipeline_table(plan)
-    names = _tensor_names(plan)
-    return Group(_figures(plan), "", _parameters(plan, names), "", _operators(plan, names))
+    return Group(_figures(plan), "", _parameters(plan), "", _operators(plan))
 
 
 def comparison_table(found: Sequence["Comparison"]) -> RenderableType:
@@ -278,17 +279,15 @@ def _descending(parts: Mapping[str, float]) -> list[tuple[str, float]]:
     return sorted(parts.items(), key=lambda part: -part[1])
 
 
-def _parameters(plan: Plan, names: Mapping[str, str]) -> Table:
-    """Parameter groups: stored and used layouts, and what is sent for them."""
+def parameter_rows(plan: Plan) -> list[Row]:
+    """Parameter groups: name, stored layout, what is split, used layout, what is sent forward and for the gradient."""
+    names = _tensor_names(plan)
     used = {c.tensor: c for c in plan.conversions}
     rows = []
     for stored in plan.stored:
         edge = used.get(names[stored.fqn])
         rows.append((stored.fqn, str(stored.layout), stored.split if stored.split.strip("- ") else "", *_use(edge)))
-    table = columns("parameter", "stored", "split", "used", "forward", "gradient")
-    for row in _grouped(rows):
-        table.add_row(*row)
-    return table
+    return _grouped(rows)
 
 
 def _use(edge: Conversion | None) -> tuple[str, str, str]:
@@ -297,8 +296,12 @@ def _use(edge: Conversion | None) -> tuple[str, str, str]:
     return str(edge.target), ", ".join(edge.forward), ", ".join(edge.backward)
 
 
-def _operators(plan: Plan, names: Mapping[str, str]) -> Table:
-    """Decisions by layer (an operator that reads parameters has its layer's name), and the others by kind."""
+def operator_rows(plan: Plan) -> tuple[list[Row], dict[Row, int]]:
+    """Decisions by layer (an operator that reads parameters has its layer's name), and numbers of the others by kind.
+
+    A row of a layer is its name, the operator, what it reads and what it writes; another row lacks the name.
+    """
+    names = _tensor_names(plan)
     owners = {name: fqn.rpartition(".")[0] or fqn for fqn, name in names.items()}
     owner = {c.op: owners[name] for c in plan.conversions if (name := c.tensor.removesuffix(".hub")) in owners}
     layers, others = list[Row](), dict[Row, int]()
@@ -310,13 +313,25 @@ def _operators(plan: Plan, names: Mapping[str, str]) -> Table:
             layers.append((owner[decision.name], *row))
         else:
             others[row] = others.get(row, 0) + 1
+    return _grouped(layers), others
+
+
+def _parameters(plan: Plan) -> Table:
+    table = columns("parameter", "stored", "split", "used", "forward", "gradient")
+    for row in parameter_rows(plan):
+        table.add_row(*row)
+    return table
+
+
+def _operators(plan: Plan) -> Table:
+    layers, others = operator_rows(plan)
     table = columns("layer", "operator", "reads", "writes")
-    for line in _grouped(layers):
+    for line in layers:
         table.add_row(*line)
     if layers and others:
         table.add_section()
-    for line, count in others.items():
-        table.add_row(f"{count} ×", *line)
+    for kind, count in others.items():
+        table.add_row(f"{count} ×", *kind)
     return table
 
 

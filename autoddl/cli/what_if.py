@@ -50,7 +50,7 @@ def what_if_verb(plan: PlanPath, set_: Changes = None,
 
 
 def _figures(plan: Plan) -> dict[str, Any]:
-    """What is set side by side of each plan, in base units."""
+    """The figures of a plan that are set side by side, in base units."""
     from autoddl.explain.assumptions import throughput
     predicted = plan.predicted
     return {"seconds": predicted.seconds, "compute": predicted.compute, "communication": dict(predicted.communication),

@@ -165,9 +165,10 @@ def _parts(place: Cluster, before: Cluster) -> Iterator[Cluster]:
     yield from sorted(smaller, key=lambda one: -one.size)
 
 
-def sensitivities(plan: Plan, progress: Progress | None = None) -> tuple[Sensitivity, ...]:
+def sensitivities(plan: Plan, progress: Progress | None = None, searching: bool = True) -> tuple[Sensitivity, ...]:
     """The worth of one per cent of each resource, the most first; a latency is one per cent shorter.
 
+    Without `searching` the worth of memory is left out where it takes a search.
     Raises InputError for a plan that does not keep its question.
     """
     place, tell = question_of(plan).cluster, progress or (lambda what, done, total: None)
@@ -178,7 +179,9 @@ def sensitivities(plan: Plan, progress: Progress | None = None) -> tuple[Sensiti
         seconds = repriced(plan, changed_cluster(place, [change])[0])
         found.append(Sensitivity(resource, value, plan.predicted.seconds - seconds, "re-priced"))
     tell("planning with more memory", len(asked), len(asked) + 1)
-    return tuple(sorted([*found, _memory(plan, progress)], key=lambda row: -row.seconds))
+    if searching or not plan.source["row"]:
+        found.append(_memory(plan, progress))
+    return tuple(sorted(found, key=lambda row: -row.seconds))
 
 
 def _resources(place: Cluster) -> Iterator[tuple[str, str, str]]:

@@ -17,7 +17,7 @@ largest. The plan predicts its peak, which the search keeps within the budget. T
 (`pricing.lifetimes`) are never above this line.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -41,11 +41,15 @@ MOST_PARTS = 3
 
 @dataclass(frozen=True, slots=True)
 class MemoryLine:
-    """The line: `nbytes[i]` are in use from `times[i]` seconds on; `budget` are the bytes that a rank has."""
+    """The line: `nbytes[i]` are in use from `times[i]` seconds on, and `kinds[i]` of each kind.
+
+    `budget` are the bytes that a rank has.
+    """
 
     times: tuple[float, ...]
     nbytes: tuple[float, ...]
     budget: float
+    kinds: tuple[Mapping[str, float], ...] = ()
 
     @property
     def peak(self) -> float:
@@ -53,9 +57,13 @@ class MemoryLine:
         return max(self.nbytes)
 
 
-def predict_memory(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster, most: int = MOST_PARTS) -> Heap:
-    """The heap after a step of at most `most` of its microbatches. `graph` is the planned one, of one microbatch."""
-    heap = Heap()
+def predict_memory(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster, most: int = MOST_PARTS,
+                   watched: bool = False) -> Heap:
+    """The heap after a step of at most `most` of its microbatches, `watched` by kind of bytes or not.
+
+    `graph` is the planned one, of one microbatch.
+    """
+    heap = Heap(watched=watched)
     kept = optimizer_of(optimizer)
     stored = _stored(heap, plan, graph, kept)
     given = {}
@@ -153,7 +161,7 @@ def memory_line(plan: Plan, predicted: PredictedStep, graph: Graph, optimizer: s
     when the op before it starts. Where several microbatches are in flight, the passes come in another order than on the
     time line; each takes as long as there.
     """
-    heap = predict_memory(plan, graph, optimizer, cluster, plan.microbatches)
+    heap = predict_memory(plan, graph, optimizer, cluster, plan.microbatches, watched=True)
     count, end, now, number = len(graph.ops), predicted.step.seconds, 0.0, 0
     starts = {(span.name, span.number): span.start for span in predicted.computes}  # the op's own, behind a second run
     begun = [*(seconds for _, seconds in predicted.step.passes), end]
@@ -166,7 +174,8 @@ def memory_line(plan: Plan, predicted: PredictedStep, graph: Graph, optimizer: s
         start = starts.get((graph.ops[here % count].name, number))
         now = end if here == 2 * count else now if start is None else max(now, start + shift)
         times.append(now)
-    return MemoryLine(tuple(times), tuple(nbytes for _, nbytes in heap.line), plan.budget)
+    return MemoryLine(tuple(times), tuple(nbytes for _, nbytes in heap.line), plan.budget,
+                      tuple(heap.kinds_line))
 
 
 def _passes(line: Sequence[tuple[int, float]], count: int) -> Iterator[int]:

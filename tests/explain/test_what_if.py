@@ -14,7 +14,7 @@ from sampling import parametrize_or_slow
 from shell import shell
 
 from autoddl import api
-from autoddl.core.errors import InputError
+from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, load_cluster, parse_cluster
 from autoddl.explain.changed_cluster import changed_cluster
@@ -53,7 +53,10 @@ def drawn(draw: random.Random, count: int) -> tuple[Plan, list[str]]:
 def violations(seeds: range, count: int) -> Iterator[str]:
     """Yields what got slower where a resource got better, by more than the gap at which searches may stop."""
     for seed in seeds:
-        plan, changes = drawn(random.Random(seed), count)
+        try:
+            plan, changes = drawn(random.Random(seed), count)
+        except Infeasible:
+            continue
         for change in changes:
             after = what_if(plan, [change]).after
             if after.predicted.seconds > plan.predicted.seconds * (1 + 1e-9 + after.gap):

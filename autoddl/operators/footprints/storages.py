@@ -94,6 +94,10 @@ class Heap:
     """Bytes held at the peak, by kind."""
     line: list[tuple[int, float]] = field(default_factory=list)
     """(place in the step, bytes held), moment by moment."""
+    watched: bool = False
+    """Whether `kinds_line` is kept."""
+    kinds_line: list[dict[str, float]] = field(default_factory=list)
+    """Bytes held by kind, for every moment of `line`."""
     held: float = 0.0
     """Bytes held now."""
     peak: float = 0.0
@@ -140,6 +144,8 @@ class Heap:
         """Adds the bytes held now to `line`, with `extra` bytes that exist at this moment alone."""
         held = self.held + extra
         self.line.append((self.here, held))
+        if self.watched:
+            self.kinds_line.append({**self.parts, "transient": self.parts["transient"] + extra})
         if held > self.peak:
             self.peak = held
             self.most = dict(self.parts)

@@ -1,0 +1,90 @@
+"""Gathers everything that a report of a plan shows, from the functions that compute it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autoddl.core.graph import Kind, graph_from_text
+from autoddl.core.plan import Plan
+from autoddl.core.record import Record
+from autoddl.explain.assumptions import throughput
+from autoddl.explain.axis_splits import AxisSplit, axis_splits
+from autoddl.explain.compare_run import Compared, compare_run, foreseen, foreseen_bytes
+from autoddl.explain.explain import Explained, explain
+from autoddl.explain.pareto import PointOfBytes, front_of_bytes
+from autoddl.explain.staged_run import ComparedStages, compare_staged_run, foreseen_stages
+from autoddl.explain.utilisation import model_flops_utilisation
+from autoddl.explain.what_if import Sensitivity, sensitivities
+from autoddl.planner.mesh_search import Progress
+from autoddl.planner.stage_plans import StagedStep
+from autoddl.schedule.memory_line import MemoryLine
+from autoddl.schedule.timeline import PredictedStep
+
+__all__ = ["Facts", "facts_of", "largest_first"]
+
+LARGEST = 4
+"""Parameters whose alternatives are priced: those of most bytes, patterns of names counted once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything that a page shows. Only plans without stages have what is None or empty in those with stages."""
+
+    plan: Plan
+    """The plan."""
+    utilisation: float | None
+    """Model-FLOP utilisation."""
+    throughput: Mapping[str, float]
+    """Samples, and tokens, a second."""
+    splits: tuple[AxisSplit, ...]
+    """What each axis of the mesh splits."""
+    step: PredictedStep | None
+    """The predicted step of rank 0."""
+    memory: MemoryLine | None
+    """The memory of rank 0 over the step."""
+    staged: StagedStep | None
+    """The predicted step of a plan with stages."""
+    explained: Explained | None
+    """Seconds and bytes by block, and alternatives."""
+    front: tuple[PointOfBytes, ...]
+    """The front of seconds against bytes; empty where it was not asked for."""
+    worth: tuple[Sensitivity, ...]
+    """What one per cent of each resource is worth."""
+    compared: Compared | ComparedStages | None
+    """The comparison with a record."""
+
+
+def facts_of(plan: Plan, record: Record | None = None, quick: bool = False, progress: Progress | None = None) -> Facts:
+    """The facts of a plan; `quick` leaves out what needs searches: the front and exact prices of alternatives.
+
+    Raises InputError for a plan that does not keep its question, and MismatchError for a record of another plan.
+    """
+    tell, speed, mfu = progress or (lambda what, done, total: None), throughput(plan), model_flops_utilisation(plan)
+    if plan.pipeline is not None:
+        staged = None if record is None else compare_staged_run(plan, record)
+        return Facts(plan, mfu, speed, (), None, None, foreseen_stages(plan), None, (), (), staged)
+    compared = None if record is None else compare_run(plan, record)
+    tell("predicting the step", 0, 4)
+    step = foreseen(plan)
+    memory = foreseen_bytes(plan, step)
+    tell("pricing what one per cent is worth", 1, 4)
+    worth = sensitivities(plan, searching=not quick)
+    tell("pricing alternatives", 2, 4)
+    explained = explain(plan, () if quick else _largest(plan), 2)
+    tell("finding the front", 3, 4)
+    front = () if quick else front_of_bytes(plan, 4)
+    return Facts(plan, mfu, speed, axis_splits(plan), step, memory, None, explained, front, worth, compared)
+
+
+def largest_first(parts: Mapping[str, float]) -> list[tuple[str, float]]:
+    """The parts that are not 0, the largest first."""
+    return sorted(((name, value) for name, value in parts.items() if value), key=lambda pair: -pair[1])
+
+
+def _largest(plan: Plan) -> tuple[str, ...]:
+    """Names of the parameters of most bytes; of those that differ in numbers alone, one."""
+    tensors: list[Any] = [t for t in graph_from_text(plan.source["graph"]).tensors if t.kind is Kind.PARAMETER]
+    found: dict[str, str] = {}
+    for tensor in sorted(tensors, key=lambda t: -t.nbytes):
+        found.setdefault("".join(c for c in tensor.fqn if not c.isdigit()), tensor.fqn)
+    return tuple(found.values())[:LARGEST]
