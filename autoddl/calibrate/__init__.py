@@ -8,6 +8,7 @@ Read in this order:
     link_timing, contention       collectives, and ranks that share links or cores
     fits                          constants of levels and hosts that come nearest to the times
     machine_speed                 the speed of the machine from one minute to the next
+    machine_facts                 `autoddl init`: what the machine says of itself, untimed; `written_cluster` writes it
 
-Others use `measure.measure`. May import `launch`, `runtime` and all below them.
+Others use `measure.measure` and `written_cluster.cluster_text`. May import `launch`, `runtime` and all below them.
 """

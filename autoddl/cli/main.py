@@ -29,6 +29,7 @@ from autoddl.cli import (
     draw,
     explain,
     export,
+    machine,
     measure,
     network,
     rehearse,
@@ -43,7 +44,7 @@ from autoddl.launch.launch import leave
 
 __all__ = ["app", "main", "program"]
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
 
 def _version(asked: bool) -> None:
@@ -65,7 +66,8 @@ VERBS: dict[str, Callable[..., None]] = {
     "diff": explain.diff_verb, "what-if": what_if.what_if_verb, "rehearse": rehearse.rehearse_verb,
     "measure": measure.measure_verb, "validate": validate.validate_verb, "network": network.network_verb,
     "compare-run": compare_run.compare_run_verb, "draw": draw.draw_verb, "report": report.report_verb,
-    "schedule": schedule.schedule_verb, "export": export.export_verb, "import": export.import_verb,
+    "init": machine.init_verb, "doctor": machine.doctor_verb, "schedule": schedule.schedule_verb,
+    "export": export.export_verb, "import": export.import_verb,
 }
 """The function of every verb, in the order of `autoddl --help`."""
 

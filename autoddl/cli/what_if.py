@@ -90,7 +90,7 @@ def _tables(found: "WhatIf") -> list[RenderableType]:
 
 
 def _change(before: float, after: float) -> str:
-    return f"{after / before - 1:+.1%}" if before and after != before else ""
+    return f"{after / before - 1:+.1%}" if before and abs(after / before - 1) >= 5e-4 else ""
 
 
 def _worths(plan: Plan, rows: "tuple[Sensitivity, ...]") -> RenderableType:

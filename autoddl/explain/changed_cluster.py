@@ -129,7 +129,11 @@ def _device(cluster: Cluster, key: str, value: str) -> tuple[Cluster, str, str]:
         tree.pop("parts", None)
         tree.pop("measured", None)
         tree["device"] = known_device(value)
-        return _read(tree), cluster.device.name, tree["device"]
+        found = _read(tree)
+        if found.device.kind != cluster.device.kind:  # whose ranks talk by another library
+            del tree["backend"]
+            found = _read(tree)
+        return found, cluster.device.name, tree["device"]
     devices: list[Tree] = [part["device"] for part in tree["parts"]] if "parts" in tree else [tree["device"]]
     if key == "speed":
         return _faster(tree, devices, value)
