@@ -21,7 +21,7 @@ from autoddl.core.problem import Problem
 from autoddl.cost_models import Cluster
 from autoddl.planner.candidates import Candidate, build_problem, under_policies
 from autoddl.planner.finish import finished_plan
-from autoddl.planner.mesh_search import Found, Progress, cut_short, search
+from autoddl.planner.mesh_search import Found, Progress, search
 from autoddl.planner.options import Options, PlanOptions, documented
 from autoddl.planner.overlap import overlapped
 from autoddl.planner.pins import allowed_meshes, region_of
@@ -78,8 +78,7 @@ def _finish(task: PlanTask, found: Found, count: int, options: PlanOptions) -> P
     """The plan of the best candidate. After an interrupt, no further numbers of microbatches are captured for it."""
     if found.interrupted:
         options = replace(options, microbatches=tuple(n for n in options.microbatches if task.has(n)))
-    made = finished_plan(task, found, count, options, task.confirmed(found.best.pricing.microbatches))
-    return replace(made, proof=cut_short(made.proof)) if found.interrupted else made
+    return finished_plan(task, found, count, options, task.confirmed(found.best.pricing.microbatches))
 
 
 @documented

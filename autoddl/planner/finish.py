@@ -8,7 +8,7 @@ from typing import Any
 from autoddl.core.plan import VERSION, Plan
 from autoddl.planner.assemble import assemble, plan_of
 from autoddl.planner.bucket_size import fitting_buckets
-from autoddl.planner.mesh_search import Found, Progress, search
+from autoddl.planner.mesh_search import Found, Progress, cut_short, search
 from autoddl.planner.microbatch_variants import Variant
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.question import Question, candidates_of, source_of, task_of_question
@@ -28,6 +28,8 @@ def finished_plan(task: PlanTask, found: Found, count: int, options: PlanOptions
         "bound": min(found.bound, made.predicted.seconds), "budget": task.budget, "candidates": count,
         "sample": dict(task.spec), "fingerprints": prints, "timings": timings,
         "source": source_of(task, solved, options), "precision": options.precision})
+    if found.interrupted:
+        best = replace(best, proof=cut_short(best.proof))
     return fitting_buckets(best, task.graph, options.optimizer, task.cluster)
 
 
