@@ -12,8 +12,9 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires, version
 
 from autoddl.core.errors import MachineError
+from autoddl.core.processes import free_bytes
 from autoddl.cost_models import show_bytes
-from autoddl.launch.machine import free_bytes, most_ranks
+from autoddl.launch.machine import most_ranks
 from autoddl.launch.shaped_network import check_machine
 
 __all__ = ["Check", "able_to_plan", "examine"]

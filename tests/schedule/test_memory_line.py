@@ -116,6 +116,32 @@ def test_the_line_stays_below_the_budget_and_ends_where_it_began() -> None:
     assert parts["optimizer"] == pytest.approx(2 * parts["parameters"])
 
 
+class Sliced(nn.Module):
+    """An op that takes time in backward alone: a slice is a view forward, and is padded backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 64), nn.Linear(32, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(torch.relu(self.first(x)[:, :32])).square().mean()
+        return found
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_moments_of_forward_come_before_its_backward_and_bytes_are_told_by_kind(microbatches: int) -> None:
+    made = plan(Sliced(), ONE, (torch.randn(32, 64),), microbatches=(microbatches,))
+    step = foreseen(made)
+    line, starts = foreseen_bytes(made, step), [start for name, start in step.step.passes if name == "backward"]
+    assert line.times[line.nbytes.index(line.peak)] <= step.step.seconds
+    within = sum(at <= starts[0] for at in line.times)
+    assert len(starts) == microbatches and within >= 0.3 * len(line.times) / microbatches
+    for held, kinds in zip(line.nbytes, line.kinds, strict=True):
+        assert sum(kinds.values()) == pytest.approx(held)
+    largest = line.kinds[line.nbytes.index(line.peak)]
+    assert {kind: held for kind, held in largest.items() if held} == pytest.approx(made.predicted.nbytes)
+
+
 class Taught(nn.Module):
     """The teacher's weights are trained for all that capture knows, and get no gradient."""
 

@@ -79,8 +79,9 @@ def tracks(rows: Mapping[str, Sequence[Bar]], whole: float, kinds: Kinds, name: 
 
 def _framed(labels: Html, drawn: Html, whole: float) -> Html:
     """A chart over seconds: labels, the drawing that can be made wider, and a scale below."""
-    scale = element("div", *(element("span", show_seconds(at), style=f"left:{100 * at / whole:.5g}%", class_="tick")
-                             for at in _ticks(whole) if at < 0.95 * whole), class_="scale")
+    shown = [at for at in _ticks(whole) if at < 0.95 * whole]
+    scale = element("div", *(element("span", show_seconds(at) if at else "0", class_="tick",
+                                     style=f"left:{100 * at / whole:.5g}%") for at in shown), class_="scale")
     return element("div", labels, element("div", element("div", drawn, scale, class_="wide"), class_="scroll"),
                    class_="chart")
 
