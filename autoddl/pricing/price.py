@@ -149,10 +149,10 @@ class Pricing:
     """Names of the ops that run again."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "chained", chains(self.graph) if self.cluster.device.compiled else {})
         object.__setattr__(self, "blocks", select_blocks(self.graph, self.recompute))
         object.__setattr__(self, "parts", recomputed_parts(self.graph, self.recompute))
         object.__setattr__(self, "again", frozenset(self.graph.ops[i].name for part in self.parts for i in part.ops))
+        object.__setattr__(self, "chained", chains(self.graph, self.again) if self.cluster.device.compiled else {})
 
     @property
     def times(self) -> Counts:

@@ -45,6 +45,7 @@ def test_a_chain_moves_its_ends_and_launches_once() -> None:
     assert found["tanh"] == Chained(0.5, False) and found["relu"] == Chained(1.0, True)
     assert found["mul"] == Chained(1 / 3, True) and found["matmul"] == ALONE
     assert found["neg"] == ALONE  # what it reads another reads too
+    assert not chains(graph, [op.name for op in graph.ops if "tanh" in op.target or "mul" in op.target])
 
     place = load_cluster(LAPTOP)
     whole, ones = Layout.broadcast(Mesh.parse("all=4")), {}
