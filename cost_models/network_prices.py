@@ -23,10 +23,11 @@ from math import ceil, isqrt
 from types import MappingProxyType
 
 from autoddl.core.errors import InputError
-from autoddl.cost_models.machine import Level
+from autoddl.cost_models.machine import Cluster, Level
 from autoddl.cost_models.topologies import slowdown
 
-__all__ = ["LINK", "NETWORKS", "PRICES", "Bill", "Prices", "bill", "grid", "level_of", "prices_of", "shares"]
+__all__ = ["LINK", "NETWORKS", "PRICES", "Bill", "Prices", "bill", "grid", "level_of", "ports_of", "prices_of",
+           "shares"]
 
 LINK = 50e9
 """Bytes a second and direction of a link: 400 Gb/s."""
@@ -82,6 +83,12 @@ def prices_of(written: object, source: str) -> Prices:
     if written["ports"] % 4 or written["ports"] != int(written["ports"]):
         raise InputError(f"{source}: ports: {written['ports']} of a switch are no multiple of 4; half of them lead up")
     return Prices(int(written["ports"]), *(float(written[name]) for name in names[1:]))
+
+
+def ports_of(cluster: Cluster) -> tuple[int, int]:
+    """(ports of the outermost level of a cluster, links of 50 GB/s in each, at least one)."""
+    outer = len(cluster.levels) - 1
+    return cluster.size // cluster.sharers(outer), max(1, round(cluster.levels[outer].bandwidth / LINK))
 
 
 def grid(ports: int, board: int) -> tuple[int, int] | None:

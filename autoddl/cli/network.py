@@ -8,13 +8,16 @@ import typer
 from rich.console import RenderableType
 
 from autoddl.capture.factory import Factory, settings
-from autoddl.cli.network_prices import networks_data, networks_table, read_prices
+from autoddl.cli.network_prices import choices_data, choices_table, networks_data, networks_table, read_prices
 from autoddl.cli.options import AsJson, ClusterPath, Set
 from autoddl.cli.output import progress_bar, show
+from autoddl.cli.pipeline_tables import without_stages
 from autoddl.cli.table_style import columns
 from autoddl.core.errors import InputError
+from autoddl.core.plan import load_plan
 from autoddl.cost_models import Cluster, load_cluster, parse_quantity, show_seconds
 from autoddl.cost_models.links import PROTOCOLS
+from autoddl.cost_models.network_prices import Prices
 
 if TYPE_CHECKING:
     from autoddl.explain.communication_share import Share
@@ -35,17 +38,19 @@ Gradient = Annotated[str | None, typer.Option(metavar="DTYPE", help="in which gr
 Cost = Annotated[bool, typer.Option("--cost", help="what networks that join the cluster's ports cost, and reach")]
 PricesPath = Annotated[Path | None, typer.Option("--prices", metavar="FILE.yaml", help=(
     "dollars of the parts: ports, switch, copper, optical (list prices of 2022)"))]
+PlanFile = Annotated[Path | None, typer.Option("--plan", metavar="PLAN", help="with --cost: its best on every network")]
+Deadline = Annotated[str | None, typer.Option(metavar="TIME", help="with --plan: the cheapest within it, like '2 s'")]
 Host = Annotated[str, typer.Option(help="of the host per operator, which a fast device waits for")]
 
 
 def network_verb(cluster: ClusterPath, model: Model = None, set_: Set = None, protocol: Protocol = None,
                  ranks: Ranks = None, overlap: Overlap = True, gradient: Gradient = None, host: Host = "100 us",
-                 cost: Cost = False, prices: PricesPath = None, as_json: AsJson = False) -> None:
+                 cost: Cost = False, prices: PricesPath = None, plan: PlanFile = None, deadline: Deadline = None,
+                 as_json: AsJson = False) -> None:
     """Table what communication takes of a data parallel step, or what networks cost."""
     place = load_cluster(cluster)
-    if cost or prices:
-        table = read_prices(prices)
-        return show(networks_table(place, table), networks_data(place, table), as_json)
+    if cost or prices or plan or deadline:
+        return _costs(place, read_prices(prices), plan, deadline, as_json)
     if model is None:
         raise InputError("name a model with --model, whose step is tabled, or ask with --cost what networks cost")
     build = _builder(model, set_ or [])
@@ -60,6 +65,20 @@ def network_verb(cluster: ClusterPath, model: Model = None, set_: Set = None, pr
         found = shares(one, place, networks, counts or _powers(one, place), overlap=overlap, gradient=width,
                        host=waits)
     show(_table(found), _data(model, one, overlap, found), as_json)
+
+
+def _costs(place: Cluster, prices: Prices, plan: Path | None, deadline: str | None, as_json: bool) -> None:
+    """Prints what networks cost, and with a plan what a step takes on each."""
+    if plan is None:
+        if deadline is not None:
+            raise InputError("--deadline is of a step: give its plan with --plan")
+        return show(networks_table(place, prices), networks_data(place, prices), as_json)
+    limit = None if deadline is None else float(parse_quantity(deadline, "seconds"))
+    from autoddl.explain.network_choice import cheapest_within, networks_of_plan
+    with progress_bar() as progress:
+        found = networks_of_plan(without_stages(load_plan(plan), "network"), place, prices, progress)
+    best = None if limit is None else cheapest_within(found, limit)
+    return show(choices_table(found, best), choices_data(found, best), as_json)
 
 
 def _builder(model: str, texts: list[str]) -> Callable[[], tuple[Any, Any]]:

@@ -1,17 +1,20 @@
 """Prints what networks for a cluster cost, and what they reach: `autoddl network CLUSTER --cost`."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from rich.console import Group, RenderableType
 
 from autoddl.cli.table_style import columns
 from autoddl.core.errors import InputError
-from autoddl.cost_models import Cluster
-from autoddl.cost_models.network_prices import LINK, NETWORKS, PRICES, Bill, Prices, bill, prices_of, shares
+from autoddl.cost_models import Cluster, show_seconds
+from autoddl.cost_models.network_prices import NETWORKS, PRICES, Bill, Prices, bill, ports_of, prices_of, shares
 
-__all__ = ["networks_data", "networks_table", "read_prices"]
+if TYPE_CHECKING:
+    from autoddl.explain.network_choice import NetworkChoice
+
+__all__ = ["choices_data", "choices_table", "networks_data", "networks_table", "read_prices"]
 
 
 def read_prices(path: Path | None) -> Prices:
@@ -26,14 +29,8 @@ def read_prices(path: Path | None) -> Prices:
         raise InputError(f"{path} is no table of prices: {str(error).splitlines()[0]}") from None
 
 
-def _ports(cluster: Cluster) -> tuple[int, int]:
-    """Ports of the outermost network, and links of 400 Gb/s in each."""
-    outer = len(cluster.levels) - 1
-    return cluster.size // cluster.sharers(outer), max(1, round(cluster.levels[outer].bandwidth / LINK))
-
-
 def _rows(cluster: Cluster, prices: Prices) -> list[dict[str, Any]]:
-    ports, links = _ports(cluster)
+    ports, links = ports_of(cluster)
     rows = []
     for name in NETWORKS:
         found, reached = bill(name, ports, links, prices), shares(name, ports)
@@ -51,13 +48,13 @@ def _rows(cluster: Cluster, prices: Prices) -> list[dict[str, Any]]:
 
 def networks_data(cluster: Cluster, prices: Prices) -> dict[str, Any]:
     """The table as JSON."""
-    ports, links = _ports(cluster)
+    ports, links = ports_of(cluster)
     return {"ports": ports, "links_per_port": links, "devices": cluster.size, "rows": _rows(cluster, prices)}
 
 
 def networks_table(cluster: Cluster, prices: Prices) -> RenderableType:
     """The table, with what it assumes in front."""
-    ports, links = _ports(cluster)
+    ports, links = ports_of(cluster)
     table = columns("network", "planes", "switches", "copper", "optical", "dollars", "per device", "all-reduce",
                     "all-to-all")
     for row in _rows(cluster, prices):
@@ -74,3 +71,19 @@ def networks_table(cluster: Cluster, prices: Prices) -> RenderableType:
         what += " Networks on boards have 4 links a device."
     said = "All-reduce and all-to-all: the part of a port's bandwidth that all ports together reach."
     return Group(what, said, table)
+
+
+def choices_table(choices: "tuple[NetworkChoice, ...]", best: "NetworkChoice | None") -> RenderableType:
+    """What a step takes on every network, and the cheapest within the deadline, if one is asked for."""
+    table = columns("network", "dollars", "best plan", "")
+    for one in choices:
+        table.add_row(one.name, f"{one.dollars / 1e6:,.2f} M", show_seconds(one.seconds) if one.seconds else "-",
+                      one.why or ("<- the cheapest within the deadline" if one is best else ""))
+    return table
+
+
+def choices_data(choices: "tuple[NetworkChoice, ...]", best: "NetworkChoice | None") -> dict[str, Any]:
+    """The same as JSON."""
+    rows = [{"network": one.name, "dollars": one.dollars, "seconds": one.seconds, "why": one.why or None}
+            for one in choices]
+    return {"rows": rows, "cheapest": best.name if best else None}

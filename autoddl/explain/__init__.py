@@ -9,6 +9,7 @@ Reading order:
     pareto                  `autoddl front`: plans of least seconds against bytes, or against devices
     relax                   what would fit where no plan does
     diff                    two plans
+    network_choice          the cheapest network on which a step takes at most so long
     what_if                 the plan of the same question under a changed cluster (`changed_cluster`)
     compare_run             a plan and the record of its run, with `record_statistics`; with stages `staged_run`
     communication_share     `autoddl network`: the share of communication in data parallel steps, with

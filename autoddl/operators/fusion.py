@@ -65,7 +65,7 @@ def _compiled(device: Device) -> Device:
 
 
 def chains(graph: Graph, apart: Collection[str] = ()) -> Mapping[str, Chained]:
-    """Maps the name of every op that a compiler fuses with others to its saving; it leaves those named `apart` alone."""
+    """Maps the name of every op that a compiler fuses with others to its saving; it leaves the ops `apart` alone."""
     makers, readers = _ends(graph)
     fuses = [_fuses(op) and op.name not in apart for op in graph.ops]
     depth = _depths(graph, makers, fuses)
