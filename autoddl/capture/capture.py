@@ -30,6 +30,7 @@ from autoddl.capture.autocast_casts import use_cast
 from autoddl.capture.build_graph import Key, Leaf, tabulate
 from autoddl.capture.gc_pause import pause_gc
 from autoddl.capture.passes import bags, expert_layers, gradients, losses, normalise, randomness
+from autoddl.capture.raising_branches import check_conditions
 from autoddl.capture.sample import Sample, as_sample, describe, named, sample_for
 from autoddl.capture.torch_export_patch import delay_code_generation, shorten_stacks
 from autoddl.capture.trace import trace
@@ -129,6 +130,7 @@ def _arrange(model: nn.Module, exported: ExportedProgram, names: dict[str, str]
     """The program with its placeholders in order and its outputs (loss, others ..., new buffers ...)."""
     graph = exported.graph_module.graph
     results, updates = _outputs(exported)
+    results[0] = check_conditions(graph, results[0])
     leaves = _leaves(model, exported, names)
     holes = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     last = next(node for node in graph.nodes if node.op == "output")

@@ -3,6 +3,7 @@
     a backward of its own    autograd.Function on a tensor that needs a gradient becomes one operator (`own_backward`);
                              a hook on a gradient is refused
     a gradient in forward    torch.autograd.grad and Tensor.backward are refused
+    a branch that only raises    is taken the other way and checked in every step (`raising_branches`)
     .data                    reading it is traced as detach; setting it is refused
 """
 
@@ -17,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from autoddl.capture.autograd_function_patch import Apply, replace_apply
 from autoddl.capture.own_backward import HiddenEffect, OwnCall, trace_call
+from autoddl.capture.raising_branches import decided
 
 __all__ = ["guard_export"]
 
@@ -30,6 +32,8 @@ class _Watch(TorchFunctionMode):
             return args[0].detach()
         if func == Tensor.data.__set__:  # type: ignore[attr-defined]
             raise HiddenEffect("forward sets the .data of a tensor, which a graph does not show: write x.copy_(y)")
+        if func == Tensor.__bool__ and (found := decided(args[0])) is not None:
+            return found
         if func in HOOKS:
             raise HiddenEffect("forward registers a hook on a gradient, which a graph does not show: write what it "
                                "does to the value, as x * s + (x - x * s).detach() for a gradient s times as large")

@@ -142,6 +142,7 @@ loss         loss         copy            inputs   distance             binary_c
 loss         loss         loss            inputs   -                    cross_entropy_loss
 loss         nn           loss            inputs   -                    autoddl.token_loss
 loss         table        copy            inputs   -                    autoddl.token_weight
+loss         table        copy            nothing  values               autoddl.checked
 -            -            batch-normalise inputs   -                    _native_batch_norm_legit
 -            -            copy            nothing  view,values          autoddl.hub
 -            table        copy            nothing  free                 autoddl.receive autoddl.send

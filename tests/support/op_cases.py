@@ -156,6 +156,9 @@ LOSSES = [
     case("aten.binary_cross_entropy_with_logits.default", f(5, 6), positive(5, 6), positive(6), positive(1)),
 ]
 
+LOSSES += [case("autoddl.checked", f(*shape), torch.tensor(value), value, "x > 0 at line 1")
+           for shape, value in (((5, 6), True), ((), False))]
+
 EMBEDDING = "aten.embedding.default"
 OTHERS = [
     case(EMBEDDING, f(7, 6), ints(7, 5, 6)),

@@ -229,6 +229,7 @@ _ROWS: tuple[tuple[tuple[str, ...], Callable[[LocalOp], Footprint]], ...] = (
     (("autoddl.embedding_bag",), nn.embedding_bag_footprint),
     (("autoddl.attention",), attention.dropped_attention), (("autoddl.dropout",), nn.dropout_footprint),
     (("autoddl.token_loss",), nn.token_loss_footprint), (("autoddl.experts",), experts_footprint),
+    (("autoddl.checked",), _sum),
     (("autoddl.token_weight", "autoddl.receive", "autoddl.send"), _nothing))
 _KIND: Mapping[str, Callable[[LocalOp], Footprint]] = {
     **ELEMENTWISE, **LOSSES, **{name: kind for names, kind in _ROWS for name in names}}

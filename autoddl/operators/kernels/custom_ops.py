@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from autoddl.core.errors import InputError
 from autoddl.operators.kernels.experts import ExpertPart, routed_experts
 
-__all__ = ["BY_VALUES", "DRAWING", "Index", "attention", "dropout", "embedding_bag", "experts", "keep_mask",
+__all__ = ["BY_VALUES", "DRAWING", "Index", "attention", "checked", "dropout", "embedding_bag", "experts", "keep_mask",
            "token_loss", "token_weight"]
 
 Index = tuple[tuple[int, ...], tuple[int, ...]]
@@ -31,8 +32,8 @@ Index = tuple[tuple[int, ...], tuple[int, ...]]
 
 DRAWING = frozenset(("autoddl.dropout", "autoddl.attention"))
 """Operators that draw random numbers, as targets of a graph."""
-BY_VALUES = frozenset(("autoddl.experts",))
-"""Operators whose kernels take sizes from values, for which they wait."""
+BY_VALUES = frozenset(("autoddl.experts", "autoddl.checked"))
+"""Operators whose kernels take sizes from values or check them, for which they wait."""
 
 LOW = 0xFFFFFFFF
 
@@ -119,6 +120,17 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, up: Tensor, down: Tensor,
 def embedding_bag(weight: Tensor, indices: Tensor, per_sample_weights: Tensor | None = None, mode: int = 0) -> Tensor:
     """Sums (0), means (1) or maxima (2) of rows of a table (v, d), for bags of indices (b, n): (b, d)."""
     return F.embedding_bag(indices, weight, mode=("sum", "mean", "max")[mode], per_sample_weights=per_sample_weights)
+
+
+def checked(x: Tensor, condition: Tensor, value: bool, text: str) -> Tensor:
+    """The tensor itself, where the condition has this value; else InputError, on a GPU an assertion of the device.
+
+    `text` is the condition as the model's source has it, and its line."""
+    if condition.is_cuda:
+        torch._assert_async(condition.bool() == value, f"the model refuses this batch at {text}")
+    elif type(condition) is Tensor and not condition.is_meta and bool(condition) != value:
+        raise InputError(f"the model refuses this batch at {text} is {not value}; give a batch that it takes")
+    return x.view_as(x)
 
 
 def token_loss(logits: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100,

@@ -2,13 +2,14 @@
 
     token loss       "t v, t -> / | sum"     a sum over tokens; v by a reduction inside the kernel (`Signature.inner`)
     token weight     "t -> / | sum"          the number of valid tokens
+    checked          "a b, / -> a b | 0"     labels or a loss, with a condition that every rank sees
     squared error    "a b, a b -> / | sum"   a mean is a sum whose local part is scaled (kernels)
 """
 
 from autoddl.core.graph import Op
 from autoddl.core.layout import B, Split
 from autoddl.operators.rules.dimension_strings import Rule, Signature
-from autoddl.operators.rules.writing import RuleOf, Tensors, aligned, fixed, get, names, rule_text
+from autoddl.operators.rules.writing import RuleOf, Tensors, aligned, fixed, form, get, names, rule_text
 
 __all__ = ["RULES"]
 
@@ -39,6 +40,11 @@ def _token_weight(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     return rule_text([names(len(inputs[0].shape), "t"), *(["."] for _ in inputs[1:])], [[]], " | sum")
 
 
+def _checked(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    dims = names(len(inputs[0].shape))
+    return rule_text([dims, ["."] * len(inputs[1].shape)], [dims], form(inputs, outputs, ((0,),)))
+
+
 def _distance(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     """Losses of pairs of elements: reduction 0 keeps the elements, 1 and 2 sum over them (a mean is scaled)."""
     shape = max((t.shape for t in inputs[:2]), key=len)
@@ -52,6 +58,7 @@ def _distance(op: Op, inputs: Tensors, outputs: Tensors) -> str:
 RULES: dict[str, RuleOf] = {
     "autoddl.token_loss": _class_loss,
     "autoddl.token_weight": _token_weight,
+    "autoddl.checked": _checked,
     "aten.cross_entropy_loss.default": _class_loss,
     "aten.nll_loss.default": _class_loss,
     "aten.nll_loss_nd.default": _class_loss,

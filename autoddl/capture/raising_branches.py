@@ -1,0 +1,178 @@
+"""Takes branches that only raise the other way: `if labels.max() >= size: raise ValueError(...)`.
+
+A graph has no branches, and what a tensor holds is not known when it is traced. Where one side of an `if` does nothing
+but raise, or an `assert` stands, the program goes on as if nothing were wrong, and checks the condition in every step:
+
+    trace       bool(condition) is decided by the source; autoddl::holds(condition, value, text) is written down
+    program     x = checked(x, condition, value, text), an operator that raises where the condition does not hold. x are
+                the whole numbers that the condition is of, for all that read them later, else the loss
+
+A side that only warns is left out, without a check. A condition is read as its source has it: every part of an `and` or
+an `or` is to be false (true for an `assert`), behind `not` the opposite.
+"""
+
+import ast
+import linecache
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Graph, Node
+from torch.fx.node import has_side_effect
+
+from autoddl.capture.fx_tools import insert
+from autoddl.operators.kernels import custom_ops
+
+__all__ = ["check_conditions", "decided"]
+
+TORCH = str(Path(torch.__file__).parent)
+OURS = str(Path(__file__).parent)
+WARNS = ("warn", "warning", "warning_once", "info", "debug", "error", "print")
+
+torch.library.define("autoddl::holds", "(Tensor condition, bool value, str text) -> ()")
+
+
+@torch.library.register_fake("autoddl::holds")  # type: ignore[untyped-decorator]
+def _holds(condition: Tensor, value: bool, text: str) -> None:
+    return None
+
+
+has_side_effect(torch.ops.autoddl.holds.default)
+
+
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    """A statement with one side that only raises or warns.
+
+        value     what its tensors are to be for the other side
+        raises    whether the side raises
+        text      its condition, as written
+    """
+
+    value: bool
+    raises: bool
+    text: str
+
+
+def decided(condition: Tensor) -> bool | None:
+    """What bool(condition) is to be in a trace; None where its value is known, or where a branch really decides."""
+    if not isinstance(condition, FakeTensor) or condition.constant is not None:
+        return None
+    frame = _asking(sys._getframe(1))
+    branch = None if frame is None else _branch(frame.f_code.co_filename, frame.f_lineno)
+    if frame is None or branch is None:
+        return None
+    if branch.raises:
+        where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        torch.ops.autoddl.holds(condition, branch.value, f"{where}: {branch.text}")
+    return branch.value
+
+
+def _asking(frame: FrameType | None) -> FrameType | None:
+    """The frame of the model, or of torch.nn, that asks: in front of it there are those of the trace."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((TORCH, OURS)) or file.startswith(f"{TORCH}/nn/"):
+            return frame
+        frame = frame.f_back
+    return None
+
+
+@lru_cache(maxsize=100)
+def _statements(file: str) -> tuple[ast.If | ast.Assert, ...]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return ()
+    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.If | ast.Assert))
+
+
+def _branch(file: str, line: int) -> _Branch | None:
+    """The statement whose condition stands at the line, if one side of it only raises or warns."""
+    for node in _statements(file):
+        if not node.test.lineno <= line <= (node.test.end_lineno or node.test.lineno):
+            continue
+        if isinstance(node, ast.Assert):
+            wanted, side = True, []
+        elif _is_refusal(node.body):
+            wanted, side = False, node.body
+        elif node.orelse and _is_refusal(node.orelse):
+            wanted, side = True, node.orelse
+        else:
+            return None
+        values = set(_values(node.test, wanted))
+        raises = isinstance(node, ast.Assert) or any(isinstance(one, ast.Raise) for one in side)
+        return _Branch(values.pop(), raises, ast.unparse(node.test)) if len(values) == 1 else None
+    return None
+
+
+def _is_refusal(body: Sequence[ast.stmt]) -> bool:
+    return all(isinstance(one, ast.Raise) or (isinstance(one, ast.Expr) and isinstance(one.value, ast.Call) and
+                                              _called(one.value.func) in WARNS) for one in body)
+
+
+def _called(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _values(test: ast.expr, wanted: bool) -> Iterator[bool]:
+    """What each part of a condition is to be; a part that no tensor decides, like `x is None`, is left out."""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=inner):
+            yield from _values(inner, not wanted)
+        case ast.BoolOp(values=parts):
+            for part in parts:
+                yield from _values(part, wanted)
+        case ast.Compare(ops=[ast.Is() | ast.IsNot() | ast.In() | ast.NotIn()]):
+            return
+        case _:
+            yield wanted
+
+
+def check_conditions(graph: Graph, loss: Node) -> Node:
+    """Lets the program check every condition that the trace has written down, in place; returns the node of the loss.
+    """
+    place = {node: i for i, node in enumerate(graph.nodes)}
+    for node in [node for node in graph.nodes if node.target is torch.ops.autoddl.holds.default]:
+        found = next((x for x in _behind(node.args[0]) if _later(x, place[node], place)), None)
+        if found is None:
+            last = next(one for one in graph.nodes if one.op == "output")
+            loss = _checked(last, loss, node)
+        else:
+            checked = _checked(node, found, node)
+            for user in _later(found, place[node], place):
+                user.replace_input_with(found, checked)
+            place[checked] = place[node]
+        graph.erase_node(node)
+    return loss
+
+
+def _behind(condition: Any) -> Iterator[Node]:
+    """The tensors of whole numbers that a condition is made of, the nearest first."""
+    front, seen = [condition], {condition}
+    while front:
+        node = front.pop(0)
+        if node is not condition and isinstance(node.meta.get("val"), Tensor) and \
+                not node.meta["val"].is_floating_point():
+            yield node
+        new = [x for x in node.all_input_nodes if x not in seen]
+        seen.update(new)
+        front += new
+
+
+def _later(x: Node, place: int, places: Mapping[Node, int]) -> list[Node]:
+    """The readers of x behind a place, but for the output."""
+    return [user for user in x.users if places.get(user, -1) > place and user.op == "call_function"]
+
+
+def _checked(before: Node, x: Node, holds: Node) -> Node:
+    made = insert(before, custom_ops.checked, (x, *holds.args), x.meta["val"])
+    made.meta = {**x.meta, **{key: holds.meta[key] for key in ("stack_trace", "nn_module_stack") if key in holds.meta}}
+    return made

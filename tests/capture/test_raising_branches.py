@@ -1,0 +1,109 @@
+"""A branch of which one side only raises goes the other way, and its condition is checked in every step."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from autoddl.capture.capture import Captured, capture
+from autoddl.capture.materialize import arguments, limits
+from autoddl.capture.sample import as_sample
+from autoddl.core.errors import CaptureError, InputError
+from autoddl.core.precision import Precision
+
+Ids = tuple[Tensor, Tensor]
+
+
+class Checked(nn.Module):
+    """Labels are below 9, ids are not negative, and weights are finite."""
+
+    def __init__(self, norm: bool) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(12, 4), nn.Linear(4, 12)
+        self.norm = nn.BatchNorm1d(4) if norm else nn.Identity()
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        if labels is not None and labels.max() >= 9:
+            raise ValueError("labels are too large")
+        assert (ids >= 0).all(), "ids are negative"
+        h = self.head(self.norm(self.table(ids)))
+        if torch.isfinite(h).all():
+            pass
+        else:
+            raise ValueError("not finite")
+        return F.cross_entropy(h, labels)
+
+
+def batch() -> Ids:
+    return torch.arange(6), torch.arange(6) % 9
+
+
+def run(model: nn.Module, captured: Captured, ids: Tensor, labels: Tensor) -> Tensor:
+    found: Tensor = captured.program(*arguments(model, as_sample((ids, labels)), captured))[0]
+    return found
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_right_batch_passes_and_a_wrong_one_is_an_error(norm: bool) -> None:
+    model = Checked(norm)
+    captured = capture(model, batch())
+    torch.testing.assert_close(run(model, captured, *batch()), model(*batch()))
+    ids, labels = batch()
+    with pytest.raises(InputError, match=r"branches.py:\d+: labels is not None and labels.max\(\) >= 9 is"):
+        run(model, captured, ids, labels + 9)
+    with pytest.raises(InputError, match=r"test_raising_branches.py:\d+: \(ids >= 0\).all\(\) is False"):
+        run(model, captured, ids - 1, labels)
+    with torch.no_grad():
+        model.head.bias.fill_(float("nan"))
+    with pytest.raises(InputError, match=r"torch.isfinite\(h\).all\(\) is False"):
+        run(model, captured, ids, labels)
+
+
+def test_checks_stand_before_what_reads_the_values() -> None:
+    model = Checked(False)
+    graph = capture(model, batch()).graph
+    labels, ids, loss = [op for op in graph.ops if op.target == "autoddl.checked"]
+    read = {t: op.target for op in graph.ops for t in op.inputs}
+    assert read[labels.outputs[0]].startswith("autoddl.token") and read[ids.outputs[0]] == "aten.embedding.default"
+    assert graph.outputs[0] == loss.outputs[0] and limits(graph) == {"ids": 12, "labels": 12}
+    assert capture(model, batch(), Precision.parse("bf16-mixed")).graph.ops
+
+
+class Asks(nn.Module):
+    def __init__(self, ask: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.ask = nn.Linear(4, 4), ask
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ask(self.layer(x)).mean()
+
+
+def warns(x: Tensor) -> Tensor:
+    if x.max() > 1e9:
+        print("large")
+    return x
+
+
+def decides(x: Tensor) -> Tensor:
+    if x.max() > 0:
+        return x
+    return -x
+
+
+def mixes(x: Tensor) -> Tensor:
+    if x.max() > 1e9 or not x.min() < 1e9:
+        raise ValueError
+    return x
+
+
+def test_a_warning_is_left_out() -> None:
+    assert not [op for op in capture(Asks(warns), torch.ones(2, 4)).graph.ops if op.target == "autoddl.checked"]
+
+
+@pytest.mark.parametrize(("ask", "line"), [(decides, r"if x.max\(\) > 0:"), (mixes, r"or not x.min\(\)")])
+def test_a_branch_that_decides_is_refused_with_its_condition(ask: Callable[[Tensor], Tensor], line: str) -> None:
+    with pytest.raises(CaptureError, match=rf"decides by the values of a tensor.*{line}") as caught:
+        capture(Asks(ask), torch.ones(2, 4))
+    assert "experts" not in str(caught.value)
