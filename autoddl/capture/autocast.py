@@ -6,9 +6,9 @@
     others     computed in the dtypes of their inputs, as PyTorch promotes them
 
 A parameter is used in bfloat16, so it is cast before it is gathered. It stays in float32 if only operators of HIGHER
-and batch norms read it; a batch norm takes float32 parameters with bfloat16 values. A buffer's new value is cast to the
-buffer's dtype. Where the module disables autocast, operators compute in the dtypes of their inputs, and parameters stay
-in float32.
+and batch norms read it, or an operator of the user's own, which is given its inputs as they are. A batch norm takes
+float32 parameters with bfloat16 values. A buffer's new value is cast to the buffer's dtype. Where the module disables
+autocast, operators compute in the dtypes of their inputs, and parameters stay in float32.
 
 The lists are those of `torch.autocast` for CUDA (torch.amp, "CUDA Ops that can autocast"), in names of aten.
 """
@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 
 from autoddl.capture.autocast_region import Region, region_of
 from autoddl.capture.fx_tools import replace
+from autoddl.capture.own_backward import OwnBackward
 from autoddl.capture.source_lines import line_of
 from autoddl.core.errors import CaptureError
 from autoddl.operators.kernels import custom_ops
@@ -105,10 +106,17 @@ def base_name(node: Node) -> str:
 
 
 def _keeps(parameter: Node) -> bool:
-    """Whether the parameter is used in float32: all that read it take it so, or one does as autocast is disabled."""
+    """Whether the parameter is used in float32: all that read it take it so, or one that autocast does not know."""
     users = parameter.users
-    return any(region_of(user) is Region.OFF for user in users) or (
+    return any(region_of(user) is Region.OFF or _is_own(user) for user in users) or (
         bool(users) and all(base_name(user) in HIGHER | OWN_DTYPES for user in users))
+
+
+def _is_own(node: Node) -> bool:
+    """Whether a call is of an operator of the user's own, which autocast gives its inputs as they are."""
+    target = node.target
+    return isinstance(target, OwnBackward) or (isinstance(target, torch._ops.OpOverload) and
+                                               target.namespace not in ("aten", "prims", "autoddl"))
 
 
 def _floating(node: Node) -> bool:
@@ -186,8 +194,21 @@ class Caster:
             fakes = [leaf for leaf in (*leaves, *pytree.tree_leaves(node.meta.get("val")))
                      if isinstance(leaf, FakeTensor)]
             with fakes[0].fake_mode:
-                self.known[key] = node.target(*args, **kwargs)  # type: ignore[operator]
+                self.known[key] = _called(node, args, kwargs)
         return self.known[key]
+
+
+def _called(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the call yields. Raises CaptureError where an operator of the user's own does not take these dtypes."""
+    try:
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+    except Exception as error:
+        if not _is_own(node):
+            raise
+        dtypes = [str(x.dtype).removeprefix("torch.") for x in pytree.tree_leaves(args) if isinstance(x, Tensor)]
+        reason = (str(error).splitlines() or ["no message"])[0]
+        raise CaptureError(f"{base_name(node)} at {line_of(node.meta.get('stack_trace'))} fails on "
+                           f"{', '.join(dtypes)}, which autocast gives it as they are ({reason}): cast them in front of it") from error
 
 
 def _sign(leaf: Any) -> Any:

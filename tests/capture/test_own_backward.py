@@ -57,7 +57,10 @@ def test_mixed_precision_gives_a_function_what_autocast_would() -> None:
     model, x = own_functions.own()
     graph = capture(model, x, Precision.parse("bf16-mixed")).graph
     op = next(op for op in graph.ops if op.target == "function.Scaled")
-    assert graph.tensors[op.inputs[0]].dtype == graph.tensors[op.outputs[0]].dtype == "bfloat16"
+    assert [graph.tensors[t].dtype for t in (*op.inputs, op.outputs[0])] == ["bfloat16", "float32", "float32"]
+    with pytest.raises(CaptureError, match=r"function_Odd at .*test_own_backward.py:\d+ fails on bfloat16, float32"):
+        capture(Called(lambda model, h: function(alike, lambda ctx, g: (g, g)).apply(h, model.layer.weight)),
+                x[:4, :4], Precision.parse("bf16-mixed"))
 
 
 class Called(nn.Module):
@@ -75,6 +78,12 @@ class Called(nn.Module):
 def function(forward: Callable[..., Any], backward: Callable[..., Any] = lambda ctx, g: (g, None)) -> Any:
     return type("Odd", (torch.autograd.Function,), {"forward": staticmethod(forward),
                                                     "backward": staticmethod(backward)})
+
+
+def alike(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+    if x.dtype != y.dtype:
+        raise TypeError("wants one dtype")
+    return x + y
 
 
 def around(model: Called, h: Tensor) -> Tensor:
