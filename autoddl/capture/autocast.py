@@ -208,7 +208,8 @@ def _called(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         dtypes = [str(x.dtype).removeprefix("torch.") for x in pytree.tree_leaves(args) if isinstance(x, Tensor)]
         reason = (str(error).splitlines() or ["no message"])[0]
         raise CaptureError(f"{base_name(node)} at {line_of(node.meta.get('stack_trace'))} fails on "
-                           f"{', '.join(dtypes)}, which autocast gives it as they are ({reason}): cast them in front of it") from error
+                           f"{', '.join(dtypes)}, which autocast gives it as they are ({reason}): cast them in "
+                           "front of it") from error
 
 
 def _sign(leaf: Any) -> Any:

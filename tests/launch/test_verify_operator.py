@@ -2,21 +2,26 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import own_rules
 import pytest
-from own_functions import Shifted
+from own_functions import Power, Scaled, Shifted, own
 from planmaker import random_plans
 from sampling import parametrize_or_slow
 from shell import ROOT, shell
 from verified import verified
 
 import autoddl
+from autoddl.capture.capture import capture
 from autoddl.capture.factory import Factory
 from autoddl.capture.own_rules import _MARK, named_operator
+from autoddl.cli.own_rules_text import what_to_write
 from autoddl.core.errors import InputError
+from autoddl.core.graph import graph_to_text
 from autoddl.launch.verify_operator import verify_operator
+from autoddl.operators.rules.table import has_rule
 
 MLP = "ownlib::fused_mlp"
 FILE = f"{ROOT}/tests/support/own_rules.py"
@@ -104,3 +109,16 @@ def test_the_shell_says_each_signature_and_ends_with_1_where_one_is_wrong(tmp_pa
     assert "S(1), B -> S(1)" in shell("verify", "--operator", "Shifted", "--sample", f"{wrong}:call").out
     said = shell("verify", "--operator", MLP)
     assert said.code == 2 and "--operator NAME goes with --sample" in said.err
+
+
+def test_a_plan_shows_the_rule_to_write_for_an_operator_without_one() -> None:
+    (plan,) = random_plans(*own(), "a=2", 1)
+    lines = what_to_write(replace(plan, source={"graph": graph_to_text(capture(*own()).graph)}))
+    assert lines == ['autoddl.rule(Scaled, ". ., . -> . ., ., .")', 'autoddl.rule(Power, ". ., . . -> . .")']
+    try:
+        for line in lines:
+            exec(line, {"autoddl": autoddl, "Scaled": Scaled, "Power": Power})
+        assert all(has_rule(op) for op in capture(*own()).graph.ops)
+    finally:
+        for function in (Scaled, Power):
+            delattr(function, _MARK)
