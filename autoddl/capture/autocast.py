@@ -6,9 +6,9 @@
     others     computed in the dtypes of their inputs, as PyTorch promotes them
 
 A parameter is used in bfloat16, so it is cast before it is gathered. It stays in float32 if only operators of HIGHER
-and batch norms read it, or an operator of the user's own, which is given its inputs as they are. A batch norm takes
-float32 parameters with bfloat16 values. A buffer's new value is cast to the buffer's dtype. Where the module disables
-autocast, operators compute in the dtypes of their inputs, and parameters stay in float32.
+and batch norms read it. It also does if an operator of the user's own reads it, which is given its inputs as they are.
+A batch norm takes float32 parameters with bfloat16 values. A buffer's new value is cast to the buffer's dtype. Where
+the module disables autocast, operators compute in the dtypes of their inputs, and parameters stay in float32.
 
 The lists are those of `torch.autocast` for CUDA (torch.amp, "CUDA Ops that can autocast"), in names of aten.
 """
@@ -199,7 +199,7 @@ class Caster:
 
 
 def _called(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the call yields. Raises CaptureError where an operator of the user's own does not take these dtypes."""
+    """The values that the call yields. Raises CaptureError where an own operator does not take these dtypes."""
     try:
         return node.target(*args, **kwargs)  # type: ignore[operator]
     except Exception as error:

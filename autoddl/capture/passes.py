@@ -206,8 +206,9 @@ def losses(module: GraphModule) -> None:
 
 
 def bags(module: GraphModule) -> None:
-    """Writes embedding bags of equal length as ours, (bags, indices) at a time, and batch norms that keep no averages
-    as those that do; nobody reads the averages."""
+    """Writes embedding bags of equal length as ours, which take (bags, indices).
+
+    A batch norm without averages becomes one with averages that nobody reads."""
     for node in operators(module):
         name = name_of(node.target)
         if name == "embedding_bag.padding_idx":

@@ -1,14 +1,14 @@
 """Takes branches that only raise the other way: `if labels.max() >= size: raise ValueError(...)`.
 
-A graph has no branches, and what a tensor holds is not known when it is traced. Where one side of an `if` does nothing
-but raise, or an `assert` stands, the program goes on as if nothing were wrong, and checks the condition in every step:
+A graph has no branches, and what a tensor holds is not known when it is traced. One side of an `if` may do nothing but
+raise, as an `assert` does. Then the program goes on as if nothing were wrong, and checks the condition in every step:
 
     trace       bool(condition) is decided by the source; autoddl::holds(condition, value, text) is written down
     program     x = checked(x, condition, value, text), an operator that raises where the condition does not hold. x are
                 the whole numbers that the condition is of, for all that read them later, else the loss
 
-A side that only warns is left out, without a check. A condition is read as its source has it: every part of an `and` or
-an `or` is to be false (true for an `assert`), behind `not` the opposite.
+A side that only warns is left out, without a check. A condition is read in the source. Every part of an `and` or an
+`or` is to be false, or true for an `assert`, and behind `not` the opposite.
 """
 
 import ast
@@ -62,7 +62,7 @@ class _Branch:
 
 
 def decided(condition: Tensor) -> bool | None:
-    """What bool(condition) is to be in a trace; None where its value is known, or where a branch really decides."""
+    """The answer to bool(condition) in a trace; None where its value is known, or where a branch really decides."""
     if not isinstance(condition, FakeTensor) or condition.constant is not None:
         return None
     frame = _asking(sys._getframe(1))
@@ -123,7 +123,7 @@ def _called(function: ast.expr) -> str:
 
 
 def _values(test: ast.expr, wanted: bool) -> Iterator[bool]:
-    """What each part of a condition is to be; a part that no tensor decides, like `x is None`, is left out."""
+    """The answers that the parts of a condition are to get; `x is None`, which no tensor decides, is left out."""
     match test:
         case ast.UnaryOp(op=ast.Not(), operand=inner):
             yield from _values(inner, not wanted)

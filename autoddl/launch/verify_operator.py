@@ -5,6 +5,7 @@ that the rule allows on 2 and on 3 ranks is tried in float64: outputs and gradie
 A dim that no number of ranks can cut, as the sample has it, is named: nothing was tried of it.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -66,30 +67,35 @@ def verify_operator(operator: str, sample: Factory) -> OperatorCheck:
 
     Raises InputError where there is no such operator or rule, and where the call itself fails.
     """
-    function = sample.function()
-    made = _tried(f"{sample} fails", lambda: function(**sample.arguments))
-    args = tuple(made) if isinstance(made, tuple | list) else (made,)
-    if not any(isinstance(arg, Tensor) for arg in args):
-        raise InputError(f"{sample} returns no tensors: return the arguments of one call of {operator}, as a tuple")
-    found = named_operator(operator if "::" in operator else function.__globals__.get(operator, operator))
+    args, known = _arguments(operator, sample)
+    found = named_operator(operator if "::" in operator else known.get(operator, operator))
     rule = rule_of(found)
     if rule is None:
         raise InputError(f"{operator} has no rule, and {sample.file} registers none: write autoddl.rule({operator!r}, "
                          "'...') there, behind the definition")
     case = _case(found, args, str(sample))
-    tried: dict[str, Tried] = {}
+    cut, tried = set[str](), dict[str, Tried]()
     for ranks in RANKS:
         mesh = Mesh.parse(f"rank={ranks}")
         for option in options(case.op, case.graph, mesh):
             (signature,) = option.signatures
+            cut.add(signature.split)
             before = tried.get(str(signature), Tried(str(signature), (), ""))
             wrong = before.difference or "; ".join(_short(text) for text in check(case, option, mesh, EXACT))
             tried[str(signature)] = Tried(str(signature), (*before.ranks, ranks), wrong)
-    cut = {s.split for ranks in RANKS for o in options(case.op, case.graph, Mesh.parse(f"rank={ranks}"))
-           for s in o.signatures}
     names = [dim.names[0] for dims in parse(rule.text).tensors for dim in dims if dim.names[0] != "."]
     return OperatorCheck(operator, rule.text, tuple(tried.values()),
                          tuple(name for name in dict.fromkeys(names) if name not in cut))
+
+
+def _arguments(operator: str, sample: Factory) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """The arguments that the sample returns, and the names of its file."""
+    function = sample.function()
+    made = _tried(f"{sample} fails", lambda: function(**sample.arguments))
+    args = tuple(made) if isinstance(made, tuple | list) else (made,)
+    if not any(isinstance(arg, Tensor) for arg in args):
+        raise InputError(f"{sample} returns no tensors: return the arguments of one call of {operator}, as a tuple")
+    return args, function.__globals__
 
 
 def _case(operator: Any, args: tuple[Any, ...], sample: str) -> Case:
