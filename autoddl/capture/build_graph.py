@@ -120,6 +120,9 @@ def _target(node: Node) -> str:
     if isinstance(node.target, OwnBackward):
         return node.target.target
     name = getattr(node.target, "__name__", str(node.target))
+    if name.startswith("auto_functionalized"):
+        raise CaptureError(f"{node.args[0]} at {line_of(node.meta.get('stack_trace'))} writes into its arguments, "
+                           "which a graph does not show: write it so that it returns a new tensor")
     if getattr(node.target, "__module__", "") != custom_ops.__name__:
         raise CaptureError(f"{name} at {line_of(node.meta.get('stack_trace'))} is no operator of torch.ops, and none "
                            "but these run as planned: write it with operators")

@@ -138,7 +138,10 @@ nn           table        pool            shape    -                    avg_pool
 loss         -            loss            inputs   -                    nll_loss nll_loss_nd
 loss         loss         copy            inputs   distance             binary_cross_entropy
                                                                         binary_cross_entropy_with_logits huber_loss
-                                                                        kl_div l1_loss mse_loss smooth_l1_loss
+                                                                        kl_div l1_loss mse_loss poisson_nll_loss
+                                                                        smooth_l1_loss soft_margin_loss
+loss         -            copy            inputs   distance             cosine_embedding_loss hinge_embedding_loss
+                                                                        margin_ranking_loss triplet_margin_loss
 loss         loss         loss            inputs   -                    cross_entropy_loss
 loss         nn           loss            inputs   -                    autoddl.token_loss
 loss         table        copy            inputs   -                    autoddl.token_weight
@@ -148,7 +151,6 @@ loss         table        copy            nothing  values               autoddl.
 -            table        copy            nothing  free                 autoddl.receive autoddl.send
 -            -            exponential     inputs   -                    logsigmoid
 -            -            loss            inputs   -                    nll_loss2d
--            loss         copy            inputs   -                    poisson_nll_loss soft_margin_loss
 -            nn           batch-normalise inputs   -                    batch_norm native_batch_norm
 -            nn           copy            inputs   -                    native_group_norm
 images       table        gather          inputs   -                    grid_sampler

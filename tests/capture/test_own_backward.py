@@ -126,6 +126,15 @@ def test_an_operator_of_a_library_keeps_its_own_backward() -> None:
         torch.testing.assert_close(found, torch.autograd.grad(model(x), list(model.parameters())))
 
 
+def test_an_operator_of_a_library_that_writes_is_refused() -> None:
+    with torch.library._scoped_library("own", "FRAGMENT"):
+        double = torch.library.custom_op("own::double_", lambda x: None, mutates_args=("x",),
+                                         schema="(Tensor(a!) x) -> ()")
+        model = Called(lambda model, h: [y := h.clone(), double(y)][0])
+        with pytest.raises(CaptureError, match="own.double_.default at .* writes into its arguments"):
+            capture(model, torch.randn(4, 4))
+
+
 def test_the_activation_of_bloom_is_one_operator() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.BloomConfig(vocab_size=32, hidden_size=16, n_layer=1, n_head=2, use_cache=False)

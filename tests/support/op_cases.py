@@ -34,6 +34,10 @@ def truths(*shape: int) -> Tensor:
     return found
 
 
+def signs(*shape: int) -> Tensor:
+    return torch.where(torch.arange(torch.Size(shape).numel()).view(shape) % 3 > 0, 1.0, -1.0).double()
+
+
 PRODUCTS = [
     case("aten.linear.default", f(5, 6), f(7, 6), f(7)),
     case("aten.linear.default", f(6, 5, 6), f(7, 6)),
@@ -156,6 +160,14 @@ LOSSES = [
     case("aten.binary_cross_entropy_with_logits.default", f(5, 6), positive(5, 6), positive(6), positive(1)),
 ]
 
+LOSSES += [case("aten.poisson_nll_loss.default", f(5, 6), positive(5, 6), True, False, 1e-8, how) for how in (0, 1)]
+LOSSES += [case("aten.margin_ranking_loss.default", f(5, 6), f(5, 6), signs(5, 6), 0.1, how) for how in (0, 1)]
+LOSSES += [case(f"aten.{name}.default", f(5, 6), signs(5, 6), reduction=how)
+           for name in ("soft_margin_loss", "hinge_embedding_loss") for how in (1, 2)]
+LOSSES += [case("aten.triplet_margin_loss.default", f(*shape), f(*shape), f(*shape), reduction=how)
+           for shape, how in (((5, 6), 0), ((7, 4), 1), ((6, 5), 2))]
+LOSSES += [case("aten.cosine_embedding_loss.default", f(*shape, 4), f(*shape, 4), signs(*shape), reduction=how)
+           for shape, how in (((5,), 0), ((7,), 1), ((6,), 2))]
 LOSSES += [case("autoddl.checked", f(*shape), torch.tensor(value), value, "x > 0 at line 1")
            for shape, value in (((5, 6), True), ((), False))]
 

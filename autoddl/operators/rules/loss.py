@@ -4,6 +4,7 @@
     token weight     "t -> / | sum"          the number of valid tokens
     checked          "a b, / -> a b | 0"     labels or a loss, with a condition that every rank sees
     squared error    "a b, a b -> / | sum"   a mean is a sum whose local part is scaled (kernels)
+    triplets         "a ., a ., a . -> / | sum"     likewise, one number for each row
 """
 
 from autoddl.core.graph import Op
@@ -55,6 +56,17 @@ def _distance(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     return rule_text((aligned(t.shape, shape, dims) for t in inputs), [dims if kept else []], "" if kept else " | sum")
 
 
+def _rows(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    """Losses of rows, which lie along the last dim of the first input; a target has a number for each row."""
+    first = inputs[0].shape
+    dims = names(len(first) - 1)
+    if any(t.shape not in (first, first[:-1]) for t in inputs):
+        return fixed(inputs, outputs)
+    kept = get(op, "reduction", 1) == 0
+    given = [[*dims, "."] if len(t.shape) == len(first) else dims for t in inputs]
+    return rule_text(given, [dims if kept else []], "" if kept else " | sum")
+
+
 RULES: dict[str, RuleOf] = {
     "autoddl.token_loss": _class_loss,
     "autoddl.token_weight": _token_weight,
@@ -69,4 +81,10 @@ RULES: dict[str, RuleOf] = {
     "aten.binary_cross_entropy.default": _distance,
     "aten.binary_cross_entropy_with_logits.default": _distance,
     "aten.kl_div.default": _distance,
+    "aten.poisson_nll_loss.default": _distance,
+    "aten.soft_margin_loss.default": _distance,
+    "aten.hinge_embedding_loss.default": _distance,
+    "aten.margin_ranking_loss.default": _distance,
+    "aten.triplet_margin_loss.default": _rows,
+    "aten.cosine_embedding_loss.default": _rows,
 }

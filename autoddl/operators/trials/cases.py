@@ -47,8 +47,10 @@ class Case:
         return replace(self, graph=replace(self.graph, ops=(op,)))
 
     def differentiable(self, k: int) -> bool:
-        """Whether input k may ask for a gradient: class weights and running statistics may not."""
+        """Whether input k may ask for a gradient, as class weights, signs and running statistics may not."""
         slot = self.op.slots[k]
+        if slot == "target" and "soft_margin" in self.op.target:
+            return False
         return self.values[k].is_floating_point() and not slot.startswith("running_") and not (
             slot in ("weight", "pos_weight") and ("loss" in self.op.target or "cross_entropy" in self.op.target))
 
