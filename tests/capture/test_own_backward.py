@@ -131,7 +131,7 @@ def test_an_operator_of_a_library_that_writes_is_refused() -> None:
         double = torch.library.custom_op("own::double_", lambda x: None, mutates_args=("x",),
                                          schema="(Tensor(a!) x) -> ()")
         model = Called(lambda model, h: [y := h.clone(), double(y)][0])
-        with pytest.raises(CaptureError, match="own.double_.default at .* writes into its arguments"):
+        with pytest.raises(CaptureError, match=r"own.double_.default at .* writes into its arguments"):
             capture(model, torch.randn(4, 4))
 
 
