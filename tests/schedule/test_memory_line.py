@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import decoders
 import pytest
 import torch
 import zoo
@@ -244,6 +246,43 @@ def sequence() -> torch.nn.Module:
     return torch.nn.TransformerEncoderLayer(64, 4, 128, dropout=0.1, batch_first=True)
 
 
+class Masked(torch.autograd.Function):
+    """Keeps its inputs, and a mask beside what autograd knows of."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.mask = x > 0
+        return nn.functional.gelu(x) * weight
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return upstream * weight * ctx.mask, (upstream * x).sum(0)
+
+
+class OwnLayer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(128, 512), torch.nn.Linear(512, 128)
+        self.weight = torch.nn.Parameter(torch.ones(512))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = Masked.apply(self.first(x), self.weight)  # type: ignore[no-untyped-call]
+        loss: Tensor = self.last(h).square().mean()
+        return loss
+
+
+class Recurring(torch.nn.Module):
+    def __init__(self, kind: type[torch.nn.RNNBase]) -> None:
+        super().__init__()
+        self.layer = kind(64, 64, batch_first=True)  # type: ignore[call-arg,arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = self.layer(x)[0].square().mean()
+        return loss
+
+
 TWO = (torch.randn(512, 128), torch.randn(512, 128))
 
 
@@ -253,8 +292,11 @@ TWO = (torch.randn(512, 128), torch.randn(512, 128))
     (Heard(plain(), nn.functional.mse_loss), TWO, 1),
     (Heard(plain(), nn.functional.mse_loss), TWO, 4), (Heard(plain(), nn.functional.l1_loss), TWO, 1),
     (Heard(upward(), nn.functional.cross_entropy), (torch.randn(8, 3, 32, 32), torch.zeros(8, dtype=torch.int64)), 1),
-    (Heard(sequence(), nn.functional.mse_loss), (torch.randn(8, 64, 64), torch.randn(8, 64, 64)), 1)],
-    ids=["normed", "student", "biased", "cast", "mse", "parts", "l1", "upward", "sequence"])
+    (Heard(sequence(), nn.functional.mse_loss), (torch.randn(8, 64, 64), torch.randn(8, 64, 64)), 1),
+    (OwnLayer(), (torch.randn(512, 128),), 1), (decoders.decoder(32)[0], (torch.randn(8, 3, 32, 32),), 1),
+    (Recurring(nn.LSTM), (torch.randn(16, 32, 64),), 1), (Recurring(nn.GRU), (torch.randn(16, 32, 64),), 1)],
+    ids=["normed", "student", "biased", "cast", "mse", "parts", "l1", "upward", "sequence",
+         "own", "decoder", "lstm", "gru"])
 def test_what_is_kept_for_no_one_is_not_and_what_is_written_out_is(
         model: torch.nn.Module, sample: tuple[Tensor, ...], microbatches: int) -> None:
     """An RMSNorm on processors keeps its input twice; what a detached teacher computes is kept for nobody, and the
