@@ -280,8 +280,9 @@ def test_a_plan_with_backwards_of_its_own_computes_what_one_process_does(seed: i
 
 
 @pytest.mark.ranks
-@parametrize_or_slow("name,seed", [("recurrent", 0)], [(name, seed) for name in (
-    "decoder", "recurrent", "bagged") for seed in (1, 2, 3)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", ["decoder", "recurrent", "bagged"])
 def test_decoders_recurrent_layers_and_bags_compute_what_one_process_does(name: str, seed: int) -> None:
     factory = Factory.parse(f"{ROOT}/tests/support/decoders.py:{name}")
     (plan,) = random_plans(*factory.build(), "a=2,b=2", 1, seed=seed)

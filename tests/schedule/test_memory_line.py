@@ -293,8 +293,10 @@ TWO = (torch.randn(512, 128), torch.randn(512, 128))
     (Heard(plain(), nn.functional.mse_loss), TWO, 4), (Heard(plain(), nn.functional.l1_loss), TWO, 1),
     (Heard(upward(), nn.functional.cross_entropy), (torch.randn(8, 3, 32, 32), torch.zeros(8, dtype=torch.int64)), 1),
     (Heard(sequence(), nn.functional.mse_loss), (torch.randn(8, 64, 64), torch.randn(8, 64, 64)), 1),
-    (OwnLayer(), (torch.randn(512, 128),), 1), (decoders.decoder(32)[0], (torch.randn(8, 3, 32, 32),), 1),
-    (Recurring(nn.LSTM), (torch.randn(16, 32, 64),), 1), (Recurring(nn.GRU), (torch.randn(16, 32, 64),), 1)],
+    (OwnLayer(), (torch.randn(512, 128),), 1),
+    pytest.param(decoders.decoder(32)[0], (torch.randn(8, 3, 32, 32),), 1, marks=pytest.mark.slow),
+    pytest.param(Recurring(nn.LSTM), (torch.randn(16, 32, 64),), 1, marks=pytest.mark.slow),
+    pytest.param(Recurring(nn.GRU), (torch.randn(16, 32, 64),), 1, marks=pytest.mark.slow)],
     ids=["normed", "student", "biased", "cast", "mse", "parts", "l1", "upward", "sequence",
          "own", "decoder", "lstm", "gru"])
 def test_what_is_kept_for_no_one_is_not_and_what_is_written_out_is(
