@@ -39,7 +39,7 @@ def made(name: str, mesh: str, microbatches: int, recompute: str = "none") -> Co
     ("regression", "machine=2,pair=2", 1, "none"), ("gpt", "machine=2,pair=2", 1, "blocks.0:selective+blocks.1"),
     ("neox", "all=4", 1, "first-1")], [
     ("vgg_bn", "pair=2", 2, "none"), ("gpt", "pair=2", 2, "every-2"),
-    *((name, mesh, m, policy) for name in ("gpt", "t5", "mixture", "resnet", "neox", "phi3")
+    *((name, mesh, m, policy) for name in ("gpt", "t5", "mixture", "routed", "deepseek", "resnet", "neox", "phi3")
       for mesh, m in (("machine=2,pair=2", 1), ("all=4", 2))
       for policy in ("none", "full", "selective", "first-1:selective"))])
 def test_rows_come_out_again_from_the_layouts(name: str, mesh: str, microbatches: int, recompute: str) -> None:

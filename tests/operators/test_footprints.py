@@ -1,91 +1,18 @@
 """What an operator holds while it runs, forward and backward, against what is allocated: at the peak and between."""
 
-import weakref
-from typing import Any
-
 import pytest
 import torch
+from held import measured
 from op_cases import OF_GPT_OSS, routed
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from autoddl.operators.footprints.footprint import LocalOp
 from autoddl.operators.footprints.storages import Value, contiguous
 from autoddl.operators.footprints.table import footprint_of
-from autoddl.operators.trials.cases import Case, case, fill, listed
+from autoddl.operators.trials.cases import Case, case
 
 NEAR = 0.03
 """Of the largest tensor."""
-
-
-class Counted(TorchDispatchMode):
-    """Bytes of the storages that operators made and that are there."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.held, self.now, self.peak = dict[int, Any](), 0, 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        for x in (x for x in tree_leaves(found) if isinstance(x, Tensor)):
-            self.count(x.untyped_storage())
-        self.peak = max(self.peak, self.now)
-        return found
-
-    def count(self, storage: torch.UntypedStorage, own: bool = True) -> None:
-        key, nbytes = storage._cdata, storage.nbytes() * own
-        if key not in self.held:
-            self.now += nbytes
-
-            def gone(_: object) -> None:
-                self.now -= nbytes
-                del self.held[key]
-
-            self.held[key] = weakref.ref(storage, gone)
-
-
-class Taken(torch.autograd.Function):
-    """Hands the input on, and its gradient to `box`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, box: list[Tensor]) -> Tensor:
-        ctx.box = box
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None]:
-        ctx.box.append(grads[0])
-        return None, None
-
-
-class Given(torch.autograd.Function):
-    """A number whose gradient makes one of the shape of x that only autograd holds."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.shape, ctx.dtype = x.shape, x.dtype
-        return x.new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return torch.ones(ctx.shape, dtype=ctx.dtype)
-
-
-def measured(one: Case, needs: tuple[int, ...]) -> tuple[int, int, int]:
-    """(peak of forward, kept between, peak of backward) beside the inputs."""
-    values, box, mode = [x.clone() for x in one.values], list[Tensor](), Counted()
-    for x in values:
-        mode.count(x.untyped_storage(), own=False)
-    inputs = [Taken.apply(x.requires_grad_(), box) if k in needs else x  # type: ignore[no-untyped-call]
-              for k, x in enumerate(values)]
-    with mode:
-        made = one.fn(*fill(one.args, inputs), **fill(one.kwargs, inputs))
-        forward, end = mode.peak, Given.apply(listed(made)[0])  # type: ignore[no-untyped-call]
-        del made, inputs
-        mode.peak = kept = mode.now
-        end.backward(torch.ones(()))
-    return forward, kept, mode.peak
 
 
 def foreseen(one: Case, needs: tuple[int, ...]) -> tuple[float, float, float]:

@@ -49,7 +49,8 @@ def tracked(model: torch.nn.Module, sample: object, made: Plan) -> int:
 
 
 @parametrize_or_slow("name,options,microbatches", [("gpt", {"dropout": 0.1}, 2), ("vgg_bn", {}, 1)], [
-    ("gpt", {}, 1), ("llama", {}, 1), ("mixture", {"layers": 1}, 1)])
+    ("gpt", {}, 1), ("llama", {}, 1), ("mixture", {"layers": 1}, 1), ("routed", {"layers": 1}, 1),
+    ("routed", {"family": "DeepseekV3"}, 2)])
 def test_the_predicted_peak_is_the_tracked_one(name: str, options: dict[str, float], microbatches: int) -> None:
     torch.manual_seed(0)
     model, sample = getattr(zoo, name)(**options)
@@ -60,7 +61,7 @@ def test_the_predicted_peak_is_the_tracked_one(name: str, options: dict[str, flo
 @parametrize_or_slow("name,policy,microbatches", [("gpt", "full", 2), ("gpt", "first-1:selective", 1)], [
     ("mixture", "first-1", 1), ("llama", "selective", 1), ("gpt", "full", 1), ("gpt", "every-2", 2),
     ("gpt", "selective", 2), *((name, policy, m)
-    for name in ("llama", "vit", "t5", "mixture", "resnet")
+    for name in ("llama", "vit", "t5", "mixture", "routed", "resnet")
     for policy, m in (("full", 1), ("every-2", 2), ("selective", 2), ("first-1:selective", 1)))])
 def test_the_predicted_peak_is_the_tracked_one_where_blocks_are_computed_again(name: str, policy: str,
                                                                                 microbatches: int) -> None:

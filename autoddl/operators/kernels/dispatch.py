@@ -1,7 +1,7 @@
 """Sends tokens to the ranks that have their experts, and brings the results back.
 
-Tokens and experts are split over the same mesh axes. The ranks of a group over these have all experts; a rank sorts its
-rows, one per token and chosen expert, by expert, and with them by the rank that has it:
+Tokens and experts are split over the same mesh axes. The ranks of a group over these have all experts. A rank has a row
+per token and chosen expert. It sorts them by expert, and so by the rank that has it:
 
     forward     how many rows go to each expert; the rows; what became of them, back
     backward    q and the shares of the rows; gradients of rows and shares, back
@@ -22,9 +22,9 @@ from autoddl.operators.kernels.experts import (
     ExpertPart,
     Optional,
     added,
-    gradients,
     is_traced,
     multiplied,
+    row_gradients,
 )
 from autoddl.operators.kernels.site import Site
 
@@ -77,10 +77,9 @@ class _Dispatched(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> Any:
         x, chosen, shares, up, down, up_bias, down_bias, u, rows, order, place, expert, ends = ctx.saved_tensors
         token, route = order // chosen.shape[1], ctx.route
-        q = route.out(upstream[token].to(down.dtype))[place]
-        share = route.out(shares.reshape(-1)[order])[place]
-        found = gradients(u, q, share, lambda: expert, lambda: rows, ends, (up, down, up_bias, down_bias), ctx.part,
-                          ctx.needs_input_grad)
+        found = row_gradients(u, route.out(upstream[token].to(down.dtype))[place],
+                          route.out(shares.reshape(-1)[order])[place], lambda: expert, lambda: rows, ends,
+                          (up, down, up_bias, down_bias), ctx.part, ctx.needs_input_grad)
         of_rows = route.back(_unsorted(found.rows, place))
         of_shares = shares.new_zeros(shares.numel())
         of_shares[order] = route.back(_unsorted(found.shares.to(shares.dtype), place))

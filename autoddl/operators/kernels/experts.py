@@ -29,8 +29,17 @@ from torch.nn import functional as F
 from autoddl.operators.kernels.gates import apply_gate
 from autoddl.operators.kernels.reducing import accumulator
 
-__all__ = ["ExpertGradients", "ExpertPart", "Optional", "Weights", "added", "gradients", "is_traced", "multiplied",
-           "routed_experts"]
+__all__ = [
+    "ExpertGradients",
+    "ExpertPart",
+    "Optional",
+    "Weights",
+    "added",
+    "is_traced",
+    "multiplied",
+    "routed_experts",
+    "row_gradients",
+]
 
 Optional = Tensor | None
 
@@ -94,7 +103,7 @@ class _Experts(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> Any:
         x, chosen, shares, up, down, up_bias, down_bias, u, order, ends = ctx.saved_tensors
         part, token = ctx.part, order // chosen.shape[1]
-        found = gradients(u, upstream[token].to(down.dtype), shares.reshape(-1)[order],
+        found = row_gradients(u, upstream[token].to(down.dtype), shares.reshape(-1)[order],
                           lambda: chosen.reshape(-1)[order] - part.first, lambda: x[token].to(up.dtype), ends,
                           (up, down, up_bias, down_bias), part, ctx.needs_input_grad)
         of_shares = shares.new_zeros(shares.numel())
@@ -127,7 +136,7 @@ def multiplied(rows: Tensor, expert: Tensor, ends: Tensor, weights: Weights, par
     return u, y
 
 
-def gradients(u: Tensor, q: Tensor, shares: Tensor, expert: Callable[[], Tensor], rows: Callable[[], Tensor],
+def row_gradients(u: Tensor, q: Tensor, shares: Tensor, expert: Callable[[], Tensor], rows: Callable[[], Tensor],
               ends: Tensor, weights: Weights, part: ExpertPart, needs: Sequence[bool]) -> ExpertGradients:
     """The gradients from q, the upstream of each row before its share; `needs` is in the order of the op's inputs."""
     up, down, up_bias, down_bias = weights
