@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from autoddl.capture.autograd_function_patch import Apply, replace_apply
 from autoddl.capture.own_backward import HiddenEffect, OwnCall, trace_call
 from autoddl.capture.raising_branches import decided
+from autoddl.capture.transformers_experts_patch import OWN_BACKWARD
 
 __all__ = ["guard_export"]
 
@@ -53,7 +54,8 @@ def guard_export() -> Iterator[list[OwnCall]]:
                 ) -> Any:
         given = (*args, *kwargs.values())
         needs = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in given)
-        if not needs or get_proxy_mode() is None:  # nothing is traced inside an operator, which has its own gradient
+        known = function.__name__ == OWN_BACKWARD
+        if known or not needs or get_proxy_mode() is None:  # inside an operator nothing is traced: it has its gradient
             return apply(*args, **kwargs)
         return trace_call(function, apply, args, kwargs, calls)
 

@@ -2,7 +2,7 @@
 
     normalise        reshape, _to_copy, split under one name each; copies and checks dropped; gradients of tables dense
     gradients        detach only where a gradient would pass
-    expert_layers    layers of experts -> ours
+    expert_layers    layers of experts, products of sorted rows -> ours
     randomness       dropout and attention with dropout -> ours, numbered
     losses           mean cross entropy -> token_loss / token_weight
     bags             embedding bags of equal length -> ours; batch norms without averages -> those with averages of
@@ -141,12 +141,29 @@ def _split(node: Node) -> None:
     node.target, node.args, node.kwargs = aten.split.Tensor, (x, width, dim), {}
 
 
+GROUPED = {"_grouped_mm.default", "transformers.grouped_mm_fallback.default"}
+"""Products of sorted rows and a matrix per group; torch's own computes in half precision, and on few shapes."""
+
+
 def expert_layers(module: GraphModule) -> None:
-    """Calls our own function in the place of the operator that stands for it in a trace."""
+    """Calls our own functions in the place of layers of experts, and of products of sorted rows."""
     for node in operators(module):
-        if name_of(node.target) == "autoddl.experts.default":
+        name = name_of(node.target)
+        if name == "autoddl.experts.default":
             node.target = custom_ops.experts
+        elif name in GROUPED:
+            _grouped(node)
     module.recompile()
+
+
+def _grouped(node: Node) -> None:
+    """Rewrites a product of rows [rows, in], matrices [groups, in, out] and ends; other forms stay."""
+    values = list(call_arguments(node).values())
+    rows, weight, ends = values[:3]
+    shaped = rows.meta["val"].dim() == 2 and weight.meta["val"].dim() == 3 and ends is not None
+    if shaped and values[3:] in ([], [None, None]):
+        count = weight.meta["val"].shape[0]
+        replace(node, insert(node, custom_ops.grouped_mm, (rows, weight, ends, count), node.meta["val"]))
 
 
 def randomness(module: GraphModule) -> None:

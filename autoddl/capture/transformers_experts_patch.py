@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from autoddl.capture.gate_text import gate_text
 
-__all__ = ["MADE_FOR", "PATCHED", "experts_as_operators"]
+__all__ = ["MADE_FOR", "OWN_BACKWARD", "PATCHED", "experts_as_operators"]
 
 MADE_FOR = "transformers 5.23"
 PATCHED = {"transformers.integrations.moe:ExpertsInterface.get_interface": "self, experts_implementation, default",
@@ -33,6 +33,9 @@ PATCHED = {"transformers.integrations.moe:ExpertsInterface.get_interface": "self
            "transformers.integrations.moe:_default_apply_gate": "self, gate_up_out"}
 """The patched function, and those that it stands for, with the names of their parameters; a test compares them with the
 installed transformers."""
+
+OWN_BACKWARD = "GeneratedBackwardFor_transformers_grouped_mm_fallback_default"
+"""Name of the Function by which grouped products of the library have a backward, which `passes` knows."""
 
 REPLACED = (None, "eager", "grouped_mm")
 

@@ -30,7 +30,7 @@ __all__ = ["FACTORS", "FAMILIES", "Family", "family_of", "flagged", "reading"]
 FACTORS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "aten.linear": ("input", "weight"), "aten.mm": ("self", "mat2"), "aten.bmm": ("self", "mat2"),
     "aten.matmul": ("self", "other"), "aten.addmm": ("mat1", "mat2"), "aten.baddbmm": ("batch1", "batch2"),
-    "aten.mv": ("self", "vec"), "aten.dot": ("self", "tensor")})
+    "autoddl.grouped_mm": ("rows", "weight"), "aten.mv": ("self", "vec"), "aten.dot": ("self", "tensor")})
 """The slots of the two factors of a product."""
 
 _TABLE = """
@@ -116,6 +116,7 @@ reduce       table        reduce          nothing  -                    cumsum m
 matmul       einsum       multiply        factors  -                    einsum
 matmul       table        copy            inputs   -                    bilinear
 matmul       nn           copy            factors  -                    addmm baddbmm bmm dot linear matmul mm mv
+                                                                        autoddl.grouped_mm
 matmul       nn           copy            inputs   convolution          conv1d conv2d conv3d conv_transpose1d
                                                                         conv_transpose2d conv_transpose3d convolution
 experts      experts      copy            inputs   -                    autoddl.experts

@@ -168,6 +168,9 @@ def _product(name: str, op: Op, inputs: Shapes, outputs: Shapes) -> tuple[int, .
         if "transpose" in name or dict(op.args).get("transposed"):
             return 1, prod(x) // max(1, weight[0]), prod(weight[1:]), weight[0]
         return 1, out[0] * prod(out[2:]), out[1], prod(weight[1:])
+    if name == "autoddl.grouped_mm":
+        groups, k, n = inputs[1]
+        return groups, max(1, out[0] // (int(str(op.arg("count"))) or groups)), n, k
     if name not in FACTORS:
         return ()
     first, second = (inputs[slot if (slot := op.slot(which)) is not None else i]

@@ -22,7 +22,8 @@ def experts_of(captured: Captured) -> list[dict[str, Any]]:
 def gradients(loss: Tensor, module: nn.Module) -> dict[str, Tensor]:
     module.zero_grad()
     loss.backward()
-    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None} | {"loss": loss}
+    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None} | {
+        "loss": loss.detach()}
 
 
 @pytest.mark.parametrize("family", zoo.ROUTED)
@@ -87,3 +88,46 @@ def test_a_mixture_on_the_meta_device_is_captured() -> None:
     graph = capture(model, Sample((), {"input_ids": ids, "labels": ids})).graph
     (op,) = (op for op in graph.ops if op.target == "autoddl.experts")
     assert graph.tensors[op.inputs[0]].shape == (4096, 2048) and graph.tensors[op.inputs[3]].shape[0] == 128
+
+
+class Sorted(nn.Module):
+    """A user's own mixture: one expert a token, rows sorted by expert, and grouped products of torch or a library."""
+
+    def __init__(self, product: Any) -> None:
+        super().__init__()
+        self.product, self.router = product, nn.Linear(16, 4)
+        self.up, self.down = nn.Parameter(torch.randn(4, 16, 32)), nn.Parameter(torch.randn(4, 32, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares, chosen = self.router(x).softmax(-1).max(-1)
+        order = chosen.argsort()
+        ends = F.one_hot(chosen, 4).sum(0).cumsum(0).int()
+        y = self.product(self.product(x[order], self.up, ends).relu(), self.down, ends)
+        loss: Tensor = (torch.zeros_like(x).index_copy(0, order, y) * shares.unsqueeze(1)).square().mean()
+        return loss
+
+
+def of_torch(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    found: Tensor = F.grouped_mm(rows, weight, offs=ends)
+    return found
+
+
+def of_transformers(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    import transformers.integrations.moe  # noqa: F401
+
+    found: Tensor = torch.ops.transformers.grouped_mm_fallback(rows, weight, ends)
+    return found
+
+
+@pytest.mark.parametrize(("product", "dtype"), [(of_torch, torch.bfloat16), (of_transformers, torch.float32)])
+def test_grouped_products_of_a_user_are_operators_too(product: Any, dtype: torch.dtype) -> None:
+    """torch traces its own in bfloat16 alone."""
+    torch.manual_seed(0)
+    module, x = Sorted(product).to(dtype), torch.randn(32, 16, dtype=dtype)
+    captured = capture(module, (x,))
+    assert [op.target for op in captured.graph.ops].count("autoddl.grouped_mm") == 2
+    truth = gradients(module(x), module)
+    mine = gradients(captured.program(*arguments(module, Sample((x,)), captured))[0], module)
+    near = 1e-4 if dtype is torch.float32 else 0.05
+    for name, one in truth.items():
+        torch.testing.assert_close(mine[name], one, rtol=near, atol=near * float(one.abs().max()))

@@ -82,6 +82,7 @@ def _products() -> list[Case]:
             case("autoddl.experts", wide(256, 64), routed(256, 8), wide(256, 2), wide(8, 384, 64), wide(8, 64, 192)),
             case("autoddl.experts", wide(256, 64), routed(256, 4), wide(256, 2), wide(4, 64, 96), wide(4, 48, 64),
                  wide(4, 96), wide(4, 64), gate=OF_GPT_OSS, paired=True, transposed=True),
+            case("autoddl.grouped_mm", wide(256, 64), wide(8, 64, 96), torch.arange(32, 257, 32)),
             case("autoddl.dropout", wide(), 0.1, 0), case("autoddl.attention", head(), head(), head(), None, 0.1, True)]
 
 

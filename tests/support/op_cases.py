@@ -213,6 +213,8 @@ def routed(tokens: int, experts: int, choices: int = 2, skewed: bool = False) ->
 
 
 OF_GPT_OSS = "mul(add(clamp(b, -0.5, 0.5), 1), mul(clamp(a, None, 0.5), sigmoid(mul(clamp(a, None, 0.5), 1.702))))"
+GROUPED = [case("autoddl.grouped_mm", f(9, 6), f(4, 6, 5), torch.tensor([2, 2, 6, 9])),
+           case("autoddl.grouped_mm", f(7, 5), f(5, 5, 4), torch.tensor([0, 3, 3, 4, 6], dtype=torch.int32))]
 EXPERTS = [
     case("autoddl.experts", f(6, 8), routed(6, 4), positive(6, 2), f(4, 10, 8), f(4, 7, 5)),
     case("autoddl.experts", f(7, 6), routed(7, 5, 3, True), positive(7, 3), f(5, 8, 6), f(5, 6, 4), f(5, 8), f(5, 6)),
@@ -223,4 +225,4 @@ EXPERTS = [
     case("autoddl.experts", f(6, 4), routed(6, 4, 2), positive(6, 2), f(4, 4, 8), f(4, 4, 6), transposed=True),
 ]
 
-CASES: list[Case] = [*PRODUCTS, *ATTENTION, *NORMS, *LOSSES, *EXPERTS, *OTHERS]
+CASES: list[Case] = [*PRODUCTS, *ATTENTION, *NORMS, *LOSSES, *GROUPED, *EXPERTS, *OTHERS]

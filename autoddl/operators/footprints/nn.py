@@ -11,8 +11,8 @@ from autoddl.operators.footprints.storages import Value, viewed
 from autoddl.operators.work import base
 
 __all__ = ["batch_norm_footprint", "convolution_footprint", "dropout_footprint", "embedding_bag_footprint",
-           "embedding_footprint", "flat", "linear_footprint", "norm_footprint", "product_footprint",
-           "token_loss_footprint"]
+           "embedding_footprint", "flat", "grouped_footprint", "linear_footprint", "norm_footprint",
+           "product_footprint", "token_loss_footprint"]
 
 
 def embedding_footprint(call: LocalOp) -> Footprint:
@@ -33,6 +33,13 @@ def embedding_bag_footprint(call: LocalOp) -> Footprint:
     if not call.inner:
         return Footprint(tuple(range(1, len(call.inputs))), extra=extra)
     return Footprint(extra=extra + (9.0 + size) * count, before=16.0 * count)
+
+
+def grouped_footprint(call: LocalOp) -> Footprint:
+    """Keeps rows, matrices and ends; what is made of the rows here is copied into all rows."""
+    rows, weight, made = call.inputs[0], call.inputs[1], {k: float(call.inputs[k].nbytes) for k in call.needs}
+    return Footprint((0, 1, 2), during=call.nbytes + 8.0 * weight.shape[0],
+                     back=max(0.0, 2.0 * rows.nbytes * (0 in made) - sum(made.values())))
 
 
 def norm_footprint(call: LocalOp) -> Footprint:

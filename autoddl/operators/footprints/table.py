@@ -219,7 +219,8 @@ _ROWS: tuple[tuple[tuple[str, ...], Callable[[LocalOp], Footprint]], ...] = (
             "adaptive_max_pool2d adaptive_max_pool3d"), _pool),
     (_names("topk sort"), _topk), (_names("max min"), _extreme),
     (_names("linear"), nn.linear_footprint), (_names("mm bmm matmul addmm baddbmm mv dot"), nn.product_footprint),
-    (_names("einsum"), einsum_footprint), (_names("conv1d conv2d conv3d convolution conv_transpose1d "
+    (("autoddl.grouped_mm",), nn.grouped_footprint), (_names("einsum"), einsum_footprint),
+    (_names("conv1d conv2d conv3d convolution conv_transpose1d "
      "conv_transpose2d conv_transpose3d"), nn.convolution_footprint),
     (_names("scaled_dot_product_attention"), attention.flash),
     (_names("im2col"), _columns), (_names("col2im"), _folded), (_names("affine_grid_generator"), _grid),

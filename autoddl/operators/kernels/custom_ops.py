@@ -23,16 +23,17 @@ from torch.nn import functional as F
 
 from autoddl.core.errors import InputError
 from autoddl.operators.kernels.experts import ExpertPart, routed_experts
+from autoddl.operators.kernels.grouped import rows_of_groups
 
-__all__ = ["BY_VALUES", "DRAWING", "Index", "attention", "checked", "dropout", "embedding_bag", "experts", "keep_mask",
-           "token_loss", "token_weight"]
+__all__ = ["BY_VALUES", "DRAWING", "Index", "attention", "checked", "dropout", "embedding_bag", "experts", "grouped_mm",
+           "keep_mask", "token_loss", "token_weight"]
 
 Index = tuple[tuple[int, ...], tuple[int, ...]]
 """Where a piece lies: (its offset along each dim, the shape of the whole tensor)."""
 
 DRAWING = frozenset(("autoddl.dropout", "autoddl.attention"))
 """Operators that draw random numbers, as targets of a graph."""
-BY_VALUES = frozenset(("autoddl.experts", "autoddl.checked"))
+BY_VALUES = frozenset(("autoddl.experts", "autoddl.grouped_mm", "autoddl.checked"))
 """Operators whose kernels take sizes from values or check them, for which they wait."""
 
 LOW = 0xFFFFFFFF
@@ -131,6 +132,11 @@ def checked(x: Tensor, condition: Tensor, value: bool, text: str) -> Tensor:
     elif type(condition) is Tensor and not condition.is_meta and bool(condition) != value:
         raise InputError(f"the model refuses this batch at {text} is {not value}; give a batch that it takes")
     return x.view_as(x)
+
+
+def grouped_mm(rows: Tensor, weight: Tensor, ends: Tensor, count: int = 0) -> Tensor:
+    """The rows of each of `count` groups times its matrix; `kernels.grouped` has the formula."""
+    return rows_of_groups(rows, weight, ends)
 
 
 def token_loss(logits: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100,

@@ -22,10 +22,10 @@ from autoddl.operators.kernels.experts import (
     ExpertPart,
     Optional,
     added,
-    is_traced,
     multiplied,
     row_gradients,
 )
+from autoddl.operators.kernels.grouped import is_traced
 from autoddl.operators.kernels.site import Site
 
 __all__ = ["dispatched_experts"]

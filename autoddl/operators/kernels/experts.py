@@ -18,15 +18,13 @@ Backward keeps u alone of what is between. With q = y'[t] and z = q D_e^T, the g
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn import functional as F
 
 from autoddl.operators.kernels.gates import apply_gate
+from autoddl.operators.kernels.grouped import is_traced, outer_of_groups, product_of_groups, sums_of_groups
 from autoddl.operators.kernels.reducing import accumulator
 
 __all__ = [
@@ -82,11 +80,6 @@ def routed_experts(part: ExpertPart, x: Tensor, chosen: Tensor, shares: Tensor, 
     return found
 
 
-def is_traced(x: Tensor) -> bool:
-    """Whether a tensor has a shape and no values."""
-    return isinstance(x, FakeTensor) or x.is_meta
-
-
 class _Experts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, chosen: Tensor, shares: Tensor, up: Tensor, down: Tensor, up_bias: Optional,
@@ -130,7 +123,7 @@ def multiplied(rows: Tensor, expert: Tensor, ends: Tensor, weights: Weights, par
     up, down, up_bias, down_bias = weights
     u = _upper(rows, up, up_bias, expert, ends, part)
     del rows
-    y = _product(apply_gate(part.gate, *_halves(u, part)), _by_rows(down, part), ends)
+    y = product_of_groups(apply_gate(part.gate, *_halves(u, part)), _by_rows(down, part), ends)
     if down_bias is not None:
         y += down_bias[expert]
     return u, y
@@ -141,7 +134,7 @@ def row_gradients(u: Tensor, q: Tensor, shares: Tensor, expert: Callable[[], Ten
     """The gradients from q, the upstream of each row before its share; `needs` is in the order of the op's inputs."""
     up, down, up_bias, down_bias = weights
     share = shares.unsqueeze(1)
-    z = _product(q, _by_rows(down, part).transpose(1, 2), ends)
+    z = product_of_groups(q, _by_rows(down, part).transpose(1, 2), ends)
     with torch.enable_grad():
         leaves = [half.detach().requires_grad_() for half in _halves(u, part)]
         a = apply_gate(part.gate, *leaves)
@@ -150,20 +143,20 @@ def row_gradients(u: Tensor, q: Tensor, shares: Tensor, expert: Callable[[], Ten
         of_share = of_share + (q * down_bias[expert()]).sum(1)
     q = (q * share).to(down.dtype)
     of_down = _weight_gradient(a.detach(), q, ends, part) if needs[4] else None
-    of_down_bias = None if down_bias is None else _sums(q, ends)
+    of_down_bias = None if down_bias is None else sums_of_groups(q, ends)
     del q
     z = (z * share).to(a.dtype)
     of_u = _together(torch.autograd.grad(a, leaves, z), part)
     del a, z
     of_up = _of_upper(rows(), of_u, up, ends, part) if needs[3] else None
-    of_up_bias = None if up_bias is None else _spread(_sums(of_u, ends), up_bias, 1, part)
-    of_rows = _product(of_u, _used(_by_rows(up, part), part, 2).transpose(1, 2), ends)
+    of_up_bias = None if up_bias is None else _spread(sums_of_groups(of_u, ends), up_bias, 1, part)
+    of_rows = product_of_groups(of_u, _used(_by_rows(up, part), part, 2).transpose(1, 2), ends)
     return ExpertGradients(of_rows, of_share, (of_up, of_down, of_up_bias, of_down_bias))
 
 
 def _upper(rows: Tensor, up: Tensor, up_bias: Optional, expert: Tensor, ends: Tensor, part: ExpertPart) -> Tensor:
     """The rows of the upper product."""
-    u = _product(rows, _used(_by_rows(up, part), part, 2), ends)
+    u = product_of_groups(rows, _used(_by_rows(up, part), part, 2), ends)
     if up_bias is not None:
         u += _used(up_bias, part, 1)[expert]
     return u
@@ -230,27 +223,6 @@ def added(rows: Tensor, token: Tensor, like: Tensor) -> Tensor:
     return out.index_add_(0, token, rows.to(out.dtype)).to(like.dtype)
 
 
-def _product(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """The rows of each expert times its matrix: [rows, in], [experts, in, out] -> [rows, out]."""
-    if rows.is_cuda and rows.dtype is torch.bfloat16:
-        return F.grouped_mm(rows, weight, offs=ends.int())
-    out = rows.new_zeros(rows.shape[0], weight.shape[2])
-    for e, (start, end) in enumerate(pairwise((0, *ends.tolist()))):
-        if start < end:
-            torch.mm(rows[start:end], weight[e], out=out[start:end])
-    return out
-
-
 def _weight_gradient(rows: Tensor, gradient: Tensor, ends: Tensor, part: ExpertPart) -> Tensor:
-    """The sum of rows^T gradient of each expert, as its weight lies; zero of an expert that nobody chose."""
-    first, second = (rows, gradient) if part.transposed else (gradient, rows)
-    out = first.new_zeros(ends.shape[0], first.shape[1], second.shape[1])
-    for e, (start, end) in enumerate(pairwise((0, *ends.tolist()))):
-        if start < end:
-            torch.mm(first[start:end].t(), second[start:end], out=out[e])
-    return out
-
-
-def _sums(rows: Tensor, ends: Tensor) -> Tensor:
-    """The sum of the rows of each expert."""
-    return torch.stack([rows[start:end].sum(0) for start, end in pairwise((0, *ends.tolist()))])
+    """The sum of rows^T gradient of each expert, as its weight lies."""
+    return outer_of_groups(*((rows, gradient) if part.transposed else (gradient, rows)), ends)

@@ -8,6 +8,7 @@
     grouped convolution/norm as many groups as there are here
     mean losses              the local mean counts (elements here) / (all elements)
     dropout                  the mask of the whole tensor, at the place of the piece
+    grouped products         the rows of the groups that are here
     experts                  rows of the experts and of the inner width that are here; or rows are sent
 """
 
@@ -21,6 +22,7 @@ from autoddl.operators.families import flagged
 from autoddl.operators.kernels.arguments import bound, defaults
 from autoddl.operators.kernels.dispatch import dispatched_experts
 from autoddl.operators.kernels.experts import ExpertPart, routed_experts
+from autoddl.operators.kernels.grouped import rows_of_groups
 from autoddl.operators.kernels.reducing import batch_norm_kernel, token_loss_kernel
 from autoddl.operators.kernels.site import Kernel, Site, TorchCall
 
@@ -163,6 +165,11 @@ def _experts(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCal
     return experts_elsewhere if site.option.inner else experts_here, tuple(values[name] for name in EXPERTS), {}
 
 
+def _grouped_mm(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
+    values = bound(target, args, kwargs)
+    return rows_of_groups, (values["rows"], values["weight"], values["ends"], site.input_extents(1)[0][0]), {}
+
+
 def _mean(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
     """A mean over the elements of input 0."""
     share = site.share(0)
@@ -187,6 +194,7 @@ KERNELS: dict[str, Kernel] = {
     "autoddl.attention": _dropped_attention,
     "autoddl.dropout": _dropout,
     "autoddl.experts": _experts,
+    "autoddl.grouped_mm": _grouped_mm,
     "autoddl.token_loss": token_loss_kernel,
     "aten._native_batch_norm_legit_functional.default": batch_norm_kernel,
     "aten.group_norm.default": _groups("num_groups"),

@@ -4,6 +4,8 @@ For Y[m, n] = sum_k A[m, k] B[k, n] and one mesh axis, "m k, k n -> m n | 0*1" s
 
     S(m) B -> S(m)    B S(n) -> S(n)    S(k) S(k) -> P    P B -> P    B P -> P    B B -> B
 
+A product of groups, ". k, g k n, . -> . n", sums over the groups g, each of which has rows of its own.
+
 A bias adds the product "+ 2": B or S(n) beside the first three, P where the output is P. Groups of a convolution are a
 batch dim inside the channels: "b (g c) x, (g o) c k -> b (g o) x".
 """
@@ -78,6 +80,11 @@ def _convolution(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     return rule_text([*operands, [o]], [out], " | 0*1 + 2")
 
 
+def _grouped(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    """Which rows are of which group is said of all rows, so these stay whole."""
+    return rule_text([[".", "k"], ["g", "k", "n"], ["."]], [[".", "n"]], " | 0*1")
+
+
 def _transposed(op: Op) -> bool:
     if op.target == "aten.convolution.default":
         return bool(op.arg("transposed"))
@@ -94,6 +101,7 @@ RULES: dict[str, RuleOf] = {
     "aten.addmm.default": _added_matmul,
     "aten.baddbmm.default": _added_matmul,
     "aten.einsum.default": _einsum,
+    "autoddl.grouped_mm": _grouped,
     "aten.conv1d.default": _convolution,
     "aten.conv2d.default": _convolution,
     "aten.conv3d.default": _convolution,
