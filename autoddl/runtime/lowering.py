@@ -390,11 +390,14 @@ class _Lowering:
 
     def exchange(self, name: str, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...],
                  axes: tuple[int, ...], nbytes: int) -> Tensor:
-        """Runs an all-to-all inside the kernel of op `name`, of so many rows to and from each member of the group."""
+        """Runs an all-to-all inside the kernel of op `name`, of so many rows to and from each member of the group.
+
+        The load is what this rank receives of others' rows over what it sends of its own, and the record says it."""
         names, group = "+".join(self.plan.mesh.names[a] for a in axes), self.groups.of(axes)
         if group is None:
             return rows
-        self.recorder.note(self.recorder.direction, "all-to-all", names, nbytes, name)
+        own, others = (sum(sent), sum(received)) if nbytes == rows.nbytes else (sum(received), sum(sent))
+        self.recorder.note(self.recorder.direction, "all-to-all", names, nbytes, f"{name}, load {others / own:.2f}")
         found = rows.new_empty(sum(received), *rows.shape[1:])
         try:
             torch.distributed.all_to_all_single(found, rows, list(received), list(sent), group=group)

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+import torch
 import zoo
 from random_plans import random_plan
+from ranks import on_ranks
 from sampling import parametrize_or_slow
 from shell import LAPTOP
 from verified import verified
@@ -14,6 +16,7 @@ from autoddl.capture.capture import capture
 from autoddl.capture.factory import Factory
 from autoddl.core.layout import Split
 from autoddl.core.plan import Plan
+from autoddl.runtime.parallelize import parallelize
 
 ZOO = str(Path(zoo.__file__))
 EXPERTS = ["*.experts.gate_up_proj: machine=S(0)", "*.experts.down_proj: machine=S(0)", "experts: machine=P"]
@@ -47,6 +50,29 @@ def test_tokens_that_are_sent_to_their_experts_compute_what_one_process_does(fam
     plan = next(plan for plan in (random_plan(captured, seed) for seed in range(100)) if sends(plan))
     checked = verified(plan, made)
     assert checked.passed and checked.collective_mismatches == 0, checked
+
+
+def loads_of(plan: Plan) -> list[float]:
+    """On one rank: the load of every message of tokens, of a mixture whose router prefers the first experts."""
+    model, sample = factory("Mixtral").build()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "mlp.gate" in name:
+                parameter[2:] = 0.0
+    parallel = parallelize(model, plan, sample)
+    parallel.recorder.timed = True
+    parallel.step(sample)
+    return [float(mark.origin.partition(", load ")[2]) for mark in parallel.recorder.marks if "load" in mark.origin]
+
+
+@pytest.mark.ranks
+def test_the_record_says_the_load_of_every_rank() -> None:
+    captured = capture(*factory("Mixtral").build())
+    plan = next(plan for plan in (random_plan(captured, seed, "all=4") for seed in range(100)) if sends(plan))
+    ranks = on_ranks(4, loads_of, plan)
+    rows = [loads[1:] for loads in ranks]
+    assert all(len(one) == 6 and max(one) == min(one) for one in rows)
+    assert sum(one[0] for one in rows) == pytest.approx(4, abs=0.03) and max(one[0] for one in rows) > 1.2
 
 
 @pytest.mark.ranks
