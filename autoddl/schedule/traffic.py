@@ -17,7 +17,8 @@ With m microbatches, the conversions of parameters happen as often as their layo
 
 Backward sends the forward steps in front of the ops that it runs again once more (`operators.recomputed`).
 
-A kernel that reduces by itself (synchronised batch norm, vocabulary-parallel loss) sends its own collectives.
+A kernel that communicates by itself sends its own collectives: synchronised batch norm, vocabulary-parallel loss, and
+experts to which tokens are sent.
 """
 
 from collections.abc import Iterator

@@ -119,12 +119,13 @@ QUICK = [("gpt-2", 2, "1f1b", "one=1", 4), ("gpt-2 dropping", 2, "zb-h1", "one=1
 WIDE = [("llama", 2, "gpipe", "one=1", 2), ("gpt-2 dropping", 2, "1f1b", "one=1", 2),
         ("gpt2", 2, "1f1b", "all=2", 4), ("llama", 2, "gpipe", "all=2", 2), ("vit", 2, "1f1b", "all=2", 1),
         ("t5", 2, "1f1b", "all=2", 4), ("vgg_bn", 2, "1f1b", "all=2", 4), ("resnet", 2, "gpipe", "all=2", 2),
-        ("gpt-2 dropping", 2, "1f1b", "all=2", 4), ("mixture", 2, "1f1b", "all=2", 2), ("bert", 2, "gpipe", "all=2", 3)]
+        ("gpt-2 dropping", 2, "1f1b", "all=2", 4), ("mixture", 2, "1f1b", "all=2", 2), ("bert", 2, "gpipe", "all=2", 3),
+        ("mixtral", 2, "1f1b", "all=2", 2)]
 DEEP = [(name, 4, schedule, "one=1", m) for name in ("gpt2-4", "llama-4", "t5", "vit-4", "gpt-4 dropping")
         for schedule in ("gpipe", "1f1b") for m in (1, 3, 4, 8)]
 SPLIT = [*((name, 2, schedule, "all=2", 4) for name, schedule in (
             ("gpt2", "zb-h1"), ("llama", "zb-h2"), ("vit", "zb-h2"), ("t5", "zb-h1"), ("vgg_bn", "zb-h1"),
-            ("resnet", "zb-h2"), ("mixture", "zb-h1"), ("bert", "zb-h2"))),
+            ("resnet", "zb-h2"), ("mixture", "zb-h1"), ("bert", "zb-h2"), ("deepseek", "zb-h1"))),
          *((name, 4, schedule, "one=1", m) for name in ("gpt2-4", "llama-4", "vit-4", "gpt-4 dropping")
            for schedule in ("zb-h1", "zb-h2") for m in (3, 4, 8)),
          *((name, 4, schedule, mesh, m) for name in ("llama-4", "vit-4") for schedule, m in (

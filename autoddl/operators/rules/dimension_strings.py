@@ -77,7 +77,7 @@ class Signature:
 
         split     the name that is split, '' if none
         divides   the sizes that the axis must divide evenly
-        inner     whether the local kernel itself reduces over the axis
+        inner     whether the local kernel itself communicates over the axis
     """
 
     inputs: tuple[State, ...]

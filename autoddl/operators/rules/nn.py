@@ -5,10 +5,11 @@
     attention        "b h l ., b h . ., b h . . -> b h l ."   batch, heads (groups of them in GQA), queries
     normalisation    "b s ., ., . -> b s ."               not along what is normalised
 
-Two kernels reduce by themselves over the mesh axis (`Signature.inner`), which no string says:
+Three kernels communicate by themselves over the mesh axis (`Signature.inner`), which no string says:
 
     token loss       logits S(v), target B -> B           all-reduce of the maxima, then of sums of exponentials
     batch norm       input S(0), rest B -> S(0), B ..     all-reduce of (count, mean, squares), and two sums backward
+    experts          everything S(0) -> S(0)              all-to-alls of tokens and results (`experts`)
 """
 
 from math import prod
