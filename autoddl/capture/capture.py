@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 from autoddl.capture.autocast import autocast
 from autoddl.capture.autocast_casts import use_cast
 from autoddl.capture.build_graph import Key, Leaf, tabulate
+from autoddl.capture.complex_products import real_rotations
 from autoddl.capture.gc_pause import pause_gc
 from autoddl.capture.passes import bags, expert_layers, gradients, losses, normalise, randomness
 from autoddl.capture.raising_branches import check_conditions
@@ -77,6 +78,7 @@ def _captured(model: nn.Module, example: Sample, precision: Precision) -> Captur
     exported, names, notes = trace(model, example, getattr(torch, precision.stored) if precision.stored else None,
                                    precision.is_mixed)
     module = exported.graph_module
+    real_rotations(module)
     normalise(module, precision.is_mixed)
     expert_layers(module)
     randomness(module)

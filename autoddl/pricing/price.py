@@ -344,10 +344,16 @@ class Kernels:
 
 @lru_cache(maxsize=1 << 16)
 def _on_pieces(kernels: Kernels, inputs: Shapes, outputs: Shapes, inner: bool) -> Passes:
-    dtype = kernels.graph.tensors[kernels.op.outputs[0]].dtype
+    dtype = _dtype_of(kernels.graph, kernels.op)
     forward, backward = (tuple(_seconds(kernels.device, w, dtype, kernels.chained) for w in way) for way in
                          work(kernels.op, kernels.graph, inputs, outputs, kernels.differentiable, inner))
     return forward, backward
+
+
+def _dtype_of(graph: Graph, op: Op) -> str:
+    """The dtype in which an op computes; complex numbers are computed by their parts."""
+    dtype = graph.tensors[op.outputs[0]].dtype
+    return {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
 
 
 def _seconds(device: Device, work_: KernelWork, dtype: str, chained: Chained) -> float:
@@ -385,7 +391,7 @@ def floor_sums(graph: Graph, cluster: Cluster, differentiable: frozenset[int], w
         found = list(sums[-1])
         shapes = [tuple(graph.tensors[t].shape for t in ts) for ts in (op.inputs, op.outputs)]
         forward, backward = work(op, graph, shapes[0], shapes[1], differentiable) if op.name not in fused else ((), ())
-        dtype = graph.tensors[op.outputs[0]].dtype
+        dtype = _dtype_of(graph, op)
         late = weight_kernels(op, differentiable, weights, len(backward)) if weights else (False,) * len(backward)
         ways = [0] * len(forward) + [1 + waits for waits in late]
         for way, kernel in zip(ways, (*forward, *backward), strict=True):

@@ -124,6 +124,7 @@ ROUTED: dict[str, dict[str, Any]] = {
                    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
                    "v_head_dim": 8},
 }
+ROUTED["DeepseekV2"] = ROUTED["DeepseekV3"]
 
 
 def routed(family: str = "Mixtral", layers: int = 2, B: int = 4, T: int = 16, dtype: torch.dtype = torch.float32,
