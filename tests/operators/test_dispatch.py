@@ -7,7 +7,6 @@ import pytest
 import torch
 from held import measured
 from op_cases import EXPERTS, OF_GPT_OSS
-from oracle import _Threads, check
 from torch import Tensor
 
 from autoddl.core.layout import Mesh, Split
@@ -19,6 +18,7 @@ from autoddl.operators.kernels.table import lower
 from autoddl.operators.rules.nn import inner_collectives
 from autoddl.operators.rules.table import Option, options
 from autoddl.operators.trials.cases import Case, case
+from autoddl.operators.trials.trial import _Threads, check
 
 
 def sending(one: Case, mesh: str) -> list[Option]:
