@@ -9,6 +9,7 @@ Reading order:
     mesh_search            the outer search over candidates; `search_jobs` on the processes of `process_pool`
     budget_search          one candidate under a memory budget: where the budget's bound is proved (`peaks` draws memory
                            lines)
+    regular                fewer kinds of blocks in the found plan, where they cost next to nothing
     assemble, bucket_size  a solution written down as a plan, with the best buckets
     question               a plan's problem again, for every later answer; `finish` writes the plan of a search
     overlap                the plan with the shortest time line
@@ -16,6 +17,7 @@ Reading order:
                            (`stage_parts` knows the least seconds of stages, `stage_plans` plans them, `joint_stages`
                            chooses their layouts together, `stage_ports` prices their messages)
     strategies             strategies by name, like ZeRO-3; `uniform_pipelines` plans stages as Megatron does
+    degree_meshes          meshes and roles of a configuration that is given by degrees, like tp=8,dp=4
 
 Others use `options.PlanOptions`, `task.task_of`, `mesh_search.search`, `question.rebuild`. May import `schedule`,
 `pricing`, `operators`, `cost_models`, `search` and `core`; capture only where a model must be captured again.

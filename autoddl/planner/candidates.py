@@ -20,8 +20,8 @@ from autoddl.pricing.policies import NO_POLICIES, Policies, at_levels, policies_
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Choice, Region, Variable, variables
 
-__all__ = ["Built", "Candidate", "Solved", "bounds", "build_network", "build_problem", "chosen",
-           "policies_on", "under_policies"]
+__all__ = ["Built", "Candidate", "Solved", "Space", "bounds", "build_network", "build_problem", "chosen", "picked",
+           "policies_on", "space_of", "under_policies"]
 
 SEARCHED_AXES = 3
 """Axes of the meshes on which the level of every block is a variable."""
@@ -113,19 +113,34 @@ def _space(task: PlanTask, candidate: Candidate) -> tuple[Pricing, tuple[Variabl
     return pricing, variables(graph, candidate.mesh, region, candidate.microbatches, others)
 
 
-def chosen(task: PlanTask, candidate: Candidate, solution: Solution, row: Row) -> Solved:
-    """The choices of `solution` alone: a worker priced the rest, and that stays there.
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What a candidate chooses among: its prices, the policies of its blocks, its variables; a choice has them so."""
 
-    Variables with the same choices that chose alike share one, so that they are priced once.
-    """
+    pricing: Pricing
+    policies: Policies
+    variables: tuple[Variable, ...]
+
+
+def space_of(task: PlanTask, candidate: Candidate) -> Space:
+    """What the candidate chooses among, none of it priced."""
     pricing, space = _space(task, candidate)
-    policies = _policies(pricing, candidate)
-    count = len(policies.blocks)
-    pricing, options = at_levels(pricing, policies, solution.choice[:count]), solution.choice[count:]
+    return Space(pricing, _policies(pricing, candidate), space)
+
+
+def chosen(task: PlanTask, candidate: Candidate, solution: Solution, row: Row) -> Solved:
+    """The choices of `solution` alone: a worker priced the rest, and that stays there."""
+    return picked(space_of(task, candidate), solution, row)
+
+
+def picked(space: Space, solution: Solution, row: Row) -> Solved:
+    """The choices of `solution` alone. Variables with the same choices that chose alike share one, and one price."""
+    count = len(space.policies.blocks)
+    pricing, options = at_levels(space.pricing, space.policies, solution.choice[:count]), solution.choice[count:]
     single: dict[tuple[int, int], tuple[Choice, ...]] = {}
-    picked = tuple(Variable(v.item, single.setdefault((id(v.choices), k), (v.choices[k],)))
-                   for v, k in zip(space, options, strict=True))
-    return Solved(pricing, picked, replace(solution, choice=(0,) * len(picked)), row)
+    found = tuple(Variable(v.item, single.setdefault((id(v.choices), k), (v.choices[k],)))
+                  for v, k in zip(space.variables, options, strict=True))
+    return Solved(pricing, found, replace(solution, choice=(0,) * len(found)), row)
 
 
 def bounds(task: PlanTask, one: Candidate, other: Candidate) -> bool:

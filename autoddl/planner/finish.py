@@ -5,32 +5,38 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from autoddl.core.plan import VERSION, Plan
-from autoddl.planner.assemble import assemble, plan_of
+from autoddl.core.plan import BUCKET_BYTES, VERSION, Plan
+from autoddl.planner.assemble import assemble, assemble_choice, plan_of
 from autoddl.planner.bucket_size import fitting_buckets
+from autoddl.planner.candidates import Solved
 from autoddl.planner.mesh_search import Found, Progress, cut_short, search
 from autoddl.planner.microbatch_variants import Variant
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.question import Question, candidates_of, source_of, task_of_question
+from autoddl.planner.regular import regular
 from autoddl.planner.task import PlanTask
 
 __all__ = ["answer_plan", "finished_plan"]
 
 
 def finished_plan(task: PlanTask, found: Found, count: int, options: PlanOptions, one: Variant) -> Plan:
-    """The plan of the best of `count` candidates; `one` is the model with one of its microbatches."""
-    solved = found.best
+    """The plan of the best of `count` candidates, of few kinds of blocks; `one` is the model with one microbatch."""
     task = replace(task, graph=one.graph, original=one.original, spec=one.spec)
-    made = assemble(solved.pricing, solved.solution, solved.variables)
-    timings = {"capture": task.capture_seconds, "solve": found.seconds, "total": perf_counter() - task.began}
     prints = {"model": task.original.fingerprint(), "cluster": task.cluster.fingerprint, "autoddl": str(VERSION)}
-    best = plan_of(made, solved.pricing, solved.solution, dict(task.about) | {
-        "bound": min(found.bound, made.predicted.seconds), "budget": task.budget, "candidates": count,
-        "sample": dict(task.spec), "fingerprints": prints, "timings": timings,
-        "source": source_of(task, solved, options), "precision": options.precision})
-    if found.interrupted:
-        best = replace(best, proof=cut_short(best.proof))
-    return fitting_buckets(best, task.graph, options.optimizer, task.cluster)
+
+    def draft(solved: Solved) -> Plan:
+        if found.interrupted:
+            solved = replace(solved, solution=replace(solved.solution, proof=cut_short(solved.solution.proof)))
+        made = assemble_choice(solved.pricing, solved.solution.choice, solved.variables)
+        return replace(plan_of(made, solved.pricing, solved.solution, dict(task.about) | {
+            "bound": min(found.bound, made.predicted.seconds), "budget": task.budget, "candidates": count,
+            "sample": dict(task.spec), "fingerprints": prints, "precision": options.precision}), bucket_bytes=1)
+
+    best = found.best if found.interrupted or options.overlap else regular(task, found, draft)
+    assemble(best.pricing, best.solution, best.variables)  # whose parts must add up to what the solution claims
+    timings = {"capture": task.capture_seconds, "solve": found.seconds, "total": perf_counter() - task.began}
+    plan = replace(draft(best), bucket_bytes=BUCKET_BYTES, timings=timings, source=source_of(task, best, options))
+    return fitting_buckets(plan, task.graph, options.optimizer, task.cluster)
 
 
 def answer_plan(question: Question, plan: Plan, progress: Progress | None = None) -> Plan:

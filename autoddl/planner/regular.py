@@ -1,0 +1,103 @@
+"""Makes the blocks of a found plan alike where that costs next to nothing, so that a person can read it.
+
+    alike    blocks of equal ops, whose variables have the same choices
+    kind     blocks that are alike and chose alike, their recomputation included
+
+Kinds are merged one by one: every block of a kind takes the choices of another, the smallest kind first, into the
+largest first. A merged plan is kept if it fits the budget and takes at most as many seconds as the found one, or if its
+proven gap is within the tolerance of the search. So the bound of all plans is one of it too. Where memory binds, blocks
+differ for a reason, and few merges fit.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from autoddl.core.graph import Graph, Op
+from autoddl.core.plan import Plan
+from autoddl.core.recompute import blocks_of
+from autoddl.planner.candidates import Solved, Space, picked, space_of
+from autoddl.planner.mesh_search import Found
+from autoddl.planner.task import PlanTask
+from autoddl.schedule.memory_line import predict_memory
+
+__all__ = ["regular"]
+
+MOST_MERGES = 24
+"""Merges that are tried; each prices a plan and draws its memory."""
+
+SAME = 1e-9
+"""Relative difference of seconds that are the same sum in another order."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Blocks that are alike and chose alike: for each, the positions in the choice of what it decides."""
+
+    blocks: tuple[tuple[int, ...], ...]
+
+
+def regular(task: PlanTask, found: Found, draft: Callable[[Solved], Plan]) -> Solved:
+    """What was found, with fewer kinds of blocks where they cost next to nothing.
+
+    `draft` writes a plan down, with buckets of one tensor each.
+    """
+    space, choice, best, limit = space_of(task, found.candidate), found.solution.choice, found.best, 0.0
+    optimizer, tried, merged = task.options.optimizer, 0, True
+    while merged:
+        merged = False
+        for new in _merges(space, choice):
+            if tried == MOST_MERGES:
+                return best
+            if not tried:
+                first = draft(best)
+                limit = max(first.predicted.seconds * (1 + SAME), first.bound / (1 - task.options.tolerance))
+            tried += 1
+            solved = picked(space, replace(found.solution, choice=new), found.best.row)
+            plan = draft(solved)
+            if plan.predicted.seconds <= limit and predict_memory(
+                    plan, space.pricing.graph, optimizer, task.cluster).peak <= task.budget:
+                best = replace(solved, solution=replace(solved.solution, seconds=plan.predicted.seconds))
+                choice, merged = new, True
+                break
+    return best
+
+
+def _merges(space: Space, choice: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yields the choices in which one kind of blocks is merged into another."""
+    for kinds in _kinds(space, choice):
+        for small in sorted(kinds, key=lambda kind: len(kind.blocks)):
+            for large in sorted(kinds, key=lambda kind: -len(kind.blocks)):
+                if large is not small:
+                    new = list(choice)
+                    for block in small.blocks:
+                        for to, source in zip(block, large.blocks[0], strict=True):
+                            new[to] = choice[source]
+                    yield tuple(new)
+
+
+def _kinds(space: Space, choice: Sequence[int]) -> list[list[_Kind]]:
+    """For all blocks that are alike, their kinds in order."""
+    alike: dict[tuple[object, ...], dict[tuple[int, ...], list[tuple[int, ...]]]] = defaultdict(
+        lambda: defaultdict(list))
+    count = len(space.policies.blocks)
+    for block in _blocks(space):
+        form = tuple("level" if p < count else id(space.variables[p - count].choices) for p in block)
+        alike[form][tuple(choice[p] for p in block)].append(block)
+    return [[_Kind(tuple(blocks)) for blocks in kinds.values()] for kinds in alike.values()]
+
+
+def _blocks(space: Space) -> Iterator[tuple[int, ...]]:
+    """Yields for every block of the model the positions in the choice of its level, parameters and ops."""
+    graph, count, names = space.pricing.graph, len(space.policies.blocks), list(space.policies.blocks)
+    places = _places(graph)
+    for block in blocks_of(graph):
+        level = [names.index(block.name)] if block.name in names else []
+        yield (*level, *(count + k for k, v in enumerate(space.variables)
+                         if (block.start <= places[v.item.name] < block.end if isinstance(v.item, Op)
+                             else v.name.startswith(f"{block.name}."))))
+
+
+def _places(graph: Graph) -> dict[str, int]:
+    """The position of every op by name."""
+    return {op.name: i for i, op in enumerate(graph.ops)}

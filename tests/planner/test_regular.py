@@ -1,0 +1,42 @@
+"""Plans of few kinds of blocks: merged where a plan fits and costs next to nothing, under the same bound."""
+
+import pytest
+from shell import LAPTOP
+from tiny import tiny
+
+import autoddl
+from autoddl import api
+from autoddl.core.graph import graph_from_text
+from autoddl.core.hubs import add_hubs
+from autoddl.core.plan import Plan
+from autoddl.core.recompute import blocks_of
+from autoddl.planner.options import Options
+from autoddl.planner.question import rebuild
+
+
+def kinds(plan: Plan) -> int:
+    """How many different blocks a plan has, by what is decided in them."""
+    graph, found = add_hubs(graph_from_text(plan.source["graph"])), set()
+    decisions, levels = plan.index().decisions, {name.partition(":")[0]: name for name in plan.recompute}
+    for block in blocks_of(graph):
+        ops = [decisions[op.name] for op in graph.ops[block.start:block.end]]
+        found.add((tuple((one.inputs, one.outputs, one.gradient) for one in ops),
+                   tuple((one.fqn.removeprefix(block.name), one.layout, one.split) for one in plan.stored
+                         if one.fqn.startswith(f"{block.name}.")),
+                   levels.get(block.name, "").removeprefix(block.name) if block.name in levels else "none"))
+    return len(found)
+
+
+@pytest.mark.parametrize(("tolerance", "fewer"), [(0.0, False), (0.05, True)])
+def test_a_plan_has_fewer_kinds_of_blocks_within_the_tolerance(monkeypatch: pytest.MonkeyPatch, tolerance: float,
+                                                               fewer: bool) -> None:
+    model, options = tiny(layers=6, width=32, batch=32, dropout=0.0), Options(
+        mesh="machine=2,pair=2", budget=500e3, workers=1, tolerance=tolerance)
+    with monkeypatch.context() as patched:
+        patched.setattr(api, "regular", lambda task, found, draft: found.best)
+        before = autoddl.plan(model, LAPTOP, **options)
+    after = autoddl.plan(model, LAPTOP, **options)
+    assert (kinds(after) == 1 < kinds(before)) if fewer else kinds(after) <= kinds(before)
+    assert after.predicted.seconds <= max(before.predicted.seconds * (1 + 1e-9), before.bound / (1 - tolerance))
+    assert after.bound == pytest.approx(before.bound, rel=1e-12) and after.predicted.peak_bytes <= after.budget
+    assert rebuild(after).problem.cost(rebuild(after).choice) == pytest.approx(after.predicted.seconds, rel=1e-9)
