@@ -25,6 +25,7 @@ import typer
 from rich.console import Console
 
 from autoddl.cli import (
+    cluster,
     compare_run,
     draw,
     explain,
@@ -64,6 +65,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "plan": verbs.plan_verb, "show": verbs.show_verb, "compare": verbs.compare_verb, "run": verbs.run_verb,
     "verify": verbs.verify_verb, "explain": explain.explain_verb, "front": explain.front_verb,
     "diff": explain.diff_verb, "what-if": what_if.what_if_verb, "rehearse": rehearse.rehearse_verb,
+    "cluster": cluster.cluster_verb,
     "measure": measure.measure_verb, "validate": validate.validate_verb, "network": network.network_verb,
     "compare-run": compare_run.compare_run_verb, "draw": draw.draw_verb, "report": report.report_verb,
     "init": machine.init_verb, "doctor": machine.doctor_verb, "schedule": schedule.schedule_verb,

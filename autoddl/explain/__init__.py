@@ -7,6 +7,7 @@ Reading order:
     breakdown               seconds and bytes by block; `axis_splits` says what each mesh axis splits
     utilisation             model-FLOP utilisation
     pareto                  `autoddl front`: plans of least seconds against bytes, or against devices
+    cluster_facts           `autoddl cluster`: what was understood of a cluster file
     relax                   what would fit where no plan does
     diff                    two plans
     network_choice          the cheapest network on which a step takes at most so long
