@@ -60,7 +60,7 @@ def _count(size: int, child: str) -> str:
 
 
 def _rates(place: Cluster, facts: Sequence[LevelFacts]) -> RenderableType:
-    """What an all-reduce of a gigabyte takes, by the ranks that take part."""
+    """Returns what an all-reduce of a gigabyte takes, by the ranks that take part."""
     table = columns("all-reduce of 1 GB over", "ranks", "seconds", "of the tensor")
     for i, one in enumerate(facts):
         rows = [(f"all ranks of a {one.name}", place.units[i + 1], one.inside)]

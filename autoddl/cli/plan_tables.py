@@ -77,6 +77,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "fallback_ops": predicted.fallback, "microbatches": plan.microbatches,
         "precision": plan.precision, "mfu": model_flops_utilisation(plan), "recompute": list(plan.recompute),
         "optimizer": plan.source.get("optimizer"), "mine": plan.source.get("mine"),
+        "left_out": list(plan.source.get("notes", ())),
         "per_second": throughput(plan), "idle_axes": list(idle_axes(plan)),
         "compress": list(plan.source.get("compress", ())),
     } | pipeline_summary(plan)

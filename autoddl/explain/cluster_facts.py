@@ -22,7 +22,7 @@ GIGABYTE = 1e9
 
 @dataclass(frozen=True, slots=True)
 class LevelFacts:
-    """What was understood of a level.
+    """Holds what was understood of a level.
 
         name         of the level
         size         children of a unit of the level

@@ -115,7 +115,7 @@ def _space(task: PlanTask, candidate: Candidate) -> tuple[Pricing, tuple[Variabl
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What a candidate chooses among: its prices, the policies of its blocks, its variables; a choice has them so."""
+    """The prices of a candidate, the policies of its blocks, its variables. A choice has levels first, then options."""
 
     pricing: Pricing
     policies: Policies
@@ -123,7 +123,7 @@ class Space:
 
 
 def space_of(task: PlanTask, candidate: Candidate) -> Space:
-    """What the candidate chooses among, none of it priced."""
+    """The space of the candidate, none of it priced."""
     pricing, space = _space(task, candidate)
     return Space(pricing, _policies(pricing, candidate), space)
 

@@ -169,13 +169,14 @@ class PlanOptions:
         if self.mine is None:
             return self
         degrees = Degrees.parse(self.mine)
-        asked = (((degrees.recompute,), self.recompute, (NO_RECOMPUTE,), "recompute"),
-                 ((degrees.pp,), self.stages, (1,), "stages"))
-        for own, other, default, name in asked:
-            if other not in (own, default):
-                raise InputError(f"mine '{self.mine}' gives {name} {own[0]}, and {name} asks for "
-                                 f"{', '.join(map(str, other))}: leave {name} out, or say it in mine")
-        return replace(self, recompute=(degrees.recompute,), stages=(degrees.pp,))
+        said = degrees.recompute != NO_RECOMPUTE
+        if said and self.recompute not in ((degrees.recompute,), (NO_RECOMPUTE,)):
+            raise InputError(f"mine '{self.mine}' recomputes {degrees.recompute}, and recompute asks for "
+                             f"{', '.join(self.recompute)}: say it in one of them")
+        if self.stages not in ((degrees.pp,), (1,)):
+            raise InputError(f"mine '{self.mine}' has {degrees.pp} stages, and stages asks for "
+                             f"{', '.join(map(str, self.stages))}: leave stages out, or give pp in mine")
+        return replace(self, recompute=(degrees.recompute,) if said else self.recompute, stages=(degrees.pp,))
 
     def limit(self, cluster: Cluster) -> float:
         """Bytes that a rank of `cluster` may hold."""

@@ -4,9 +4,9 @@
     kind     blocks that are alike and chose alike, their recomputation included
 
 Kinds are merged one by one: every block of a kind takes the choices of another, the smallest kind first, into the
-largest first. A merged plan is kept if it fits the budget and takes at most as many seconds as the found one, or if its
-proven gap is within the tolerance of the search. So the bound of all plans is one of it too. Where memory binds, blocks
-differ for a reason, and few merges fit.
+largest first. A merged plan is kept if it fits the budget, and is as fast as the found one or has a proven gap within
+the tolerance of the search. The bound of all plans is one of it too. Where memory binds, blocks differ for a reason,
+and few merges fit.
 """
 
 from collections import defaultdict
@@ -38,7 +38,7 @@ class _Kind:
 
 
 def regular(task: PlanTask, found: Found, draft: Callable[[Solved], Plan]) -> Solved:
-    """What was found, with fewer kinds of blocks where they cost next to nothing.
+    """The found plan's choices, with fewer kinds of blocks where they cost next to nothing.
 
     `draft` writes a plan down, with buckets of one tensor each.
     """

@@ -102,7 +102,7 @@ def test_experts_lie_apart() -> None:
 
 @pytest.mark.parametrize(("mine", "message"), [
     ("ep=2", "no parameter of this model has 3 dims"), ("tp=8", "the cluster has 4"),
-    ("cp=2,recompute=full", "gives recompute full")])
+    ("cp=2,recompute=full", "recomputes full, and recompute asks for selective")])
 def test_what_a_model_or_another_option_does_not_allow_is_refused(mine: str, message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         autoddl.plan(tiny(), LAPTOP, mine=mine, recompute=("selective",) if "recompute" in mine else ("none",))
