@@ -140,9 +140,10 @@ def _candidates(task: PlanTask) -> list[Candidate]:
 def _spaces(task: PlanTask, tried: Sequence[Candidate]) -> list[list[Candidate]]:
     """The parts of the space to search for time lines: the whole, every candidate alone, every strategy on every mesh.
 
-    Strategies are left out where pins ask for something else.
+    Strategies are left out where pins or degrees ask for something else.
     """
-    named = {} if task.options.pins else named_strategies(task, tuple(dict.fromkeys(one.mesh for one in tried)))
+    meshes = tuple(dict.fromkeys(one.mesh for one in tried))
+    named = {} if task.options.pins or task.options.mine else named_strategies(task, meshes)
     plain = [replace(one, microbatches=n) for n in task.options.microbatches for whole in named.values()
              for one in whole]
     return [[*tried], *([one] for one in [*tried, *under_policies(plain, task.options.recompute)])]

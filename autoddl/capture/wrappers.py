@@ -78,8 +78,10 @@ def wrapper_notes(model: nn.Module, traced: nn.Module, checkpointed: Sequence[Ca
 
 
 def _owner(function: Callable[..., Any]) -> object:
-    """The module that a checkpointed function runs: itself, or that of a method, perhaps with arguments bound."""
+    """The module that a checkpointed function runs: itself, that of a method, or the first argument that is bound."""
     while isinstance(function, partial):
+        if function.args and isinstance(function.args[0], nn.Module):
+            return function.args[0]
         function = function.func
     return getattr(function, "__self__", function)
 

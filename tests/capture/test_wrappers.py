@@ -3,6 +3,7 @@
 import re
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,16 @@ class Checkpointed(nn.Module):
         for block in self.model.blocks:
             x = checkpoint(block, x, use_reentrant=self.reentrant)
         return F.cross_entropy(self.model.head(x).flatten(0, 1), labels.flatten())
+
+
+class Bound(Checkpointed):
+    """Checkpoints as layers of Hugging Face do."""
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        x = checkpoint(partial(type(self.model.blocks[1]).forward, self.model.blocks[1]), self.model.tokens(ids),
+                       use_reentrant=False)
+        loss: Tensor = self.model.head(x).mean()
+        return loss
 
 
 class Hooked(Checkpointed):
@@ -104,7 +115,8 @@ NORMS: list[Wrap] = [_with(lambda m: parametrizations.weight_norm(m.head)),
 
 CASES: dict[str, list[tuple[Wrap, str | Callable[[Captured], None]]]] = {
     "`torch.utils.checkpoint`, `use_reentrant=False`": [
-        (Checkpointed, lambda c: _says(c, "model.blocks.0 and 1 more are in torch.utils.checkpoint"))],
+        (Checkpointed, lambda c: _says(c, "model.blocks.0 and 1 more are in torch.utils.checkpoint")),
+        (Bound, lambda c: _says(c, "model.blocks.1 is in torch.utils.checkpoint"))],
     "`torch.utils.checkpoint`, `use_reentrant=True`": [(lambda m: Checkpointed(m, True), "backward of its own")],
     "`torch.compile(model)`, `torch.compile(block)`, `module.compile()`": [
         (_compiled, lambda c: _says(c, "the model is compiled")),
