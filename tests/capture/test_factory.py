@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import zoo
+from sampling import parametrize_or_slow
 from shell import FACTORY, LAPTOP, shell
 from torch import Tensor, nn
 
 from autoddl.capture.capture import capture
 from autoddl.capture.factory import Factory
+from autoddl.capture.torch_parameters_patch import parameters_on_meta
 from autoddl.core.errors import InputError
 
 
@@ -51,6 +54,16 @@ def test_parameters_take_no_memory_and_the_graph_is_that_of_the_model() -> None:
     assert line == "" and all(p.is_meta for p in model.parameters()) and not any(b.is_meta for b in model.buffers())
     assert len(list(model.parameters())) == 1
     assert capture(model, sample).graph == capture(*factory.build()).graph
+
+
+@parametrize_or_slow("name", ["gpt2", "tied", "vgg_bn"], [
+    "gpt", "llama", "neox", "phi3", "mixture", "bert", "t5", "vit", "resnet", "regression", "turned"])
+def test_a_plan_made_without_values_is_one_of_the_model_with_them(name: str) -> None:
+    """The graph, and so the fingerprint that a run compares, does not depend on values of parameters."""
+    graph = capture(*zoo.named(name)).graph
+    with parameters_on_meta():
+        model, sample = zoo.named(name)
+    assert all(p.is_meta for p in model.parameters()) and capture(model, sample).graph == graph
 
 
 def test_a_model_larger_than_any_memory_is_made() -> None:
