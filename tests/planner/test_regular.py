@@ -1,6 +1,7 @@
 """Plans of few kinds of blocks: merged where a plan fits and costs next to nothing, under the same bound."""
 
 import pytest
+from sampling import parametrize_or_slow
 from shell import LAPTOP
 from tiny import tiny
 
@@ -27,7 +28,7 @@ def kinds(plan: Plan) -> int:
     return len(found)
 
 
-@pytest.mark.parametrize(("tolerance", "fewer"), [(0.0, False), (0.05, True)])
+@parametrize_or_slow("tolerance,fewer", [(0.05, True)], [(0.0, False)])
 def test_a_plan_has_fewer_kinds_of_blocks_within_the_tolerance(monkeypatch: pytest.MonkeyPatch, tolerance: float,
                                                                fewer: bool) -> None:
     model, options = tiny(layers=6, width=32, batch=32, dropout=0.0), Options(

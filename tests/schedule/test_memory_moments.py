@@ -71,7 +71,7 @@ class Rotary(nn.Module):
 def made(name: str) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
     if name == "rotary":
-        return Rotary(3, 8), (torch.zeros(8, 16, dtype=torch.int64),)
+        return Rotary(2, 8), (torch.zeros(8, 16, dtype=torch.int64),)
     model, sample = getattr(zoo, name)()
     return model, sample
 
@@ -102,8 +102,8 @@ def drawn(one: Plan) -> list[float]:
     return found
 
 
-@parametrize_or_slow("name,microbatches", [("rotary", 1), ("rotary", 4), ("gpt", 2)], [
-    ("llama", 2), ("mixture", 1), ("neox", 1)])
+@parametrize_or_slow("name,microbatches", [("rotary", 1), ("rotary", 4)], [
+    ("gpt", 2), ("llama", 2), ("mixture", 1), ("neox", 1)])
 def test_the_line_has_the_tracked_bytes_at_every_product(name: str, microbatches: int) -> None:
     model, sample = made(name)
     one = plan(model, ONE, sample, microbatches=(microbatches,), workers=1)
