@@ -92,7 +92,8 @@ def export_plan(plan: Plan, name: str, progress: Progress | None = None) -> Expo
                          "plan with microbatches, recomputation or stages that it has", error.reachable) from None
     stages = [best] if best.pipeline is None else [stage.plan for stage in best.pipeline.stages]
     names = [block for one in stages for block in one.recompute]
-    made = replace(found.configuration, recompute=short_policy(subject.hubs, names))
+    sequence = found.configuration.sequence and describe_plan(best, subject).configuration.sequence
+    made = replace(found.configuration, recompute=short_policy(subject.hubs, names), sequence=sequence)
     lost = (*said.lost, *found.lost)
     if best.pipeline is None:
         subject = replace(subject, pieces=tensor_pieces(best), norms=norm_modules(subject.hubs))

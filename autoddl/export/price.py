@@ -77,6 +77,8 @@ def meshes_of(given: Configuration, cluster: Cluster) -> tuple[RoledMesh, ...]:
 
 def _role(role: str, given: Configuration) -> str:
     """The role of an axis as `strategies` has it: ranks that split the sequence store parameters as those around do."""
+    if role == "tensor":
+        return "split tensor" if given.sequence else "whole tensor"
     if role != "context":
         return role
     return f"context {next((one.role for one in reversed(given.degrees) if one.role in DATA_ROLES), 'data')}"

@@ -1,6 +1,7 @@
 """The program that `autoddl export --to fsdp2` writes trains with the losses of one process."""
 
 import importlib.util
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from autoddl.core.errors import InputError
 from autoddl.core.plan import Plan
 from autoddl.cost_models import load_cluster
 from autoddl.export.configuration import Configuration, Degree
+from autoddl.export.describe import norm_modules, tensor_pieces
 from autoddl.export.exported import export_plan
+from autoddl.export.fsdp2 import FSDP2
 from autoddl.export.price import price_configuration
-from autoddl.export.subject import Subject
+from autoddl.export.subject import Subject, subject_of
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.task import PlanTask, task_of
 
@@ -60,6 +63,11 @@ def plan_of(given: Configuration) -> Plan:
     return price_configuration(task(), given, (given.recompute,), whole)
 
 
+def tensor_plan(text: str) -> str:
+    """The styles of modules in the text of a program."""
+    return text[text.index("def tensor_plan"):text.index("def split_tensors")]
+
+
 @lru_cache
 def losses_of_one_process() -> list[float]:
     torch.manual_seed(0)
@@ -96,6 +104,21 @@ def test_the_program_has_the_losses_of_one_process(name: str, tmp_path: Path) ->
     assert made.configuration.degrees == CONFIGURATIONS[name].degrees
     file = tmp_path / "program.py"
     file.write_text(made.text)
+    split = made.configuration.degree("tensor") > 1
+    assert all((style in tensor_plan(made.text)) == split for style in ("ColwiseParallel", "RowwiseParallel"))
+    for losses in on_ranks(4, trained, str(file), STEPS):
+        assert losses == pytest.approx(losses_of_one_process(), rel=1e-5)
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_a_split_sequence_has_the_losses_of_one_process(tmp_path: Path) -> None:
+    plan = plan_of(CONFIGURATIONS["a grid"])
+    known = subject_of(plan)
+    known = replace(known, pieces=tensor_pieces(plan), norms=norm_modules(known.hubs))
+    file = tmp_path / "program.py"
+    file.write_text(FSDP2.write(replace(CONFIGURATIONS["a grid"], sequence=True), known))
+    assert "SequenceParallel" in tensor_plan(file.read_text())
     for losses in on_ranks(4, trained, str(file), STEPS):
         assert losses == pytest.approx(losses_of_one_process(), rel=1e-5)
 
