@@ -5,7 +5,8 @@ Each parameter has a say on each axis, with its bytes, by how ops read it there:
     a piece               tensor
     whole, and a batch    data; zero-1, 2 or 3 where it is stored in pieces (`core.state_layouts`)
     whole, and rows       context: what is read with it is split along its second dim
-    whole, and all        tensor: ranks repeat each other, and no trainer leaves them idle
+    whole, and all        idle: ranks repeat each other's work, and no trainer has such; they are said to be data
+                          parallel, or tensor parallel
 
 A parameter of experts that is read split by experts has no say: those ranks share the batch. The role of an axis is
 the one with the most bytes. What the others do is lost, and is named.
@@ -29,7 +30,7 @@ from autoddl.export.subject import Subject
 from autoddl.export.target import TensorPiece
 from autoddl.operators.work import base
 
-__all__ = ["Described", "describe_plan", "norm_modules", "tensor_pieces"]
+__all__ = ["Described", "describe_plan", "has_idle_axes", "norm_modules", "tensor_pieces"]
 
 IDLE = "idle"
 """The say of a parameter where ranks of an axis read all of it with all of what is read with it."""
@@ -47,25 +48,25 @@ class Described:
     lost: tuple[str, ...]
 
 
-def describe_plan(plan: Plan, subject: Subject) -> Described:
-    """The configuration that is nearest to a plan.
+def describe_plan(plan: Plan, subject: Subject, idle: str = "tensor") -> Described:
+    """The configuration that is nearest to a plan, in which idle ranks have the role `idle`: tensor, data or zero-1.
 
     Raises InputError where the rows of a microbatch do not split evenly over the ranks that split the batch. Raises it
     for parameters of a dtype that no recipe of precision has.
     """
-    parts = [_Part(one) for one in _stage_plans(plan)]
+    parts = [_Part(one, idle) for one in _stage_plans(plan)]
     main = max(parts, key=lambda part: part.nbytes)
     lost = [text for part in parts[:1 if plan.pipeline is None else 0] for text in part.exceptions]
     if plan.pipeline is not None:
         lost += _stages_lost(parts, main)
     layers = _layers(plan, subject)
-    degrees = degrees_of(Degree(_known(role), size) for role, size in main.axes)
+    degrees = main.degrees
     found = Configuration(degrees, _rows(subject, degrees), plan.microbatches,
                           1 if plan.pipeline is None else plan.mesh.sizes[0],
                           "1f1b" if plan.pipeline is None else plan.pipeline.name, layers,
                           main.sequence and any(one.role == "tensor" for one in degrees), main.experts,
                           _precision(plan, subject), _recompute(plan, subject))
-    lost += [f"axis {name}: its {size} ranks repeat each other's work, and are tensor parallel here"
+    lost += [f"axis {name}: its {size} ranks repeat each other's work, and are {idle} here"
              for name, (role, size) in zip(main.plan.mesh.names, main.axes, strict=True) if role == IDLE and size > 1]
     if plan.codecs:
         lost.append(f"messages are sent coded as {', '.join(plan.codecs)}, and are not here")
@@ -74,7 +75,7 @@ def describe_plan(plan: Plan, subject: Subject) -> Described:
 
 def tensor_pieces(plan: Plan) -> tuple[TensorPiece, ...]:
     """The parameters that a plan without stages splits over its axes of tensor parallelism, each along one dim."""
-    part, found = _Part(plan), list[TensorPiece]()
+    part, found = _Part(plan, "tensor"), list[TensorPiece]()
     axes = [a for a, (role, size) in enumerate(part.axes) if role == "tensor" and size > 1]
     for tensor, reads in _reads(part.graph, plan).items():
         states = {layout[a] for _, layout, _ in reads for a in axes}
@@ -93,16 +94,26 @@ def _stage_plans(plan: Plan) -> list[Plan]:
     return [plan] if plan.pipeline is None else [stage.plan for stage in plan.pipeline.stages]
 
 
-def _known(role: str) -> str:
-    return "tensor" if role == IDLE else role
+def has_idle_axes(plan: Plan) -> bool:
+    """Whether ranks along some axis of a plan repeat each other's work for most parameters."""
+    return any(role == IDLE and size > 1 for one in _stage_plans(plan) for role, size in _Part(one, IDLE).axes)
 
 
 class _Part:
     """Tells what the axes of a plan without stages do, or those of one stage."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan, self.graph = plan, add_hubs(graph_from_text(plan.source["graph"]))
+    def __init__(self, plan: Plan, idle: str) -> None:
+        self.plan, self.graph, self.idle = plan, add_hubs(graph_from_text(plan.source["graph"])), idle
         self.stored = plan.index().stored
+
+    def known(self, role: str) -> str:
+        """The role that a configuration has for a role of an axis."""
+        return self.idle if role == IDLE else role
+
+    @property
+    def degrees(self) -> tuple[Degree, ...]:
+        """The axes as a configuration has them."""
+        return degrees_of(Degree(self.known(role), size) for role, size in self.axes)
 
     @cached_property
     def nbytes(self) -> int:
@@ -140,9 +151,9 @@ class _Part:
         others: dict[tuple[str, str, str], list[str]] = defaultdict(list)
         for a, (name, (role, size)) in enumerate(zip(self.plan.mesh.names, self.axes, strict=True)):
             for fqn, (roles, _) in self.says.items():
-                if roles[a] != "experts" and _known(roles[a]) != _known(role) and size > 1:
+                if roles[a] != "experts" and self.known(roles[a]) != self.known(role) and size > 1:
                     others[name, role, roles[a]].append(fqn)
-        return tuple(f"axis {name}: {_folded(fqns)} {_DOES[mine]}, where the configuration is {_known(role)}"
+        return tuple(f"axis {name}: {_folded(fqns)} {_DOES[mine]}, where the configuration is {self.known(role)}"
                      for (name, role, mine), fqns in others.items())
 
     @property
@@ -155,7 +166,7 @@ class _Part:
     @property
     def sequence(self) -> bool:
         """Whether most of what norms read is split along its sequence over the axes of tensor parallelism."""
-        tensor, votes = [a for a, (role, _) in enumerate(self.axes) if role == "tensor"], Counter[bool]()
+        tensor, votes = [a for a, (role, _) in enumerate(self.axes) if self.known(role) == "tensor"], Counter[bool]()
         decisions = self.plan.index().decisions
         for op in self.graph.ops:
             if not _is_norm(op, self.graph) or op.name not in decisions:
@@ -234,8 +245,7 @@ def _stages_lost(parts: list[_Part], main: _Part) -> list[str]:
     """Names what is lost where stages differ from the one with most parameters."""
     found = []
     for s, part in enumerate(parts):
-        if degrees_of(Degree(_known(r), n) for r, n in part.axes) != degrees_of(
-                Degree(_known(r), n) for r, n in main.axes):
+        if part.degrees != main.degrees:
             grid = " ".join(f"{role}={size}" for role, size in part.axes)
             found.append(f"stage {s} is {grid}, and all stages are alike here")
     rows = dict.fromkeys(text for part in parts for text in part.exceptions)

@@ -6,7 +6,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autoddl.api import Progress
 from autoddl.api import plan as find
@@ -16,7 +16,7 @@ from autoddl.cost_models import Cluster
 from autoddl.export.accelerate import ACCELERATE
 from autoddl.export.configuration import Configuration
 from autoddl.export.deepspeed import DEEPSPEED
-from autoddl.export.describe import describe_plan, norm_modules, tensor_pieces
+from autoddl.export.describe import describe_plan, has_idle_axes, norm_modules, tensor_pieces
 from autoddl.export.fsdp2 import FSDP2
 from autoddl.export.megatron import MEGATRON
 from autoddl.export.nearest import nearest_configuration
@@ -32,7 +32,8 @@ from autoddl.planner.task import PlanTask, task_of
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["TARGETS", "Exported", "Imported", "export_plan", "import_text", "options_of", "price_import", "target_of"]
+__all__ = ["TARGETS", "Exported", "Imported", "export_plan", "import_text", "options_of", "price_anyway",
+           "price_import", "target_of"]
 
 TARGETS: Mapping[str, Target] = {one.name: one for one in (TORCHTITAN, MEGATRON, DEEPSPEED, ACCELERATE, FSDP2)}
 """Every target, by name."""
@@ -83,7 +84,33 @@ def export_plan(plan: Plan, name: str, progress: Progress | None = None) -> Expo
     Raises InputError where the target has none near, and Infeasible where the nearest does not fit the plan's budget.
     """
     target, subject = target_of(name), subject_of(plan)
-    said = describe_plan(plan, subject)
+    found: list[_Priced] = []
+    problems: list[AutoDDLError] = []
+    for idle in ("zero-1", "tensor") if has_idle_axes(plan) else ("tensor",):
+        try:
+            found.append(_priced(plan, subject, target, idle, progress))
+        except (Infeasible, InputError) as error:
+            problems.append(error)
+    if not found:
+        raise problems[-1]
+    best, made, lost = min(found, key=lambda one: one.plan.predicted.seconds)
+    if best.pipeline is None:
+        subject = replace(subject, pieces=tensor_pieces(best), norms=norm_modules(subject.hubs))
+    return Exported(name, made, target.write(made, subject), lost, tuple(target.notes(made)), best,
+                    plan.predicted.seconds, plan.predicted.peak_bytes)
+
+
+class _Priced(NamedTuple):
+    """The best plan of a configuration, the configuration, and what was lost."""
+
+    plan: Plan
+    configuration: Configuration
+    lost: tuple[str, ...]
+
+
+def _priced(plan: Plan, subject: Subject, target: Target, idle: str, progress: Progress | None) -> _Priced:
+    """The nearest configuration of a target with idle ranks in one role. Raises as `export_plan`."""
+    said = describe_plan(plan, subject, idle)
     found = nearest_configuration(said.configuration, target)
     try:
         best = price_configuration(task_of_plan(plan), found.configuration, found.policies, subject, progress)
@@ -94,11 +121,7 @@ def export_plan(plan: Plan, name: str, progress: Progress | None = None) -> Expo
     names = [block for one in stages for block in one.recompute]
     sequence = found.configuration.sequence and describe_plan(best, subject).configuration.sequence
     made = replace(found.configuration, recompute=short_policy(subject.hubs, names), sequence=sequence)
-    lost = (*said.lost, *found.lost)
-    if best.pipeline is None:
-        subject = replace(subject, pieces=tensor_pieces(best), norms=norm_modules(subject.hubs))
-    return Exported(name, made, target.write(made, subject), lost, tuple(target.notes(made)), best,
-                    plan.predicted.seconds, plan.predicted.peak_bytes)
+    return _Priced(best, made, (*said.lost, *found.lost))
 
 
 def import_text(text: str, name: str, ranks: int | None = None) -> Configuration:
@@ -168,8 +191,8 @@ ROOM = 1000.0
 """The memory of a device, as a multiple of what it has, under which a configuration that does not fit is priced."""
 
 
-def _priced_anyway(task: PlanTask, given: Configuration, subject: Subject, progress: Progress | None
-                   ) -> tuple[Plan | None, AutoDDLError | None]:
+def price_anyway(task: PlanTask, given: Configuration, subject: Subject, progress: Progress | None = None
+                 ) -> tuple[Plan | None, AutoDDLError | None]:
     """The best plan of a configuration, and why none of its plans fits; that plan then takes more than there is."""
     try:
         return price_configuration(task, given, (given.recompute,), subject, progress), None
@@ -199,7 +222,7 @@ def price_import(given: Configuration, model: "nn.Module", cluster: Cluster, sam
         raise InputError(f"{given} has a batch of {given.rows} rows, and the model's sample has "
                          f"{whole.rows * given.microbatches}: set the batch of the factory, like --set "
                          f"batch={given.rows}")
-    plan, problem = _priced_anyway(task, given, whole, progress)
+    plan, problem = price_anyway(task, given, whole, progress)
     best = find(model, cluster, sample, name=name, factory=factory, progress=progress, **options.words())
     first = plan if plan is None or plan.pipeline is None else plan.pipeline.stages[0].plan
     return Imported(plan, problem, best, options_of(given, cluster, str(first.mesh) if first else "", whole))
