@@ -80,7 +80,7 @@ def test_a_split_sequence_is_read_and_is_no_slower() -> None:
     split = price_configuration(task(), replace(plain, sequence=True), ("none",), subject(1))
     assert split.predicted.seconds <= best("a grid").predicted.seconds
     pinned = autoddl.plan(tiny.tiny(LAYERS, dropout=0.0), TWO_BY_TWO, workers=1, mesh="dp=2,tp=2", precision="float32",
-                          pins=("dp=data", "tp=megatron-sp", "blocks.*.norm: tp=S(1)"))
+                          pins=("dp=data", "tp=split tensor", "blocks.*.norm: tp=S(1)"))
     assert describe_plan(pinned, subject_of(pinned)).configuration == replace(plain, sequence=True)
 
 
@@ -96,14 +96,14 @@ def test_its_options_find_it(name: str) -> None:
 def test_options_of_a_pipeline_have_its_stages_and_roles() -> None:
     words = options_of(CONFIGURATIONS["an interleaved pipeline"], cluster())
     assert words == ("--stages", "2", "--schedule", "interleaved:2", "--microbatches", "4", "--precision", "float32",
-                     "--recompute", "full", "--mesh", "tp=2", "--pin", "tp=megatron")
+                     "--recompute", "full", "--mesh", "tp=2", "--pin", "tp=whole tensor")
 
 
 def test_a_degree_that_straddles_levels_becomes_several_axes() -> None:
     wide = load_cluster("examples/clusters/a100-4x8.yaml")
     found = meshes_of(Configuration(grid(("zero-3", 16), ("tensor", 2))), wide)
     assert [(str(one.mesh), dict(one.roles)) for one in found] == [
-        ("dp.1=4,dp.0=4,tp=2", {"dp.1": "zero-3", "dp.0": "zero-3", "tp": "megatron"})]
+        ("dp.1=4,dp.0=4,tp=2", {"dp.1": "zero-3", "dp.0": "zero-3", "tp": "whole tensor"})]
     assert [str(one.mesh) for one in meshes_of(Configuration(grid(("zero-3", 32))), wide)] == ["dp=32", "dp.1=4,dp.0=8"]
     with pytest.raises(InputError, match="a degree takes whole factors of its levels, the innermost first"):
         meshes_of(Configuration(grid(("data", 16), ("tensor", 3))), wide)
