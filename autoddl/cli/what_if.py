@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from autoddl.cli.explain import plain
 from autoddl.cli.options import AsJson, PlanPath, StageNumber
 from autoddl.cli.output import progress_bar, show
-from autoddl.cli.pipeline_tables import stage_of, without_stages
+from autoddl.cli.pipeline_tables import stage_of
 from autoddl.cli.table_style import columns
 from autoddl.core.files import check_file
 from autoddl.core.plan import Plan, load_plan
@@ -33,7 +33,7 @@ def what_if_verb(plan: PlanPath, set_: Changes = None,
     """Plan again under a changed cluster."""
     from autoddl.explain.what_if import sensitivities, what_if
     check_file(output)
-    read = without_stages(stage_of(load_plan(plan), stage), "what-if")
+    read = stage_of(load_plan(plan), stage)
     tables: list[RenderableType] = []
     data: dict[str, Any] = {}
     with progress_bar() as progress:

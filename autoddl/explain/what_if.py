@@ -4,8 +4,8 @@
     sensitivities   seconds that a step saves if one resource is one per cent better, all else as it is:
 
         links, device speed    re-priced: the plan's layouts on the better cluster. A search could only save more
-        memory                 re-planned, where the plan's bound was proved under a budget; else nothing:
-                               the bound holds for any memory
+        memory                 re-planned, where the plan's bound was proved under a budget, or the plan has stages;
+                               else nothing: the bound holds for any memory
 
 A plan made by `plan` has all devices in its mesh, and some may repeat the work of others. Where a level's size
 changes, smaller clusters are searched too: the divisors of the new size, and the size before. So more devices never
@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
+from autoddl.core.graph import graph_from_text
 from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, show_bytes, show_rate, show_seconds
@@ -29,7 +30,9 @@ from autoddl.explain.diff import Difference, difference
 from autoddl.explain.pareto import level_of_size
 from autoddl.planner.finish import answer_plan
 from autoddl.planner.mesh_search import Progress
-from autoddl.planner.question import Question, question_of, repriced
+from autoddl.planner.question import Question, repriced
+from autoddl.planner.stage_plans import staged_step
+from autoddl.planner.staged_question import whole_question_of
 from autoddl.pricing.price import floor_seconds
 
 __all__ = ["Sensitivity", "WhatIf", "sensitivities", "what_if"]
@@ -81,7 +84,7 @@ def what_if(plan: Plan, changes: Sequence[str], progress: Progress | None = None
     """
     if not changes:
         raise InputError("nothing changes: say what, like --set net.bandwidth=2x, or ask for --sensitivity")
-    asked = question_of(plan)
+    asked = whole_question_of(plan)
     budgets = [text for text in changes if text.partition("=")[0].strip() == "budget"]
     place, made = changed_cluster(asked.cluster, [text for text in changes if text not in budgets])
     found, notes = _asked_on(plan, asked, place)
@@ -139,6 +142,10 @@ def _best(plan: Plan, asked: Question, before: Cluster, progress: Progress | Non
         except Infeasible as error:
             problem = problem or error
             continue
+        except InputError:
+            if place == asked.cluster:
+                raise
+            continue  # stages are no equal parts of this smaller one
         if best is None or found.predicted.seconds <= best.predicted.seconds * SAME:
             best = found
     if best is None:
@@ -171,17 +178,29 @@ def sensitivities(plan: Plan, progress: Progress | None = None, searching: bool 
     Without `searching` the worth of memory is left out where it takes a search.
     Raises InputError for a plan that does not keep its question.
     """
-    place, tell = question_of(plan).cluster, progress or (lambda what, done, total: None)
+    place, tell = whole_question_of(plan).cluster, progress or (lambda what, done, total: None)
     asked = [*_resources(place)]
     found = []
     for i, (resource, change, value) in enumerate(asked):
         tell(f"pricing {resource}", i, len(asked) + 1)
-        seconds = repriced(plan, changed_cluster(place, [change])[0])
+        seconds = _again(plan, changed_cluster(place, [change])[0])
         found.append(Sensitivity(resource, value, plan.predicted.seconds - seconds, "re-priced"))
     tell("planning with more memory", len(asked), len(asked) + 1)
-    if searching or not plan.source["row"]:
+    if searching or _is_free(plan):
         found.append(_memory(plan, progress))
     return tuple(sorted(found, key=lambda row: -row.seconds))
+
+
+def _again(plan: Plan, place: Cluster) -> float:
+    """Seconds of the plan on another cluster; one with stages keeps its conversions too."""
+    if plan.pipeline is None:
+        return repriced(plan, place)
+    return staged_step(plan, graph_from_text(plan.source["graph"]), place).timeline.makespan
+
+
+def _is_free(plan: Plan) -> bool:
+    """Whether the plan's bound holds for any memory."""
+    return plan.pipeline is None and not plan.source["row"]
 
 
 def _resources(place: Cluster) -> Iterator[tuple[str, str, str]]:
@@ -201,7 +220,7 @@ def _resources(place: Cluster) -> Iterator[tuple[str, str, str]]:
 def _memory(plan: Plan, progress: Progress | None) -> Sensitivity:
     """One per cent more bytes in the budget of a rank."""
     value = f"{show_bytes(plan.budget)} a rank"
-    if not plan.source["row"]:
+    if _is_free(plan):
         return Sensitivity("memory", value, 0.0, "not binding")
-    more = answer_plan(question_of(plan).asking(budget=BETTER * plan.budget), plan, progress)
+    more = answer_plan(whole_question_of(plan).asking(budget=BETTER * plan.budget), plan, progress)
     return Sensitivity("memory", value, max(0.0, plan.predicted.seconds - more.predicted.seconds), "re-planned")

@@ -6,12 +6,13 @@
 The result is a guess: its user captures the model again and compares.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from autoddl.core.graph import Graph
 
-__all__ = ["stretched"]
+__all__ = ["scaled_sample", "stretched"]
 
 
 class _Unlike(Exception):
@@ -41,3 +42,12 @@ def _number(a: Any, b: Any, m1: int, m2: int, m: int) -> Any:
     if type(a) is int and type(b) is int and a * m1 == b * m2 and a * m1 % m == 0:
         return a * m1 // m
     raise _Unlike
+
+
+def scaled_sample(tree: Any, m1: int, m: int) -> Any:
+    """The described sample of one of m microbatches, from that of one of m1: dim 0 of every tensor counts rows."""
+    if isinstance(tree, Mapping):
+        if "tensor" in tree and "dtype" in tree:
+            return {**tree, "tensor": [n if d else n * m1 // m for d, n in enumerate(tree["tensor"])]}
+        return {key: scaled_sample(part, m1, m) for key, part in tree.items()}
+    return [scaled_sample(part, m1, m) for part in tree] if isinstance(tree, list | tuple) else tree

@@ -1,17 +1,17 @@
 """Writes the plan of a finished search: of the model itself, or of a question that a plan keeps."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
 
 from autoddl.core.plan import BUCKET_BYTES, VERSION, Plan
 from autoddl.planner.assemble import assemble, assemble_choice, plan_of
+from autoddl.planner.batch_scaling import scaled_sample
 from autoddl.planner.bucket_size import fitting_buckets
 from autoddl.planner.candidates import Solved
 from autoddl.planner.mesh_search import Found, Progress, cut_short, search
 from autoddl.planner.microbatch_variants import Variant
 from autoddl.planner.options import PlanOptions
+from autoddl.planner.pipeline_search import staged_plan
 from autoddl.planner.question import Question, candidates_of, source_of, task_of_question
 from autoddl.planner.regular import regular
 from autoddl.planner.task import PlanTask
@@ -45,17 +45,13 @@ def answer_plan(question: Question, plan: Plan, progress: Progress | None = None
     The model's name and factory are those of `plan`. Raises Infeasible where no plan fits.
     """
     about = {"model": plan.model, "factory": dict(plan.factory)}
-    task, candidates = replace(task_of_question(question), about=about), candidates_of(question)
-    found = search(task, candidates, progress)
-    one = task.variant(found.best.pricing.microbatches)
-    spec = _sample(plan.sample, plan.microbatches, found.best.pricing.microbatches)
-    return finished_plan(task, found, len(candidates), question.options, replace(one, spec=spec))
+    task, stages = replace(task_of_question(question), about=about), question.options.stages
 
+    def plain(task: PlanTask, progress: Progress | None) -> Plan:
+        candidates = candidates_of(question.asking(stages=(1,), cut=()))
+        found = search(task, candidates, progress)
+        one = task.variant(found.best.pricing.microbatches)
+        return finished_plan(task, found, len(candidates), task.options, one)
 
-def _sample(tree: Any, own: int, microbatches: int) -> Any:
-    """The described sample of one of `microbatches`, from that of one of `own`: dim 0 of every tensor is the batch."""
-    if isinstance(tree, Mapping):
-        if "tensor" in tree and "dtype" in tree:
-            return {**tree, "tensor": [n if d else n * own // microbatches for d, n in enumerate(tree["tensor"])]}
-        return {key: _sample(part, own, microbatches) for key, part in tree.items()}
-    return [_sample(part, own, microbatches) for part in tree] if isinstance(tree, list | tuple) else tree
+    best = plain(task, progress) if stages == (1,) else staged_plan(task, plain if 1 in stages else None, progress)
+    return replace(best, sample=scaled_sample(plan.sample, plan.microbatches, best.microbatches))

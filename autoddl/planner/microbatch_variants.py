@@ -12,7 +12,7 @@ from typing import Any
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs
-from autoddl.planner.batch_scaling import stretched
+from autoddl.planner.batch_scaling import scaled_sample, stretched
 
 __all__ = ["Variant", "Variants"]
 
@@ -62,5 +62,6 @@ class Variants:
             (m1, first), (m2, second) = sorted(self.captured.items())[:2]
             graph = stretched(first.original, m1, second.original, m2, microbatches)
             if graph is not None:
-                self.guessed[microbatches] = Variant(add_hubs(graph), graph, first.spec)
+                spec = scaled_sample(first.spec, m1, microbatches)
+                self.guessed[microbatches] = Variant(add_hubs(graph), graph, spec)
         return self.guessed.get(microbatches)

@@ -20,8 +20,10 @@ from autoddl.planner.bucket_size import fitting_buckets
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.pins import check_pins
 from autoddl.planner.pipeline_candidate import Alternative, CutSearch, TriedCut
+from autoddl.planner.question import graphs_beside
 from autoddl.planner.stage_parts import StageParts, places_of
 from autoddl.planner.stage_plans import chunks_of, pipeline_plan, splits_backward, stage_cluster, without_recompute
+from autoddl.planner.staged_question import options_text
 from autoddl.planner.task import PlanTask
 
 LOOKED = 2
@@ -117,9 +119,12 @@ def staged_plan(task: PlanTask, plain: Callable[[PlanTask, Progress | None], Pla
     bound = min(found.bound, best.bound if best else inf)
     source = {"alternatives": [row.to_json() for row in found.alternatives], "cluster": task.cluster.to_yaml(),
               "bound_without_stages": best.bound if best else None, "pins": list(task.options.pins),
-              "optimizer": task.options.optimizer} | ({"notes": list(task.notes)} if task.notes else {})
+              "optimizer": task.options.optimizer, "asked": options_text(task.options)} | (
+                  {"notes": list(task.notes)} if task.notes else {})
     if found.plan is not None:
-        source["graph"] = graph_to_text(task.variant(found.plan.microbatches).original)
+        own = found.plan.microbatches
+        source |= {"graph": graph_to_text(task.variant(own).original),
+                   "parts": graphs_beside(task, own, task.options.microbatches)}
     if found.plan is not None:
         proof = "paths of its schedule over all cuts, and layouts of every stage" + (
             "; without stages: " + best.proof if best else "")
@@ -131,7 +136,8 @@ def staged_plan(task: PlanTask, plain: Callable[[PlanTask, Progress | None], Pla
                          "take more stages, recomputation, a smaller batch or a larger budget",
                          problem.reachable if problem else inf)
     return replace(best, bound=min(bound, best.predicted.seconds),
-                   source=best.source | {"alternatives": source["alternatives"], "bound_without_stages": best.bound},
+                   source=best.source | {"alternatives": source["alternatives"], "asked": source["asked"],
+                                         "bound_without_stages": best.bound},
                    proof=f"{best.proof}; {len(found.alternatives)} pipelines by the paths of their schedules")
 
 

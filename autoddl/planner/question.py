@@ -39,8 +39,8 @@ from autoddl.pricing.space import Choice, Variable
 if TYPE_CHECKING:
     from autoddl.planner.candidates import Solved
 
-__all__ = ["Question", "Rebuilt", "candidates_of", "network_on", "problem_on", "question_of", "rebuild",
-           "repriced", "solve_question", "source_of", "split_by_microbatches", "task_of_question"]
+__all__ = ["Question", "Rebuilt", "candidates_of", "graphs_beside", "network_on", "problem_on", "question_of",
+           "rebuild", "repriced", "solve_question", "source_of", "split_by_microbatches", "task_of_question"]
 
 SAME = 1e-9
 """Seconds that differ by less are the same sum in another order."""
@@ -103,11 +103,11 @@ def source_of(task: PlanTask, solved: "Solved", options: PlanOptions) -> dict[st
             "mesh": options.mesh, "max_axes": options.max_axes, "inner": inner,
             "row": dict(solved.row) if solved.solution.price else {}, "counts": list(options.microbatches),
             "recompute": list(options.recompute), "compress": list(options.compress),
-            "parts": _parts(task, solved.pricing.microbatches, options.microbatches)} | (
+            "parts": graphs_beside(task, solved.pricing.microbatches, options.microbatches)} | (
                 {"mine": options.mine} if options.mine else {}) | ({"notes": list(task.notes)} if task.notes else {})
 
 
-def _parts(task: PlanTask, own: int, counts: Sequence[int]) -> dict[str, str]:
+def graphs_beside(task: PlanTask, own: int, counts: Sequence[int]) -> dict[str, str]:
     """By number, the graphs from which, with that of the plan's `own`, those of all `counts` can be derived.
 
     A number of microbatches into which the batch cannot be cut has none.

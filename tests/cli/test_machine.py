@@ -23,20 +23,20 @@ def test_doctor_says_what_is_there() -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(("missing", "code", "prevents"), [
-    ("torch", 4, "everything: models are captured with it"), ("matplotlib", 0, "`draw` as svg or png")])
-def test_doctor_fails_only_where_planning_cannot_work(missing: str, code: int, prevents: str) -> None:
-    asked = f"import sys; sys.modules[{missing!r}] = None; from autoddl.cli.main import main; main(['doctor'])"
+def test_doctor_fails_where_planning_cannot_work() -> None:
+    asked = "import sys; sys.modules['torch'] = None; from autoddl.cli.main import main; main(['doctor'])"
     ran = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False)
-    assert ran.returncode == code and not ran.stderr
-    assert prevents in ran.stdout and f"pip install {missing}" in ran.stdout
+    assert ran.returncode == 4 and not ran.stderr
+    assert "everything: models are captured with it" in ran.stdout and "pip install torch==" in ran.stdout
 
 
 def test_a_lack_that_planning_does_not_need_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     checks = {one.what: one for one in examine()}
     assert able_to_plan(tuple(checks.values()))
     assert "rehearse" in checks["shaped links"].prevents and "iproute2" in checks["shaped links"].prevents
+    assert checks["matplotlib"].prevents == "`draw` as svg or png: pip install matplotlib"
     assert "torch.compile" in checks["compiler"].prevents and not checks["compiler"].good
     assert not able_to_plan((Check("torch", "none", "everything", needed=True),))
 

@@ -56,7 +56,7 @@ def _named(one: Named, i: int, whole: float) -> Html:
         value, at = (other.bound, f"{at}/bound") if other.seconds is None else (other.seconds, f"{at}/seconds")
         rows.append(("this plan" if other.layouts == one.chosen else "", other.layouts, seconds(value, at),
                      "exactly" if exact else "at least",
-                     datum(value / whole - 1, f"{value / whole - 1:+.2%}", f"more/{at}")))
+                     datum(value / whole - 1, f"{value / whole - 1:+.2%}".replace("-0.00%", "0.00%"), f"more/{at}")))
     more = len(one.others) - len(rows)
     rest = element("p", f"{more} others cost more, or do not fit.", class_="note") if more > 0 else Html("")
     return element("div", element("h3", one.name), table(("", "layout", "best plan with it", "", "more"), rows), rest)

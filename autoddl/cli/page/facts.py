@@ -62,7 +62,8 @@ def facts_of(plan: Plan, record: Record | None = None, quick: bool = False, prog
     tell, speed, mfu = progress or (lambda what, done, total: None), throughput(plan), model_flops_utilisation(plan)
     if plan.pipeline is not None:
         staged = None if record is None else compare_staged_run(plan, record)
-        return Facts(plan, mfu, speed, (), None, None, foreseen_stages(plan), None, (), (), staged)
+        worth = sensitivities(plan, searching=False)
+        return Facts(plan, mfu, speed, (), None, None, foreseen_stages(plan), None, (), worth, staged)
     compared = None if record is None else compare_run(plan, record)
     tell("predicting the step", 0, 4)
     step = foreseen(plan)
