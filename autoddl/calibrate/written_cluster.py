@@ -9,8 +9,10 @@ A default stands where nothing is told without timing: `autoddl measure` replace
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from autoddl.calibrate.machine_facts import Accelerator, Card, MachineFacts
+from autoddl.core.errors import InputError
 from autoddl.cost_models import load_device, parse_cluster, show_bytes, show_rate
 from autoddl.cost_models.cluster import device_names
 from autoddl.cost_models.units import format_quantity
@@ -31,7 +33,10 @@ class _Line:
 
 
 def cluster_text(facts: MachineFacts) -> str:
-    """The text of the cluster file. It loads: the text is parsed before it is returned."""
+    """The text of the cluster file. It loads: the text is parsed before it is returned.
+
+    Raises InputError where the GPUs differ and one of them is not known.
+    """
     lines = [_Line(f"name: {re.sub(r'[^A-Za-z0-9_.-]+', '-', facts.host) or 'here'}", "the machine's name")]
     lines += _gpus(facts) if facts.devices else _cores(facts)
     lines += _net(facts)
@@ -74,7 +79,9 @@ def _gpus(facts: MachineFacts) -> list[_Line]:
     """The lines of a machine with GPUs."""
     devices = facts.devices
     name = known_device_of(devices[0])
-    if name is not None:
+    if len({one.name for one in devices}) > 1:
+        lines = _parts(facts)
+    elif name is not None:
         lines = [_Line(f"device: {name}", f"torch.cuda: {devices[0].name}, {show_bytes(devices[0].memory)}")]
     else:
         lines = [_Line("device:"), _Line(f"  name: {re.sub(r'[^A-Za-z0-9_.-]+', '-', devices[0].name)}", "torch.cuda"),
@@ -96,6 +103,19 @@ def _gpus(facts: MachineFacts) -> list[_Line]:
     if len(devices) // inner > 1:
         lines += _level("pcie" if inner > 1 else "node", len(devices) // inner, "GPUs behind PCIe, torch.cuda",
                         ("link: PCIe4", f"the generation is {DEFAULT}"))
+    return lines
+
+
+def _parts(facts: MachineFacts) -> list[_Line]:
+    """The devices of all ranks where they differ. Raises InputError where one is not known by name."""
+    lines = [_Line("parts:")]
+    for name, alike in groupby(facts.devices * facts.hosts, key=lambda one: one.name):
+        ranks = list(alike)
+        known = known_device_of(ranks[0])
+        if known is None:
+            raise InputError(f"the GPUs differ, and {name} is none that is known: write the cluster file by hand, with "
+                             f"parts, and that device's figures; known are {', '.join(device_names())}")
+        lines.append(_Line(f"  - {{device: {known}, ranks: {len(ranks)}}}", f"torch.cuda: {name}"))
     return lines
 
 

@@ -125,6 +125,15 @@ def test_an_unknown_gpu_is_written_with_figures_to_be_replaced() -> None:
     assert text.count("write the vendor's figure") == 2
 
 
+def test_gpus_that_differ_are_parts_or_named_in_the_error() -> None:
+    old = Accelerator("Tesla V100-SXM2-16GB", 16.9e9, 80)
+    facts = replace(ALONE, devices=(H100, H100, old, old), hosts=2, hosts_from="hosts")
+    assert [(device.name, ranks) for device, ranks in loaded(facts).parts] == [
+        ("H100-80GB", 2), ("V100-16GB", 2), ("H100-80GB", 2), ("V100-16GB", 2)]
+    with pytest.raises(InputError, match="GeForce is none that is known"):
+        cluster_text(replace(facts, devices=(H100, Accelerator("GeForce", 8e9, 20))))
+
+
 def test_every_value_says_where_it_was_read_or_that_it_is_a_default() -> None:
     for facts in (replace(ALONE, hosts=2, hosts_from="hosts"), replace(ALONE, devices=(H100,) * 4, topology=PAIRS)):
         for line in cluster_text(facts).splitlines()[1:]:
