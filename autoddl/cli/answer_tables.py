@@ -149,7 +149,7 @@ def difference_table(found: Difference) -> RenderableType:
 
 
 def difference_words(found: Difference) -> list[RenderableType]:
-    """What differs between two plans in words, then each group of decisions with its worth."""
+    """The words on how two plans differ, then each group of decisions with its worth."""
     same = not found.words and not found.groups
     return ["the plans decide alike" if same else "\n".join(found.words),
             *(line for group in found.groups for line in _group(group))]

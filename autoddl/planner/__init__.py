@@ -11,8 +11,7 @@ Reading order:
                            lines)
     regular                fewer kinds of blocks in the found plan, where they cost next to nothing
     assemble, bucket_size  a solution written down as a plan, with the best buckets
-    question               a plan's problem again, for every later answer, with stages `staged_question`; `finish`
-                           writes the plan of a search
+    question               a plan's problem again, for every later answer; `finish` writes the plan of a search
     overlap                the plan with the shortest time line
     pipeline_search        plans with stages; `pipeline_candidate` finds where a model is cut, with a bound of all cuts
                            (`stage_parts` knows the least seconds of stages, `stage_plans` plans them, `joint_stages`

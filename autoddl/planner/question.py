@@ -6,6 +6,7 @@ and the prices are functions of these, so they are computed again; the plan's la
 predicted seconds do not come out again was made by another version of the prices.
 
     rebuild(plan)               its mesh's problem and its choice
+    whole_question_of(plan)     the question of a search over stages; each stage answers a question of its own too
     solve_question(question)    the whole search, perhaps with something changed: other pins, cluster or budget
 """
 
@@ -39,8 +40,13 @@ from autoddl.pricing.space import Choice, Variable
 if TYPE_CHECKING:
     from autoddl.planner.candidates import Solved
 
-__all__ = ["Question", "Rebuilt", "candidates_of", "graphs_beside", "network_on", "problem_on", "question_of",
-           "rebuild", "repriced", "solve_question", "source_of", "split_by_microbatches", "task_of_question"]
+__all__ = ["Question", "Rebuilt", "candidates_of", "graphs_beside", "network_on", "options_text", "problem_on",
+           "question_of", "rebuild", "repriced", "solve_question", "source_of", "split_by_microbatches",
+           "task_of_question", "whole_question_of"]
+
+_ASKED = ("mesh", "pins", "budget", "optimizer", "precision", "tolerance", "max_axes", "microbatches", "recompute",
+          "stages", "schedule", "cut", "compress")
+"""Options of a search over stages that its plan keeps."""
 
 SAME = 1e-9
 """Seconds that differ by less are the same sum in another order."""
@@ -144,6 +150,27 @@ def question_of(plan: Plan) -> Question:
                           compress=source.get("compress", ()))
     return Question(graph_from_text(source["graph"]), cluster, options, plan.microbatches, source.get("parts", {}),
                     policy_text(plan.recompute), plan.in_flight, plan.waiting)
+
+
+def options_text(options: PlanOptions) -> dict[str, Any]:
+    """The options that say what is asked for, as JSON; the others say how to search."""
+    found = {name: getattr(options, name) for name in _ASKED}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+
+
+def whole_question_of(plan: Plan) -> Question:
+    """The whole question of a plan: of one that was searched with stages, with all of these.
+
+    Raises InputError for a plan that does not keep it.
+    """
+    asked: Mapping[str, Any] | None = plan.source.get("asked")
+    if asked is None and plan.pipeline is None:
+        return question_of(plan)
+    if asked is None or "graph" not in plan.source:
+        raise InputError(f"this plan has {len(plan.pipeline.stages) if plan.pipeline else 0} stages, and does not keep "
+                         "what was asked for: make it again, or name a stage with --stage")
+    return Question(graph_from_text(plan.source["graph"]), parse_cluster(plan.source["cluster"], "the plan's cluster"),
+                    PlanOptions(**asked), plan.microbatches, plan.source.get("parts", {}))
 
 
 def _variants(question: Question) -> Variants:
