@@ -5,9 +5,9 @@ Read in this order:
     main                 the table of verbs, and the exit code of every error
     options              `PlanOptions` as shell options
     verbs                plan, show, compare, run, verify; every other verb has a file of its name
-    *_tables, picture    the tables and pictures that verbs print or draw
+    *_tables             the tables that verbs print
     machine              doctor and init
-    page                 the page of `report`
+    page                 what is drawn of a plan: the page of `report`, the pictures and traces of `draw`
 
 To add a verb, write a function in a file of its name, and add a row to `main.VERBS`. May import everything.
 """

@@ -64,7 +64,7 @@ def compare_run_verb(plan: PlanPath, record: Given,
 
 def _trace(plan: Plan, record: "Record") -> str:
     """The prediction above the step whose length is the middle one, on every rank."""
-    from autoddl.cli.perfetto import plan_trace
+    from autoddl.cli.page.perfetto import plan_trace
     from autoddl.explain.record_statistics import later
     steps = later(record)
     first = sorted((step for step in steps if step.rank == steps[0].rank), key=lambda step: step.seconds)

@@ -1,4 +1,4 @@
-"""Draws a plan as one page of HTML that needs no network: values that exist, and nothing computed twice.
+"""Draws a plan: as one page of HTML that needs no network, as pictures, and as a trace. All show values that exist.
 
 Reading order:
 
@@ -11,5 +11,8 @@ Reading order:
     measured       the record beside the prediction
     document       the whole page, with its style and script
 
-May import what the shell may.
+    picture, pipeline_picture    by matplotlib, with stages or without
+    perfetto                     for https://ui.perfetto.dev
+
+May import what the shell may, but for its verbs.
 """

@@ -32,11 +32,11 @@ def draw_plan(plan: Plan, path: Path) -> None:
     if path.suffix not in KINDS:
         raise InputError(f"{path} ends in {path.suffix or 'nothing'}; a picture is one of {', '.join(KINDS)}")
     if path.suffix == ".json":
-        from autoddl.cli.perfetto import plan_trace
+        from autoddl.cli.page.perfetto import plan_trace
         write_atomically(path, plan_trace(plan, []))
         return
     if plan.pipeline is not None:
-        from autoddl.cli.pipeline_picture import draw_pipeline
+        from autoddl.cli.page.pipeline_picture import draw_pipeline
         draw_pipeline(plan, path)
         return
     line = foreseen(plan)
