@@ -32,6 +32,8 @@ from autoddl.operators.work import base
 
 __all__ = ["Described", "describe_plan", "has_idle_axes", "norm_modules", "tensor_pieces"]
 
+_PARALLEL = {"tensor": "tensor parallel", "data": "data parallel", "zero-1": "data parallel, zero-1,"}
+
 IDLE = "idle"
 """The say of a parameter where ranks of an axis read all of it with all of what is read with it."""
 
@@ -66,7 +68,7 @@ def describe_plan(plan: Plan, subject: Subject, idle: str = "tensor") -> Describ
                           "1f1b" if plan.pipeline is None else plan.pipeline.name, layers,
                           main.sequence and any(one.role == "tensor" for one in degrees), main.experts,
                           _precision(plan, subject), _recompute(plan, subject))
-    lost += [f"axis {name}: its {size} ranks repeat each other's work, and are {idle} here"
+    lost += [f"axis {name}: its {size} ranks repeat each other's work, and are {_PARALLEL[idle]} here"
              for name, (role, size) in zip(main.plan.mesh.names, main.axes, strict=True) if role == IDLE and size > 1]
     if plan.codecs:
         lost.append(f"messages are sent coded as {', '.join(plan.codecs)}, and are not here")

@@ -68,9 +68,9 @@ def _degrees(given: Configuration, target: Target) -> tuple[Configuration, list[
         lost.append(f"the order of axes {_grid(given.degrees)}: {target.title} has {_grid(degrees_of(parts))}, so "
                     "groups of ranks cross other links")
     for one in parts:
-        if (one.role == "context" and not limits.context) or (one.role == "tensor" and not limits.tensor):
-            raise InputError(f"{target.title} has no {one.role} parallelism, and the plan has {one}: plan without it, "
-                             "like with --pin AXIS=zero-3")
+        if one.role == "context" and not limits.context:
+            raise InputError(f"{target.title} has no context parallelism, and the plan has {one}: plan without it, like "
+                             "with --pin AXIS=zero-3")
     data = [one for one in parts if one.role in DATA_ROLES]
     others = [one for one in parts if one.role not in DATA_ROLES]
     roles = _roles(data, _allowed(limits, bool(others)), target)

@@ -64,7 +64,6 @@ class TargetLimits:
 
         data          roles that ranks which split the batch may have, outermost first; () is none
         beside        those that they may have beside tensor or context parallelism; None for the same ones
-        tensor        whether it has tensor parallelism
         context       whether it has context parallelism
         experts       whether it has expert parallelism
         stages        whether it has pipelines
@@ -77,7 +76,6 @@ class TargetLimits:
 
     data: frozenset[tuple[str, ...]]
     beside: frozenset[tuple[str, ...]] | None = None
-    tensor: bool = True
     context: bool = False
     experts: bool = False
     stages: bool = True
