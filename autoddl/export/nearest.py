@@ -69,8 +69,8 @@ def _degrees(given: Configuration, target: Target) -> tuple[Configuration, list[
                     "groups of ranks cross other links")
     for one in parts:
         if one.role == "context" and not limits.context:
-            raise InputError(f"{target.title} has no context parallelism, and the plan has {one}: plan without it, like "
-                             "with --pin AXIS=zero-3")
+            raise InputError(f"{target.title} has no context parallelism, and the plan has {one}: plan without it, "
+                             "like with --pin AXIS=zero-3")
     data = [one for one in parts if one.role in DATA_ROLES]
     others = [one for one in parts if one.role not in DATA_ROLES]
     roles = _roles(data, _allowed(limits, bool(others)), target)

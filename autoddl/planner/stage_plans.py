@@ -276,7 +276,7 @@ def pipeline_plan(task: PlanTask, staged: Staged, plans: Sequence[Plan] = ()) ->
     Its bound is that of no other pipeline: the caller knows more. Raises InputError where the graph or the cluster
     cannot be cut so, and Infeasible where a stage has no plan.
     """
-    schedule, variant = staged.schedule(), task.variant(staged.microbatches)
+    schedule, variant = staged.schedule(), task.confirmed(staged.microbatches)
     part = stage_cluster(task.cluster, staged.parts)
     graphs = cut_graph(variant.original, staged.cuts)
     if not plans:

@@ -13,6 +13,7 @@ import autoddl
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, load_cluster
+from autoddl.explain.assumptions import batch_of
 from autoddl.export.configuration import Configuration, Degree
 from autoddl.export.describe import describe_plan
 from autoddl.export.exported import TARGETS, export_plan, options_of
@@ -72,6 +73,7 @@ def test_the_plan_of_a_configuration_has_it(name: str) -> None:
     assert said.degrees == given.degrees and said.recompute == given.recompute and not said.sequence
     assert (said.microbatch, said.microbatches, said.stages, said.schedule, said.layers, said.precision) == (
         given.microbatch, given.microbatches, given.stages, given.schedule, given.layers, given.precision)
+    assert batch_of(plan) == (8, 48)
 
 
 def test_a_split_sequence_is_read_and_is_no_slower() -> None:
