@@ -25,10 +25,10 @@ from autoddl.planner.mesh_search import Found, Progress, search
 from autoddl.planner.options import Options, PlanOptions, documented
 from autoddl.planner.overlap import overlapped
 from autoddl.planner.pins import allowed_meshes, region_of
-from autoddl.planner.pipeline_search import staged_plan
+from autoddl.planner.pipelines.pipeline_search import staged_plan
+from autoddl.planner.pipelines.uniform_pipelines import UNIFORM, check_degrees, configured_pipeline, uniform_pipeline
 from autoddl.planner.strategies import degrees_of, named_strategies
 from autoddl.planner.task import PlanTask, task_of
-from autoddl.planner.uniform_pipelines import UNIFORM, check_degrees, configured_pipeline, uniform_pipeline
 from autoddl.search import SOLVERS, solve
 
 if TYPE_CHECKING:

@@ -63,7 +63,7 @@ class Bill:
     optical: int
 
     def dollars(self, prices: Prices = PRICES) -> float:
-        """What all planes cost."""
+        """Adds up what all planes cost."""
         return self.planes * (self.switches * prices.switch + self.copper * prices.copper
                               + self.optical * prices.optical)
 

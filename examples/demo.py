@@ -23,7 +23,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 import autoddl
-from autoddl.cli import plan_tables
+from autoddl.cli.tables import plan_tables
 from autoddl.core.errors import MachineError
 from autoddl.cost_models import load_cluster
 from autoddl.launch.launch import Place, launch, leave

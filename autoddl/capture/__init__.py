@@ -17,7 +17,7 @@ Reading order:
     capture                     runs all of these
     factory                     finds a user's model by `FILE.py:NAME`
     materialize, float64        tensors to run a captured program with, and the program in float64
-    *_patch                     patches of torch and transformers, each named after what it patches
+    patches                     of torch and transformers, each named after what it patches
     fx_tools, source_lines, gc_pause     helpers
 
 Others use `capture.capture`, `sample.sample_for`, `factory.Factory`, `materialize.arguments`. May import `operators`

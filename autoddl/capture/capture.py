@@ -31,9 +31,9 @@ from autoddl.capture.build_graph import Key, Leaf, tabulate
 from autoddl.capture.complex_products import real_rotations
 from autoddl.capture.gc_pause import pause_gc
 from autoddl.capture.passes import bags, expert_layers, gradients, losses, normalise, randomness
+from autoddl.capture.patches.torch_export_patch import delay_code_generation, shorten_stacks
 from autoddl.capture.raising_branches import check_conditions
 from autoddl.capture.sample import Sample, as_sample, describe, named, sample_for
-from autoddl.capture.torch_export_patch import delay_code_generation, shorten_stacks
 from autoddl.capture.trace import trace
 from autoddl.core.errors import CaptureError
 from autoddl.core.graph import Graph, Kind

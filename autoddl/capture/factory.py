@@ -81,7 +81,7 @@ class Factory:
         A factory that reads values of its parameters is called again, with memory for them. Raises InputError where
         they need more memory than is free.
         """
-        from autoddl.capture.torch_parameters_patch import parameters_on_meta
+        from autoddl.capture.patches.torch_parameters_patch import parameters_on_meta
         with pause_gc():
             with parameters_on_meta() as made:
                 try:

@@ -28,12 +28,12 @@ from autoddl.capture.autocast_casts import cast_regions
 from autoddl.capture.export_guards import guard_export
 from autoddl.capture.export_passes import check_averages, inline_regions, needs_decomposition, whole_dropout
 from autoddl.capture.own_backward import HiddenEffect, OwnCall, call_functions
+from autoddl.capture.patches.torch_autocast_patch import enter_autocast_anywhere
+from autoddl.capture.patches.torch_checkpoint_patch import note_checkpoints
+from autoddl.capture.patches.transformers_experts_patch import experts_as_operators
+from autoddl.capture.patches.transformers_masks_patch import build_masks_as_run
 from autoddl.capture.sample import Sample, named
 from autoddl.capture.source_lines import failing_line
-from autoddl.capture.torch_autocast_patch import enter_autocast_anywhere
-from autoddl.capture.torch_checkpoint_patch import note_checkpoints
-from autoddl.capture.transformers_experts_patch import experts_as_operators
-from autoddl.capture.transformers_masks_patch import build_masks_as_run
 from autoddl.capture.wrappers import check_constants, check_wrappers, wrapper_notes
 from autoddl.core.errors import CaptureError, InputError
 from autoddl.core.graph import Graph

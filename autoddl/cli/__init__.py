@@ -5,7 +5,7 @@ Read in this order:
     main                 the table of verbs, and the exit code of every error
     options              `PlanOptions` as shell options
     verbs                plan, show, compare, run, verify; every other verb has a file of its name
-    *_tables             the tables that verbs print
+    tables               the tables and lines that verbs print
     machine              doctor and init
     page                 what is drawn of a plan: the page of `report`, the pictures and traces of `draw`
 

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from autoddl.cli.options import AsJson, ClusterPath
 from autoddl.cli.output import show
-from autoddl.cli.table_style import columns
+from autoddl.cli.tables.table_style import columns
 from autoddl.cost_models import Cluster, Device, load_cluster, show_bytes, show_rate, show_seconds
 from autoddl.explain.assumptions import odd_values
 from autoddl.explain.cluster_facts import GIGABYTE, LevelFacts, level_facts

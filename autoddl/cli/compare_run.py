@@ -11,7 +11,7 @@ from rich.table import Table
 
 from autoddl.cli.options import AsJson, PlanPath
 from autoddl.cli.output import show
-from autoddl.cli.table_style import columns, grid
+from autoddl.cli.tables.table_style import columns, grid
 from autoddl.core.errors import InputError
 from autoddl.core.files import check_file, check_in_place, write_atomically
 from autoddl.core.plan import Plan, load_plan

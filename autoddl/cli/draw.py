@@ -15,7 +15,7 @@ Out = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="FILE.
 def draw_verb(plan: PlanPath, output: Out, stage: StageNumber = None) -> None:
     """Draw a plan: time line, memory, seconds by kind."""
     from autoddl.cli.page.picture import draw_plan
-    from autoddl.cli.pipeline_tables import stage_of
+    from autoddl.cli.tables.pipeline_tables import stage_of
     from autoddl.core.files import check_in_place
     from autoddl.core.plan import load_plan
     check_in_place(output)

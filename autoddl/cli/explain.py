@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from autoddl.cli import pipeline_tables
 from autoddl.cli.options import AsJson, PlanPath, StageNumber
 from autoddl.cli.output import progress_bar, show
+from autoddl.cli.tables import pipeline_tables
 from autoddl.core.errors import InputError
 from autoddl.core.plan import load_plan
 
@@ -43,7 +43,7 @@ def explain_verb(plan: PlanPath, names: Names = None,
             best: Annotated[int, typer.Option(min=1, help="exact alternatives of each name")] = 3,
             as_json: AsJson = False) -> None:
     """Say why a plan is as it is, and what else there is."""
-    from autoddl.cli import answer_tables
+    from autoddl.cli.tables import answer_tables
     from autoddl.explain import explain
     from autoddl.explain.pipeline_proof import check_pipeline
     questions = {"NAME": names, "--proof": proof or everywhere, "--pins": pins, "--pipeline": pipeline}
@@ -80,7 +80,7 @@ def front_verb(plan: PlanPath,
           devices: Annotated[bool, typer.Option("--devices", help="against the number of devices")] = False,
           stage: StageNumber = None, as_json: AsJson = False) -> None:
     """Seconds against bytes a device, or devices."""
-    from autoddl.cli import answer_tables
+    from autoddl.cli.tables import answer_tables
     from autoddl.explain import pareto
     read = pipeline_tables.without_stages(pipeline_tables.stage_of(load_plan(plan), stage), "front")
     with progress_bar() as progress:
@@ -95,7 +95,7 @@ def front_verb(plan: PlanPath,
 
 def diff_verb(a: PlanPath, b: Other, as_json: AsJson = False) -> None:
     """Say what differs between two plans, and its worth."""
-    from autoddl.cli import answer_tables
+    from autoddl.cli.tables import answer_tables
     from autoddl.explain import diff
     found = diff.difference(load_plan(a), load_plan(b))
     show(answer_tables.difference_table(found), plain(found), as_json)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from autoddl.cli.options import AsJson, PlanPath, Set
 from autoddl.cli.output import progress_bar, show
-from autoddl.cli.table_style import columns, grid
+from autoddl.cli.tables.table_style import columns, grid
 from autoddl.core.errors import InputError
 from autoddl.core.files import check_file, write_atomically
 from autoddl.cost_models.units import show_bytes, show_seconds

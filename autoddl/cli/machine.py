@@ -8,7 +8,7 @@ import typer
 
 from autoddl.cli.options import AsJson
 from autoddl.cli.output import show
-from autoddl.cli.table_style import columns
+from autoddl.cli.tables.table_style import columns
 from autoddl.core.errors import InputError
 from autoddl.core.files import check_file, write_atomically
 

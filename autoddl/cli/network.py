@@ -8,11 +8,11 @@ import typer
 from rich.console import RenderableType
 
 from autoddl.capture.factory import Factory, settings
-from autoddl.cli.network_prices import choices_data, choices_table, networks_data, networks_table, read_prices
 from autoddl.cli.options import AsJson, ClusterPath, Set
 from autoddl.cli.output import progress_bar, show
-from autoddl.cli.pipeline_tables import without_stages
-from autoddl.cli.table_style import columns
+from autoddl.cli.tables.network_prices import choices_data, choices_table, networks_data, networks_table, read_prices
+from autoddl.cli.tables.pipeline_tables import without_stages
+from autoddl.cli.tables.table_style import columns
 from autoddl.core.errors import InputError
 from autoddl.core.plan import load_plan
 from autoddl.cost_models import Cluster, load_cluster, parse_quantity, show_seconds

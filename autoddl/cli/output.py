@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from autoddl.cli import plan_tables
+from autoddl.cli.tables import plan_tables
 
 __all__ = ["progress_bar", "show"]
 

@@ -24,7 +24,7 @@ def report_verb(plan: PlanPath,
     """Write a plan as one page of HTML."""
     from autoddl.cli.page.document import document
     from autoddl.cli.page.facts import facts_of
-    from autoddl.cli.pipeline_tables import stage_of
+    from autoddl.cli.tables.pipeline_tables import stage_of
     from autoddl.core.record import read_record
     page = output or plan.with_suffix(".html")
     check_in_place(page)

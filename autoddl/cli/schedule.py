@@ -21,7 +21,7 @@ def schedule_verb(name: Name, ranks: Ranks = 4, microbatches: Microbatches = 8, 
 
     Each pass takes one unit of time, and transfers take none.
     """
-    from autoddl.cli.pipeline_text import draw_schedule, unit_timeline
+    from autoddl.cli.tables.pipeline_text import draw_schedule, unit_timeline
     from autoddl.core.pipeline_schedules import generate
     made = generate(name, ranks, microbatches)
     line = unit_timeline(made)

@@ -25,7 +25,7 @@ By = Annotated[Rows, typer.Option(help="a row per source or per run")]
 
 def validate_verb(runs: RunsPath, by: By = Rows.SOURCE, as_json: AsJson = False) -> None:
     """Predict published runs and compare with what was measured."""
-    from autoddl.cli import validation_tables
+    from autoddl.cli.tables import validation_tables
     from autoddl.validation.validate import validate as predict
     with progress_bar() as progress:
         found = predict(runs, progress)

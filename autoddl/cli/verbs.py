@@ -9,13 +9,13 @@ import typer
 from rich.console import Console
 
 from autoddl.capture.factory import Factory, settings
-from autoddl.cli import plan_tables
-from autoddl.cli.answer_tables import relaxation_table
 from autoddl.cli.compare_run import NoRecord, RecordPath, record_path
 from autoddl.cli.options import AsJson, ClusterPath, Compiled, FactoryText, PlanPath, Set, StageNumber, takes_options
 from autoddl.cli.output import progress_bar, show
-from autoddl.cli.own_rules_text import operator_table
-from autoddl.cli.pipeline_tables import stage_of
+from autoddl.cli.tables import plan_tables
+from autoddl.cli.tables.answer_tables import relaxation_table
+from autoddl.cli.tables.own_rules_text import operator_table
+from autoddl.cli.tables.pipeline_tables import stage_of
 from autoddl.cli.way_out import first_way_out
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.files import check_file, check_folder

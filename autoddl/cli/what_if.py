@@ -10,8 +10,8 @@ from rich.console import RenderableType
 from autoddl.cli.explain import plain
 from autoddl.cli.options import AsJson, PlanPath, StageNumber
 from autoddl.cli.output import progress_bar, show
-from autoddl.cli.pipeline_tables import stage_of
-from autoddl.cli.table_style import columns
+from autoddl.cli.tables.pipeline_tables import stage_of
+from autoddl.cli.tables.table_style import columns
 from autoddl.core.files import check_file
 from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import show_bytes, show_seconds
@@ -66,7 +66,7 @@ def _data(found: "WhatIf") -> dict[str, Any]:
 
 
 def _tables(found: "WhatIf") -> list[RenderableType]:
-    from autoddl.cli.answer_tables import difference_words
+    from autoddl.cli.tables.answer_tables import difference_words
     table = columns("", "before", "after", "change")
     for one in found.changes:
         table.add_row(one.where, one.before, one.after)

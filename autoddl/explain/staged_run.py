@@ -21,7 +21,7 @@ from autoddl.core.record import Record, RecordedStep
 from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.explain.compare_run import check_record, differences, lacking, planned_traffic
 from autoddl.explain.record_statistics import Pair, later, typical
-from autoddl.planner.stage_plans import StagedStep, staged_step
+from autoddl.planner.pipelines.stage_plans import StagedStep, staged_step
 
 __all__ = ["ComparedStages", "PartRow", "SentRow", "compare_staged_run", "foreseen_stages", "foreseen_waiting",
            "ranks_text", "stage_beginnings"]

@@ -30,8 +30,8 @@ from autoddl.explain.diff import Difference, difference
 from autoddl.explain.pareto import level_of_size
 from autoddl.planner.finish import answer_plan
 from autoddl.planner.mesh_search import Progress
+from autoddl.planner.pipelines.stage_plans import staged_step
 from autoddl.planner.question import Question, repriced, whole_question_of
-from autoddl.planner.stage_plans import staged_step
 from autoddl.pricing.price import floor_seconds
 
 __all__ = ["Sensitivity", "WhatIf", "sensitivities", "what_if"]

@@ -25,11 +25,11 @@ from autoddl.planner.candidates import Candidate, under_policies
 from autoddl.planner.meshes import check_mesh
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pins import region_of
-from autoddl.planner.pipeline_candidate import try_cut
-from autoddl.planner.pipeline_search import plan_of_cut
+from autoddl.planner.pipelines.pipeline_candidate import try_cut
+from autoddl.planner.pipelines.pipeline_search import plan_of_cut
+from autoddl.planner.pipelines.stage_parts import StageParts
+from autoddl.planner.pipelines.stage_plans import Staged, splits_backward, stage_cluster, without_recompute
 from autoddl.planner.question import Question, question_of, task_of_question
-from autoddl.planner.stage_parts import StageParts
-from autoddl.planner.stage_plans import Staged, splits_backward, stage_cluster, without_recompute
 from autoddl.planner.task import PlanTask
 
 __all__ = ["RoledMesh", "meshes_of", "price_configuration", "task_of_plan"]

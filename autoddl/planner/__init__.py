@@ -13,10 +13,8 @@ Reading order:
     assemble, bucket_size  a solution written down as a plan, with the best buckets
     question               a plan's problem again, for every later answer; `finish` writes the plan of a search
     overlap                the plan with the shortest time line
-    pipeline_search        plans with stages; `pipeline_candidate` finds where a model is cut, with a bound of all cuts
-                           (`stage_parts` knows the least seconds of stages, `stage_plans` plans them, `joint_stages`
-                           chooses their layouts together, `stage_ports` prices their messages)
-    strategies             strategies by name, like ZeRO-3; `uniform_pipelines` plans stages as Megatron does
+    pipelines              plans with stages, a room of its own
+    strategies             strategies by name, like ZeRO-3
     degree_meshes          meshes and roles of a configuration that is given by degrees, like tp=8,dp=4
 
 Others use `options.PlanOptions`, `task.task_of`, `mesh_search.search`, `question.rebuild`. May import `schedule`,

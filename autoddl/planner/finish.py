@@ -11,7 +11,7 @@ from autoddl.planner.candidates import Solved
 from autoddl.planner.mesh_search import Found, Progress, cut_short, search
 from autoddl.planner.microbatch_variants import Variant
 from autoddl.planner.options import PlanOptions
-from autoddl.planner.pipeline_search import staged_plan
+from autoddl.planner.pipelines.pipeline_search import staged_plan
 from autoddl.planner.question import Question, candidates_of, source_of, task_of_question
 from autoddl.planner.regular import regular
 from autoddl.planner.task import PlanTask

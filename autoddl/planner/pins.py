@@ -3,8 +3,8 @@
 A pin says `PATTERN: AXIS=STATE`. The pattern, as in a shell, matches parameters by name, or ops by module path or name.
 They have that state on that axis: a parameter where it is stored, an op where it writes. Instead of a
 state, O, OG or OGW asks for a parameter that is split there, with its gradients or its weight (`core.state_layouts`).
-A pin `AXIS=SIZE` alone asks for meshes that have such an axis. `AXIS=ROLE` asks for plans in which the ranks of the
-axis do what the role of a strategy says: data, zero-1, tensor and the like (`planner.strategies`).
+A pin `AXIS=SIZE` alone asks for meshes that have such an axis. `AXIS=ROLE` asks that the ranks of the axis do what a
+role says: data, zero-1, tensor and the like (`planner.strategies`).
 
     h.*.attn.*: node=S(0)          wte.weight: net=B          h.*.weight: net=OGW          node=8          net=zero-3
 """

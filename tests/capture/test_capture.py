@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from torch.utils._traceback import CapturedTraceback
 
 from autoddl.capture.capture import Captured, capture
+from autoddl.capture.patches.torch_export_patch import shorten_stacks
 from autoddl.capture.sample import Sample, as_sample, describe, from_spec, named, sample_for
 from autoddl.capture.source_lines import line_of
-from autoddl.capture.torch_export_patch import shorten_stacks
 from autoddl.core.errors import CaptureError, InputError
 from autoddl.core.graph import Kind, graph_from_text, graph_to_text
 from autoddl.operators.rules.infinite import infinite_tensors

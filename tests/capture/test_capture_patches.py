@@ -11,10 +11,10 @@ import zoo
 from torch import Tensor, fx, nn
 from torch.utils._traceback import CapturedTraceback
 
-from autoddl.capture.autograd_function_patch import replace_apply
-from autoddl.capture.torch_export_patch import delay_code_generation, shorten_stacks
-from autoddl.capture.transformers_experts_patch import experts_as_operators
-from autoddl.capture.transformers_masks_patch import build_masks_as_run
+from autoddl.capture.patches.autograd_function_patch import replace_apply
+from autoddl.capture.patches.torch_export_patch import delay_code_generation, shorten_stacks
+from autoddl.capture.patches.transformers_experts_patch import experts_as_operators
+from autoddl.capture.patches.transformers_masks_patch import build_masks_as_run
 
 
 class Doubled(torch.autograd.Function):

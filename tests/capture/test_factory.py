@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from autoddl.capture.capture import capture
 from autoddl.capture.factory import Factory
-from autoddl.capture.torch_parameters_patch import parameters_on_meta
+from autoddl.capture.patches.torch_parameters_patch import parameters_on_meta
 from autoddl.core.errors import InputError
 
 

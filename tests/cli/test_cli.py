@@ -26,8 +26,8 @@ from torch import nn
 import autoddl
 from autoddl import api
 from autoddl.capture.factory import Factory, settings
-from autoddl.cli import plan_tables
-from autoddl.cli.plan_tables import plan_table, summary
+from autoddl.cli.tables import plan_tables
+from autoddl.cli.tables.plan_tables import plan_table, summary
 from autoddl.cost_models import parse_cluster
 from autoddl.planner.mesh_search import Found, search
 

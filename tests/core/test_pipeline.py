@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from autoddl.cli.pipeline_text import draw_schedule
+from autoddl.cli.tables.pipeline_text import draw_schedule
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline import Action, Schedule, check_schedule, live_activations, needs, peak_activations
 from autoddl.core.pipeline_schedules import generate

@@ -5,7 +5,7 @@ from math import inf, nan
 
 import pytest
 
-from autoddl.cli.pipeline_text import draw_timeline
+from autoddl.cli.tables.pipeline_text import draw_timeline
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline_schedules import generate
 from autoddl.cost_models.events import FLOOR, TaskTraits, run_overlapping

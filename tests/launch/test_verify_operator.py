@@ -17,7 +17,7 @@ import autoddl
 from autoddl.capture.capture import capture
 from autoddl.capture.factory import Factory
 from autoddl.capture.own_rules import _MARK, named_operator
-from autoddl.cli.own_rules_text import what_to_write
+from autoddl.cli.tables.own_rules_text import what_to_write
 from autoddl.core.errors import InputError
 from autoddl.core.graph import graph_to_text
 from autoddl.launch.verify_operator import verify_operator

@@ -19,8 +19,8 @@ from autoddl.cost_models import load_cluster, parse_cluster
 from autoddl.explain.explain import proved
 from autoddl.explain.pipeline_proof import check_pipeline
 from autoddl.planner.options import PlanOptions
-from autoddl.planner.stage_parts import places_of
-from autoddl.planner.stage_plans import Staged, pipeline_plan, stage_cluster, staged_step
+from autoddl.planner.pipelines.stage_parts import places_of
+from autoddl.planner.pipelines.stage_plans import Staged, pipeline_plan, stage_cluster, staged_step
 from autoddl.planner.task import PlanTask, task_of
 from autoddl.pricing.price import floor_passes
 from autoddl.schedule.stage_seconds import stage_seconds

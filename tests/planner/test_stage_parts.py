@@ -12,8 +12,8 @@ from sampling import parametrize_or_slow
 from autoddl.core.errors import Infeasible
 from autoddl.core.pipeline import Flight
 from autoddl.planner.options import PlanOptions
-from autoddl.planner.stage_parts import ONE, PASSES, SINGLES, StageParts, places_of
-from autoddl.planner.stage_plans import search_stage
+from autoddl.planner.pipelines.stage_parts import ONE, PASSES, SINGLES, StageParts, places_of
+from autoddl.planner.pipelines.stage_plans import search_stage
 from autoddl.planner.task import PlanTask, task_of
 from autoddl.pricing.price import Counts
 
@@ -81,7 +81,7 @@ def test_no_plan_under_other_counts_is_none(peaks: tuple[float, float], monkeypa
 
     parts = _parts(2 * peaks[1])
     parts.bound(0, 2, Flight(3))
-    monkeypatch.setattr("autoddl.planner.stage_parts.search_stage", searched)
+    monkeypatch.setattr("autoddl.planner.pipelines.stage_parts.search_stage", searched)
     assert parts.count(0, 2, Flight(3), WEIGHTS, parts.alone(0, 2)[0]) is None
     assert parts.counted(Flight(3), WEIGHTS)[0, 2] == 0.0
 

@@ -15,10 +15,10 @@ from autoddl.core.layout import B, Layout, Mesh, Split
 from autoddl.core.recompute import blocks_of
 from autoddl.core.stages import cut_graph
 from autoddl.planner.options import PlanOptions
-from autoddl.planner.pipeline_search import search_pipelines
+from autoddl.planner.pipelines.pipeline_search import search_pipelines
+from autoddl.planner.pipelines.uniform_pipelines import Uniform, uniform_cuts, uniform_pipeline
 from autoddl.planner.strategies import grids_of_stages
 from autoddl.planner.task import PlanTask, task_of
-from autoddl.planner.uniform_pipelines import Uniform, uniform_cuts, uniform_pipeline
 from autoddl.pricing.space import variables
 
 TWO_BY_TWO = "examples/clusters/rehearsal-2x2-200.yaml"

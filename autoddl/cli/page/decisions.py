@@ -5,7 +5,7 @@ from math import isfinite
 from autoddl.cli.page.charts import points
 from autoddl.cli.page.facts import Facts
 from autoddl.cli.page.html import Html, datum, element, nbytes, part, seconds, section, table
-from autoddl.cli.plan_tables import operator_rows, parameter_rows
+from autoddl.cli.tables.plan_tables import operator_rows, parameter_rows
 from autoddl.cost_models import show_bytes, show_seconds
 from autoddl.explain.explain import Named
 

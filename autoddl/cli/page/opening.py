@@ -3,9 +3,9 @@
 The colours of a picture are coordinates: cells of one colour hold the same piece along that axis.
 """
 
-from autoddl.cli.assumption_rows import assumption_rows, idle_rows
 from autoddl.cli.page.facts import Facts, largest_first
 from autoddl.cli.page.html import Html, datum, element, nbytes, part, seconds, section, table
+from autoddl.cli.tables.assumption_rows import assumption_rows, idle_rows
 from autoddl.core.plan import Plan
 from autoddl.cost_models import parse_cluster
 from autoddl.explain.axis_splits import AxisSplit

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.console import Group as Lines
 from rich.console import RenderableType
 
-from autoddl.cli.table_style import columns, grid
+from autoddl.cli.tables.table_style import columns, grid
 from autoddl.core.names import fold_names
 from autoddl.core.plan import Plan
 from autoddl.cost_models.units import show_bytes, show_seconds

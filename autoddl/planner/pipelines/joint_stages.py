@@ -31,9 +31,9 @@ from autoddl.core.pipeline_cuts import PathBound, StageSeconds
 from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph, cut_graph
 from autoddl.cost_models.pipeline_bounds import critical_path
-from autoddl.planner.stage_parts import StageParts
-from autoddl.planner.stage_plans import Staged, stage_times
-from autoddl.planner.stage_ports import StageMessages
+from autoddl.planner.pipelines.stage_parts import StageParts
+from autoddl.planner.pipelines.stage_plans import Staged, stage_times
+from autoddl.planner.pipelines.stage_ports import StageMessages
 from autoddl.pricing.price import Counts
 from autoddl.search.cut_planes import Blend, best_mixture, blended
 

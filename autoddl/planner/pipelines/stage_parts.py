@@ -56,8 +56,15 @@ from autoddl.planner.assemble import assemble, assemble_choice
 from autoddl.planner.candidates import Candidate, chosen
 from autoddl.planner.mesh_search import Found
 from autoddl.planner.pins import pins_of_part
-from autoddl.planner.stage_plans import Staged, finish_stage, search_stage, stage_cluster, stage_task, transfer_seconds
-from autoddl.planner.stage_ports import PieceMessages, Port, ports_of
+from autoddl.planner.pipelines.stage_plans import (
+    Staged,
+    finish_stage,
+    search_stage,
+    stage_cluster,
+    stage_task,
+    transfer_seconds,
+)
+from autoddl.planner.pipelines.stage_ports import PieceMessages, Port, ports_of
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.price import Counts, Ports, Pricing, cone_cost, floor_sums
 from autoddl.search.pipeline_cuts import joined

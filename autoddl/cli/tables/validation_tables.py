@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from autoddl.cli.table_style import columns
+from autoddl.cli.tables.table_style import columns
 from autoddl.cost_models import show_seconds
 from autoddl.validation.scores import PricedRun, score_sources
 

@@ -19,10 +19,16 @@ from autoddl.core.stages import cut_graph
 from autoddl.planner.bucket_size import fitting_buckets
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.pins import check_pins
-from autoddl.planner.pipeline_candidate import Alternative, CutSearch, TriedCut
+from autoddl.planner.pipelines.pipeline_candidate import Alternative, CutSearch, TriedCut
+from autoddl.planner.pipelines.stage_parts import StageParts, places_of
+from autoddl.planner.pipelines.stage_plans import (
+    chunks_of,
+    pipeline_plan,
+    splits_backward,
+    stage_cluster,
+    without_recompute,
+)
 from autoddl.planner.question import graphs_beside, options_text
-from autoddl.planner.stage_parts import StageParts, places_of
-from autoddl.planner.stage_plans import chunks_of, pipeline_plan, splits_backward, stage_cluster, without_recompute
 from autoddl.planner.task import PlanTask
 
 LOOKED = 2

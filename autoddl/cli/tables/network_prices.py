@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from rich.console import Group, RenderableType
 
-from autoddl.cli.table_style import columns
+from autoddl.cli.tables.table_style import columns
 from autoddl.core.errors import InputError
 from autoddl.cost_models import Cluster, show_seconds
 from autoddl.cost_models.network_prices import NETWORKS, PRICES, Bill, Prices, bill, ports_of, prices_of, shares
@@ -74,7 +74,7 @@ def networks_table(cluster: Cluster, prices: Prices) -> RenderableType:
 
 
 def choices_table(choices: "tuple[NetworkChoice, ...]", best: "NetworkChoice | None") -> RenderableType:
-    """What a step takes on every network, and the cheapest within the deadline, if one is asked for."""
+    """Tables what a step takes on every network, and the cheapest within the deadline, if one is asked for."""
     table = columns("network", "dollars", "best plan", "")
     for one in choices:
         table.add_row(one.name, f"{one.dollars / 1e6:,.2f} M", show_seconds(one.seconds) if one.seconds else "-",
@@ -83,7 +83,7 @@ def choices_table(choices: "tuple[NetworkChoice, ...]", best: "NetworkChoice | N
 
 
 def choices_data(choices: "tuple[NetworkChoice, ...]", best: "NetworkChoice | None") -> dict[str, Any]:
-    """The same as JSON."""
+    """Gives the same as JSON."""
     rows = [{"network": one.name, "dollars": one.dollars, "seconds": one.seconds, "why": one.why or None}
             for one in choices]
     return {"rows": rows, "cheapest": best.name if best else None}

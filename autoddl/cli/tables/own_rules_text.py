@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from autoddl.cli.table_style import columns
+from autoddl.cli.tables.table_style import columns
 from autoddl.core.graph import Graph, Op, graph_from_text
 from autoddl.core.plan import Plan
 

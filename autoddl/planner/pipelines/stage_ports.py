@@ -16,7 +16,7 @@ from autoddl.core.layout import Layout, Mesh, local_shape
 from autoddl.core.plan import Plan
 from autoddl.core.stages import transfers_of
 from autoddl.cost_models import Cluster
-from autoddl.planner.stage_plans import Staged, transfer_ends, transfer_passes, transfer_seconds
+from autoddl.planner.pipelines.stage_plans import Staged, transfer_ends, transfer_passes, transfer_seconds
 
 __all__ = ["PieceMessages", "Port", "StageMessages", "ports_of"]
 

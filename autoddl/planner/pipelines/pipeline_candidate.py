@@ -27,9 +27,9 @@ from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph, cut_graph
 from autoddl.cost_models.pipeline_bounds import closed_paths, trace_cut
 from autoddl.cost_models.pipelines import ONCE
-from autoddl.planner.joint_stages import blend_paths, improved
-from autoddl.planner.stage_parts import PASSES, SINGLES, StageParts
-from autoddl.planner.stage_plans import Staged, simulated, stage_times
+from autoddl.planner.pipelines.joint_stages import blend_paths, improved
+from autoddl.planner.pipelines.stage_parts import PASSES, SINGLES, StageParts
+from autoddl.planner.pipelines.stage_plans import Staged, simulated, stage_times
 from autoddl.search.cut_planes import Blend
 from autoddl.search.pipeline_cuts import least_over_cuts
 

@@ -11,16 +11,16 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from autoddl.cli.assumption_rows import assumption_rows, pin_rows
-from autoddl.cli.pipeline_text import draw_timeline
-from autoddl.cli.table_style import columns, grid
+from autoddl.cli.tables.assumption_rows import assumption_rows, pin_rows
+from autoddl.cli.tables.pipeline_text import draw_timeline
+from autoddl.cli.tables.table_style import columns, grid
 from autoddl.core.errors import InputError
 from autoddl.core.plan import Plan
 from autoddl.cost_models.units import show_bytes, show_seconds
 from autoddl.explain.pipeline_proof import ProvedPipeline
 from autoddl.explain.staged_run import foreseen_stages, stage_beginnings
 from autoddl.explain.utilisation import model_flops_utilisation
-from autoddl.planner.stage_plans import StagedStep
+from autoddl.planner.pipelines.stage_plans import StagedStep
 
 __all__ = ["alternatives_of", "alternatives_table", "pipeline_summary", "pipeline_table", "proof_table", "stage_of",
            "without_stages"]

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from autoddl.cli.assumption_rows import assumption_rows, idle_rows, pin_rows
-from autoddl.cli.own_rules_text import what_to_write
-from autoddl.cli.pipeline_tables import pipeline_summary, pipeline_table
-from autoddl.cli.table_style import columns, grid
+from autoddl.cli.tables.assumption_rows import assumption_rows, idle_rows, pin_rows
+from autoddl.cli.tables.own_rules_text import what_to_write
+from autoddl.cli.tables.pipeline_tables import pipeline_summary, pipeline_table
+from autoddl.cli.tables.table_style import columns, grid
 from autoddl.core.conversion import ring_bytes
 from autoddl.core.graph import Kind, graph_from_text
 from autoddl.core.hubs import HUB, add_hubs

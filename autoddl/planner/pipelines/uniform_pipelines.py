@@ -21,10 +21,10 @@ from autoddl.planner.candidates import Candidate
 from autoddl.planner.degree_meshes import DegreesRegion, degree_meshes
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.pins import allowed_meshes
-from autoddl.planner.pipeline_candidate import TriedCut, try_cut
-from autoddl.planner.pipeline_search import plan_of_cut
-from autoddl.planner.stage_parts import StageParts
-from autoddl.planner.stage_plans import chunks_of, stage_cluster, without_recompute
+from autoddl.planner.pipelines.pipeline_candidate import TriedCut, try_cut
+from autoddl.planner.pipelines.pipeline_search import plan_of_cut
+from autoddl.planner.pipelines.stage_parts import StageParts
+from autoddl.planner.pipelines.stage_plans import chunks_of, stage_cluster, without_recompute
 from autoddl.planner.strategies import grids_of_stages
 from autoddl.planner.task import PlanTask
 

@@ -1,0 +1,14 @@
+"""Finds the best plan with stages: cuts, stage meshes, microbatches, schedules and the layouts inside together.
+
+Reading order:
+
+    stage_plans           a plan for every stage of a cut, and the whole that they make
+    stage_ports           what messages between stages take, by the layouts at both ends
+    stage_parts           bounds of stages and of what they are made of
+    joint_stages          the layouts of all stages of one cut, together
+    pipeline_candidate    one number of stages and microbatches with one schedule: its bound, and its best cut
+    pipeline_search       all candidates, with one bound
+    uniform_pipelines     pipelines as Megatron has them, as a baseline
+
+May import the rest of `autoddl.planner` but `finish` and what stands on it.
+"""
