@@ -5,8 +5,8 @@
 
 Kinds are merged one by one: every block of a kind takes the choices of another, the smallest kind first, into the
 largest first. A merged plan is kept if it fits the budget. It must be as fast as the found one, or have a proven gap
-within the tolerance of the search. The bound of all plans is one of it too. Where memory binds, blocks differ for a reason,
-and few merges fit.
+within the tolerance of the search. The bound of all plans is one of it too. Where memory binds, blocks differ for a
+reason, and few merges fit.
 """
 
 from collections import defaultdict
