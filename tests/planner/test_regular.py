@@ -6,11 +6,11 @@ from shell import LAPTOP
 from tiny import tiny
 
 import autoddl
-from autoddl import api
 from autoddl.core.graph import graph_from_text
 from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan
 from autoddl.core.recompute import blocks_of
+from autoddl.planner import finish
 from autoddl.planner.options import Options
 from autoddl.planner.question import rebuild
 
@@ -34,7 +34,7 @@ def test_a_plan_has_fewer_kinds_of_blocks_within_the_tolerance(monkeypatch: pyte
     model, options = tiny(layers=6, width=32, batch=32, dropout=0.0), Options(
         mesh="machine=2,pair=2", budget=500e3, workers=1, tolerance=tolerance)
     with monkeypatch.context() as patched:
-        patched.setattr(api, "regular", lambda task, found, draft: found.best)
+        patched.setattr(finish, "regular", lambda task, found, draft: found.best)
         before = autoddl.plan(model, LAPTOP, **options)
     after = autoddl.plan(model, LAPTOP, **options)
     assert (kinds(after) == 1 < kinds(before)) if fewer else kinds(after) <= kinds(before)

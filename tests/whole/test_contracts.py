@@ -79,5 +79,5 @@ def test_rooms_that_may_load_torch_are_listed() -> None:
     free = next(one["source_modules"] for one in CONTRACTS if one["name"] == "plans are made and read without torch")
     loads = {name for name in found if not any(f"{name}.".startswith(f"{one}.") for one in free)}
     assert loads == {"autoddl.operators", "autoddl.operators.kernels", "autoddl.operators.trials", "autoddl.capture",
-                     "autoddl.runtime", "autoddl.runtime.collectives",
-                     "autoddl.explain", "autoddl.launch", "autoddl.calibrate", "autoddl.validation", "autoddl.cli"}
+                     "autoddl.capture.patches", "autoddl.runtime", "autoddl.runtime.collectives", "autoddl.explain",
+                     "autoddl.launch", "autoddl.calibrate", "autoddl.validation", "autoddl.cli", "autoddl.cli.tables"}
