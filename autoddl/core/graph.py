@@ -27,12 +27,16 @@ from typing import Any
 
 from autoddl.core.errors import InputError
 
-__all__ = ["RECEIVE", "Graph", "Kind", "Op", "Tensor", "Value", "graph_from_text", "graph_to_text"]
+__all__ = ["ASSUMED_LOAD", "RECEIVE", "Graph", "Kind", "Op", "Tensor", "Value", "graph_from_text", "graph_to_text"]
 
 Value = None | bool | int | float | str | tuple["Value", ...]
 
 RECEIVE = "autoddl.receive"
 """Brings a tensor from another stage of a pipeline (`stages`): it depends on parameters, but the op reads nothing."""
+
+ASSUMED_LOAD = "autoddl.load"
+"""An argument that a call does not have: the rows of the busiest rank over the mean, of a layer of experts. It is what
+is assumed of the data, and no part of the model."""
 
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
             "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16}
@@ -224,10 +228,11 @@ class Graph:
         return any(t.master for t in self.tensors)
 
     def fingerprint(self) -> str:
-        """A short hash of structure, shapes, dtypes and parameter names: equal for equal models."""
+        """A short hash of structure, shapes, dtypes and parameter names: equal for equal models, at any load."""
         rows = [[t.name, t.shape, t.dtype, t.kind, t.fqn, t.aliases, t.trained, *([t.master, t.reduced] * _is_mixed(t))]
                 for t in self.tensors]
-        rows += [[op.target, op.inputs, op.slots, op.outputs, op.args] for op in self.ops]
+        rows += [[op.target, op.inputs, op.slots, op.outputs, [one for one in op.args if one[0] != ASSUMED_LOAD]]
+                 for op in self.ops]
         text = json.dumps([rows, self.outputs, self.updates], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

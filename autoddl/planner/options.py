@@ -8,6 +8,7 @@ field. The model, the cluster, the sample and the listener of progress are no op
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
+from math import inf
 from typing import Any, ParamSpec, TypedDict, TypeVar, cast
 
 from autoddl.core.codecs import CODECS, parse_codecs
@@ -18,6 +19,7 @@ from autoddl.core.precision import RECIPES, Precision
 from autoddl.core.recompute import NO_RECOMPUTE, check_policy
 from autoddl.cost_models import Cluster
 from autoddl.cost_models.units import with_unit
+from autoddl.operators.expert_sizes import BALANCED
 from autoddl.pricing.optimizers import OPTIMIZERS, optimizer_of
 from autoddl.search import SOLVERS
 
@@ -53,6 +55,7 @@ class Options(TypedDict, total=False):
     schedule: Sequence[str]
     cut: Sequence[str]
     compress: Sequence[str]
+    expert_load: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,9 @@ class PlanOptions:
                                         metavar="MESSAGES=CODEC,...", written=str)
     """Messages of parameters that may be coded, as text (`core.codecs`); loss and gradients are then not exact."""
 
+    expert_load: float = _option(BALANCED, "rows of the busiest rank over the mean, in layers of experts")
+    """The most rows that a rank of split experts multiplies, over the mean, for which seconds and bytes are planned."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "pins", tuple(self.pins))
         object.__setattr__(self, "microbatches", _rising(self.microbatches, "microbatches", "the whole batch"))
@@ -149,6 +155,9 @@ class PlanOptions:
         object.__setattr__(self, "precision", str(Precision.parse(self.precision)))
         if self.solver not in SOLVERS:
             raise InputError(f"there is no solver {self.solver!r}; there are {', '.join(SOLVERS)}")
+        if not 1 <= self.expert_load < inf:
+            raise InputError(f"an expert load of {self.expert_load} is none: it is the rows of the busiest rank over "
+                             "the mean of all, at least 1, like 1.3")
         if not 0 <= self.tolerance < 1:
             raise InputError(f"a tolerance of {self.tolerance} is none: it is the part of a plan's seconds that the "
                              "best may save, at least 0 and below 1, like 0.001")

@@ -4,7 +4,7 @@ Where several numbers of microbatches are tried, the first above 1 is captured m
 takes as long as the search.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ from autoddl.core.hubs import add_hubs
 from autoddl.core.precision import Precision
 from autoddl.core.processes import forks
 from autoddl.cost_models import Cluster, load_cluster
+from autoddl.operators.expert_sizes import with_expert_load
 from autoddl.planner.microbatch_variants import Variant, Variants
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.process_pool import beside
@@ -91,11 +92,12 @@ def task_of(model: "nn.Module", cluster: str | Path | Cluster, sample: object, o
     place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     limit, counts, recipe = options.limit(place), options.microbatches, Precision.parse(options.precision)
     _check_peak(recipe, place)
+    part = partial(_part, model, sample, recipe, options.expert_load)
     start, two = perf_counter(), options.workers != 1 and (cpu_count() or 1) > 1 and forks()
     with ExitStack() as stack:
-        others = {n: stack.enter_context(beside(partial(_alone, model, sample, recipe), n))
+        others = {n: stack.enter_context(beside(partial(_alone, part), n))
                   for n in [n for n in counts if n > 1][:two]}
-        whole = _part(model, sample, recipe, 1)
+        whole = part(1)
         captured = {1: whole}
         for n, result in others.items():
             with suppress(AutoDDLError):  # captured again where it is needed, and that says what is wrong
@@ -103,7 +105,7 @@ def task_of(model: "nn.Module", cluster: str | Path | Cluster, sample: object, o
     _check_regions(whole.graph, place)
     about = {"model": name or type(model).__name__, "factory": dict(factory or {})}
     return PlanTask(whole.graph, whole.original, whole.spec, place, limit, options, about, perf_counter() - start,
-                    began, Variants(partial(_part, model, sample, recipe), captured), notes=whole.notes)
+                    began, Variants(part, captured), notes=whole.notes)
 
 
 def _check_peak(recipe: Precision, cluster: Cluster) -> None:
@@ -124,20 +126,21 @@ def _check_regions(graph: Graph, cluster: Cluster) -> None:
                          "there, or disable autocast in the model")
 
 
-def _part(model: "nn.Module", sample: object, precision: Precision, microbatches: int) -> Variant:
-    """The model with one of so many microbatches."""
+def _part(model: "nn.Module", sample: object, precision: Precision, load: float, microbatches: int) -> Variant:
+    """The model with one of so many microbatches, and experts with such a load."""
     from autoddl.capture.capture import capture
     from autoddl.capture.sample import as_sample, parted, sample_for
 
     if microbatches > 1:
         sample = parted(sample_for(model) if sample is None else as_sample(sample), microbatches)
     made = capture(model, sample, precision)
-    return Variant(add_hubs(made.graph), made.graph, made.spec, made.notes)
+    graph = with_expert_load(made.graph, load)
+    return Variant(add_hubs(graph), graph, made.spec, made.notes)
 
 
-def _alone(model: "nn.Module", sample: object, precision: Precision, microbatches: int) -> Variant:
+def _alone(part: Callable[[int], Variant], microbatches: int) -> Variant:
     """The model with one of so many microbatches, captured in a forked process, where torch's threads do not exist."""
     import torch
 
     torch.set_num_threads(1)
-    return _part(model, sample, precision, microbatches)
+    return part(microbatches)

@@ -8,8 +8,9 @@ from op_cases import EXPERTS, OF_GPT_OSS, f, positive, routed
 from torch import Tensor
 
 from autoddl.core.errors import InputError
+from autoddl.core.graph import Graph, Op
 from autoddl.core.layout import Mesh
-from autoddl.operators.expert_sizes import expert_sizes
+from autoddl.operators.expert_sizes import expert_sizes, with_expert_load
 from autoddl.operators.gate_expressions import calls, kept
 from autoddl.operators.kernels.custom_ops import experts
 from autoddl.operators.kernels.gates import apply_gate
@@ -69,13 +70,18 @@ def test_equal_calls_run_once_and_backward_keeps_what_it_reads() -> None:
     assert len(calls(OF_GPT_OSS)) == 7 and len(kept(OF_GPT_OSS)) == 4
 
 
+def experts_of(graph: Graph) -> Op:
+    return next(op for op in graph.ops if op.target == "autoddl.experts")
+
+
 def test_rows_are_those_of_the_experts_that_are_here() -> None:
     one = case("autoddl.experts", f(8, 6), routed(8, 4), positive(8, 2), f(4, 16, 6), f(4, 6, 8), count=4)
     shapes = [tuple(t.shape) for t in one.values]
     assert expert_sizes(one.op, shapes).rows == 16
     shapes[3], shapes[4] = (1, 16, 6), (1, 6, 8)
-    assert expert_sizes(one.op, shapes).rows == 4 and expert_sizes(one.op, shapes, load=1.5).rows == 6
-    assert expert_sizes(one.op, shapes, load=100.0).rows == 16
+    loaded, all_here = (experts_of(with_expert_load(one.graph, load)) for load in (1.5, 100.0))
+    assert expert_sizes(one.op, shapes).rows == 4 and expert_sizes(loaded, shapes).rows == 6
+    assert expert_sizes(all_here, shapes).rows == 16
     assert expert_sizes(one.op, shapes, sent=True).rows == 16
 
 

@@ -4,6 +4,7 @@ from autoddl.core.graph import graph_from_text
 from autoddl.core.plan import Plan
 from autoddl.cost_models import parse_cluster
 from autoddl.explain.assumptions import batch_of, idle_axes, odd_values, throughput
+from autoddl.operators.expert_sizes import BALANCED, expert_load
 from autoddl.planner.degree_meshes import degrees_meaning
 from autoddl.planner.pins import parse_pin, pin_meaning
 
@@ -31,6 +32,8 @@ def assumption_rows(plan: Plan) -> list[tuple[str, str]]:
     said.append("dtypes as the module has them" if plan.precision == "as-written" else plan.precision)
     if "optimizer" in plan.source:
         said.append(f"{plan.source['optimizer']}, whose state and update count")
+    if load := _expert_load(plan):
+        said.append(load)
     if plan.pipeline is None and not plan.recompute:
         said.append("no recomputation")
     rows.append(("assumes", "; ".join(said)))
@@ -40,6 +43,16 @@ def assumption_rows(plan: Plan) -> list[tuple[str, str]]:
     if "cluster" in plan.source:
         rows += [("unusual", text) for text in odd_values(parse_cluster(plan.source["cluster"], "the plan's cluster"))]
     return rows
+
+
+def _expert_load(plan: Plan) -> str:
+    """What is assumed of the rows of experts, where the model has layers of them."""
+    load = expert_load(graph_from_text(plan.source["graph"])) if "graph" in plan.source else None
+    if load is None:
+        return ""
+    if load == BALANCED:
+        return "experts chosen equally often"
+    return f"{load:g} times the mean rows for the busiest experts"
 
 
 def idle_rows(plan: Plan) -> list[tuple[str, str]]:
