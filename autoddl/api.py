@@ -258,7 +258,8 @@ def _best(task: PlanTask, tried: Sequence[Candidate], progress: Progress | None)
         return None, "no mesh here has an axis for each", False
     found = search(task, tried, progress)
     degrees = degrees_of(found.candidate.region, found.candidate.mesh)
-    said = [str(degrees)] * (degrees is not None) + ["interrupted: its best so far"] * found.interrupted
+    free = "; what tp splits is free" if degrees is not None and degrees.tp > 1 else ""
+    said = [f"{degrees}{free}"] * (degrees is not None) + ["interrupted: its best so far"] * found.interrupted
     return _finish(task, found, len(tried), task.options), "; ".join(said), found.interrupted
 
 

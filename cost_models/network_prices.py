@@ -141,6 +141,8 @@ def _torus(ports: int, links: int, _: Prices, board: int) -> Bill | str:
     if shape is None:
         return f"{ports} ports are no boards of {board} x {board}"
     rows, columns = shape
+    if rows * columns == board * board:
+        return "one board has nothing to join"
     cables = sum(lines * (along // board if along > board else 0) for lines, along in (shape, (columns, rows)))
     return Bill(ceil(links / 4), 0, 0, cables)
 

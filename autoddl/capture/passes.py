@@ -22,6 +22,8 @@ __all__ = ["bags", "expert_layers", "gradients", "losses", "normalise", "randomn
 
 aten = torch.ops.aten
 
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
 RESHAPES = {"view.default", "_unsafe_view.default", "reshape.default", "flatten.using_ints", "unflatten.int",
             "view_as.default", "reshape_as.default"}
 COPIES = {"clone.default", "alias.default", "lift_fresh.default", "lift_fresh_copy.default", "contiguous.default"}
@@ -189,8 +191,10 @@ def randomness(module: GraphModule) -> None:
                 key += 1
         elif torch.Tag.nondeterministic_seeded in node.target.tags and _draws(node):  # type: ignore[union-attr]
             line = line_of(node.meta.get("stack_trace"))
+            way = "set dropout=0 in it, and put nn.Dropout between its layers" if name.split(".")[0] in RECURRENT else \
+                "draw it by dropout, F.dropout(torch.ones(..), p), or set its rate to 0, like drop_path_rate=0"
             raise CaptureError(f"aten.{name} at {line} draws random numbers, which would depend on the layout; "
-                               "dropout is the only draw that does not")
+                               f"nn.Dropout and F.dropout draw by position: {way}")
     module.recompile()
 
 

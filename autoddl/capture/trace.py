@@ -158,8 +158,10 @@ def _explain(model: str, error: Exception) -> CaptureError:
     found = OPERATOR.search(text)
     operator = f" by {found[1]}" if found else ""
     if DYNAMIC.search(text) or DYNAMIC.search(type(error).__name__):
-        return CaptureError(f"{model} decides by the values of a tensor{operator} at {line}; a plan needs one graph "
-                            "for all inputs: use torch.where or masks")
+        way = "its sizes come from values: make it an operator of torch.library with register_fake" \
+            if "ctc_loss" in operator else "use torch.where or masks, or turn off what draws or skips, like layerdrop=0"
+        return CaptureError(f"forward of {model} decides by the values of a tensor{operator} at {line}; a plan needs "
+                            f"one graph for all inputs: {way}")
     reason = text.splitlines()[0] if text else "no message"
     return CaptureError(f"{model} cannot be captured: {type(error).__name__}{operator} at {line}: {reason}")
 

@@ -2,6 +2,7 @@
 
 Read in this order:
 
+    start                the program: fixed hashes, then `main`
     main                 the table of verbs, and the exit code of every error
     options              `PlanOptions` as shell options
     verbs                plan, show, compare, run, verify; every other verb has a file of its name

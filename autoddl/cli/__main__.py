@@ -1,5 +1,5 @@
 """`python -m autoddl.cli` is the program `autoddl`."""
 
-from autoddl.cli.main import program
+from autoddl.cli.start import program
 
 program()

@@ -110,11 +110,15 @@ def _read_table(read: "Configuration", options: Sequence[str]) -> Table:
     return table
 
 
+LONGEST_PATH = 250
+"""Characters of a text that may be the name of a file; systems take 255."""
+
+
 def _content(text: str) -> str:
     """The text, or that of the file of this name."""
-    path = Path(text)
+    path, named = Path(text), len(text) < LONGEST_PATH and "--" not in text
     try:
-        return path.read_text(encoding="utf-8") if len(text) < 4096 and path.is_file() else text
+        return path.read_text(encoding="utf-8") if named and path.is_file() else text
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {text!r}: {error}") from None
 

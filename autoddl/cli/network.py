@@ -18,6 +18,7 @@ from autoddl.core.plan import load_plan
 from autoddl.cost_models import Cluster, load_cluster, parse_quantity, show_seconds
 from autoddl.cost_models.links import PROTOCOLS
 from autoddl.cost_models.network_prices import Prices
+from autoddl.cost_models.units import with_unit
 
 if TYPE_CHECKING:
     from autoddl.explain.communication_share import Share
@@ -73,7 +74,7 @@ def _costs(place: Cluster, prices: Prices, plan: Path | None, deadline: str | No
         if deadline is not None:
             raise InputError("--deadline is of a step: give its plan with --plan")
         return show(networks_table(place, prices), networks_data(place, prices), as_json)
-    limit = None if deadline is None else float(parse_quantity(deadline, "seconds"))
+    limit = None if deadline is None else with_unit(deadline, "seconds")
     from autoddl.explain.network_choice import cheapest_within, networks_of_plan
     with progress_bar() as progress:
         found = networks_of_plan(without_stages(load_plan(plan), "network"), place, prices, progress)

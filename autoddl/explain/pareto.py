@@ -20,9 +20,10 @@ from autoddl.core.problem import Problem, Solution
 from autoddl.cost_models import Cluster, Level
 from autoddl.cost_models.topologies import check_topology
 from autoddl.planner.budget_search import BudgetSearch
+from autoddl.planner.finish import answer_plan
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.peaks import Peaks
-from autoddl.planner.question import Question, question_of, rebuild, solve_question
+from autoddl.planner.question import Question, question_of, rebuild
 from autoddl.pricing.build_problem import CostNetwork
 from autoddl.search import smallest, solve
 from autoddl.search.elimination_order import plan_exact_elimination
@@ -171,17 +172,16 @@ def front_of_devices(plan: Plan, progress: Progress | None = None) -> tuple[Devi
     """The best plan on any mesh for every divisor of the outermost level's size, few devices first."""
     asked = question_of(plan).asking(mesh=None)
     size = next((level.size for level in reversed(asked.cluster.levels) if level.size > 1), 1)
-    return tuple(_device_point(asked, n, asked.cluster.size // size * n, progress)
+    return tuple(_device_point(plan, asked, n, asked.cluster.size // size * n, progress)
                  for n in range(1, size + 1) if size % n == 0)
 
 
-def _device_point(asked: Question, size: int, devices: int, progress: Progress | None) -> DevicePoint:
+def _device_point(plan: Plan, asked: Question, size: int, devices: int, progress: Progress | None) -> DevicePoint:
     """The best plan with `size` children at the outermost level, `devices` in all."""
     try:
-        found = solve_question(replace(asked, cluster=resized(asked.cluster, size)), progress)
+        best = answer_plan(replace(asked, cluster=resized(asked.cluster, size)), plan, progress)
     except Infeasible as error:
         return DevicePoint(devices, "", None, error.needed, 0.0, "no plan fits the budget")
     except AutoDDLError as error:
         return DevicePoint(devices, "", None, 0.0, 0.0, str(error))
-    best = found.best
-    return DevicePoint(devices, str(best.pricing.mesh), best.solution.seconds, best.solution.nbytes, found.bound)
+    return DevicePoint(devices, str(best.mesh), best.predicted.seconds, best.predicted.peak_bytes, best.bound)

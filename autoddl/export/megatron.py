@@ -119,8 +119,8 @@ NUMBERS = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--
            "--num-layers-per-virtual-pipeline-stage", "--num-layers")
 WORDS = ("--pipeline-model-parallel-layout", "--data-parallel-sharding-strategy", "--outer-dp-sharding-strategy",
          "--recompute-granularity", "--recompute-method", "--recompute-modules")
-SWITCHES = ("--sequence-parallel", "--use-distributed-optimizer", "--use-megatron-fsdp", "--bf16", "--fp16",
-            "--grad-reduce-in-bf16", "--accumulate-allreduce-grads-in-fp32")
+SWITCHES = ("--sequence-parallel", "--recompute-activations", "--use-distributed-optimizer", "--use-megatron-fsdp",
+            "--bf16", "--fp16", "--grad-reduce-in-bf16", "--accumulate-allreduce-grads-in-fp32")
 OTHERS = tuple(f"--{name}" for name in (
     "hidden-size", "ffn-hidden-size", "num-attention-heads", "num-query-groups", "group-query-attention",
     "kv-channels", "seq-length", "max-position-embeddings", "position-embedding-type",
@@ -257,7 +257,7 @@ def _recipe(found: Mapping[str, str]) -> str:
 def _policy(found: Mapping[str, str], number: Number) -> str:
     granularity = found.get("--recompute-granularity")
     if granularity is None:
-        return "none"
+        return "selective" if "--recompute-activations" in found else "none"
     _chosen("--recompute-granularity", found, {"selective": "", "full": ""}, "full")
     if granularity == "selective":
         return "selective"

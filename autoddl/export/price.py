@@ -129,7 +129,7 @@ def price_configuration(task: PlanTask, given: Configuration, policies: Sequence
     for one in meshes_of(given, place):
         pins = tuple(f"{axis}={role}" for axis, role in one.roles.items())
         options = replace(task.options, microbatches=(given.microbatches,), recompute=tuple(policies), pins=pins,
-                          mesh=str(one.mesh), stages=(1,), cut=(), overlap=False)
+                          mesh=str(one.mesh), mine=None, stages=(1,), cut=(), overlap=False)
         own = replace(task, options=options)
         try:
             found.append(_unstaged(own, given, progress) if given.stages == 1 else _staged(own, given, subject))

@@ -2,6 +2,7 @@
 
 import math
 import os
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -25,9 +26,11 @@ __all__ = ["built", "one_step", "recorded", "train"]
 
 
 def built(factory: Factory, drawn: bool = False) -> tuple[nn.Module, Sample]:
-    """Returns the factory's model and batch, the same in every process.
+    """Returns the factory's model and batch, the same in every process, and at every call.
 
     With `drawn`, weights on the meta device get random values."""
+    factory.function()  # its file may draw or seed when it is run, which is once
+    random.seed(SEED)
     torch.manual_seed(SEED)
     model, given = factory.build()
     batch = filled(model, as_sample(given) if given is not None else sample_for(model))

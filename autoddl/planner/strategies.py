@@ -294,7 +294,7 @@ def degrees_of(region: object, mesh: Mesh) -> Degrees | None:
     data, tensor = prod(n for role, n in sizes.items() if role != "tensor"), sizes.get("tensor", 1)
     zero = next((role for role in sizes if role in _DEPTHS), "")
     pieces = sizes.get(zero, 0)
-    return Degrees(tp=tensor, dp=data if data > 1 else 0, zero=int(zero[-1:] or 0), sp=tensor > 1,
+    return Degrees(tp=tensor, dp=data if data > 1 else 0, zero=int(zero[-1:] or 0),
                    shard=pieces if pieces < data else 0)
 
 

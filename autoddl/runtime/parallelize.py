@@ -116,4 +116,6 @@ def _check_model(captured: Captured, plan: Plan) -> None:
     found, made = captured.graph.fingerprint(), plan.fingerprints.get("model")
     if found != made:
         raise MismatchError(f"the plan was made for another model than this one (graph {made}, not {found}): a plan "
-                            "fits one architecture, size, dtype, mode (train or eval) and batch shape; plan again")
+                            "fits one architecture, size, dtype, mode (train or eval) and batch shape; plan again. "
+                            "Where none differs, the model may go through sets: set PYTHONHASHSEED=0 wherever it is "
+                            "planned and run")

@@ -79,3 +79,9 @@ def test_the_shell_tables_them() -> None:
     assert said.code == 0 and "dollars" in said.out and f"{PRICES.switch:,.0f}" in said.out
     assert shell("network", LAPTOP, "--prices", "no.yaml").code == 2
     assert "--model" in shell("network", LAPTOP).err
+
+
+def test_one_board_is_no_torus_and_a_deadline_has_its_unit() -> None:
+    assert bill("torus", 4) == "one board has nothing to join"
+    said = shell("network", LAPTOP, "--cost", "--plan", "plan.json", "--deadline", "0.6")
+    assert said.code == 2 and "0.6" in said.err

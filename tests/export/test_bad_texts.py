@@ -91,3 +91,10 @@ def test_the_shell_reads_prices_and_compares(tmp_path: Path) -> None:
 def test_the_shell_says_what_it_needs(words: tuple[str, ...], error: str) -> None:
     said = shell("import", *words)
     assert said.code == 2 and error in said.err and len(said.err.strip().splitlines()) == 1
+
+
+def test_a_long_line_of_flags_is_text_and_a_shorthand_is_known() -> None:
+    flags = "--tensor-model-parallel-size 2 --recompute-activations --bf16 " + "--overlap-grad-reduce " * 20
+    assert import_text(flags, "megatron", 8).recompute == "selective"
+    said = shell("import", "--from", "megatron", flags, "--devices", "8")
+    assert said.code == 0, said.err

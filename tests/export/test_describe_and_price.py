@@ -136,3 +136,11 @@ def test_what_cannot_be_said_is_refused(tmp_path: Path) -> None:
     assert said.code == 2 and "did you mean megatron" in said.err
     said = shell("export", str(tmp_path / "plan.json"), "--to", "megatron", "-o", str(tmp_path))
     assert said.code == 2 and "it is a folder" in said.err
+
+
+def test_a_plan_of_ones_own_degrees_is_exported() -> None:
+    made_by = {"file": "tiny.py", "name": "tiny", "arguments": {}}
+    mine = autoddl.plan(tiny.tiny(2, dropout=0.0), TWO_BY_TWO, precision="float32", workers=1, mine="tp=2,zero=1,sp",
+                        factory=made_by)
+    made = export_plan(mine, "megatron")
+    assert made.configuration.degree("tensor") == 2 and made.configuration.degree("zero-1") == 2

@@ -124,7 +124,8 @@ def test_compare_sets_mine_beside_the_found_plan_with_degrees() -> None:
     rows = {row.name: row for row in autoddl.compare(tiny(), LAPTOP, mine="tp=2,sp,zero=1", workers=1)}
     assert list(rows)[:2] == ["found", "mine"]
     assert rows["mine"].detail == "tp=2,dp=2,zero=1,sp" and rows["ZeRO-2"].detail == "dp=4,zero=2"
-    assert rows["HSDP"].detail == "dp=4,zero=3,shard=2" and rows["tensor parallel"].detail == "tp=4,sp"
+    assert rows["HSDP"].detail == "dp=4,zero=3,shard=2"
+    assert rows["tensor parallel"].detail == "tp=4; what tp splits is free"
     found, mine = (rows[name].plan for name in ("found", "mine"))
     assert found is not None and mine is not None and found.predicted.seconds <= mine.predicted.seconds
 

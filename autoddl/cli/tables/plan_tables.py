@@ -195,6 +195,8 @@ def _figures(plan: Plan) -> Table:
         table.add_row("recomputed", _recomputed(plan))
     if plan.codecs:
         table.add_row("compressed", _compressed(plan))
+    elif plan.source.get("compress"):
+        table.add_row("compressed", f"nothing: {', '.join(plan.source['compress'])} would be faster nowhere")
     if float64 := _float64(plan):
         table.add_row("float64", float64)
     table.add_row("step", f"{show_seconds(predicted.seconds)} predicted: compute {show_seconds(predicted.compute)}, "

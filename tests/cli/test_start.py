@@ -1,0 +1,54 @@
+"""The program starts with fixed hashes, and what depended on chance is the same in every process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from autoddl.capture.factory import Factory
+from autoddl.cli import start
+from autoddl.launch.train import built
+
+SEEDED = """
+import random, torch
+torch.manual_seed(7)
+random.seed(7)
+
+def model():
+    made = torch.nn.Linear(4, 4 + random.randrange(2))
+    return made, (torch.randn(2, 4),)
+"""
+
+
+def test_the_command_starts_again_with_fixed_hashes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[list[str]] = []
+
+    def execv(path: str, args: list[str]) -> None:
+        begun.append(args)
+        raise SystemExit
+
+    monkeypatch.setattr(os, "execv", execv)
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    if sys.flags.hash_randomization:
+        with pytest.raises(SystemExit):
+            start.program()
+        assert begun == [[sys.executable, *sys.orig_argv[1:]]] and os.environ["PYTHONHASHSEED"] == "0"
+
+
+@pytest.mark.ranks
+def test_the_shell_says_its_version_either_way() -> None:
+    plain = {key: value for key, value in os.environ.items() if key != "PYTHONHASHSEED"}
+    said = [subprocess.run([sys.executable, "-m", "autoddl.cli", "--version"], env=env, capture_output=True, text=True,
+                           check=True).stdout for env in (plain, plain | {"PYTHONHASHSEED": "1"})]
+    assert said[0] == said[1] and "0.1.0" in said[0]
+
+
+def test_a_file_that_seeds_gives_the_same_model_at_every_call(tmp_path: Path) -> None:
+    path = tmp_path / "seeded.py"
+    path.write_text(SEEDED)
+    (one, first), (two, second) = (built(Factory(str(path), "model", {})) for _ in range(2))
+    for x, y in zip([*one.parameters(), *first.args], [*two.parameters(), *second.args], strict=True):
+        assert torch.equal(x, y)
