@@ -46,7 +46,7 @@ def plan_exact_elimination(problem: Problem) -> EliminationProgram:
     work = sum(math.prod(recipe.shape) for _, recipe in program.messages())
     if not program.exact or work > WORK:
         raise InputError(f"this problem is too large for exact answers and certificates: they would look at {work:.1g} "
-                         f"cells, and {WORK:.0g} are the most; plan on a mesh of fewer axes")
+                         f"cells, and {WORK:.0g} are the most; plan on a mesh of fewer axes, as with --max-axes 2")
     return program
 
 

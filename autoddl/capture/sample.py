@@ -54,7 +54,8 @@ def sample_for(model: nn.Module) -> Sample:
         return as_sample(example())
     if hasattr(model, "dummy_inputs") and hasattr(model, "config"):
         return _huggingface(model)
-    raise InputError(f"{type(model).__name__} has no example_inputs() method; {HELP}")
+    raise InputError(f"{type(model).__name__} has no example_inputs() method; {HELP}. A factory returns them "
+                     "behind the module")
 
 
 def _huggingface(model: Any) -> Sample:

@@ -30,7 +30,7 @@ from autoddl.planner.pipelines.stage_plans import stage_cluster
 from autoddl.pricing.price import floor_sums
 from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 
-__all__ = ["ProvedPipeline", "check_pipeline"]
+__all__ = ["ProvedPipeline", "check_pipeline", "not_weighed"]
 
 SAME = 1e-9
 """Relative differences of sums in another order."""
@@ -61,11 +61,18 @@ class ProvedPipeline:
         return max(0.0, (self.seconds - self.bound) / self.seconds) if self.seconds else 0.0
 
 
+def not_weighed(plan: Plan) -> str:
+    """Says why a plan has no alternatives with stages."""
+    found = "the stages of this plan were given, and no others were weighed" if plan.pipeline else \
+        "this plan was searched without stages"
+    return f"{found}: plan with --stages 1,2,4, for example"
+
+
 def check_pipeline(plan: Plan) -> ProvedPipeline:
     """Checks the bound of a plan that was searched with stages. Raises AssertionError where it does not follow."""
     rows = plan.source.get("alternatives")
     if not rows or "graph" not in plan.source:
-        raise InputError("this plan was searched without stages: plan with --stages 1,2,4, for example")
+        raise InputError(not_weighed(plan))
     graph, cluster = graph_from_text(plan.source["graph"]), parse_cluster(plan.source["cluster"], "the plan's cluster")
     bound, paths, without = plan.source.get("bound_without_stages") or inf, 0, 0
     for row in rows:

@@ -46,7 +46,7 @@ def assumption_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _expert_load(plan: Plan) -> str:
-    """What is assumed of the rows of experts, where the model has layers of them."""
+    """Says what is assumed of the rows of experts, where the model has layers of them."""
     load = expert_load(graph_from_text(plan.source["graph"])) if "graph" in plan.source else None
     if load is None:
         return ""

@@ -17,7 +17,7 @@ from autoddl.cli.tables.table_style import columns, grid
 from autoddl.core.errors import InputError
 from autoddl.core.plan import Plan
 from autoddl.cost_models.units import show_bytes, show_seconds
-from autoddl.explain.pipeline_proof import ProvedPipeline
+from autoddl.explain.pipeline_proof import ProvedPipeline, not_weighed
 from autoddl.explain.staged_run import foreseen_stages, stage_beginnings
 from autoddl.explain.utilisation import model_flops_utilisation
 from autoddl.planner.pipelines.stage_plans import StagedStep
@@ -99,7 +99,7 @@ def pipeline_summary(plan: Plan) -> dict[str, Any]:
 def alternatives_of(plan: Plan) -> Sequence[Mapping[str, Any]]:
     """The outcome of every candidate with stages. Raises InputError for a plan that was searched without stages."""
     if "alternatives" not in plan.source:
-        raise InputError("this plan was searched without stages: plan with --stages 1,2,4, for example")
+        raise InputError(not_weighed(plan))
     found: Sequence[Mapping[str, Any]] = plan.source["alternatives"]
     return found
 
