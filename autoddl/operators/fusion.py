@@ -12,15 +12,16 @@ precede them. A product, attention, a lookup or a message is none of these, and 
 
     seconds(memory-bound kernel of an op) = seconds((1 - inside) bytes) - launch if it joins
 
-Views and hubs are looked through. Ops that backward runs again are not compiled (`runtime.compiled`). Backward runs the
-ops in reverse, so it saves the same share. Two approximations:
+Views and hubs are looked through. Backward runs the ops in reverse, so it saves the same share. Three approximations:
 
     * Neighbours are assumed to have the same layout. A conversion between them ends the kernel, and the price is then
       too low by the bytes that were counted as inside.
+    * An op that backward runs again is not compiled (`runtime.compiled`), and saves nothing. Its neighbours are priced
+      as if it were: so an op's price depends on its own block alone.
     * Values that a compiler recomputes instead of keeping them are not counted as saved.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -64,10 +65,10 @@ def _compiled(device: Device) -> Device:
     return replace(device, compiled=True, kernels=kernels)
 
 
-def chains(graph: Graph, apart: Collection[str] = ()) -> Mapping[str, Chained]:
-    """Maps the name of every op that a compiler fuses with others to its saving; it leaves the ops `apart` alone."""
+def chains(graph: Graph) -> Mapping[str, Chained]:
+    """Maps the name of every op that a compiler fuses with others to its saving."""
     makers, readers = _ends(graph)
-    fuses = [_fuses(op) and op.name not in apart for op in graph.ops]
+    fuses = [_fuses(op) for op in graph.ops]
     depth = _depths(graph, makers, fuses)
 
     def fused(i: int, j: int) -> bool:

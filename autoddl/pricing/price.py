@@ -140,7 +140,7 @@ class Pricing:
     codecs: tuple[str, ...] = ()
     """Messages of parameters that may be coded, as text (`core.codecs`); a step is where that is faster."""
     chained: Mapping[str, Chained] = field(init=False, compare=False)
-    """By name, the ops that are fused with others."""
+    """By name, the ops that are fused with others: those that run again are not, whatever their neighbours do."""
     blocks: tuple[Block, ...] = field(init=False, compare=False)
     """The blocks of the names `recompute`."""
     parts: tuple[RecomputedPart, ...] = field(init=False, compare=False)
@@ -152,7 +152,8 @@ class Pricing:
         object.__setattr__(self, "blocks", select_blocks(self.graph, self.recompute))
         object.__setattr__(self, "parts", recomputed_parts(self.graph, self.recompute))
         object.__setattr__(self, "again", frozenset(self.graph.ops[i].name for part in self.parts for i in part.ops))
-        object.__setattr__(self, "chained", chains(self.graph, self.again) if self.cluster.device.compiled else {})
+        fused = chains(self.graph) if self.cluster.device.compiled else {}
+        object.__setattr__(self, "chained", {name: one for name, one in fused.items() if name not in self.again})
 
     @property
     def times(self) -> Counts:

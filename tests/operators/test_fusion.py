@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from autoddl.api import plan
 from autoddl.capture.capture import capture
+from autoddl.core.errors import Infeasible
 from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Layout, Mesh
 from autoddl.core.plan import load_plan
 from autoddl.cost_models import elementwise_seconds, load_cluster, parse_cluster
 from autoddl.operators.fusion import ALONE, Chained, as_compiled, chains
+from autoddl.planner.options import Options
 from autoddl.planner.question import problem_on, question_of, rebuild
 from autoddl.pricing.price import Pricing, floor_seconds, pass_seconds
 from autoddl.pricing.space import Choice
@@ -45,7 +47,6 @@ def test_a_chain_moves_its_ends_and_launches_once() -> None:
     assert found["tanh"] == Chained(0.5, False) and found["relu"] == Chained(1.0, True)
     assert found["mul"] == Chained(1 / 3, True) and found["matmul"] == ALONE
     assert found["neg"] == ALONE  # what it reads another reads too
-    assert not chains(graph, [op.name for op in graph.ops if "tanh" in op.target or "mul" in op.target])
 
     place = load_cluster(LAPTOP)
     whole, ones = Layout.broadcast(Mesh.parse("all=4")), {}
@@ -91,3 +92,22 @@ def test_the_file_says_so_and_the_machine_is_the_same(tmp_path: Path) -> None:
     path.write_text(wrong)
     said = shell("plan", FACTORY, str(path))
     assert said.code == 2 and "compiled" in said.err
+
+
+def test_what_runs_again_is_not_fused_and_every_choice_of_blocks_is_priced_alike() -> None:
+    """The search over blocks adds up to what its plan is priced at, and is not above plans of named blocks."""
+    place, options = as_compiled(load_cluster(LAPTOP)), Options(workers=1, max_axes=1)
+    model, sample = zoo.named("bert", B=8)
+    every = plan(model, place, sample, recompute=("full",), **options)
+    made = rebuild(every).pricing
+    assert made.again and not made.again & made.chained.keys()
+    limit = 0.8 * plan(model, place, sample, **options).predicted.peak_bytes
+    found = plan(model, place, sample, recompute=("search",), budget=limit, **options)
+    assert found.recompute
+    for name in ("model.bert.encoder.layer.0", "model.bert.encoder.layer.1"):
+        for level in ("", ":selective"):
+            try:
+                named = plan(model, place, sample, recompute=(f"{name}{level}",), budget=limit, **options)
+            except Infeasible:
+                continue
+            assert found.bound <= named.predicted.seconds * (1 + 1e-9)
