@@ -18,7 +18,6 @@ from autoddl.core.layout import Layout, Mesh
 from autoddl.core.plan import load_plan
 from autoddl.cost_models import elementwise_seconds, load_cluster, parse_cluster
 from autoddl.operators.fusion import ALONE, Chained, as_compiled, chains
-from autoddl.planner.options import Options
 from autoddl.planner.question import problem_on, question_of, rebuild
 from autoddl.pricing.price import Pricing, floor_seconds, pass_seconds
 from autoddl.pricing.space import Choice
@@ -96,18 +95,18 @@ def test_the_file_says_so_and_the_machine_is_the_same(tmp_path: Path) -> None:
 
 def test_what_runs_again_is_not_fused_and_every_choice_of_blocks_is_priced_alike() -> None:
     """The search over blocks adds up to what its plan is priced at, and is not above plans of named blocks."""
-    place, options = as_compiled(load_cluster(LAPTOP)), Options(workers=1, max_axes=1)
+    place = as_compiled(load_cluster(LAPTOP))
     model, sample = zoo.named("bert", B=8)
-    every = plan(model, place, sample, recompute=("full",), **options)
+    every = plan(model, place, sample, recompute=("full",), workers=1, max_axes=1)
     made = rebuild(every).pricing
     assert made.again and not made.again & made.chained.keys()
-    limit = 0.8 * plan(model, place, sample, **options).predicted.peak_bytes
-    found = plan(model, place, sample, recompute=("search",), budget=limit, **options)
+    limit = 0.8 * plan(model, place, sample, workers=1, max_axes=1).predicted.peak_bytes
+    found = plan(model, place, sample, recompute=("search",), budget=limit, workers=1, max_axes=1)
     assert found.recompute
     for name in ("model.bert.encoder.layer.0", "model.bert.encoder.layer.1"):
         for level in ("", ":selective"):
             try:
-                named = plan(model, place, sample, recompute=(f"{name}{level}",), budget=limit, **options)
+                named = plan(model, place, sample, recompute=(f"{name}{level}",), budget=limit, workers=1, max_axes=1)
             except Infeasible:
                 continue
             assert found.bound <= named.predicted.seconds * (1 + 1e-9)
