@@ -1,6 +1,5 @@
 """The verb that sets a plan beside the record of its run: compare-run."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,8 +8,9 @@ import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from autoddl.cli.options import AsJson, PlanPath
+from autoddl.cli.options import AsJson, Messages, PlanPath
 from autoddl.cli.output import show
+from autoddl.cli.tables.message_tables import twice, with_messages
 from autoddl.cli.tables.table_style import columns, grid
 from autoddl.core.errors import InputError
 from autoddl.core.files import check_file, check_in_place, write_atomically
@@ -47,7 +47,7 @@ def record_path(plan: Path, given: Path | None, none: bool) -> Path | None:
 
 def compare_run_verb(plan: PlanPath, record: Given,
                 trace: Annotated[Path | None, typer.Option(metavar="FILE.json", help="both, for Perfetto")] = None,
-                as_json: AsJson = False) -> None:
+                messages: Messages = False, as_json: AsJson = False) -> None:
     """Set a plan beside the record of its run."""
     from autoddl.core.record import read_record
     from autoddl.explain.compare_run import Compared, compare_run
@@ -57,7 +57,8 @@ def compare_run_verb(plan: PlanPath, record: Given,
     found: Compared | ComparedStages = (compare_run if read.pipeline is None else compare_staged_run)(read, recorded)
     if trace is not None:
         write_atomically(trace, _trace(read, recorded))
-    show(_table(found) if isinstance(found, Compared) else _stages_table(found), _data(found), as_json)
+    table, data = _table(found) if isinstance(found, Compared) else _stages_table(found), _data(found)
+    show(*with_messages(table, data, read, recorded) if messages else (table, data), as_json)
     if not found.equal:
         raise typer.Exit(1)
 
@@ -112,7 +113,7 @@ def _stages_table(found: "ComparedStages") -> RenderableType:
                                                                                part.update)))
     sent = columns("sent", "kind", "axes", "count", "bytes", "waited")
     for row in found.rows:
-        sent.add_row(row.ranks, row.kind, row.axes, _twice(row.count, str), _twice(row.nbytes, show_bytes),
+        sent.add_row(row.ranks, row.kind, row.axes, twice(row.count, str), twice(row.nbytes, show_bytes),
                      show_seconds(row.waited))
     return Group(figures, "", parts, "", sent)
 
@@ -125,12 +126,8 @@ def _both(pair: "Pair") -> str:
 
 
 def _cells(row: "Row") -> tuple[str, ...]:
-    return (row.kind, row.axes, row.level, _twice(row.count, str), _twice(row.nbytes, show_bytes),
+    return (row.kind, row.axes, row.level, twice(row.count, str), twice(row.nbytes, show_bytes),
             *(_short(pair) for pair in (row.seconds, row.exposed, row.hidden)))
-
-
-def _twice(values: tuple[int, int], shown: Callable[[int], str]) -> str:
-    return shown(values[0]) if values[0] == values[1] else f"{shown(values[0])}, {shown(values[1])} recorded"
 
 
 def _short(pair: "Pair") -> str:

@@ -16,7 +16,8 @@ import typer
 from autoddl.core.errors import InputError
 from autoddl.planner.options import PlanOptions
 
-__all__ = ["AsJson", "ClusterPath", "Compiled", "FactoryText", "PlanPath", "Set", "StageNumber", "takes_options"]
+__all__ = ["AsJson", "ClusterPath", "Compiled", "FactoryText", "Messages", "PlanPath", "Set", "StageNumber",
+           "takes_options"]
 
 FactoryText = Annotated[str, typer.Argument(metavar="FILE.py:FACTORY",
                                             help="a function that returns a module, or a module and a sample")]
@@ -26,6 +27,7 @@ StageNumber = Annotated[int | None, typer.Option("--stage", min=0, metavar="N",
                                                 help="look at this stage of a plan with stages, from 0")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="argument of the factory")]
 Compiled = Annotated[bool, typer.Option("--compiled", help="elementwise chains are one kernel, as of torch.compile")]
+Messages = Annotated[bool, typer.Option("--messages", help="what a rank sends: kind, group, level, sizes, bytes")]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
 
 

@@ -10,10 +10,21 @@ from rich.console import Console
 
 from autoddl.capture.factory import Factory, settings
 from autoddl.cli.compare_run import NoRecord, RecordPath, record_path
-from autoddl.cli.options import AsJson, ClusterPath, Compiled, FactoryText, PlanPath, Set, StageNumber, takes_options
+from autoddl.cli.options import (
+    AsJson,
+    ClusterPath,
+    Compiled,
+    FactoryText,
+    Messages,
+    PlanPath,
+    Set,
+    StageNumber,
+    takes_options,
+)
 from autoddl.cli.output import progress_bar, show
 from autoddl.cli.tables import plan_tables
 from autoddl.cli.tables.answer_tables import relaxation_table
+from autoddl.cli.tables.message_tables import with_messages
 from autoddl.cli.tables.own_rules_text import operator_table
 from autoddl.cli.tables.pipeline_tables import stage_of
 from autoddl.cli.way_out import first_way_out
@@ -85,10 +96,11 @@ def _place(path: Path, compiled: bool) -> Cluster:
     return as_compiled(load_cluster(path)) if compiled else load_cluster(path)
 
 
-def show_verb(plan: PlanPath, stage: StageNumber = None, as_json: AsJson = False) -> None:
+def show_verb(plan: PlanPath, stage: StageNumber = None, messages: Messages = False, as_json: AsJson = False) -> None:
     """Print a plan."""
     read = stage_of(load_plan(plan), stage)
-    show(plan_tables.plan_table(read), plan_tables.summary(read), as_json)
+    table, data = plan_tables.plan_table(read), plan_tables.summary(read)
+    show(*with_messages(table, data, read) if messages else (table, data), as_json)
 
 
 @takes_options("overlap")

@@ -13,6 +13,7 @@ Reading order:
     network_choice          the cheapest network on which a step takes at most so long
     what_if                 the plan of the same question under a changed cluster (`changed_cluster`)
     compare_run             a plan and the record of its run, with `record_statistics`; with stages `staged_run`
+    message_sizes           what the ranks of a plan send: kinds, groups, sizes, bytes by level; beside a record
     communication_share     `autoddl network`: the share of communication in data parallel steps, with
                             `data_parallel_work`
 

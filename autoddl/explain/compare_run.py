@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autoddl.core.errors import MismatchError
-from autoddl.core.graph import Graph
+from autoddl.core.errors import InputError, MismatchError
+from autoddl.core.graph import Graph, graph_from_text
 from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan
 from autoddl.core.record import Event, Record, RecordedStep
@@ -24,7 +24,7 @@ from autoddl.schedule.timeline import PredictedStep, predict_timeline
 from autoddl.schedule.traffic import PlannedCollective, traffic
 
 __all__ = ["Compared", "check_record", "compare_run", "differences", "foreseen", "foreseen_bytes", "lacking",
-           "planned_traffic"]
+           "planned_graph", "planned_traffic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def compare_run(plan: Plan, record: Record) -> Compared:
     not keep its question, or has stages (`staged_run`).
     """
     check_record(plan, record)
-    graph, predicted, steps = add_hubs(question_of(plan).graph), foreseen(plan), later(record)
+    graph, predicted, steps = planned_graph(plan), foreseen(plan), later(record)
     line = predicted.step
 
     def computed(step: RecordedStep) -> float:
@@ -107,11 +107,21 @@ def check_record(plan: Plan, record: Record) -> None:
         raise MismatchError("the record has no whole step: the run broke off in its first; run it again")
 
 
-def planned_traffic(plan: Plan, graph: Graph, rank: int) -> tuple[PlannedCollective, ...]:
-    """The collectives and messages of one step on a rank.
+def planned_graph(plan: Plan) -> Graph:
+    """The graph that the plan was made for, of one microbatch; of a plan with stages without hubs.
 
-    `graph` is the planned one, of one microbatch; of a plan with stages it is the captured one, without hubs.
+    Raises InputError for a plan that does not keep it.
     """
+    if plan.pipeline is None:
+        return add_hubs(question_of(plan).graph)
+    if not {"graph", "cluster"} <= plan.source.keys():
+        raise InputError("this plan does not keep the graph and the cluster that its stages were cut from: make it "
+                         "again with `autoddl plan`")
+    return graph_from_text(plan.source["graph"])
+
+
+def planned_traffic(plan: Plan, graph: Graph, rank: int) -> tuple[PlannedCollective, ...]:
+    """The collectives and messages of one step on a rank; `graph` is that of `planned_graph`."""
     if plan.pipeline is not None:
         return stage_traffic(plan, graph, rank)
     return traffic(plan, graph, plan.mesh.coordinate(rank))
@@ -120,7 +130,7 @@ def planned_traffic(plan: Plan, graph: Graph, rank: int) -> tuple[PlannedCollect
 def differences(plan: Plan, graph: Graph, record: Record) -> tuple[str, ...]:
     """Texts of the collectives that the plan has and a step of the record has not, or the other way round.
 
-    `graph` is that of `planned_traffic`.
+    `graph` is that of `planned_graph`.
     """
     found = []
     expected = {rank: _counted(planned_traffic(plan, graph, rank))

@@ -13,13 +13,12 @@ from collections import defaultdict
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from autoddl.core.errors import InputError
-from autoddl.core.graph import Graph, graph_from_text
+from autoddl.core.graph import Graph
 from autoddl.core.hubs import needed_ops
 from autoddl.core.plan import Plan
 from autoddl.core.record import Record, RecordedStep
-from autoddl.cost_models import Cluster, parse_cluster
-from autoddl.explain.compare_run import check_record, differences, lacking, planned_traffic
+from autoddl.cost_models import parse_cluster
+from autoddl.explain.compare_run import check_record, differences, lacking, planned_graph, planned_traffic
 from autoddl.explain.record_statistics import Pair, later, typical
 from autoddl.planner.pipelines.stage_plans import StagedStep, staged_step
 
@@ -86,17 +85,9 @@ class ComparedStages:
         return not self.mismatches
 
 
-def _question(plan: Plan) -> tuple[Graph, Cluster]:
-    """The captured graph of one microbatch, and the cluster. Raises InputError for a plan that does not keep them."""
-    if plan.pipeline is None or not {"graph", "cluster"} <= plan.source.keys():
-        raise InputError("this plan does not keep the graph and the cluster that its stages were cut from: make it "
-                         "again with `autoddl plan`")
-    return graph_from_text(plan.source["graph"]), parse_cluster(plan.source["cluster"], "the plan's cluster")
-
-
 def foreseen_stages(plan: Plan) -> StagedStep:
     """The predicted step of a plan with stages. Raises InputError for a plan that does not keep its graph."""
-    return staged_step(plan, *_question(plan))
+    return staged_step(plan, planned_graph(plan), parse_cluster(plan.source["cluster"], "the plan's cluster"))
 
 
 def foreseen_waiting(plan: Plan) -> float:
@@ -108,7 +99,7 @@ def foreseen_waiting(plan: Plan) -> float:
 def stage_beginnings(plan: Plan) -> tuple[str, ...]:
     """By stage, the module that it begins with. Raises InputError for a plan that does not keep its graph."""
     assert plan.pipeline is not None
-    ops = needed_ops(_question(plan)[0])
+    ops = needed_ops(planned_graph(plan))
     return tuple(next((op.module for op in ops[slice(*stage.ops)] if op.module), "") for stage in plan.pipeline.stages)
 
 
@@ -142,7 +133,7 @@ def compare_staged_run(plan: Plan, record: Record) -> ComparedStages:
     Raises MismatchError for a record of another plan or without a whole step, and InputError for a plan that does not
     keep its graph.
     """
-    graph, _ = _question(plan)
+    graph = planned_graph(plan)
     check_record(plan, record)
     steps = later(record)
     parts = [k for k in range(plan.mesh.sizes[0]) if any(step.rank in _ranks(plan, k) for step in steps)]

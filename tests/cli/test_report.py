@@ -300,3 +300,18 @@ def test_a_browser_shows_the_page_without_errors_within_a_second(plain: Path, st
         assert "console:" not in said.stdout, said.stdout
         ok, count, tip, took, fits = said.stdout.split("found:")[1].split()
         assert (ok, int(count), fits) == ("True", sections, "true") and int(tip) > 3 and float(took) < 1000
+
+
+@pytest.mark.parametrize("kind", ["plain", "staged"])
+def test_messages_are_counted_as_planned_and_as_recorded(kind: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(kind)
+    plan, record = str(folder / "plan.json"), str(folder / "record.jsonl")
+    planned = json.loads(shell("show", plan, "--messages", "--json").out)
+    both = json.loads(shell("compare-run", plan, record, "--messages", "--json").out)
+    assert {row["level"] for row in planned["messages"]} <= {"machine", "pair", "net"}
+    for alone, row in zip(planned["messages"], both["messages"], strict=True):
+        assert alone["count"] == [row["count"][0], None] and row["count"][0] == row["count"][1]
+        assert row["nbytes"][0] == row["nbytes"][1] and row["moved"][0] == row["moved"][1]
+        assert sum(row["classes"]) == row["count"][0]
+    assert {one["rank"] for one in both["levels"]} == ({0} if kind == "plain" else {0, 1})
+    assert all(one["moved"][0] == one["moved"][1] for one in both["levels"])
