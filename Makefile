@@ -1,6 +1,6 @@
 # make demo    plan, prove and train a small GPT on four local processes
 # make test    the tests on two workers, a real case of every promise; make test-all   with the long ones (marked slow)
-# make fuzz    random plans of every model on four ranks against one process: all 240
+# make fuzz    random plans of every model on four ranks against one process: all 456
 # make check   ruff, mypy and the import contracts
 # make setup   the environment in .venv (every target makes it when needed)
 

@@ -1,13 +1,15 @@
 """Small seeded models of every family: `name(...) -> (module, sample)`; forward returns the scalar loss."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from autoddl.capture.sample import Sample
+from autoddl.capture.factory import Factory
+from autoddl.capture.sample import Sample, sample_for
 
 Made = tuple[nn.Module, Sample]
 
@@ -228,9 +230,30 @@ ZOO: dict[str, Callable[[], Made]] = {"gpt": gpt, "gpt2": gpt2, "llama": llama, 
                                       "vgg_bn": vgg_bn, "resnet": resnet, "mixture": mixture}
 
 
+EXAMPLES: dict[str, dict[str, int]] = {
+    "diffusion": {"layers": 1, "width": 16, "side": 8, "batch": 4},
+    "unet": {"width": 8, "levels": 2, "side": 8, "batch": 4},
+    "speech": {"layers": 1, "width": 16, "bands": 6, "frames": 16, "context": 8, "vocab": 24, "batch": 4},
+    "two_towers": {"layers": 1, "width": 16, "side": 16, "context": 6, "vocab": 20, "batch": 8},
+    "graph_network": {"layers": 2, "width": 8, "nodes": 18, "edges": 40},
+    "recommender": {"tables": 3, "rows": 20, "width": 8, "hidden": 12, "batch": 8}}
+"""Files of `examples/` with a factory of the same name, and the sizes that make it small."""
+
+
+def example(name: str, dtype: torch.dtype = torch.float32) -> Made:
+    """A model of `examples/`, small, with its batch."""
+    torch.manual_seed(0)
+    path = Path(__file__).parent.parent.parent / "examples" / f"{name}.py"
+    module = Factory.parse(f"{path}:{name}", EXAMPLES[name]).build()[0].to(dtype)
+    batch = tuple(one.to(dtype) if one.is_floating_point() else one for one in sample_for(module).args)
+    return module, Sample(batch)
+
+
 def named(name: str, **options: Any) -> Made:
     """The model of a family: `gpt`, or `gpt-1` with one layer."""
     family, _, layers = name.partition("-")
+    if family in EXAMPLES:
+        return example(family, **options)
     made: Callable[..., Made] = globals()[family]
     return made(**options, **({"layers": int(layers)} if layers else {}))
 

@@ -2,7 +2,7 @@
 
 Every second plan computes random blocks of the model again in backward.
 
-    make fuzz        all 312 plans in float64 and 39 in float32; `make test` runs one of most models, on all meshes
+    make fuzz        all 456 plans in float64 and 57 in float32; `make test` runs one of most models, on all meshes
 """
 
 from collections import Counter
@@ -26,8 +26,8 @@ from autoddl.runtime.parallelize import parallelize
 from autoddl.schedule.traffic import traffic
 
 MODELS = ("gpt", "gpt2", "llama", "bert", "t5", "vit", "vgg_bn", "resnet", "mixture", "mixtral", "gpt_oss",
-          "deepseek", "regression")
-USUAL = ("t5-1", "mixture-1", "deepseek-1", "regression")
+          "deepseek", "regression", *zoo.EXAMPLES)
+USUAL = ("t5-1", "mixture-1", "deepseek-1", "regression", "unet", "two_towers")
 """Those of `make test`, of one layer; test_parallelize.py and test_microbatches.py run plans of the others there."""
 STEPS = 3
 LR = 1e-3
