@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from autoddl.core.codecs import CODECS, coded_bytes, coded_kind
+from autoddl.core.codecs import CODECS, CODED, coded_bytes, coded_kind
 from autoddl.core.errors import InputError
 from autoddl.core.layout import B, Layout, Mesh, P, Split, State, extents, local_shape, parse_state
 
@@ -45,9 +45,9 @@ class Step:
     def __post_init__(self) -> None:
         if self.source == self.target or not self.axes:
             raise InputError(f"a step changes the state of at least one axis, not {self.source}->{self.target}")
-        if self.codec and (self.codec not in CODECS or self.kind not in ("reduce-scatter", "all-gather")):
-            raise InputError(f"{self.source}->{self.target} cannot be sent as {self.codec!r}: a reduce-scatter or an "
-                             f"all-gather can, as {', '.join(CODECS)}")
+        if self.codec and (self.codec not in CODECS or self.kind not in CODED):
+            raise InputError(f"{self.source}->{self.target} cannot be sent as {self.codec!r}: {', '.join(CODED)} can, "
+                             f"as {', '.join(CODECS)}")
 
     @property
     def kind(self) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from autoddl.core.codecs import part_in_flight
+from autoddl.core.codecs import codecs_of, part_in_flight
 from autoddl.core.conversion import COLLECTIVES, is_copy
 from autoddl.core.graph import RECEIVE, Graph, Kind
 from autoddl.core.hubs import HUB
@@ -318,7 +318,8 @@ class _Bytes:
                 between = self.piece(t, summed) * wide if has_collective(each) else made
                 self.add(0, self.back(j), between if has_collective(last) else own)
             if m > 1 or not passes:
-                part = part_in_flight(self.codecs, "gradients", tensor.gradient.itemsize)
+                codecs = codecs_of(self.codecs, "gradients", tensor.gradient.dtype)
+                part = part_in_flight(codecs, tensor.gradient.itemsize)
                 self.add(self.back(j) + 1, end - 1, part * min(own, made))
 
     def _gathered(self, j: int, k: int) -> None:

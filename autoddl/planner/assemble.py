@@ -28,8 +28,7 @@ from autoddl.pricing.price import (
     cone_cost,
     inner_seconds,
     op_seconds,
-    parameter_steps,
-    routes_of,
+    steps_of,
     update_seconds,
 )
 from autoddl.pricing.space import Choice, Variable
@@ -92,8 +91,7 @@ def _edges(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choi
         source, target = variables[edge.source], variables[edge.target]
         assert isinstance(target.item, Op)
         writes, reads = chosen[edge.source], chosen[edge.target]
-        tensor, table = graph.tensors[edge.tensor], routes_of(pricing, graph.tensors[edge.tensor])
-        forward = table.steps(writes.outputs[edge.port], reads.inputs[edge.slot])
+        tensor = graph.tensors[edge.tensor]
         flows = carries(edge, target, differentiable)
         backward: tuple[Step, ...] = ()
         if isinstance(source.item, Tensor):
@@ -102,9 +100,11 @@ def _edges(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choi
             forward, backward = _parameter(pricing, tensor, ends, edge.tensor in read, parts)
         else:
             times = 1 + (target.item.name in pricing.again)
+            forward = steps_of(pricing, tensor, writes.outputs[edge.port], reads.inputs[edge.slot], "activations")
             parts.add(tensor, forward, writes.outputs[edge.port], pricing.microbatches * times)
             if flows:
-                backward = table.steps(reads.gradients[edge.slot], writes.wanted[edge.port])
+                backward = steps_of(pricing, tensor, reads.gradients[edge.slot], writes.wanted[edge.port],
+                                    "activations")
                 parts.add(tensor, backward, reads.gradients[edge.slot], pricing.microbatches)
         if forward or backward or isinstance(source.item, Tensor):
             found.append(Conversion(
@@ -130,9 +130,9 @@ class _Ends:
 def _parameter(pricing: Pricing, tensor: Tensor, ends: _Ends, saved: bool, parts: _Parts
                ) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
     """The steps of a parameter by way of W, and of its gradient by way of G, with their prices added to `parts`."""
-    steps_of, m = partial(parameter_steps, pricing), pricing.microbatches
+    way, m = partial(steps_of, pricing), pricing.microbatches
     kept = kept_layout(ends.stored, ends.used, ends.depths)
-    once, each = steps_of(tensor, ends.stored, kept, "weights"), steps_of(tensor, kept, ends.used, "weights")
+    once, each = way(tensor, ends.stored, kept, "weights"), way(tensor, kept, ends.used, "weights")
     parts.add(tensor, once, ends.stored)
     parts.add(tensor, each, kept, m * (1 + saved))
     if tensor.master:
@@ -143,8 +143,8 @@ def _parameter(pricing: Pricing, tensor: Tensor, ends: _Ends, saved: bool, parts
     if ends.yielded is None:
         return once + each, ()
     summed = summed_layout(ends.stored, ends.yielded, ends.depths) if m > 1 else ends.stored
-    first, last = (steps_of(tensor.gradient, *way, "gradients")
-                   for way in ((ends.yielded, summed), (summed, ends.stored)))
+    first, last = (way(tensor.gradient, *both, "gradients")
+                   for both in ((ends.yielded, summed), (summed, ends.stored)))
     parts.add(tensor.gradient, first, ends.yielded, m)
     parts.add(tensor.gradient, last, summed)
     parts.cast(tensor, tensor.gradient, (ends.yielded,), m)
@@ -161,9 +161,9 @@ def _ends(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choic
             continue
         for port, t in enumerate(variable.item.outputs):
             if t in ends:
-                table, tensor, flows = routes_of(pricing, graph.tensors[t]), graph.tensors[t], t == graph.outputs[0]
-                forward = table.steps(choice.outputs[port], whole)
-                backward = table.steps(whole, choice.wanted[port]) if flows else ()
+                tensor, flows = graph.tensors[t], t == graph.outputs[0]
+                forward = steps_of(pricing, tensor, choice.outputs[port], whole, "")
+                backward = steps_of(pricing, tensor, whole, choice.wanted[port], "") if flows else ()
                 parts.add(tensor, forward, choice.outputs[port], pricing.microbatches)
                 parts.add(tensor, backward, whole, pricing.microbatches)
                 if forward or backward:

@@ -11,7 +11,7 @@ from dataclasses import Field, dataclass, field, fields, replace
 from math import inf
 from typing import Any, ParamSpec, TypedDict, TypeVar, cast
 
-from autoddl.core.codecs import CODECS, parse_codecs
+from autoddl.core.codecs import CODECS, checked_codecs, parse_codecs
 from autoddl.core.degrees import Degrees
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline_schedules import generate
@@ -55,6 +55,7 @@ class Options(TypedDict, total=False):
     schedule: Sequence[str]
     cut: Sequence[str]
     compress: Sequence[str]
+    error: float | None
     expert_load: float
 
 
@@ -123,10 +124,15 @@ class PlanOptions:
     cut: tuple[str, ...] = _option((), "a module with which a stage begins, like 'h.4'", metavar="MODULE")
     """Modules with which stages begin, in order: with n of them all plans have n + 1 stages."""
 
-    compress: tuple[str, ...] = _option((), "messages that may be sent with an error, where that is faster, like "
-                                        f"'gradients=int8,weights=bfloat16'; codecs {', '.join(CODECS)}",
+    compress: tuple[str, ...] = _option((), "messages that may be sent coded, where that is faster, like "
+                                        "'gradients=int8,weights=bfloat16/lossless', of gradients, weights, "
+                                        f"activations, pipeline; codecs {', '.join(CODECS)}; or hybrid, or lossless",
                                         metavar="MESSAGES=CODEC,...", written=str)
-    """Messages of parameters that may be coded, as text (`core.codecs`); loss and gradients are then not exact."""
+    """Messages that may be coded, as text (`core.codecs`); gradients are then not exact, but for `lossless`."""
+
+    error: float | None = _option(None, "part of the largest value of a block by which coded values may be off, like "
+                                  "1e-3; without --compress all messages may be coded so")
+    """The most that a coded value may be off, relative to the largest of its block; None: as `compress` says."""
 
     expert_load: float = _option(BALANCED, "rows of the busiest rank over the mean, in layers of experts")
     """The most rows that a rank of split experts multiplies, over the mean, for which seconds and bytes are planned."""
@@ -138,6 +144,8 @@ class PlanOptions:
         object.__setattr__(self, "schedule", _schedules(self.schedule))
         object.__setattr__(self, "cut", tuple(self.cut))
         object.__setattr__(self, "compress", parse_codecs(self.compress))
+        if self.error is not None:
+            object.__setattr__(self, "compress", checked_codecs(self.compress, self.error))
         if self.mine is not None:
             object.__setattr__(self, "mine", str(Degrees.parse(self.mine)))
         if self.mine is not None and self.mesh is not None:

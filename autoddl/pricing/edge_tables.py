@@ -174,7 +174,8 @@ def edge_ends(pricing: Pricing, ports: Ports, source: Variable, target: Variable
 
     Where no gradient flows, those of the value stand for its layouts: a boolean tensor has no PartialSum to look up.
     """
-    table, parameter = routes_of(pricing, use.tensor), isinstance(source.item, Tensor)
+    parameter = isinstance(source.item, Tensor)
+    table = routes_of(pricing, use.tensor, "weights" if parameter else "activations")
     writes, reads = ports.writes(source.choices, use.port), ports.reads(target.choices, use.slot)
     here, there = ports.positions(writes, 0, table), ports.positions(reads, 0, table)
     wanted, yields = (ports.positions(writes, 1, table), ports.positions(reads, 1, table)) if use.flows \
@@ -218,7 +219,8 @@ def _behind(pricing: Pricing, ports: Ports, target: Variable, use: Use, ends: En
     assert isinstance(op, Op)
     if ends.parameter or op.target == HUB or base(op) not in VIEWS or len(op.inputs) != 1 or len(op.outputs) != 1:
         return None
-    routes, given = routes_of(pricing, pricing.graph.tensors[op.outputs[0]]), numbered(target.choices)
+    routes = routes_of(pricing, pricing.graph.tensors[op.outputs[0]], "activations")
+    given = numbered(target.choices)
     inside, outside = ends.routes.place, routes.place
     reads, output = inside[given.inputs[0]], outside[given.outputs[0]]
     option, many = np.full(len(ends.routes.layouts), -1), np.bincount(reads, minlength=len(ends.routes.layouts))

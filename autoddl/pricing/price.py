@@ -38,7 +38,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from autoddl.core.codecs import CLASSES, CODECS, codec_of, part_in_flight
+from autoddl.core.codecs import CODECS, CODED, codecs_of, part_in_flight
 from autoddl.core.conversion import COLLECTIVES, Step, group_size, step_sizes
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.layout import Layout, Mesh, Split, local_shape
@@ -66,7 +66,7 @@ from autoddl.pricing.routes import Routes, routes
 
 __all__ = ["HOST", "UPDATE", "Counts", "Kernels", "Ports", "Pricing", "cast_seconds", "cone_cost",
            "end_seconds", "floor_passes", "floor_seconds", "floor_sums", "inner_seconds", "kernel_of", "op_seconds",
-           "parameter_steps", "pass_seconds", "routes_of", "update_seconds"]
+           "pass_seconds", "routes_of", "steps_of", "update_seconds"]
 
 HOST = 100e-6
 """Seconds of the host per operator of the graph and pass, where a program launches kernels one by one."""
@@ -138,7 +138,7 @@ class Pricing:
     ports: Ports | None = None
     """What messages to other stages take; None: they are not counted."""
     codecs: tuple[str, ...] = ()
-    """Messages of parameters that may be coded, as text (`core.codecs`); a step is where that is faster."""
+    """Messages that may be coded, as text (`core.codecs`); a step is where that is faster."""
     chained: Mapping[str, Chained] = field(init=False, compare=False)
     """By name, the ops that are fused with others: those that run again are not, whatever their neighbours do."""
     blocks: tuple[Block, ...] = field(init=False, compare=False)
@@ -178,13 +178,13 @@ class Pricing:
     def coding(self, step: Step, full: int, itemsize: int) -> tuple[float, float]:
         """Seconds in which a step's values are coded before they are sent, and decoded after; 0 where they are not.
 
-        A reduce-scatter codes its whole buffer, an all-gather the rank's own piece; both decode a whole one.
+        An all-gather codes the rank's own piece, others their whole buffer; all decode a whole one.
         """
         if not step.codec:
             return 0.0, 0.0
         before, after = CODECS[step.codec].passes
         values = 4.0 * full / itemsize
-        own = values if step.kind == "reduce-scatter" else values / group_size(step, self.mesh)
+        own = values / group_size(step, self.mesh) if step.kind == "all-gather" else values
         return elementwise_seconds(self.cluster.device, before * own), elementwise_seconds(self.cluster.device,
                                                                                             after * values)
 
@@ -194,12 +194,12 @@ class Pricing:
             return self.step_seconds(step, BUCKET_BYTES, touched, itemsize) * full / BUCKET_BYTES
         return self.step_seconds(step, full, touched * (step.kind != "slice"), itemsize)
 
-    def as_sent(self, step: Step, full: int, itemsize: int, messages: str) -> Step:
-        """The step as it is sent: coded where that is allowed, and faster."""
-        codec = codec_of(self.codecs, messages)
-        if not codec or step.kind not in CLASSES[messages] or CODECS[codec].bits >= 8 * itemsize:
+    def as_sent(self, step: Step, full: int, itemsize: int, codecs: tuple[str, ...], bucketed: bool) -> Step:
+        """The step as it is sent: as the one of `codecs` that is fastest, or as it is if none is faster."""
+        if not codecs or step.kind not in CODED:
             return step
-        return min((step, step.coded(codec)), key=lambda one: self.bucket_seconds(one, full, 0, itemsize))
+        seconds = self.bucket_seconds if bucketed else self.step_seconds
+        return min((step, *map(step.coded, codecs)), key=lambda one: seconds(one, full, 0, itemsize))
 
 
 @lru_cache(maxsize=10_000)
@@ -209,38 +209,34 @@ def _group(mesh: Mesh, axes: tuple[int, ...]) -> Group:
 
 @lru_cache(maxsize=256)
 def _routes(shape: tuple[int, ...], itemsize: int, mesh: Mesh, cluster: Cluster, partial: bool, bucketed: bool,
-            codec: str) -> Routes:
+            codecs: tuple[str, ...]) -> Routes:
     """The routes of a tensor of `shape`, which depend on nothing but the arguments."""
-    pricing = Pricing(Graph((), (), ()), mesh, cluster, codecs=(codec,) if codec else ())
-    messages = codec.partition("=")[0]
+    pricing = Pricing(Graph((), (), ()), mesh, cluster)
 
     def seconds(step: Step, full: int, touched: int) -> float:
-        if messages:
-            step = pricing.as_sent(step, full, itemsize, messages)
+        step = pricing.as_sent(step, full, itemsize, codecs, bucketed)
         return (pricing.bucket_seconds if bucketed else pricing.step_seconds)(step, full, touched, itemsize)
 
-    return routes(shape, itemsize, mesh, seconds, partial, part_in_flight((codec,), messages, itemsize))
+    return routes(shape, itemsize, mesh, seconds, partial, part_in_flight(codecs, itemsize))
 
 
-def routes_of(pricing: Pricing, tensor: Tensor, messages: str = "weights") -> Routes:
+def routes_of(pricing: Pricing, tensor: Tensor, messages: str) -> Routes:
     """The cheapest conversions between all legal layouts of `tensor` on this mesh and cluster.
 
-    Those of a parameter are of `messages` that may be coded: weights, or gradients.
+    They are of `messages` that may be coded (`core.codecs.CLASSES`); "" for such that never are.
     """
-    bucketed = tensor.kind is Kind.PARAMETER
-    codec = codec_of(pricing.codecs, messages) if bucketed else ""
-    return _routes(tensor.shape, tensor.itemsize, pricing.mesh, pricing.cluster, tensor.dtype != "bool", bucketed,
-                   f"{messages}={codec}" if codec else "")
+    return _routes(tensor.shape, tensor.itemsize, pricing.mesh, pricing.cluster, tensor.dtype != "bool",
+                   tensor.kind is Kind.PARAMETER, codecs_of(pricing.codecs, messages, tensor.dtype))
 
 
-def parameter_steps(pricing: Pricing, tensor: Tensor, source: Layout, target: Layout, messages: str
-                    ) -> tuple[Step, ...]:
-    """The cheapest steps of a parameter's weight or gradient, each coded where `routes_of` priced it so."""
+def steps_of(pricing: Pricing, tensor: Tensor, source: Layout, target: Layout, messages: str) -> tuple[Step, ...]:
+    """The cheapest steps between two layouts, each coded where `routes_of` priced it so."""
     steps = routes_of(pricing, tensor, messages).steps(source, target)
-    if not codec_of(pricing.codecs, messages):
+    codecs = codecs_of(pricing.codecs, messages, tensor.dtype)
+    if not codecs:
         return steps
     sizes = step_sizes(steps, tensor.shape, tensor.itemsize, source, pricing.mesh)
-    return tuple(pricing.as_sent(step, full, tensor.itemsize, messages)
+    return tuple(pricing.as_sent(step, full, tensor.itemsize, codecs, tensor.kind is Kind.PARAMETER)
                  for step, (full, _) in zip(steps, sizes, strict=True))
 
 
@@ -408,7 +404,7 @@ def end_seconds(pricing: Pricing, t: int, choice: Choice, port: int, flows: bool
     The loss, and the new value of a buffer, are needed whole by every rank.
     """
     tensor, whole = pricing.graph.tensors[t], Layout.broadcast(pricing.mesh)
-    table = routes_of(pricing, tensor)
+    table = routes_of(pricing, tensor, "")
     back = table.seconds[table.index[whole], table.index[choice.wanted[port]]] if flows else 0.0
     there, times = table.seconds[table.index[choice.outputs[port]], table.index[whole]], pricing.times
     return float(there * times.forward + back * times.backward)

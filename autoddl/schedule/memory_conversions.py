@@ -124,7 +124,7 @@ class ConversionMemory:
         """Codes the pieces of `sent`, each `row` bytes, and starts to exchange them."""
         heap, n = self.heap, group_size(step, self.mesh)
         coded = coded_bytes(step.codec, n, row * n, itemsize)
-        pieces = coded if step.kind == "reduce-scatter" else coded // n
+        pieces = coded // n if step.kind == "all-gather" else coded
         out = heap.new(pieces, "transient")
         heap.moment(8.0 * row / itemsize)
         for storage in sent:

@@ -82,7 +82,8 @@ def _of_edge(conversion: Conversion, tensor: Tensor, mesh: Mesh, at: tuple[int, 
             for step, nbytes in zip(steps, _payloads(tensor, steps, start, mesh, at), strict=True):
                 if step.kind in COLLECTIVES:
                     names = "+".join(mesh.names[a] for a in step.axes)
-                    yield PlannedCollective(direction, step.kind, names, nbytes, origin)
+                    kind, sent = step.sends(group_size(step, mesh), nbytes, tensor.itemsize)
+                    yield PlannedCollective(direction, kind, names, sent, origin)
 
 
 def _repeated(sent: tuple[PlannedCollective, ...], again: bool) -> tuple[PlannedCollective, ...]:

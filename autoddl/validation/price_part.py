@@ -96,7 +96,7 @@ def _conversions(spec: PartSpec, found: PartChoice) -> Iterator[Part]:
         source, target = found.space[edge.source].item, found.space[edge.target].item
         if isinstance(source, Tensor) or (isinstance(target, Op) and _is_frame(graph, target)):
             continue
-        table = routes_of(found.pricing, graph.tensors[edge.tensor])
+        table = routes_of(found.pricing, graph.tensors[edge.tensor], "activations")
         out, into = found.chosen[edge.source], found.chosen[edge.target]
         seconds = float(table.seconds[table.index[out.outputs[edge.port]], table.index[into.inputs[edge.slot]]])
         back = 0.0

@@ -61,7 +61,7 @@ def test_rows_come_out_again_from_the_layouts(name: str, mesh: str, microbatches
 
 def test_rows_of_a_coded_plan_come_out_again() -> None:
     """While a gradient is sent coded a rank has less of it than either of its pieces."""
-    words, place = ("gradients=int4", "weights=int8"), parse_cluster(SLOW_LINKS, "slow")
+    words, place = ("gradients=int4", "weights=int8", "activations=int4"), parse_cluster(SLOW_LINKS, "slow")
     graph = add_hubs(capture(*zoo.gpt()).graph)
     pricing = Pricing(graph, Mesh.parse("machine=2,pair=2"), place, "adamw", codecs=words)
     network = network_of(pricing, variables(graph, pricing.mesh))

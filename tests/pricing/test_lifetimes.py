@@ -111,9 +111,13 @@ def test_no_row_is_above_the_line_of_a_mixed_plan(name: str, recipe: str, microb
     assert made.predicted.seconds == pytest.approx(network.seconds(choice), rel=1e-12)
 
 
-@parametrize_or_slow("name,recipe,microbatches,codecs", [("gpt-1", "as-written", 2, "gradients=int8,weights=int8")], [
+@parametrize_or_slow("name,recipe,microbatches,codecs", [
+    ("gpt-1", "as-written", 2, "gradients=int8,weights=int8"), ("gpt-1", "as-written", 1, "activations=int4")], [
     ("llama", "bf16-mixed", 1, "gradients=int4,weights=int8"), ("gpt", "bf16-mixed", 2, "gradients=bfloat16"),
-    ("vgg_bn", "as-written", 1, "gradients=int4,weights=int4"), ("tied", "as-written", 2, "gradients=int8")])
+    ("gpt", "as-written", 1, "activations=int4"), ("llama", "bf16-mixed", 2, "activations=int4"),
+    ("t5", "as-written", 1, "activations=int8/lossless"), ("resnet", "as-written", 1, "activations=int4"),
+    ("vgg_bn", "as-written", 1, "gradients=int4,weights=int4,activations=int4"),
+    ("tied", "as-written", 2, "gradients=int8")])
 def test_no_row_is_above_the_line_of_a_coded_plan(name: str, recipe: str, microbatches: int, codecs: str) -> None:
     network = _network(name, "machine=2,pair=2", microbatches, recipe=recipe, codecs=tuple(codecs.split(",")))
     for seed in range(2 if name == "gpt-1" else 12):

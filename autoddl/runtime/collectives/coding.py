@@ -1,16 +1,17 @@
 """Codes rows of values as bytes and back, as `core.codecs` says: what a coded collective sends.
 
     encode    (rows, elements) of any float dtype -> (rows, row_bytes) of uint8
-    decode    back, in float32
+    decode    back, in float32; of the lossless codec in the dtype of the values
 
 A row of blocks has all values first, then the scales of its blocks. Rows are coded one after the other, so that what
-they take besides is that of one row.
+they take besides is that of one row. Lossless rows are those of `lossless_rows`.
 """
 
 import torch
 from torch import Tensor
 
 from autoddl.core.codecs import BLOCK, CODECS
+from autoddl.runtime.collectives.lossless_rows import pack, unpack
 
 __all__ = ["decode", "decode_sum", "encode"]
 
@@ -19,11 +20,15 @@ TINY = torch.finfo(torch.float32).tiny
 
 def encode(name: str, rows: Tensor) -> Tensor:
     """The bytes of each row."""
-    found = torch.empty(len(rows), CODECS[name].row_bytes(rows.shape[1]), dtype=torch.uint8, device=rows.device)
+    codec = CODECS[name]
+    found = torch.empty(len(rows), codec.row_bytes(rows.shape[1], rows.element_size()), dtype=torch.uint8,
+                        device=rows.device)
     for row, into in zip(rows, found, strict=True):
-        if CODECS[name].scaled:
-            _encode_blocks(CODECS[name].bits, row, into)
-        else:
+        if codec.lossless and len(row):
+            pack(row, into)
+        elif codec.scaled:
+            _encode_blocks(codec.bits, row, into)
+        elif not codec.lossless:
             into.copy_(row.to(getattr(torch, name)).view(torch.uint8))
     return found
 
@@ -45,14 +50,20 @@ def _encode_blocks(bits: int, row: Tensor, into: Tensor) -> None:
         q.add_(8)
         into[:size].copy_(torch.add(q[0::2], q[1::2], alpha=16)[:size])
     else:
-        into[:size].copy_(q[:size].to(torch.int8).view(torch.uint8))
+        into[:size].copy_(q[:len(row)].to(_integers(bits)).view(torch.uint8))
 
 
-def _decode_row(name: str, data: Tensor, elements: int) -> Tensor:
-    """The values of a row, in float32."""
+def _integers(bits: int) -> torch.dtype:
+    return torch.int16 if bits == 16 else torch.int8
+
+
+def _decode_row(name: str, data: Tensor, elements: int, dtype: torch.dtype, exponents: Tensor | None) -> Tensor:
+    """The values of a row."""
     codec = CODECS[name]
     if not elements:
         return torch.empty(0, device=data.device)
+    if codec.lossless:
+        return unpack(data, elements, dtype, exponents)
     if not codec.scaled:
         return data.view(getattr(torch, name)).float()
     blocks, size = _blocks(codec.bits, elements)
@@ -62,18 +73,25 @@ def _decode_row(name: str, data: Tensor, elements: int) -> Tensor:
         q[0:2 * size:2], q[1:2 * size:2] = data[:size] & 15, data[:size] >> 4
         q.sub_(8)
     else:
-        q[:size] = data[:size].view(torch.int8)
+        q[:elements] = data[:size].view(_integers(codec.bits))
     return q.view(blocks, BLOCK).mul_(scale).view(-1)[:elements]
 
 
-def decode(name: str, data: Tensor, elements: int) -> Tensor:
-    """The values of every row, (rows, elements)."""
-    return torch.stack([_decode_row(name, row, elements) for row in data])
+def decode(name: str, data: Tensor, elements: int, dtype: torch.dtype = torch.float32,
+           exponents: Tensor | None = None) -> Tensor:
+    """The values of every row, (rows, elements), which were of `dtype`.
+
+    `exponents`, (rows, elements), are those of lossless rows that say so.
+    """
+    return torch.stack([_decode_row(name, row, elements, dtype, None if exponents is None else exponents[k])
+                        for k, row in enumerate(data)])
 
 
-def decode_sum(name: str, data: Tensor, elements: int) -> Tensor:
-    """The sum of the values of all rows, (1, elements), added up in the order of the rows."""
-    total = _decode_row(name, data[0], elements).clone()
-    for row in data[1:]:
-        total.add_(_decode_row(name, row, elements))
+def decode_sum(name: str, data: Tensor, elements: int, dtype: torch.dtype = torch.float32,
+               exponents: Tensor | None = None) -> Tensor:
+    """The sum of the values of all rows, (1, elements), added up in float32 in the order of the rows."""
+    total = torch.zeros(0)
+    for k, row in enumerate(data):
+        values = _decode_row(name, row, elements, dtype, None if exponents is None else exponents[k])
+        total = total.add_(values) if k else values.to(torch.float32, copy=True)
     return total.unsqueeze(0)

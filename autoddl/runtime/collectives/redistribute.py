@@ -7,7 +7,8 @@ payload is that of `core.conversion`, and a `Recorder` notes the buffer:
     all-reduce      the buffer                           all-to-all      the buffer that it sends
 
 A step with a codec sends bytes instead (`core.codecs`). An all-gather is one of coded pieces, a reduce-scatter an
-all-to-all of them, and each rank adds up what it decoded.
+all-to-all of them, and each rank adds up what it decoded. Where exponents of a lossless row find no room, every row of
+that rank says so. So all ranks of the group know it, and wait for a second collective, which brings the exponents.
 
 Along an axis whose group has one rank, nothing is sent and nothing changes. The plan gives the forward steps of a
 conversion and the steps of its gradient separately: neither follows from the other.
@@ -21,10 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autoddl.core.codecs import coded_kind
+from autoddl.core.codecs import CODECS, coded_kind
 from autoddl.core.conversion import COLLECTIVES, Step
 from autoddl.core.layout import Layout
 from autoddl.runtime.collectives.coding import decode, decode_sum, encode
+from autoddl.runtime.collectives.lossless_rows import exponents_of, lacks_exponents
 from autoddl.runtime.collectives.packing import Packing, packing_of
 from autoddl.runtime.collectives.process_groups import Groups, peer_error
 from autoddl.runtime.collectives.recorder import ExecutedCollective, Mark, Recorder
@@ -168,20 +170,30 @@ class Move:
         """Exchanges the tensors' pieces as bytes; what came is decoded when it is waited for."""
         rows = [piece.pack(x) for piece, x in zip(self._pieces, tensors, strict=True)]
         joined = rows[0].flatten(1) if len(rows) == 1 else torch.cat([r.flatten(1) for r in rows], 1)
-        codec, elements, dtype = self._step.codec, joined.shape[1], joined.dtype
+        codec, elements, dtype, own = self._step.codec, joined.shape[1], joined.dtype, None
         sent = encode(codec, joined)
+        if CODECS[codec].lossless and lacks_exponents(sent, sent):
+            own = exponents_of(joined)
         got = sent.new_empty(self._n, sent.shape[1])
-        self._note(got)
-        try:
-            work = self._start_coded(got.view(-1), sent.view(-1), asynchronous)
-        except RuntimeError as error:
-            raise peer_error(self._text, error) from error
+        work, count = self._hand_over_coded(got, sent, asynchronous), len(joined)
 
         def finish() -> list[Tensor]:
-            found = (decode_sum if self.kind == "reduce-scatter" else decode)(codec, got, elements)
+            every = None
+            if CODECS[codec].lossless and lacks_exponents(got):
+                every = got.new_empty(self._n, elements)
+                self._hand_over_coded(every, got.new_zeros(count, elements) if own is None else own, False)
+            found = (decode_sum if self.kind == "reduce-scatter" else decode)(codec, got, elements, dtype, every)
             return self._joined(found.to(dtype))
 
         return work, finish, (sent, got)
+
+    def _hand_over_coded(self, got: Tensor, sent: Tensor, asynchronous: bool) -> Any:
+        """Starts the collective of bytes; an error of the backend becomes a MachineError."""
+        self._note(got)
+        try:
+            return self._start_coded(got.view(-1), sent.view(-1), asynchronous)
+        except RuntimeError as error:
+            raise peer_error(self._text, error) from error
 
     def _joined(self, rows: Tensor) -> list[Tensor]:
         if len(self._pieces) == 1:
