@@ -13,12 +13,9 @@ recipe of precision. A checkpoint of one recipe is read under any other: floatin
 which the plan stores them.
 """
 
-import os
-import re
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +27,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from autoddl.core.errors import InputError, MachineError, MismatchError
+from autoddl.runtime.checkpoint_folder import clear, is_whole, places, refusal, rename
 from autoddl.runtime.checkpoint_reader import CheckpointReader, read
 from autoddl.runtime.collectives.process_groups import peer_error
 from autoddl.runtime.collectives.told_values import first_value
@@ -37,11 +35,9 @@ from autoddl.runtime.collectives.told_values import first_value
 if TYPE_CHECKING:
     from autoddl.runtime.parallelize import ParallelModel
 
-__all__ = ["check_writable", "load", "save"]
+__all__ = ["check_writable", "from_first", "is_first", "load", "save", "snapshot", "write"]
 
-METADATA, REPLACED, RECIPE = ".metadata", ".replaced", "recipe"
-OURS = re.compile(r"__\d+_\d+\.distcp|\.metadata(\.tmp)?|\.replaced")
-"""Names of the files that a save puts into its folder."""
+RECIPE = "recipe"
 
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -50,7 +46,8 @@ def _distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def _first() -> bool:
+def is_first() -> bool:
+    """Whether this process is the first rank, or the only one."""
     return not _distributed() or dist.get_rank() == 0
 
 
@@ -102,64 +99,8 @@ def _without_gradients(optimizer: torch.optim.Optimizer | None) -> Iterator[None
 
 def check_writable(path: str | Path) -> None:
     """Raises InputError unless `save` may write `path`; called before training, so that no training is lost."""
-    refusal = _refusal(path)
-    if refusal:
-        raise InputError(refusal)
-
-
-def _places(path: str | Path) -> tuple[Path, Path]:
-    """The folder itself, with links followed, and the one next to it that is written first."""
-    final = Path(path).resolve()
-    return final, final.parent / f"{final.name}.writing"
-
-
-def _refusal(path: str | Path) -> str:
-    """Why `path` cannot be written, and the way out; "" if it can."""
-    try:
-        return _taken(path) or _closed(path)
-    except OSError as error:
-        return f"the checkpoint {path} cannot be written: {error}"
-
-
-def _taken(path: str | Path) -> str:
-    """Why whatever is at `path` must not be replaced; "" if it may."""
-    final, writing = _places(path)
-    if Path.cwd().is_relative_to(final) or final.is_mount():
-        return (f"the checkpoint {path} would replace the current folder, one that holds it, or a mount point: give it "
-                f"a folder of its own, like {Path(path, 'checkpoint')}")
-    if final.exists() and not (_whole(final) or _empty(final)):
-        return (f"{path} is there and is no checkpoint, so a checkpoint must not replace it: give a new folder, or one "
-                "that `save` wrote")
-    if os.path.lexists(writing) and not _left(writing):
-        return (f"{writing}, where the checkpoint {path} is written first, is there and no save left it: move it away, "
-                "or save to another folder")
-    return ""
-
-
-def _closed(path: str | Path) -> str:
-    """Why the folders at `path` let nothing be written; "" if they do."""
-    final, _ = _places(path)
-    above = next(folder for folder in final.parents if folder.exists())
-    closed = next((folder for folder in (above, final) if folder.exists() and not _open(folder)), None)
-    return f"the checkpoint {path} cannot be written: this process may not write into {closed}" if closed else ""
-
-
-def _open(folder: Path) -> bool:
-    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
-
-
-def _whole(folder: Path) -> bool:
-    """Whether the folder is a checkpoint; its metadata is written last."""
-    return (folder / METADATA).is_file()
-
-
-def _empty(folder: Path) -> bool:
-    return folder.is_dir() and not any(folder.iterdir())
-
-
-def _left(folder: Path) -> bool:
-    """Whether the folder was left by a save that was cut off."""
-    return not folder.is_symlink() and folder.is_dir() and all(OURS.fullmatch(entry.name) for entry in folder.iterdir())
+    if why := refusal(path):
+        raise InputError(why)
 
 
 def save(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: str | Path) -> None:
@@ -168,72 +109,39 @@ def save(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
     Other files in the folder of the replaced checkpoint stay there. Raises InputError where the path must not be
     written, MachineError where writing fails.
     """
-    final, writing = _places(path)
-    refusal = _from_first(_refusal(path) or _clear(writing, final) if _first() else "")
-    if refusal:
-        raise InputError(refusal)
+    final, writing = places(path)
+    why = from_first(refusal(path) or clear(writing, final) if is_first() else "")
+    if why:
+        raise InputError(why)
+    write(snapshot(model, optimizer), writing, path)
+    failure = from_first(rename(writing, final) if is_first() else "")
+    if failure:
+        raise MachineError(f"the checkpoint {path} was written to {writing} and not renamed ({failure})")
+
+
+def snapshot(model: "ParallelModel", optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    """The state of this rank that a checkpoint holds. Its tensors are the model's own, not copies."""
     fresh = _fresh(optimizer)
     with _without_gradients(optimizer if fresh else None):
         state = {**_owned(_state(model.module, optimizer, model.steps), model.copies), RECIPE: model.plan.precision}
     if fresh:
         _forget_state(optimizer, state)
+    return state
+
+
+def write(state: Mapping[str, Any], writing: Path, path: str | Path, group: dist.ProcessGroup | None = None) -> None:
+    """Writes a state into the folder `writing`; every rank of `group` calls it. Errors are about `path`.
+
+    The folder is whole when the first rank comes back. Raises MachineError where writing fails, on every rank."""
     try:
-        with _quietly():
-            dcp.save(state, checkpoint_id=writing, no_dist=not _distributed())
+        with _quietly() if not _distributed() else nullcontext():
+            dcp.save(dict(state), checkpoint_id=writing, process_group=group, no_dist=not _distributed())
     except (CheckpointException, OSError, RuntimeError) as error:
         raise MachineError(f"the checkpoint {path} was not written ({_reason(error)}); the one from before, if there "
                            "was one, is as it was") from error
-    failure = _from_first(_rename(writing, final) if _first() else "")
-    if failure:
-        raise MachineError(f"the checkpoint {path} was written to {writing} and not renamed ({failure})")
 
 
-def _clear(writing: Path, final: Path) -> str:
-    """Removes the rest of a save that was cut off, or names it if it is the only checkpoint; returns the error."""
-    try:
-        if _whole(writing) and not _whole(final):
-            _put(writing, final)
-        if writing.exists():
-            shutil.rmtree(writing)
-    except OSError as error:
-        return f"what a save left in {writing} cannot be taken away ({error}): take it away"
-    return ""
-
-
-def _rename(writing: Path, final: Path) -> str:
-    """Puts the written folder in its place; returns the error, "" without one."""
-    try:
-        _put(writing, final)
-    except OSError as error:
-        return str(error)
-    return ""
-
-
-def _put(writing: Path, final: Path) -> None:
-    """Renames the written folder. The replaced checkpoint goes along, then away, but for files that no save wrote."""
-    if _empty(final):
-        final.rmdir()
-    elif final.exists():
-        _give_back(final)
-        os.rename(final, writing / REPLACED)
-    os.rename(writing, final)
-    _give_back(final)
-
-
-def _give_back(folder: Path) -> None:
-    """Deletes the replaced checkpoint, but for files that no save wrote: they move into the new one.
-
-    Where the new one has a file of that name, they are called NAME.replaced.
-    """
-    replaced = folder / REPLACED
-    if replaced.exists():
-        for entry in [entry for entry in replaced.iterdir() if not OURS.fullmatch(entry.name)]:
-            taken = os.path.lexists(folder / entry.name)
-            os.rename(entry, folder / f"{entry.name}{REPLACED * taken}")
-        shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _from_first(word: str) -> str:
+def from_first(word: str) -> str:
     """The word of the first rank, on every rank."""
     if not _distributed():
         return word
@@ -248,8 +156,8 @@ def load(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
 
     Raises InputError where there is no checkpoint, MismatchError where it does not fit.
     """
-    found = Path(_from_first(str(_readable(path))))
-    if not _whole(found):
+    found = Path(from_first(str(_readable(path))))
+    if not is_whole(found):
         raise InputError(f"{path} is no checkpoint: it has no .metadata; give the folder that `save` wrote")
     with _without_gradients(optimizer if _fresh(optimizer) else None):
         state = _state(model.module, optimizer, 0)
@@ -277,9 +185,9 @@ def load(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
 
 def _readable(path: str | Path) -> Path:
     """The folder; if it is no checkpoint, one that a save which was cut off had finished, here or as NAME.old."""
-    final, writing = _places(path)
+    final, writing = places(path)
     folders = (final, writing, final.parent / f"{final.name}.old")
-    return next((folder for folder in folders if _whole(folder)), final)
+    return next((folder for folder in folders if is_whole(folder)), final)
 
 
 def _unsaved(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, state: dict[str, Any],
