@@ -29,8 +29,8 @@ _HOMES = {"plan": "autoddl.api", "compare": "autoddl.api", "parallelize": "autod
 
 
 def __getattr__(name: str) -> Any:
-    if name == "checkpoint":
-        return import_module("autoddl.runtime.checkpoint")
+    if name in ("checkpoint", "recovery"):
+        return import_module(f"autoddl.runtime.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'autoddl' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)

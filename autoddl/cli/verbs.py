@@ -30,7 +30,7 @@ from autoddl.cli.tables.pipeline_tables import stage_of
 from autoddl.cli.way_out import first_way_out
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.files import check_file, check_folder
-from autoddl.core.plan import load_plan
+from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import Cluster, load_cluster, show_seconds
 from autoddl.launch.launch import leave
 from autoddl.planner.options import PlanOptions
@@ -42,9 +42,13 @@ __all__ = ["compare_verb", "plan_verb", "run_verb", "show_verb", "verify_verb"]
 def plan_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, set_: Set = None,
          output: Annotated[Path | None, typer.Option("-o", "--output", help="write the plan here")] = None,
          relax: Annotated[bool, typer.Option(help="if nothing fits, price what would")] = False,
+         spares: Annotated[int, typer.Option(min=0, metavar="N", help="plan for when up to N devices are lost too, "
+                                             "beside -o")] = 0,
          compiled: Compiled = False, as_json: AsJson = False) -> None:
     """Find the best configuration of a model on a cluster."""
     check_file(output)
+    if spares and output is None:
+        raise InputError("--spares writes plans beside the plan: say where, with -o PLAN")
     if relax:
         from autoddl.explain.relax import check_relaxable
         check_relaxable(options)
@@ -66,7 +70,22 @@ def plan_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, 
             raise _with_way_out(error, model, place, sample, options, progress) from None
     if output is not None:
         found.save(output)
+        _save_spares(found, spares, output)
     show(plan_tables.plan_table(found), plan_tables.summary(found), as_json)
+
+
+def _save_spares(found: Plan, lost: int, output: Path) -> None:
+    """Writes plans for when up to `lost` devices are lost, each named by its ranks, and says so on stderr."""
+    if not lost:
+        return
+    from autoddl.explain.spares import spare_plans
+    from autoddl.launch.elastic import spare_path
+    with progress_bar() as progress:
+        for one in spare_plans(found, lost, progress):
+            path = spare_path(output, one.mesh.size)
+            one.save(path)
+            print(f"autoddl: {path} is for {one.mesh.size} ranks, {show_seconds(one.predicted.seconds)} a step",
+                  file=sys.stderr)
 
 
 def _with_way_out(error: Infeasible, model: Any, place: Cluster, sample: Any, options: PlanOptions, progress: Any
@@ -139,14 +158,30 @@ def run_verb(plan: PlanPath, factory: FactoryText, set_: Set = None,
         lr: Annotated[float, typer.Option(help="learning rate of AdamW")] = 1e-3,
         save: Annotated[Path | None, typer.Option(help="checkpoint at the end, in this folder")] = None,
         cluster: Annotated[Path | None, typer.Option(help="refuse a plan made for another cluster")] = None,
+        checkpoint: Annotated[Path | None, typer.Option(metavar="FOLDER", help="keep checkpoints here")] = None,
+        every: Annotated[int, typer.Option(min=1, help="steps from one checkpoint to the next")] = 100,
+        keep: Annotated[int, typer.Option(min=1, help="checkpoints that are kept, the last ones")] = 2,
+        resume: Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint, if there is one")
+                          ] = False,
+        elastic: Annotated[list[str] | None, typer.Option(metavar="PLAN", help="when ranks are lost, go on by this "
+                                                          "plan; auto: one of `plan --spares`, or a new one")] = None,
+        timeout: Annotated[float, typer.Option(min=1, help="seconds that a rank waits for the others")] = 600.0,
         record: RecordPath = None, no_record: NoRecord = False, as_json: AsJson = False) -> None:
     """Train under a plan: here, or within torchrun or srun."""
+    from autoddl.launch.elastic import read_elastic
+    from autoddl.launch.run import Checkpoints
     read, kept = load_plan(plan), record_path(plan, record, no_record)
     check_folder(save)
+    if checkpoint is None and (resume or elastic):
+        raise InputError(f"{'--resume' if resume else '--elastic'} goes on from a checkpoint: say where they are kept, "
+                         "with --checkpoint FOLDER")
+    others = read_elastic(plan, read, elastic) if elastic else None
+    kept_in = Checkpoints(checkpoint, every, keep, resume) if checkpoint else None
     made = Factory.parse(factory, settings(set_ or ())).with_defaults(read.factory)
     with progress_bar() as progress:
         from autoddl.launch.run import run as train
-        ran = train(plan, read, made, steps=steps, lr=lr, save=save, cluster=cluster, record=kept, progress=progress)
+        ran = train(plan, read, made, steps=steps, lr=lr, save=save, cluster=cluster, record=kept, checkpoints=kept_in,
+                    elastic=others, timeout=timeout, progress=progress)
     if ran is not None:
         show(plan_tables.training_table(ran), ran.to_json(), as_json)
     leave(0)

@@ -6,13 +6,14 @@
         MismatchError       the plan is for another model, cluster, version, world size or batch
       Infeasible            no plan fits the memory: carries the bytes needed and the budget
       MachineError          a process, link or collective failed while running
+        PeerError           this process is well, and another one or a link is not
 
 Any other exception that escapes is a bug of ours.
 """
 
 from math import inf
 
-__all__ = ["AutoDDLError", "CaptureError", "Infeasible", "InputError", "MachineError", "MismatchError"]
+__all__ = ["AutoDDLError", "CaptureError", "Infeasible", "InputError", "MachineError", "MismatchError", "PeerError"]
 
 
 class AutoDDLError(Exception):
@@ -66,3 +67,7 @@ class Infeasible(AutoDDLError):
 
 class MachineError(AutoDDLError):
     """A process, a link or a collective failed while running."""
+
+
+class PeerError(MachineError):
+    """Another process or a link failed, as this process sees it: a consequence, not the cause."""

@@ -4,8 +4,10 @@ Read in this order:
 
     launch                    starts ranks, and ends them all when one dies
     forked_ranks              imports torch once for all ranks, which are forks of one process
+    temporary                 folders of a launcher, removed by the next one where it was killed
     jobs, worker              the files between a launcher and its ranks, and the program of a rank
-    train, run                train under a plan; `record_writer` writes what was recorded
+    train, run                train under a plan; `record_writer` writes what was recorded; `elastic` has the plans that
+                              are run when ranks are lost
     verify, check             compare a plan with one process
     shaped_network            network namespaces and `tc`: links are shaped here
     rehearse, rehearse_rank   a run on shaped links

@@ -16,7 +16,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -27,10 +26,11 @@ from typing import Any, NoReturn
 from autoddl.core import errors
 from autoddl.core.errors import AutoDDLError, MachineError
 from autoddl.core.files import write_atomically
-from autoddl.core.processes import STORE, die_with_parent, forks, signals_raise
+from autoddl.core.processes import STORE, die_with_parent, forks
 from autoddl.launch.forked_ranks import ForkedRank, start_forks
+from autoddl.launch.temporary import temporary_folder
 
-__all__ = ["Place", "launch", "leave", "python_module", "report_failure"]
+__all__ = ["Place", "RanksLost", "launch", "leave", "python_module", "report_failure"]
 
 _Process = subprocess.Popen[bytes] | ForkedRank
 
@@ -53,9 +53,14 @@ class _Failure:
     when: float = 0.0
 
     @property
-    def order(self) -> tuple[bool, float]:
-        """Causes first: losing touch with another rank is a consequence."""
-        return self.kind == "MachineError", self.when
+    def order(self) -> tuple[int, float]:
+        """Causes first: a failing machine may be one, losing touch with another rank is a consequence."""
+        return {"MachineError": 1, "PeerError": 2}.get(self.kind, 0), self.when
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the rank died without a word: it was killed, or its machine failed."""
+        return not self.message
 
     def error(self) -> AutoDDLError:
         known = getattr(errors, self.kind, None)
@@ -69,6 +74,14 @@ class _Failure:
             name = signal.Signals(-self.status).name
             return MachineError(f"rank {self.rank} was killed by {name}; all ranks were ended")
         return MachineError(f"rank {self.rank} ended with exit code {self.status} and left no word; all were ended")
+
+
+class RanksLost(MachineError):
+    """Ranks died without a word, or hung; the others are well. `ranks` are those that are lost."""
+
+    def __init__(self, message: str, ranks: Sequence[int]) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +104,8 @@ def launch(ranks: int, command: Sequence[str], *, timeout: float | None = None, 
     Raises the failed rank's own error, or MachineError if one died or `timeout` seconds passed.
     """
     given = places or [Place()] * ranks
-    with signals_raise(), tempfile.TemporaryDirectory(prefix="autoddl-") as folder:
+    with temporary_folder("ranks") as made:
+        folder = str(made)
         environments = [{**environment, **place.environment}
                         for environment, place in zip(_environments(ranks, folder), given, strict=True)]
         processes: list[_Process] = []
@@ -157,11 +171,13 @@ def _watch(processes: Sequence[_Process], folder: str, timeout: float | None, ti
         time.sleep(0.02)
     tick()
     if any(process.poll() for process in processes):
-        raise _cause(processes, folder).error()
+        raise _cause(processes, folder)
 
 
-def _cause(processes: Sequence[_Process], folder: str) -> _Failure:
-    """The failure that came first: after a moment for all ranks to fail, causes go before consequences."""
+def _cause(processes: Sequence[_Process], folder: str) -> AutoDDLError:
+    """The error that came first: after a moment for all ranks to fail, causes go before consequences.
+
+    Where some only miss their peers, those are lost that died without a word, or still run."""
     until = time.monotonic() + GRACE_SECONDS
     while time.monotonic() < until and any(process.poll() is None for process in processes):
         time.sleep(0.02)
@@ -171,7 +187,13 @@ def _cause(processes: Sequence[_Process], folder: str) -> _Failure:
             path = Path(folder, f"{rank}.json")
             word = json.loads(path.read_text()) if path.exists() else {}
             found.append(_Failure(rank, process.returncode or 0, **word))
-    return min(found, key=lambda failure: failure.order)
+    first, silent = min(found, key=lambda failure: failure.order), [one.rank for one in found if one.is_silent]
+    if first.is_silent:
+        return RanksLost(str(first.error()), silent)
+    running = [rank for rank, process in enumerate(processes) if process.poll() is None]
+    if first.kind == "PeerError" and running:
+        return RanksLost(f"{first.error()}; rank {', '.join(map(str, running))} still ran and was ended", running)
+    return first.error()
 
 
 def _end(processes: Sequence[_Process]) -> None:

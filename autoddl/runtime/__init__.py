@@ -18,8 +18,10 @@ Reading order:
     collectives            conversions as collectives between ranks, and what ran: a room of its own
     batches                the global batch -> the pieces of this rank
     checkpoint             saves under one plan, loads under any other; `checkpoint_reader` reads its files, and runs
-                           nothing that they name
+                           nothing that they name; `checkpoint_folder` has what may be replaced there,
+                           `checkpoint_series` the names of many in one folder
+    recovery               checkpoints every N steps, and a start from the last: a room of its own
 
-Others use parallelize, checkpoint, world, lowering, and the groups, steps and recorder of `collectives`. This room may
-import `capture`, `schedule`, `pricing`, `operators`, `cost_models` and `core`, and torch.
+Others use parallelize, checkpoint, recovery, world, lowering, and the groups, steps and recorder of `collectives`. This
+room may import `capture`, `schedule`, `pricing`, `operators`, `cost_models` and `core`, and torch.
 """

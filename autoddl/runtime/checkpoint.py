@@ -13,7 +13,6 @@ recipe of precision. A checkpoint of one recipe is read under any other: floatin
 which the plan stores them.
 """
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -28,7 +27,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.runtime.checkpoint_folder import clear, is_whole, places, refusal, rename
-from autoddl.runtime.checkpoint_reader import CheckpointReader, read
+from autoddl.runtime.checkpoint_reader import CheckpointReader, quietly, read
 from autoddl.runtime.collectives.process_groups import peer_error
 from autoddl.runtime.collectives.told_values import first_value
 
@@ -49,14 +48,6 @@ def _distributed() -> bool:
 def is_first() -> bool:
     """Whether this process is the first rank, or the only one."""
     return not _distributed() or dist.get_rank() == 0
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Silences the warning that there is no process group: one process needs none."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        yield
 
 
 def _state(module: nn.Module, optimizer: torch.optim.Optimizer | None, steps: int) -> dict[str, Any]:
@@ -134,7 +125,7 @@ def write(state: Mapping[str, Any], writing: Path, path: str | Path, group: dist
 
     The folder is whole when the first rank comes back. Raises MachineError where writing fails, on every rank."""
     try:
-        with _quietly() if not _distributed() else nullcontext():
+        with quietly() if not _distributed() else nullcontext():
             dcp.save(dict(state), checkpoint_id=writing, process_group=group, no_dist=not _distributed())
     except (CheckpointException, OSError, RuntimeError) as error:
         raise MachineError(f"the checkpoint {path} was not written ({_reason(error)}); the one from before, if there "
@@ -162,12 +153,11 @@ def load(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
     with _without_gradients(optimizer if _fresh(optimizer) else None):
         state = _state(model.module, optimizer, 0)
     try:
-        with _quietly():
-            reader = CheckpointReader(found)
-            saved = reader.read_metadata().state_dict_metadata
-            unsaved = _unsaved(model, optimizer, state, saved)
-            _check_dtypes(model, state, saved, found)
-            read(state, reader, no_dist=not _distributed())
+        reader = CheckpointReader(found)
+        saved = reader.read_metadata().state_dict_metadata
+        unsaved = _unsaved(model, optimizer, state, saved)
+        _check_dtypes(model, state, saved, found)
+        read(state, reader, no_dist=not _distributed())
     except RuntimeError as error:
         raise peer_error(f"reading the checkpoint {path}", error) from error
     except (CheckpointException, ValueError) as error:

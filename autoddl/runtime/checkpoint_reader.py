@@ -6,6 +6,9 @@ Here the metadata may name the classes of torch's own metadata alone, and other 
 
 import io
 import pickle
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +20,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from autoddl.core.errors import MismatchError
 
-__all__ = ["CheckpointReader", "read"]
+__all__ = ["CheckpointReader", "quietly", "read"]
 
 METADATA = "torch.distributed.checkpoint.metadata"
 ALLOWED = frozenset((
@@ -77,4 +80,13 @@ def _saved(value: Any) -> io.BytesIO:
 
 def read(state: dict[str, Any], reader: CheckpointReader, no_dist: bool) -> None:
     """Reads the checkpoint of `reader` into `state`, as `torch.distributed.checkpoint.load` does."""
-    dcp.load(state, storage_reader=reader, planner=_Planner(), no_dist=no_dist)
+    with quietly() if no_dist else nullcontext():
+        dcp.load(state, storage_reader=reader, planner=_Planner(), no_dist=no_dist)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Silences the warning that there is no process group: one process needs none."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        yield

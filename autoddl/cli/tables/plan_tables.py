@@ -162,9 +162,10 @@ def verification_table(checked: "Verification") -> RenderableType:
 def training_table(ran: "TrainingResult") -> RenderableType:
     """Returns the losses and step seconds of a training run."""
     table = grid()
-    steps = f"{len(ran.losses)} steps on {ran.ranks} ranks"
+    steps = f"{len(ran.losses)} steps on {ran.ranks} ranks" + f", {ran.first} of them from before" * bool(ran.first)
     table.add_row("loss", f"{ran.losses[0]:.6f} -> {ran.losses[-1]:.6f} in {steps}")
-    table.add_row("step", f"{show_seconds(ran.step_seconds)} measured, {show_seconds(ran.predicted_seconds)} predicted")
+    measured = "none was left to do" if ran.step_seconds is None else f"{show_seconds(ran.step_seconds)} measured"
+    table.add_row("step", f"{measured}, {show_seconds(ran.predicted_seconds)} predicted")
     if ran.record:
         table.add_row("record", ran.record)
     return table

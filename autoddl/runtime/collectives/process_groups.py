@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from autoddl.core.errors import MachineError, MismatchError
+from autoddl.core.errors import MismatchError, PeerError
 from autoddl.core.layout import Mesh
 from autoddl.cost_models import Cluster, Group, parse_cluster
 from autoddl.runtime.collectives.c10d_registry import find_group, set_group_timeout
@@ -29,10 +29,10 @@ from autoddl.runtime.collectives.transport import Transport
 __all__ = ["Groups", "StageRanks", "connect_stages", "peer_error"]
 
 
-def peer_error(what: str, error: Exception) -> MachineError:
+def peer_error(what: str, error: Exception) -> PeerError:
     """The error of something that all ranks do together, `what`, after one of them or a link failed."""
     said = (str(error).splitlines() or [type(error).__name__])[0]
-    return MachineError(f"{what} failed: {said}; a peer died or hung, or a link is down: "
+    return PeerError(f"{what} failed: {said}; a peer died or hung, or a link is down: "
                         "the other ranks' messages say which, restart from the last checkpoint")
 
 

@@ -1,0 +1,143 @@
+"""Writes a checkpoint after every N-th step, while the next steps run.
+
+    step k*N done  ->  the state is copied  ->  a thread writes the copy  ->  the first rank names it, removes old ones
+                       training waits            training goes on
+
+The ranks' threads meet in a group of their own, over gloo. There is one copy at a time: where a checkpoint is still
+being written when the next is due, training waits for it. A write that fails raises MachineError at the next step; the
+checkpoints from before are as they were.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from autoddl.core.errors import InputError, MachineError
+from autoddl.runtime.checkpoint import from_first, is_first, snapshot, write
+from autoddl.runtime.checkpoint_folder import places, rename
+from autoddl.runtime.checkpoint_series import path_of, prune, settle
+from autoddl.runtime.collectives.c10d_registry import find_group
+from autoddl.runtime.collectives.process_groups import peer_error
+from autoddl.runtime.recovery.other_states import Stateful, packed, random_state
+
+if TYPE_CHECKING:
+    from autoddl.runtime.parallel_model import ParallelModel
+
+__all__ = ["OTHERS", "RANDOM", "Keeper"]
+
+OTHERS, RANDOM = "others", "random"
+"""Parts of a checkpoint: the states of other objects by name, and random numbers by rank."""
+
+GROUP = "autoddl checkpoints"
+GRACE_SECONDS = 10.0
+"""Seconds in which a checkpoint that is being written may be finished where training ends by an error."""
+
+
+class Keeper:
+    """Keeps the last `keep` checkpoints of every `every`-th step in `folder`; made on every rank, after `parallelize`.
+
+        with Keeper("checkpoints", every=100) as keeper:
+            ...
+            keeper.after_step(model, optimizer, scheduler=scheduler)
+
+    The block ends when the last checkpoint is written. `timeout` is the seconds that the ranks' threads wait for each
+    other. Raises InputError where `every` or `keep` is no positive number, or what a crash left cannot be removed.
+    """
+
+    def __init__(self, folder: str | Path, every: int, keep: int = 2, timeout: float = 600.0) -> None:
+        if every < 1 or keep < 1:
+            raise InputError(f"a checkpoint every {every} steps, of which {keep} are kept: both are 1 or more")
+        self.folder, self.every, self.keep = Path(folder).resolve(), every, keep
+        if why := from_first(settle(self.folder) if is_first() else ""):
+            raise InputError(why)
+        self._group = _group_of_all(timeout)
+        self._stager = DefaultStager(StagingOptions(False, False, False, False))
+        self._under_way: Future[None] | None = None
+
+    def __enter__(self) -> "Keeper":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+                 ) -> None:
+        if kind is None:
+            self.finish()
+        elif self._under_way is not None and issubclass(kind, Exception):
+            wait_for([self._under_way], GRACE_SECONDS)
+        self._stager.close()
+
+    def after_step(self, model: "ParallelModel", optimizer: torch.optim.Optimizer | None, **others: Stateful) -> bool:
+        """Begins a checkpoint if one is due; called after every step of the optimizer, on every rank.
+
+        The state of each of `others` goes along under its name: the same on all ranks, as of a scheduler. Returns
+        whether one was begun. Raises MachineError where the one before could not be written.
+        """
+        if self._under_way is not None and self._under_way.done():
+            self.finish()
+        if model.steps % self.every:
+            return False
+        self.save(model, optimizer, **others)
+        return True
+
+    def save(self, model: "ParallelModel", optimizer: torch.optim.Optimizer | None, **others: Stateful) -> None:
+        """Begins a checkpoint now, after the one under way; as `after_step`."""
+        self.finish()
+        rank = dist.get_rank() if self._group is not None else 0
+        state = snapshot(model, optimizer) | {
+            f"{RANDOM}.{rank}": packed("random numbers", random_state()),
+            **{f"{OTHERS}.{name}": packed(name, one.state_dict()) for name, one in others.items() if rank == 0}}
+        copied, step = self._stager.stage(state), model.steps
+        assert isinstance(copied, dict), "staging was asked to wait"
+        self._under_way = _in_thread(lambda: self._write(copied, step))
+
+    def finish(self) -> None:
+        """Waits until the checkpoint under way is written. Raises MachineError where it could not be."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.result()
+
+    def _write(self, state: dict[str, Any], step: int) -> None:
+        """Writes a copied state; the first rank gives it its name then, when all have written."""
+        final, writing = places(path_of(self.folder, step))
+        write(state, writing, final, self._group)
+        if is_first():
+            if why := rename(writing, final):
+                raise MachineError(f"the checkpoint {final} was written to {writing} and not renamed ({why})")
+            prune(self.folder, self.keep)
+
+
+def _group_of_all(timeout: float) -> dist.ProcessGroup | None:
+    """A gloo group of all ranks for threads that write; None where there is one process. Made once in a process."""
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    group = find_group(GROUP)
+    try:
+        if group is None:
+            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout), group_desc=GROUP)
+        return group
+    except RuntimeError as error:
+        raise peer_error("connecting the ranks for checkpoints", error) from error
+
+
+def _in_thread(work: Callable[[], None]) -> Future[None]:
+    """Runs `work` in a thread that ends with the process."""
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    threading.Thread(target=run, name="autoddl checkpoint", daemon=True).start()
+    return done
