@@ -26,6 +26,7 @@ The algorithms:
     tree               = 2 sum depth_i a_i + max_i wire_i(rings_i 2 N) / tree efficiency
     in-network         = 2 sum a_i + max_i wire_i(rings_i (n+1)/n N) / in-network efficiency
     send               = a hops + wire(load N)                           at the outermost level crossed
+    shift              = max_i (a_i hops_i + wire_i(rings_i N))          one step of a ring
 
 Hierarchical forms are in `hierarchy`. A function returns inf for a kind of collective that its algorithm cannot do.
 """
@@ -52,6 +53,7 @@ __all__ = [
     "ring",
     "ring_in_turns",
     "send",
+    "shift",
     "tree",
     "tree_latency",
 ]
@@ -176,6 +178,12 @@ def send(call: CollectiveCall) -> float:
     """a hops + wire(load N): all ranks send their messages at once, over the outermost level (Hockney 1994)."""
     c = call.crossings[-1]
     return call.latency(c) * hops(c.level, c.ways, c.step) + call.seconds(c, c.port_load("send") * call.nbytes)
+
+
+def shift(call: CollectiveCall) -> float:
+    """max_i (a_i hops_i + wire_i(rings_i N)): each rank sends N bytes to the next of its group, one step of a ring."""
+    return max(call.latency(c) * hops(c.level, c.ways, c.step) + call.seconds(c, call.rings(c) * call.nbytes)
+               for c in call.crossings)
 
 
 def as_all_reduce(call: CollectiveCall) -> float:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 __all__ = ["BACKENDS", "KINDS", "MESSAGE_ALGORITHMS", "PLAIN", "TREE_EFFICIENCY", "Algorithm", "Backend", "Wire"]
 
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send")
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send", "shift")
 
 
 class Algorithm(StrEnum):
@@ -36,6 +36,7 @@ class Algorithm(StrEnum):
     TWO_LEVEL = "two-level"
     THREE_LEVEL = "three-level"
     SEND = "send"
+    SHIFT = "shift"
     AS_ALL_REDUCE = "as all-reduce"
 
 
@@ -88,7 +89,8 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType({
     "nccl": Backend(
         algorithms={"all-reduce": (Algorithm.RING, Algorithm.TREE, Algorithm.IN_NETWORK, Algorithm.IN_NETWORK_TREE),
                     "all-gather": (Algorithm.RING, Algorithm.PAT), "reduce-scatter": (Algorithm.RING, Algorithm.PAT),
-                    "all-to-all": (Algorithm.PAIRWISE,), "broadcast": (Algorithm.RING,), "send": (Algorithm.SEND,)},
+                    "all-to-all": (Algorithm.PAIRWISE,), "broadcast": (Algorithm.RING,), "send": (Algorithm.SEND,),
+                    "shift": (Algorithm.SHIFT,)},
         efficiency={}, startup=35e-6, rails=True, link_efficiency=0.8,
         wires=(Wire("LL", 0.35, 0.17), Wire("LL128", 0.66, 0.9), Wire("Simple", fill=3.5))),
     # gloo, measured with torch 2.13 over shaped links (examples/benchmarks/shaped_collectives.py): its all-reduce and
@@ -102,7 +104,7 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType({
                     "all-gather": (Algorithm.RING_IN_TURNS, Algorithm.LEVEL_RINGS),
                     "reduce-scatter": (Algorithm.AS_ALL_REDUCE, Algorithm.LEVEL_RINGS),
                     "all-to-all": (Algorithm.PAIRWISE, Algorithm.ROUNDS), "broadcast": (Algorithm.BINOMIAL,),
-                    "send": (Algorithm.SEND,)},
+                    "send": (Algorithm.SEND,), "shift": (Algorithm.SHIFT,)},
         efficiency={Algorithm.PAIRWISE: 0.65}, startup=100e-6, rails=False,
         starts={Algorithm.LEVEL_RINGS: 1e-3, Algorithm.ROUNDS: 3e-3},
         threaded=frozenset((Algorithm.RING, Algorithm.RING_IN_TURNS, Algorithm.AS_ALL_REDUCE))),

@@ -33,6 +33,7 @@ from autoddl.cost_models.algorithms import (
     ring,
     ring_in_turns,
     send,
+    shift,
     tree,
     tree_latency,
 )
@@ -102,6 +103,7 @@ FORMULAS: Mapping[Algorithm, Callable[[CollectiveCall], float]] = MappingProxyTy
     Algorithm.BRUCK: bruck, Algorithm.PAT: pat, Algorithm.PAIRWISE: pairwise, Algorithm.ROUNDS: pairwise,
     Algorithm.BINOMIAL: binomial, Algorithm.TREE: tree, Algorithm.IN_NETWORK: in_network,
     Algorithm.IN_NETWORK_TREE: in_network_tree, Algorithm.LEVEL_RINGS: level_rings, Algorithm.TWO_LEVEL: two_level,
-    Algorithm.THREE_LEVEL: three_level, Algorithm.SEND: send, Algorithm.AS_ALL_REDUCE: as_all_reduce,
+    Algorithm.THREE_LEVEL: three_level, Algorithm.SEND: send, Algorithm.SHIFT: shift,
+    Algorithm.AS_ALL_REDUCE: as_all_reduce,
 })
 """The seconds of each algorithm, without start-up."""

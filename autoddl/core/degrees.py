@@ -10,6 +10,7 @@
     zero        0 to 3: what is split over dp and cp; the optimizer's state, gradients too, weights too
     shard       of those of dp, the ranks that hold the pieces; the others hold copies of them (HSDP); left out, all
     sp          tp splits the length too, wherever it splits no product (sequence parallel)
+    ring        keys and values stay split over cp, and pass round a ring; left out, attention is as it is cheapest
     recompute   none, selective or full: what backward computes again of every block
 
 Ranks are numbered as Megatron does: tp innermost, then cp, then ep inside dp, and pp outermost.
@@ -23,6 +24,8 @@ from autoddl.core.recompute import FULL, NO_RECOMPUTE, SELECTIVE
 
 __all__ = ["Degrees"]
 
+FLAGS = ("sp", "ring")
+"""Degrees without a number."""
 EXAMPLE = "tp=8,dp=4,zero=1,sp,recompute=full"
 
 
@@ -41,6 +44,7 @@ class Degrees:
     zero: int = 0
     shard: int = 0
     sp: bool = False
+    ring: bool = False
     recompute: str = NO_RECOMPUTE
 
     def __post_init__(self) -> None:
@@ -52,6 +56,8 @@ class Degrees:
                              "zero=3 for HSDP, or leave shard out")
         if self.sp and self.tp == 1:
             raise InputError(f"'{self}': sp splits the length over the ranks of tp, and tp is 1; give tp, or take cp")
+        if self.ring and self.cp == 1:
+            raise InputError(f"'{self}': ring sends keys and values round the ranks of cp, and cp is 1; give cp")
         if self.recompute not in (NO_RECOMPUTE, SELECTIVE, FULL):
             raise InputError(f"'{self}': recompute is {NO_RECOMPUTE}, {SELECTIVE} or {FULL}")
         for name, size in (("ep", self.ep), ("shard", self.shard)):
@@ -80,7 +86,7 @@ class Degrees:
         for name, default in plain.items():
             value = getattr(self, name)
             if value != default:
-                parts.append(name if name == "sp" else f"{name}={value}")
+                parts.append(name if name in FLAGS else f"{name}={value}")
         return ",".join(parts) or f"tp={self.tp}"
 
     def on(self, ranks: int) -> "Degrees":
@@ -98,9 +104,9 @@ class Degrees:
 
 def _value(text: str, name: str, value: str | None) -> int | bool | str:
     """The value of one degree. Raises InputError where it has none."""
-    if name == "sp":
+    if name in FLAGS:
         if value is not None:
-            raise InputError(f"{text!r}: sp has no number: write sp, or leave it out")
+            raise InputError(f"{text!r}: {name} has no number: write {name}, or leave it out")
         return True
     if name == "recompute":
         return value or ""

@@ -27,7 +27,8 @@ from typing import Any
 
 from autoddl.core.errors import InputError
 
-__all__ = ["ASSUMED_LOAD", "RECEIVE", "Graph", "Kind", "Op", "Tensor", "Value", "graph_from_text", "graph_to_text"]
+__all__ = ["ASSUMED_LOAD", "OFFERED_RING", "RECEIVE", "Graph", "Kind", "Op", "Tensor", "Value", "graph_from_text",
+           "graph_to_text"]
 
 Value = None | bool | int | float | str | tuple["Value", ...]
 
@@ -37,6 +38,12 @@ RECEIVE = "autoddl.receive"
 ASSUMED_LOAD = "autoddl.load"
 """An argument that a call does not have: the rows of the busiest rank over the mean, of a layer of experts. It is what
 is assumed of the data, and no part of the model."""
+
+OFFERED_RING = "autoddl.ring"
+"""Another one, of attention: whether the search tries rings for it, however short its sequences are."""
+
+PLANNED = (ASSUMED_LOAD, OFFERED_RING)
+"""Arguments that say how a model is planned, and are no part of it."""
 
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
             "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16}
@@ -231,7 +238,7 @@ class Graph:
         """A short hash of structure, shapes, dtypes and parameter names: equal for equal models, at any load."""
         rows = [[t.name, t.shape, t.dtype, t.kind, t.fqn, t.aliases, t.trained, *([t.master, t.reduced] * _is_mixed(t))]
                 for t in self.tensors]
-        rows += [[op.target, op.inputs, op.slots, op.outputs, [one for one in op.args if one[0] != ASSUMED_LOAD]]
+        rows += [[op.target, op.inputs, op.slots, op.outputs, [one for one in op.args if one[0] not in PLANNED]]
                  for op in self.ops]
         text = json.dumps([rows, self.outputs, self.updates], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]

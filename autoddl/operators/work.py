@@ -3,7 +3,8 @@
     flops   matmul family   2 * batch * m * n * k                                       (multiply and add)
             einsum          the same, by where a letter stands: batch in both factors and the output, m and n in one
                             factor and the output, k in both factors alone; of more than two, all sizes multiplied
-            attention       4 * batch * heads * queries * keys * head size              (both products)
+            attention       4 * batch * heads * queries * keys * head size              (both products); half of it
+                            where causal, if all queries are here
             convolution     2 * elements of the output * input channels / groups * kernel elements
             transposed      2 * elements of the input * output channels / groups * kernel elements
             experts         those of both products, on the rows of `expert_sizes`
@@ -13,6 +14,7 @@
     bytes   every tensor of the kernel once
     backward of C = A B  (m, k) (k, n): A' = C' B^T is (m, n, k), a product along n; B' = A^T C' is (k, m, n), along m;
                  of a convolution the same; of attention 2.5 forwards in one kernel (Dao 2023)
+             of a ring of attention a kernel for each block, and what adds it to the others (`ring`)
              of others: one kernel reads the outputs' gradients and what was kept, and writes the inputs' gradients
 
 A view moves nothing and launches nothing, but the gradient of what was cut is put together. What an op keeps follows
@@ -29,6 +31,7 @@ from autoddl.operators.expert_sizes import expert_sizes
 from autoddl.operators.families import FACTORS, family_of, flagged, reading
 from autoddl.operators.kernel_kinds import kind_of
 from autoddl.operators.own_facts import own_flops, own_saves
+from autoddl.operators.ring import ring_blocks, ring_sizes
 
 __all__ = ["VIEWS", "KernelWork", "base", "intermediates", "is_product", "keeps_input", "keeps_output",
            "kept_mask_bytes", "letters", "read_back", "weight_kernels", "work"]
@@ -257,6 +260,8 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
     beside = kept_mask_bytes(op, outputs, differentiable)
     if name == "autoddl.experts":
         return _experts(op, graph, inputs, needs if flows else [], inner)
+    if inner and name in _ATTENTION:
+        return _ring(op, graph, inputs, flows)
     if dims := _product(name, op, inputs, outputs):
         kind = "convolution" if name in _CONVOLUTIONS else "matmul"
         forward = KernelWork(2.0 * prod(dims), moved, kind, dims, name=f"{kind} batched" if dims[0] > 1 else kind)
@@ -271,7 +276,9 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
         # the logarithms of the probabilities are written
         forward = KernelWork(0.0, moved + read[0], name=kind_of(name))
     elif name in _ATTENTION:
-        shape, flops = _attention(inputs, bool(dict(op.args).get("is_causal")))
+        # of a part of the queries all keys are computed, under a mask that starts at the first of them
+        whole = inputs[0][-2] == graph.tensors[op.inputs[0]].shape[-2]
+        shape, flops = _attention(inputs, bool(dict(op.args).get("is_causal")) and whole)
         forward = KernelWork(flops, moved, "attention", shape, name=f"attention {'causal' if shape[-1] else 'full'}")
     elif flops := _matrices(op, name, inputs) or own_flops(op, graph, (*inputs, *outputs)):
         forward = _as_product(flops, moved, outputs[0])
@@ -317,6 +324,32 @@ def _experts(op: Op, graph: Graph, inputs: Shapes, needs: Sequence[int], sent: b
     back = [rows(s.out, "gather"), product(s.out, s.inner, " input"), rows(2 * gate, "exponential backward")]
     back += [product(s.inner, s.out, " weight")] * (4 in needs) + [product(s.wide, s.upper, " weight")] * (3 in needs)
     return forward, (*back, product(s.upper, s.wide, " input"), rows(s.wide, "gather"))
+
+
+def _ring(op: Op, graph: Graph, inputs: Shapes, flows: bool
+          ) -> tuple[tuple[KernelWork, ...], tuple[KernelWork, ...]]:
+    """The kernels of ring attention: blocks, the sums over them, and the halves that are cut and joined.
+
+    Of causal blocks but the first, half have half the queries."""
+    keys = graph.tensors[op.inputs[1]]
+    sizes, size = ring_sizes(op, keys.shape[-2], inputs), keys.itemsize
+    wide, joined = max(4, size), sizes.k + sizes.v
+    forward, backward = list[KernelWork](), list[KernelWork]()
+    for turn, block in enumerate(ring_blocks(sizes, inputs[0][-2], inputs[1][-2])):
+        part = block.queries / inputs[0][-2], block.keys / inputs[1][-2]
+        read = (part[0] * sizes.q + part[1] * joined) * size
+        shape, flops = _attention(((*inputs[0][:-2], block.queries, inputs[0][-1]),
+                                   (*inputs[1][:-2], block.keys, inputs[1][-1])), block.causal)
+        name = f"attention {'causal' if block.causal else 'full'}"
+        forward.append(KernelWork(flops, read + part[0] * sizes.out * size, "attention", shape, name=name))
+        backward.append(KernelWork(2.5 * flops, 2 * read + 2 * part[0] * sizes.out * size, "attention backward", shape,
+                                   name=f"{name} backward"))
+        merged = (0.75 if sizes.causal else 1.0) * sizes.out * (3 * wide + (size + wide) * (size < wide))
+        forward += [KernelWork(0.0, merged, name="add")] * (turn > 0)
+        backward.append(KernelWork(0.0, (part[0] * sizes.q + part[1] * joined) * (2 * wide + size), name="add"))
+    traded = [4.0 * (sizes.q + joined) * size, 4.0 * sizes.out * size] if sizes.causal else []
+    copies = [KernelWork(0.0, nbytes, name="copy") for nbytes in (*traded, 2.0 * joined * size)]
+    return (*forward, *copies), (*backward, *copies) if flows else ()
 
 
 def _matrices(op: Op, name: str, inputs: Shapes) -> float:

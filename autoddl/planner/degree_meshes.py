@@ -67,7 +67,8 @@ def _pieces(cluster: Cluster, degrees: Degrees, axes: Sequence[tuple[str, int]],
 def _roles(degrees: Degrees) -> dict[str, str]:
     """By axis, before it is cut, its role."""
     states = f"zero-{degrees.zero}" if degrees.zero else "data"
-    return {"copies": "data", "dp": states, "ep": f"expert {states}", "cp": f"context {states}",
+    length = "ring" if degrees.ring else "context"
+    return {"copies": "data", "dp": states, "ep": f"expert {states}", "cp": f"{length} {states}",
             "tp": "split tensor" if degrees.sp else "whole tensor"}
 
 
@@ -76,7 +77,8 @@ def degrees_meaning(text: str) -> str:
     degrees = Degrees.parse(text)
     pieces = ("", "the optimizer's state", "the optimizer's state and gradients", "weights, gradients and state")
     said = ["the batch over dp"]
-    said += ["length over cp"] * (degrees.cp > 1) + ["experts over ep"] * (degrees.ep > 1)
+    said += ["length over cp"] * (degrees.cp > 1) + ["keys and values round a ring of cp"] * degrees.ring
+    said += ["experts over ep"] * (degrees.ep > 1)
     said += [f"weights of products over tp, length {'too' if degrees.sp else 'not'}"] * (degrees.tp > 1)
     said += [f"{pieces[degrees.zero]} in pieces"] if degrees.zero else ["parameters stored whole but for tp"]
     return f"{', '.join(said)}; what this leaves open is searched"

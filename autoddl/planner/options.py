@@ -66,8 +66,8 @@ class PlanOptions:
     mesh: str | None = _option(None, "only this mesh, like 'dp=4,tp=2'")
     """Text of the one mesh to plan on; None: every mesh that fits the cluster."""
 
-    mine: str | None = _option(None, "your own configuration, like 'tp=8,dp=4,zero=1,sp,recompute=full' (also cp, ep, "
-                               "pp, shard)", metavar="DEGREES")
+    mine: str | None = _option(None, "your own configuration, like 'tp=8,dp=4,zero=1,sp,recompute=full' (also cp, "
+                               "ring, ep, pp, shard)", metavar="DEGREES")
     """Degrees of the only configuration to plan, as text (`core.degrees`); None: every configuration."""
 
     pins: tuple[str, ...] = _option((), "a layout to choose, like 'h.*.attn.*: node=S(0)'", flag="--pin", metavar="PIN")
@@ -194,6 +194,12 @@ class PlanOptions:
             raise InputError(f"mine '{self.mine}' has {degrees.pp} stages, and stages asks for "
                              f"{', '.join(map(str, self.stages))}: leave stages out, or give pp in mine")
         return replace(self, recompute=(degrees.recompute,) if said else self.recompute, stages=(degrees.pp,))
+
+    @property
+    def rings(self) -> bool:
+        """Whether degrees or a pin ask for rings, which are then tried however short sequences are."""
+        return (self.mine is not None and Degrees.parse(self.mine).ring) or any(
+            pin.partition("=")[2].strip().startswith("ring ") for pin in self.pins)
 
     def limit(self, cluster: Cluster) -> float:
         """Bytes that a rank of `cluster` may hold."""

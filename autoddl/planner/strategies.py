@@ -12,6 +12,7 @@ A strategy gives every axis of the mesh a role:
 A word before these changes what is split:
 
     context data, context zero-1 ...   the length of the sequences instead of the batch
+    ring data, ring zero-1 ...         the same, and keys and values of attention pass round a ring
     expert data, expert zero-1 ...     the batch, but experts lie apart: parameters of 3 dims or more, along the first
     split tensor                       as `tensor`, and products read weights that are split wherever they can
     whole tensor                       as `split tensor`, and no rank splits the length of the sequences either
@@ -36,6 +37,7 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import RECEIVE, Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import B, Layout, Mesh, Split, State, is_legal
+from autoddl.operators.ring import ATTENTION
 from autoddl.operators.rules.table import options
 from autoddl.operators.work import is_product
 from autoddl.planner.candidates import Candidate
@@ -44,9 +46,11 @@ from autoddl.pricing.space import Choice, Region
 
 __all__ = ["ROLES", "RolesRegion", "degrees_of", "grids_of_stages", "named_strategies", "strategy"]
 
+_LENGTHS = ("context", "ring")
+"""What is split by roles that split the length."""
 _STATES = ("data", "zero", "zero-1", "zero-2", "zero-3")
 ROLES = (*_STATES, "tensor", "split tensor", "whole tensor",
-         *(f"{split} {states}" for split in ("context", "expert") for states in _STATES))
+         *(f"{split} {states}" for split in ("context", "ring", "expert") for states in _STATES))
 """The roles that an axis of a mesh may have."""
 
 
@@ -66,6 +70,7 @@ def strategy(graph: Graph, mesh: Mesh, roles: Mapping[str, str], whole: Graph | 
     weights = _split_weights(place, [one.axis for one in axes if one.split in ("split", "whole")])
     forbidden = {one.split: [place.forbidden(t, one.split) for t in range(len(graph.tensors))]
                  for one in axes if one.is_tensor}
+    rings = frozenset(one.axis for one in axes if one.split == "ring")
 
     def stores(tensor: Tensor, choice: Choice) -> bool:
         zero = any(one.states.startswith("zero") for one in axes)
@@ -74,6 +79,8 @@ def strategy(graph: Graph, mesh: Mesh, roles: Mapping[str, str], whole: Graph | 
 
     def computes(op: Op, choice: Choice) -> bool:
         if any(choice.inputs[k][a] == B for k, a in weights.get(op.name, ())):
+            return False
+        if op.target == ATTENTION and not rings.issubset(choice.inner):
             return False
         batch, split = divided.get(op.name, (frozenset(), frozenset()))
         for one in axes:
@@ -123,7 +130,7 @@ class _AxisRole:
     @property
     def dim(self) -> int:
         """The dim of a batch that is split on the axis."""
-        return 1 if self.split == "context" else 0
+        return 1 if self.split in _LENGTHS else 0
 
     def is_apart(self, tensor: Tensor) -> bool:
         """Whether a parameter holds experts that lie apart on the axis."""
@@ -196,7 +203,7 @@ def _length(inputs: Sequence[Tensor]) -> int | None:
 def _check(place: _Place, axes: Sequence[_AxisRole]) -> None:
     """Raises InputError for a split of what the model has not."""
     splits = {one.split for one in axes}
-    if "context" in splits and place.length is None:
+    if splits.intersection(_LENGTHS) and place.length is None:
         raise InputError("the length of sequences is dim 1 of a first input of tokens, or of one of 3 dims, and this "
                          "model has none: leave cp out")
     if "expert" in splits and not place.stacks:

@@ -20,6 +20,7 @@ from autoddl.core.precision import Precision
 from autoddl.core.processes import forks
 from autoddl.cost_models import Cluster, load_cluster
 from autoddl.operators.expert_sizes import with_expert_load
+from autoddl.operators.ring import with_rings
 from autoddl.planner.microbatch_variants import Variant, Variants
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.process_pool import beside
@@ -92,7 +93,7 @@ def task_of(model: "nn.Module", cluster: str | Path | Cluster, sample: object, o
     place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     limit, counts, recipe = options.limit(place), options.microbatches, Precision.parse(options.precision)
     _check_peak(recipe, place)
-    part = partial(_part, model, sample, recipe, options.expert_load)
+    part = partial(_part, model, sample, recipe, options.expert_load, options.rings)
     start, two = perf_counter(), options.workers != 1 and (cpu_count() or 1) > 1 and forks()
     with ExitStack() as stack:
         others = {n: stack.enter_context(beside(partial(_alone, part), n))
@@ -126,15 +127,16 @@ def _check_regions(graph: Graph, cluster: Cluster) -> None:
                          "there, or disable autocast in the model")
 
 
-def _part(model: "nn.Module", sample: object, precision: Precision, load: float, microbatches: int) -> Variant:
-    """The model with one of so many microbatches, and experts with such a load."""
+def _part(model: "nn.Module", sample: object, precision: Precision, load: float, rings: bool, microbatches: int
+          ) -> Variant:
+    """The model with one of so many microbatches, experts with such a load, and rings for sequences of any length."""
     from autoddl.capture.capture import capture
     from autoddl.capture.sample import as_sample, parted, sample_for
 
     if microbatches > 1:
         sample = parted(sample_for(model) if sample is None else as_sample(sample), microbatches)
     made = capture(model, sample, precision)
-    graph = with_expert_load(made.graph, load)
+    graph = with_expert_load(with_rings(made.graph) if rings else made.graph, load)
     return Variant(add_hubs(graph), graph, made.spec, made.notes)
 
 

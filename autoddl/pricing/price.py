@@ -58,10 +58,12 @@ from autoddl.cost_models import (
 )
 from autoddl.operators.fusion import ALONE, Chained, chains
 from autoddl.operators.recomputed import RecomputedPart, recomputed_parts
+from autoddl.operators.ring import SHIFT
 from autoddl.operators.rules.nn import inner_collectives
 from autoddl.operators.work import KernelWork, weight_kernels, work
 from autoddl.pricing.choices import Choice
 from autoddl.pricing.optimizers import optimizer_of
+from autoddl.pricing.ring_seconds import exposed_seconds
 from autoddl.pricing.routes import Routes, routes
 
 __all__ = ["HOST", "UPDATE", "Counts", "Kernels", "Ports", "Pricing", "cast_seconds", "cone_cost",
@@ -159,6 +161,10 @@ class Pricing:
     def times(self) -> Counts:
         """How often seconds count."""
         return self.counts or Counts(self.microbatches, self.microbatches)
+
+    def names(self, axes: tuple[int, ...]) -> str:
+        """The names of some axes as text, like `net+node`."""
+        return "+".join(self.mesh.names[a] for a in axes)
 
     def group(self, axes: tuple[int, ...]) -> Group:
         """The group of ranks along some axes of the mesh, as the cost model takes it."""
@@ -266,15 +272,25 @@ def update_seconds(pricing: Pricing, tensor: Tensor, stored: Layout) -> float:
 
 
 def inner_seconds(pricing: Pricing, op: Op, choice: Choice, counts: Counts = Counts(1.0, 1.0)) -> dict[str, float]:
-    """Seconds, by axes, that the op's own kernel spends reducing, forward again where it is recomputed."""
-    found: dict[str, float] = {}
+    """Seconds, by axes, that the op's own kernel spends communicating, forward again where it is recomputed.
+
+    Of shifts these are the seconds in which it waits for them."""
+    found, shifts = dict[str, float](), dict[tuple[str, tuple[int, ...]], list[float]]()
+    again = counts.backward if op.name in pricing.again else 0.0
+    times = {"forward": counts.forward + again, "backward": counts.backward}
     inner = inner_collectives(op, pricing.graph, choice.inputs[0], choice.inner, pricing.mesh)
     for direction, kind, axes, nbytes in inner:
-        name = "+".join(pricing.mesh.names[a] for a in axes)
-        price = collective(pricing.cluster, kind, pricing.group(axes), float(nbytes))
-        again = counts.backward if op.name in pricing.again else 0.0
-        times = counts.forward + again if direction == "forward" else counts.backward
-        found[name] = found.get(name, 0.0) + price.seconds * times
+        name = pricing.names(axes)
+        seconds = collective(pricing.cluster, kind, pricing.group(axes), float(nbytes)).seconds
+        if kind == SHIFT:
+            shifts.setdefault((direction, axes), []).append(seconds)
+        else:
+            found[name] = found.get(name, 0.0) + seconds * times[direction]
+    both = pass_seconds(pricing, op, choice, pricing.graph.differentiable()) if shifts else ((), ())
+    for (direction, axes), each in shifts.items():
+        ranks, name = pricing.group(axes).size, pricing.names(axes)
+        waited = exposed_seconds(direction, ranks, sum(both[direction == "backward"]) / ranks, each)
+        found[name] = found.get(name, 0.0) + waited * times[direction]
     return found
 
 

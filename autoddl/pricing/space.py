@@ -2,7 +2,7 @@
 
 Ops that do not depend on a parameter (the *cone*) are computed by every rank and choose nothing. The others choose:
 
-    op          one signature per axis                                   (rules.options)
+    op          one signature per axis (rules.options); keys of attention go round a ring where that is offered
     hub         per axis S(d), P, B with gradients added up as B, B with gradients added up as P
     send, receive   per axis S(d) or B, and the gradient alike: no partial sum goes to another stage
     parameter   stored S(d) or B per axis; where it is split, with the optimizer's state alone, its gradients too, or
@@ -33,6 +33,7 @@ from autoddl.core.layout_codes import (
     state_code,
 )
 from autoddl.core.stages import SEND
+from autoddl.operators.ring import offers_ring
 from autoddl.operators.rules.table import OptionRows, infinite_tensors, option_rows
 from autoddl.pricing.choices import Choice, Choices
 
@@ -60,10 +61,14 @@ def everything(graph: Graph, item: Op | Tensor, choice: Choice) -> bool:
 
 
 @lru_cache(maxsize=10_000)
-def _of_op(found: OptionRows, axes: int) -> Choices:
-    """The choices of ops that are alike, with the layouts of the gradients that follow from each."""
+def _of_op(found: OptionRows, axes: int, inner: bool) -> Choices:
+    """The choices of ops that are alike, with the layouts of the gradients that follow from each.
+
+    Without `inner` they are those whose kernel does not communicate."""
     wanted = tuple(dual_codes(column, axes) for column in found.outputs)
-    return Choices(axes, found.inputs, found.outputs, found.gradients, wanted, found.inner, np.zeros_like(found.inner))
+    every = Choices(axes, found.inputs, found.outputs, found.gradients, wanted, found.inner,
+                    np.zeros_like(found.inner))
+    return every if inner else every.only(found.inner == 0)
 
 
 @lru_cache(maxsize=10_000)
@@ -164,6 +169,6 @@ def variables(graph: Graph, mesh: Mesh, region: Region = everything, microbatche
             crosses = graph.tensors[item.inputs[0] if sends else item.outputs[0]]
             choices = _of_transfer(crosses.shape, mesh, sends, len(item.inputs) > 1)
         else:
-            choices = _of_op(option_rows(item, graph, mesh, infinite), axes)
+            choices = _of_op(option_rows(item, graph, mesh, infinite), axes, offers_ring(item, graph))
         found.append(made.variable(item, choices))
     return tuple(found)

@@ -44,6 +44,7 @@ from autoddl.operators.work import VIEWS, base, intermediates, is_product
 from autoddl.runtime.collectives.process_groups import Groups
 from autoddl.runtime.collectives.recorder import Recorder
 from autoddl.runtime.collectives.redistribute import Route, make_moves
+from autoddl.runtime.collectives.ring_shift import start_shift
 from autoddl.runtime.compiled import COMPUTES, EARLY, Compile, compile_stretches
 from autoddl.runtime.recompute import SavedTensors, Segment, cut_out
 from autoddl.runtime.weight_gradients import WaitingGradients
@@ -356,7 +357,8 @@ class _Lowering:
         tensors = self.graph.tensors
         return Site(op, tuple(tensors[t] for t in op.inputs), tuple(tensors[t] for t in op.outputs),
                     option_of(op, self.graph, self.plan.mesh, self.index.decisions.get(op.name)), self.plan.mesh,
-                    self.groups.coordinate, partial(self.reduce, op.name), self.seed, partial(self.exchange, op.name))
+                    self.groups.coordinate, partial(self.reduce, op.name), self.seed, partial(self.exchange, op.name),
+                    partial(self.shift, op.name))
 
     def arguments(self, node: fx.Node, inputs: Mapping[str, fx.Node]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The node's own arguments, with its tensors replaced by `inputs`, slot by slot."""
@@ -387,7 +389,6 @@ class _Lowering:
         recorder.started(None)
         return buffer
 
-
     def exchange(self, name: str, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...],
                  axes: tuple[int, ...], nbytes: int) -> Tensor:
         """Runs an all-to-all inside the kernel of op `name`, of so many rows to and from each member of the group.
@@ -405,6 +406,11 @@ class _Lowering:
             raise MachineError(f"all-to-all over {names} inside a kernel failed: {error}") from error
         self.recorder.started(None)
         return found
+
+
+    def shift(self, name: str, given: Tensor, axes: tuple[int, ...], number: int) -> Callable[[], Tensor]:
+        """Starts a shift inside the kernel of op `name`; returns what waits for it, and gives what came."""
+        return start_shift(self.groups, self.recorder, name, given, axes, number)
 
 
 def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:

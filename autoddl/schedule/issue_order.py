@@ -22,7 +22,8 @@ from autoddl.core.plan import Conversion, Decision, Plan, PlanIndex
 from autoddl.core.split_backward import weights_of
 from autoddl.cost_models import Cluster
 from autoddl.operators.recomputed import RecomputedPart
-from autoddl.operators.rules.nn import REDUCING, inner_collectives
+from autoddl.operators.ring import SHIFT, ring_turns
+from autoddl.operators.rules.nn import REDUCING, Inner, inner_collectives
 from autoddl.operators.work import weight_kernels
 from autoddl.pricing.price import Pricing, pass_seconds
 from autoddl.pricing.space import Choice
@@ -208,18 +209,43 @@ class _Program:
             self.known.kernels[op.name, "forward"], self.known.kernels[op.name, "backward"] = map(sum, both)
             waits = weight_kernels(op, self.flows, self.weights, len(both[1]))
             self.known.kernels[op.name, "late"] = sum(x for x, late in zip(both[1], waits, strict=True) if late)
+        if op.target in REDUCING and self.ring(op, decision, direction, "backward" if again else direction):
+            return
         if self.known.kernels[key]:
             late = self.known.kernels[op.name, "late"] if direction == "backward" else 0.0
             self.actions.done.append(Compute(op.name, self.known.kernels[key], late))
         if op.target in REDUCING:
             self.inner(op, decision, direction, "backward" if again else direction)
 
+    def ring(self, op: Op, decision: Decision, direction: str, noted: str) -> bool:
+        """Runs the blocks of ring attention with the shifts beside them, and what goes before and after; false of an
+        op that is none."""
+        legs = [self.actions.leg(noted, *one[1:], op.name) for one in self.inside(op, decision) if one[0] == direction]
+        places = [k for k, leg in enumerate(legs) if leg.sent.kind == SHIFT]
+        if not places:
+            return False
+        self.actions.run(legs[:places[0]])
+        started: dict[int, int | None] = {}
+        turns = ring_turns(direction, len(places) + 1 if direction == "forward" else (len(places) + 1) // 2)
+        block = self.known.kernels[op.name, direction] / sum(what == "compute" for what, _ in turns)
+        for what, k in turns:
+            if what == "start":
+                started[k] = self.actions.start(legs[places[k]])
+            elif what == "wait":
+                self.actions.wait(started[k])
+            else:
+                self.actions.done.append(Compute(op.name, block))
+        self.actions.run(legs[places[-1] + 1:])
+        return True
+
+    def inside(self, op: Op, decision: Decision) -> tuple[Inner, ...]:
+        """The messages inside the op's kernels."""
+        option = option_of(op, self.graph, self.plan.mesh, decision)
+        return inner_collectives(op, self.graph, option.inputs[0], option.inner, self.plan.mesh, self.actions.at)
+
     def inner(self, op: Op, decision: Decision, direction: str, noted: str) -> None:
         """Runs the collectives inside the op's kernels of one pass, which a record notes under the pass `noted`."""
-        mesh = self.plan.mesh
-        option = option_of(op, self.graph, mesh, decision)
-        for way, kind, axes, nbytes in inner_collectives(op, self.graph, option.inputs[0], option.inner, mesh,
-                                                         self.actions.at):
+        for way, kind, axes, nbytes in self.inside(op, decision):
             if way == direction:
                 self.actions.run([self.actions.leg(noted, kind, axes, nbytes, op.name)])
 

@@ -19,6 +19,7 @@ from autoddl.core.layout import Mesh, local_shape
 from autoddl.cost_models import elementwise_seconds, kernel_seconds
 from autoddl.cost_models.machine import Device
 from autoddl.operators.fusion import ALONE
+from autoddl.operators.ring import ATTENTION
 from autoddl.operators.work import KernelWork, base, work
 from autoddl.pricing.price import Pricing, inner_seconds, kernel_of
 from autoddl.pricing.space import Choice
@@ -89,11 +90,21 @@ def _works(pricing: Pricing, op: Op, choice: Choice, differentiable: frozenset[i
     inputs, outputs = (tuple(local_shape(graph.tensors[t].shape, c, mesh) for t, c in zip(ts, cs, strict=True))
                        for ts, cs in ((op.inputs, choice.inputs), (op.outputs, choice.outputs)))
     forward, backward = work(op, graph, inputs, outputs, differentiable)
+    if op.target == ATTENTION and dict(op.args).get("is_causal"):
+        forward, backward = (tuple(map(_balanced, kernels)) for kernels in (forward, backward))
     source = graph.tensors[op.inputs[0]] if op.target == HUB else None
     if source is not None and source.kind is not Kind.PARAMETER:
         adds = len(graph.consumers()[op.outputs[0]]) - 1
         backward = (KernelWork(0.0, 3.0 * adds * local_numel(source, choice.outputs[0], mesh) * source.itemsize),)
     return forward, () if has_no_backward(graph, op) else backward
+
+
+def _balanced(kernel: KernelWork) -> KernelWork:
+    """Causal attention of a part of the queries, of which each rank has as much work: Megatron-LM gives it head and
+    tail of the sequence."""
+    *sizes, causal = kernel.shape
+    name = kernel.name.replace("full", "causal")
+    return kernel if causal else replace(kernel, flops=kernel.flops / 2, shape=(*sizes, 1), name=name)
 
 
 def has_no_backward(graph: Graph, op: Op) -> bool:

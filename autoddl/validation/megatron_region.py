@@ -3,6 +3,7 @@
     weights     by columns into a block and by rows out of it, vocabulary by rows (Shoeybi et al. 2019)
     stream x    between blocks: batch over ep, length over cp, and over tp with sequence parallelism (Korthikanti et al.
                 2022), else whole
+    attention   queries over cp, where keys and values are gathered: its ring is priced by `layer_seconds`
     experts     apart over ep, and over those of cp and tp that cut them too; over tp else each of them
     reading     an op reads a weight that is cut as it is stored: no gather of weights stands in for one of activations
 """
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import B, Layout, Mesh, Split, State
+from autoddl.operators.ring import ATTENTION
 from autoddl.operators.work import VIEWS, base
 from autoddl.pricing.space import Choice, Region
 from autoddl.validation.layers import EXPERT_WEIGHTS, STREAM_MODULES
@@ -45,6 +47,7 @@ def megatron_region(mesh: Mesh, sequence_parallel: bool, expert_axes: str) -> Re
 
     `expert_axes` names the axes, of cp and tp, that cut experts besides ep.
     """
+    contexts = [a for a in (mesh.index("cp"),) if mesh.sizes[a] > 1]
     stream, whole = _stream(mesh, sequence_parallel), Layout.broadcast(mesh)
 
     def allowed(graph: Graph, item: Op | Tensor, choice: Choice) -> bool:
@@ -55,6 +58,8 @@ def megatron_region(mesh: Mesh, sequence_parallel: bool, expert_axes: str) -> Re
                 stored = _stored(graph.tensors[t].fqn, mesh, expert_axes)
                 if layout != stored != whole:
                     return False
+        if item.target == ATTENTION and any(choice.inner or choice.inputs[0][a] != Split(2) for a in contexts):
+            return False
         tensor = graph.tensors[item.outputs[0]]
         between = item.module in STREAM_MODULES and base(item) not in VIEWS
         if item.target == HUB and graph.tensors[item.inputs[0]].kind is Kind.PARAMETER:

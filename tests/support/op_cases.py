@@ -97,6 +97,8 @@ ATTENTION = [
     case(SDPA, f(3, 5, 6, 4), f(3, 5, 7, 4), f(3, 5, 7, 4), f(1, 5, 6, 7)),
     case(SDPA, f(3, 5, 6, 4), f(3, 5, 7, 4), f(3, 5, 7, 4), f(3, 1, 1, 7)),
     case(SDPA, f(6, 5, 4), f(6, 7, 4), f(6, 7, 4)),
+    case(SDPA, f(3, 4, 12, 4), f(3, 2, 12, 4), f(3, 2, 12, 4), None, 0.0, True, enable_gqa=True),
+    case(SDPA, f(3, 2, 6, 4), f(3, 2, 12, 4), f(3, 2, 12, 4), truths(3, 1, 6, 12)),
     case(OURS, f(3, 6, 5, 4), f(3, 6, 7, 4), f(3, 6, 7, 5), None, 0.3, dropout_key=1),
     case(OURS, f(2, 3, 7, 4), f(2, 3, 7, 4), f(2, 3, 7, 4), None, 0.2, True, dropout_key=2),
     case(OURS, f(3, 6, 7, 4), f(3, 3, 7, 4), f(3, 3, 7, 4), truths(3, 1, 7, 7), 0.2, True, 0.5, True, 3),

@@ -9,6 +9,26 @@ from autoddl.operators.work import base
 __all__ = ["dropped_attention", "flash", "plain_attention", "written_out"]
 
 
+def ring(call: LocalOp) -> Footprint:
+    """Footprint of ring attention (`operators.ring`), whose blocks run in one kernel each.
+
+    It keeps queries, keys, values, the output, and each query's log-sum-exp. Of a causal ring these are the halves that
+    were traded. Meanwhile there are the keys and values that are here and those that come, and the sums so far.
+    """
+    q, k, v = call.inputs[:3]
+    size, wide, rows = q.itemsize, max(4, q.itemsize), prod(q.shape[:-1])
+    out, pair, causal = rows * v.shape[-1], prod(k.shape) + prod(v.shape), bool(dict(call.op.args).get("is_causal"))
+    sums, own = float(rows * wide), [x.nbytes for x in (q, k, v)]
+    merging = out * (size + wide + wide * (size < wide)) + 6 * sums
+    forward = 2.0 * pair * size + merging
+    back = pair * (2.5 * size + 2.0 * wide) + prod(q.shape) * wide
+    if not causal:
+        return Footprint(tuple(range(len(call.inputs))), (0,), extra=sums, before=forward, back=back)
+    traded = 2.0 * sum(own) + out * size
+    return Footprint((), (), extra=sums + out * size, copies=tuple(enumerate(map(float, own))),
+                     before=max(forward, 1.0 * sum(own)) + sum(own), back=max(back + out * size, traded))
+
+
 def written_out(call: LocalOp) -> bool:
     """Whether attention runs as products and a softmax instead of one kernel (sdp_utils_cpp.cpp).
 
@@ -32,6 +52,8 @@ def flash(call: LocalOp) -> Footprint:
     q, k = call.inputs[0], call.inputs[1]
     rows = prod(q.shape[:-1])
     mask, given = q.shape[-2] * k.shape[-2] * float(call.inner), call.slot("attn_mask")
+    if call.sends:
+        return ring(call)
     if written_out(call):
         return plain_attention(call)
     numbers, saves = mask, tuple(range(len(call.inputs)))

@@ -31,6 +31,8 @@ class LocalOp:
     """Whether the kernel is written for shards (`has_local_kernel`)."""
     on_cpu: bool = False
     """Whether the op runs on a CPU, where torch takes other paths for some ops."""
+    sends: bool = False
+    """Whether the kernel communicates by itself."""
 
     @property
     def nbytes(self) -> float:

@@ -83,7 +83,7 @@ def back_through(heap: Heap, op: Op, gradient: Value, shape: Shape) -> Value:
 
 def output_strides(call: LocalOp, shape: Shape) -> Shape:
     """Returns the strides of an op's output; attention in one kernel writes its output in the order of the queries."""
-    if "attention" in call.op.target and not written_out(call):
+    if "attention" in call.op.target and (call.sends or not written_out(call)):
         return elementwise_strides(shape, call.inputs[:1])
     return contiguous(shape)
 
@@ -94,6 +94,8 @@ def gradient_strides(call: LocalOp, k: int, shape: Shape) -> Shape:
     Attention in one kernel writes the heads of one query next to each other. Attention written out as products makes
     the gradient of the transposed keys."""
     if "attention" not in call.op.target or len(shape) != 4:
+        return contiguous(shape)
+    if call.sends:
         return contiguous(shape)
     if not written_out(call):
         return token_major(shape)

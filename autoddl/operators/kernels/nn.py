@@ -5,6 +5,7 @@
     embedding bag, likewise  a row of no rank's own has weight 0 in the sum
     affine grid              the batch that is here
     attention, queries split the causal mask moves with the offset of the first query
+    attention, keys split    keys and values pass round a ring
     grouped convolution/norm as many groups as there are here
     mean losses              the local mean counts (elements here) / (all elements)
     dropout                  the mask of the whole tensor, at the place of the piece
@@ -24,6 +25,7 @@ from autoddl.operators.kernels.dispatch import dispatched_experts
 from autoddl.operators.kernels.experts import ExpertPart, routed_experts
 from autoddl.operators.kernels.grouped import rows_of_groups
 from autoddl.operators.kernels.reducing import batch_norm_kernel, token_loss_kernel
+from autoddl.operators.kernels.ring import ring_attention
 from autoddl.operators.kernels.site import Kernel, Site, TorchCall
 
 __all__ = ["KERNELS"]
@@ -93,6 +95,8 @@ def _causal(queries: int, keys: int, offset: int, device: torch.device) -> torch
 
 def _attention(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
     values = bound(target, args, kwargs)
+    if site.option.inner:
+        return _ring(site, values)
     if not values.get("is_causal") or not site.splits(0, len(site.inputs[0].shape) - 2):
         return target, args, kwargs
     offset, size = site.input_extents(0)[-2]
@@ -108,6 +112,15 @@ def _attention(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchC
         return target(query=query, attn_mask=mask, is_causal=False, **others)
 
     return causal_attention, (values["query"], values.get("attn_mask")), rest
+
+
+def _ring(site: Site, values: Kwargs) -> TorchCall:
+    causal, scale = bool(values.get("is_causal")), values.get("scale")
+
+    def attention_in_a_ring(query: Any, key: Any, value: Any, mask: Any) -> torch.Tensor:
+        return ring_attention(site, query, key, value, mask, causal, scale)
+
+    return attention_in_a_ring, tuple(values.get(name) for name in ("query", "key", "value", "attn_mask")), {}
 
 
 def _dropped_attention(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:

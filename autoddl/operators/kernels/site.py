@@ -17,10 +17,11 @@ from autoddl.operators.rules.table import Option
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Exchange", "Kernel", "Site", "TorchCall"]
+__all__ = ["Exchange", "Kernel", "Shift", "Site", "TorchCall"]
 
 Reduce = Callable[["torch.Tensor", str, tuple[int, ...]], "torch.Tensor"]
 Exchange = Callable[["torch.Tensor", tuple[int, ...], tuple[int, ...], tuple[int, ...], int], "torch.Tensor"]
+Shift = Callable[["torch.Tensor", tuple[int, ...], int], Callable[[], "torch.Tensor"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,9 @@ class Site:
     exchange: Exchange | None = None
     """`exchange(rows, sent, received, axes, nbytes)`: an all-to-all of so many rows to and from each member of a group,
     noted as one of `nbytes`; None where nothing is exchanged."""
+    shift: Shift | None = None
+    """`shift(tensor, axes, number)`: sends to the next member of a group, under a number; call the result to wait for
+    what the member before sent. None where nothing goes round."""
 
     def extents(self, tensor: Tensor, layout: Layout) -> tuple[Extent, ...]:
         return extents(tensor.shape, layout, self.mesh, self.coordinate)
@@ -76,6 +80,11 @@ class Site:
         home = sum(sent if outward else received)
         nbytes = home * prod(rows.shape[1:]) * rows.element_size()
         return self.exchange(rows.contiguous(), sent, received, self.option.inner, nbytes)
+
+    def shifted(self, value: "torch.Tensor", number: int) -> "Callable[[], torch.Tensor]":
+        """Sends `value` round the group of `option.inner` by one; call the result for what came."""
+        assert self.shift is not None, "a kernel sends round a ring where there is none"
+        return self.shift(value.contiguous(), self.option.inner, number)
 
     def splits(self, k: int, dim: int) -> tuple[int, ...]:
         """Returns the mesh axes that split dim `dim` of input k."""

@@ -5,25 +5,28 @@
     attention        "b h l ., b h . ., b h . . -> b h l ."   batch, heads (groups of them in GQA), queries
     normalisation    "b s ., ., . -> b s ."               not along what is normalised
 
-Three kernels communicate by themselves over the mesh axis (`Signature.inner`), which no string says:
+Four kernels communicate by themselves over the mesh axis (`Signature.inner`), which no string says:
 
     token loss       logits S(v), target B -> B           all-reduce of the maxima, then of sums of exponentials
     batch norm       input S(0), rest B -> S(0), B ..     all-reduce of (count, mean, squares), and two sums backward
     experts          everything S(0) -> S(0)              all-to-alls of tokens and results (`experts`)
+    attention        q, k, v S(sequence) -> S(sequence)   keys and values pass round a ring (`ring`)
 """
 
 from math import prod
 
 from autoddl.core.graph import Graph, Op
 from autoddl.core.layout import B, Layout, Mesh, Split, State, local_shape
+from autoddl.operators.ring import ATTENTION
 from autoddl.operators.rules.dimension_strings import Rule, Signature
 from autoddl.operators.rules.experts import rows_sent
+from autoddl.operators.rules.ring import QUERIES, inner_messages, ring_signatures
 from autoddl.operators.rules.writing import RuleOf, Tensors, aligned, fixed, get, names, rule_text
 
 __all__ = ["REDUCING", "RULES", "Inner", "inner_collectives"]
 
 Inner = tuple[str, str, tuple[int, ...], int]
-"""('forward' | 'backward', 'all-reduce' | 'all-to-all', mesh axes, bytes of the buffer)."""
+"""('forward' | 'backward', 'all-reduce' | 'all-to-all' | 'shift', mesh axes, bytes of the buffer)."""
 
 
 def leading_dims_rule(position: int, linear: bool = False) -> RuleOf:
@@ -75,18 +78,20 @@ def _bags(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
     return Rule(fixed(inputs, outputs), (columns,) if plain else ())
 
 
-def _attention(op: Op, inputs: Tensors, outputs: Tensors) -> str:
-    """Keys and values are whole along their sequence; where q has more heads than k, a rank takes whole groups."""
+def _attention(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
+    """Keys and values are whole along their sequence, or go round; where q has more heads than k, a rank takes whole
+    groups."""
     out, q, k = outputs[0].shape, inputs[0].shape, inputs[1].shape
     batch = names(len(out) - 2, "b")
     heads = batch
     if get(op, "enable_gqa", False) and q[-3] != k[-3]:
         batch, heads = [*batch[:-1], f"(h:{k[-3]} r)"], [*batch[:-1], "h"]
-    dims = [*batch, "l", "."]
+    dims = [*batch, QUERIES, "."]
     grouped = (*out[:-3], k[-3], *out[-2:]) if heads is not batch else out
     keys = [[*aligned(t.shape[:-2], grouped[:-2], heads), ".", "."] for t in inputs[1:3]]
     masks = [[*aligned(t.shape[:-1], out[:-1], dims[:-1]), "."] for t in inputs[3:]]
-    return rule_text([[*aligned(q[:-1], out[:-1], dims[:-1]), "."], *keys, *masks], [dims])
+    return Rule(rule_text([[*aligned(q[:-1], out[:-1], dims[:-1]), "."], *keys, *masks], [dims]),
+                ring_signatures(op, inputs))
 
 
 def _normalised(op: Op, inputs: Tensors, outputs: Tensors) -> str:
@@ -118,7 +123,8 @@ def _batch_norm(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
     return Rule(fixed(inputs, outputs), tuple(found))
 
 
-REDUCING = frozenset(("autoddl.token_loss", "autoddl.experts", "aten._native_batch_norm_legit_functional.default"))
+REDUCING = frozenset(("autoddl.token_loss", "autoddl.experts", "aten._native_batch_norm_legit_functional.default",
+                      ATTENTION))
 """Targets whose kernel may communicate by itself."""
 
 
@@ -131,6 +137,9 @@ def inner_collectives(op: Op, graph: Graph, read: Layout, axes: tuple[int, ...],
         return ()
     if op.target == "autoddl.experts":
         return tuple((way, "all-to-all", axes, nbytes) for way, nbytes in rows_sent(op, graph, read, mesh, coordinate))
+    if op.target == ATTENTION:
+        return tuple((way, kind, axes, nbytes) for way, kind, nbytes in inner_messages(op, graph, read, mesh,
+                                                                                       coordinate))
     x = graph.tensors[op.inputs[0]]
     shape = local_shape(x.shape, read, mesh, coordinate)
     width = max(4, x.itemsize)

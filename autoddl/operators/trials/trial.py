@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from autoddl.core.layout import B, Layout, Mesh, P
-from autoddl.operators.kernels.site import Exchange, Reduce, Site
+from autoddl.operators.kernels.site import Exchange, Reduce, Shift, Site
 from autoddl.operators.kernels.table import lower
 from autoddl.operators.rules.dimension_strings import Signature
 from autoddl.operators.rules.table import Option, backward
@@ -84,7 +84,7 @@ def option(signatures: Signature | Sequence[Signature]) -> Option:
 
 
 class _Threads:
-    """An all-reduce and an all-to-all among threads, one per rank, all of which call it in the same order."""
+    """An all-reduce, an all-to-all and a shift among threads, one per rank, all of which call it in the same order."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.slots: dict[Coordinate, Tensor] = {}
@@ -116,6 +116,18 @@ class _Threads:
         return exchange
 
 
+    def shift(self, at: Coordinate, mesh: Mesh) -> Shift:
+        """What the member before sends; it is there at once."""
+        def shift(value: Tensor, axes: tuple[int, ...], number: int) -> Callable[[], Tensor]:
+            self.slots[at] = value.detach().clone()
+            self.barrier.wait()
+            members = mesh.members(axes, at)
+            found = self.slots[members[members.index(at) - 1]].clone()
+            self.barrier.wait()
+            return lambda: found
+        return shift
+
+
 def _no_reduce(value: Tensor, kind: str, axes: tuple[int, ...]) -> Tensor:
     raise AssertionError("a kernel reduces over axes although its signature is not marked 'inner'")
 
@@ -131,7 +143,8 @@ def check(case: Case, chosen: Signature | Option, mesh: Mesh, tolerance: float =
 
     def run(at: Coordinate) -> tuple[list[Tensor], Gradients]:
         site = Site(case.op, case.inputs, case.outputs, picked, mesh, at,
-                    threads.reduce(at) if picked.inner else _no_reduce, exchange=threads.exchange(at, mesh))
+                    threads.reduce(at) if picked.inner else _no_reduce, exchange=threads.exchange(at, mesh),
+                    shift=threads.shift(at, mesh))
         try:
             return _local(case, site, [piece[at] for piece in inputs], [None if g is None else g[at] for g in upstream])
         except BaseException:
