@@ -9,6 +9,7 @@ Reading order:
     own_rules                   rules that users register for operators of their own
     wrappers                    what is around a module and not in its graph
     export_passes, passes       rewrites of the exported program, before and after it is functional
+    randomness                  draws of random numbers, by position
     complex_products            rotations by complex numbers, in real ones
     gate_text                   the function between the products of an expert, as text
     autocast                    the casts of bf16-mixed

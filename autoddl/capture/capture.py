@@ -1,7 +1,8 @@
 """Captures a module and a sample: the Graph, and the program that computes it.
 
     trace         torch.export of a fake copy of the module                         (trace.py)
-    passes        one vocabulary of operators, our dropout and losses               (passes.py)
+    passes        one vocabulary of operators, our losses                           (passes.py)
+    randomness    draws by position, and so alike in every layout                   (randomness.py)
     arrange       placeholders: one per parameter (ties are one), buffer, constant, input; DCE
     autocast      in bf16-mixed, the casts that torch.autocast makes                (autocast.py); else parameters that
                   a region of autocast casts are used in its dtype                  (autocast_casts.py)
@@ -30,9 +31,10 @@ from autoddl.capture.autocast_casts import use_cast
 from autoddl.capture.build_graph import Key, Leaf, tabulate
 from autoddl.capture.complex_products import real_rotations
 from autoddl.capture.gc_pause import pause_gc
-from autoddl.capture.passes import bags, expert_layers, gradients, losses, normalise, randomness
+from autoddl.capture.passes import bags, expert_layers, gradients, losses, normalise
 from autoddl.capture.patches.torch_export_patch import delay_code_generation, shorten_stacks
 from autoddl.capture.raising_branches import check_conditions
+from autoddl.capture.randomness import randomness
 from autoddl.capture.sample import Sample, as_sample, describe, named, sample_for
 from autoddl.capture.trace import trace
 from autoddl.core.errors import CaptureError

@@ -1,6 +1,7 @@
 """Rewrites the raw exported program in place, before anything makes it functional.
 
     whole_dropout        feature, alpha and in-place dropout in terms of dropout
+    shifted_numbers      x.random_(low, high), whose name is no Python, by x.random_(high - low)
     inline_regions       no_grad written out: it becomes detach
     check_averages       running averages of instances, which no operator yields, are refused
     needs_decomposition  whether run_decompositions({}) has anything to do
@@ -16,7 +17,7 @@ from autoddl.capture.passes import DROPOUTS, OURS
 from autoddl.capture.source_lines import line_of
 from autoddl.core.errors import CaptureError
 
-__all__ = ["check_averages", "inline_regions", "needs_decomposition", "whole_dropout"]
+__all__ = ["check_averages", "inline_regions", "needs_decomposition", "shifted_numbers", "whole_dropout"]
 
 aten = torch.ops.aten
 SATURATED = -1.7580993408473766
@@ -45,6 +46,16 @@ def check_averages(module: GraphModule) -> None:
         if values.get("running_mean") is not None and values["use_input_stats"]:
             raise CaptureError(f"the instance norm at {line_of(node.meta.get('stack_trace'))} keeps running averages, "
                                "which a graph does not show: write track_running_stats=False, or GroupNorm(c, c)")
+
+
+def shifted_numbers(module: GraphModule) -> None:
+    """Rewrites x.random_(low, high) as x.random_(high - low) + low: `from` in its name is a keyword of Python."""
+    for node in operators(module):
+        if name_of(node.target) == "random_.from":
+            values, value = call_arguments(node), node.meta["val"]
+            low, high = values["from"], values["to"]
+            drawn = insert(node, aten.random_.to, (values["self"], (2**63 if high is None else high) - low), value)
+            replace(node, insert(node, aten.add_.Tensor, (drawn, low), value))
 
 
 def whole_dropout(module: GraphModule) -> None:

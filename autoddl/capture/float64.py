@@ -85,12 +85,12 @@ def _op(op: Op, names: Mapping[str, str]) -> Op:
 
 
 def seeded(program: fx.GraphModule, seed: int) -> fx.GraphModule:
-    """The program with the dropout masks of step `seed`; as captured its seed is 0."""
+    """The program with the draws of step `seed`; as captured its seed is 0."""
     if seed == 0:
         return program
     program = copy.deepcopy(program)
     for node in program.graph.nodes:
-        if node.target in (custom_ops.dropout, custom_ops.attention):
+        if node.target in (custom_ops.dropout, custom_ops.attention, custom_ops.draw):
             node.kwargs = {**node.kwargs, "seed": seed}
     program.recompile()
     return program

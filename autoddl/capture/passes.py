@@ -3,7 +3,6 @@
     normalise        reshape, _to_copy, split under one name each; copies and checks dropped; gradients of tables dense
     gradients        detach only where a gradient would pass
     expert_layers    layers of experts, products of sorted rows -> ours
-    randomness       dropout and attention with dropout -> ours, numbered
     losses           mean cross entropy -> token_loss / token_weight
     bags             embedding bags of equal length -> ours; batch norms without averages -> those with averages of
                      one step
@@ -14,15 +13,11 @@ from torch.fx import GraphModule, Node
 
 from autoddl.capture.autocast_region import is_disabled
 from autoddl.capture.fx_tools import call_arguments, dtype_of, insert, name_of, operators, replace
-from autoddl.capture.source_lines import line_of
-from autoddl.core.errors import CaptureError
 from autoddl.operators.kernels import custom_ops
 
-__all__ = ["bags", "expert_layers", "gradients", "losses", "normalise", "randomness"]
+__all__ = ["bags", "expert_layers", "gradients", "losses", "normalise"]
 
 aten = torch.ops.aten
-
-RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 RESHAPES = {"view.default", "_unsafe_view.default", "reshape.default", "flatten.using_ints", "unflatten.int",
             "view_as.default", "reshape_as.default"}
@@ -31,7 +26,7 @@ CASTS = {"_to_copy.default", "to.dtype", "to.device", "to.dtype_layout", "to.oth
 CHECKS = {"_assert_tensor_metadata.default", "_assert_async.msg", "_assert_scalar.default"}
 DROPOUTS = {"dropout.default", "native_dropout.default"}
 OURS = RESHAPES | COPIES | CASTS | CHECKS | DROPOUTS | {"chunk.default"}
-"""Operators that `normalise` and `randomness` write out whether or not the program was decomposed."""
+"""Operators that `normalise` and `randomness.randomness` write out whether or not the program was decomposed."""
 
 
 FILLED = frozenset(("empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like",
@@ -166,42 +161,6 @@ def _grouped(node: Node) -> None:
     if shaped and values[3:] in ([], [None, None]):
         count = weight.meta["val"].shape[0]
         replace(node, insert(node, custom_ops.grouped_mm, (rows, weight, ends, count), node.meta["val"]))
-
-
-def randomness(module: GraphModule) -> None:
-    """Replaces dropout, and attention with dropout, by our own, numbered in order; at p = 0 they are dropped.
-
-    Raises CaptureError for any other operator that draws random numbers.
-    """
-    key = 0
-    for node in operators(module):
-        name = name_of(node.target)
-        if name in DROPOUTS:
-            x, p, train = node.args
-            drops = train is not False and p
-            new = insert(node, custom_ops.dropout, (x, p, key), x.meta["val"]) if drops else x  # type: ignore[union-attr]
-            key += bool(drops)
-            for user in list(node.users) if name.startswith("native") else ():
-                replace(user, new)
-            replace(node, new)
-        elif name == "scaled_dot_product_attention.default":
-            values = call_arguments(node)
-            if values["dropout_p"]:
-                replace(node, insert(node, custom_ops.attention, (*values.values(), key), node.meta["val"]))
-                key += 1
-        elif torch.Tag.nondeterministic_seeded in node.target.tags and _draws(node):  # type: ignore[union-attr]
-            line = line_of(node.meta.get("stack_trace"))
-            way = "set dropout=0 in it, and put nn.Dropout between its layers" if name.split(".")[0] in RECURRENT else \
-                "draw it by dropout, F.dropout(torch.ones(..), p), or set its rate to 0, like drop_path_rate=0"
-            raise CaptureError(f"aten.{name} at {line} draws random numbers, which would depend on the layout; "
-                               f"nn.Dropout and F.dropout draw by position: {way}")
-    module.recompile()
-
-
-def _draws(node: Node) -> bool:
-    """Whether an operator that can draw random numbers does: a recurrent one may have no dropout."""
-    values = call_arguments(node)
-    return values.get("dropout") != 0 and values.get("train") is not False
 
 
 def losses(module: GraphModule) -> None:

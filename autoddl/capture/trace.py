@@ -26,7 +26,13 @@ from torch.utils import _pytree as pytree
 
 from autoddl.capture.autocast_casts import cast_regions
 from autoddl.capture.export_guards import guard_export
-from autoddl.capture.export_passes import check_averages, inline_regions, needs_decomposition, whole_dropout
+from autoddl.capture.export_passes import (
+    check_averages,
+    inline_regions,
+    needs_decomposition,
+    shifted_numbers,
+    whole_dropout,
+)
 from autoddl.capture.own_backward import HiddenEffect, OwnCall, call_functions
 from autoddl.capture.patches.torch_autocast_patch import enter_autocast_anywhere
 from autoddl.capture.patches.torch_checkpoint_patch import note_checkpoints
@@ -68,6 +74,7 @@ def trace(model: nn.Module, sample: Sample, dtype: torch.dtype | None = None, mi
     names = _names(program, stand_in, Sample(args, kwargs))
     check_averages(program.graph_module)
     whole_dropout(program.graph_module)
+    shifted_numbers(program.graph_module)
     inline_regions(program.graph_module)
     cast_regions(program.graph_module)
     if needs_decomposition(program.graph_module):

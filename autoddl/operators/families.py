@@ -45,6 +45,7 @@ shape        -            copy            nothing  view                 _unsafe_
 shape        -            copy            nothing  view,values          flatten permute reshape squeeze transpose
                                                                         unsqueeze view view_as
 shape        table        copy            nothing  -                    arange full
+shape        nn           copy            nothing  -                    autoddl.draw
 cut          -            copy            inputs   -                    concat concatenate tensor_split tile
                                                                         unsafe_chunk unsafe_split
 cut          -            copy            nothing  view                 diagonal unfold

@@ -34,8 +34,9 @@ __all__ = ["ALONE", "Chained", "as_compiled", "chains"]
 
 CURVES = frozenset(("add", "copy", "exponential", "multiply", "reduce", "normalise", "batch normalise", "loss"))
 """Curves of ops that a compiler writes itself; not of lookups and windows."""
-LIBRARY = frozenset(("aten.sort", "aten.topk", "aten.cumsum", "aten.kthvalue", "aten.median", "aten.mode"))
-"""Ops of these curves that stay calls of a library."""
+LIBRARY = frozenset(("aten.sort", "aten.topk", "aten.cumsum", "aten.kthvalue", "aten.median", "aten.mode",
+                     "autoddl.draw"))
+"""Ops of these curves that stay calls of their own."""
 WHOLE = ("matmul", "experts", "recurrent")
 """Files of rules whose ops are no elementwise work."""
 OUTSIDE = -1

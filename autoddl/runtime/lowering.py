@@ -311,6 +311,8 @@ class _Lowering:
             return
         if self.saved is None and target is custom_ops.attention:
             args, kwargs = (), bound(target, args, kwargs) | {"dropout_p": 0.0}
+        if self.saved is None and target is custom_ops.draw and (mean := op.arg("expected")) is not None:
+            args, kwargs = (), bound(target, args, kwargs) | {"law": "constant", "first": mean}
         fn, args, kwargs = local_call(self.site(op), target, args, kwargs)
         fn = _DIRECT.get(fn, fn)
         computes = self.part is None and self.computes(i, op)

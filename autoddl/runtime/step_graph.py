@@ -7,7 +7,7 @@
 A graph fixes the memory of all that it reads and writes. So a gradient lies in the same memory in every step. After a
 step `.grad` has that step's values only, and who wants to keep them copies them. Gradients that were not zeroed before
 a step are added to it, as without a graph. What Python does in a step is done once, at the capture. So a model that
-draws dropout masks, whose seeds Python makes, is refused.
+draws random numbers, whose seeds Python makes, is refused.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,8 +31,8 @@ def check_graph(graph: Graph, device: torch.device) -> None:
                          "out graph=True")
     drawing = next((op for op in graph.ops if op.target in DRAWING), None)
     if drawing is not None:
-        raise InputError(f"{drawing.module or drawing.name} drops out other elements in every step, and a CUDA graph "
-                         "the same in all: set dropout to 0 (or the module to eval), or leave out graph=True")
+        raise InputError(f"{drawing.module or drawing.name} draws other numbers in every step, and a CUDA graph the "
+                         "same in all: set dropout to 0 (or the module to eval), or leave out graph=True")
     waiting = next((op for op in graph.ops if op.target in BY_VALUES), None)
     if waiting is not None:
         raise InputError(f"{waiting.module or waiting.name} waits for how many tokens each expert has, and a CUDA "

@@ -10,9 +10,9 @@ from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.storages import Value, viewed
 from autoddl.operators.work import base
 
-__all__ = ["batch_norm_footprint", "convolution_footprint", "dropout_footprint", "embedding_bag_footprint",
-           "embedding_footprint", "flat", "grouped_footprint", "linear_footprint", "norm_footprint",
-           "product_footprint", "token_loss_footprint"]
+__all__ = ["batch_norm_footprint", "convolution_footprint", "draw_footprint", "dropout_footprint",
+           "embedding_bag_footprint", "embedding_footprint", "flat", "grouped_footprint", "linear_footprint",
+           "norm_footprint", "product_footprint", "token_loss_footprint"]
 
 
 def embedding_footprint(call: LocalOp) -> Footprint:
@@ -140,6 +140,12 @@ def dropout_footprint(call: LocalOp) -> Footprint:
     Applying it takes one buffer in forward, and one in backward after the output's gradient is freed."""
     count = prod(call.outputs[0])
     return Footprint(extra=float(count), before=16.0 * count, during=call.nbytes, late=call.nbytes, output_shaped=True)
+
+
+def draw_footprint(call: LocalOp) -> Footprint:
+    """Keeps nothing. Drawing takes two numbers of 8 bytes per element, three where quantiles are looked up."""
+    wide = str(call.op.arg("law")).endswith("normal")
+    return Footprint(before=(24.0 if wide else 16.0) * prod(call.outputs[0]))
 
 
 def token_loss_footprint(call: LocalOp) -> Footprint:

@@ -4,6 +4,7 @@
     nn, shape       kernels whose calls name global sizes, or that do not run unchanged on shards
     reducing        kernels that reduce over mesh axes by themselves
     custom_ops      our own operators, like dropout with a numbered mask
+    draws           random numbers by position
     site            the rank and the layouts for which a kernel runs
     arguments       the arguments of a call by name
 """

@@ -1,12 +1,8 @@
 """Our own operators, written plainly for one device: what `autoddl.NAME` in a graph means.
 
-Randomness is stateless. Element i of a tensor (its position in the whole tensor, row major) is kept by dropout if
-
-    hash(i, key, seed) >= p * 2**32
-
-so every layout of the tensor draws the same mask. A rank that has only a shard gives its place with `index`. `key`
-numbers the dropout in the graph, `seed` the step. The captured program has seed 0 and whole tensors; lowering binds the
-real ones.
+Randomness is stateless (`draws`): what an element draws follows from its position in the whole tensor, so every layout
+of the tensor draws the same. A rank that has only a shard gives its place with `index`. `key` numbers the draw in the
+graph, `seed` the step. The captured program has seed 0 and whole tensors; lowering binds the real ones.
 
 The loss of a batch is a mean over its valid tokens, and a mean of unequal shards is no mean: it is split into
 
@@ -15,69 +11,22 @@ The loss of a batch is a mean over its valid tokens, and a mean of unequal shard
 both of which are sums over shards.
 """
 
-from math import prod
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from autoddl.core.errors import InputError
+from autoddl.operators.kernels.draws import Index, drawn, keep_mask
 from autoddl.operators.kernels.experts import ExpertPart, routed_experts
 from autoddl.operators.kernels.grouped import rows_of_groups
 
-__all__ = ["BY_VALUES", "DRAWING", "Index", "attention", "checked", "dropout", "embedding_bag", "experts", "grouped_mm",
-           "keep_mask", "token_loss", "token_weight"]
+__all__ = ["BY_VALUES", "DRAWING", "Index", "attention", "checked", "draw", "dropout", "embedding_bag", "experts",
+           "grouped_mm", "keep_mask", "token_loss", "token_weight"]
 
-Index = tuple[tuple[int, ...], tuple[int, ...]]
-"""Where a piece lies: (its offset along each dim, the shape of the whole tensor)."""
-
-DRAWING = frozenset(("autoddl.dropout", "autoddl.attention"))
+DRAWING = frozenset(("autoddl.dropout", "autoddl.attention", "autoddl.draw"))
 """Operators that draw random numbers, as targets of a graph."""
 BY_VALUES = frozenset(("autoddl.experts", "autoddl.grouped_mm", "autoddl.checked"))
 """Operators whose kernels take sizes from values or check them, for which they wait."""
-
-LOW = 0xFFFFFFFF
-
-
-def _words(key: int, seed: int) -> tuple[int, int]:
-    """Two well mixed 32-bit words for one (key, seed): splitmix64."""
-    z = (seed * 0x9E3779B97F4A7C15 + key * 0xD1B54A32D192ED03 + 0x9E3779B97F4A7C15) & (2**64 - 1)
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
-    z ^= z >> 31
-    return z & LOW, z >> 32
-
-
-def _mix(x: Tensor) -> Tensor:
-    """A 32-bit finaliser, in place, on int64: both factors are under 2**31, so no product overflows."""
-    x ^= x >> 16
-    x.mul_(0x21F0AAAD).bitwise_and_(LOW)
-    x ^= x >> 15
-    x.mul_(0x735A2D97).bitwise_and_(LOW)
-    x ^= x >> 15
-    return x
-
-
-def _positions(sizes: tuple[int, ...], index: Index | None, device: torch.device) -> Tensor:
-    """Position of every element of the piece in the whole tensor."""
-    offsets, whole = index or ((0,) * len(sizes), sizes)
-    position = torch.zeros((), dtype=torch.int64, device=device)
-    for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
-        along = torch.arange(offset, offset + size, dtype=torch.int64, device=device)
-        position = position.unsqueeze(-1) + along * prod(whole[dim + 1 :])
-    return position
-
-
-@torch.no_grad()
-def keep_mask(sizes: tuple[int, ...], p: float, key: int, seed: int = 0, index: Index | None = None,
-              device: torch.device | str = "cpu") -> Tensor:
-    """Which elements of the piece survive: bool, True with probability 1 - p."""
-    first, second = _words(key, seed)
-    position = _positions(sizes, index, torch.device(device))
-    high = (position >> 32) if prod(index[1] if index else sizes) > LOW else None
-    bits = _mix(position.bitwise_and_(LOW).bitwise_xor_(first)).bitwise_xor_(second)
-    return _mix(bits if high is None else bits.bitwise_xor_(high)) >= round(p * 2**32)
-
 
 def dropout(x: Tensor, p: float, key: int, seed: int = 0, index: Index | None = None) -> Tensor:
     """x / (1 - p) where kept, else 0. `index` places x in the whole tensor."""
@@ -85,6 +34,18 @@ def dropout(x: Tensor, p: float, key: int, seed: int = 0, index: Index | None = 
         return x * 0.0
     keep = keep_mask(tuple(x.shape), p, key, seed, index, x.device)
     return torch.where(keep, x * (1 / (1 - p)), 0.0)
+
+
+def draw(size: list[int], law: str, first: float, second: float, dtype: torch.dtype,
+         device: torch.device | str = "cpu", key: int = 0, expected: float | None = None, seed: int = 0,
+         index: Index | None = None) -> Tensor:
+    """A tensor of random numbers by a law of `draws`. `index` places a piece of this `size` in the whole tensor.
+
+    In evaluation every element is `expected`, where that is given, by the law `constant`: layers that scale by what
+    they draw ask for it."""
+    if law == "constant":
+        return torch.full(size, first, dtype=dtype, device=device)
+    return drawn(tuple(size), law, first, second, dtype, device, key, seed, index)
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,

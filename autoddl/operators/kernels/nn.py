@@ -8,7 +8,7 @@
     attention, keys split    keys and values pass round a ring
     grouped convolution/norm as many groups as there are here
     mean losses              the local mean counts (elements here) / (all elements)
-    dropout                  the mask of the whole tensor, at the place of the piece
+    dropout, draws           those of the whole tensor, at the place of the piece
     grouped products         the rows of the groups that are here
     experts                  rows of the experts and of the inner width that are here; or rows are sent
 """
@@ -148,6 +148,16 @@ def _dropout(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCal
     return placed_dropout, args, kwargs
 
 
+def _draw(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
+    values = bound(target, args, kwargs) | {"size": list(site.output_shape())}
+    index = (tuple(offset for offset, _ in site.output_extents()), site.outputs[0].shape)
+
+    def placed_draw(**k: Any) -> Any:
+        return target(**k, seed=_seed(site), index=index)
+
+    return placed_draw, (), values
+
+
 def _groups(name: str) -> Kernel:
     """Argument `name` counts groups of the channels, of which a rank has the share of its channels."""
     def kernel(site: Site, target: Target, args: Args, kwargs: Kwargs) -> TorchCall:
@@ -206,6 +216,7 @@ KERNELS: dict[str, Kernel] = {
     "aten.scaled_dot_product_attention.default": _attention,
     "autoddl.attention": _dropped_attention,
     "autoddl.dropout": _dropout,
+    "autoddl.draw": _draw,
     "autoddl.experts": _experts,
     "autoddl.grouped_mm": _grouped_mm,
     "autoddl.token_loss": token_loss_kernel,

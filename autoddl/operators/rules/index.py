@@ -146,9 +146,12 @@ def _one_hot(op: Op, inputs: Tensors, outputs: Tensors) -> str:
 
 
 def _bucketize(op: Op, inputs: Tensors, outputs: Tensors) -> str:
-    """Each value finds its place in a line of boundaries."""
+    """Each value finds its place in a line of boundaries, or in that of its row."""
     letters = names(len(outputs[0].shape))
     value = op.slot("self")
+    if value is not None and len(letters) > 1 and all(len(t.shape) == len(letters) for t in inputs):
+        rows = [*letters[:-1], "."]
+        return rule_text([letters if k == value else rows for k in range(len(inputs))], [letters])
     if value is None or any(len(t.shape) != 1 for k, t in enumerate(inputs) if k != value):
         return fixed(inputs, outputs)
     return rule_text([letters if k == value else ["."] for k in range(len(inputs))], [letters])

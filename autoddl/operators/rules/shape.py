@@ -8,6 +8,7 @@
 Rules of operators that make a tensor from nothing: every rank makes its piece.
 
 full, zeros    "-> a b"           the sizes become local
+draw           "-> a b"           likewise; a piece draws what is at its place in the whole (kernels)
 new_zeros(x)   "., . -> a b"      of x only dtype and device matter
 arange         "-> a"             y[i] = start + i * step: a piece begins at its own offset (kernels)
 """
@@ -101,6 +102,7 @@ RULES: dict[str, RuleOf] = {
     **{f"aten.{target}": _permute for target in PERMUTES.split()},
     **{f"aten.{base}.default": _create for base in (
         "full", "zeros", "ones", "new_full", "new_zeros", "new_ones", "arange", "scalar_tensor")},
+    "autoddl.draw": _create,
     "aten.arange.start": _create,
     "aten.arange.start_step": _create,
     "aten.eye.default": _whole,
