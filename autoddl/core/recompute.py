@@ -21,7 +21,7 @@ Behind `every-K`, `first-N` and each name may stand `:selective`.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,10 +39,13 @@ __all__ = [
     "check_policy",
     "is_per_block",
     "leveled_blocks",
+    "named_blocks",
     "policy_blocks",
+    "policy_of_part",
     "policy_text",
     "recompute_entry",
     "recomputes_more",
+    "renamed_policy",
     "select_blocks",
 ]
 
@@ -127,6 +130,24 @@ def check_policy(text: str) -> str:
 def policy_text(names: Sequence[str]) -> str:
     """The policy that recomputes the blocks that a plan names."""
     return "+".join(names) or NO_RECOMPUTE
+
+
+def named_blocks(policy: str) -> tuple[str, ...]:
+    """The blocks that a policy names."""
+    return tuple(name for name, _ in _parse(policy).entries)
+
+
+def policy_of_part(policy: str, graph: Graph) -> str:
+    """What a policy asks of a part of a model: of blocks that it names, those that the part has; any other as it is."""
+    known, entries = {block.name for block in blocks_of(graph)}, _parse(policy).entries
+    left = tuple(recompute_entry(name, level) for name, level in entries if name in known)
+    return policy_text(left) if entries else policy
+
+
+def renamed_policy(policy: str, names: Mapping[str, str]) -> str:
+    """The policy with other names for the blocks that it names; `names` has one for each of these."""
+    entries = _parse(policy).entries
+    return policy_text([recompute_entry(names[name], level) for name, level in entries]) if entries else policy
 
 
 def is_per_block(policy: str) -> bool:

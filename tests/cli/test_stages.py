@@ -63,6 +63,19 @@ def test_uniform_pipelines_are_compared(folder: Path) -> None:
     assert rows["data parallel"]["predicted_seconds"] and "stages" not in rows["data parallel"]
 
 
+def test_named_blocks_run_again_in_their_stages_alone(folder: Path) -> None:
+    out = folder / "named.json"
+    said = shell("plan", FACTORY, str(folder / "pair.yaml"), "--stages", "2", "--microbatches", "2", "--set",
+                 "layers=4", "--recompute", "blocks.0+blocks.3:selective", "-o", str(out))
+    assert said.code == 0, said
+    plan = load_plan(out)
+    assert plan.pipeline is not None
+    again = [stage.plan.recompute for stage in plan.pipeline.stages]
+    assert sum(again, ()) == ("blocks.0", "blocks.3:selective")
+    for command in (("explain", "--proof"), ("explain", "--stage", "0", "--proof"), ("explain", "--stage", "1")):
+        assert shell(command[0], str(out), *command[1:]).code == 0
+
+
 def test_solvers_are_not_compared_on_stages(folder: Path) -> None:
     said = shell("compare", FACTORY, str(folder / "pair.yaml"), "--stages", "2", "--solvers")
     assert said.code == 2 and "leave stages and cut out" in said.err and not said.out

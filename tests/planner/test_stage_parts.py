@@ -141,6 +141,26 @@ def test_a_pin_of_one_block_says_nothing_of_the_others() -> None:
     assert found[0][1, 2] == found[0][2, 3] == found[1][2, 3] < found[1][1, 2]
 
 
+def test_a_policy_of_named_blocks_says_of_a_stage_what_it_asks_of_its_blocks() -> None:
+    """What is known of blocks joins to longer stages, each with its own policy; stages that are alike are renamed."""
+    model, sample = zoo.named("gpt2", layers=3, B=8)
+    names = [f"model.transformer.h.{k}" for k in range(3)]
+    options = PlanOptions(microbatches=(4,), max_axes=1, workers=1, recompute=(f"{names[0]}+{names[1]}",))
+    task = task_of(model, TWO_BY_TWO, sample, options, "gpt2", None)
+    places = places_of(task.variant(4).original, ())
+    known, searched = StageParts(task, 2, 2, 4, places), StageParts(task, 2, 2, 4, places)
+    for a in (1, 2, 3):
+        known.bound(a, a + 1, ONE)
+    for a, b in ((1, 3), (2, 4)):
+        searched.bound(a, b, ONE)
+    least, most = known.wholes([ONE])[ONE], searched.wholes([ONE])[ONE]
+    assert least[1, 2] == least[2, 3] > 1.1 * least[3, 4], "forward runs once more"
+    assert all(0.9 * most[at] <= least[at] <= most[at] * (1 + 1e-9) for at in ((1, 3), (2, 4)))
+    assert known.planned(known._cut(2, 3), ONE).recompute == (names[1],)
+    assert known.planned(known._cut(1, 2), ONE).recompute == (names[0],)
+    assert known.planned(known._cut(3, 4), ONE).recompute == ()
+
+
 def test_stages_of_shared_or_fused_ops_are_not_joined() -> None:
     shared, fused = _parts(1e9), _parts(1e9)
     shared._readers = lambda: {"layer.weight": {1, 2}}  # type: ignore[method-assign]

@@ -15,6 +15,7 @@ from autoddl.core.graph import graph_to_text
 from autoddl.core.hubs import add_hubs
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import Plan
+from autoddl.core.recompute import policy_blocks
 from autoddl.core.stages import cut_graph
 from autoddl.planner.bucket_size import fitting_buckets
 from autoddl.planner.mesh_search import Progress
@@ -57,6 +58,8 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
     """
     options = task.options
     check_pins(options.pins, task.graph)
+    for policy in options.recompute:
+        policy_blocks(task.graph, policy)
     asked = [(d, m, name) for d in options.stages if d > 1 for m in options.microbatches for name in options.schedule]
     searches, problems = list[CutSearch](), list[Alternative]()
     parts: dict[tuple[int, int, int, bool], StageParts] = {}

@@ -48,7 +48,15 @@ from autoddl.core.layout import Axis, Mesh
 from autoddl.core.pipeline import Flight
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Solution
-from autoddl.core.recompute import NO_RECOMPUTE, SEARCH, blocks_of, is_per_block
+from autoddl.core.recompute import (
+    NO_RECOMPUTE,
+    SEARCH,
+    blocks_of,
+    is_per_block,
+    named_blocks,
+    policy_of_part,
+    renamed_policy,
+)
 from autoddl.core.split_backward import weights_of
 from autoddl.core.stages import StageGraph, crossing, cut_graph
 from autoddl.cost_models import Cluster
@@ -239,21 +247,30 @@ class StageParts:
 
     @cached_property
     def _kinds(self) -> tuple[int, ...]:
-        """For every unit a number, equal for units with the same pins whose ops are and read the same but for names."""
+        """For every unit a number, equal for units of which the same is asked whose ops are alike in all but names."""
         ops, ends = needed_ops(self.graph), [0, *self.places, len(needed_ops(self.graph))]
         sent, known = [(), *(tuple(sorted(one)) for one in crossing(self.graph)), ()], dict[Any, int]()
         every = [(_signature(self.graph, ops, first, end, sent[first], sent[end if end < len(ops) else -1]),
-                  self._pins(self._cut(k, k + 1)) if self.task.options.pins else ())
+                  self._asked(self._cut(k, k + 1)) if self._asks else ())
                  for k, (first, end) in enumerate(pairwise(ends))]
         return tuple([known.setdefault(one, len(known)) for one in every])
 
-    def _pins(self, stage: StageGraph) -> tuple[str, ...]:
-        """The pins of what a stage has."""
-        return pins_of_part(self.task.options.pins, add_hubs(stage.graph), self.task.graph)
+    @property
+    def _asks(self) -> bool:
+        """Whether more may be asked of some units than of others."""
+        return bool(self.task.options.pins) or any(map(named_blocks, self.task.options.recompute))
+
+    def _asked(self, stage: StageGraph) -> tuple[str, ...]:
+        """The pins of what a stage has, and the policies of its blocks, these by number."""
+        graph = add_hubs(stage.graph)
+        numbers = {block.name: str(k) for k, block in enumerate(blocks_of(graph))}
+        policies = (policy_of_part(policy, graph) for policy in self.task.options.recompute)
+        return (*pins_of_part(self.task.options.pins, graph, self.task.graph),
+                *(renamed_policy(policy, numbers) for policy in policies))
 
     def _key(self, stage: StageGraph) -> str:
-        """A name of the structure of a stage and of its pins: stages of one name are searched once."""
-        return "\n".join((structure(stage.graph), *self._pins(stage)))
+        """A name of the structure of a stage and of what is asked of it: stages of one name are searched once."""
+        return "\n".join((structure(stage.graph), *(self._asked(stage) if self._asks else ())))
 
     def _like(self, a: int, b: int) -> tuple[Any, ...]:
         """A key that stages have in common which are alike."""
@@ -523,7 +540,9 @@ class StageParts:
     def _plan(self, source: StageGraph, graph: StageGraph, found: Found, flight: Flight) -> Plan:
         """The plan of a stage that takes the layouts that were found for `source`, which is like it."""
         task = stage_task(self.task, graph, self.cluster, self.microbatches)
-        candidate = replace(found.candidate, in_flight=flight.in_flight, waiting=flight.waiting)
+        theirs, own = ([block.name for block in blocks_of(add_hubs(one.graph))] for one in (source, graph))
+        candidate = replace(found.candidate, in_flight=flight.in_flight, waiting=flight.waiting,
+                            recompute=renamed_policy(found.candidate.recompute, dict(zip(theirs, own, strict=True))))
         row = {_named(source, graph, moment): weight for moment, weight in found.best.row.items()}
         one = chosen(task, candidate, found.solution, row)
         made = assemble(one.pricing, one.solution, one.variables)

@@ -22,6 +22,7 @@ from autoddl.core.pipeline import Flight, Schedule, check_schedule, flights_of
 from autoddl.core.pipeline_cuts import StageSeconds
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import VERSION, Pipeline, Plan, Prediction, Stage
+from autoddl.core.recompute import policy_of_part
 from autoddl.core.stages import StageGraph, Transfer, cut_graph, shared_parameters, transfers_of
 from autoddl.cost_models import Cluster, Group, collective
 from autoddl.cost_models.pipelines import simulate_pipeline
@@ -229,11 +230,12 @@ def simulated(schedule: Schedule, stages: Sequence[StageSeconds], transfers: Seq
 
 
 def stage_task(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches: int) -> PlanTask:
-    """The task of planning one stage on its part of the cluster, with the pins of what it has."""
-    options = replace(task.options, microbatches=(microbatches,), stages=(1,), cut=(),
-                      pins=pins_of_part(task.options.pins, add_hubs(stage.graph), task.graph))
-    return replace(task, graph=add_hubs(stage.graph), original=stage.graph, spec={}, cluster=cluster, options=options,
-                   variants=None)
+    """The task of planning one stage on its part of the cluster, with the pins and the named blocks that it has."""
+    graph = add_hubs(stage.graph)
+    recompute = tuple(dict.fromkeys(policy_of_part(policy, graph) for policy in task.options.recompute))
+    options = replace(task.options, microbatches=(microbatches,), stages=(1,), cut=(), recompute=recompute,
+                      pins=pins_of_part(task.options.pins, graph, task.graph))
+    return replace(task, graph=graph, original=stage.graph, spec={}, cluster=cluster, options=options, variants=None)
 
 
 def search_stage(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches: int, flight: Flight,
