@@ -14,9 +14,10 @@ from autoddl.core.errors import AutoDDLError, CaptureError, Infeasible, InputErr
 from autoddl.core.plan import Plan, load_plan
 
 if TYPE_CHECKING:
+    from autoddl.adapters.variants import parallelize
     from autoddl.api import compare, plan
     from autoddl.capture.own_rules import rule
-    from autoddl.runtime.parallelize import ParallelModel, parallelize
+    from autoddl.runtime.parallelize import ParallelModel
 
 __all__ = ["AutoDDLError", "CaptureError", "Infeasible", "InputError", "MachineError", "MismatchError", "ParallelModel",
            "Plan", "compare", "load_plan", "parallelize", "plan",
@@ -24,7 +25,7 @@ __all__ = ["AutoDDLError", "CaptureError", "Infeasible", "InputError", "MachineE
 
 __version__ = "0.1.0"
 
-_HOMES = {"plan": "autoddl.api", "compare": "autoddl.api", "parallelize": "autoddl.runtime.parallelize",
+_HOMES = {"plan": "autoddl.api", "compare": "autoddl.api", "parallelize": "autoddl.adapters.variants",
           "ParallelModel": "autoddl.runtime.parallelize", "rule": "autoddl.capture.own_rules"}
 
 

@@ -35,6 +35,7 @@ from autoddl.capture.passes import bags, expert_layers, gradients, losses, norma
 from autoddl.capture.patches.torch_export_patch import delay_code_generation, shorten_stacks
 from autoddl.capture.raising_branches import check_conditions
 from autoddl.capture.randomness import randomness
+from autoddl.capture.returned import Returned, returned
 from autoddl.capture.sample import Sample, as_sample, describe, named, sample_for
 from autoddl.capture.trace import trace
 from autoddl.core.errors import CaptureError
@@ -61,6 +62,10 @@ class Captured:
     """By position, the values of CONSTANT tensors."""
     spec: Mapping[str, Any]
     """The sample as JSON: shapes, dtypes, structure and plain values."""
+    outputs: tuple[int, ...]
+    """The tensors that forward returns, the loss first; -1 for one that is not in the graph."""
+    returned: Returned
+    """The names of these tensors, and how forward's output is built of them."""
     notes: tuple[str, ...] = ()
     """Lines on what is around the module and not in the graph (`wrappers`)."""
 
@@ -86,7 +91,7 @@ def _captured(model: nn.Module, example: Sample, precision: Precision) -> Captur
     randomness(module)
     losses(module)
     bags(module)
-    program, leaves, updates = _arrange(model, exported, names)
+    program, leaves, updates, output = _arrange(model, exported, names)
     leaves = _mixed(program, leaves, updates, precision)
     gradients(program, frozenset(leaf.node for leaf in leaves if leaf.trained))
     values = {**dict(model.named_buffers(remove_duplicate=False)), **exported.constants,
@@ -96,7 +101,7 @@ def _captured(model: nn.Module, example: Sample, precision: Precision) -> Captur
     _check_real(graph)
     constants = {tensors[leaf.node]: exported.constants[leaf.fqn] for leaf in leaves if leaf.kind is Kind.CONSTANT}
     return Captured(graph, program, nodes, MappingProxyType(tensors), MappingProxyType(constants), describe(example),
-                    notes)
+                    graph.outputs, output, notes)
 
 
 def _is_infinite(leaf: Leaf, values: Mapping[str, Any]) -> bool:
@@ -130,10 +135,10 @@ def _mixed(program: GraphModule, leaves: tuple[Leaf, ...], updates: tuple[str, .
 
 
 def _arrange(model: nn.Module, exported: ExportedProgram, names: dict[str, str]
-             ) -> tuple[GraphModule, tuple[Leaf, ...], tuple[str, ...]]:
+             ) -> tuple[GraphModule, tuple[Leaf, ...], tuple[str, ...], Returned]:
     """The program with its placeholders in order and its outputs (loss, others ..., new buffers ...)."""
     graph = exported.graph_module.graph
-    results, updates = _outputs(exported)
+    results, updates, output = _outputs(exported)
     results[0] = check_conditions(graph, results[0])
     leaves = _leaves(model, exported, names)
     holes = {node.name: node for node in graph.nodes if node.op == "placeholder"}
@@ -148,7 +153,7 @@ def _arrange(model: nn.Module, exported: ExportedProgram, names: dict[str, str]
     for hole in holes.values():
         graph.erase_node(hole)
     graph.eliminate_dead_code()
-    return GraphModule(nn.Module(), graph), leaves, tuple(buffer for buffer, _ in updates)
+    return GraphModule(nn.Module(), graph), leaves, tuple(buffer for buffer, _ in updates), output
 
 
 def _leaves(model: nn.Module, exported: ExportedProgram, names: dict[str, str]) -> tuple[Leaf, ...]:
@@ -181,8 +186,8 @@ def _check_real(graph: Graph) -> None:
                                "parts, such as sines and cosines")
 
 
-def _outputs(exported: ExportedProgram) -> tuple[list[Node], list[tuple[str, Node]]]:
-    """(loss, other tensors that forward returns), and (buffer's name, its new value)."""
+def _outputs(exported: ExportedProgram) -> tuple[list[Node], list[tuple[str, Node]], Returned]:
+    """(loss, other tensors that forward returns), (buffer's name, its new value), and forward's output."""
     last = next(node for node in exported.graph.nodes if node.op == "output")
     specs = exported.graph_signature.output_specs
     pairs = list(zip(specs, last.args[0], strict=True))
@@ -202,7 +207,8 @@ def _outputs(exported: ExportedProgram) -> tuple[list[Node], list[tuple[str, Nod
         found = "no tensor" if value is None else f"{value.dtype} of shape {tuple(value.shape)}"
         raise CaptureError("forward must return the scalar loss, alone, as .loss, ['loss'] or first of a tuple; "
                            f"found {found}")
-    return [tensors.pop(position), *tensors.values()], updates
+    order = [position, *(k for k in tensors if k != position)]
+    return [tensors[k] for k in order], updates, returned(exported.call_spec.out_spec, user, order)
 
 
 def _loss(output: Any) -> int | None:

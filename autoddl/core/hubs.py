@@ -1,6 +1,7 @@
 """Makes the graph that is planned: only the ops that are needed, and a hub behind every shared tensor.
 
-Needed are the ops that the loss or a buffer update depends on. A tensor that depends on a parameter and has several
+Needed are the ops that the loss or a buffer update depends on. In a graph of evaluation, which trains no parameter,
+other outputs need theirs too. A tensor that depends on a parameter and has several
 consumers passes through one *hub*, an identity op. The tensor is converted once to the hub's layout, and each consumer
 converts from there. The consumers' gradients add up at the hub and are converted back once.
 
@@ -21,8 +22,9 @@ HUB = "autoddl.hub"
 
 
 def needed_ops(graph: Graph) -> tuple[Op, ...]:
-    """The ops that the loss or a buffer update depends on, in order."""
-    wanted = {graph.outputs[0], *(new for _, new in graph.updates)}
+    """The ops that the loss or a buffer update depends on, in order; without gradients, those of all outputs."""
+    trains = any(tensor.trained for tensor in graph.tensors)
+    wanted = {*graph.outputs[:1 if trains else None], *(new for _, new in graph.updates)}
     kept = []
     for op in reversed(graph.ops):
         if wanted.intersection(op.outputs):

@@ -30,7 +30,7 @@ from autoddl.core.problem import EXACT
 from autoddl.core.state_layouts import Depths, parse_depths
 
 __all__ = ["BUCKET_BYTES", "VERSION", "Conversion", "Decision", "Pipeline", "Plan", "PlanIndex", "Prediction", "Stage",
-           "Stored", "level_of", "load_plan"]
+           "Stored", "level_of", "load_plan", "parse_plan"]
 
 VERSION = 2
 BUCKET_BYTES = 25 * 2**20
@@ -327,9 +327,18 @@ def load_plan(path: str | Path) -> Plan:
     above the seconds raise it too. So does a conversion whose steps do not lead from its one layout to the other.
     """
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot read the plan {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise InputError(f"{path} is no plan: not JSON ({error})") from None
+    return parse_plan(text, str(path))
+
+
+def parse_plan(text: str, path: str) -> Plan:
+    """The plan that the JSON `text` says; errors are as those of `load_plan`, and name `path`."""
+    try:
+        data = json.loads(text)
     except ValueError as error:
         raise InputError(f"{path} is no plan: not JSON ({error})") from None
     if not isinstance(data, dict) or data.get("version") != VERSION:

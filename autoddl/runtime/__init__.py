@@ -3,8 +3,9 @@
 Reading order:
 
     parallelize            a module and a plan -> a model that trains
-    parallel_model         that model, for plans without stages; `program_runner` runs its program
-    pipeline_model         that model, for plans with stages; `stage_setup` prepares it, `stage_transport` sends between
+    parallel_model         that model, whatever its plan
+    mesh_model             for plans without stages; `program_runner` runs its program
+    pipeline_model         for plans with stages; `stage_setup` prepares it, `stage_transport` sends between
                            stages
     gradients_together     adds up gradients of parameters that several stages have; clips gradients by their norm
     step_graph             its steps as one CUDA graph
@@ -16,6 +17,7 @@ Reading order:
     weight_gradients       gradients of weights apart from those of activations, where a schedule splits backward
     recompute              what autograd saves of it: tensors, or notes of what is gathered or computed again
     collectives            conversions as collectives between ranks, and what ran: a room of its own
+    outputs                what a call returns besides the loss: split, or gathered
     batches                the global batch -> the pieces of this rank
     checkpoint             saves under one plan, loads under any other; `checkpoint_reader` reads its files, and runs
                            nothing that they name; `checkpoint_folder` has what may be replaced there,

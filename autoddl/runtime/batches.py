@@ -31,9 +31,13 @@ def _with_defaults(forward: Callable[..., Any], sample: Sample) -> dict[str, Any
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalBatch:
-    """This rank's pieces of one global batch: for every microbatch, the pieces by the name of the input."""
+    """This rank's pieces of one global batch: for every microbatch, the pieces by the name of the input.
+
+    `program` names the program that they were cut for, "" the one of the plan.
+    """
 
     parts: tuple[Mapping[str, Tensor], ...]
+    program: str = ""
 
 
 class Batches:
@@ -46,11 +50,14 @@ class Batches:
         groups          the mesh and this rank's place in it
         device          the device of the pieces
         microbatches    parts into which the rows of a batch are cut
+        program         name of the program that reads the pieces
     """
 
     def __init__(self, forward: Callable[..., Any], inputs: tuple[graphs.Tensor, ...], spec: Mapping[str, Any],
-                 layouts: Mapping[str, Layout], groups: Groups, device: torch.device, microbatches: int = 1) -> None:
+                 layouts: Mapping[str, Layout], groups: Groups, device: torch.device, microbatches: int = 1,
+                 program: str = "") -> None:
         self._forward, self._inputs, self._device, self._parts = forward, inputs, device, microbatches
+        self._program = program
         self._names = frozenset(t.fqn for t in inputs)
         self._dtypes = {t.fqn: getattr(torch, t.dtype) for t in inputs}
         self._plain = _with_defaults(forward, from_spec(spec, "meta"))
@@ -78,7 +85,30 @@ class Batches:
                 self._check_plain(name, value)
         whole = {t.fqn: self._checked(t, found.get(t.fqn)) for t in self._inputs}
         return LocalBatch(tuple({fqn: self._cut(fqn, whole[fqn], part) for fqn in self._cuts}
-                                for part in range(self._parts)))
+                                for part in range(self._parts)), self._program)
+
+    def rows(self) -> int:
+        """The rows of the planned global batch: dim 0 of its first input with dims; 0 where there is none."""
+        return next((t.shape[0] * self._parts for t in self._inputs if t.shape), 0)
+
+    def other_rows(self, batch: object) -> int:
+        """The rows of a batch that is as planned but for their number; 0 for any other batch, and for one as planned.
+
+        Inputs that have as many rows as the planned batch have all the same number, those of another length are alike.
+        """
+        planned = self.rows()
+        try:
+            found = named(self._forward, as_sample(batch))
+        except CaptureError:
+            return 0
+        numbers = set()
+        for tensor in self._inputs:
+            value = found.get(tensor.fqn)
+            if not isinstance(value, Tensor) or value.shape[1:] != tensor.shape[1:] or value.dim() != len(tensor.shape):
+                return 0
+            if value.dim() and tensor.shape[0] * self._parts == planned:
+                numbers.add(value.shape[0])
+        return next(iter(numbers)) if len(numbers) == 1 and numbers != {planned} else 0
 
     def _check_plain(self, name: str, value: object) -> None:
         """Raises unless a value that is no input is as in the sample, or else the default of `forward`."""

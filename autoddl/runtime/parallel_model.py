@@ -1,11 +1,10 @@
-"""A model that trains as a plan says, on one rank: what every kind of plan has in common, and plans without stages.
+"""A model that trains as a plan says, on one rank: step, evaluation, parameters, state, norm of the gradients.
 
-    ParallelModel    the interface: step, evaluation, parameters, state, norm of the gradients
-    MeshModel        one mesh of all ranks, microbatches one after the other
+`mesh_model` is that of a plan without stages, `pipeline_model` that of one with stages.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,21 +12,25 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.tensor import DTensor
 
 from autoddl.capture.capture import Captured
+from autoddl.capture.returned import LOSS, Returned
+from autoddl.capture.sample import Sample
+from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind
-from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Extent, Layout, extents
 from autoddl.core.plan import Plan
 from autoddl.runtime.batches import Batches, LocalBatch
 from autoddl.runtime.collectives.process_groups import Groups
 from autoddl.runtime.collectives.recorder import Recorder
-from autoddl.runtime.compiled import Compile
 from autoddl.runtime.gradients_together import clip_gradients
 from autoddl.runtime.optimizer_guard import guard_optimizers
-from autoddl.runtime.program_runner import ProgramRunner, place_buffers
-from autoddl.runtime.step_graph import StepGraph, check_graph
-from autoddl.schedule.traffic import PlannedCollective, traffic
+from autoddl.runtime.outputs import asked_outputs
+from autoddl.runtime.program_runner import Asked, ProgramRunner
+from autoddl.schedule.traffic import PlannedCollective
 
-__all__ = ["MeshModel", "ParallelModel", "batches_of", "mean"]
+__all__ = ["ParallelModel", "Planner", "batches_of", "mean"]
+
+Planner = Callable[[Sample, bool], tuple[Captured, Plan]]
+"""(a global batch, whether to train on it) -> the module captured for it, and a plan that stores the same pieces."""
 
 
 class ParallelModel:
@@ -37,37 +40,89 @@ class ParallelModel:
         plan      the plan
         graph     the planned graph, of one microbatch; the captured one, without hubs, where the plan has stages
         groups    the groups of this rank's mesh, that of its stage where the plan has stages
+        device    where this rank computes
+        returned  what forward returns
+        training  whether a call runs the training program (without dropout), or that of evaluation (after `eval`)
         steps     number of steps so far
         copies    names of parameters that an earlier stage has too: it saves them, and they count there
     """
 
-    def __init__(self, module: nn.Module, plan: Plan, graph: Graph, groups: Groups, recorder: Recorder) -> None:
+    def __init__(self, module: nn.Module, plan: Plan, graph: Graph, groups: Groups, recorder: Recorder,
+                 device: torch.device, returned: Returned) -> None:
         self.module, self.plan, self.graph, self.groups, self.recorder = module, plan, graph, groups, recorder
+        self.device, self.returned, self.training = device, returned, True
         self.steps, self.copies = 0, frozenset[str]()
         guard_optimizers(self, module.parameters())
 
     def step(self, batch: object) -> Tensor:
         """Runs forward and backward of one batch; returns its loss on every rank, the mean over the microbatches.
 
-        Gradients add up in .grad until they are zeroed.
+        Gradients add up in .grad until they are zeroed. A batch of fewer rows, like the last of an epoch, is planned
+        when it first comes.
         """
-        pieces = self.local_batch(batch)
+        one = self._program(batch, True)
+        pieces = one.local_batch(batch)
         self.recorder.clear()
-        loss = self._train(pieces)
+        one.steps = self.steps
+        loss = one._train(pieces)
         self.steps += 1
         return loss
 
-    def __call__(self, batch: object) -> Tensor:
-        """The loss of one batch, by the training program without dropout; gradients and buffers stay unchanged."""
+    def __call__(self, batch: object, outputs: Sequence[str] | None = None, whole: bool = True) -> Any:
+        """The loss of one batch, without dropout; gradients and buffers stay unchanged.
+
+        After `eval()` it is that of a program of evaluation, which is planned at the first call, as modules in that
+        mode compute it. With `outputs`, like `("loss", "logits")` or `"all"`, it is a dict of these. They are `whole`
+        on every rank, or else DTensors, split as the program makes them. Raises InputError for an unknown output.
+        """
         with torch.inference_mode(False), torch.no_grad():  # tensors of that mode cannot be sent from another thread
-            pieces = self.local_batch(batch)
+            one = self._program(batch, self.training)
+            names = asked_outputs(outputs, one.computed(), one.returned.names)
+            if not whole and one.plan.microbatches > 1:
+                raise InputError(f"outputs of {one.plan.microbatches} microbatches are not one tensor that is split: "
+                                 "ask for them whole, or plan with one microbatch")
+            pieces = one.local_batch(batch)
             self.recorder.clear()
-            return self._evaluate(pieces)
+            found = one._evaluate(pieces, Asked(tuple(name for name in names if name != LOSS), whole))
+            return found[LOSS] if outputs is None else {name: found[name] for name in names}
+
+    def _program(self, batch: object, training: bool) -> "ParallelModel":
+        """The model whose program runs this batch: this one, or one for other rows or for evaluation."""
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        """Sets whether calls run the training program. `step` always trains, by the program of the plan."""
+        self.training = mode
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> Self:
+        """Lets calls run a program of evaluation: dropout is off, norms read their running statistics."""
+        return self.train(False)
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Returns the model, if it is on that device and of that dtype already. Raises InputError otherwise."""
+        device, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
+        if device is not None and (device.type != self.device.type or device.index not in (None, self.device.index)):
+            raise InputError(f"the model runs on {self.device}, and its plan is for that: give parallelize "
+                             f"device={str(device)!r} instead of calling .to")
+        if dtype is not None and any(p.dtype != dtype for p in self.parameters() if p.is_floating_point()):
+            raise InputError(f".to({dtype}) would change the dtypes that the plan was made for: plan with a precision, "
+                             "like precision='bf16-mixed'")
+        return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients of all parameters."""
+        self.module.zero_grad(set_to_none)
 
     def _train(self, batch: LocalBatch) -> Tensor:
         raise NotImplementedError
 
-    def _evaluate(self, batch: LocalBatch) -> Tensor:
+    def _evaluate(self, batch: LocalBatch, asked: Asked) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+    def computed(self) -> Collection[str]:
+        """The names of the outputs, besides the loss, that calls can return now."""
         raise NotImplementedError
 
     def local_batch(self, batch: object) -> LocalBatch:
@@ -93,7 +148,7 @@ class ParallelModel:
         return extents(found.tensor.shape, found.layout, runner.groups.mesh, runner.groups.coordinate)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Parameters of the module that this rank has a part of, DTensors if any is stored in pieces."""
+        """Iterates over parameters of the module that this rank has a part of, DTensors if any is stored in pieces."""
         return self.module.parameters()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -118,64 +173,16 @@ class ParallelModel:
                                if fqn not in self.copies], list(self.parameters()), max_norm)
 
 
-def batches_of(module: nn.Module, captured: Captured, runner: ProgramRunner, device: torch.device) -> Batches:
+def batches_of(module: nn.Module, captured: Captured, runner: ProgramRunner, device: torch.device, program: str = ""
+               ) -> Batches:
     """The batches of a runner: inputs of the whole program are checked, those that its graph reads are cut."""
     inputs = tuple(t for t in captured.graph.tensors if t.kind is Kind.INPUT)
     whole = Layout.broadcast(runner.plan.mesh)
     layouts = {t.fqn: runner.plan.inputs.get(t.fqn, whole) for t in runner.graph.tensors if t.kind is Kind.INPUT}
-    return Batches(module.forward, inputs, captured.spec, layouts, runner.groups, device, runner.plan.microbatches)
+    return Batches(module.forward, inputs, captured.spec, layouts, runner.groups, device, runner.plan.microbatches,
+                   program)
 
 
 def mean(losses: Sequence[Tensor]) -> Tensor:
     """The mean of the losses of the microbatches."""
     return torch.stack(list(losses)).mean() if len(losses) > 1 else losses[0]
-
-
-class MeshModel(ParallelModel):
-    """One rank of a model whose plan has no stages."""
-
-    def __init__(self, module: nn.Module, plan: Plan, captured: Captured, graph: Graph, groups: Groups,
-                 device: torch.device, seed: int, compile_stretch: Compile | None = None,
-                 graphed: bool = False) -> None:
-        self._device, self._first, recorder = device, seed, Recorder()
-        if graphed:
-            check_graph(graph, device)
-        place_buffers(device, module, graph)
-        self.runner = ProgramRunner(module, plan, captured, graph, groups, device, recorder, compile_stretch)
-        self._batches = batches_of(module, captured, self.runner, device)
-        super().__init__(module, plan, graph, groups, recorder)
-        self._graphed = StepGraph(self._run, self.parameters(), recorder, device) if graphed else None
-
-    def _train(self, batch: LocalBatch) -> Tensor:
-        return self._run(batch) if self._graphed is None else self._graphed.step(batch)
-
-    def _run(self, batch: LocalBatch) -> Tensor:
-        self.runner.clear()
-        return mean([self._microbatch(part, pieces) for part, pieces in enumerate(batch.parts)])
-
-    def _microbatch(self, part: int, pieces: Any) -> Tensor:
-        """Runs forward and backward of microbatch `part`; returns its loss."""
-        parts = self.plan.microbatches
-        self.runner.forward(part, pieces, {}, self._first + self.steps * parts + part, part == parts - 1)
-        loss = self.runner.backward(part, (), part == parts - 1)
-        assert loss is not None, "a model without stages has a loss"
-        return loss
-
-    def _evaluate(self, batch: LocalBatch) -> Tensor:
-        self.runner.clear()
-        found = [self.runner.evaluate(pieces, {}, part == len(batch.parts) - 1)[0]
-                 for part, pieces in enumerate(batch.parts)]
-        return mean([loss for loss in found if loss is not None])
-
-    def local_batch(self, batch: object) -> LocalBatch:
-        return self._batches.local(batch)
-
-    def runners(self) -> Sequence[ProgramRunner]:
-        return [self.runner]
-
-    def planned(self) -> tuple[PlannedCollective, ...]:
-        return traffic(self.plan, self.graph, self.groups.coordinate)
-
-    def like(self, module: nn.Module, captured: Captured) -> "MeshModel":
-        return MeshModel(module, self.plan.without_codecs(), captured, add_hubs(captured.graph), self.groups,
-                         self._device, 0)

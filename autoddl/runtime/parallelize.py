@@ -3,6 +3,7 @@
     model = parallelize(module, plan)
     loss = model.step(batch)                  forward and backward; gradients are in .grad of model.parameters()
     loss = model(batch)                       forward alone, nothing dropped, no buffer updated
+    found = model(batch, outputs=("loss", "logits"))     the same, with other outputs of the module's forward
 
 A batch is the global one, the same on every rank, or this rank's pieces of it, from `local_batch`. All ranks make the
 same calls.
@@ -39,7 +40,8 @@ from autoddl.runtime.batches import LocalBatch
 from autoddl.runtime.collectives.process_groups import Groups
 from autoddl.runtime.compiled import Compile, compiler
 from autoddl.runtime.lowering import communication_axes
-from autoddl.runtime.parallel_model import MeshModel, ParallelModel
+from autoddl.runtime.mesh_model import MeshModel
+from autoddl.runtime.parallel_model import ParallelModel, Planner
 from autoddl.runtime.pipeline_model import PipelineModel
 from autoddl.runtime.stage_setup import connected, stage_rows
 from autoddl.runtime.world import check_agreement, device_of, join_processes
@@ -53,7 +55,8 @@ PART = 2**24
 
 def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: torch.device | str | None = None,
                 seed: int = 0, timeout: float = 600.0, captured: Captured | None = None,
-                compile: bool | str | None = None, graph: bool = False) -> ParallelModel:
+                compile: bool | str | None = None, graph: bool = False, planner: Planner | None = None
+                ) -> ParallelModel:
     """The model that runs `model` as `plan` says, on this rank. Every rank calls it, with equal arguments.
 
         sample      a global batch, only needed where the sample of the plan does not fit the module
@@ -64,6 +67,7 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
         compile     whether what runs between two messages is compiled by torch.compile (`compiled`), or its backend.
                     By default it is where the plan was priced so (`plan --compiled`)
         graph       whether the steps are one CUDA graph (`step_graph`), which spares the host's time per kernel
+        planner     plans programs for other batches and for evaluation; None: there are none
 
     Raises MismatchError where the plan does not fit the model, the ranks or this version, or ranks disagree. Raises
     InputError for a model that is parallel already, MachineError where processes cannot reach each other.
@@ -93,7 +97,8 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
         return PipelineModel(model, plan, captured, connected(plan, captured.graph, limit), place, seed,
                              _compiler(plan, compile))
     groups = Groups(plan.mesh, communication_axes(plan, planned), limit, plan.source.get("cluster"))
-    return MeshModel(model, plan, captured, planned, groups, place, seed, _compiler(plan, compile), graph)
+    return MeshModel(model, plan, captured, planned, groups, place, seed, _compiler(plan, compile), graph,
+                     planner)
 
 
 def _compiler(plan: Plan, choice: bool | str | None) -> Compile | None:

@@ -12,25 +12,29 @@ What is sent goes behind its action, and receives are posted an action ahead whe
 that was sent is let go where the schedule says that it has arrived.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from autoddl.capture.capture import Captured
-from autoddl.core.errors import MismatchError
+from autoddl.capture.returned import LOSS
+from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.graph import RECEIVE
 from autoddl.core.hubs import add_hubs
 from autoddl.core.pipeline import Action, Schedule
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph, shared_parameters
 from autoddl.runtime.batches import LocalBatch
+from autoddl.runtime.collectives.process_groups import peer_error
 from autoddl.runtime.collectives.recorder import Recorder
 from autoddl.runtime.compiled import Compile
 from autoddl.runtime.gradients_together import SharedGradients
+from autoddl.runtime.outputs import computed_outputs, joined
 from autoddl.runtime.parallel_model import ParallelModel, batches_of, mean
-from autoddl.runtime.program_runner import ProgramRunner, place_buffers
+from autoddl.runtime.program_runner import Asked, ProgramRunner, place_buffers
 from autoddl.runtime.stage_setup import Stages, captured_stage, names_of, take_out
 from autoddl.runtime.stage_transport import Arrival, StageTransport
 from autoddl.schedule.stage_actions import StageAction, StageActions, arrived, forwards, posted_early, stage_actions
@@ -71,7 +75,7 @@ class PipelineModel(ParallelModel):
     def __init__(self, module: nn.Module, plan: Plan, captured: Captured, stages: Stages, device: torch.device,
                  seed: int, compile_stretch: Compile | None = None) -> None:
         assert plan.pipeline is not None
-        self._joined, self._device, self._first = stages, device, seed
+        self._joined, self._first = stages, seed
         recorder, cuts, graph = Recorder(), plan.pipeline.cuts, captured.graph
         parts = cut_graph(graph, cuts)
         own = tuple(stages.groups)
@@ -94,7 +98,13 @@ class PipelineModel(ParallelModel):
         self._steps, self._forwards = (self._listed(stage_actions(one, links), row)
                                        for one in (schedule, forwards(schedule)))
         self._shared = SharedGradients([one for one in self._lanes if one.way == "shared"], runners, self._transport)
-        super().__init__(module, plan, graph, next(iter(stages.groups.values())), recorder)
+        super().__init__(module, plan, graph, next(iter(stages.groups.values())), recorder, device, captured.returned)
+        self._returned = dict(zip(captured.returned.names, captured.outputs, strict=True))
+        self._homes: dict[str, int] = {}
+        for s, part in enumerate(parts):
+            here = captured_stage(captured, part)
+            for name in computed_outputs(part.graph, captured.returned.names[1:], here.outputs[1:]):
+                self._homes.setdefault(name, s)
         theirs = [fqn for fqn, where in shared_parameters(parts).items() if where[0] not in runners]
         self.copies = frozenset(name for part in parts for one in part.graph.tensors if one.fqn in theirs
                                 for name in (one.fqn, *one.aliases))
@@ -133,8 +143,38 @@ class PipelineModel(ParallelModel):
         self._shared.finish()
         return self._told(losses)
 
-    def _evaluate(self, batch: LocalBatch) -> Tensor:
-        return self._told(self._run(self._forwards, batch, self._forward_alone))
+    def _evaluate(self, batch: LocalBatch, asked: Asked) -> dict[str, Tensor]:
+        if not asked.whole:
+            raise InputError("a plan with stages gives outputs whole: leave out whole=False")
+        found: dict[str, list[Tensor]] = {name: [] for name in asked.names}
+        losses = self._run(self._forwards, batch, partial(self._forward_alone, asked, found))
+        loss = self._told(losses)
+        return {LOSS: loss, **{name: self._shown(name, parts) for name, parts in found.items()}}
+
+    def _shown(self, name: str, parts: list[Tensor]) -> Tensor:
+        """An output on every rank: the first rank of its stage tells the others."""
+        t = self.graph.tensors[self._returned[name]]
+        shape = (t.shape[0] * self.plan.microbatches, *t.shape[1:]) if t.shape else ()
+        value = joined(parts).contiguous() if parts else torch.empty(shape, dtype=getattr(torch, t.dtype),
+                                                                     device=self.device)
+        if self._joined.world is not None:
+            assert self.plan.pipeline is not None
+            first = self.plan.pipeline.stages[self._homes[name]].ranks[0]
+            try:
+                torch.distributed.broadcast(value, first, group=self._joined.world)
+            except RuntimeError as error:
+                raise peer_error(f"telling the output {name}", error) from error
+        return value
+
+    def computed(self) -> Collection[str]:
+        return self._homes.keys()
+
+    def train(self, mode: bool = True) -> Self:
+        if not mode and self.graph.updates:
+            buffer = self.graph.tensors[self.graph.updates[0][0]].fqn
+            raise InputError(f"a plan with stages has no program of evaluation, and {buffer} is updated in training: "
+                             "evaluate without eval(), or load a checkpoint into a plan without stages")
+        return super().train(mode)
 
     def _run(self, every: _List, batch: LocalBatch, forward: _Forward) -> dict[int, Tensor]:
         """Runs a list; returns the losses by microbatch, where this rank has them."""
@@ -181,14 +221,18 @@ class PipelineModel(ParallelModel):
                                     self._first + self.steps * parts + part, stage.forwards == parts)
         self._leave(part, [lane for lane, _ in stage.gives], sent)
 
-    def _forward_alone(self, stage: _Stage, part: int, pieces: _Pieces, done: _Sent) -> Tensor | None:
-        """Runs the forward of evaluation; returns the loss if the stage has one."""
+    def _forward_alone(self, asked: Asked, outputs: dict[str, list[Tensor]], stage: _Stage, part: int, pieces: _Pieces,
+                       done: _Sent) -> Tensor | None:
+        """Runs the forward of evaluation, and adds its outputs; returns the loss if the stage has one."""
         stage.forwards += 1
         received = {t: self._arrived(lane, part) for t, lane in stage.takes.items()}
         self._transport.release(done)
-        loss, sent = stage.runner.evaluate(pieces, received, stage.forwards == self.plan.microbatches)
-        self._leave(part, [lane for lane, _ in stage.gives], sent)
-        return loss
+        here = Asked(tuple(name for name in asked.names if self._stages.get(self._homes[name]) is stage))
+        found = stage.runner.evaluate(pieces, received, stage.forwards == self.plan.microbatches, here)
+        for name, value in found.outputs.items():
+            outputs[name].append(value)
+        self._leave(part, [lane for lane, _ in stage.gives], found.sent)
+        return found.loss
 
     def _backward(self, stage: _Stage, part: int, done: _Sent) -> Tensor | None:
         """Runs the backward of a microbatch, and leaves the gradients of what was received; returns the loss."""
@@ -250,7 +294,7 @@ class PipelineModel(ParallelModel):
         return stage_traffic(self.plan, self.graph, self._joined.rank)
 
     def like(self, module: nn.Module, captured: Captured) -> "PipelineModel":
-        return PipelineModel(module, self.plan.without_codecs(), captured, self._joined, self._device, 0)
+        return PipelineModel(module, self.plan.without_codecs(), captured, self._joined, self.device, 0)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads a `state_dict` of this rank, or whole tensors of any stages; those of others are left out."""

@@ -6,7 +6,8 @@ forward. Parameters, their gathers and their gradients are those of one store fo
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +22,35 @@ from autoddl.runtime.collectives.recorder import Recorder
 from autoddl.runtime.collectives.redistribute import run_moves, start_moves
 from autoddl.runtime.compiled import Compile
 from autoddl.runtime.lowering import LoweredProgram, lower_plan
+from autoddl.runtime.outputs import OutputRoute, computed_outputs, output_route
 from autoddl.runtime.parameter_store import Store
-from autoddl.runtime.parameters import shard_parameters
+from autoddl.runtime.parameters import StoredParameter, shard_parameters
 from autoddl.runtime.recompute import SavedTensors
 from autoddl.runtime.weight_gradients import WaitingGradients
 
-__all__ = ["ProgramRunner", "place_buffers"]
+__all__ = ["Asked", "Evaluated", "ProgramRunner", "place_buffers"]
+
+
+class Asked(NamedTuple):
+    """Other outputs that are asked for, by name, and whether whole, or split as a DTensor."""
+
+    names: tuple[str, ...] = ()
+    whole: bool = True
+
+
+class Evaluated(NamedTuple):
+    """The loss of a microbatch, where the program has one, the other outputs by name, and what its stage sends."""
+
+    loss: Tensor | None
+    outputs: dict[str, Tensor]
+    sent: list[Tensor]
+
+
+class _Evaluation(NamedTuple):
+    """The program of evaluation for some outputs, and the ways of these."""
+
+    lowered: LoweredProgram
+    routes: dict[str, OutputRoute]
 
 
 def place_buffers(device: torch.device, module: nn.Module, graph: Graph) -> None:
@@ -61,16 +85,18 @@ class ProgramRunner:
         stored       this rank's pieces of the parameters
         store        brings them to the program, and gradients back
         free         slots without a microbatch
-        evaluated    the program of evaluation, once there is one
+        outputs      the outputs besides the loss that it can return, by name
+        evaluations  the programs of evaluation so far, by the outputs that they return
         splits       whether gradients of weights are computed apart (`backward_of_weights`)
         compile_stretch    compiles what is computed between two messages, if anything does
+        shared       pieces of another runner of this module, which are read here too
 
     Where several microbatches are in flight, buffers get their new values at the end of a forward, else of a backward.
     """
 
     def __init__(self, module: nn.Module, plan: Plan, captured: Captured, graph: Graph, groups: Groups,
                  device: torch.device, recorder: Recorder, compile_stretch: Compile | None = None,
-                 splits: bool = False) -> None:
+                 splits: bool = False, shared: Mapping[str, StoredParameter] | None = None) -> None:
         if splits and (plan.recompute or any(s.regather for s in plan.stored)):
             raise InputError("a schedule that splits backward runs no block again and gathers no weight again: plan "
                              "with --recompute none and more microbatches, or take 1f1b")
@@ -81,20 +107,22 @@ class ProgramRunner:
         self._updated = {old for old, _ in graph.updates}
         self._in_flight = plan.in_flight > 1
         self._token = any(op.target == SEND and graph.outputs[0] in op.outputs for op in graph.ops)
-        self.stored = shard_parameters(module, captured.graph, plan, groups, device)
+        self.stored = (shard_parameters(module, captured.graph, plan, groups, device) if shared is None
+                       else _read_too(shared, graph))
+        self.outputs = computed_outputs(graph, captured.returned.names[1:], captured.outputs[1:])
         self.store = Store(plan, graph, self.stored, groups, recorder)
         self.free, self._flying = [self._slot()], dict[int, _Slot]()
-        self.evaluated: LoweredProgram | None = None
+        self.evaluations: dict[tuple[str, ...], _Evaluation] = {}
 
     def _slot(self) -> _Slot:
         saved, seed = SavedTensors(self.store.gathers, self.recorder), torch.tensor(0)
         waiting = WaitingGradients() if self.splits else None
         return _Slot(self._lower(saved, seed, waiting), saved, seed, waiting)
 
-    def _lower(self, saved: SavedTensors | None, seed: Tensor | None, waiting: WaitingGradients | None
-               ) -> LoweredProgram:
+    def _lower(self, saved: SavedTensors | None, seed: Tensor | None, waiting: WaitingGradients | None,
+               others: tuple[int, ...] = ()) -> LoweredProgram:
         return lower_plan(self._captured, self.graph, self.plan, self.groups, self.store.parameters, self.recorder,
-                          self._device, seed, saved, waiting, self._compile)
+                          self._device, seed, saved, waiting, self._compile, others)
 
     def arguments(self, lowered: LoweredProgram, pieces: Mapping[str, Tensor], received: Mapping[int, Tensor]
                   ) -> list[Tensor]:
@@ -199,12 +227,26 @@ class ProgramRunner:
             for (old, _), new in zip(self.graph.updates, new_values, strict=True):
                 self.module.get_buffer(self.graph.tensors[old].fqn).copy_(new)
 
-    def evaluate(self, pieces: Mapping[str, Tensor], received: Mapping[int, Tensor], last: bool
-                 ) -> tuple[Tensor | None, list[Tensor]]:
-        """The loss of a microbatch, where the graph has one, and what the stage sends; nothing is dropped."""
-        if self.evaluated is None:
-            self.evaluated = self._lower(None, None, None)
+    def evaluate(self, pieces: Mapping[str, Tensor], received: Mapping[int, Tensor], last: bool,
+                 asked: Asked) -> Evaluated:
+        """Runs a microbatch; nothing is dropped. Of the outputs that are asked for, it has those of this program."""
+        names = tuple(name for name in asked.names if name in self.outputs)
+        if names not in self.evaluations:
+            self.evaluations[names] = _Evaluation(
+                self._lower(None, None, None, tuple(self.outputs[name] for name in names)),
+                {name: output_route(self.outputs[name], self.graph, self.plan, self.groups, self.recorder)
+                 for name in names})
+        lowered, routes = self.evaluations[names]
         self.store.begin_forward(last)
-        results = self.evaluated.program.forward(*self.arguments(self.evaluated, pieces, received))
-        loss = None if self._token else run_moves(self.evaluated.ends[0].forward, results[0])
-        return loss, list(results[len(self.evaluated.ends):])
+        results = list(lowered.program.forward(*self.arguments(lowered, pieces, received)))
+        loss = None if self._token else run_moves(lowered.ends[0].forward, results[0])
+        end = len(results) - len(names)
+        others = {name: route.whole(x) if asked.whole else route.split(x, self.groups)
+                  for (name, route), x in zip(routes.items(), results[end:], strict=True)}
+        return Evaluated(loss, others, results[len(lowered.ends):end])
+
+
+def _read_too(shared: Mapping[str, StoredParameter], graph: Graph) -> dict[str, StoredParameter]:
+    """The stored parameters, with a leaf of its own for each that `graph` has: it shares the memory."""
+    return {t.fqn: replace(shared[t.fqn], tensor=t, leaf=shared[t.fqn].leaf.detach().requires_grad_(t.trained))
+            for t in graph.tensors if t.kind is Kind.PARAMETER}

@@ -95,7 +95,8 @@ def captured_stage(captured: Captured, stage: StageGraph) -> Captured:
     place = {t: k for k, t in enumerate(stage.origin) if t >= 0}
     return replace(captured, graph=stage.graph,
                    tensors=MappingProxyType({key: place[t] for key, t in captured.tensors.items() if t in place}),
-                   constants=MappingProxyType({place[t]: x for t, x in captured.constants.items() if t in place}))
+                   constants=MappingProxyType({place[t]: x for t, x in captured.constants.items() if t in place}),
+                   outputs=tuple(place.get(t, -1) for t in captured.outputs))
 
 
 def names_of(parts: Sequence[StageGraph], stages: Sequence[int]) -> set[str]:

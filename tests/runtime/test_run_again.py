@@ -91,6 +91,7 @@ def test_evaluation_runs_nothing_again() -> None:
     one = plan(module, cluster_of("core=1"), sample, recompute=("full",))
     parallel = parallelize(module, one)
     assert one.recompute and torch.isfinite(parallel(sample.args))
-    assert isinstance(parallel, MeshModel) and parallel.runner.evaluated is not None
-    code = [one.program.code for one in (parallel.runner.free[0].lowered, parallel.runner.evaluated)]
+    assert isinstance(parallel, MeshModel)
+    (evaluation,) = parallel.runner.evaluations.values()
+    code = [one.program.code for one in (parallel.runner.free[0].lowered, evaluation.lowered)]
     assert ["keep_0" in text for text in code] == [True, False]

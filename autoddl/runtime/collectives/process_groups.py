@@ -143,9 +143,19 @@ class Groups:
         mine: dist.ProcessGroup = next(group for ranks, group in made.items() if self.rank in ranks)
         return mine
 
+    @property
+    def timeout(self) -> timedelta | None:
+        """How long a collective may take; None: as the backend has it."""
+        return self._timeout
+
     def of(self, axes: tuple[int, ...]) -> dist.ProcessGroup | None:
         """This rank's group over `axes`; None if it is alone there."""
         return self._groups[tuple(sorted(axes))]
+
+    def connect(self, axis: int) -> None:
+        """Makes the group over one axis, if it is not there; every rank calls it."""
+        if (axis,) not in self._groups:
+            self._groups[axis,] = self._group((axis,)) if self.mesh.sizes[axis] > 1 else None
 
     def start(self, kind: str, axes: tuple[int, ...], got: Tensor, given: Tensor, asynchronous: bool = True,
               how: str = "sum") -> Any:

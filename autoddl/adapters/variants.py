@@ -1,0 +1,123 @@
+"""Makes a model that plans what its first plan does not hold: evaluation, and batches of another number of rows.
+
+    the plan       module, its sample             stored pieces, and a program of training
+    evaluation     module.eval(), no gradients    the same stored pieces, and a program of all outputs
+    other rows     module, a shorter batch        the same stored pieces, and a program of training
+
+Each is the search of `autoddl.plan` on the plan's mesh, with the stored layout of every parameter pinned. So weights
+and the optimizer's state stay where they are. Rank 0 plans and tells the others.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from autoddl.api import plan as search_plan
+from autoddl.capture.capture import Captured, capture
+from autoddl.capture.sample import Sample, parted
+from autoddl.core.errors import AutoDDLError, InputError
+from autoddl.core.graph import Graph, Kind
+from autoddl.core.plan import Plan, parse_plan
+from autoddl.core.precision import Precision
+from autoddl.cost_models import parse_cluster
+from autoddl.runtime.batches import LocalBatch
+from autoddl.runtime.collectives.told_values import first_value
+from autoddl.runtime.parallelize import ParallelModel
+from autoddl.runtime.parallelize import parallelize as run_plan
+
+__all__ = ["LocalBatch", "ParallelModel", "parallelize"]
+
+
+def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: torch.device | str | None = None,
+                seed: int = 0, timeout: float = 600.0, captured: Captured | None = None,
+                compile: bool | str | None = None, graph: bool = False) -> ParallelModel:
+    """The model that runs `model` as `plan` says, on this rank. Every rank calls it, with equal arguments.
+
+    It plans evaluation and batches of other rows when they first come, if the plan has no stages.
+
+        sample      a global batch, only needed where the sample of the plan does not fit the module
+        device      by default that of the plan's backend: the CPU for gloo, this process' GPU for nccl
+        seed        seed of dropout, and of weights that are not there yet
+        timeout     seconds that a collective may take
+        captured    the model captured with one microbatch, so that it is not captured again
+        compile     whether what runs between two messages is compiled by torch.compile, or its backend. By default it
+                    is where the plan was priced so (`plan --compiled`)
+        graph       whether the steps are one CUDA graph, which spares the host's time per kernel
+
+    Raises MismatchError where the plan does not fit the model, the ranks or this version, or ranks disagree. Raises
+    InputError for a model that is parallel already, MachineError where processes cannot reach each other.
+    """
+    planner = _Planner(_without_values(model), plan) if plan.pipeline is None else None
+    return run_plan(model, plan, sample, device=device, seed=seed, timeout=timeout, captured=captured, compile=compile,
+                    graph=graph, planner=planner)
+
+
+def _without_values(model: nn.Module) -> nn.Module:
+    """A copy of the module whose parameters take no memory, with ties kept."""
+    memo: dict[int, Any] = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)
+                            for p in model.parameters()}
+    return copy.deepcopy(model, memo)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Planner:
+    """Captures and plans `module`, whose parameters have no values, for other batches than those of `plan`."""
+
+    module: nn.Module
+    plan: Plan
+
+    def __call__(self, batch: Sample, training: bool) -> tuple[Captured, Plan]:
+        module = self.module if training else copy.deepcopy(self.module).eval().requires_grad_(False)
+        precision = Precision.parse(self.plan.precision)
+        whole = capture(module, batch, precision)
+        plan = self._planned(module, batch, whole.graph, training)
+        if plan.microbatches == 1:
+            return whole, plan
+        return capture(module, parted(batch, plan.microbatches), precision), plan
+
+    def _planned(self, module: nn.Module, batch: Sample, graph: Graph, training: bool) -> Plan:
+        """The plan of rank 0, on every rank. Raises InputError with its words where it has none."""
+        alone = not (dist.is_available() and dist.is_initialized())
+        found: dict[str, Any] = {}
+        if alone or dist.get_rank() == 0:
+            try:
+                found = {"plan": self._search(module, batch, graph, training).to_json()}
+            except AutoDDLError as error:
+                found = {"error": str(error)}
+        found = found if alone else first_value(found)
+        if "error" in found:
+            what = "a batch of so many rows" if training else "evaluation"
+            raise InputError(f"no plan for {what} that stores parameters as this plan does: {found['error']}")
+        return parse_plan(found["plan"], "the plan of rank 0")
+
+    def _search(self, module: nn.Module, batch: Sample, graph: Graph, training: bool) -> Plan:
+        plan, source = self.plan, self.plan.source
+        if "cluster" not in source:
+            raise InputError("the plan does not say its cluster: make it by autoddl.plan")
+        budget = plan.budget - (0 if training else plan.predicted.nbytes.get("optimizer", 0))
+        return search_plan(
+            module, parse_cluster(source["cluster"], "the plan's cluster"), batch, mesh=str(plan.mesh),
+            pins=_pins(plan, graph), budget=budget, precision=plan.precision, tolerance=source.get("tolerance", 1e-3),
+            optimizer=source.get("optimizer", "adamw"), microbatches=_counts(batch, plan.microbatches),
+            recompute=tuple(source.get("recompute", ("none",))) if training else ("none",), workers=1)
+
+
+def _counts(batch: Sample, microbatches: int) -> tuple[int, ...]:
+    """The numbers of microbatches to try: one, and that of the plan where it divides the batch."""
+    try:
+        parted(batch, microbatches)
+    except InputError:
+        return (1,)
+    return tuple(sorted({1, microbatches}))
+
+
+def _pins(plan: Plan, graph: Graph) -> tuple[str, ...]:
+    """The stored layout of each parameter that `graph` has, as pins."""
+    stored = plan.index().stored
+    names = [t.fqn for t in graph.tensors if t.kind is Kind.PARAMETER and t.fqn in stored]
+    return tuple(f"{name.replace('[', '[[]')}: {axis}={state}" for name in names
+                 for axis, state in zip(plan.mesh.names, stored[name].layout, strict=True))
