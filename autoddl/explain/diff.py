@@ -77,20 +77,20 @@ def _stages(a: Plan, b: Plan, said: tuple[str, ...]) -> tuple[tuple[str, ...], t
     """
     if a.pipeline is None or b.pipeline is None:
         return tuple(f"stages: {name} has {len(plan.pipeline.stages)}, the other none; only totals are compared"
-                     for name, plan in (("A", a), ("B", b)) if plan.pipeline is not None), ()
+                     for name, plan in (("the first", a), ("the second", b)) if plan.pipeline is not None), ()
     words: list[str] = []
     groups: list[BlockDifference] = []
     for what, mine, yours in (("stages", len(a.pipeline.stages), len(b.pipeline.stages)),
                               ("schedule", a.pipeline.name, b.pipeline.name),
                               ("cuts", *(", ".join(stage_beginnings(plan)[1:]) for plan in (a, b)))):
         if mine != yours:
-            words.append(f"{what}: A has {mine}, B has {yours}")
+            words.append(_both(what, mine, yours))
     theirs = {stage.ops: stage.plan for stage in b.pipeline.stages}
     for k, stage in enumerate(a.pipeline.stages):
         if stage.ops in theirs:
             found = difference(stage.plan, theirs[stage.ops])
-            words += [f"stage {k} of A: {text}" for text in found.words if text not in said]
-            groups += [replace(group, block=f"stage {k} of A: {group.block}") for group in found.groups]
+            words += [f"stage {k} of the first: {text}" for text in found.words if text not in said]
+            groups += [replace(group, block=f"stage {k} of the first: {group.block}") for group in found.groups]
     return tuple(words), tuple(groups)
 
 
@@ -140,7 +140,7 @@ def _texts(what: str, mine: Mapping[str, str], yours: Mapping[str, str]) -> tupl
         return ()
     a, b = (texts.get(names[0], "none") for texts in (mine, yours))
     more = f"; {len(names) - 1} more differ" if len(names) > 1 else ""
-    return (f"{what}: {names[0]} is {a} in A, {b} in B{more}",)
+    return (f"{what}: {names[0]} is {a} in the first, {b} in the second{more}",)
 
 
 def _words(a: Plan, b: Plan) -> Iterator[str]:
@@ -150,16 +150,21 @@ def _words(a: Plan, b: Plan) -> Iterator[str]:
                               ("microbatches", a.microbatches, b.microbatches),
                               ("optimizer", a.source.get("optimizer"), b.source.get("optimizer")), ("pins", *pins)):
         if mine != yours:
-            yield f"{what}: A has {mine}, B has {yours}"
+            yield _both(what, mine, yours)
     if a.cluster == b.cluster:
         yield from _clusters(a, b)
     for what, size, other in (("budget", a.budget, b.budget), ("bytes in a bucket", a.bucket_bytes, b.bucket_bytes)):
         if size != other:
-            yield f"{what}: A has {show_bytes(size)}{' a rank' * (what == 'budget')}, B has {show_bytes(other)}"
+            yield _both(what, *(f"{show_bytes(n)}{' a rank' * (what == 'budget')}" for n in (size, other)))
     steps = [sum(map(len, ((*c.forward, *c.backward) for c in plan.conversions))) for plan in (a, b)]
     if a.conversions != b.conversions and a.pipeline is None and b.pipeline is None:
-        yield (f"conversions: A takes {steps[0]:,} steps on {len(a.conversions):,} edges, B {steps[1]:,} on "
-               f"{len(b.conversions):,}")
+        yield _both("conversions", *(f"{count:,} steps on {len(plan.conversions):,} edges"
+                                     for count, plan in zip(steps, (a, b), strict=True)))
+
+
+def _both(what: str, mine: object, yours: object) -> str:
+    """A text of what both plans have."""
+    return f"{what}: {mine} in the first, {yours} in the second"
 
 
 def _clusters(a: Plan, b: Plan) -> Iterator[str]:
@@ -167,13 +172,13 @@ def _clusters(a: Plan, b: Plan) -> Iterator[str]:
     if "cluster" not in a.source or "cluster" not in b.source:
         prints = [plan.fingerprints.get("cluster") for plan in (a, b)]
         if all(prints) and prints[0] != prints[1]:
-            yield f"cluster: A and B were made for different ones, both of the name {a.cluster}"
+            yield f"cluster: the plans were made for different ones, both of the name {a.cluster}"
         return
     mine, yours = (plan.source["cluster"].splitlines() for plan in (a, b))
     lines = [(x.strip(" -"), y.strip(" -")) for x, y in zip_longest(mine, yours, fillvalue="nothing") if x != y]
     if lines:
         more = f"; {len(lines) - 1} more differ" if len(lines) > 1 else ""
-        yield f"cluster {a.cluster}: A has {lines[0][0]}, B has {lines[0][1]}{more}"
+        yield _both(f"cluster {a.cluster}", *lines[0]) + more
 
 
 def _totals(a: Plan, b: Plan) -> Iterator[tuple[str, float, float, str]]:
@@ -234,9 +239,9 @@ def _said(made: Rebuilt, changed: list[int], theirs: Sequence[Choice]) -> tuple[
     for i in changed:
         item, own = made.variables[i].item, made.variables[i].choices[made.choice[i]]
         if isinstance(item, Tensor):
-            said.setdefault(f"{{}}: A {own}, B {theirs[i]}", []).append(item.fqn)
+            said.setdefault(_both("{}", own, theirs[i]), []).append(item.fqn)
         else:
             target = item.target.removeprefix("aten.").removesuffix(".default")
             what = "a shared tensor" if item.target == HUB else target
-            said.setdefault(f"{{}} {what}: A {own}, B {theirs[i]}", []).append(item.module or item.name)
+            said.setdefault(_both(f"{{}} {what}", own, theirs[i]), []).append(item.module or item.name)
     return tuple(text.format(name) for text, names in said.items() for name in fold_names(dict.fromkeys(names)))

@@ -37,7 +37,7 @@ def test_a_plan_does_not_differ_from_itself(plans: tuple[Plan, Plan, Plan]) -> N
 def test_groups_say_what_differs_and_what_it_is_worth(plans: tuple[Plan, Plan, Plan]) -> None:
     a, b, _ = plans
     found = difference(a, b)
-    assert any(text.startswith("pins: A has none") for text in found.words)
+    assert any(text.startswith("pins: none in the first") for text in found.words)
     blocks = {group.block: group for group in found.groups}
     assert any("up" in name for name in blocks)
     assert all(group.seconds is None or group.seconds >= -1e-12 for group in found.groups), "A is the best plan"
@@ -65,7 +65,7 @@ def test_microbatches_are_no_other_model(plans: tuple[Plan, Plan, Plan]) -> None
     found = difference(plans[0], parts)
     assert [text.partition(":")[0] for text in found.words] == ["microbatches", "pins", "conversions"]
     assert any("blocks.0-1.up.weight" in text for group in found.groups for text in group.words)
-    assert difference(parts, plans[1]).words == ("microbatches: A has 2, B has 1",)
+    assert difference(parts, plans[1]).words == ("microbatches: 2 in the first, 1 in the second",)
 
 
 def test_what_tells_models_apart_is_said(plans: tuple[Plan, Plan, Plan]) -> None:
@@ -74,11 +74,11 @@ def test_what_tells_models_apart_is_said(plans: tuple[Plan, Plan, Plan]) -> None
         assert not found.groups
         return [text for text in found.words if not text.startswith("conversions")]
 
-    batch = "inputs: ids is int64[8, 6] in A, int64[16, 6] in B; 1 more differ"
+    batch = "inputs: ids is int64[8, 6] in the first, int64[16, 6] in the second; 1 more differ"
     assert against(tiny.tiny(batch=16)) == [batch]
-    assert against(tiny.tiny(batch=16), 2) == ["microbatches: A has 1, B has 2", batch]
-    assert against(tiny.tiny(width=8)) == ["parameters: tokens.weight is float32[64, 16] in A, float32[64, 8] in B; "
-                                           "13 more differ"]
+    assert against(tiny.tiny(batch=16), 2) == ["microbatches: 1 in the first, 2 in the second", batch]
+    assert against(tiny.tiny(width=8)) == ["parameters: tokens.weight is float32[64, 16] in the first, float32[64, "
+                                           "8] in the second; 13 more differ"]
     assert [text.partition(":")[0] for text in against(tiny.tiny(layers=3))] == ["parameters", "operators"]
     assert "p=0.1" in against(tiny.tiny(dropout=0.2))[0] and "p=0.2" in against(tiny.tiny(dropout=0.2))[0]
     old = replace(plans[0], source={}, fingerprints={"model": "another"})
@@ -91,13 +91,15 @@ def test_clusters_of_one_name_and_sizes_of_buckets_are_compared(plans: tuple[Pla
     other = replace(place, levels=(near, replace(far, bandwidth=20e9)))
     slower = api.plan(tiny.tiny(), other, mesh=MESH)
     assert difference(plan, slower).words[0] == (
-        "cluster test: A has {name: net, size: 2, bandwidth: 25 GB/s, latency: 1 ns, topology: switch}, "
-        "B has {name: net, size: 2, bandwidth: 20 GB/s, latency: 1 ns, topology: switch}")
+        "cluster test: {name: net, size: 2, bandwidth: 25 GB/s, latency: 1 ns, topology: switch} in the first, "
+        "{name: net, size: 2, bandwidth: 20 GB/s, latency: 1 ns, topology: switch} in the second")
     both = api.plan(tiny.tiny(), replace(other, device=replace(place.device, launch=6e-6)), mesh=MESH)
-    assert difference(plan, both).words[0] == "cluster test: A has launch: 5e-06 s, B has launch: 6 us; 1 more differ"
-    assert "cluster: A and B were made for different ones, both of the name test" in difference(
+    assert difference(plan, both).words[0] == (
+        "cluster test: launch: 5e-06 s in the first, launch: 6 us in the second; 1 more differ")
+    assert "cluster: the plans were made for different ones, both of the name test" in difference(
         plan, replace(slower, source={})).words
-    assert difference(plan, replace(plan, bucket_bytes=1000)).words == ("bytes in a bucket: A has 26.2 MB, B has 1 kB",)
+    assert difference(plan, replace(plan, bucket_bytes=1000)).words == (
+        "bytes in a bucket: 26.2 MB in the first, 1 kB in the second",)
 
 
 class Namesake(nn.Module):
@@ -118,7 +120,7 @@ def test_a_parameter_with_the_name_of_an_op_is_compared_with_itself() -> None:
             for pins in (("embedding: node=B",), ("embedding: node=S(0)",)))
     assert {c.name for c in a.decisions} > {"embedding"}
     groups = difference(a, b).groups
-    assert any(text.startswith("embedding: A stored") for group in groups for text in group.words), groups
+    assert any(text.startswith("embedding: stored") for group in groups for text in group.words), groups
     assert not difference(a, a).groups
 
 
@@ -126,7 +128,7 @@ def test_the_verb_prints(plans: tuple[Plan, Plan, Plan], tmp_path: Path) -> None
     for name, plan in zip("abc", plans, strict=True):
         plan.save(tmp_path / name)
     text = shell("diff", str(tmp_path / "a"), str(tmp_path / "b")).out
-    assert "blocks.0-1.up.weight: A stored" in text and "in A costs" in text, text
+    assert "blocks.0-1.up.weight: stored" in text and "in the first plan costs" in text, text
     assert json.loads(shell("diff", str(tmp_path / "a"), str(tmp_path / "c"), "--json").out)["groups"] == []
     assert "the plans decide alike" in shell("diff", str(tmp_path / "a"), str(tmp_path / "a")).out
 
@@ -145,9 +147,9 @@ def test_equal_stages_are_compared_like_plans(staged: tuple[Plan, Plan, Plan]) -
     a, b, _ = staged
     assert not difference(a, a).words and not difference(a, a).groups
     found = difference(a, b)
-    assert found.words[0] == "pins: A has none, B has blocks.2.up.weight: node=S(1)"
-    assert {group.block.partition(": ")[0] for group in found.groups} >= {"stage 1 of A"}
-    assert any("blocks.2.up.weight: A" in text for group in found.groups for text in group.words)
+    assert found.words[0] == "pins: none in the first, blocks.2.up.weight: node=S(1) in the second"
+    assert {group.block.partition(": ")[0] for group in found.groups} >= {"stage 1 of the first"}
+    assert any("blocks.2.up.weight: " in text for group in found.groups for text in group.words)
 
 
 def test_a_pin_holds_in_the_stage_that_has_what_it_names(staged: tuple[Plan, Plan, Plan]) -> None:
@@ -159,7 +161,7 @@ def test_a_pin_holds_in_the_stage_that_has_what_it_names(staged: tuple[Plan, Pla
 
 def test_other_stages_are_compared_by_totals(staged: tuple[Plan, Plan, Plan], plans: tuple[Plan, Plan, Plan]) -> None:
     found = difference(staged[0], staged[2])
-    assert "cuts: A has blocks.1.norm, B has blocks.2.norm" in found.words and not found.groups
+    assert "cuts: blocks.1.norm in the first, blocks.2.norm in the second" in found.words and not found.groups
     assert found.totals[0] == ("step", staged[0].predicted.seconds, staged[2].predicted.seconds, "s")
     both = difference(staged[0], replace(plans[0], fingerprints=staged[0].fingerprints, source={}))
-    assert "stages: A has 2, the other none; only totals are compared" in both.words and not both.groups
+    assert "stages: the first has 2, the other none; only totals are compared" in both.words and not both.groups

@@ -140,7 +140,7 @@ def relaxation_table(rows: Sequence[Relaxation]) -> RenderableType:
 
 def difference_table(found: Difference) -> RenderableType:
     """Returns the totals of two plans side by side, and the groups of decisions in which they differ."""
-    totals = columns("part", "A", "B")
+    totals = columns("part", "first", "second")
     for part, a, b, unit in found.totals:
         show = show_seconds if unit == "s" else show_bytes
         totals.add_row(part, show(a), show(b))
@@ -157,11 +157,11 @@ def difference_words(found: Difference) -> list[RenderableType]:
 
 def _group(group: BlockDifference) -> list[RenderableType]:
     if group.seconds is None or group.nbytes is None:
-        worth = "cannot stand alone in A"
+        worth = "cannot stand alone in the first plan"
     else:
         sign = "saves" if group.seconds < 0 else "costs"
-        worth = f"in A {sign} {show_seconds(abs(group.seconds))} and {'frees' if group.nbytes < 0 else 'takes'} " \
-                f"{show_bytes(abs(group.nbytes))}"
+        worth = (f"in the first plan {sign} {show_seconds(abs(group.seconds))} and "
+                 f"{'frees' if group.nbytes < 0 else 'takes'} {show_bytes(abs(group.nbytes))}")
     return ["", f"{group.block}: {worth}", *(f"  {text}" for text in group.words)]
 
 

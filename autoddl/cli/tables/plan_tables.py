@@ -16,7 +16,7 @@ from rich.table import Table
 from autoddl.cli.tables.assumption_rows import assumption_rows, idle_rows, pin_rows
 from autoddl.cli.tables.own_rules_text import what_to_write
 from autoddl.cli.tables.pipeline_tables import pipeline_summary, pipeline_table
-from autoddl.cli.tables.table_style import columns, grid
+from autoddl.cli.tables.table_style import columns, grid, layout_legend
 from autoddl.core.conversion import ring_bytes
 from autoddl.core.graph import Kind, graph_from_text
 from autoddl.core.hubs import HUB, add_hubs
@@ -112,7 +112,7 @@ def plan_table(plan: Plan) -> RenderableType:
     """The configuration and its proof, what each layer does, and what each parameter group does; or its stages."""
     if plan.pipeline is not None:
         return pipeline_table(plan)
-    return Group(_figures(plan), "", _parameters(plan), "", _operators(plan))
+    return Group(_figures(plan), "", layout_legend(), "", _parameters(plan), "", _operators(plan))
 
 
 def comparison_table(found: Sequence["Comparison"]) -> RenderableType:
