@@ -22,7 +22,7 @@ and a bfloat16 cast of more than 3.39e38. `lossless` brings back every bit of an
 
 Exponents of a row that 4 bits do not hold have a list, with room for one in ROOM values. Where they are more, the ranks
 exchange all exponents of the row in a second collective (`collectives.redistribute`). No plan has it: how often it
-comes is up to the values.
+comes is up to the values. A stage that receives could not know of a second message: none is sent lossless.
 """
 
 from collections.abc import Iterable, Mapping
@@ -106,8 +106,8 @@ CODED = ("reduce-scatter", "all-gather", "all-to-all")
 """The collectives that a coded step may be."""
 
 NAMED: Mapping[str, tuple[str, ...]] = MappingProxyType({
-    "hybrid": ("gradients=int8", "weights=lossless", "activations=bfloat16/lossless", "pipeline=bfloat16/lossless"),
-    "lossless": tuple(f"{name}=lossless" for name in CLASSES)})
+    "hybrid": ("gradients=int8", "weights=lossless", "activations=bfloat16/lossless", "pipeline=bfloat16"),
+    "lossless": tuple(f"{name}=lossless" for name in CLASSES[:-1])})
 """Names for several words. `hybrid`: gradients of data parallel stand a coarse codec, other messages a mild one (Xu et
 al. 2024, "Accelerating large language model training with hybrid GPU-based compression")."""
 
@@ -158,6 +158,9 @@ def parse_codecs(texts: str | Iterable[str]) -> tuple[str, ...]:
             raise InputError(f"{word!r} compresses nothing: write MESSAGES=CODEC, with messages of "
                              f"{', '.join(CLASSES)} and codecs {', '.join(CODECS)}, like 'gradients=int8'; or "
                              f"{' or '.join(NAMED)}")
+        if name == "pipeline" and "lossless" in codecs.split("/"):
+            raise InputError(f"{word!r} compresses nothing: what stages send each other has a fixed size, which "
+                             "lossless may exceed; take int16, whose error is 1.5e-5 of the largest of a block")
         if name in found:
             raise InputError(f"{name} are compressed as {found[name]} and as {codecs}: name them once, as "
                              f"'{name}={found[name]}/{codecs}' if either will do")
@@ -183,4 +186,5 @@ def checked_codecs(words: tuple[str, ...], error: float) -> tuple[str, ...]:
                     "has no bound on its error: it is infinite above 65504"
                 raise InputError(f"{word!r} is not within an error of {error:g}: {name} {said}; within it are "
                                  f"{', '.join(within)}")
-    return words or tuple(f"{name}={'/'.join(within)}" for name in CLASSES)
+    allowed = {name: [codec for codec in within if name != "pipeline" or codec != "lossless"] for name in CLASSES}
+    return words or tuple(f"{name}={'/'.join(codecs)}" for name, codecs in allowed.items() if codecs)

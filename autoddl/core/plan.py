@@ -230,14 +230,15 @@ class Plan:
 
     @property
     def codecs(self) -> tuple[str, ...]:
-        """Names of the codecs of its steps, each once."""
+        """Names of the codecs of its steps, and of messages between its stages, each once."""
         plans = [self] if self.pipeline is None else [stage.plan for stage in self.pipeline.stages]
         steps = (Step.parse(text, one.mesh) for one in plans for c in one.conversions
                  for text in (*c.forward, *c.backward))
-        return tuple(dict.fromkeys(step.codec for step in steps if step.codec))
+        lanes = self.pipeline.codecs.values() if self.pipeline is not None else ()
+        return tuple(dict.fromkeys((*(step.codec for step in steps if step.codec), *lanes)))
 
     def without_codecs(self) -> "Plan":
-        """The plan with the same steps, whose values are sent as they are."""
+        """The plan with the same steps and messages, whose values are sent as they are."""
         def exact(texts: tuple[str, ...]) -> tuple[str, ...]:
             return tuple(Step.parse(text, self.mesh).coded("").text(self.mesh) for text in texts)
 
@@ -245,7 +246,7 @@ class Plan:
         if self.pipeline is None:
             return replace(self, conversions=conversions)
         stages = tuple(replace(stage, plan=stage.plan.without_codecs()) for stage in self.pipeline.stages)
-        return replace(self, conversions=conversions, pipeline=replace(self.pipeline, stages=stages))
+        return replace(self, conversions=conversions, pipeline=replace(self.pipeline, stages=stages, coded=()))
 
     def index(self) -> PlanIndex:
         """The plan's parts by name, made anew at every call."""
@@ -287,11 +288,18 @@ class Pipeline:
         name        of the schedule, like `1f1b`
         schedule    the schedule as text (`core.pipeline`), whose ranks are those of the mesh axis `pipe`
         stages      the stages
+        coded       the lanes that are sent coded, like `forward add_3 0 -> 1 as bfloat16` (`schedule.stage_lanes`)
     """
 
     name: str
     schedule: str
     stages: tuple[Stage, ...]
+    coded: tuple[str, ...] = ()
+
+    @property
+    def codecs(self) -> dict[str, str]:
+        """By lane, as text, the codec that it is sent as."""
+        return {lane: codec for lane, _, codec in (text.rpartition(" as ") for text in self.coded)}
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -315,6 +323,8 @@ def _without_defaults(tree: dict[str, Any]) -> dict[str, Any]:
         del tree["waiting"]
     if tree["pipeline"] is None:
         del tree["pipeline"]
+    elif not tree["pipeline"]["coded"]:
+        del tree["pipeline"]["coded"]
     for stage in tree.get("pipeline", {}).get("stages", ()):
         _without_defaults(stage["plan"])
     return tree

@@ -46,6 +46,12 @@ class Transfer:
         return f"send.{self.tensor}.{self.target}"
 
     @property
+    def lanes(self) -> tuple[str, str]:
+        """The texts of the lanes of the tensor and of its gradient (`schedule.stage_lanes.Lane`)."""
+        return (f"forward {self.tensor} {self.source} -> {self.target}",
+                f"backward {self.tensor} {self.target} -> {self.source}")
+
+    @property
     def receiver(self) -> str:
         """The name of the op that receives."""
         return f"receive.{self.tensor}"

@@ -4,7 +4,7 @@ A message is a box of a tensor (`schedule.stage_lanes`). Every lane and microbat
 each message to its receive in whatever order they are posted. NCCL knows no tags and runs what two ranks exchange in
 the order in which they post it. There (`is_tagged`) receives stay where the lists of actions have them, which is one
 order for both ranks. A send is waited for where the schedule says that it has arrived, or at the end of the step: until
-then its tensor stays.
+then its tensor stays. Messages of a lane with a codec are coded, each by itself.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from autoddl.runtime.collectives.coding import decode, encode
 from autoddl.runtime.collectives.process_groups import peer_error
 from autoddl.runtime.collectives.recorder import Mark, Recorder
 from autoddl.schedule.stage_lanes import Lane
@@ -24,12 +25,13 @@ __all__ = ["Arrival", "StageTransport"]
 
 
 class _Flight(NamedTuple):
-    """A message in flight: its work, its buffer, where that goes if it is no part of the piece, and its mark."""
+    """A message in flight: its work, its buffer, where that goes if it is no part of the piece, its mark and codec."""
 
     work: Any
     buffer: Tensor
     place: Tensor | None
     mark: Mark | None
+    codec: str
 
     def wait(self, limit: timedelta, text: str) -> None:
         """Waits for the message. Raises MachineError where the peer is gone."""
@@ -41,7 +43,9 @@ class _Flight(NamedTuple):
             raise peer_error(text, error) from error
         if self.mark is not None:
             self.mark.resume()
-        if self.place is not None:
+        if self.place is not None and self.codec:
+            self.place.copy_(decode(self.codec, self.buffer, self.place.numel()).view(self.place.shape))
+        elif self.place is not None:
             self.place.copy_(self.buffer)
 
 
@@ -97,7 +101,8 @@ class StageTransport:
                 if one.receiver == self._rank:
                     self._kept[lane, part] = cut
                 else:
-                    flight = self._start("send", cut.contiguous(), None, one.receiver, lane, part)
+                    sent = encode(lane.codec, cut.reshape(1, -1)) if lane.codec else cut.contiguous()
+                    flight = self._start("send", sent, None, one.receiver, lane, part)
                     self._sent.setdefault((lane, part), []).append(flight)
 
     def receive(self, lane: Lane, part: int) -> Arrival:
@@ -110,6 +115,10 @@ class StageTransport:
                 place = _box(piece, own, one.box)
                 if one.sender == self._rank:
                     place.copy_(self._kept.pop((lane, part)))
+                elif lane.codec:
+                    size = one.nbytes(lane.tensor.itemsize, lane.codec)
+                    buffer = torch.empty(1, size, dtype=torch.uint8, device=self._device)
+                    flights.append(self._start("receive", buffer, place, one.sender, lane, part))
                 elif place.is_contiguous():
                     flights.append(self._start("receive", place, None, one.sender, lane, part))
                 else:
@@ -127,7 +136,7 @@ class StageTransport:
             work = call([buffer], peer, tag)
         except RuntimeError as error:
             raise peer_error(f"{kind} of {lane}", error) from error
-        return _Flight(work, buffer, place, self._recorder.started(work))
+        return _Flight(work, buffer, place, self._recorder.started(work), lane.codec)
 
     def release(self, keys: Iterable[tuple[Lane, int]] | None = None) -> None:
         """Waits for the sends of these lanes and microbatches, by default for all, and lets their tensors go."""

@@ -8,13 +8,15 @@ A *lane* is one tensor on its way from a stage to another, in the layouts that b
     loss        the loss, from the last stage to any other          once a step
 
 A lane is messages between the ranks of both stages (`stage_messages`). Ranks are those of the whole plan. A rank that
-belongs to both stages keeps its own part.
+belongs to both stages keeps its own part. Each message of forward or backward may be coded (`core.codecs`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from autoddl.core.codecs import CODECS
+from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Tensor
 from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Layout, Mesh, extents
@@ -45,13 +47,17 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A tensor on its way from stage to stage; `name` is that of the tensor in the graph, or of the parameter."""
+    """A tensor on its way from stage to stage; `name` is that of the tensor in the graph, or of the parameter.
+
+    Its messages to other ranks are sent as `codec`, if it has one.
+    """
 
     way: Way
     name: str
     tensor: Tensor
     source: End
     target: End
+    codec: str = ""
 
     def messages(self) -> list[Message]:
         """All of its messages, between ranks of the plan."""
@@ -70,7 +76,10 @@ def links_of(lanes: Sequence[Lane]) -> list[Link]:
 
 
 def lanes_of(plan: Plan, graph: Graph) -> tuple[Lane, ...]:
-    """All lanes of a plan with stages, in one order for all ranks; `graph` is the captured one, of one microbatch."""
+    """All lanes of a plan with stages, in one order for all ranks; `graph` is the captured one, of one microbatch.
+
+    Raises InputError where the plan codes a lane that it has not, or as no codec that can.
+    """
     assert plan.pipeline is not None
     stages, graphs = plan.pipeline.stages, cut_graph(graph, plan.pipeline.cuts)
     return (*_transfers(plan, graph), *_shared(stages, graphs), *_loss(stages, graph.tensors[graph.outputs[0]]))
@@ -87,7 +96,12 @@ def _transfers(plan: Plan, graph: Graph) -> list[Lane]:
         found.append(Lane("forward", one.tensor, tensors[one.tensor], source, target))
         if one.gradient:
             found.append(Lane("backward", one.tensor, tensors[one.tensor], target, source))
-    return found
+    codecs = plan.pipeline.codecs
+    for lane, codec in codecs.items():
+        if lane not in map(str, found) or codec not in CODECS or CODECS[codec].lossless:
+            raise InputError(f"the plan sends {lane!r} as {codec!r}, and has no such lane or codec; plan again instead "
+                             "of editing the file")
+    return [replace(lane, codec=codecs.get(str(lane), "")) for lane in found]
 
 
 def _shared(stages: Sequence[Stage], graphs: Sequence[StageGraph]) -> list[Lane]:
@@ -132,6 +146,6 @@ def stage_traffic(plan: Plan, graph: Graph, rank: int) -> tuple[PlannedCollectiv
         for one in lane.messages():
             if rank in (one.sender, one.receiver) and one.sender != one.receiver:
                 kind = "send" if rank == one.sender else "receive"
-                found += [PlannedCollective(direction, kind, plan.mesh.names[0], one.numel * lane.tensor.itemsize,
-                                            str(lane))] * times
+                nbytes = one.nbytes(lane.tensor.itemsize, lane.codec)
+                found += [PlannedCollective(direction, kind, plan.mesh.names[0], nbytes, str(lane))] * times
     return tuple(found)

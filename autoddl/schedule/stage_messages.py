@@ -11,6 +11,7 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
+from autoddl.core.codecs import CODECS
 from autoddl.core.layout import Layout, Mesh, extents
 
 __all__ = ["Box", "Message", "busiest", "messages"]
@@ -30,6 +31,10 @@ class Message(NamedTuple):
     def numel(self) -> int:
         """Elements of the box."""
         return prod(size for _, size in self.box)
+
+    def nbytes(self, itemsize: int, codec: str = "") -> int:
+        """Bytes that are sent of elements of `itemsize`, coded or not."""
+        return CODECS[codec].row_bytes(self.numel, itemsize) if codec else self.numel * itemsize
 
 
 @lru_cache(maxsize=10_000)
@@ -61,10 +66,10 @@ def _common(one: Box, other: Box) -> Box:
     return tuple((start, end - start) for start, end in zip(starts, ends, strict=True))
 
 
-def busiest(sent: tuple[Message, ...]) -> int:
-    """Elements that the busiest rank sends or receives."""
+def busiest(sent: tuple[Message, ...], itemsize: int = 1, codec: str = "") -> int:
+    """Bytes of elements of `itemsize` that the busiest rank sends or receives, coded or not."""
     load = defaultdict[tuple[str, int], int](int)
     for one in sent:
-        load["sends", one.sender] += one.numel
-        load["receives", one.receiver] += one.numel
+        load["sends", one.sender] += one.nbytes(itemsize, codec)
+        load["receives", one.receiver] += one.nbytes(itemsize, codec)
     return max(load.values(), default=0)

@@ -54,7 +54,7 @@ def count_uplink_bytes(plan: Plan, graph: Graph, units: Sequence[range]) -> tupl
         for one in lane.messages():
             for i, unit in enumerate(units):
                 if one.sender in unit and one.receiver not in unit:
-                    totals[i] += one.numel * lane.tensor.itemsize * times
+                    totals[i] += one.nbytes(lane.tensor.itemsize, lane.codec) * times
     return tuple(totals)
 
 

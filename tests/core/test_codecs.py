@@ -48,13 +48,14 @@ def test_words_are_put_in_order_and_checked() -> None:
                            ("gradients=zfp", "codecs bfloat16, float16, int16, int8, int4, lossless"),
                            ("losses=int8", "messages of gradients, weights, activations, pipeline"),
                            ("weights=int8/int3", "'weights=int8/int3' compresses nothing"),
+                           ("pipeline=lossless", "has a fixed size, which lossless may exceed"),
                            ("weights=int8,weights=int4", "weights are compressed as int8 and as int4")):
         with pytest.raises(InputError, match=message):
             parse_codecs(words)
 
 
 def test_names_stand_for_words_and_words_go_before_them() -> None:
-    assert parse_codecs("lossless") == tuple(f"{name}=lossless" for name in CLASSES)
+    assert parse_codecs("lossless") == ("gradients=lossless", "weights=lossless", "activations=lossless")
     assert parse_codecs("hybrid")[0] == "gradients=int8"
     assert parse_codecs("gradients=int4,hybrid") == ("gradients=int4", *parse_codecs("hybrid")[1:])
     assert parse_codecs(parse_codecs("hybrid")) == parse_codecs("hybrid")
@@ -71,7 +72,8 @@ def test_a_codec_is_for_values_that_it_makes_smaller() -> None:
 
 
 def test_an_error_allows_codecs_within_it_alone() -> None:
-    assert checked_codecs((), 1e-3) == tuple(f"{name}=int16/lossless" for name in CLASSES)
+    within = [f"{name}=int16{'/lossless' * (name != 'pipeline')}" for name in CLASSES]
+    assert checked_codecs((), 1e-3) == parse_codecs(within)
     assert checked_codecs((), 0.0) == parse_codecs("lossless")
     assert checked_codecs(("gradients=int8",), 4e-3) == ("gradients=int8",)
     for words, error, message in (

@@ -29,9 +29,11 @@ FOUR, TWO_BY_TWO = "examples/clusters/rehearsal-4x1-200.yaml", "examples/cluster
 
 
 @lru_cache(maxsize=4)
-def task(name: str = "gpt2", cluster: str = FOUR, layers: int = 3) -> PlanTask:
+def task(name: str = "gpt2", cluster: str = FOUR, layers: int = 3, compress: tuple[str, ...] = ()
+         ) -> PlanTask:
     model, sample = zoo.named(name, layers=layers, B=8)
-    return task_of(model, cluster, sample, PlanOptions(microbatches=(4,), max_axes=2, workers=1), name, None)
+    options = PlanOptions(microbatches=(4,), max_axes=2, workers=1, compress=compress)
+    return task_of(model, cluster, sample, options, name, None)
 
 
 def cuts_of(one: PlanTask, stages: int) -> list[tuple[int, ...]]:
@@ -87,15 +89,18 @@ def test_seconds_of_a_stage_add_up_to_those_that_were_searched() -> None:
     assert plan.predicted.seconds == step.timeline.makespan
 
 
-@parametrize_or_slow("schedule,layers", [("1f1b", 1)], [("1f1b", 2), ("gpipe", 2)])
-def test_no_cut_is_below_the_bound_and_none_better_than_the_best(schedule: str, layers: int) -> None:
-    one, (model, sample) = task(layers=layers), zoo.named("gpt2", layers=layers, B=8)
-    found = autoddl.plan(model, FOUR, sample, stages=(2,),
+@parametrize_or_slow("schedule,layers,compress", [("1f1b", 1, ())], [
+    ("1f1b", 1, ("pipeline=int8",)), ("1f1b", 2, ()), ("gpipe", 2, ())])
+def test_no_cut_is_below_the_bound_and_none_better_than_the_best(schedule: str, layers: int,
+                                                                     compress: tuple[str, ...]) -> None:
+    one, (model, sample) = task(layers=layers, compress=compress), zoo.named("gpt2", layers=layers, B=8)
+    found = autoddl.plan(model, FOUR, sample, stages=(2,), compress=compress,
                          schedule=(schedule,), microbatches=(4,), max_axes=2, workers=1)
     every = [pipeline_plan(one, Staged(cut, schedule, 4)).predicted.seconds for cut in cuts_of(one, 2)]
     assert found.bound <= min(every) * (1 + 1e-9)
     assert found.predicted.seconds <= min(every) * (1 + 1e-9)
     assert found.predicted.peak_bytes <= found.budget
+    assert bool(compress) == bool(found.codecs)
     assert check_pipeline(found).bound == pytest.approx(found.bound)
     rows = found.source["alternatives"]
     raised = [row | {"bound": row["bound"] * 1.01} for row in rows]

@@ -40,6 +40,7 @@ from typing import Any
 
 import numpy as np
 
+from autoddl.core.codecs import codecs_of, part_in_flight
 from autoddl.core.cost_table import Array
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.graph import Graph, Kind
@@ -286,7 +287,7 @@ class StageParts:
 
     def staged(self, name: str, cut: Sequence[int]) -> Staged:
         """The pipeline with a schedule that is cut at these places."""
-        return Staged(tuple(self.places[k - 1] for k in cut), name, self.microbatches)
+        return Staged(tuple(self.places[k - 1] for k in cut), name, self.microbatches, self.task.options.compress)
 
     def under(self, share: float) -> "StageParts":
         """Stages like these under a share of the budget, in whole hundredths, with what is known under any budget."""
@@ -309,7 +310,7 @@ class StageParts:
     def ports(self, a: int, b: int) -> tuple[Port, ...]:
         """The tensors that the stage gives to and takes from the units next to it."""
         if (a, b) not in self._ports:
-            self._ports[a, b] = ports_of(self.graph, self.places, a, b)
+            self._ports[a, b] = ports_of(self.graph, self.places, a, b, self.task.options.compress)
         return self._ports[a, b]
 
     def _sides(self, a: int, b: int) -> tuple[tuple[Any, ...], ...]:
@@ -552,7 +553,9 @@ class StageParts:
     def transfers(self) -> tuple[float, ...]:
         """By boundary between stages, the least seconds of a transfer over it: of what crosses where least does."""
         sent, tensors = crossing(self.graph), self.graph.tensors
-        least = min((sum(tensors[t].nbytes for t in sent[at - 1]) for at in self.places), default=0)
+        parts = [part_in_flight(codecs_of(self.task.options.compress, "pipeline", one.dtype), one.itemsize)
+                 for one in tensors]
+        least = min((sum(tensors[t].nbytes * parts[t] for t in sent[at - 1]) for at in self.places), default=0)
         return tuple(transfer_seconds(self.task.cluster, self.parts, here, there, least / self.cluster.size)
                      for here, there in pairwise(self.where))
 

@@ -6,6 +6,9 @@ as many microbatches in flight as the schedule has there. Stages of one part sha
 
     stage        min of  m (f + b) + gather + reduce + update      over its meshes and layouts
     pipeline     makespan of the schedule with these seconds, and those of the transfers (`cost_models.pipelines`)
+
+Where messages may be coded (`core.codecs`), each tensor and each gradient is sent as what is fastest. The seconds in
+which ranks code and decode then count as the transfer's.
 """
 
 from collections import Counter
@@ -13,9 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from math import gcd
+from typing import NamedTuple
 
+from autoddl.core.codecs import CODECS, codecs_of
 from autoddl.core.errors import InputError
-from autoddl.core.graph import Graph, Kind
+from autoddl.core.graph import Graph, Kind, Tensor
 from autoddl.core.hubs import add_hubs, needed_ops
 from autoddl.core.layout import Axis, Layout, Mesh
 from autoddl.core.pipeline import Flight, Schedule, check_schedule, flights_of
@@ -24,7 +29,7 @@ from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import VERSION, Pipeline, Plan, Prediction, Stage
 from autoddl.core.recompute import policy_of_part
 from autoddl.core.stages import StageGraph, Transfer, cut_graph, shared_parameters, transfers_of
-from autoddl.cost_models import Cluster, Group, collective
+from autoddl.cost_models import Cluster, Group, collective, elementwise_seconds
 from autoddl.cost_models.pipelines import simulate_pipeline
 from autoddl.cost_models.timeline import Timeline
 from autoddl.planner.assemble import Assembled, assemble, plan_of
@@ -35,7 +40,7 @@ from autoddl.planner.pins import allowed_meshes, pins_of_part, region_of
 from autoddl.planner.question import source_of
 from autoddl.planner.task import PlanTask
 from autoddl.schedule.memory_line import with_memory_peak
-from autoddl.schedule.stage_messages import busiest, messages
+from autoddl.schedule.stage_messages import Message, busiest, messages
 from autoddl.schedule.stage_seconds import stage_seconds
 
 __all__ = ["PIPE", "Staged", "StagedStep", "boundary_seconds", "chunks_of", "finish_stage",
@@ -75,11 +80,15 @@ class Staged:
         cuts          positions of the cuts (`core.stages`)
         name          of the schedule (`core.pipeline_schedules`)
         microbatches  of a step
+        compress      messages that may be coded, as text (`core.codecs`)
+        codecs        by lane, as text, what it is sent as; None where that is to be decided
     """
 
     cuts: tuple[int, ...]
     name: str
     microbatches: int
+    compress: tuple[str, ...] = ()
+    codecs: Mapping[str, str] | None = None
 
     @property
     def stages(self) -> int:
@@ -143,6 +152,13 @@ class StagedStep:
     timeline: Timeline
 
 
+class Sent(NamedTuple):
+    """How messages are sent: the seconds, and the codec, which is empty where values are sent as they are."""
+
+    seconds: float
+    codec: str
+
+
 def transfer_seconds(cluster: Cluster, parts: int, source: int, target: int, nbytes: float) -> float:
     """Seconds in which every rank of one part of the cluster sends `nbytes` to one of another, all at once."""
     if not nbytes or source == target:
@@ -159,8 +175,8 @@ def boundary_seconds(cluster: Cluster, plans: Sequence[Plan], staged: Staged, gr
     """
     found = [[0.0, 0.0] for _ in plans[1:]]
     for one in transfers_of(graph, staged.cuts):
-        for way, seconds in enumerate(transfer_passes(cluster, staged, graph, one, *transfer_ends(one, plans))):
-            found[one.target - 1][way] += seconds
+        for way, sent in enumerate(transfer_passes(cluster, staged, graph, one, *transfer_ends(one, plans))):
+            found[one.target - 1][way] += sent.seconds
     return [max(both) for both in found]
 
 
@@ -172,14 +188,28 @@ def transfer_ends(one: Transfer, plans: Sequence[Plan]) -> tuple[tuple[Layout, M
 
 
 def transfer_passes(cluster: Cluster, staged: Staged, graph: Graph, one: Transfer, here: tuple[Layout, Mesh],
-                    there: tuple[Layout, Mesh]) -> tuple[float, float]:
-    """Seconds in which a tensor of a microbatch is sent, and those of its gradient, 0 where it has none."""
+                    there: tuple[Layout, Mesh]) -> tuple[Sent, Sent]:
+    """How a tensor of a microbatch is sent, and its gradient, in 0 seconds where it has none."""
     tensor = next(tensor for tensor in graph.tensors if tensor.name == one.tensor)
     ways = messages(tensor.shape, *here, *there), messages(tensor.shape, *there, *here) if one.gradient else ()
-    here_, there_ = (staged.placement[stage] for stage in (one.source, one.target))
-    forth, back = (transfer_seconds(cluster, staged.parts, here_, there_, busiest(sent) * tensor.itemsize)
-                   for sent in ways)
+    forth, back = (_as_sent(cluster, staged, tensor, lane, sent, (one.source, one.target)) for lane, sent in
+                   zip(one.lanes, ways, strict=True))
     return forth, back
+
+
+def _as_sent(cluster: Cluster, staged: Staged, tensor: Tensor, lane: str, sent: tuple[Message, ...],
+             stages: tuple[int, int]) -> Sent:
+    """The fastest way to send the messages of a lane between two stages, or that of its codec if it is known."""
+    here, there = (staged.placement[stage] for stage in stages)
+
+    def seconds(codec: str) -> float:
+        wire = transfer_seconds(cluster, staged.parts, here, there, busiest(sent, tensor.itemsize, codec))
+        passes, values = CODECS[codec].passes if codec and wire else (), 4.0 * busiest(sent)
+        return wire + sum(elementwise_seconds(cluster.device, times * values) for times in passes)
+
+    codecs = ("", *codecs_of(staged.compress, "pipeline", tensor.dtype)) if staged.codecs is None else (
+        staged.codecs.get(lane, ""),)
+    return min((Sent(seconds(codec), codec) for codec in codecs), key=lambda way: way.seconds)
 
 
 def _shared_seconds(cluster: Cluster, plans: Sequence[Plan], staged: Staged, graphs: Sequence[StageGraph]
@@ -217,7 +247,7 @@ def staged_step(plan: Plan, graph: Graph, cluster: Cluster) -> StagedStep:
     """The predicted step of a plan with stages; `graph` is the captured one, of one microbatch."""
     assert plan.pipeline is not None
     pipeline = plan.pipeline
-    staged = Staged(pipeline.cuts, pipeline.name, plan.microbatches)
+    staged = Staged(pipeline.cuts, pipeline.name, plan.microbatches, codecs=pipeline.codecs)
     seconds, between = stage_times(cluster, [stage.plan for stage in pipeline.stages], staged, graph)
     return StagedStep(seconds, between, simulated(Schedule.parse(pipeline.schedule), seconds, between))
 
@@ -278,6 +308,7 @@ def pipeline_plan(task: PlanTask, staged: Staged, plans: Sequence[Plan] = ()) ->
     Its bound is that of no other pipeline: the caller knows more. Raises InputError where the graph or the cluster
     cannot be cut so, and Infeasible where a stage has no plan.
     """
+    staged = replace(staged, compress=task.options.compress)
     schedule, variant = staged.schedule(), task.confirmed(staged.microbatches)
     part = stage_cluster(task.cluster, staged.parts)
     graphs = cut_graph(variant.original, staged.cuts)
@@ -295,8 +326,15 @@ def pipeline_plan(task: PlanTask, staged: Staged, plans: Sequence[Plan] = ()) ->
                  fingerprints={"model": variant.original.fingerprint(), "cluster": task.cluster.fingerprint,
                                "autoddl": str(VERSION)},
                  sample=dict(variant.spec), microbatches=staged.microbatches, precision=task.options.precision,
-                 pipeline=Pipeline(staged.name, str(schedule), stages), **task.about)
+                 pipeline=Pipeline(staged.name, str(schedule), stages,
+                                   _coded(task.cluster, plans, staged, variant.original)), **task.about)
     return replace(whole, predicted=_predicted(whole, staged_step(whole, variant.original, task.cluster)))
+
+
+def _coded(cluster: Cluster, plans: Sequence[Plan], staged: Staged, graph: Graph) -> tuple[str, ...]:
+    """The lanes that are sent coded, with their codecs."""
+    return tuple(f"{lane} as {sent.codec}" for one in transfers_of(graph, staged.cuts) for lane, sent in zip(
+        one.lanes, transfer_passes(cluster, staged, graph, one, *transfer_ends(one, plans)), strict=True) if sent.codec)
 
 
 def _predicted(plan: Plan, step: StagedStep) -> Prediction:

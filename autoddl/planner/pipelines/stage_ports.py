@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
+from autoddl.core.codecs import codecs_of, part_in_flight
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import needed_ops
 from autoddl.core.layout import Layout, Mesh, local_shape
@@ -29,18 +30,21 @@ class Port:
         number      among all tensors that the stage gives or takes
         sends       whether the stage gives it
         shape       of the tensor
-        itemsize    bytes of an element
+        itemsize    least bytes that an element is sent in
     """
 
     op: str
     number: int
     sends: bool
     shape: tuple[int, ...]
-    itemsize: int
+    itemsize: float
 
 
-def ports_of(graph: Graph, places: Sequence[int], a: int, b: int) -> tuple[Port, ...]:
-    """The ports of the stage from place a to place b of a captured graph, by the names of `StageParts.alone`."""
+def ports_of(graph: Graph, places: Sequence[int], a: int, b: int, compress: Sequence[str] = ()) -> tuple[Port, ...]:
+    """The ports of the stage from place a to place b of a captured graph, by the names of `StageParts.alone`.
+
+    `compress` are the messages that may be coded.
+    """
     ops, found = needed_ops(graph), []
     ends = [0, *places, len(ops)]
     tensors = {t.name: (i, t) for i, t in enumerate(graph.tensors)}
@@ -48,10 +52,11 @@ def ports_of(graph: Graph, places: Sequence[int], a: int, b: int) -> tuple[Port,
     every = transfers_of(graph, [ends[k] for k in (a, b) if 0 < k <= len(places)])
     for n, one in enumerate(one for one in every if bool(a) in (one.source, one.target)):
         at, tensor = tensors[one.tensor]
+        size = tensor.itemsize * part_in_flight(codecs_of(compress, "pipeline", tensor.dtype), tensor.itemsize)
         if one.target == bool(a) and a and made[at] >= ends[a - 1]:
-            found.append(Port(one.receiver, n, False, tensor.shape, tensor.itemsize))
+            found.append(Port(one.receiver, n, False, tensor.shape, size))
         elif one.source == bool(a) and one.gradient and any(at in op.inputs for op in ops[ends[b]:ends[b + 1]]):
-            found.append(Port(one.sender, n, True, tensor.shape, tensor.itemsize))
+            found.append(Port(one.sender, n, True, tensor.shape, size))
     return tuple(found)
 
 
@@ -109,4 +114,5 @@ class StageMessages:
         here, there = transfer_ends(mine, self.plans)
         ends = ((layout, mesh), there) if mine.source == self.at else (here, (layout, mesh))
         forth, back = transfer_passes(self.cluster, self.staged, self.graph, mine, *ends)
-        return self.counts[mine.target - 1] * (max(forth, back) + (forth + back) / 2) / 2
+        ways = forth.seconds, back.seconds
+        return self.counts[mine.target - 1] * (max(ways) + sum(ways) / 2) / 2
