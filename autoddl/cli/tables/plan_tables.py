@@ -7,19 +7,18 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from autoddl.cli.tables.assumption_rows import assumption_rows, idle_rows, pin_rows
+from autoddl.cli.tables.compressed_rows import compressed_rows
 from autoddl.cli.tables.own_rules_text import what_to_write
 from autoddl.cli.tables.pipeline_tables import pipeline_summary, pipeline_table
 from autoddl.cli.tables.table_style import columns, grid, layout_legend
-from autoddl.core.conversion import ring_bytes
 from autoddl.core.graph import Kind, graph_from_text
-from autoddl.core.hubs import HUB, add_hubs
+from autoddl.core.hubs import HUB
 from autoddl.core.names import fold_rows
 from autoddl.core.plan import Conversion, Plan
 from autoddl.core.precision import Precision
@@ -28,7 +27,6 @@ from autoddl.cost_models.machine import FLOAT64_SHARE
 from autoddl.cost_models.units import show_bytes, show_seconds
 from autoddl.explain.assumptions import idle_axes, throughput
 from autoddl.explain.utilisation import model_flops_utilisation
-from autoddl.schedule.traffic import traffic
 
 if TYPE_CHECKING:
     from autoddl.api import Comparison, Raced
@@ -194,10 +192,8 @@ def _figures(plan: Plan) -> Table:
         table.add_row("precision", precision)
     if plan.recompute:
         table.add_row("recomputed", _recomputed(plan))
-    if plan.codecs:
-        table.add_row("compressed", _compressed(plan))
-    elif plan.source.get("compress"):
-        table.add_row("compressed", f"nothing: {', '.join(plan.source['compress'])} would be faster nowhere")
+    for row in compressed_rows(plan):
+        table.add_row(*row)
     if float64 := _float64(plan):
         table.add_row("float64", float64)
     table.add_row("step", f"{show_seconds(predicted.seconds)} predicted: compute {show_seconds(predicted.compute)}, "
@@ -230,18 +226,6 @@ def _recomputed(plan: Plan) -> str:
             shown = f"{names[0]} to {names[-1]}" if len(names) > 2 else " and ".join(names)
             found.append(f"{len(names)} block{'s' * (len(names) > 1)} in backward{level}: {shown}")
     return "; ".join(found)
-
-
-def _compressed(plan: Plan) -> str:
-    """The bytes that a rank sends where messages are coded, and what they were without."""
-    asked = ", ".join(plan.source.get("compress", plan.codecs))
-    if "graph" not in plan.source:
-        return f"{asked}: gradients are not exact"
-    graph = add_hubs(graph_from_text(plan.source["graph"]))
-    with_, without = (sum(ring_bytes(one.kind, prod(plan.mesh.sizes[plan.mesh.index(a)] for a in one.axes.split("+")),
-                                     one.nbytes) for one in traffic(each, graph))
-                      for each in (plan, plan.without_codecs()))
-    return f"{asked}: a rank sends {show_bytes(with_)} a step, not {show_bytes(without)}; gradients are not exact"
 
 
 def _precision(plan: Plan) -> str:

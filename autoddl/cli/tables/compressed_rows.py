@@ -1,0 +1,52 @@
+"""The rows of a plan's figures about coded messages: bytes with and without, and how far values may be off."""
+
+from math import inf, prod
+
+from autoddl.core.codecs import BLOCK, CODECS
+from autoddl.core.conversion import ring_bytes
+from autoddl.core.graph import Graph, graph_from_text
+from autoddl.core.hubs import add_hubs
+from autoddl.core.plan import Plan
+from autoddl.core.stages import cut_graph
+from autoddl.cost_models.units import show_bytes
+from autoddl.schedule.stage_lanes import stage_traffic
+from autoddl.schedule.traffic import traffic
+
+__all__ = ["compressed_rows"]
+
+
+def compressed_rows(plan: Plan) -> list[tuple[str, str]]:
+    """A row where messages are coded, or might have been; none otherwise."""
+    words = plan.source.get("compress") or plan.source.get("asked", {}).get("compress")
+    asked = ", ".join(words or plan.codecs)
+    if not plan.codecs:
+        return [("compressed", f"nothing: {asked} would be faster nowhere")] if asked else []
+    sent = ""
+    if "graph" in plan.source:
+        graph = graph_from_text(plan.source["graph"])
+        with_, without = (show_bytes(_sent(each, graph)) for each in (plan, plan.without_codecs()))
+        sent = f": rank 0 sends {with_} a step, not {without}"
+    return [("compressed", f"{asked}{sent}"), *(("", _error(name)) for name in plan.codecs)]
+
+
+def _sent(plan: Plan, graph: Graph) -> float:
+    """Bytes that rank 0 sends in a step; `graph` is the captured one."""
+    if plan.pipeline is None:
+        sizes = dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True))
+        return sum(ring_bytes(one.kind, prod(sizes[axis] for axis in one.axes.split("+")), one.nbytes)
+                   for one in traffic(plan, add_hubs(graph)))
+    own = sum(_sent(stage.plan, part.graph) for stage, part in zip(
+        plan.pipeline.stages, cut_graph(graph, plan.pipeline.cuts), strict=True) if stage.ranks[0] == 0)
+    return own + sum(one.nbytes for one in stage_traffic(plan, graph, 0) if one.kind == "send")
+
+
+def _error(name: str) -> str:
+    codec = CODECS[name]
+    if codec.lossless:
+        return f"{name}: every value comes back as it was"
+    if name == "bfloat16":
+        return f"{name}: a value is off by at most {codec.error:.2%} of itself, each time that it is sent"
+    if codec.error == inf:
+        return f"{name}: a value is off by at most 0.05% of itself, and infinite above 65504"
+    return (f"{name}: a value is off by at most {codec.error:.2g} of the largest in its block of {BLOCK:,}, each time "
+            "that it is sent")
