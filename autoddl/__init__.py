@@ -11,12 +11,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from autoddl.core.errors import AutoDDLError, CaptureError, Infeasible, InputError, MachineError, MismatchError
-from autoddl.core.plan import Plan, load_plan
 
 if TYPE_CHECKING:
     from autoddl.adapters.variants import parallelize
     from autoddl.api import compare, plan
     from autoddl.capture.own_rules import rule
+    from autoddl.core.plan import Plan, load_plan
     from autoddl.runtime.parallelize import ParallelModel
 
 __all__ = ["AutoDDLError", "CaptureError", "Infeasible", "InputError", "MachineError", "MismatchError", "ParallelModel",
@@ -25,7 +25,8 @@ __all__ = ["AutoDDLError", "CaptureError", "Infeasible", "InputError", "MachineE
 
 __version__ = "0.1.0"
 
-_HOMES = {"plan": "autoddl.api", "compare": "autoddl.api", "parallelize": "autoddl.adapters.variants",
+_HOMES = {"plan": "autoddl.api", "compare": "autoddl.api", "Plan": "autoddl.core.plan",
+          "load_plan": "autoddl.core.plan", "parallelize": "autoddl.adapters.variants",
           "ParallelModel": "autoddl.runtime.parallelize", "rule": "autoddl.capture.own_rules"}
 
 

@@ -13,6 +13,7 @@ recipe of precision. A checkpoint of one recipe is read under any other: floatin
 which the plan stores them.
 """
 
+import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -161,8 +162,7 @@ def load(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
     except RuntimeError as error:
         raise peer_error(f"reading the checkpoint {path}", error) from error
     except (CheckpointException, ValueError) as error:
-        raise MismatchError(f"{path} does not fit this model and optimizer ({_reason(error)}); load it into the model "
-                            "and the kind of optimizer that it was saved from") from error
+        raise _unread(path, error) from error
     if optimizer is not None:
         for parameter in unsaved:
             optimizer.state.pop(parameter, None)
@@ -218,9 +218,25 @@ def _kind(dtype: torch.dtype) -> tuple[bool, bool]:
     return dtype.is_floating_point, dtype.is_complex
 
 
+def _unread(path: str | Path, error: BaseException) -> MismatchError:
+    """The error of a checkpoint that was not read: its files are damaged, or it is of another model."""
+    inner = _inner(error)
+    if isinstance(inner, OSError | EOFError | pickle.UnpicklingError) or "PytorchStreamReader" in str(inner):
+        said = _reason(error).partition(". ")[0]
+        return MismatchError(f"{path} is damaged: its files are not as they were written ({said}); load another "
+                             "checkpoint, or take this one away to go on from the one before")
+    return MismatchError(f"{path} does not fit this model and optimizer ({_reason(error)}); load it into the model and "
+                         "the kind of optimizer that it was saved from")
+
+
+def _inner(error: BaseException) -> BaseException:
+    """The error of the first rank that has one."""
+    if isinstance(error, CheckpointException) and error.failures:
+        return next(iter(error.failures.values()))[0]
+    return error
+
+
 def _reason(error: BaseException) -> str:
     """The first line of the error's text, or its type."""
-    inner = error
-    if isinstance(error, CheckpointException) and error.failures:
-        inner = next(iter(error.failures.values()))[0]
+    inner = _inner(error)
     return str(inner).splitlines()[0] if str(inner) else type(inner).__name__

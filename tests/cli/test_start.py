@@ -1,6 +1,7 @@
 """The program starts with fixed hashes, and what depended on chance is the same in every process."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -52,3 +53,17 @@ def test_a_file_that_seeds_gives_the_same_model_at_every_call(tmp_path: Path) ->
     (one, first), (two, second) = (built(Factory(str(path), "model", {})) for _ in range(2))
     for x, y in zip([*one.parameters(), *first.args], [*two.parameters(), *second.args], strict=True):
         assert torch.equal(x, y)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("imported", "again"), [("autoddl.cli.main", "0"), ("autoddl.cli.verbs", None)])
+def test_ctrl_c_while_the_program_starts_leaves_no_traceback(tmp_path: Path, imported: str, again: str | None) -> None:
+    """Sent at the moment a module is looked for, before the shell can answer; with and without a second start."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\nclass Finder:\n    def find_spec(self, name, *_):\n"
+        f"        name == {imported!r} and os.kill(os.getpid(), signal.SIGINT)\nsys.meta_path.insert(0, Finder())\n")
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONHASHSEED"} | {"PYTHONPATH": str(tmp_path)}
+    code = "import sys\nfrom autoddl.cli.start import program\nprogram()"
+    said = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True,
+                          env=env | ({"PYTHONHASHSEED": again} if again else {}))
+    assert said.returncode == -signal.SIGINT and not said.stdout + said.stderr

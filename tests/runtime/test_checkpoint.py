@@ -471,6 +471,6 @@ def test_a_crafted_checkpoint_runs_nothing(trained: Trained, tmp_path: Path) -> 
         place.offset, place.length = into.tell(), file.tell()
         into.write(file.getvalue())
     metadata.write_bytes(pickle.dumps(saved))
-    with pytest.raises(MismatchError, match="does not fit"):
+    with pytest.raises(MismatchError, match="is damaged: its files are not as they were written"):
         checkpoint.load(parallel, optimizer, folder)
     assert not ran.exists()

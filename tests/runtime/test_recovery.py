@@ -158,10 +158,10 @@ def test_a_damaged_checkpoint_is_refused_with_one_line(tmp_path: Path) -> None:
     whole = data.read_bytes()
     for size in (len(whole) // 2, 10, 0):
         data.write_bytes(whole[:size])
-        with pytest.raises(MismatchError, match="step-00000002"):
+        with pytest.raises(MismatchError, match="step-00000002 is damaged"):
             trained(plan, str(tmp_path))
     data.unlink()
-    with pytest.raises(MismatchError, match="step-00000002"):
+    with pytest.raises(MismatchError, match="step-00000002 is damaged"):
         trained(plan, str(tmp_path))
 
 

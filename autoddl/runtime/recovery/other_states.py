@@ -3,9 +3,9 @@
 A state is what `state_dict()` of an object returns. It is packed by torch.save, and read without running what someone
 may have written there: numbers, texts, tensors and containers of them. The first rank's state is what all ranks get.
 
-Random numbers of Python, numpy and torch are packed for every rank. A rank that starts again gets its own; one that the
-checkpoint does not know, since there are more ranks now, gets those of the first rank. Masks of dropout do not depend
-on them: they are drawn by step and position.
+Random numbers of Python, numpy and torch are packed for every rank. A rank that starts again gets its own. One that the
+checkpoint does not know gets those of the first rank: there are more ranks now. Masks of dropout do not depend on them:
+they are drawn by step and position.
 """
 
 import io
