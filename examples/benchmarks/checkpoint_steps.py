@@ -1,8 +1,8 @@
 """What does a checkpoint cost the steps beside it? python checkpoint_steps.py [ranks [every [width]]]
 
 A GPT of 4 layers, data parallel with ZeRO-2 over the ranks. Stretches of `every` steps, after the first of which a
-checkpoint begins that is written beside the others, take turns with stretches without one. Of the
-first rank are printed
+checkpoint begins that is written beside the others, take turns with stretches without one. Of the first
+rank are printed
 
     plain, with    seconds of a step, of a whole stretch by its length; and of the processor, all threads of the rank
     at once        seconds that training waits when a checkpoint begins: the state is collected and copied
@@ -68,8 +68,8 @@ def rank(folder: str, every: int, width: int) -> None:
         size = sum(p.numel() for p in model.module.parameters()) * 12 / 1e6
         print(f"{os.environ['WORLD_SIZE']} ranks, {size:.1f} MB of state, every {every} steps, medians of {ROUNDS} "
               f"pairs: plain {middle[0]:.1f} ms ({middle[1]:.1f} of the processor), with {middle[2]:.1f} ms "
-              f"({middle[3]:.1f}): {wall - 1:+.1%} ({busy - 1:+.1%}); at once {middle[4]:.1f} ms, left {middle[5]:.1f} ms",
-              flush=True)
+              f"({middle[3]:.1f}): {wall - 1:+.1%} ({busy - 1:+.1%}); at once {middle[4]:.1f} ms, left "
+              f"{middle[5]:.1f} ms", flush=True)
     leave(0)
 
 

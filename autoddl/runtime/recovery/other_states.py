@@ -19,7 +19,7 @@ import torch
 
 from autoddl.core.errors import InputError
 
-__all__ = ["Stateful", "packed", "random_state", "set_random_state", "unpacked"]
+__all__ = ["Stateful", "checked", "packed", "random_state", "set_random_state", "unpacked"]
 
 
 class Stateful(Protocol):
@@ -34,17 +34,23 @@ class Stateful(Protocol):
         ...
 
 
-def packed(name: str, state: Mapping[str, Any]) -> bytes:
-    """The state as bytes. Raises InputError where it holds what could not be read back."""
+def packed(state: Mapping[str, Any]) -> bytes:
+    """The state as bytes."""
     file = io.BytesIO()
+    torch.save(dict(state), file)
+    return file.getvalue()
+
+
+def checked(name: str, state: Mapping[str, Any]) -> bytes:
+    """The state as bytes. Raises InputError where it holds what could not be read back."""
     try:
-        torch.save(dict(state), file)
-        unpacked(file.getvalue())
+        data = packed(state)
+        unpacked(data)
     except (pickle.PicklingError, pickle.UnpicklingError, AttributeError, TypeError) as error:
         said = next((line for line in str(error).splitlines() if "GLOBAL" in line), str(error).partition("\n")[0])
         raise InputError(f"the state of {name} cannot be kept in a checkpoint: it holds more than numbers, texts and "
                          f"tensors ({said.strip()}); leave that out of its state_dict") from None
-    return file.getvalue()
+    return data
 
 
 def unpacked(data: bytes) -> dict[str, Any]:
@@ -56,17 +62,18 @@ def unpacked(data: bytes) -> dict[str, Any]:
 def random_state() -> dict[str, Any]:
     """The states of Python's, numpy's and torch's random numbers in this process, of its GPU too if it has one."""
     numbers: dict[str, Any] = dict(np.random.get_state(legacy=False))
-    numbers["state"] = {**numbers["state"], "key": numbers["state"]["key"].tolist()}
-    found = {"python": random.getstate(), "numpy": numbers, "torch": torch.get_rng_state()}
+    numbers["state"] = {**numbers["state"], "key": torch.from_numpy(numbers["state"]["key"].astype(np.int64))}
+    version, words, extra = random.getstate()
+    found = {"python": (version, torch.tensor(words), extra), "numpy": numbers, "torch": torch.get_rng_state()}
     return found | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_initialized() else {})
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
     """Sets random numbers as they were."""
     version, words, extra = state["python"]
-    random.setstate((version, tuple(words), extra))
+    random.setstate((version, tuple(words.tolist()), extra))
     inner = state["numpy"]["state"]
-    np.random.set_state({**state["numpy"], "state": {**inner, "key": np.array(inner["key"], dtype=np.uint32)}})
+    np.random.set_state({**state["numpy"], "state": {**inner, "key": inner["key"].numpy().astype(np.uint32)}})
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
