@@ -7,6 +7,7 @@ Reading order:
     raising_branches            branches that only raise, which a graph checks instead
     own_backward                calls of torch.autograd.Function, which become one operator each
     own_rules                   rules that users register for operators of their own
+    tried_rules                 rules of operators without one, found by trying
     wrappers                    what is around a module and not in its graph
     export_passes, passes       rewrites of the exported program, before and after it is functional
     randomness                  draws of random numbers, by position

@@ -1,12 +1,14 @@
 """Provides small tools for rewriting fx graphs in place."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-__all__ = ["call_arguments", "dtype_of", "insert", "name_of", "operators", "replace"]
+from autoddl.operators.kernels.arguments import parameters
+
+__all__ = ["call_arguments", "dtype_of", "insert", "name_of", "operators", "replace", "with_inputs"]
 
 
 def name_of(target: Any) -> str:
@@ -47,3 +49,17 @@ def replace(node: Node, new: Any) -> None:
     """Replaces a node by a value at all its readers, and erases it."""
     node.replace_all_uses_with(new)
     node.graph.erase_node(node)
+
+
+def with_inputs(node: Node, inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call with its tensors replaced by `inputs`, slot by slot: `NAME`, or `NAME.k` in a list."""
+    def replaced(name: str, value: Any) -> Any:
+        if isinstance(value, Node):
+            return inputs[name]
+        if isinstance(value, list | tuple) and any(isinstance(part, Node) for part in value):
+            return [inputs[f"{name}.{k}"] if isinstance(part, Node) else part for k, part in enumerate(value)]
+        return value
+
+    names = parameters(node.target)  # type: ignore[arg-type]
+    return (tuple(replaced(name, value) for name, value in zip(names, node.args, strict=False)),
+            {name: replaced(name, value) for name, value in node.kwargs.items()})

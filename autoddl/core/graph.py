@@ -27,7 +27,8 @@ from typing import Any
 
 from autoddl.core.errors import InputError
 
-__all__ = ["ASSUMED_LOAD", "OFFERED_RING", "RECEIVE", "Graph", "Kind", "Op", "Tensor", "Value", "graph_from_text",
+__all__ = ["ASSUMED_LOAD", "OFFERED_RING", "RECEIVE", "TRIED", "UNTRIED", "Graph", "Kind", "Op", "Tensor", "Value",
+           "graph_from_text",
            "graph_to_text"]
 
 Value = None | bool | int | float | str | tuple["Value", ...]
@@ -42,8 +43,11 @@ is assumed of the data, and no part of the model."""
 OFFERED_RING = "autoddl.ring"
 """Another one, of attention: whether the search tries rings for it, however short its sequences are."""
 
-PLANNED = (ASSUMED_LOAD, OFFERED_RING)
-"""Arguments that say how a model is planned, and are no part of it."""
+TRIED, UNTRIED = "autoddl.tried", "autoddl.untried"
+"""Others: a dimension string that was found by trying the operator, and why none was."""
+
+PLANNED = frozenset((ASSUMED_LOAD, OFFERED_RING, TRIED, UNTRIED))
+"""Arguments that say what planning assumes or has found out, and are no part of the model."""
 
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
             "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16}
@@ -235,7 +239,8 @@ class Graph:
         return any(t.master for t in self.tensors)
 
     def fingerprint(self) -> str:
-        """A short hash of structure, shapes, dtypes and parameter names: equal for equal models, at any load."""
+        """A short hash of structure, shapes, dtypes and parameter names: equal for equal models, whatever is assumed or
+        found out of them."""
         rows = [[t.name, t.shape, t.dtype, t.kind, t.fqn, t.aliases, t.trained, *([t.master, t.reduced] * _is_mixed(t))]
                 for t in self.tensors]
         rows += [[op.target, op.inputs, op.slots, op.outputs, [one for one in op.args if one[0] not in PLANNED]]

@@ -24,6 +24,7 @@ from autoddl.core.problem import Problem
 from autoddl.core.recompute import SEARCH, policy_blocks
 from autoddl.explain.breakdown import BlockCost, block_costs, row_text
 from autoddl.explain.memory_rows import check_row
+from autoddl.operators.own_facts import told_by_trials
 from autoddl.planner.assemble import assemble_choice
 from autoddl.planner.budget_search import BudgetSearch, least_peak
 from autoddl.planner.candidates import policies_on
@@ -87,6 +88,8 @@ class Explained:
         axes       (mesh axes, seconds, bytes sent) of the collectives over them
         moment     the moments of the row that the budget is proved by, and its bytes under the plan
         unruled    (operator, seconds) of the operators that are replicated because they have no rule
+        tried      (operator, dimension string) of those whose rule was found by trying
+        untried    (operator, reason) of those of which nothing was found, or no more
         named      the parameters and ops that were asked for by name
     """
 
@@ -97,6 +100,8 @@ class Explained:
     axes: tuple[tuple[str, float, float], ...]
     moment: tuple[str, float]
     unruled: tuple[tuple[str, float], ...]
+    tried: tuple[tuple[str, str], ...]
+    untried: tuple[tuple[str, str], ...]
     named: tuple[Named, ...]
 
 
@@ -145,10 +150,11 @@ def explain(plan: Plan, names: Sequence[str] = (), count: int = 3) -> Explained:
     axes = tuple((name, seconds, predicted.volume.get(name, 0.0)) for name, seconds in
                  sorted(predicted.communication.items(), key=lambda pair: -pair[1]))
     unruled = tuple(sorted(predicted.fallback.items(), key=lambda pair: -pair[1]))
+    tried, untried = (tuple(said.items()) for said in told_by_trials(made.pricing.graph))
     problem, choice = made.with_bytes()
     moment = row_text(made.row), problem.nbytes(choice)
     return Explained(predicted.seconds, predicted.peak_bytes, plan.budget, block_costs(made), axes,
-                     moment, unruled,
+                     moment, unruled, tried, untried,
                      _named(made, names, count, plan.source["tolerance"]) if names else ())
 
 

@@ -25,6 +25,7 @@ from autoddl.explain.pareto import resized
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.options import Options, PlanOptions
 from autoddl.planner.question import Question, solve_question
+from autoddl.planner.task import planned_graph
 
 if TYPE_CHECKING:
     from torch import nn
@@ -68,8 +69,8 @@ def relaxations(model: "nn.Module", cluster: str | Path | Cluster, sample: objec
     given, counts = sample_for(model) if sample is None else as_sample(sample), allowed.microbatches
 
     def questions(batch: "Sample", parts: Sequence[int]) -> list[Question]:
-        return [Question(capture(model, parted(batch, n), recipe).graph, place, replace(allowed, microbatches=(n,)), n)
-                for n in parts]
+        return [Question(planned_graph(capture(model, parted(batch, n), recipe), allowed), place,
+                         replace(allowed, microbatches=(n,)), n) for n in parts]
 
     asked = questions(given, counts)
     found = [*_richer(asked, reachable, progress), *_wider(asked, progress)]

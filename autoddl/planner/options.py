@@ -57,6 +57,7 @@ class Options(TypedDict, total=False):
     compress: Sequence[str]
     error: float | None
     expert_load: float
+    probe: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,10 @@ class PlanOptions:
 
     expert_load: float = _option(BALANCED, "rows of the busiest rank over the mean, in layers of experts")
     """The most rows that a rank of split experts multiplies, over the mean, for which seconds and bytes are planned."""
+
+    probe: bool = _option(True, "whether operators without a rule are tried on small pieces, to find dims that split",
+                          flag="--probe/--no-probe")
+    """Whether operators without a rule are tried on small pieces, so that they may be split where that is right."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pins", tuple(self.pins))

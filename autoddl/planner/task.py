@@ -29,7 +29,9 @@ from autoddl.pricing.price import Counts, Ports
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["PlanTask", "task_of"]
+    from autoddl.capture.capture import Captured
+
+__all__ = ["PlanTask", "planned_graph", "task_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ def task_of(model: "nn.Module", cluster: str | Path | Cluster, sample: object, o
     place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     limit, counts, recipe = options.limit(place), options.microbatches, Precision.parse(options.precision)
     _check_peak(recipe, place)
-    part = partial(_part, model, sample, recipe, options.expert_load, options.rings)
+    part = partial(_part, model, sample, recipe, options)
     start, two = perf_counter(), options.workers != 1 and (cpu_count() or 1) > 1 and forks()
     with ExitStack() as stack:
         others = {n: stack.enter_context(beside(partial(_alone, part), n))
@@ -127,16 +129,24 @@ def _check_regions(graph: Graph, cluster: Cluster) -> None:
                          "there, or disable autocast in the model")
 
 
-def _part(model: "nn.Module", sample: object, precision: Precision, load: float, rings: bool, microbatches: int
-          ) -> Variant:
-    """The model with one of so many microbatches, experts with such a load, and rings for sequences of any length."""
+def planned_graph(captured: "Captured", options: PlanOptions) -> Graph:
+    """The graph that is planned: with the load of experts that is assumed, the rules that trying finds, and rings for
+    sequences of any length where the options ask for them."""
+    from autoddl.capture.tried_rules import with_trials
+
+    tried = with_trials(captured) if options.probe else captured.graph
+    return with_expert_load(with_rings(tried) if options.rings else tried, options.expert_load)
+
+
+def _part(model: "nn.Module", sample: object, precision: Precision, options: PlanOptions, microbatches: int) -> Variant:
+    """The model with one of so many microbatches, as the options plan it."""
     from autoddl.capture.capture import capture
     from autoddl.capture.sample import as_sample, parted, sample_for
 
     if microbatches > 1:
         sample = parted(sample_for(model) if sample is None else as_sample(sample), microbatches)
     made = capture(model, sample, precision)
-    graph = with_expert_load(with_rings(made.graph) if rings else made.graph, load)
+    graph = planned_graph(made, options)
     return Variant(add_hubs(graph), graph, made.spec, made.notes)
 
 

@@ -27,6 +27,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_flatten
 
 from autoddl.capture.capture import Captured
+from autoddl.capture.fx_tools import with_inputs
 from autoddl.core.conversion import Step
 from autoddl.core.errors import MachineError
 from autoddl.core.graph import RECEIVE, Graph, Kind, Op
@@ -369,17 +370,10 @@ class _Lowering:
 
     def arguments(self, node: fx.Node, inputs: Mapping[str, fx.Node]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The node's own arguments, with its tensors replaced by `inputs`, slot by slot."""
-        names = parameters(node.target)  # type: ignore[arg-type]
-
-        def replaced(name: str, value: Any) -> Any:
-            if isinstance(value, fx.Node):
-                return inputs[name]
-            if isinstance(value, list | tuple) and any(isinstance(part, fx.Node) for part in value):
-                return [inputs[f"{name}.{k}"] if isinstance(part, fx.Node) else part for k, part in enumerate(value)]
-            return self.device if name == "device" and value is not None else value
-
-        return (tuple(replaced(name, value) for name, value in zip(names, node.args, strict=False)),
-                {name: replaced(name, value) for name, value in node.kwargs.items()})
+        args, kwargs = with_inputs(node, inputs)
+        placed = [self.device if name == "device" and value is not None else value
+                  for name, value in zip(parameters(node.target), args, strict=False)]  # type: ignore[arg-type]
+        return tuple(placed), kwargs | ({"device": self.device} if kwargs.get("device") is not None else {})
 
     def reduce(self, name: str, tensor: Tensor, how: str, axes: tuple[int, ...]) -> Tensor:
         """Runs an all-reduce inside the kernel of op `name`; returns the sum or maximum."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from autoddl.capture.capture import Captured
 from autoddl.capture.returned import LOSS
 from autoddl.capture.sample import Sample, as_sample
+from autoddl.capture.tried_rules import planned_by
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan
@@ -115,5 +116,6 @@ class MeshModel(ParallelModel):
         return traffic(self.plan, self.graph, self.groups.coordinate)
 
     def like(self, module: nn.Module, captured: Captured) -> "MeshModel":
+        captured = planned_by(captured, self.plan)
         return MeshModel(module, self.plan.without_codecs(), captured, add_hubs(captured.graph), self.groups,
                          self.device, 0)

@@ -31,6 +31,7 @@ from autoddl.capture.capture import Captured, capture
 from autoddl.capture.materialize import materialise
 from autoddl.capture.sample import as_sample, from_spec, parted
 from autoddl.capture.trace import check_held
+from autoddl.capture.tried_rules import planned_by
 from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import VERSION, Plan
@@ -82,6 +83,7 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
         captured = capture(model, from_spec(plan.sample, "meta") if sample is None
                            else parted(as_sample(sample), plan.microbatches), Precision.parse(plan.precision))
     _check_model(captured, plan)
+    captured = planned_by(captured, plan)
     check_held(captured.graph, captured.constants)
     planned = add_hubs(captured.graph)
     rows = traffic(plan, planned) if plan.pipeline is None else stage_rows(plan, captured.graph)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from autoddl.capture.capture import Captured
 from autoddl.capture.returned import LOSS
+from autoddl.capture.tried_rules import planned_by
 from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.graph import RECEIVE
 from autoddl.core.hubs import add_hubs
@@ -294,7 +295,8 @@ class PipelineModel(ParallelModel):
         return stage_traffic(self.plan, self.graph, self._joined.rank)
 
     def like(self, module: nn.Module, captured: Captured) -> "PipelineModel":
-        return PipelineModel(module, self.plan.without_codecs(), captured, self._joined, self.device, 0)
+        return PipelineModel(module, self.plan.without_codecs(), planned_by(captured, self.plan), self._joined,
+                             self.device, 0)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads a `state_dict` of this rank, or whole tensors of any stages; those of others are left out."""

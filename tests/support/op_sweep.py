@@ -34,6 +34,7 @@ from torch.utils import _pytree as pytree
 
 from autoddl.capture.capture import capture
 from autoddl.core.errors import AutoDDLError
+from autoddl.operators.kernels.custom_ops import DRAWING
 from autoddl.runtime.parallelize import parallelize
 
 __all__ = ["Result", "cases", "sweep"]
@@ -176,7 +177,7 @@ def _one(operator: Any) -> tuple[str, str]:
         plans = [random_plan(captured, seed) for seed in SEEDS]
     except AutoDDLError as error:
         return "refused", " ".join(str(error).split())
-    if any("dropout" in op.target for op in captured.graph.ops):
+    if any(op.target in DRAWING for op in captured.graph.ops):
         return "refused", "random draws, which the database seeds in one process"
     for seed, plan in zip(SEEDS, plans, strict=True):
         copy = _middle(operator)

@@ -33,16 +33,28 @@ def explained_table(said: Explained) -> RenderableType:
     where, most = said.moment
     peak = (f"{show_bytes(said.nbytes)} at the peak of {show_bytes(said.budget)} a rank; blocks' bytes are those at "
             f"`{where}`, {show_bytes(most)}")
-    return Lines(blocks, "", axes if said.axes else "nothing is sent", "", peak, "", _unruled(said))
+    return Lines(blocks, "", axes if said.axes else "nothing is sent", "", peak, "", _unruled(said), *_tried(said))
 
 
 def _unruled(said: Explained) -> RenderableType:
     if not said.unruled:
         return "every operator has a rule"
-    table = columns("replicated for want of a rule", "seconds", "share")
+    reasons = dict(said.untried)
+    table = columns("replicated for want of a rule", "seconds", "share", *(["tried on pieces"] * bool(reasons)))
     for target, seconds in said.unruled:
-        table.add_row(target, show_seconds(seconds), _part(seconds, said.seconds))
+        reason = [reasons.get(target, "")] * bool(reasons)
+        table.add_row(target, show_seconds(seconds), _part(seconds, said.seconds), *reason)
     return table
+
+
+def _tried(said: Explained) -> list[RenderableType]:
+    """The rules that were found by trying."""
+    if not said.tried:
+        return []
+    table = columns("found by trying", "dims that may be split")
+    for target, text in said.tried:
+        table.add_row(target, text)
+    return ["", table]
 
 
 def _named(one: Named, seconds: float) -> list[RenderableType]:

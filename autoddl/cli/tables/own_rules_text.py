@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from autoddl.cli.tables.table_style import columns
-from autoddl.core.graph import Graph, Op, graph_from_text
+from autoddl.core.graph import TRIED, UNTRIED, Graph, Op, graph_from_text
 from autoddl.core.plan import Plan
+from autoddl.operators.own_facts import told_by_trials
 
 if TYPE_CHECKING:
     from autoddl.launch.verify_operator import OperatorCheck
 
-__all__ = ["operator_table", "what_to_write"]
+__all__ = ["found_by_trying", "operator_table", "what_to_write"]
 
 
 def operator_table(checked: "OperatorCheck") -> Table:
@@ -33,6 +34,16 @@ def what_to_write(plan: Plan) -> list[str]:
         if op.target in plan.predicted.fallback:
             found.setdefault(op.target, f"autoddl.rule({_named(op)}, \"{_whole(op, graph)}\")")
     return list(found.values())
+
+
+def found_by_trying(plan: Plan) -> list[str]:
+    """A line for each operator of which trying it on pieces has found something, or says why not."""
+    text = str(plan.source.get("graph", ""))
+    if TRIED not in text and UNTRIED not in text:
+        return []
+    found, reasons = told_by_trials(graph_from_text(text))
+    return [*(f"{target}: \"{rule}\"" for target, rule in found.items()),
+            *(f"{target}: {reason}" for target, reason in reasons.items())]
 
 
 def _named(op: Op) -> str:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from autoddl.cli.tables.assumption_rows import assumption_rows, idle_rows, pin_rows
 from autoddl.cli.tables.compressed_rows import compressed_rows
-from autoddl.cli.tables.own_rules_text import what_to_write
+from autoddl.cli.tables.own_rules_text import found_by_trying, what_to_write
 from autoddl.cli.tables.pipeline_tables import pipeline_summary, pipeline_table
 from autoddl.cli.tables.table_style import columns, grid, layout_legend
 from autoddl.core.graph import Kind, graph_from_text
@@ -75,7 +75,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "fallback_ops": predicted.fallback, "microbatches": plan.microbatches,
         "precision": plan.precision, "mfu": model_flops_utilisation(plan), "recompute": list(plan.recompute),
         "optimizer": plan.source.get("optimizer"), "mine": plan.source.get("mine"),
-        "left_out": list(plan.source.get("notes", ())),
+        "left_out": list(plan.source.get("notes", ())), "tried": found_by_trying(plan),
         "per_second": throughput(plan), "idle_axes": list(idle_axes(plan)),
         "compress": list(plan.source.get("compress", ())),
     } | pipeline_summary(plan)
@@ -213,6 +213,8 @@ def _figures(plan: Plan) -> Table:
                            f"{plan.gap:.2%} from the best ({plan.proof})")
     table.add_row("search", f"{plan.candidates:,} configurations weighed{_took(plan.timings)}")
     table.add_row("no rule", f"replicated on every rank: {slow}" if slow else "every operator has one")
+    for i, line in enumerate(found_by_trying(plan)):
+        table.add_row("" if i else "tried", line)
     for line in what_to_write(plan):
         table.add_row("", f"to split it, name the dims that may be: {line}")
     return table

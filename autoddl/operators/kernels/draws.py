@@ -1,7 +1,7 @@
 """Draws random numbers by position, so that every layout of a tensor draws the same.
 
-Element i of a tensor, which is its position in the whole tensor (row major), has a 32-bit word w, from which
-come two numbers between 0 and 1. The first may be 0, the second not:
+An element has a 32-bit word w, by its position i in the whole tensor (row major). From the word come two numbers
+between 0 and 1, of which the first may be 0:
 
     w = hash(i, key, seed)        u = floor(w / 2^(32 - d)) / 2^d        v = (w + 1/2) / 2^32
 
