@@ -22,7 +22,8 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import RECEIVE, Graph, Kind, Op, Tensor
 from autoddl.core.hubs import needed_ops
 
-__all__ = ["RECEIVE", "SEND", "StageGraph", "Transfer", "crossing", "cut_graph", "shared_parameters", "transfers_of"]
+__all__ = ["RECEIVE", "SEND", "StageGraph", "Transfer", "crossing", "cut_graph", "shared_here",
+           "shared_parameters", "transfers_of"]
 
 SEND = "autoddl.send"
 """Hands a tensor on to another stage of a pipeline."""
@@ -125,6 +126,19 @@ def shared_parameters(stages: Sequence[StageGraph]) -> dict[str, tuple[int, ...]
             if tensor.kind is Kind.PARAMETER:
                 found.setdefault(tensor.fqn, []).append(s)
     return {fqn: tuple(where) for fqn, where in found.items() if len(where) > 1}
+
+
+def shared_here(stages: Sequence[StageGraph], placement: Sequence[int]) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """The parameters that several stages of one part of the cluster read, with the stages of each such part.
+
+    `placement` has the part of every stage.
+    """
+    found = {}
+    for fqn, where in shared_parameters(stages).items():
+        parts = [tuple(s for s in where if placement[s] == at) for at in dict.fromkeys(placement[s] for s in where)]
+        if any(len(part) > 1 for part in parts):
+            found[fqn] = tuple(part for part in parts if len(part) > 1)
+    return found
 
 
 def cut_graph(graph: Graph, cuts: Sequence[int]) -> tuple[StageGraph, ...]:

@@ -27,7 +27,7 @@ from autoddl.planner.options import PlanOptions
 from autoddl.planner.strategies import ROLES, strategy
 from autoddl.pricing.space import Choice, Region, decided, everything
 
-__all__ = ["Pin", "allowed_meshes", "check_pins", "mesh_allows", "parse_pin", "pin_meaning", "pinned",
+__all__ = ["Pin", "allowed_meshes", "also_pinned", "check_pins", "mesh_allows", "parse_pin", "pin_meaning", "pinned",
            "pins_of_part", "region_of"]
 
 
@@ -114,6 +114,11 @@ def region_of(options: PlanOptions) -> Callable[[Graph, Mesh], Region]:
         return pins
     degrees = DegreesRegion(Degrees.parse(options.mine))
     return partial(_both, pins, degrees) if options.pins else degrees
+
+
+def also_pinned(within: Callable[[Graph, Mesh], Region], pins: tuple[str, ...]) -> Callable[[Graph, Mesh], Region]:
+    """A function that gives the part of a region that more pins leave."""
+    return partial(_both, partial(pinned, tuple(map(parse_pin, pins))), within)
 
 
 def _both(one: Callable[[Graph, Mesh], Region], other: Callable[[Graph, Mesh], Region], graph: Graph, mesh: Mesh

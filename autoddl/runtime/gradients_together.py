@@ -3,7 +3,7 @@
 *Sums.* Parameters that several stages of a pipeline have are tied embeddings, as a rule. Every stage has a copy of its
 own, stored in its own layout, and backward yields each copy the gradient of its stage. The stages send each other these
 gradients, and each adds all of them up in the order of the stages. So all copies get the same bits, and optimizers keep
-them equal.
+them equal. Stages on the same ranks have one copy, to which the backward of each adds.
 
 *Norm.* Each element counts once:
 

@@ -51,7 +51,7 @@ class MeshModel(ParallelModel):
         place_buffers(device, module, graph)
         self.runner: ProgramRunner = ProgramRunner(
             module, plan, captured, graph, groups, device, recorder, compile_stretch,
-            shared=None if shared is None else shared.runner.stored)
+            here={} if shared is None else shared.runner.stored)
         self._batches = batches_of(module, captured, self.runner, device, program)
         self._others = dict[str, MeshModel]()
         super().__init__(module, plan, graph, groups, recorder, device, captured.returned)

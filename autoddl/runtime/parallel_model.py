@@ -169,8 +169,9 @@ class ParallelModel:
 
         It is that of the whole model: every element counts once, whatever is split, copied or on another stage.
         """
-        return clip_gradients([(one, runner.groups) for runner in self.runners() for fqn, one in runner.stored.items()
-                               if fqn not in self.copies], list(self.parameters()), max_norm)
+        counted = {fqn: (one, runner.groups) for runner in self.runners() for fqn, one in runner.stored.items()
+                   if fqn not in self.copies}
+        return clip_gradients(counted.values(), list(self.parameters()), max_norm)
 
 
 def batches_of(module: nn.Module, captured: Captured, runner: ProgramRunner, device: torch.device, program: str = ""

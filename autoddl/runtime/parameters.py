@@ -6,9 +6,10 @@ rank, data parallel), they stay plain tensors. Either way the program reads a *l
 parameter's memory.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -75,9 +76,12 @@ def _slots(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
                 yield module, name, parameter
 
 
-def shard_parameters(model: nn.Module, graph: Graph, plan: Plan, groups: Groups, device: torch.device
-                     ) -> dict[str, StoredParameter]:
-    """Replaces the parameters of `model` by the pieces that `plan` stores on this rank; returns them by name."""
+def shard_parameters(model: nn.Module, graph: Graph, plan: Plan, groups: Groups, device: torch.device,
+                     here: Mapping[str, StoredParameter] = MappingProxyType({})) -> dict[str, StoredParameter]:
+    """Replaces the parameters of `model` by the pieces that `plan` stores on this rank; returns them by name.
+
+    Of those that another program stores `here` already, on this rank and in the same pieces, the leaf alone is new.
+    """
     stored = plan.index().stored
     whole = plan.mesh.size == 1 or all(state == B for one in stored.values() for state in one.layout)
     mesh = None if whole else groups.device_mesh(device.type)
@@ -87,6 +91,10 @@ def shard_parameters(model: nn.Module, graph: Graph, plan: Plan, groups: Groups,
         if tensor.kind is Kind.PARAMETER:
             old = model.get_parameter(tensor.fqn)
             layout = stored[tensor.fqn].layout if tensor.fqn in stored else Layout.broadcast(plan.mesh)
+            if tensor.fqn in here:
+                leaf = here[tensor.fqn].leaf.detach().requires_grad_(tensor.trained)
+                found[tensor.fqn] = StoredParameter(tensor, layout, here[tensor.fqn].parameter, leaf)
+                continue
             new, local = _piece(old, layout, groups, device, mesh, getattr(torch, tensor.stored.dtype))
             by_id[id(old)] = new
             found[tensor.fqn] = StoredParameter(tensor, layout, new, local)

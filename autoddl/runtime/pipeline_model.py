@@ -35,6 +35,7 @@ from autoddl.runtime.compiled import Compile
 from autoddl.runtime.gradients_together import SharedGradients
 from autoddl.runtime.outputs import computed_outputs, joined
 from autoddl.runtime.parallel_model import ParallelModel, batches_of, mean
+from autoddl.runtime.parameters import StoredParameter
 from autoddl.runtime.program_runner import Asked, ProgramRunner, place_buffers
 from autoddl.runtime.stage_setup import Stages, captured_stage, names_of, take_out
 from autoddl.runtime.stage_transport import Arrival, StageTransport
@@ -85,10 +86,12 @@ class PipelineModel(ParallelModel):
         place_buffers(device, module, graph)
         schedule = Schedule.parse(plan.pipeline.schedule)
         self._apart = {(one.stage, one.microbatch) for one in schedule if one.kind == "W"}
-        runners = {s: ProgramRunner(module, plan.pipeline.stages[s].plan, captured_stage(captured, parts[s]),
-                                    add_hubs(parts[s].graph), groups, device, recorder,
-                                    compile_stretch, any(stage == s for stage, _ in self._apart))
-                   for s, groups in stages.groups.items()}
+        runners, here = dict[int, ProgramRunner](), dict[str, StoredParameter]()
+        for s, groups in stages.groups.items():
+            runners[s] = ProgramRunner(module, plan.pipeline.stages[s].plan, captured_stage(captured, parts[s]),
+                                       add_hubs(parts[s].graph), groups, device, recorder, compile_stretch,
+                                       any(stage == s for stage, _ in self._apart), here)
+            here = runners[s].stored | here
         take_out(module, self._elsewhere)
         self._transport = StageTransport(stages.world, stages.rank, self._lanes, plan.microbatches, plan.mesh.names[0],
                                          device, recorder, stages.timeout)
@@ -103,8 +106,8 @@ class PipelineModel(ParallelModel):
         self._returned = dict(zip(captured.returned.names, captured.outputs, strict=True))
         self._homes: dict[str, int] = {}
         for s, part in enumerate(parts):
-            here = captured_stage(captured, part)
-            for name in computed_outputs(part.graph, captured.returned.names[1:], here.outputs[1:]):
+            outputs = captured_stage(captured, part).outputs[1:]
+            for name in computed_outputs(part.graph, captured.returned.names[1:], outputs):
                 self._homes.setdefault(name, s)
         theirs = [fqn for fqn, where in shared_parameters(parts).items() if where[0] not in runners]
         self.copies = frozenset(name for part in parts for one in part.graph.tensors if one.fqn in theirs

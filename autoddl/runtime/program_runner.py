@@ -6,7 +6,7 @@ forward. Parameters, their gathers and their gradients are those of one store fo
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -88,15 +88,15 @@ class ProgramRunner:
         outputs      the outputs besides the loss that it can return, by name
         evaluations  the programs of evaluation so far, by the outputs that they return
         splits       whether gradients of weights are computed apart (`backward_of_weights`)
+        here         parameters that other programs of this rank store already
         compile_stretch    compiles what is computed between two messages, if anything does
-        shared       pieces of another runner of this module, which are read here too
 
     Where several microbatches are in flight, buffers get their new values at the end of a forward, else of a backward.
     """
 
     def __init__(self, module: nn.Module, plan: Plan, captured: Captured, graph: Graph, groups: Groups,
                  device: torch.device, recorder: Recorder, compile_stretch: Compile | None = None,
-                 splits: bool = False, shared: Mapping[str, StoredParameter] | None = None) -> None:
+                 splits: bool = False, here: Mapping[str, StoredParameter] = MappingProxyType({})) -> None:
         if splits and (plan.recompute or any(s.regather for s in plan.stored)):
             raise InputError("a schedule that splits backward runs no block again and gathers no weight again: plan "
                              "with --recompute none and more microbatches, or take 1f1b")
@@ -107,8 +107,7 @@ class ProgramRunner:
         self._updated = {old for old, _ in graph.updates}
         self._in_flight = plan.in_flight > 1
         self._token = any(op.target == SEND and graph.outputs[0] in op.outputs for op in graph.ops)
-        self.stored = (shard_parameters(module, captured.graph, plan, groups, device) if shared is None
-                       else _read_too(shared, graph))
+        self.stored = shard_parameters(module, captured.graph, plan, groups, device, here)
         self.outputs = computed_outputs(graph, captured.returned.names[1:], captured.outputs[1:])
         self.store = Store(plan, graph, self.stored, groups, recorder)
         self.free, self._flying = [self._slot()], dict[int, _Slot]()
@@ -246,7 +245,3 @@ class ProgramRunner:
         return Evaluated(loss, others, results[len(lowered.ends):end])
 
 
-def _read_too(shared: Mapping[str, StoredParameter], graph: Graph) -> dict[str, StoredParameter]:
-    """The stored parameters, with a leaf of its own for each that `graph` has: it shares the memory."""
-    return {t.fqn: replace(shared[t.fqn], tensor=t, leaf=shared[t.fqn].leaf.detach().requires_grad_(t.trained))
-            for t in graph.tensors if t.kind is Kind.PARAMETER}

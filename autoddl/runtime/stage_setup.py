@@ -22,7 +22,7 @@ from autoddl.core.stages import StageGraph, cut_graph
 from autoddl.runtime.collectives.process_groups import Groups, StageRanks, connect_stages
 from autoddl.runtime.lowering import communication_axes
 from autoddl.schedule.stage_actions import stage_actions
-from autoddl.schedule.stage_lanes import lanes_of, links_of
+from autoddl.schedule.stage_lanes import lanes_of, links_of, stored_apart
 from autoddl.schedule.traffic import traffic
 
 __all__ = ["Stages", "captured_stage", "connected", "names_of", "stage_rows", "take_out"]
@@ -80,13 +80,14 @@ def stage_rows(plan: Plan, graph: Graph) -> Iterator[object]:
     check_schedule(schedule)
     actions = stage_actions(schedule, links_of(lanes))
     _check_stages(plan, schedule)
-    for lane in lanes:
-        if lane.way == "shared" and stages[lane.source.stage].ranks == stages[lane.target.stage].ranks:
-            raise InputError(f"stages {lane.source.stage} and {lane.target.stage} share the parameter {lane.name} and "
-                             "run on the same ranks, which cannot be run yet: cut elsewhere, or take gpipe or 1f1b")
+    parts = cut_graph(graph, plan.pipeline.cuts)
+    apart = stored_apart([stage.plan for stage in stages], parts, schedule.placement[0])
+    if apart is not None:
+        raise InputError(f"stages {apart.first} and {apart.second} run on the same ranks and share the parameter "
+                         f"{apart.fqn}, but store other pieces of it: plan again")
     yield actions
     yield from lanes
-    for stage, part in zip(stages, cut_graph(graph, plan.pipeline.cuts), strict=True):
+    for stage, part in zip(stages, parts, strict=True):
         yield from traffic(stage.plan, add_hubs(part.graph))
 
 

@@ -4,16 +4,17 @@ A *lane* is one tensor on its way from a stage to another, in the layouts that b
 
     forward     a tensor that a later stage reads                   in every microbatch
     backward    the gradient of one, the other way                  in every microbatch
-    shared      the gradient of a parameter that both stages have   once a step
+    shared      the gradient of a parameter that both stages have   once a step, between other ranks
     loss        the loss, from the last stage to any other          once a step
 
 A lane is messages between the ranks of both stages (`stage_messages`). Ranks are those of the whole plan. A rank that
-belongs to both stages keeps its own part. Each message of forward or backward may be coded (`core.codecs`).
+belongs to both stages keeps its own part. Each message of forward or backward may be coded (`core.codecs`). Stages
+on the same ranks store a parameter that they share once, so the first of them has the lanes.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from autoddl.core.codecs import CODECS
 from autoddl.core.errors import InputError
@@ -21,12 +22,12 @@ from autoddl.core.graph import Graph, Kind, Tensor
 from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Layout, Mesh, extents
 from autoddl.core.plan import Plan, Stage
-from autoddl.core.stages import StageGraph, cut_graph, shared_parameters, transfers_of
+from autoddl.core.stages import StageGraph, cut_graph, shared_here, shared_parameters, transfers_of
 from autoddl.schedule.stage_actions import Link
 from autoddl.schedule.stage_messages import Box, Message, messages
 from autoddl.schedule.traffic import PlannedCollective, traffic
 
-__all__ = ["End", "Lane", "lanes_of", "links_of", "stage_traffic"]
+__all__ = ["End", "Lane", "StoredApart", "lanes_of", "links_of", "stage_traffic", "stored_apart"]
 
 Way = Literal["forward", "backward", "shared", "loss"]
 
@@ -109,10 +110,42 @@ def _shared(stages: Sequence[Stage], graphs: Sequence[StageGraph]) -> list[Lane]
     found = []
     for fqn, where in shared_parameters(graphs).items():
         tensor = next(one for one in graphs[where[0]].graph.tensors if one.kind is Kind.PARAMETER and one.fqn == fqn)
-        ends = [_end(stages, s, stored[s].get(fqn, Layout.broadcast(stages[s].plan.mesh))) for s in where]
+        firsts = {stages[s].ranks: s for s in reversed(where)}
+        ends = [_end(stages, s, stored[s].get(fqn, Layout.broadcast(stages[s].plan.mesh)))
+                for s in where if firsts[stages[s].ranks] == s]
         if tensor.trained:
             found += [Lane("shared", fqn, tensor.stored, a, b) for a in ends for b in ends if a is not b]
     return found
+
+
+class StoredApart(NamedTuple):
+    """A parameter of which two stages on the same ranks store other pieces."""
+
+    fqn: str
+    first: int
+    second: int
+
+
+def stored_apart(plans: Sequence[Plan], graphs: Sequence[StageGraph], placement: Sequence[int]
+                 ) -> StoredApart | None:
+    """The first parameter of which stages of one part of the cluster store other pieces; None where all agree.
+
+    Ranks store such a parameter once. `placement` has the part of every stage.
+    """
+    for fqn, parts in shared_here(graphs, placement).items():
+        for first, *others in parts:
+            pieces = _pieces(plans[first], graphs[first], fqn)
+            for other in others:
+                if _pieces(plans[other], graphs[other], fqn) != pieces:
+                    return StoredApart(fqn, first, other)
+    return None
+
+
+def _pieces(plan: Plan, graph: StageGraph, fqn: str) -> list[Box]:
+    """By rank of a stage, its piece of a parameter."""
+    shape = next(one.shape for one in graph.graph.tensors if one.kind is Kind.PARAMETER and one.fqn == fqn)
+    layout = next((one.layout for one in plan.stored if one.fqn == fqn), Layout.broadcast(plan.mesh))
+    return [extents(shape, layout, plan.mesh, plan.mesh.coordinate(rank)) for rank in range(plan.mesh.size)]
 
 
 def _loss(stages: Sequence[Stage], loss: Tensor) -> list[Lane]:

@@ -21,8 +21,11 @@ from autoddl.capture.sample import Sample, parted
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import Plan
+from autoddl.core.stages import cut_graph
 from autoddl.launch.check import mismatches
 from autoddl.runtime.parallelize import PipelineModel, parallelize
+from autoddl.runtime.stage_setup import stage_rows
+from autoddl.schedule.stage_lanes import StoredApart, stored_apart
 
 ROWS = 24
 STEPS = 2
@@ -46,6 +49,20 @@ def planned(name: str, stages: int, schedule: str, mesh: str, microbatches: int,
             recompute: bool = False) -> Plan:
     of = captured(name, microbatches)
     return staged_plan(of, even_cuts(of.graph, stages), schedule, mesh, microbatches, seed, recompute)
+
+
+def agreeing(name: str, stages: int, schedule: str, mesh: str, microbatches: int) -> Plan:
+    """The first plan whose stages on the same ranks store in the same pieces what they share."""
+    plans = (planned(name, stages, schedule, mesh, microbatches, seed) for seed in range(20))
+    return next(plan for plan in plans if apart(name, plan) is None)
+
+
+def apart(name: str, plan: Plan) -> StoredApart | None:
+    """What stages on the same ranks share and store in other pieces."""
+    assert plan.pipeline is not None
+    stages = plan.pipeline.stages
+    return stored_apart([stage.plan for stage in stages], cut_graph(captured(name, plan.microbatches).graph,
+                        plan.pipeline.cuts), [stage.ranks[0] for stage in stages])
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -115,7 +132,8 @@ def compare(name: str, plan: Plan) -> list[dict[str, Any]]:
     return results
 
 
-QUICK = [("gpt-2", 2, "1f1b", "one=1", 4), ("gpt-2 dropping", 2, "zb-h1", "one=1", 4)]
+QUICK = [("gpt-2", 2, "1f1b", "one=1", 4), ("gpt-2 dropping", 2, "zb-h1", "one=1", 4),
+         ("gpt2-4", 4, "zb-v", "one=1", 3)]
 WIDE = [("llama", 2, "gpipe", "one=1", 2), ("gpt-2 dropping", 2, "1f1b", "one=1", 2),
         ("gpt2", 2, "1f1b", "all=2", 4), ("llama", 2, "gpipe", "all=2", 2), ("vit", 2, "1f1b", "all=2", 1),
         ("t5", 2, "1f1b", "all=2", 4), ("vgg_bn", 2, "1f1b", "all=2", 4), ("resnet", 2, "gpipe", "all=2", 2),
@@ -132,12 +150,13 @@ SPLIT = [*((name, 2, schedule, "all=2", 4) for name, schedule in (
              ("zb-v", 3), ("zb-v", 4), ("dualpipe-v", 4), ("dualpipe-v", 8)) for mesh in ("one=1", "all=2"))]
 CHUNKED = [("gpt-4", 4, "interleaved:2", "all=2", 4), ("gpt-4 dropping", 4, "interleaved:2", "one=1", 8),
            ("llama-4", 4, "interleaved:2", "one=1", 4), ("vit-4", 4, "interleaved:2", "all=2", 2)]
+TIED = [("gpt2-4", 4, schedule, mesh, 4) for schedule in ("zb-v", "dualpipe-v") for mesh in ("one=1", "all=2")]
 
 
 @pytest.mark.ranks
-@parametrize_or_slow("name,stages,schedule,mesh,m", QUICK, WIDE + DEEP + SPLIT + CHUNKED)
+@parametrize_or_slow("name,stages,schedule,mesh,m", QUICK, WIDE + DEEP + SPLIT + CHUNKED + TIED)
 def test_stages_compute_what_one_process_does(name: str, stages: int, schedule: str, mesh: str, m: int) -> None:
-    compare(name, planned(name, stages, schedule, mesh, m))
+    compare(name, agreeing(name, stages, schedule, mesh, m))
 
 
 @pytest.mark.ranks
@@ -201,13 +220,21 @@ def test_gradients_add_up_and_evaluation_changes_nothing(mesh: str) -> None:
     assert first + last == size + shared and max(first, last) < size, "a rank holds its own stage, and what is tied"
 
 
-def test_stages_of_one_rank_need_no_processes() -> None:
-    found, expected = case("vit-1", planned("vit-1", 2, "interleaved:2", "one=1", 2)), truth("vit-1", 2)
-    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-9) and not found["mismatches"]
+@pytest.mark.parametrize("name", ["vit-1", "gpt-2"])
+def test_stages_of_one_rank_need_no_processes(name: str) -> None:
+    found, expected = case(name, planned(name, 2, "interleaved:2", "one=1", 2)), truth(name, 2)
+    for kind in ("losses", "norms"):
+        assert found[kind] == pytest.approx(expected[kind], rel=1e-9)
+    assert not found["mismatches"]
     assert all(torch.allclose(found["state"][key], value, rtol=0, atol=1e-9)
                for key, value in expected["state"].items())
-    with pytest.raises(InputError, match=r"stages 0 and 1 share the parameter .* and run on the same"):
-        parallelize(built("gpt-2")[0], planned("gpt-2", 2, "interleaved:2", "one=1", 4), captured=captured("gpt-2", 4))
+
+
+def test_stages_on_the_same_ranks_store_in_the_same_pieces_what_they_share() -> None:
+    plan = next(one for one in (planned("gpt2-4", 4, "zb-v", "all=2", 4, seed) for seed in range(20))
+                if "wte" in str(apart("gpt2-4", one)))
+    with pytest.raises(InputError, match=r"stages 0 and 3 run on the same ranks and share the parameter .*wte"):
+        tuple(stage_rows(plan, captured("gpt2-4", 4).graph))
 
 
 def refused(plans: list[Plan]) -> list[str]:

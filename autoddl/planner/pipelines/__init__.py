@@ -5,6 +5,7 @@ Reading order:
     stage_plans           a plan for every stage of a cut, and the whole that they make
     stage_ports           what messages between stages take, by the layouts at both ends
     stage_parts           bounds of stages and of what they are made of
+    tied_stages           stages on the same ranks that share a parameter
     joint_stages          the layouts of all stages of one cut, together
     pipeline_candidate    one number of stages and microbatches with one schedule: its bound, and its best cut
     pipeline_search       all candidates, with one bound

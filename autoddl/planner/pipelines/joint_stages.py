@@ -20,6 +20,7 @@ Kelley (The cutting-plane method for solving convex programs, 1960).
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -34,7 +35,9 @@ from autoddl.cost_models.pipeline_bounds import critical_path
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import Staged, stage_times
 from autoddl.planner.pipelines.stage_ports import StageMessages
+from autoddl.planner.pipelines.tied_stages import following, led
 from autoddl.pricing.price import Counts
+from autoddl.schedule.stage_lanes import stored_apart
 from autoddl.search.cut_planes import Blend, best_mixture, blended
 
 __all__ = ["blend_paths", "improved", "stage_weights"]
@@ -78,7 +81,7 @@ def improved(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> tuple[t
         before, now = best.seconds, best
         for waits in _waits(seen):
             for s in (range(staged.stages) if turn % 2 else reversed(range(staged.stages))):
-                found = _replanned(part, staged, now, waits, s, graphs[s], flights[s])
+                found = _replanned(part, staged, now, waits, s, graphs, flights)
                 if found is not None:
                     seen.append(found.path)
                     now, best = found, found if found.seconds < best.seconds else best
@@ -108,7 +111,7 @@ def blend_paths(part: StageParts, staged: Staged, plans: Sequence[Plan]
                 zip(pairwise(ends), flights, stage_weights(blend), graphs, strict=True)]
         now = tuple(plan or old for plan, old in zip(made, best.plans, strict=True))
         met.append(_joint(part, staged, now))
-        best = met[-1] if _fit(part, staged, now) and met[-1].seconds < best.seconds else best
+        best = met[-1] if met[-1].seconds < best.seconds and _fit(part, staged, now, graphs) else best
     return blends, best.plans, best.seconds
 
 
@@ -133,27 +136,29 @@ def _joint(part: StageParts, staged: Staged, plans: tuple[Plan, ...]) -> _Joint:
     return _Joint(plans, seconds, between, makespan, path)
 
 
-def _replanned(part: StageParts, staged: Staged, best: _Joint, waits: Waits, s: int, graph: StageGraph, flight: Flight
-               ) -> _Joint | None:
+def _replanned(part: StageParts, staged: Staged, best: _Joint, waits: Waits, s: int, graphs: Sequence[StageGraph],
+               flights: Sequence[Flight]) -> _Joint | None:
     """The pipeline in which stage s is searched again with these counts; None where that changes nothing or fails."""
     m = part.microbatches
     own = [(1 - MIXED) * x + MIXED * alone for x, alone in zip(waits[s], (m, m, m, 1, 1, 1), strict=True)]
     if not any(waits[s]):
         return None
     ports = StageMessages(part.task.cluster, part.graph, staged, best.plans, s, tuple(map(float, waits[-1])))
-    try:
-        plan = part.searched_for(graph, flight, Counts(own[0], (own[1] + own[2]) / 2, *own[3:]), ports)
-    except (Infeasible, InputError):
-        return None
-    if plan is None or (plan.decisions == best.plans[s].decisions and plan.stored == best.plans[s].stored):
-        return None
-    plans = (*best.plans[:s], plan, *best.plans[s + 1:])
-    return _joint(part, staged, plans) if _fit(part, staged, plans) else None
+    counts, found = Counts(own[0], (own[1] + own[2]) / 2, *own[3:]), list[_Joint]()
+    for stages in filter(None, (part, following(part, staged, best.plans, graphs, s))):
+        with suppress(Infeasible, InputError):
+            plan = stages.searched_for(graphs[s], flights[s], counts, ports)
+            if plan is not None and (plan.decisions, plan.stored) != (best.plans[s].decisions, best.plans[s].stored):
+                plans = (*best.plans[:s], plan, *best.plans[s + 1:])
+                if stored_apart(plans, graphs, staged.placement) is not None:
+                    plans = led(part, staged, plans, graphs, flights, s)
+                found += [_joint(part, staged, plans)] if _fit(part, staged, plans, graphs) else []
+    return min(found, key=lambda one: one.seconds, default=None)
 
 
-def _fit(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> bool:
-    """Whether the stages of every part of the cluster fit its ranks together."""
+def _fit(part: StageParts, staged: Staged, plans: Sequence[Plan], graphs: Sequence[StageGraph]) -> bool:
+    """Whether the stages of every part of the cluster fit its ranks together, and store alike what they share."""
     used = [0.0] * staged.parts
     for plan, place in zip(plans, staged.placement, strict=True):
         used[place] += plan.predicted.peak_bytes
-    return max(used) <= part.task.budget
+    return max(used) <= part.task.budget and stored_apart(plans, graphs, staged.placement) is None

@@ -30,6 +30,7 @@ from autoddl.cost_models.pipelines import ONCE
 from autoddl.planner.pipelines.joint_stages import blend_paths, improved
 from autoddl.planner.pipelines.stage_parts import PASSES, SINGLES, StageParts
 from autoddl.planner.pipelines.stage_plans import Staged, simulated, stage_times
+from autoddl.planner.pipelines.tied_stages import agreed
 from autoddl.search.cut_planes import Blend
 from autoddl.search.pipeline_cuts import least_over_cuts
 
@@ -110,7 +111,10 @@ def try_cut(part: StageParts, name: str, cut: tuple[int, ...]) -> TriedCut:
 
 def _fitting(part: StageParts, staged: Staged, graphs: Sequence[StageGraph], flights: Sequence[Flight]
              ) -> tuple[Plan, ...]:
-    """The plans of the stages; those of one part of the cluster fit its ranks together. Raises why there are none."""
+    """The plans of the stages; those of one part fit its ranks together, and store what they share in the same pieces.
+
+    Raises why there are none.
+    """
     plans = [part.planned(graph, flight) for graph, flight in zip(graphs, flights, strict=True)]
     budget = part.task.budget
     for at in range(staged.parts):
@@ -118,8 +122,8 @@ def _fitting(part: StageParts, staged: Staged, graphs: Sequence[StageGraph], fli
         used = sum(plans[s].predicted.peak_bytes for s in mine)
         for s in mine if used > budget else ():
             own = part.under(plans[s].predicted.peak_bytes / used)
-            plans[s] = replace(own.planned(graphs[s], flights[s]), budget=budget)
-    return tuple(plans)
+            plans[s] = own.planned(graphs[s], flights[s])
+    return tuple(replace(plan, budget=budget) for plan in agreed(part, staged, plans, graphs, flights))
 
 
 @dataclass(eq=False)

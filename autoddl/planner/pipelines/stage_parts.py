@@ -64,7 +64,7 @@ from autoddl.cost_models import Cluster
 from autoddl.planner.assemble import assemble, assemble_choice
 from autoddl.planner.candidates import Candidate, chosen
 from autoddl.planner.mesh_search import Found
-from autoddl.planner.pins import pins_of_part
+from autoddl.planner.pins import also_pinned, pins_of_part
 from autoddl.planner.pipelines.stage_plans import (
     Staged,
     finish_stage,
@@ -192,6 +192,7 @@ class StageParts:
         _counted        least seconds of stages under other counts
         _alone          graphs of stages, with their structure
         _under          stages like these under parts of the budget, by hundredths
+        _pinned         stages like these on one mesh with more pins, by these
     """
 
     task: PlanTask
@@ -209,6 +210,7 @@ class StageParts:
     _counted: dict[tuple[str, Any, tuple[float, ...], Flight], float] = field(default_factory=dict)
     _alone: dict[tuple[Any, ...], tuple[StageGraph, str]] = field(default_factory=dict)
     _under: dict[int, "StageParts"] = field(default_factory=dict)
+    _pinned: dict[tuple[str, ...], "StageParts"] = field(default_factory=dict)
 
     @property
     def where(self) -> tuple[int, ...]:
@@ -297,6 +299,17 @@ class StageParts:
             self._under[hundredths] = replace(self, task=task, _solved={}, _counted={}, _under={}, _least={
                 key: value for key, value in self._least.items() if key[2] == ANY})
         return self._under[hundredths]
+
+    def pinned_to(self, mesh: Mesh, pins: tuple[str, ...]) -> "StageParts":
+        """Stages like these on one mesh, with more pins; nothing is known of them yet."""
+        key = (str(mesh), *pins)
+        if key not in self._pinned:
+            options = replace(self.task.options, mesh=str(mesh), pins=(*self.task.options.pins, *pins))
+            within = tuple(replace(one, region=also_pinned(one.region, pins)) for one in self.within
+                           if one.mesh == mesh)
+            self._pinned[key] = replace(self, task=replace(self.task, options=options), within=within, _solved={},
+                                        _free={}, _least={}, _counted={}, _alone={}, _under={}, _pinned={})
+        return self._pinned[key]
 
     def _known_key(self, a: int, b: int) -> str:
         """The structure of the stage, empty where neither it nor one like it was made."""

@@ -40,6 +40,7 @@ from autoddl.planner.pins import allowed_meshes, pins_of_part, region_of
 from autoddl.planner.question import source_of
 from autoddl.planner.task import PlanTask
 from autoddl.schedule.memory_line import with_memory_peak
+from autoddl.schedule.stage_lanes import stored_apart
 from autoddl.schedule.stage_messages import Message, busiest, messages
 from autoddl.schedule.stage_seconds import stage_seconds
 
@@ -216,13 +217,15 @@ def _shared_seconds(cluster: Cluster, plans: Sequence[Plan], staged: Staged, gra
                     ) -> list[float]:
     """By stage, seconds in which gradients of parameters that several stages read are exchanged, once a step.
 
-    Each stage sends its own pieces to every other one, behind its reductions.
+    Each stage sends its own pieces to every other one, behind its reductions. Stages of one part have the same pieces,
+    and the first of them sends.
     """
     found, parts, at = [0.0] * len(plans), staged.parts, staged.placement
     stored = [plan.index().stored for plan in plans]
     for fqn, stages in shared_parameters(graphs).items():
         tensor = next(t for t in graphs[stages[0]].graph.tensors if t.fqn == fqn and t.kind is Kind.PARAMETER)
-        for a, b in permutations(stages if tensor.trained else (), 2):
+        firsts = {at[s]: s for s in reversed(stages)}.values()
+        for a, b in permutations(sorted(firsts) if tensor.trained else (), 2):
             sent = messages(tensor.shape, stored[a][fqn].layout, plans[a].mesh, stored[b][fqn].layout, plans[b].mesh)
             seconds = transfer_seconds(cluster, parts, at[a], at[b], busiest(sent) * tensor.stored.itemsize)
             found[a], found[b] = found[a] + seconds / 2, found[b] + seconds / 2
@@ -316,6 +319,9 @@ def pipeline_plan(task: PlanTask, staged: Staged, plans: Sequence[Plan] = ()) ->
         flights = flights_of(schedule)
         plans = [solve_stage(task, graph, part, staged.microbatches, flight)
                  for graph, flight in zip(graphs, flights, strict=True)]
+    if (apart := stored_apart(plans, graphs, schedule.placement[0])) is not None:
+        raise InputError(f"stages {apart.first} and {apart.second} run on the same ranks and share the parameter "
+                         f"{apart.fqn}, but store other pieces of it: cut elsewhere, or take gpipe or 1f1b")
     ends = [*staged.cuts, len(needed_ops(variant.original))]
     stages = tuple(Stage((first, end), (at * part.size, (at + 1) * part.size), plan) for at, first, end, plan in
                    zip(schedule.placement[0], [0, *staged.cuts], ends, plans, strict=True))

@@ -1,0 +1,53 @@
+"""Stages on the same ranks that share a parameter store it in the same pieces, and hold their budget so."""
+
+from dataclasses import replace
+
+import pytest
+import zoo
+
+from autoddl.core.errors import InputError
+from autoddl.core.pipeline import flights_of
+from autoddl.core.plan import Plan
+from autoddl.core.stages import cut_graph, shared_here
+from autoddl.planner.options import PlanOptions
+from autoddl.planner.pipelines.stage_parts import StageParts, places_of
+from autoddl.planner.pipelines.stage_plans import pipeline_plan
+from autoddl.planner.pipelines.tied_stages import agreed
+from autoddl.planner.task import task_of
+from autoddl.schedule.stage_lanes import stored_apart
+
+TIED = "model.transformer.wte.weight"
+
+
+def layout(plan: Plan) -> str:
+    return next(str(one.layout) for one in plan.stored if one.fqn == TIED)
+
+
+def test_tied_stages_take_the_layout_of_the_one_that_leads_best() -> None:
+    """Both are pinned to other layouts first: each may lead, and whatever wins, ranks store the table once."""
+    model, sample = zoo.named("gpt2", layers=2, B=8)
+    options = PlanOptions(microbatches=(2,), max_axes=1, workers=1)
+    task = task_of(model, "examples/clusters/rehearsal-2x2-200.yaml", sample, options, "gpt2", None)
+    part = StageParts(task, 4, 2, 2, places_of(task.variant(2).original, ()), splits=True, placement=(0, 1, 1, 0))
+    staged = part.staged("zb-v", (1, 2, 3))
+    graphs, flights = cut_graph(part.graph, staged.cuts), flights_of(staged.schedule())
+    assert shared_here(graphs, staged.placement) == {TIED: ((0, 3),)}
+    plans = [part.planned(*stage) for stage in zip(graphs, flights, strict=True)]
+    mesh = plans[0].mesh
+    for s, state in ((0, "S(0)"), (3, "B")):
+        own = part.pinned_to(mesh, (f"{TIED}: {mesh.names[0]}={state}",))
+        plans[s] = own.planned(graphs[s], flights[s])
+    apart = stored_apart(plans, graphs, staged.placement)
+    assert apart is not None and (apart.fqn, apart.first, apart.second) == (TIED, 0, 3)
+    with pytest.raises(InputError, match="stages 0 and 3 run on the same ranks and share the parameter"):
+        pipeline_plan(task, staged, plans)
+    found = agreed(part, staged, plans, graphs, flights)
+    assert layout(found[0]) == layout(found[3]) and found[1:3] == tuple(plans[1:3])
+    assert (found[0] == plans[0]) != (found[3] == plans[3]), "one led"
+    assert sum(plan.predicted.seconds for plan in found) >= sum(
+        part.planned(*stage).predicted.seconds for stage in zip(graphs, flights, strict=True)) * (1 - 1e-9)
+    most = sum(found[s].predicted.peak_bytes for s in (0, 3))
+    tight = replace(part, task=replace(task, budget=most))
+    held = agreed(tight, staged, plans, graphs, flights)
+    assert sum(held[s].predicted.peak_bytes for s in (0, 3)) <= most
+    assert pipeline_plan(task, staged, found).pipeline is not None
