@@ -177,6 +177,16 @@ def test_wrong_options_say_what_is_wrong(options: dict[str, object], words: str)
         autoddl.plan(model, FOUR, sample, **{"microbatches": (4,), **options})  # type: ignore[arg-type]
 
 
+def test_a_search_whose_time_is_over_has_a_plan_and_a_bound_that_is_true() -> None:
+    one, (model, sample) = task(layers=1), zoo.named("gpt2", layers=1, B=8)
+    found = autoddl.plan(model, FOUR, sample, stages=(2,), schedule=("1f1b", "gpipe"), microbatches=(4,), max_axes=1,
+                         workers=1, stages_limit=0.0)
+    assert found.pipeline is not None and check_pipeline(found).bound == pytest.approx(found.bound)
+    assert any(row["detail"] == "the time was over" for row in found.source["alternatives"])
+    every = [pipeline_plan(one, Staged(cut, "1f1b", 4)).predicted.seconds for cut in cuts_of(one, 2)]
+    assert 0 < found.bound <= min(every) and found.bound < found.predicted.seconds
+
+
 @pytest.mark.slow
 def test_a_budget_that_no_stage_meets_is_infeasible() -> None:
     model, sample = zoo.named("gpt2", layers=2, B=8)

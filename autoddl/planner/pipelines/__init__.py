@@ -4,6 +4,7 @@ Reading order:
 
     stage_plans           a plan for every stage of a cut, and the whole that they make
     stage_ports           what messages between stages take, by the layouts at both ends
+    shared_budget         the budget of a rank that has several stages
     stage_parts           bounds of stages and of what they are made of
     tied_stages           stages on the same ranks that share a parameter
     joint_stages          the layouts of all stages of one cut, together

@@ -28,6 +28,7 @@ from autoddl.core.stages import StageGraph, cut_graph
 from autoddl.cost_models.pipeline_bounds import closed_paths, trace_cut
 from autoddl.cost_models.pipelines import ONCE
 from autoddl.planner.pipelines.joint_stages import blend_paths, improved
+from autoddl.planner.pipelines.shared_budget import least_together, moved, shares_of
 from autoddl.planner.pipelines.stage_parts import PASSES, SINGLES, StageParts
 from autoddl.planner.pipelines.stage_plans import Staged, simulated, stage_times
 from autoddl.planner.pipelines.tied_stages import agreed
@@ -53,6 +54,9 @@ FEW = 32
 
 OTHERS = 4
 """Cuts beside the best that are solved where a gap is left."""
+
+DIVISIONS = 3
+"""Divisions of a rank's budget among its stages that are tried for a cut."""
 
 FIRST_EFFORT, EFFORT = 12, 60
 """Boxes of cuts that are looked into for the first bound, and for each other."""
@@ -115,15 +119,49 @@ def _fitting(part: StageParts, staged: Staged, graphs: Sequence[StageGraph], fli
 
     Raises why there are none.
     """
-    plans = [part.planned(graph, flight) for graph, flight in zip(graphs, flights, strict=True)]
-    budget = part.task.budget
+    plans: list[Plan | None] = [None] * staged.stages
     for at in range(staged.parts):
         mine = [s for s, place in enumerate(staged.placement) if place == at]
-        used = sum(plans[s].predicted.peak_bytes for s in mine)
-        for s in mine if used > budget else ():
-            own = part.under(plans[s].predicted.peak_bytes / used)
-            plans[s] = own.planned(graphs[s], flights[s])
-    return tuple(replace(plan, budget=budget) for plan in agreed(part, staged, plans, graphs, flights))
+        for s, plan in zip(mine, _sharing(part, [(graphs[s], flights[s]) for s in mine]), strict=True):
+            plans[s] = plan
+    found = agreed(part, staged, [plan for plan in plans if plan is not None], graphs, flights)
+    return tuple(replace(plan, budget=part.task.budget) for plan in found)
+
+
+def _sharing(part: StageParts, stages: Sequence[tuple[StageGraph, Flight]]) -> Sequence[Plan]:
+    """The plans of the stages of one part, the fastest of those met that fit its ranks together.
+
+    Shares of the budget go to where a byte is worth most, while that is faster. Raises why there are none.
+    """
+    if len(stages) == 1:
+        return [part.planned(*stages[0])]
+    free = [part.freely_planned(*stage) for stage in stages]
+    sizes, budget = [plan.predicted.peak_bytes for plan in free], part.task.budget
+    if sum(sizes) <= budget:
+        return free
+    fronts, best = [[plan] for plan in free], inf
+    shares: tuple[int, ...] | None = shares_of(sizes)
+    found: list[Plan] = []
+    for _ in range(DIVISIONS):
+        if shares is None:
+            break
+        places = [part.under(share) for share in shares]
+        try:
+            for front, place, stage in zip(fronts, places, stages, strict=True):
+                front.append(place.planned(*stage))
+        except (Infeasible, InputError):
+            if not found:
+                raise
+            break
+        chosen = least_together([[(one.predicted.seconds, one.predicted.peak_bytes) for one in front]
+                                 for front in fronts], budget)
+        if chosen is None:  # what plans need rounds up
+            break
+        found = [front[k] for front, k in zip(fronts, chosen, strict=True)]
+        seconds = sum(plan.predicted.seconds for plan in found)
+        prices = [place.price(*stage) for place, stage in zip(places, stages, strict=True)]
+        shares, best = moved(shares, prices) if seconds < best * (1 - part.task.options.tolerance) else None, seconds
+    return found
 
 
 @dataclass(eq=False)
@@ -133,6 +171,7 @@ class CutSearch:
         part       the stages, and what is known of them
         name       name of the schedule
         tell       tells progress
+        late       whether the time that the search may take is over
         best       seconds of the best plan of any candidate
         paths      paths of the schedule that bound its seconds; none before the first bound
         blends     of such paths
@@ -149,6 +188,7 @@ class CutSearch:
     part: StageParts
     name: str
     tell: Callable[[str], None]
+    late: Callable[[], bool] = lambda: False
     best: float = inf
     paths: Sequence[PathBound] = ()
     blends: list[Blend] = field(default_factory=list)
@@ -187,7 +227,7 @@ class CutSearch:
         found, bound = self.found, min(self.bound, self.seconds)
         peak = max(plan.predicted.peak_bytes for plan in found.plans) if found else None
         detail = "proved" if found and self._reaches(found.seconds) else \
-            "no better than the best" if self._reaches(self.best) else self.ended
+            "no better than the best" if self._reaches(self.best) else self.ended or "the time was over"
         return Alternative(self.part.stages, self.name, self.part.microbatches, found.seconds if found else None, peak,
                            bound, detail, self.proof)
 
@@ -250,15 +290,19 @@ class CutSearch:
         """Makes more known of the stages of a cut, by the first way that says something new; `tries` its pipeline too.
         """
         stages = [(a, b, k) for (a, b), k in zip(pairwise((0, *cut, self.part.units)), self.flights, strict=True)]
-        news = sum(self.part.bound(*stage) for stage in stages) or sum(self.part.sharpen(*stage) for stage in stages)
+        news = self._known(self.part.bound, stages) or self._known(self.part.sharpen, stages)
         one = self._try(cut) if tries or not news else None
-        if not news and one is not None and cut not in self.blended:
+        if not news and one is not None and cut not in self.blended and not self.late():
             blends, plans, seconds = blend_paths(self.part, self.part.staged(self.name, cut), one.plans)
             self.tried[cut] = TriedCut(cut, plans, seconds)
             self.blends += blends
             self.blended.add(cut)
             news = True
         self.stale += not news
+
+    def _known(self, learn: Callable[[int, int, Flight], bool], stages: Sequence[tuple[int, int, Flight]]) -> bool:
+        """Learns of the stages, one after the other while there is time; whether that was new of any."""
+        return bool(sum(not self.late() and learn(*stage) for stage in stages))
 
     def _try(self, cut: tuple[int, ...]) -> TriedCut | None:
         """The pipeline of a cut, None where a stage has no plan."""
@@ -275,6 +319,8 @@ class CutSearch:
         At last the bound is made as sharp as what is known proves.
         """
         problem = _problem(self.part, self.schedule, self.flights)
+        if self.late():
+            return
         if not self.is_closed:
             self._solve_others(problem)
         self._least(problem, self.part.task.options.tolerance / 4)
@@ -282,13 +328,15 @@ class CutSearch:
     def _solve_others(self, problem: CutProblem) -> None:
         """Solves cuts beside the best, and chooses the layouts of the fastest together."""
         for cut in _others(problem, self.tried, self.found):
+            if self.late():
+                return
             self._say("cuts beside the best")
             self._try(cut)
         fastest = sorted((one for one in self.tried.values() if one is not None), key=lambda one: one.seconds)
         for one in fastest[:TOGETHER]:
             plans, seconds = improved(self.part, self.part.staged(self.name, one.cut), one.plans)
             self.tried[one.cut] = TriedCut(one.cut, plans, seconds)
-            if seconds > one.seconds * (1 - self.part.task.options.tolerance):
+            if self.late() or seconds > one.seconds * (1 - self.part.task.options.tolerance):
                 break
 
     def _say(self, what: str) -> None:

@@ -2,7 +2,8 @@
 
 A candidate has D stages, a schedule and m microbatches (`pipeline_candidate`). All are bounded first. Then the one
 whose bound is least is looked into, again and again. A candidate is done once its bound is no better than the best
-plan, with stages or without.
+plan, with stages or without. Where the time that the search may take is over, nothing more is looked into: what was
+proved by then is the bound. It looks until there is some plan.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,13 +64,19 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
     asked = [(d, m, name) for d in options.stages if d > 1 for m in options.microbatches for name in options.schedule]
     searches, problems = list[CutSearch](), list[Alternative]()
     parts: dict[tuple[int, int, int, bool], StageParts] = {}
-    tell = _teller(progress, searches, len(asked))
+    tell, began = _teller(progress, searches, len(asked)), perf_counter()
+
+    def late() -> bool:
+        over = options.stages_limit is not None and perf_counter() - began > options.stages_limit
+        return over and min(best, *(one.seconds for one in searches)) < inf
+
     for d, m, name in asked:
         key = d, m, chunks_of(name), splits_backward(name)
         try:
             if key not in parts:
-                parts[key] = _part(without_recompute(task, name), *key)
-            search = CutSearch(parts[key], name, tell)
+                other = parts.get((*key[:3], not key[3]))
+                parts[key] = _part(without_recompute(task, name), *key, other)
+            search = CutSearch(parts[key], name, tell, late)
             search.advance(best)
             searches.append(search)
         except InputError as error:
@@ -89,7 +96,7 @@ def _run(searches: Sequence[CutSearch], best: float) -> None:
     def fastest() -> float:
         return min(best, *(one.seconds for one in searches))
 
-    while (left := [one for one in searches if not one.is_done]):
+    while (left := [one for one in searches if not one.is_done]) and not left[0].late():
         first = min(left, key=lambda one: one.bound)
         first.advance(fastest())
         for one in searches:
@@ -157,8 +164,12 @@ def plan_of_cut(part: StageParts, name: str, tried: TriedCut) -> Plan:
     return pipeline_plan(part.task, staged, plans)
 
 
-def _part(task: PlanTask, parts: int, microbatches: int, chunks: int, splits: bool) -> StageParts:
-    """The stages of one candidate. Raises InputError where the cluster or the model cannot be cut so."""
+def _part(task: PlanTask, parts: int, microbatches: int, chunks: int, splits: bool, other: StageParts | None
+          ) -> StageParts:
+    """The stages of one candidate, and what `other` stages know that are alike but for whether backward is split.
+
+    Raises InputError where the cluster or the model cannot be cut so.
+    """
     stage_cluster(task.cluster, parts)
     stages = parts * chunks
     if task.options.cut and chunks > 1:
@@ -169,4 +180,6 @@ def _part(task: PlanTask, parts: int, microbatches: int, chunks: int, splits: bo
         raise InputError(f"{stages} stages need {stages - 1} cuts, and this model can be cut at {len(places)} places, "
                          "the ends of its blocks: ask for fewer stages, or name the modules with cut")
     where = generate("zb-v", parts, microbatches).placement[0] if splits and chunks > 1 else ()
+    if other is not None and other.task == task:
+        return other.scheduled(splits, where)
     return StageParts(task, stages, parts, microbatches, places, splits=splits, placement=where)

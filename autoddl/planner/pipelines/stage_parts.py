@@ -65,6 +65,7 @@ from autoddl.planner.assemble import assemble, assemble_choice
 from autoddl.planner.candidates import Candidate, chosen
 from autoddl.planner.mesh_search import Found
 from autoddl.planner.pins import also_pinned, pins_of_part
+from autoddl.planner.pipelines.shared_budget import EVEN
 from autoddl.planner.pipelines.stage_plans import (
     Staged,
     finish_stage,
@@ -191,7 +192,7 @@ class StageParts:
         _ports          the messages between two stages
         _counted        least seconds of stages under other counts
         _alone          graphs of stages, with their structure
-        _under          stages like these under parts of the budget, by hundredths
+        _under          stages like these under shares of the budget, by these
         _pinned         stages like these on one mesh with more pins, by these
     """
 
@@ -291,14 +292,17 @@ class StageParts:
         """The pipeline with a schedule that is cut at these places."""
         return Staged(tuple(self.places[k - 1] for k in cut), name, self.microbatches, self.task.options.compress)
 
-    def under(self, share: float) -> "StageParts":
-        """Stages like these under a share of the budget, in whole hundredths, with what is known under any budget."""
-        hundredths = int(100 * share)
-        if hundredths not in self._under:
-            task = replace(self.task, budget=self.task.budget * hundredths / 100)
-            self._under[hundredths] = replace(self, task=task, _solved={}, _counted={}, _under={}, _least={
+    def under(self, share: int) -> "StageParts":
+        """Stages like these under some of the `EVEN` shares of the budget, with what is known without a budget."""
+        if share not in self._under:
+            task = replace(self.task, budget=self.task.budget * share / EVEN)
+            self._under[share] = replace(self, task=task, _solved={}, _counted={}, _under={}, _pinned={}, _least={
                 key: value for key, value in self._least.items() if key[2] == ANY})
-        return self._under[hundredths]
+        return self._under[share]
+
+    def scheduled(self, splits: bool, placement: tuple[int, ...]) -> "StageParts":
+        """Stages like these under a schedule of another kind; what is found of plans of one is known of the other."""
+        return replace(self, splits=splits, placement=placement, _counted={}, _under={}, _pinned={})
 
     def pinned_to(self, mesh: Mesh, pins: tuple[str, ...]) -> "StageParts":
         """Stages like these on one mesh, with more pins; nothing is known of them yet."""
@@ -462,15 +466,19 @@ class StageParts:
 
     def _searched(self, graph: StageGraph, key: str, flight: Flight) -> SolvedStage:
         """The best layouts without a budget, if they fit; else under it. Raises why there are none."""
-        at = key, _kept(flight)
-        if at not in self._free:
-            free, some = replace(self.task, budget=inf), SEVERAL if at[1] else ONE
-            self._free[at] = graph, search_stage(free, graph, self.cluster, self.microbatches, some, self.within)
-        source, found = self._free[at]
+        source, found = self._freely(graph, key, flight)
         if self._plan(source, source, found, flight).predicted.peak_bytes <= self.task.budget:
             return SolvedStage(source, found, binds=False)
         made = search_stage(self.task, graph, self.cluster, self.microbatches, flight, self.within)
         return SolvedStage(graph, made)
+
+    def _freely(self, graph: StageGraph, key: str, flight: Flight) -> tuple[StageGraph, Found]:
+        """The best layouts without a budget of a stage or one like it, and that stage."""
+        at = key, _kept(flight)
+        if at not in self._free:
+            free, some = replace(self.task, budget=inf), SEVERAL if at[1] else ONE
+            self._free[at] = graph, search_stage(free, graph, self.cluster, self.microbatches, some, self.within)
+        return self._free[at]
 
     @property
     def needed(self) -> float:
@@ -479,16 +487,24 @@ class StageParts:
                    default=inf)
 
     def bound(self, a: int, b: int, flight: Flight) -> bool:
-        """Makes T and M of a stage as sharp as searches over its layouts do; returns whether they were not."""
+        """Makes T and M of a stage as sharp as searches over its layouts do; returns whether they were not.
+
+        Where a rank has several stages the budget is theirs together: first T is that without one.
+        """
         graph, key = self.alone(a, b)
-        new = (key, flight) not in self._solved
-        self.solve(graph, key, flight)
+        if self.parts < self.stages:
+            new = (key, _kept(flight)) not in self._free
+            self._freely(graph, key, flight)
+        else:
+            new = (key, flight) not in self._solved
+            self.solve(graph, key, flight)
         return self._search_least(graph, key, self.repeated) or new
 
     def sharpen(self, a: int, b: int, flight: Flight) -> bool:
         """Makes all else of a stage as sharp as T and M; returns whether it was not."""
         graph, key = self.alone(a, b)
         news = [self._search_least(graph, key, weights) for weights in (*PASSES, *SINGLES)]
+        news.append((key, flight) not in self._solved)
         solved = self.solve(graph, key, flight)
         if a == 0 or solved.found is None:
             return any(news)
@@ -524,6 +540,16 @@ class StageParts:
             assert solved.problem is not None
             raise solved.problem
         return self._plan(solved.graph, graph, solved.found, flight)
+
+    def freely_planned(self, graph: StageGraph, flight: Flight) -> Plan:
+        """The plan of a stage without a budget."""
+        source, found = self._freely(graph, self._key(graph), flight)
+        return self._plan(source, graph, found, flight)
+
+    def price(self, graph: StageGraph, flight: Flight) -> float:
+        """Seconds that a byte more of the budget saves a stage that was solved, about."""
+        solved = self.solve(graph, self._key(graph), flight)
+        return solved.found.solution.price if solved.binds and solved.found is not None else 0.0
 
     def searched_for(self, graph: StageGraph, flight: Flight, counts: Counts, ports: Ports) -> Plan | None:
         """The plan of a stage whose seconds count otherwise, on meshes known to be good; None if too full.

@@ -13,6 +13,7 @@ from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.pipeline import Flight
 from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph, shared_here
+from autoddl.planner.pipelines.shared_budget import EVEN
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import Staged
 from autoddl.schedule.stage_lanes import stored_apart
@@ -75,9 +76,9 @@ def led(part: StageParts, staged: Staged, plans: Sequence[Plan], graphs: Sequenc
     for other, names in _shared_with(graphs, staged, leader).items():
         beside = sum(plan.predicted.peak_bytes for s, plan in enumerate(made)
                      if s != other and staged.placement[s] == staged.placement[leader])
-        left = max(0.0, 1 - beside / part.task.budget) if 0 < part.task.budget < inf else 1.0
+        left = max(1, int(EVEN * (1 - beside / part.task.budget))) if part.task.budget < inf else EVEN
         follower = part.pinned_to(plans[leader].mesh, tuple(_pins(plans[leader], names)))
-        made[other] = (follower.under(left) if left < 1 else follower).planned(graphs[other], flights[other])
+        made[other] = follower.under(left).planned(graphs[other], flights[other])
     return tuple(made)
 
 
