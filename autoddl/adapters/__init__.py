@@ -4,6 +4,10 @@ Reading order:
 
     variants        `autoddl.parallelize`: a model that also plans evaluation and batches of other sizes
     module          a user's own module whose call runs the plan, as other libraries call modules
+    safetensors     weights of Hugging Face, read straight into pieces and written
+    accelerate      accelerate's Accelerator with a plan
+    transformers    the Trainer of transformers with a plan
+    lightning       a strategy of Lightning's Trainer that runs a plan
 
-`variants` is what `autoddl.parallelize` is. May import `api`, `runtime` and what these import.
+The libraries are optional: `pip install 'autoddl[adapters]'`, and each is imported by its own file. May import `api`, `runtime` and what these import.
 """

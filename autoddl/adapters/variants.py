@@ -10,6 +10,7 @@ and the optimizer's state stay where they are. Rank 0 plans and tells the others
 
 import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +35,8 @@ __all__ = ["LocalBatch", "ParallelModel", "parallelize"]
 
 def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: torch.device | str | None = None,
                 seed: int = 0, timeout: float = 600.0, captured: Captured | None = None,
-                compile: bool | str | None = None, graph: bool = False) -> ParallelModel:
+                compile: bool | str | None = None, graph: bool = False, weights: str | Path | None = None
+                ) -> ParallelModel:
     """The model that runs `model` as `plan` says, on this rank. Every rank calls it, with equal arguments.
 
     It plans evaluation and batches of other rows when they first come, if the plan has no stages.
@@ -47,13 +49,20 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
         compile     whether what runs between two messages is compiled by torch.compile, or its backend. By default it
                     is where the plan was priced so (`plan --compiled`)
         graph       whether the steps are one CUDA graph, which spares the host's time per kernel
+        weights     a folder of safetensors, read straight into the pieces: the module's parameters may be on the meta
+                    device, and no rank ever holds all of them
 
     Raises MismatchError where the plan does not fit the model, the ranks or this version, or ranks disagree. Raises
     InputError for a model that is parallel already, MachineError where processes cannot reach each other.
     """
     planner = _Planner(_without_values(model), plan) if plan.pipeline is None else None
-    return run_plan(model, plan, sample, device=device, seed=seed, timeout=timeout, captured=captured, compile=compile,
-                    graph=graph, planner=planner)
+    parallel = run_plan(model, plan, sample, device=device, seed=seed, timeout=timeout, captured=captured,
+                        compile=compile, graph=graph, planner=planner, fill=weights is None)
+    if weights is not None:
+        from autoddl.adapters.safetensors import load_safetensors
+
+        load_safetensors(parallel, weights)
+    return parallel
 
 
 def _without_values(model: nn.Module) -> nn.Module:

@@ -11,7 +11,8 @@ Reading order:
     step_graph             its steps as one CUDA graph
     world                  joins the processes, and compares what they are about to run
     parameters             the module's parameters, replaced by the pieces that this rank stores
-    optimizer_guard        refuses optimizers that do not update pieces
+    optimizer_guard        refuses optimizers that do not update pieces; `placement_guard` refuses moves of the module
+    whole_state            its tensors, whole, on rank 0, one at a time
     parameter_store        values on the way to the program (`parameter_gather`), gradients back (`gradient_reducer`)
     lowering               the captured program -> the program of this rank, as generated code
     weight_gradients       gradients of weights apart from those of activations, where a schedule splits backward

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from autoddl.capture.sample import Sample, as_sample, from_spec, named, rows_of
 from autoddl.core import graph as graphs
@@ -57,7 +58,7 @@ class Batches:
                  layouts: Mapping[str, Layout], groups: Groups, device: torch.device, microbatches: int = 1,
                  program: str = "") -> None:
         self._forward, self._inputs, self._device, self._parts = forward, inputs, device, microbatches
-        self._program = program
+        self._program, self._spec = program, spec
         self._names = frozenset(t.fqn for t in inputs)
         self._dtypes = {t.fqn: getattr(torch, t.dtype) for t in inputs}
         self._plain = _with_defaults(forward, from_spec(spec, "meta"))
@@ -109,6 +110,14 @@ class Batches:
             if value.dim() and tensor.shape[0] * self._parts == planned:
                 numbers.add(value.shape[0])
         return next(iter(numbers)) if len(numbers) == 1 and numbers != {planned} else 0
+
+    def sample(self, batch: object) -> Sample:
+        """The call of the plan's sample with the tensors of `batch`: what is no tensor is as there."""
+        found, made = named(self._forward, as_sample(batch)), from_spec(self._spec, "meta")
+        values = {id(leaf): found[name] for name, leaf in named(self._forward, made).items()
+                  if isinstance(leaf, Tensor)}
+        args, kwargs = pytree.tree_map(lambda leaf: values.get(id(leaf), leaf), (made.args, dict(made.kwargs)))
+        return Sample(args, kwargs)
 
     def _check_plain(self, name: str, value: object) -> None:
         """Raises unless a value that is no input is as in the sample, or else the default of `forward`."""

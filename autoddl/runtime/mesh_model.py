@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from autoddl.capture.capture import Captured
 from autoddl.capture.returned import LOSS
-from autoddl.capture.sample import Sample, as_sample
+from autoddl.capture.sample import Sample
 from autoddl.capture.tried_rules import planned_by
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs
@@ -68,7 +68,7 @@ class MeshModel(ParallelModel):
             if not rows:
                 self._batches.local(batch)  # raises where it does not fit
             with torch.enable_grad():
-                self._others[name] = self._other(self._planner, as_sample(batch), training, name)
+                self._others[name] = self._other(self._planner, self._batches.sample(batch), training, name)
         return self._others[name]
 
     def _other(self, planner: Planner, batch: Sample, training: bool, name: str) -> "MeshModel":

@@ -24,6 +24,7 @@ from autoddl.runtime.collectives.recorder import Recorder
 from autoddl.runtime.gradients_together import clip_gradients
 from autoddl.runtime.optimizer_guard import guard_optimizers
 from autoddl.runtime.outputs import asked_outputs
+from autoddl.runtime.placement_guard import guard_placement
 from autoddl.runtime.program_runner import Asked, ProgramRunner
 from autoddl.schedule.traffic import PlannedCollective
 
@@ -53,6 +54,7 @@ class ParallelModel:
         self.device, self.returned, self.training = device, returned, True
         self.steps, self.copies = 0, frozenset[str]()
         guard_optimizers(self, module.parameters())
+        guard_placement(module, device)
 
     def step(self, batch: object) -> Tensor:
         """Runs forward and backward of one batch; returns its loss on every rank, the mean over the microbatches.
@@ -102,13 +104,7 @@ class ParallelModel:
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Returns the model, if it is on that device and of that dtype already. Raises InputError otherwise."""
-        device, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
-        if device is not None and (device.type != self.device.type or device.index not in (None, self.device.index)):
-            raise InputError(f"the model runs on {self.device}, and its plan is for that: give parallelize "
-                             f"device={str(device)!r} instead of calling .to")
-        if dtype is not None and any(p.dtype != dtype for p in self.parameters() if p.is_floating_point()):
-            raise InputError(f".to({dtype}) would change the dtypes that the plan was made for: plan with a precision, "
-                             "like precision='bf16-mixed'")
+        self.module.to(*args, **kwargs)
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -56,8 +56,8 @@ PART = 2**24
 
 def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: torch.device | str | None = None,
                 seed: int = 0, timeout: float = 600.0, captured: Captured | None = None,
-                compile: bool | str | None = None, graph: bool = False, planner: Planner | None = None
-                ) -> ParallelModel:
+                compile: bool | str | None = None, graph: bool = False, planner: Planner | None = None,
+                fill: bool = True) -> ParallelModel:
     """The model that runs `model` as `plan` says, on this rank. Every rank calls it, with equal arguments.
 
         sample      a global batch, only needed where the sample of the plan does not fit the module
@@ -69,6 +69,7 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
                     By default it is where the plan was priced so (`plan --compiled`)
         graph       whether the steps are one CUDA graph (`step_graph`), which spares the host's time per kernel
         planner     plans programs for other batches and for evaluation; None: there are none
+        fill        whether parameters without values get their initial ones; else their pieces wait to be loaded
 
     Raises MismatchError where the plan does not fit the model, the ranks or this version, or ranks disagree. Raises
     InputError for a model that is parallel already, MachineError where processes cannot reach each other.
@@ -88,8 +89,11 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
     planned = add_hubs(captured.graph)
     rows = traffic(plan, planned) if plan.pipeline is None else stage_rows(plan, captured.graph)
     check_agreement({"plan": (plan.fingerprint(), plan.source.get("cluster"), *rows), "seed": [seed]})
-    materialise(model, seed)
-    check_agreement({"value of the weights": map(_digest, model.parameters()),
+    if fill:
+        materialise(model, seed)
+    else:
+        _check_buffers(model)
+    check_agreement({"value of the weights": [_digest(p) for p in model.parameters() if not p.is_meta],
                      "value of the buffers": map(_digest, model.buffers()),
                      "value of the constants": map(_digest, captured.constants.values())})
     if plan.pipeline is not None:
@@ -109,6 +113,14 @@ def _compiler(plan: Plan, choice: bool | str | None) -> Compile | None:
         text = plan.source.get("cluster")
         choice = text is not None and parse_cluster(text, "the plan's cluster").device.compiled
     return None if choice is False else compiler("inductor" if choice is True else choice)
+
+
+def _check_buffers(model: nn.Module) -> None:
+    """Raises InputError for a buffer without values."""
+    empty = next((name for name, buffer in model.named_buffers() if buffer.is_meta), None)
+    if empty is not None:
+        raise InputError(f"buffer {empty} has no value, and files of weights do not hold all buffers: build the module "
+                         "with real buffers, and only its parameters on the meta device")
 
 
 def _digest(value: Tensor) -> str:

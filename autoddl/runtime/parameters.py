@@ -105,14 +105,17 @@ def shard_parameters(model: nn.Module, graph: Graph, plan: Plan, groups: Groups,
 
 def _piece(old: nn.Parameter, layout: Layout, groups: Groups, device: torch.device, mesh: DeviceMesh | None,
            dtype: torch.dtype) -> tuple[nn.Parameter, Tensor]:
-    """The new parameter, stored in `dtype`, and its leaf."""
+    """The new parameter, stored in `dtype`, and its leaf; without values where the old one has none."""
     if mesh is None:
+        if old.is_meta:
+            old = nn.Parameter(torch.empty(old.shape, dtype=dtype, device=device), old.requires_grad)
         old.data = old.data.to(device, dtype).contiguous()
         return old, old.detach().requires_grad_(old.requires_grad) if groups.mesh.size > 1 else old
     local = old.detach()
     for dim, (offset, size) in enumerate(extents(tuple(old.shape), layout, groups.mesh, groups.coordinate)):
         local = local.narrow(dim, offset, size)
-    local = local.to(device, dtype).clone(memory_format=torch.contiguous_format)
+    local = (torch.empty(local.shape, dtype=dtype, device=device) if local.is_meta
+             else local.to(device, dtype).clone(memory_format=torch.contiguous_format))
     stride = tuple(prod(old.shape[dim + 1:]) for dim in range(old.dim()))
     spread = DTensor.from_local(local, mesh, placements(layout), run_check=False, shape=old.shape, stride=stride)
     new = nn.Parameter(spread, old.requires_grad)

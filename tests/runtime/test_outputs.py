@@ -149,6 +149,6 @@ def test_a_model_stays_on_its_device_and_in_its_dtypes() -> None:
     one = plan(copy.deepcopy(model), cluster_of("core=1"), batch(ROWS))
     parallel = parallelize(model, one)
     assert parallel.to("cpu") is parallel and parallel.to(torch.float64) is parallel
-    for place, words in (("meta", "give parallelize device='meta'"), (torch.float32, "plan with a precision")):
-        with pytest.raises(InputError, match=words):
-            parallel.to(place)
+    for move in (lambda: parallel.to("meta"), lambda: parallel.to(torch.float32), lambda: model.half()):
+        with pytest.raises(InputError, match="give parallelize the device, and plan with a precision"):
+            move()
