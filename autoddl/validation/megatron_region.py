@@ -47,7 +47,7 @@ def megatron_region(mesh: Mesh, sequence_parallel: bool, expert_axes: str) -> Re
 
     `expert_axes` names the axes, of cp and tp, that cut experts besides ep.
     """
-    contexts = [a for a in (mesh.index("cp"),) if mesh.sizes[a] > 1]
+    contexts = [a for a, axis in enumerate(mesh.axes) if axis.name == "cp" and axis.size > 1]
     stream, whole = _stream(mesh, sequence_parallel), Layout.broadcast(mesh)
 
     def allowed(graph: Graph, item: Op | Tensor, choice: Choice) -> bool:

@@ -37,7 +37,7 @@ SPECIAL_WORDS = {
     "kernels": {"attention", "matmul", "memory"},  # kinds of kernels
     "layer_seconds": {"core", "cp", "ep", "full", "modules", "operators", "tp"},  # recomputation and parallelism
     "layers": {"gelu"},
-    "megatron_region": {"ep", "tp"},
+    "megatron_region": {"cp", "ep", "tp"},
     "memory": {"core", "full", "modules", "operators"},
     "replicas": {"dp", "full"},
     "run_parts": {"MLA", "ReLU", "1f1b", "interleaved", "cp", "products"},  # words of workload and schedule
