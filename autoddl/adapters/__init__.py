@@ -9,5 +9,6 @@ Reading order:
     transformers    the Trainer of transformers with a plan
     lightning       a strategy of Lightning's Trainer that runs a plan
 
-The libraries are optional: `pip install 'autoddl[adapters]'`, and each is imported by its own file. May import `api`, `runtime` and what these import.
+The libraries are optional: `pip install 'autoddl[adapters]'`, and each is imported by its own file. May import `api`,
+`runtime` and what these import.
 """

@@ -27,6 +27,7 @@ from autoddl.pricing.price import (
     cast_seconds,
     cone_cost,
     inner_seconds,
+    inner_sent,
     op_seconds,
     steps_of,
     update_seconds,
@@ -242,6 +243,8 @@ def assemble_choice(pricing: Pricing, options: Sequence[int], variables: tuple[V
             compute += op_seconds(pricing, op, choice, differentiable) * times
             for axes, seconds in (inner_seconds(pricing, op, choice) if choice.inner else {}).items():
                 parts.seconds[axes] += seconds * times
+            for axes, nbytes in (inner_sent(pricing, op, choice) if choice.inner else {}).items():
+                parts.volume[axes] += nbytes * times
     stored = tuple(Stored(v.item.fqn, c.outputs[0], show_depths(c.outputs[0], c.depths))
                    for v, c in zip(variables, chosen, strict=True) if isinstance(v.item, Tensor))
     named = {s.fqn for s in stored}

@@ -55,6 +55,7 @@ from autoddl.cost_models import (
     elementwise_seconds,
     kernel_seconds,
     least_seconds,
+    sent_bytes,
 )
 from autoddl.operators.fusion import ALONE, Chained, chains
 from autoddl.operators.recomputed import RecomputedPart, recomputed_parts
@@ -66,8 +67,8 @@ from autoddl.pricing.optimizers import optimizer_of
 from autoddl.pricing.ring_seconds import exposed_seconds
 from autoddl.pricing.routes import Routes, routes
 
-__all__ = ["HOST", "UPDATE", "Counts", "Kernels", "Ports", "Pricing", "cast_seconds", "cone_cost",
-           "end_seconds", "floor_passes", "floor_seconds", "floor_sums", "inner_seconds", "kernel_of", "op_seconds",
+__all__ = ["HOST", "UPDATE", "Counts", "Kernels", "Ports", "Pricing", "cast_seconds", "cone_cost", "end_seconds",
+           "floor_passes", "floor_seconds", "floor_sums", "inner_seconds", "inner_sent", "kernel_of", "op_seconds",
            "pass_seconds", "routes_of", "steps_of", "update_seconds"]
 
 HOST = 100e-6
@@ -291,6 +292,17 @@ def inner_seconds(pricing: Pricing, op: Op, choice: Choice, counts: Counts = Cou
         ranks, name = pricing.group(axes).size, pricing.names(axes)
         waited = exposed_seconds(direction, ranks, sum(both[direction == "backward"]) / ranks, each)
         found[name] = found.get(name, 0.0) + waited * times[direction]
+    return found
+
+
+def inner_sent(pricing: Pricing, op: Op, choice: Choice) -> dict[str, float]:
+    """Bytes, by axes, that the op's own kernel sends in one microbatch."""
+    found: dict[str, float] = {}
+    for direction, kind, axes, nbytes in inner_collectives(op, pricing.graph, choice.inputs[0], choice.inner,
+                                                           pricing.mesh):
+        times = 1 + (direction == "forward" and op.name in pricing.again)
+        found[pricing.names(axes)] = found.get(pricing.names(axes), 0.0) + times * sent_bytes(
+            kind, pricing.group(axes).size, nbytes)
     return found
 
 

@@ -26,6 +26,7 @@ from autoddl.cost_models import parse_cluster
 from autoddl.cost_models.machine import FLOAT64_SHARE
 from autoddl.cost_models.units import show_bytes, show_seconds
 from autoddl.explain.assumptions import idle_axes, throughput
+from autoddl.explain.rings import ring_text
 from autoddl.explain.utilisation import model_flops_utilisation
 
 if TYPE_CHECKING:
@@ -188,6 +189,8 @@ def _figures(plan: Plan) -> Table:
     table.add_row("mesh", f"{plan.mesh}{_parts(plan)}" + (f"  ({levels})" if levels else ""))
     for row in (*pin_rows(plan), *assumption_rows(plan), *idle_rows(plan)):
         table.add_row(*row)
+    if ring := ring_text(plan):
+        table.add_row("attention", ring)
     if precision := _precision(plan):
         table.add_row("precision", precision)
     if plan.recompute:

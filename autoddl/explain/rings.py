@@ -1,0 +1,34 @@
+"""Says in words over which mesh axes keys and values of attention go round a ring, and what splits it besides."""
+
+from collections import Counter
+
+from autoddl.core.layout import Layout, Split
+from autoddl.core.plan import Decision, Plan
+from autoddl.operators.ring import ATTENTION
+
+__all__ = ["ring_text"]
+
+_OTHERS = {Split(0): "the batch", Split(1): "heads"}
+
+
+def ring_text(plan: Plan) -> str:
+    """What is split of attention whose keys go round; empty where none do."""
+    every = [one for one in plan.decisions if one.target == ATTENTION]
+    found = Counter((one.inputs[0], one.inputs[1]) for one in every if _goes_round(one))
+    return "; ".join(f"of {count} operator{'s' * (count > 1)} {_said(plan, queries)}"
+                     for (queries, _), count in found.items())
+
+
+def _goes_round(one: Decision) -> bool:
+    return Split(2) in one.inputs[1].states
+
+
+def _said(plan: Plan, queries: Layout) -> str:
+    ring = [axis for axis, state in zip(plan.mesh.axes, queries, strict=True) if state == Split(2)]
+    ranks = 1
+    for axis in ring:
+        ranks *= axis.size
+    others = [f"{_OTHERS[state]} split over {axis.name}" for axis, state in zip(plan.mesh.axes, queries, strict=True)
+              if state in _OTHERS and axis.size > 1]
+    names = "+".join(axis.name for axis in ring)
+    return ", ".join([f"keys and values go round a ring of {ranks} ranks over {names}", *others])
