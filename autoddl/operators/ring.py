@@ -25,14 +25,14 @@ from math import prod
 
 from autoddl.core.graph import OFFERED_RING, Graph, Op
 
-__all__ = ["ATTENTION", "LONG", "SHIFT", "Block", "Message", "RingSizes", "offers_ring", "ring_blocks",
+__all__ = ["ATTENTION", "LONG", "SHIFT", "Block", "Message", "RingSizes", "is_attention", "offers_ring", "ring_blocks",
            "ring_messages", "ring_sizes", "ring_turns", "with_rings"]
 
 SHIFT = "shift"
 """The kind of a message in which each rank of a group sends to the next one."""
 ATTENTION = "aten.scaled_dot_product_attention.default"
 """The operator that can go round."""
-LONG = 32768
+LONG = 16384
 """Keys from which on the search tries rings by itself."""
 Shapes = tuple[tuple[int, ...], ...]
 Message = tuple[str, str, int]
@@ -59,6 +59,11 @@ class RingSizes:
     v: int
     out: int
     lse: int
+
+
+def is_attention(op: Op) -> bool:
+    """Whether an op is attention, torch's or ours with dropout."""
+    return op.target in (ATTENTION, "autoddl.attention")
 
 
 def with_rings(graph: Graph) -> Graph:

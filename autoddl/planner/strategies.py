@@ -37,7 +37,7 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import RECEIVE, Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import B, Layout, Mesh, Split, State, is_legal
-from autoddl.operators.ring import ATTENTION
+from autoddl.operators.ring import ATTENTION, is_attention
 from autoddl.operators.rules.table import options
 from autoddl.operators.work import is_product
 from autoddl.planner.candidates import Candidate
@@ -209,6 +209,13 @@ def _check(place: _Place, axes: Sequence[_AxisRole]) -> None:
     if "expert" in splits and not place.stacks:
         raise InputError("experts lie apart where a parameter holds all of them along its first dim, and no parameter "
                          "of this model has 3 dims: leave ep out")
+    around = [one.axis for one in axes if one.split == "ring"]
+    stays = next((op for op in place.graph.ops if around and is_attention(op) and not any(
+        set(around) <= set(one.inner) for one in options(op, place.graph, place.mesh))), None)
+    if stays is not None:
+        raise InputError(f"keys and values of {stays.module or stays.name} ({stays.target}) cannot go round a ring, "
+                         "because of dropout or of a length that the ranks, or twice the ranks where causal, do not "
+                         "divide: leave ring out, or choose another cp")
     whole = next(filter(partial(_needs_all, place), place.graph.ops), None) if "expert" in splits else None
     if whole is not None:
         raise InputError(f"{whole.module or whole.name} picks among all experts at once ({whole.target}), so that they "

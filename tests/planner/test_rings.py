@@ -1,0 +1,100 @@
+"""The search over rings of attention: the best of all plans by trying all, taken where it pays, offered where asked."""
+
+import re
+
+import pytest
+import torch
+from shell import LAPTOP
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import autoddl
+from autoddl.capture.capture import capture
+from autoddl.core.errors import InputError
+from autoddl.core.graph import Graph
+from autoddl.core.hubs import add_hubs
+from autoddl.core.layout import Mesh, Split
+from autoddl.cost_models import load_cluster
+from autoddl.explain.rings import ring_text
+from autoddl.operators.ring import ATTENTION, LONG, with_rings
+from autoddl.pricing.build_problem import problem_of
+from autoddl.pricing.price import Pricing
+from autoddl.pricing.space import Choice, variables
+from autoddl.search import solve
+
+
+class Attends(nn.Module):
+    """Attention of one batch and one head, whose queries and keys are scaled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Parameter(torch.ones(8)), nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x * self.q, y * self.k, y, is_causal=True).mean()
+
+
+def graph_of(length: int) -> Graph:
+    x = torch.zeros(1, 1, length, 8, device="meta")
+    return add_hubs(capture(Attends(), (x, x)).graph)
+
+
+def attention(graph: Graph, mesh: str = "all=4") -> list[Choice]:
+    """The choices of attention."""
+    return list(next(v.choices for v in variables(graph, Mesh.parse(mesh)) if "scaled_dot_product" in v.name))
+
+
+@pytest.mark.parametrize(("mesh", "length"), [("all=4", 64), ("all=4", 4096), ("machine=2,pair=2", 4096)])
+def test_the_search_finds_the_best_of_all_plans_with_rings(mesh: str, length: int) -> None:
+    pricing = Pricing(with_rings(graph_of(length)), Mesh.parse(mesh), load_cluster(LAPTOP))
+    space = variables(pricing.graph, pricing.mesh)
+    problem = problem_of(pricing, space, None)
+    exact = solve(problem)
+    if mesh == "all=4" and length == 4096:
+        assert exact.seconds == pytest.approx(solve(problem, "exhaustive").seconds, rel=1e-12)
+    chosen = next(v.choices[k] for v, k in zip(space, exact.choice, strict=True) if "scaled_dot" in v.name)
+    assert bool(chosen.inner) == (length == 4096), "a causal ring computes half of what other splits of queries do"
+
+
+def test_rings_are_offered_where_sequences_are_long_or_it_is_asked_for() -> None:
+    assert not any(one.inner for one in attention(graph_of(64)))
+    assert any(one.inner for one in attention(with_rings(graph_of(64))))
+    assert any(one.inner for one in attention(graph_of(LONG)))
+
+
+def test_that_rings_are_tried_is_no_part_of_the_model() -> None:
+    graph = graph_of(64)
+    assert with_rings(graph) != graph and with_rings(graph).fingerprint() == graph.fingerprint()
+
+
+class Model(nn.Module):
+    """Tokens, causal attention of two heads, and a head."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.tokens, self.qkv, self.head, self.p = nn.Embedding(16, 8), nn.Linear(8, 24), nn.Linear(8, 16), dropout
+
+    def forward(self, ids: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.tokens(ids)).view(*ids.shape, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        x = F.scaled_dot_product_attention(q, k, v, dropout_p=self.p, is_causal=True).transpose(1, 2).flatten(2)
+        return F.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
+
+
+IDS = torch.zeros(2, 16, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("asked", [{"mine": "cp=2,tp=2,ring"}, {"mesh": "machine=2,pair=2",
+                                                                "pins": ("machine=ring data", "pair=tensor")}])
+def test_a_ring_has_a_name_and_is_said_in_words(asked: dict[str, object]) -> None:
+    plan = autoddl.plan(Model(), LAPTOP, (IDS,), **asked)  # type: ignore[arg-type]
+    (one,) = [d for d in plan.decisions if d.target == ATTENTION]
+    assert all(layout[0] == Split(2) for layout in one.inputs)
+    assert ring_text(plan).startswith("of 1 operator keys and values go round a ring of 2 ranks over")
+    assert ring_text(autoddl.plan(Model(), LAPTOP, (IDS,))) == ""
+
+
+def test_a_ring_that_cannot_go_round_says_why() -> None:
+    with pytest.raises(InputError, match=re.escape("of dropout or of a length")):
+        autoddl.plan(Model(0.1), LAPTOP, (IDS,), mine="cp=4,ring")
+    with pytest.raises(InputError, match=re.escape("of dropout or of a length")):
+        autoddl.plan(Model(), LAPTOP, (IDS[:, :12],), mine="cp=4,ring")
