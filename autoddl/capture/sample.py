@@ -4,12 +4,13 @@ A sample is written as JSON (`describe`), so that a plan can hold it and a later
 
     {"args": [...], "kwargs": {"ids": {"tensor": [8, 128], "dtype": "int64"}, "use_cache": false}}
 
-and lists, tuples and dicts inside are {"list": [...]}, {"tuple": [...]}, {"dict": {...}}.
+and lists, tuples and dicts inside are {"list": [...]}, {"tuple": [...]}, {"dict": {...}}. Dataclasses and named tuples
+are {"fields": {...}}, without their class: a process that has the plan alone captures the model with `Fields`.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from autoddl.core.errors import CaptureError, InputError
 
-__all__ = ["Sample", "as_sample", "describe", "from_spec", "named", "parted", "rows_of", "sample_for"]
+__all__ = ["Fields", "Sample", "as_sample", "describe", "from_spec", "named", "parted", "rows_of", "sample_for"]
 
 LANGUAGE = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForPreTraining")
 CLASSES = ("ForImageClassification", "ForSequenceClassification")
@@ -33,18 +34,65 @@ class Sample:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
+class Fields:
+    """Values by name and by position, as dataclasses and named tuples have them: `batch.x`, `batch[0]`, `x, y = batch`.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.__dict__.update(values)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(vars(self).values())
+
+    def __len__(self) -> int:
+        return len(vars(self))
+
+    def __getitem__(self, k: int) -> Any:
+        return tuple(self)[k]
+
+
+pytree.register_pytree_node(
+    Fields, lambda one: (list(one), tuple(vars(one))),
+    lambda values, names: Fields(dict(zip(names, values, strict=True))), serialized_type_name="autoddl.Fields",
+    flatten_with_keys_fn=lambda one: ([(pytree.GetAttrKey(name), x) for name, x in vars(one).items()],
+                                      tuple(vars(one))))
+
+
 def as_sample(value: object) -> Sample:
-    """A Sample from a Sample, a tensor, a tuple of arguments or a dict of keywords."""
+    """A Sample from a Sample, a tensor, a tuple of arguments, a dict of keywords, or a dataclass, which is an argument.
+
+    Classes of dataclasses inside become known to torch's pytrees, as torch.export needs it.
+    """
     match value:
         case Sample():
-            return value
-        case Tensor():
-            return Sample((value,))
+            made = value
+        case Tensor() | Fields():
+            made = Sample((value,))
         case tuple() | list():
-            return Sample(tuple(value))
+            made = Sample(tuple(value))
         case Mapping():
-            return Sample((), dict(value))
-    raise InputError(f"{type(value).__name__} is no sample; {HELP}")
+            made = Sample((), dict(value))
+        case _ if _is_record(value):
+            made = Sample((value,))
+        case _:
+            raise InputError(f"{type(value).__name__} is no sample; {HELP}")
+    for leaf in pytree.tree_leaves((made.args, dict(made.kwargs)), is_leaf=_is_record):
+        _register(leaf)
+    return made
+
+
+def _is_record(value: object) -> bool:
+    return is_dataclass(value) and not isinstance(value, type)
+
+
+def _register(value: Any) -> None:
+    """Makes the class of a dataclass known to torch's pytrees, and those of its fields."""
+    if _is_record(value):
+        if type(value) not in pytree.SUPPORTED_NODES:
+            torch.export.register_dataclass(type(value))
+        for one in fields(value):
+            for leaf in pytree.tree_leaves(getattr(value, one.name), is_leaf=_is_record):
+                _register(leaf)
 
 
 def sample_for(model: nn.Module) -> Sample:
@@ -137,11 +185,18 @@ def _write(value: Any) -> Any:
             return value
         case Tensor():
             return {"tensor": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+        case Fields():
+            return {"fields": {name: _write(part) for name, part in vars(value).items()}}
+        case tuple() if hasattr(value, "_fields"):
+            return {"fields": {name: _write(part) for name, part in zip(value._fields, value, strict=True)}}
         case list() | tuple():
-            return {type(value).__name__: [_write(part) for part in value]}
+            return {"list" if isinstance(value, list) else "tuple": [_write(part) for part in value]}
         case Mapping():
             return {"dict": {str(key): _write(part) for key, part in value.items()}}
-    raise InputError(f"a sample holds tensors, lists, tuples, dicts and plain values, not {type(value).__name__}")
+        case _ if _is_record(value):
+            return {"fields": {one.name: _write(getattr(value, one.name)) for one in fields(value)}}
+    raise InputError(f"a sample holds tensors, lists, tuples, dicts, dataclasses and plain values, not "
+                     f"{type(value).__name__}")
 
 
 def _read(value: Any, device: torch.device | str) -> Any:
@@ -154,4 +209,6 @@ def _read(value: Any, device: torch.device | str) -> Any:
             return tuple(_read(part, device) for part in parts)
         case {"dict": parts}:
             return {key: _read(part, device) for key, part in parts.items()}
+        case {"fields": parts}:
+            return Fields({key: _read(part, device) for key, part in parts.items()})
     return value
