@@ -2,7 +2,7 @@
 
     bfloat16, float16    every value cast                                      2 bytes a value
     int16, int8, int4    q = round(x / s) over blocks of BLOCK values with     bits/8 bytes a value, 4 bytes a block
-                         s = max(max |x| / (2^(bits-1) - 1), 2^-126)
+                         s = max(max |x| / ((2^(bits-1) - 1) (1 + 2^-22)), 2^-126)
     lossless             every value as it is but for its exponent: 4 bits     itemsize - 1/2 bytes a value, 1 byte a
                          below the largest of its block, 15 where it is 0      block, 5 bytes for every ROOM values
 

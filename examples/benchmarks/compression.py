@@ -5,6 +5,7 @@
             (the time line) and measured, in turns on shaped links. Before, the cluster is measured with all ranks
             running, for `seconds`. And the same allowance on unshaped loopback
     loss    steps=500   seeds=3   allow=gradients=int8;gradients=int4,weights=int8 (default: nothing and all below)
+            mine=dp=2,tp=2 (default: what the search finds)   stages=1   microbatches=1
             A byte-level GPT on Python's standard library, four ranks over loopback, by the plan for a cluster of slow
             links: the mean loss of the last 50 steps
 """
@@ -40,8 +41,9 @@ from autoddl.runtime.parallelize import parallelize
 from autoddl.schedule.timeline import predict_timeline
 
 DEFAULTS = {"models": "gpt-8k,vgg", "clusters": "4x1-200,2x2-200", "rounds": "5", "steps": "500", "seeds": "3",
-            "allow": "", "seconds": "60"}
-ALLOWED = ("", "gradients=bfloat16", "gradients=int8", "gradients=int8,weights=int8", "gradients=int4,weights=int8")
+            "allow": "", "seconds": "60", "mine": "", "stages": "1", "microbatches": "1"}
+ALLOWED = ("", "gradients=bfloat16", "gradients=int8", "gradients=int8,weights=int8", "gradients=int4,weights=int8",
+           "hybrid", "gradients=int4,weights=int4,activations=int4,pipeline=int4")
 SLOW = """name: slow links
 device: {name: slow, kind: cpu, memory: 2 GB, bandwidth: 5 GB/s, peak: {float32: 4 GFLOP/s}}
 levels: [{name: net, size: 4, bandwidth: 10 MB/s, latency: 100 us}]
@@ -101,14 +103,15 @@ def one_rank(folder: Path, count: int, seed: int) -> None:
     leave(0)
 
 
-def loss(count: int, seeds: int, allowed: Sequence[str]) -> None:
+def loss(count: int, seeds: int, allowed: Sequence[str], mine: str, stages: int, microbatches: int) -> None:
     for words in allowed:
         ends = []
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             (folder / "slow.yaml").write_text(SLOW, encoding="utf-8")
             module = model(0)
-            plan = autoddl.plan(module, folder / "slow.yaml", batch(corpus(), 0), compress=words)
+            plan = autoddl.plan(module, folder / "slow.yaml", batch(corpus(), 0), compress=words, mine=mine or None,
+                                stages=(stages,), microbatches=(microbatches,))
             plan.save(folder / "plan.json")
             for seed in range(seeds):
                 launch(4, [sys.executable, __file__, "rank", name, str(count), str(seed)])
@@ -125,6 +128,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["steps"]:
         steps(options["models"], options["clusters"], int(options["rounds"]), float(options["seconds"]))
     elif sys.argv[1:2] == ["loss"]:
-        loss(int(options["steps"]), int(options["seeds"]), options["allow"].split(";") if options["allow"] else ALLOWED)
+        loss(int(options["steps"]), int(options["seeds"]), options["allow"].split(";") if options["allow"] else ALLOWED,
+             options["mine"], int(options["stages"]), int(options["microbatches"]))
     else:
         sys.exit("name a part: steps or loss")

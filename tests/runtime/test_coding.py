@@ -25,6 +25,7 @@ from autoddl.launch.verify import _pass
 from autoddl.runtime.collectives.coding import decode, decode_sum, encode
 from autoddl.runtime.collectives.lossless_rows import exponents_of, lacks_exponents
 from autoddl.runtime.collectives.process_groups import Groups
+from autoddl.runtime.collectives.recorder import Recorder
 from autoddl.runtime.collectives.redistribute import make_moves
 from autoddl.runtime.parallelize import parallelize
 
@@ -123,6 +124,36 @@ def test_a_coded_collective_errs_by_no_more_than_its_codec(name: str) -> None:
         for found in on_ranks(4, _moved, name, 100 * seed):
             least = -1.0 if CODECS[name].lossless else 0.05
             assert least < found["reduce"] <= 1 and least < found["gather"] <= 1, found
+
+
+def _lossless(spreads: bool) -> dict[str, object]:
+    """On a rank: what a gather and an exchange bring, sent lossless or as it is, and how many collectives ran.
+
+    Where one rank `spreads`, its exponents find no room in the list.
+    """
+    mesh, shape = Mesh.parse("a=4"), (8, 4000)
+    groups, found = Groups(mesh, [(0,)]), dict[str, object]()
+    mine = torch.randn(shape, generator=torch.Generator().manual_seed(groups.rank))
+    if spreads and groups.rank == 2:
+        mine = mine * torch.logspace(-30, 30, 4000)
+    for target in (B, Split(1)):
+        ways = []
+        for codec in ("lossless", ""):
+            recorder = Recorder()
+            (move,) = make_moves([Step((0,), Split(0), target, codec)], [(32, 4000)], [Layout((Split(0),))], groups,
+                                 recorder)
+            ways.append(move.run([mine])[0])
+            found[f"{target} {codec}"] = len(recorder.executed)
+        found[str(target)] = torch.equal(*ways)
+    return found
+
+
+@pytest.mark.ranks
+def test_exponents_that_find_no_room_come_in_a_second_collective() -> None:
+    for spreads in (False, True):
+        for found in on_ranks(4, _lossless, spreads):
+            assert found == {"B": True, "S(1)": True, "B lossless": 1 + spreads, "B ": 1,
+                             "S(1) lossless": 1 + spreads, "S(1) ": 1}
 
 
 SLOW = """name: slow

@@ -17,6 +17,9 @@ __all__ = ["decode", "decode_sum", "encode"]
 
 TINY = torch.finfo(torch.float32).tiny
 
+LESS = 1 + 2.0**-22
+"""By so much is a scale too small, so that the largest float32 does not round to infinity when it is decoded."""
+
 
 def encode(name: str, rows: Tensor) -> Tensor:
     """The bytes of each row."""
@@ -43,7 +46,7 @@ def _encode_blocks(bits: int, row: Tensor, into: Tensor) -> None:
     blocks, size = _blocks(bits, len(row))
     x = torch.zeros(blocks, BLOCK, device=row.device)
     x.view(-1)[:len(row)].copy_(row)
-    scale = x.abs().amax(1, keepdim=True).div_(2 ** (bits - 1) - 1).clamp_min_(TINY)
+    scale = x.abs().amax(1, keepdim=True).div_((2 ** (bits - 1) - 1) * LESS).clamp_min_(TINY)
     into[size:].copy_(scale.view(-1).view(torch.uint8))
     q = x.div_(scale).round_().nan_to_num_(nan=0.0).view(-1)
     if bits == 4:

@@ -1,0 +1,109 @@
+"""Any bit patterns, of any number, come back within the error of their codec, or are seen not to be finite."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from autoddl.core.codecs import BLOCK, CODECS, ROOM, codecs_of
+from autoddl.runtime.collectives.coding import decode, encode
+from autoddl.runtime.collectives.lossless_rows import exponents_of, lacks_exponents
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+CASES = [(name, dtype) for name in CODECS for dtype in DTYPES if codecs_of((f"weights={name}",), "weights", dtype)]
+SIZES = (0, 1, 2, 3, ROOM - 1, ROOM + 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7)
+LARGE = (64 * BLOCK, 64 * BLOCK + 1, 129 * BLOCK - 5)
+"""Rows of more than one chunk."""
+
+
+def drawn(seed: int, rows: int, elements: int, dtype: torch.dtype) -> Tensor:
+    """Rows of values of one of five kinds: any bits, any finite ones, denormals, few that are not 0, alike ones."""
+    random = torch.Generator().manual_seed(seed)
+    integers = torch.int32 if dtype.itemsize == 4 else torch.int16
+    most = 2 ** (8 * dtype.itemsize - 1)
+    x = torch.randint(-most, most, (rows, elements), generator=random).to(integers).view(dtype)
+    if seed % 5:
+        x = torch.where(torch.isfinite(x.float()), x, torch.zeros((), dtype=dtype))
+    if seed % 5 == 2:
+        x = (x.view(integers) & 3 | -most).view(dtype)
+    elif seed % 5 == 3:
+        x = x * (torch.rand(rows, elements, generator=random) < 0.02)
+    elif seed % 5 == 4:
+        x = torch.randn(rows, elements, generator=random).to(dtype) * 3
+    return x
+
+
+def recoded(name: str, rows: Tensor) -> Tensor:
+    """What comes back; exponents that find no room come besides."""
+    data = encode(name, rows)
+    assert data.shape == (len(rows), CODECS[name].row_bytes(rows.shape[1], rows.element_size()))
+    besides = exponents_of(rows) if CODECS[name].lossless and lacks_exponents(data) else None
+    return decode(name, data, rows.shape[1], rows.dtype, besides)
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_any_values_come_back_within_the_error(name: str, dtype: str) -> None:
+    for seed in range(5):
+        for elements in (*SIZES[seed % 3::3], *LARGE[1:2] * (CODECS[name].lossless and seed == 4)):
+            _comes_back(name, dtype, seed, elements)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_many_values_come_back_within_the_error(name: str, dtype: str) -> None:
+    for seed in range(5, 40):
+        for elements in (*SIZES, *LARGE):
+            _comes_back(name, dtype, seed, elements)
+
+
+def _comes_back(name: str, dtype: str, seed: int, elements: int) -> None:
+    rows = drawn(seed, 1 + seed % 3, elements, DTYPES[dtype])
+    found = recoded(name, rows)
+    if CODECS[name].lossless:
+        assert torch.equal(found.view(torch.uint8), rows.view(torch.uint8)), f"{seed} {elements}"
+    else:
+        _is_near(name, rows.float(), found.float(), f"{name} {dtype} {seed} {elements}")
+
+
+def _is_near(name: str, x: Tensor, found: Tensor, at: str) -> None:
+    """Raises AssertionError where a finite value in a finite block is too far off, or one that is not comes back so."""
+    blocks = torch.nn.functional.pad(x.double(), (0, -x.shape[1] % BLOCK)).view(len(x), -1, BLOCK)
+    largest = blocks.abs().amax(2, keepdim=True).expand_as(blocks).reshape(len(x), -1)[:, :x.shape[1]]
+    finite = torch.isfinite(x) & (torch.isfinite(largest) | (not CODECS[name].scaled))
+    assert not torch.isfinite(found[~torch.isfinite(x)]).any(), at
+    if name in ("bfloat16", "float16"):
+        beyond = torch.isinf(found) & finite
+        assert (x[beyond].abs() > (65504 if name == "float16" else 3.38e38)).all(), at
+        relative, least = (2.0**-8, 2.0**-133) if name == "bfloat16" else (2.0**-11, 2.0**-25)
+        bound, finite = x.double().abs() * relative + least, finite & ~beyond
+    else:
+        bound = largest * CODECS[name].error + 2.0**-126
+    assert ((found.double() - x.double()).abs() <= bound)[finite].all(), at
+
+
+def test_the_rate_of_each_codec_is_what_its_formula_says() -> None:
+    """Bytes of a large row over those of its values, within 1 %."""
+    rates = {"bfloat16": 1 / 2, "float16": 1 / 2, "int16": 1 / 2, "int8": 1 / 4, "int4": 1 / 8,
+             "lossless": (3.5 + 5 / ROOM) / 4}
+    for name, rate in rates.items():
+        for elements in (10_000, 123_457):
+            data = encode(name, torch.randn(1, elements))
+            assert data.numel() == pytest.approx(rate * 4 * elements, rel=0.01), name
+    assert encode("lossless", torch.randn(1, 99_999).bfloat16()).numel() == pytest.approx(
+        (1.5 + 5 / ROOM) * 99_999, rel=0.01)
+
+
+def test_only_exponents_that_find_no_room_are_sent_besides() -> None:
+    usual = torch.randn(1, 50_000)
+    assert not lacks_exponents(encode("lossless", usual))
+    spread = usual * torch.logspace(-30, 30, 50_000)[torch.randperm(50_000)]
+    data = encode("lossless", spread)
+    assert lacks_exponents(data)
+    with pytest.raises(ValueError, match="lists no exponents"):
+        decode("lossless", data, 50_000)
+
+
+@pytest.mark.parametrize("name", [name for name, codec in CODECS.items() if codec.scaled])
+def test_the_largest_values_stay_finite(name: str) -> None:
+    largest = torch.finfo(torch.float32).max
+    x = torch.tensor([[largest * (1 - k * 2.0**-24) * sign for k in range(64) for sign in (1, -1)]])
+    assert ((recoded(name, x).double() - x.double()).abs() <= largest * CODECS[name].error).all()
