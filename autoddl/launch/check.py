@@ -26,18 +26,23 @@ def check(job: Job) -> dict[str, Any]:
     """Runs a step as planned and one in float64; returns the errors of loss and gradients, and the mismatches.
 
     The errors are those of `verify`, of steps that send nothing coded; `coded_error` is that of the plan's own step
-    where it does. A mixed program runs a third step with every dtype twice as wide."""
+    where it does, and `coded_share` that of its messages. A mixed program runs a third step with every dtype twice as
+    wide.
+    """
     factory, plan = Factory(**job["factory"]), load_plan(job["plan"])
     model, batch = built(factory, drawn=True)
     parallel = parallelize(model, plan, batch, compile=False)
+    parallel.recorder.checks = bool(plan.codecs)
     parallel.step(batch)
-    wrong, coded = mismatches(parallel), 0.0
+    wrong, coded, share = mismatches(parallel), 0.0, parallel.recorder.coded_share
+    besides = len(parallel.recorder.besides)
     if plan.codecs:
         truth = torch.load(Path(job["folder"], "truth.pt"), map_location="cpu", weights_only=True, mmap=True)
         coded = _gradient_error(parallel, truth["gradients"])
     loss, gradient = _errors(factory, parallel, WIDEST, Path(job["folder"], "truth.pt"))
     twice = _errors(factory, parallel, TWICE, Path(job["folder"], "truth-twice.pt")) if parallel.graph.mixed else (0.0,)
     return {"loss_error": loss, "gradient_error": gradient, "mismatches": wrong, "coded_error": coded,
+            "coded_share": share, "besides": besides,
             "twice_error": max(twice) if all(map(math.isfinite, twice)) else math.inf}
 
 

@@ -12,6 +12,7 @@ dropout masks, and each compares the shards that it stores. The collectives are 
 dtypes. With m microbatches the truth is the mean of m losses, each with its own masks.
 
 A plan that sends values coded (`core.codecs`) is verified without; `coded_error` is how far the gradients are off with.
+Each coded message is held to the error of its codec: `coded_share` is the largest part of that.
 
 A program may use parameters in another dtype than they are stored in. It runs a second time, with every dtype replaced
 by one of twice its width. This compares the casts too. float32 rounds there, so the limit is 1e-6 (`twice_error`).
@@ -75,17 +76,21 @@ class Verification:
     """The larger of both errors with every dtype twice as wide; 0 where the program is not mixed."""
     coded_error: float = 0.0
     """The error of the gradients where values are sent coded; 0 where none are."""
+    coded_share: float = 0.0
+    """The largest error of a coded value over what its codec allows; above 1 it has another error than it says."""
+    besides: int = 0
+    """The number of collectives, over all ranks, of exponents for which lossless rows had no room: no plan has them."""
 
     @property
     def passed(self) -> bool:
         """Whether all errors are those of rounding, and no collective differs."""
         return (self.loss_error <= EXACT and self.gradient_error <= EXACT and not self.collective_mismatches
-                and self.twice_error <= ROUNDED and isfinite(self.coded_error))
+                and self.twice_error <= ROUNDED and isfinite(self.coded_error) and self.coded_share <= 1)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields and `passed` by name; an infinite error is None, because JSON has no word for it."""
         errors = {"loss_error": self.loss_error, "gradient_error": self.gradient_error,
-                  "twice_error": self.twice_error, "coded_error": self.coded_error}
+                  "twice_error": self.twice_error, "coded_error": self.coded_error, "coded_share": self.coded_share}
         return asdict(self) | {name: error if isfinite(error) else None for name, error in errors.items()} | {
             "passed": self.passed}
 
@@ -118,9 +123,10 @@ def verify(plan: Plan, factory: Factory, *, max_ranks: int = 8, timeout: float =
         launch(small.mesh.size, command, timeout=timeout, forked=True)
         found = [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(small.mesh.size)]
     wrong = [f"rank {rank} {text}" for rank, one in enumerate(found) for text in one["mismatches"]]
-    loss, gradient, twice, coded = (_worst([one[name] for one in found])
-                                    for name in ("loss_error", "gradient_error", "twice_error", "coded_error"))
-    return Verification(loss, gradient, len(wrong), small.mesh.size, note, tuple(wrong[:20]), twice, coded)
+    loss, gradient, twice, coded, share = (_worst([one[name] for one in found]) for name in (
+        "loss_error", "gradient_error", "twice_error", "coded_error", "coded_share"))
+    return Verification(loss, gradient, len(wrong), small.mesh.size, note, tuple(wrong[:20]), twice, coded, share,
+                        sum(one["besides"] for one in found))
 
 
 def _worst(errors: list[float]) -> float:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from autoddl.runtime.collectives.coding import decode, encode
+from autoddl.runtime.collectives.coding import decode, encode, error_share
 from autoddl.runtime.collectives.process_groups import peer_error
 from autoddl.runtime.collectives.recorder import Mark, Recorder
 from autoddl.schedule.stage_lanes import Lane
@@ -101,9 +101,16 @@ class StageTransport:
                 if one.receiver == self._rank:
                     self._kept[lane, part] = cut
                 else:
-                    sent = encode(lane.codec, cut.reshape(1, -1)) if lane.codec else cut.contiguous()
+                    sent = self._coded(lane.codec, cut.reshape(1, -1)) if lane.codec else cut.contiguous()
                     flight = self._start("send", sent, None, one.receiver, lane, part)
                     self._sent.setdefault((lane, part), []).append(flight)
+
+    def _coded(self, codec: str, row: Tensor) -> Tensor:
+        """The bytes of a message."""
+        sent = encode(codec, row)
+        if self._recorder.checks:
+            self._recorder.coded_share = max(self._recorder.coded_share, error_share(codec, row, sent))
+        return sent
 
     def receive(self, lane: Lane, part: int) -> Arrival:
         """Posts the receives of this rank's piece."""

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from autoddl.core.codecs import BLOCK, CODECS, ROOM, codecs_of
-from autoddl.runtime.collectives.coding import decode, encode
+from autoddl.runtime.collectives.coding import decode, encode, error_share
 from autoddl.runtime.collectives.lossless_rows import exponents_of, lacks_exponents
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -90,6 +90,19 @@ def test_the_rate_of_each_codec_is_what_its_formula_says() -> None:
             assert data.numel() == pytest.approx(rate * 4 * elements, rel=0.01), name
     assert encode("lossless", torch.randn(1, 99_999).bfloat16()).numel() == pytest.approx(
         (1.5 + 5 / ROOM) * 99_999, rel=0.01)
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_a_row_that_was_changed_on_the_way_is_seen(name: str) -> None:
+    for rows in (torch.randn(2, 3000), torch.randn(1, 100) * 1e-40, torch.randn(1, 0), drawn(1, 2, 3000,
+                                                                                          torch.float32)):
+        data = encode(name, rows)
+        allowed = 1.0 if name != "float16" or rows.numel() == 0 or rows.abs().max() < 65504 else float("inf")
+        assert error_share(name, rows, data) <= allowed
+    rows = torch.randn(1, 3000)
+    data = encode(name, rows)
+    data[0, :500] ^= 0x55
+    assert error_share(name, rows, data) > 1
 
 
 def test_only_exponents_that_find_no_room_are_sent_besides() -> None:

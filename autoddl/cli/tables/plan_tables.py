@@ -149,6 +149,9 @@ def verification_table(checked: "Verification") -> RenderableType:
     if checked.coded_error:
         table.add_row("compressed", f"{checked.coded_error:.1e} of the largest gradient with what is sent coded; the "
                                     "rows above are without")
+        table.add_row("", f"no coded value is off by more than {checked.coded_share:.1%} of what its codec allows")
+    if checked.besides:
+        table.add_row("besides", f"{checked.besides} collectives of exponents for which lossless messages had no room")
     table.add_row("collectives", f"{checked.collective_mismatches} mismatches between the plan and what ran")
     for text in checked.mismatches:
         table.add_row("", text)

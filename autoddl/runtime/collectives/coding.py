@@ -7,13 +7,15 @@ A row of blocks has all values first, then the scales of its blocks. Rows are co
 they take besides is that of one row. Lossless rows are those of `lossless_rows`.
 """
 
+from math import inf
+
 import torch
 from torch import Tensor
 
 from autoddl.core.codecs import BLOCK, CODECS
-from autoddl.runtime.collectives.lossless_rows import pack, unpack
+from autoddl.runtime.collectives.lossless_rows import exponents_of, lacks_exponents, pack, unpack
 
-__all__ = ["decode", "decode_sum", "encode"]
+__all__ = ["decode", "decode_sum", "encode", "error_share"]
 
 TINY = torch.finfo(torch.float32).tiny
 
@@ -98,3 +100,28 @@ def decode_sum(name: str, data: Tensor, elements: int, dtype: torch.dtype = torc
         values = _decode_row(name, row, elements, dtype, None if exponents is None else exponents[k])
         total = total.add_(values) if k else values.to(torch.float32, copy=True)
     return total.unsqueeze(0)
+
+
+def error_share(name: str, rows: Tensor, data: Tensor) -> float:
+    """The largest error of coded rows over what their codec allows, by `core.codecs`.
+
+    Blocks with a value that is not finite are left out. It is infinite where a finite value comes back otherwise, and
+    where a lossless row comes back with any bit changed.
+    """
+    codec, elements = CODECS[name], rows.shape[1]
+    if not rows.numel():
+        return 0.0
+    besides = exponents_of(rows) if codec.lossless and lacks_exponents(data) else None
+    found = decode(name, data, elements, rows.dtype, besides)
+    if codec.lossless:
+        return 0.0 if torch.equal(found.view(torch.uint8), rows.contiguous().view(torch.uint8)) else inf
+    x = torch.nn.functional.pad(rows.double(), (0, -elements % BLOCK)).view(len(rows), -1, BLOCK)
+    largest = x.abs().amax(2, keepdim=True)
+    if codec.scaled:
+        allowed = (largest * codec.error + TINY).expand_as(x)
+    else:
+        dtype = torch.finfo(getattr(torch, name))
+        allowed = x.abs() * dtype.eps / 2 + dtype.smallest_normal * dtype.eps / 2
+    error = (torch.nn.functional.pad(found.double(), (0, -elements % BLOCK)).view_as(x) - x).abs()
+    shares = (error / allowed)[torch.isfinite(largest).expand_as(x)].nan_to_num(nan=inf)
+    return float(shares.max()) if shares.numel() else 0.0

@@ -61,16 +61,20 @@ class Mark:
 class Recorder:
     """The collectives that ran since `clear`, in order of their start; `direction` is the pass that the program is in.
 
-    With `timed`, `marks` has their times, and `passes` when each pass began.
+    With `timed`, `marks` has their times, and `passes` when each pass began. With `checks`, `coded_share` is the
+    largest error of a value that was coded, over what its codec allows. `besides` are collectives that no plan has:
+    those of exponents for which lossless rows had no room.
     """
 
     def __init__(self, timed: bool = False) -> None:
-        self.timed = timed
+        self.timed, self.checks = timed, False
         self.clear()
 
     def clear(self) -> None:
         """Forgets the last step."""
         self._again = False
+        self.coded_share = 0.0
+        self.besides: list[ExecutedCollective] = []
         self.executed: list[ExecutedCollective] = []
         self.marks: list[Mark] = []
         self.passes: list[tuple[str, int]] = []

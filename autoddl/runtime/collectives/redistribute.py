@@ -25,7 +25,7 @@ from torch import Tensor
 from autoddl.core.codecs import CODECS, coded_kind
 from autoddl.core.conversion import COLLECTIVES, Step
 from autoddl.core.layout import Layout
-from autoddl.runtime.collectives.coding import decode, decode_sum, encode
+from autoddl.runtime.collectives.coding import decode, decode_sum, encode, error_share
 from autoddl.runtime.collectives.lossless_rows import exponents_of, lacks_exponents
 from autoddl.runtime.collectives.packing import Packing, packing_of
 from autoddl.runtime.collectives.process_groups import Groups, peer_error
@@ -172,15 +172,20 @@ class Move:
         joined = rows[0].flatten(1) if len(rows) == 1 else torch.cat([r.flatten(1) for r in rows], 1)
         codec, elements, dtype, own = self._step.codec, joined.shape[1], joined.dtype, None
         sent = encode(codec, joined)
+        if self._recorder is not None and self._recorder.checks:
+            self._recorder.coded_share = max(self._recorder.coded_share, error_share(codec, joined, sent))
         if CODECS[codec].lossless and lacks_exponents(sent, sent):
             own = exponents_of(joined)
         got = sent.new_empty(self._n, sent.shape[1])
+        self._note(got)
         work, count = self._hand_over_coded(got, sent, asynchronous), len(joined)
 
         def finish() -> list[Tensor]:
             every = None
             if CODECS[codec].lossless and lacks_exponents(got):
                 every = got.new_empty(self._n, elements)
+                if self._recorder is not None:
+                    self._recorder.besides.append(ExecutedCollective(*self.record, every.numel()))
                 self._hand_over_coded(every, got.new_zeros(count, elements) if own is None else own, False)
             found = (decode_sum if self.kind == "reduce-scatter" else decode)(codec, got, elements, dtype, every)
             return self._joined(found.to(dtype))
@@ -189,7 +194,6 @@ class Move:
 
     def _hand_over_coded(self, got: Tensor, sent: Tensor, asynchronous: bool) -> Any:
         """Starts the collective of bytes; an error of the backend becomes a MachineError."""
-        self._note(got)
         try:
             return self._start_coded(got.view(-1), sent.view(-1), asynchronous)
         except RuntimeError as error:
