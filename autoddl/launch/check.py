@@ -25,7 +25,7 @@ __all__ = ["check", "mismatches"]
 def check(job: Job) -> dict[str, Any]:
     """Runs a step as planned and one in float64; returns the errors of loss and gradients, and the mismatches.
 
-    The errors are those of `verify`, of steps that send nothing coded; `coded_error` is that of the plan's own step
+    The errors are those of `verify`, of steps that send nothing coded. `coded_error` is that of the plan's own step
     where it does, and `coded_share` that of its messages. A mixed program runs a third step with every dtype twice as
     wide.
     """
