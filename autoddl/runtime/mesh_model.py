@@ -47,7 +47,7 @@ class MeshModel(ParallelModel):
         self._first, self._planner, self._compile = seed, planner, compile_stretch
         recorder = Recorder() if shared is None else shared.recorder
         if graphed:
-            check_graph(graph, device)
+            check_graph(graph, device, plan.codecs)
         place_buffers(device, module, graph)
         self.runner: ProgramRunner = ProgramRunner(
             module, plan, captured, graph, groups, device, recorder, compile_stretch,

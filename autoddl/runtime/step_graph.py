@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
+from autoddl.core.codecs import CODECS
 from autoddl.core.errors import InputError, MachineError
 from autoddl.core.graph import Graph
 from autoddl.operators.kernels.custom_ops import BY_VALUES, DRAWING
@@ -24,11 +25,14 @@ from autoddl.runtime.collectives.recorder import Recorder
 __all__ = ["StepGraph", "check_graph"]
 
 
-def check_graph(graph: Graph, device: torch.device) -> None:
-    """Raises InputError where the steps of a program cannot be one CUDA graph."""
+def check_graph(graph: Graph, device: torch.device, codecs: Iterable[str] = ()) -> None:
+    """Raises InputError where the steps of a program, with messages sent as `codecs`, cannot be one CUDA graph."""
     if device.type != "cuda":
         raise InputError(f"the steps of a plan are one CUDA graph on a GPU only, and this rank runs on {device}: leave "
                          "out graph=True")
+    if any(CODECS[name].lossless for name in codecs):
+        raise InputError("lossless messages wait for how many exponents find no room, and a CUDA graph waits for "
+                         "nothing: leave out graph=True, or plan without lossless")
     drawing = next((op for op in graph.ops if op.target in DRAWING), None)
     if drawing is not None:
         raise InputError(f"{drawing.module or drawing.name} draws other numbers in every step, and a CUDA graph the "

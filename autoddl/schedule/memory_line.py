@@ -93,7 +93,10 @@ def predict_memory(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster, m
 
 
 def _in_transit(heap: Heap, plan: Plan, graph: Graph) -> list[int]:
-    """A buffer for every tensor that the stage sends, and for every gradient that it sends back: those on their way."""
+    """A buffer for every tensor that the stage sends, and for every gradient that it sends back: those on their way.
+
+    Coded messages count as whole ones: the rank has the values too while it codes.
+    """
     decided, found = plan.index().decisions, list[int]()
     for op in graph.ops:
         if op.target in (SEND, RECEIVE):

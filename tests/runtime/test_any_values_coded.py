@@ -5,8 +5,11 @@ import torch
 from torch import Tensor
 
 from autoddl.core.codecs import BLOCK, CODECS, ROOM, codecs_of
+from autoddl.core.errors import InputError
+from autoddl.core.graph import Graph
 from autoddl.runtime.collectives.coding import decode, encode, error_share
 from autoddl.runtime.collectives.lossless_rows import exponents_of, lacks_exponents
+from autoddl.runtime.step_graph import check_graph
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CASES = [(name, dtype) for name in CODECS for dtype in DTYPES if codecs_of((f"weights={name}",), "weights", dtype)]
@@ -113,6 +116,12 @@ def test_only_exponents_that_find_no_room_are_sent_besides() -> None:
     assert lacks_exponents(data)
     with pytest.raises(ValueError, match="lists no exponents"):
         decode("lossless", data, 50_000)
+
+
+def test_steps_with_lossless_messages_are_no_cuda_graph() -> None:
+    check_graph(Graph((), (), ()), torch.device("cuda"), ("int8",))
+    with pytest.raises(InputError, match="lossless messages wait for how many exponents find no room"):
+        check_graph(Graph((), (), ()), torch.device("cuda"), ("int8", "lossless"))
 
 
 @pytest.mark.parametrize("name", [name for name, codec in CODECS.items() if codec.scaled])
