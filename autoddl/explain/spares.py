@@ -1,8 +1,8 @@
 """Plans for what is left of a cluster: its question is asked again on the largest parts with at most so many devices.
 
-A part has at most as many children at every level as the cluster. It is a regular cluster, as a mesh needs one: of 4
-nodes with 8 devices, one of which is lost, these are 3 nodes of 8 and 4 nodes of 7. The fastest plan on any of the
-parts that are in no other is taken; it may use fewer devices still.
+A part has at most as many children at every level as the cluster, and is regular, as a mesh needs it. Of 4 nodes with 8
+devices, one of which is lost, the largest are 3 nodes of 8 and 4 nodes of 7. The fastest plan on any of these is taken;
+it may use fewer devices still.
 """
 
 from collections.abc import Sequence

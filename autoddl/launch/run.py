@@ -65,7 +65,7 @@ def run(path: Path, plan: Plan, factory: Factory, *, steps: int, lr: float, save
     """Trains `steps` steps with AdamW and returns the result; None on ranks other than the first.
 
     `record` is a file for every message of every rank, `save` a folder for a checkpoint. With `elastic` and
-    `checkpoints` training goes on by a plan for fewer ranks where some are lost; ranks that torchrun starts run the
+    `checkpoints` training goes on by a plan for fewer ranks where some are lost. Ranks that torchrun starts run the
     plan of their number. `timeout` is the seconds that a rank waits for others. Raises MismatchError where `cluster` is
     not the plan's, and the error of a rank that fails."""
     if cluster is not None:

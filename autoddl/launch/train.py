@@ -107,7 +107,7 @@ def _resumed(job: Job, parallel: ParallelModel, optimizer: torch.optim.Optimizer
 
 
 def _keeper(job: Job) -> AbstractContextManager[recovery.Keeper | None]:
-    """What keeps checkpoints, where the job asks for them."""
+    """Returns the keeper of checkpoints, or None where the job asks for none."""
     if not job.get("checkpoint"):
         return nullcontext()
     return recovery.Keeper(job["checkpoint"], job["every"], job["keep"], job.get("timeout", TIMEOUT))

@@ -27,7 +27,7 @@ from autoddl.runtime.checkpoint_folder import places, rename
 from autoddl.runtime.checkpoint_series import path_of, prune, settle
 from autoddl.runtime.collectives.c10d_registry import find_group
 from autoddl.runtime.collectives.process_groups import peer_error
-from autoddl.runtime.recovery.other_states import Stateful, checked, packed, random_state
+from autoddl.runtime.recovery.other_states import Stateful, packed, packed_safely, random_state
 
 if TYPE_CHECKING:
     from autoddl.runtime.parallel_model import ParallelModel
@@ -93,7 +93,7 @@ class Keeper:
         rank = dist.get_rank() if self._group is not None else 0
         state = snapshot(model, optimizer) | {
             f"{RANDOM}.{rank}": packed(random_state()),
-            **{f"{OTHERS}.{name}": checked(name, one.state_dict()) for name, one in others.items() if rank == 0}}
+            **{f"{OTHERS}.{name}": packed_safely(name, one.state_dict()) for name, one in others.items() if rank == 0}}
         copied, step = self._stager.stage(state), model.steps
         assert isinstance(copied, dict), "staging was asked to wait"
         self._under_way = _in_thread(lambda: self._write(copied, step))

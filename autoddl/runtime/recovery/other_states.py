@@ -19,7 +19,7 @@ import torch
 
 from autoddl.core.errors import InputError
 
-__all__ = ["Stateful", "checked", "packed", "random_state", "set_random_state", "unpacked"]
+__all__ = ["Stateful", "packed", "packed_safely", "random_state", "set_random_state", "unpacked"]
 
 
 class Stateful(Protocol):
@@ -41,7 +41,7 @@ def packed(state: Mapping[str, Any]) -> bytes:
     return file.getvalue()
 
 
-def checked(name: str, state: Mapping[str, Any]) -> bytes:
+def packed_safely(name: str, state: Mapping[str, Any]) -> bytes:
     """The state as bytes. Raises InputError where it holds what could not be read back."""
     try:
         data = packed(state)
