@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.runtime.checkpoint_folder import clear, is_whole, places, refusal, rename
 from autoddl.runtime.checkpoint_reader import CheckpointReader, quietly, read
+from autoddl.runtime.checkpoint_settings import read_settings
 from autoddl.runtime.collectives.process_groups import peer_error
 from autoddl.runtime.collectives.told_values import first_value
 
@@ -158,7 +159,11 @@ def load(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
         saved = reader.read_metadata().state_dict_metadata
         unsaved = _unsaved(model, optimizer, state, saved)
         _check_dtypes(model, state, saved, found)
+        settings = {name: value for name, value in read_settings(reader, saved).items() if name in state["optimizer"]}
+        for name in settings:
+            del state["optimizer"][name]
         read(state, reader, no_dist=not _distributed())
+        state["optimizer"].update(settings)
     except RuntimeError as error:
         raise peer_error(f"reading the checkpoint {path}", error) from error
     except (CheckpointException, ValueError) as error:

@@ -25,9 +25,10 @@ from autoddl.core.errors import InputError, MachineError
 from autoddl.runtime.checkpoint import from_first, is_first, snapshot, write
 from autoddl.runtime.checkpoint_folder import places, rename
 from autoddl.runtime.checkpoint_series import path_of, prune, settle
+from autoddl.runtime.checkpoint_settings import fold_settings, packed
 from autoddl.runtime.collectives.c10d_registry import find_group
 from autoddl.runtime.collectives.process_groups import peer_error
-from autoddl.runtime.recovery.other_states import Stateful, packed, packed_safely, random_state
+from autoddl.runtime.recovery.other_states import Stateful, packed_safely, random_state
 
 if TYPE_CHECKING:
     from autoddl.runtime.parallel_model import ParallelModel
@@ -91,7 +92,7 @@ class Keeper:
         """Begins a checkpoint now, after the one under way; as `after_step`."""
         self.finish()
         rank = dist.get_rank() if self._group is not None else 0
-        state = snapshot(model, optimizer) | {
+        state = fold_settings(snapshot(model, optimizer), rank) | {
             f"{RANDOM}.{rank}": packed(random_state()),
             **{f"{OTHERS}.{name}": packed_safely(name, one.state_dict()) for name, one in others.items() if rank == 0}}
         copied, step = self._stager.stage(state), model.steps

@@ -8,7 +8,6 @@ checkpoint does not know gets those of the first rank: there are more ranks now.
 they are drawn by step and position.
 """
 
-import io
 import pickle
 import random
 from collections.abc import Mapping
@@ -18,8 +17,9 @@ import numpy as np
 import torch
 
 from autoddl.core.errors import InputError
+from autoddl.runtime.checkpoint_settings import packed, unpacked
 
-__all__ = ["Stateful", "packed", "packed_safely", "random_state", "set_random_state", "unpacked"]
+__all__ = ["Stateful", "packed_safely", "random_state", "set_random_state"]
 
 
 class Stateful(Protocol):
@@ -34,13 +34,6 @@ class Stateful(Protocol):
         ...
 
 
-def packed(state: Mapping[str, Any]) -> bytes:
-    """The state as bytes."""
-    file = io.BytesIO()
-    torch.save(dict(state), file)
-    return file.getvalue()
-
-
 def packed_safely(name: str, state: Mapping[str, Any]) -> bytes:
     """The state as bytes. Raises InputError where it holds what could not be read back."""
     try:
@@ -51,12 +44,6 @@ def packed_safely(name: str, state: Mapping[str, Any]) -> bytes:
         raise InputError(f"the state of {name} cannot be kept in a checkpoint: it holds more than numbers, texts and "
                          f"tensors ({said.strip()}); leave that out of its state_dict") from None
     return data
-
-
-def unpacked(data: bytes) -> dict[str, Any]:
-    """The state that was packed."""
-    found: dict[str, Any] = torch.load(io.BytesIO(data), weights_only=True)
-    return found
 
 
 def random_state() -> dict[str, Any]:
