@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +24,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from autoddl.core.errors import InputError, MachineError
 from autoddl.runtime.checkpoint import from_first, is_first, snapshot, write
-from autoddl.runtime.checkpoint_folder import places, rename
+from autoddl.runtime.checkpoint_folder import places, remove, rename
 from autoddl.runtime.checkpoint_series import path_of, prune, settle
 from autoddl.runtime.checkpoint_settings import fold_settings, packed
 from autoddl.runtime.collectives.c10d_registry import find_group
@@ -108,7 +109,13 @@ class Keeper:
     def _write(self, state: dict[str, Any], step: int) -> None:
         """Writes a copied state; the first rank gives it its name then, when all have written."""
         final, writing = places(path_of(self.folder, step))
-        write(state, writing, final, self._group)
+        try:
+            write(state, writing, final, self._group)
+        except MachineError:
+            if is_first() and writing.exists():  # its bytes may be what a full disk lacks
+                with suppress(OSError):
+                    remove(writing)
+            raise
         if is_first():
             if why := rename(writing, final):
                 raise MachineError(f"the checkpoint {final} was written to {writing} and not renamed ({why})")
