@@ -12,7 +12,6 @@ here is not timed. Ranks are started by `launch`, as in a run of a plan.
 import json
 import os
 import re
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -29,6 +28,7 @@ from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.launch.launch import launch, python_module
 from autoddl.launch.machine import check_ranks
 from autoddl.launch.places import placed
+from autoddl.launch.temporary import temporary_folder
 
 __all__ = ["SECONDS", "Measured", "measure", "strip_measured", "with_measured"]
 
@@ -110,13 +110,13 @@ def _join(request: Request, progress: Progress | None) -> dict[str, Any] | None:
 def _start(request: Request, links: Cluster | None, progress: Progress | None) -> dict[str, Any]:
     """Starts the ranks on this machine, on links shaped as those of `links`; returns the result of the first."""
     tell, began = progress or (lambda what, done, total: None), time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="autoddl-measure-") as name, placed(links) as (_, places):
-        job = Path(name, "job.json")
-        job.write_text(json.dumps({**asdict(request), "folder": name}), encoding="utf-8")
+    with temporary_folder("measure") as folder, placed(links) as (_, places):
+        job = folder / "job.json"
+        job.write_text(json.dumps({**asdict(request), "folder": str(folder)}), encoding="utf-8")
         command = python_module("autoddl.calibrate.rank", str(job))
         launch(request.ranks, command, places=places, tick=lambda: tell(
             "measuring", min(int(time.monotonic() - began), int(request.seconds)), int(request.seconds)))
-        found = json.loads(Path(name, "result-0.json").read_text(encoding="utf-8"))
+        found = json.loads((folder / "result-0.json").read_text(encoding="utf-8"))
     assert isinstance(found, dict), found
     return found
 

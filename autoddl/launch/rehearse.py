@@ -11,7 +11,6 @@ The ranks share the cores of this machine, so the cluster's device should be a s
 
 import json
 import statistics
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
@@ -30,6 +29,7 @@ from autoddl.explain.staged_run import foreseen_waiting
 from autoddl.launch.launch import launch, python_module
 from autoddl.launch.machine import check_memory, check_ranks
 from autoddl.launch.places import placed
+from autoddl.launch.temporary import temporary_folder
 
 __all__ = ["Rehearsal", "UplinkBytes", "rehearse"]
 
@@ -115,11 +115,10 @@ def rehearse(path: Path, plan: Plan, factory: Factory, *, steps: int = 10, lr: f
     _check(plan, steps)
     machine, note = _machine(plan, cluster)
     tell = progress or (lambda what, done, total: None)
-    temporary = tempfile.TemporaryDirectory(prefix="autoddl-rehearsal-")
-    with temporary as name, placed(machine if shaped else None) as (uplinks, places):
-        folder = Path(name)
+    with temporary_folder("rehearsal") as folder, placed(machine if shaped else None) as (uplinks, places):
         kept = record.resolve() if record is not None else folder / "record.jsonl"
-        job = {"plan": str(path.resolve()), "factory": factory.to_json(), "steps": steps, "lr": lr, "folder": name,
+        job = {"plan": str(path.resolve()), "factory": factory.to_json(), "steps": steps, "lr": lr,
+               "folder": str(folder),
                "timeout": timeout, "uplinks": [asdict(uplink) for uplink in uplinks], "record": str(kept)}
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
         launch(plan.mesh.size, python_module("autoddl.launch.rehearse_rank", str(folder / "job.json")),

@@ -23,7 +23,6 @@ the smallest size above 1 that divides its own, so that even shards stay even. S
 
 import copy
 import json
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from math import inf, isfinite, prod
@@ -38,6 +37,7 @@ from autoddl.core.plan import Plan
 from autoddl.core.precision import Precision
 from autoddl.core.processes import free_bytes
 from autoddl.launch.launch import launch, python_module
+from autoddl.launch.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -112,11 +112,11 @@ def verify(plan: Plan, factory: Factory, *, max_ranks: int = 8, timeout: float =
     if "graph" in plan.source:  # before a model is made that does not fit
         tensors = graph_from_text(plan.source["graph"]).tensors
         _check_memory(sum(prod(t.shape) for t in tensors if t.kind is Kind.PARAMETER), small.mesh.size)
-    with tempfile.TemporaryDirectory(prefix="autoddl-verify-") as name:
-        folder = Path(name)
+    with temporary_folder("verify") as folder:
         _write_truth(plan, factory, folder, small.mesh.size)
         small.save(folder / "plan.json")
-        job = {"task": "check", "plan": str(folder / "plan.json"), "factory": factory.to_json(), "folder": name}
+        job = {"task": "check", "plan": str(folder / "plan.json"), "factory": factory.to_json(),
+               "folder": str(folder)}
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
         tell(f"{small.mesh.size} ranks", 1, 2)
         command = python_module("autoddl.launch.worker", str(folder / "job.json"))
