@@ -59,7 +59,7 @@ from autoddl.cost_models import (
 )
 from autoddl.operators.fusion import ALONE, Chained, chains
 from autoddl.operators.recomputed import RecomputedPart, recomputed_parts
-from autoddl.operators.ring import SHIFT
+from autoddl.operators.ring import SHIFT, offers_ring
 from autoddl.operators.rules.nn import inner_collectives
 from autoddl.operators.work import KernelWork, weight_kernels, work
 from autoddl.pricing.choices import Choice
@@ -420,9 +420,18 @@ def floor_sums(graph: Graph, cluster: Cluster, differentiable: frozenset[int], w
         late = weight_kernels(op, differentiable, weights, len(backward)) if weights else (False,) * len(backward)
         ways = [0] * len(forward) + [1 + waits for waits in late]
         for way, kernel in zip(ways, (*forward, *backward), strict=True):
-            found[way] += least_seconds(cluster.device, kernel_of(kernel, dtype), cluster.size)
+            found[way] += _least(cluster, kernel_of(kernel, dtype), offers_ring(op, graph))
         sums.append(found)
     return [(sums[end][0], sums[end][1], sums[end][2]) for end in ends]
+
+
+def _least(cluster: Cluster, kernel: Kernel, rings: bool) -> float:
+    """The least seconds of a kernel's part; most blocks of a causal ring have the curve of full attention."""
+    found = least_seconds(cluster.device, kernel, cluster.size)
+    if not rings or not kernel.kind.startswith("attention") or not kernel.shape[-1]:
+        return found
+    block = replace(kernel, shape=(*kernel.shape[:-1], 0), name=kernel.name.replace("causal", "full"))
+    return min(found, least_seconds(cluster.device, block, cluster.size))
 
 
 def end_seconds(pricing: Pricing, t: int, choice: Choice, port: int, flows: bool) -> float:
