@@ -12,7 +12,7 @@ _OTHERS = {Split(0): "the batch", Split(1): "heads"}
 
 
 def ring_text(plan: Plan) -> str:
-    """What is split of attention whose keys go round; empty where none do."""
+    """Says what is split of attention whose keys go round; empty where none do."""
     every = [one for one in plan.decisions if one.target == ATTENTION]
     found = Counter((one.inputs[0], one.inputs[1]) for one in every if _goes_round(one))
     return "; ".join(f"of {count} operator{'s' * (count > 1)} {_said(plan, queries)}"

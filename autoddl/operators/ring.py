@@ -41,7 +41,7 @@ Message = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What a step computes: so many queries times so many keys, of which a `causal` one skips half."""
+    """The block of a step: so many queries times so many keys, of which a `causal` one skips half."""
 
     queries: int
     keys: int
@@ -50,7 +50,16 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class RingSizes:
-    """The sizes of one rank of a ring of `ranks`; q, k, v, out and lse are elements of its pieces."""
+    """The sizes of one rank of a ring.
+
+        ranks     ranks of the ring
+        causal    whether a query sees no later key
+        q         elements of its queries
+        k         of its keys
+        v         of its values
+        out       of its output
+        lse       of its log-sum-exp
+    """
 
     ranks: int
     causal: bool
@@ -81,7 +90,7 @@ def offers_ring(op: Op, graph: Graph) -> bool:
 
 
 def ring_turns(way: str, ranks: int) -> tuple[tuple[str, int], ...]:
-    """What a rank does in one pass, in order: ('start' | 'wait', number of a shift), or ('compute', number of a step).
+    """Lists what a rank does in one pass: ('start' | 'wait', number of a shift), or ('compute', number of a step).
 
     A shift is on its way from its start to the wait for it.
     """
@@ -106,13 +115,13 @@ def ring_sizes(op: Op, keys: int, inputs: Shapes) -> RingSizes:
 
 
 def ring_blocks(sizes: RingSizes, queries: int, keys: int) -> tuple[Block, ...]:
-    """What each step computes, with so many queries and keys on a rank."""
+    """The block of each step, with so many queries and keys on a rank."""
     other = Block(queries, keys // 2, False) if sizes.causal else Block(queries, keys, False)
     return (Block(queries, keys, sizes.causal), *(other,) * (sizes.ranks - 1))
 
 
 def ring_messages(sizes: RingSizes, itemsize: int) -> tuple[Message, ...]:
-    """What a rank sends, in order; gradients of half precision travel as float32, since c of them add up."""
+    """The messages of a rank, in order; gradients of half precision travel as float32, since c of them add up."""
     own, wide = (sizes.k + sizes.v) * itemsize, (sizes.k + sizes.v) * max(4, itemsize)
     found: list[Message] = [("forward", SHIFT, own)] * (sizes.ranks - 1)
     back: list[Message] = [("backward", SHIFT, own), ("backward", SHIFT, wide)] * (sizes.ranks - 1)
