@@ -3,11 +3,11 @@
 from math import inf, prod
 
 from autoddl.core.codecs import BLOCK, CODECS
-from autoddl.core.conversion import ring_bytes
 from autoddl.core.graph import Graph, graph_from_text
 from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
+from autoddl.cost_models import sent_bytes
 from autoddl.cost_models.units import show_bytes
 from autoddl.schedule.stage_lanes import stage_traffic
 from autoddl.schedule.traffic import traffic
@@ -33,7 +33,7 @@ def _sent(plan: Plan, graph: Graph) -> float:
     """Bytes that rank 0 sends in a step; `graph` is the captured one."""
     if plan.pipeline is None:
         sizes = dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True))
-        return sum(ring_bytes(one.kind, prod(sizes[axis] for axis in one.axes.split("+")), one.nbytes)
+        return sum(sent_bytes(one.kind, prod(sizes[axis] for axis in one.axes.split("+")), one.nbytes)
                    for one in traffic(plan, add_hubs(graph)))
     own = sum(_sent(stage.plan, part.graph) for stage, part in zip(
         plan.pipeline.stages, cut_graph(graph, plan.pipeline.cuts), strict=True) if stage.ranks[0] == 0)
