@@ -65,10 +65,9 @@ def block_backward(heads: Heads, upstream: Tensor, q: Tensor, k: Tensor, v: Tens
     if not heads.fused(q, v, mask):
         return _written_backward(heads, upstream, q, k, v, out, sums, mask, causal)
     if q.is_cuda:
-        none = torch.empty(0, device=q.device)
-        state = torch.zeros(2, dtype=torch.uint64, device=q.device)
-        found = _CUDA_BACK(upstream, q, k, v, out, sums, none, none, q.shape[-2], k.shape[-2], 0.0, causal,
-                           state, none, scale=heads.scale)
+        state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout, which there is none of
+        found = _CUDA_BACK(upstream, q, k, v, out, sums.contiguous(), None, None, q.shape[-2], k.shape[-2], 0.0, causal,
+                           state, state.new_empty(0), scale=heads.scale)
     else:
         found = _CPU_BACK(upstream, q, k, v, out, sums, 0.0, causal, attn_mask=mask, scale=heads.scale)
     return Gradients(*found)
