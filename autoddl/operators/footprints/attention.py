@@ -10,7 +10,7 @@ __all__ = ["dropped_attention", "flash", "plain_attention", "written_out"]
 
 
 def ring(call: LocalOp) -> Footprint:
-    """Footprint of ring attention (`operators.ring`), whose blocks run in one kernel each.
+    """Footprint of ring attention (`operators.ring`), whose blocks run in one kernel each, or written out.
 
     It keeps queries, keys, values, the output, and each query's log-sum-exp. Of a causal ring these are the halves that
     were traded. Meanwhile there are the keys and values that are here and those that come, and the sums so far.
@@ -20,8 +20,9 @@ def ring(call: LocalOp) -> Footprint:
     out, pair, causal = rows * v.shape[-1], prod(k.shape) + prod(v.shape), bool(dict(call.op.args).get("is_causal"))
     sums, own = float(rows * wide), [x.nbytes for x in (q, k, v)]
     merging = out * (size + wide + wide * (size < wide)) + 6 * sums
-    forward = 2.0 * pair * size + merging
-    back = pair * (2.5 * size + 2.0 * wide) + prod(q.shape) * wide
+    scores = float(rows * k.shape[-2] * wide) * _writes_blocks(call)
+    forward = 2.0 * pair * size + merging + 3 * scores
+    back = pair * (2.5 * size + 2.0 * wide) + prod(q.shape) * wide + 3.5 * scores
     if not causal:
         return Footprint(tuple(range(len(call.inputs))), (0,), extra=sums, before=forward, back=back)
     traded = 2.0 * sum(own) + out * size
@@ -42,6 +43,14 @@ def written_out(call: LocalOp) -> bool:
     if call.on_cpu:
         return len(q.shape) != 4 or (mask is not None and len(mask.shape) not in (2, 4))
     return q.itemsize == 8 or (q.itemsize == 4 and q.shape[-3:-2] != k.shape[-3:-2])
+
+
+def _writes_blocks(call: LocalOp) -> bool:
+    """Whether the blocks of a ring are written out as products (`kernels.attention_blocks`)."""
+    q, v, mask = call.inputs[0], call.inputs[2], call.op.slot("attn_mask")
+    if mask in call.needs or q.shape[-1] != v.shape[-1]:
+        return True
+    return not call.on_cpu and (q.itemsize != 2 or mask is not None)
 
 
 def flash(call: LocalOp) -> Footprint:
