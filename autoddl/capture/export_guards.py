@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from autoddl.capture.own_backward import HiddenEffect, OwnCall, trace_call
 from autoddl.capture.patches.autograd_function_patch import Apply, replace_apply
 from autoddl.capture.patches.transformers_experts_patch import OWN_BACKWARD
-from autoddl.capture.raising_branches import decided
+from autoddl.capture.raising_branches import asked_number, decided
 
 __all__ = ["guard_export"]
 
@@ -35,6 +35,8 @@ class _Watch(TorchFunctionMode):
             raise HiddenEffect("forward sets the .data of a tensor, which a graph does not show: write x.copy_(y)")
         if func == Tensor.__bool__ and (found := decided(args[0])) is not None:
             return found
+        if func == Tensor.item and (number := asked_number(args[0])) is not None:
+            return number
         if func in HOOKS:
             raise HiddenEffect("forward registers a hook on a gradient, which a graph does not show: write what it "
                                "does to the value, as x * s + (x - x * s).detach() for a gradient s times as large")

@@ -9,6 +9,9 @@ raise, as an `assert` does. Then the program goes on as if nothing were wrong, a
 
 A side that only warns is left out, without a check. A condition is read in the source. Every part of an `and` or an
 `or` is to be false, or true for an `assert`, and behind `not` the opposite.
+
+`x.max().item()` stays a tensor where only such conditions read it: in a condition itself, or by the name that a line
+gives it.
 """
 
 import ast
@@ -30,7 +33,7 @@ from torch.fx.node import has_side_effect
 from autoddl.capture.fx_tools import insert
 from autoddl.operators.kernels import custom_ops
 
-__all__ = ["check_conditions", "decided"]
+__all__ = ["asked_number", "check_conditions", "decided"]
 
 TORCH = str(Path(torch.__file__).parent)
 OURS = str(Path(__file__).parent)
@@ -75,6 +78,41 @@ def decided(condition: Tensor) -> bool | None:
     return branch.value
 
 
+def asked_number(x: Tensor) -> Tensor | None:
+    """Returns x.item() of a trace as a tensor, where only conditions that raise read it; None elsewhere."""
+    if not isinstance(x, FakeTensor) or x.constant is not None or x.numel() != 1:
+        return None
+    frame = _asking(sys._getframe(1))
+    if frame is None:
+        return None
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    return x.reshape(()) if _branch(file, line) is not None or _is_asked_only(file, line) else None
+
+
+@lru_cache(maxsize=1000)
+def _is_asked_only(file: str, line: int) -> bool:
+    """Whether the line gives a name to a number that conditions of branches which only raise, and these, read alone."""
+    function = next((node for node in reversed(_nodes(file)) if isinstance(node, ast.FunctionDef)
+                     and node.lineno <= line <= (node.end_lineno or line)), None)
+    inside = [] if function is None else list(ast.walk(function))
+    names = [node.targets[0].id for node in inside if isinstance(node, ast.Assign) and len(node.targets) == 1
+             and node.lineno <= line <= (node.end_lineno or line) and isinstance(node.targets[0], ast.Name)
+             and isinstance(node.value, ast.Call) and _called(node.value.func) == "item"]
+    branches = [node for node in inside if isinstance(node, ast.If | ast.Assert)
+                and _branch(file, node.test.lineno) is not None]
+    spared = {id(part) for one in branches for side in (one.test, *_sides(one)) for part in ast.walk(side)}
+    reads = [node for node in inside if isinstance(node, ast.Name) and node.id in names]
+    stored = [node for node in reads if isinstance(node.ctx, ast.Store)]
+    return len(names) == 1 and len(stored) == 1 and all(node in stored or id(node) in spared for node in reads)
+
+
+def _sides(branch: ast.If | ast.Assert) -> Sequence[ast.AST]:
+    """Returns what runs only where the branch raises or warns."""
+    if isinstance(branch, ast.Assert):
+        return [branch.msg] if branch.msg is not None else []
+    return branch.body if _is_refusal(branch.body) else branch.orelse
+
+
 def _asking(frame: FrameType | None) -> FrameType | None:
     """The frame of the model, or of torch.nn, that asks: in front of it there are those of the trace."""
     while frame is not None:
@@ -86,12 +124,17 @@ def _asking(frame: FrameType | None) -> FrameType | None:
 
 
 @lru_cache(maxsize=100)
-def _statements(file: str) -> tuple[ast.If | ast.Assert, ...]:
+def _nodes(file: str) -> tuple[ast.AST, ...]:
+    """The syntax of a file, an outer part before what is in it."""
     try:
-        tree = ast.parse("".join(linecache.getlines(file)))
+        return tuple(ast.walk(ast.parse("".join(linecache.getlines(file)))))
     except SyntaxError:
         return ()
-    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.If | ast.Assert))
+
+
+@lru_cache(maxsize=100)
+def _statements(file: str) -> tuple[ast.If | ast.Assert, ...]:
+    return tuple(node for node in _nodes(file) if isinstance(node, ast.If | ast.Assert))
 
 
 def _branch(file: str, line: int) -> _Branch | None:

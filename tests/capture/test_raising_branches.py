@@ -98,6 +98,40 @@ def mixes(x: Tensor) -> Tensor:
     return x
 
 
+def takes_numbers_out(x: Tensor) -> Tensor:
+    largest = x.max().item()
+    if largest > 100 or largest < -100:
+        raise ValueError(f"{largest} is too large")
+    if x.min().item() < -100:
+        raise ValueError
+    return x
+
+
+def keeps_a_number(x: Tensor) -> Tensor:
+    largest = x.max().item()
+    if largest > 100:
+        raise ValueError
+    return x * largest
+
+
+def test_numbers_that_only_raising_branches_read_are_checked_in_the_step() -> None:
+    model = Asks(takes_numbers_out)
+    captured = capture(model, torch.ones(2, 4))
+    checks = [op.arg("text") for op in captured.graph.ops if op.target == "autoddl.checked"]
+    assert len(checks) == 3 and all("item()" in str(text) or "largest" in str(text) for text in checks)
+    values = [p.detach() for p in model.parameters()]
+    assert torch.equal(captured.program(*values, torch.ones(2, 4))[0], model(torch.ones(2, 4)))
+    with pytest.raises(InputError, match="largest > 100 or largest < -100"):
+        captured.program(values[0], values[1] + 1000, torch.ones(2, 4))
+    with pytest.raises(InputError, match=r"largest < -100|x\.min"):
+        captured.program(values[0], values[1] - 1000, torch.ones(2, 4))
+
+
+def test_a_number_that_is_used_elsewhere_is_refused() -> None:
+    with pytest.raises(CaptureError, match=r"item.* makes a number|values of a tensor"):
+        capture(Asks(keeps_a_number), torch.ones(2, 4))
+
+
 def test_a_warning_is_left_out() -> None:
     assert not [op for op in capture(Asks(warns), torch.ones(2, 4)).graph.ops if op.target == "autoddl.checked"]
 
