@@ -4,6 +4,7 @@ Reading order:
 
     sample                      the arguments of one call of the model
     trace                       torch.export; `export_guards` keeps it from effects that a graph would not show
+    ctc_losses                  losses of sequences as an operator
     raising_branches            branches that only raise, which a graph checks instead
     own_backward                calls of torch.autograd.Function, which become one operator each
     own_rules                   rules that users register for operators of their own

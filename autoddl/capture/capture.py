@@ -31,7 +31,7 @@ from autoddl.capture.autocast_casts import use_cast
 from autoddl.capture.build_graph import Key, Leaf, tabulate
 from autoddl.capture.complex_products import real_rotations
 from autoddl.capture.gc_pause import pause_gc
-from autoddl.capture.passes import bags, expert_layers, gradients, losses, normalise
+from autoddl.capture.passes import bags, gradients, losses, normalise, own_functions
 from autoddl.capture.patches.torch_export_patch import delay_code_generation, shorten_stacks
 from autoddl.capture.raising_branches import check_conditions
 from autoddl.capture.randomness import randomness
@@ -87,7 +87,7 @@ def _captured(model: nn.Module, example: Sample, precision: Precision) -> Captur
     module = exported.graph_module
     real_rotations(module)
     normalise(module, precision.is_mixed)
-    expert_layers(module)
+    own_functions(module)
     randomness(module)
     losses(module)
     bags(module)

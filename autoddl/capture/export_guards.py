@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
 
+from autoddl.capture.ctc_losses import CtcLosses
 from autoddl.capture.own_backward import HiddenEffect, OwnCall, trace_call
 from autoddl.capture.patches.autograd_function_patch import Apply, replace_apply
 from autoddl.capture.patches.transformers_experts_patch import OWN_BACKWARD
@@ -28,6 +29,10 @@ GRADIENTS = (torch.autograd.grad, Tensor.backward)
 
 
 class _Watch(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self._losses = CtcLosses()
+
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func == Tensor.data.__get__:  # type: ignore[attr-defined]
             return args[0].detach()
@@ -37,6 +42,8 @@ class _Watch(TorchFunctionMode):
             return found
         if func == Tensor.item and (number := asked_number(args[0])) is not None:
             return number
+        if (loss := self._losses.instead(func, args, kwargs or {})) is not None:
+            return loss
         if func in HOOKS:
             raise HiddenEffect("forward registers a hook on a gradient, which a graph does not show: write what it "
                                "does to the value, as x * s + (x - x * s).detach() for a gradient s times as large")

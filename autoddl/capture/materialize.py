@@ -53,6 +53,8 @@ def _of_reader(op: Op, slot: str, graph: Graph) -> int | None:
         return first.shape[0]
     if op.target.startswith(("autoddl.token_loss", "aten.nll_loss", "aten.cross_entropy")) and slot == "target":
         return first.shape[1] if len(first.shape) > 1 else first.shape[0]
+    if op.target == "autoddl.ctc_loss" and slot == "targets":
+        return first.shape[2]
     return None
 
 

@@ -2,11 +2,14 @@
 
     normalise        reshape, _to_copy, split under one name each; copies and checks dropped; gradients of tables dense
     gradients        detach only where a gradient would pass
-    expert_layers    layers of experts, products of sorted rows -> ours
+    own_functions    layers of experts, products of sorted rows, losses of sequences -> ours
     losses           mean cross entropy -> token_loss / token_weight
     bags             embedding bags of equal length -> ours; batch norms without averages -> those with averages of
                      one step
 """
+
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -15,7 +18,7 @@ from autoddl.capture.autocast_region import is_disabled
 from autoddl.capture.fx_tools import call_arguments, dtype_of, insert, name_of, operators, replace
 from autoddl.operators.kernels import custom_ops
 
-__all__ = ["bags", "expert_layers", "gradients", "losses", "normalise"]
+__all__ = ["bags", "gradients", "losses", "normalise", "own_functions"]
 
 aten = torch.ops.aten
 
@@ -142,12 +145,17 @@ GROUPED = {"_grouped_mm.default", "transformers.grouped_mm_fallback.default"}
 """Products of sorted rows and a matrix per group; torch's own computes in half precision, and on few shapes."""
 
 
-def expert_layers(module: GraphModule) -> None:
-    """Calls our own functions in the place of layers of experts, and of products of sorted rows."""
+TRACED: Mapping[str, Callable[..., Any]] = {
+    "autoddl.experts.default": custom_ops.experts, "autoddl.ctc_loss.default": custom_ops.ctc_loss}
+"""Operators that stand for our own functions in a trace."""
+
+
+def own_functions(module: GraphModule) -> None:
+    """Calls our own functions for the operators that stand for them, and for products of sorted rows."""
     for node in operators(module):
         name = name_of(node.target)
-        if name == "autoddl.experts.default":
-            node.target = custom_ops.experts
+        if name in TRACED:
+            node.target = TRACED[name]
         elif name in GROUPED:
             _grouped(node)
     module.recompile()

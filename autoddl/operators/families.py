@@ -137,7 +137,7 @@ nn           table        copy            shape    -                    adaptive
 nn           table        pool            inputs   -                    avg_pool1d avg_pool3d max_pool1d max_pool2d
                                                                         max_pool2d_with_indices max_pool3d
 nn           table        pool            shape    -                    avg_pool2d
-loss         -            loss            inputs   -                    nll_loss nll_loss_nd
+loss         -            loss            inputs   -                    nll_loss nll_loss_nd autoddl.ctc_loss
 loss         loss         copy            inputs   distance             binary_cross_entropy
                                                                         binary_cross_entropy_with_logits huber_loss
                                                                         kl_div l1_loss mse_loss poisson_nll_loss

@@ -20,8 +20,8 @@ from autoddl.operators.kernels.draws import Index, drawn, keep_mask
 from autoddl.operators.kernels.experts import ExpertPart, routed_experts
 from autoddl.operators.kernels.grouped import rows_of_groups
 
-__all__ = ["BY_VALUES", "DRAWING", "Index", "attention", "checked", "draw", "dropout", "embedding_bag", "experts",
-           "grouped_mm", "keep_mask", "token_loss", "token_weight"]
+__all__ = ["BY_VALUES", "DRAWING", "Index", "attention", "checked", "ctc_loss", "draw", "dropout", "embedding_bag",
+           "experts", "grouped_mm", "keep_mask", "token_loss", "token_weight"]
 
 DRAWING = frozenset(("autoddl.dropout", "autoddl.attention", "autoddl.draw"))
 """Operators that draw random numbers, as targets of a graph."""
@@ -98,6 +98,13 @@ def checked(x: Tensor, condition: Tensor, value: bool, text: str) -> Tensor:
 def grouped_mm(rows: Tensor, weight: Tensor, ends: Tensor, count: int = 0) -> Tensor:
     """The rows of each of `count` groups times its matrix; `kernels.grouped` has the formula."""
     return rows_of_groups(rows, weight, ends)
+
+
+def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int = 0,
+             zero_infinity: bool = False) -> Tensor:
+    """Losses (n) of targets (n, s) under the log-probabilities (t, n, c) of t steps, by connectionist temporal
+    classification; `blank` is the class of no label."""
+    return F.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, "none", zero_infinity)
 
 
 def token_loss(logits: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100,

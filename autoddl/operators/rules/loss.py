@@ -4,6 +4,7 @@
     token weight     "t -> / | sum"          the number of valid tokens
     checked          "a b, / -> a b | 0"     labels or a loss, with a condition that every rank sees
     squared error    "a b, a b -> / | sum"   a mean is a sum whose local part is scaled (kernels)
+    ctc loss         "t b ., b ., b, b -> b"    one number for each row, whose steps t are whole
     triplets         "a ., a ., a . -> / | sum"     likewise, one number for each row
 """
 
@@ -46,6 +47,11 @@ def _checked(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     return rule_text([dims, ["."] * len(inputs[1].shape)], [dims], form(inputs, outputs, ((0,),)))
 
 
+def _sequences(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    """Log-probabilities t b c, targets b s, lengths b and b: a loss for each b."""
+    return rule_text([[".", "b", "."], ["b", "."], ["b"], ["b"]], [["b"]])
+
+
 def _distance(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     """Losses of pairs of elements: reduction 0 keeps the elements, 1 and 2 sum over them (a mean is scaled)."""
     shape = max((t.shape for t in inputs[:2]), key=len)
@@ -71,6 +77,7 @@ RULES: dict[str, RuleOf] = {
     "autoddl.token_loss": _class_loss,
     "autoddl.token_weight": _token_weight,
     "autoddl.checked": _checked,
+    "autoddl.ctc_loss": _sequences,
     "aten.cross_entropy_loss.default": _class_loss,
     "aten.nll_loss.default": _class_loss,
     "aten.nll_loss_nd.default": _class_loss,
