@@ -28,7 +28,7 @@ from autoddl.planner.pins import region_of
 from autoddl.planner.pipelines.pipeline_candidate import try_cut
 from autoddl.planner.pipelines.pipeline_search import plan_of_cut
 from autoddl.planner.pipelines.stage_parts import StageParts
-from autoddl.planner.pipelines.stage_plans import Staged, splits_backward, stage_cluster, without_recompute
+from autoddl.planner.pipelines.stage_plans import Staged, splits_backward, stage_cluster
 from autoddl.planner.question import Question, question_of, task_of_question
 from autoddl.planner.task import PlanTask
 
@@ -155,7 +155,7 @@ def _staged(task: PlanTask, given: Configuration, subject: Subject) -> Plan:
     found: list[Plan] = []
     problems: list[AutoDDLError] = []
     for policy in task.options.recompute:
-        own = without_recompute(replace(task, options=replace(task.options, recompute=(policy,))), given.schedule)
+        own = replace(task, options=replace(task.options, recompute=(policy,)))
         part = StageParts(own, stages, given.stages, given.microbatches, cuts, splits=splits, placement=where)
         try:
             found.append(plan_of_cut(part, given.schedule, try_cut(part, given.schedule, tuple(range(1, stages)))))

@@ -325,7 +325,8 @@ class _Lowering:
         if self.waiting is not None and i in self.late:
             weights = {inputs[op.slots[k]] for k in self.late[i]}
             places = [k for k, x in enumerate(tree_flatten((args, kwargs))[0]) if x in weights]
-            fn = _named(self.waiting.call(fn, places, is_product(op)), f"apart_{op.name}")
+            segment = None if self.part is None else self.part.segment
+            fn = _named(self.waiting.call(fn, places, is_product(op), segment), f"apart_{op.name}")
         if self.part is not None and base(op) not in VIEWS:
             fn = _named(self.part.segment.call(i, fn), f"again_{op.name}")
         elif i in self.triggers:

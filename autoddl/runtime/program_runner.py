@@ -97,9 +97,9 @@ class ProgramRunner:
     def __init__(self, module: nn.Module, plan: Plan, captured: Captured, graph: Graph, groups: Groups,
                  device: torch.device, recorder: Recorder, compile_stretch: Compile | None = None,
                  splits: bool = False, here: Mapping[str, StoredParameter] = MappingProxyType({})) -> None:
-        if splits and (plan.recompute or any(s.regather for s in plan.stored)):
-            raise InputError("a schedule that splits backward runs no block again and gathers no weight again: plan "
-                             "with --recompute none and more microbatches, or take 1f1b")
+        if splits and any(s.regather for s in plan.stored):
+            raise InputError("a schedule that splits backward gathers no weight again: plan with more microbatches, or "
+                             "take 1f1b")
         self.splits, self._compile = splits, compile_stretch
         self.module, self.plan, self.graph, self.groups, self.recorder = module, plan, graph, groups, recorder
         self._captured, self._device = captured, device

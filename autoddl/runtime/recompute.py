@@ -52,7 +52,7 @@ class _Trigger:
 
 
 class Segment:
-    """The ops of one block that run again; `program` runs them on what they read."""
+    """The ops of one block that run again; `program` runs them on what they read, and `is_again` while it does."""
 
     def __init__(self, saved: "SavedTensors", recorder: Recorder) -> None:
         self.program: fx.GraphModule | None = None
@@ -61,7 +61,7 @@ class Segment:
 
     def clear(self) -> None:
         """Forgets the last microbatch."""
-        self._op, self._count, self._is_again, self._has_run = -1, 0, False, False
+        self._op, self._count, self.is_again, self._has_run = -1, 0, False, False
         self._reads: dict[int, tuple[Any, bool]] = {}
         self._kept: set[int] = set()
         self._own: dict[tuple[int, int], _Note] = {}
@@ -101,7 +101,7 @@ class Segment:
     def bring(self, t: int) -> Callable[[Tensor], None]:
         """A call with tensor t, which others save: they get notes; in the second run the notes get the tensor."""
         def bring(x: Tensor) -> None:
-            if self._is_again:
+            if self.is_again:
                 for note, size, stride, offset in self._others.pop(t, ()):
                     note.value = x.detach().as_strided(size, stride, offset)
             elif torch.is_grad_enabled() and x.untyped_storage()._cdata not in self._kept:
@@ -133,12 +133,12 @@ class Segment:
         kept, self._reads = self._reads, {}
         inputs = [self._all.gathers.read(kept[j][0]).detach().requires_grad_(kept[j][1]) for j in range(len(kept))]
         kept.clear()
-        self._is_again = True
+        self.is_again = True
         try:
             with torch.enable_grad(), self._recorder.computing_again(), saved_tensors_hooks(self._collect, _nothing):
                 self.program.forward(*inputs)
         finally:
-            self._is_again = False
+            self.is_again = False
 
     def _collect(self, tensor: Tensor) -> None:
         """Gives a saved tensor of the second run to its note; the second graph keeps nothing."""

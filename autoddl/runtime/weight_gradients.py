@@ -6,7 +6,7 @@
     W         the gradients of weights are made, the last op first, and go on to the parameters as in any backward
 
 So the outer graph has two parts that do not touch: through B nothing comes to a parameter. What an op keeps for its
-weights stays until W.
+weights stays until W. Blocks that are computed again are so in B, once. What products read of them stays until W too.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from autoddl.runtime.recompute import Segment
 
 __all__ = ["WaitingGradients"]
 
@@ -109,12 +111,16 @@ class WaitingGradients:
             one.heads = ()
         self._ops.clear()
 
-    def call(self, function: Callable[..., Any], late: Sequence[int], is_product: bool) -> Callable[..., Any]:
-        """`function`, of an op that waits; `late` are the places of its weights among all its flat arguments."""
+    def call(self, function: Callable[..., Any], late: Sequence[int], is_product: bool, segment: Segment | None = None
+             ) -> Callable[..., Any]:
+        """`function`, of an op that waits; `late` are the places of its weights among all its flat arguments.
+
+        Where its `segment` runs again the op saves what it saved, and waits no second time.
+        """
         def run(*args: Any, **kwargs: Any) -> Any:
             flat, form = tree_flatten((args, kwargs))
             weights = [k for k in late if flat[k].requires_grad]
-            if not torch.is_grad_enabled() or not weights:
+            if not torch.is_grad_enabled() or not weights or (segment is not None and segment.is_again):
                 return function(*args, **kwargs)
             waiting = _Waiting(is_product)
             waiting.heads = _Head.apply(waiting, *(flat[k] for k in weights))  # type: ignore[no-untyped-call]

@@ -28,7 +28,6 @@ from autoddl.planner.pipelines.stage_plans import (
     pipeline_plan,
     splits_backward,
     stage_cluster,
-    without_recompute,
 )
 from autoddl.planner.question import graphs_beside, options_text
 from autoddl.planner.task import PlanTask
@@ -75,7 +74,7 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
         try:
             if key not in parts:
                 other = parts.get((*key[:3], not key[3]))
-                parts[key] = _part(without_recompute(task, name), *key, other)
+                parts[key] = _part(task, *key, other)
             search = CutSearch(parts[key], name, tell, late)
             search.advance(best)
             searches.append(search)

@@ -46,7 +46,7 @@ from autoddl.schedule.stage_seconds import stage_seconds
 
 __all__ = ["PIPE", "Staged", "StagedStep", "boundary_seconds", "chunks_of", "finish_stage",
            "pipeline_plan", "search_stage", "simulated", "splits_backward", "stage_cluster", "stage_task",
-           "stage_times", "staged_step", "transfer_ends", "transfer_passes", "transfer_seconds", "without_recompute"]
+           "stage_times", "staged_step", "transfer_ends", "transfer_passes", "transfer_seconds"]
 
 PIPE = "pipe"
 """Name of the mesh axis of a plan with stages along which they lie."""
@@ -127,13 +127,6 @@ class Staged:
 def splits_backward(name: str) -> bool:
     """Whether a schedule splits backward into B and W."""
     return name.startswith("zb-") or name == "dualpipe-v"
-
-
-def without_recompute(task: PlanTask, name: str) -> PlanTask:
-    """The task for a schedule: where backward is split, no block runs again, since W would have to run it once more."""
-    if not splits_backward(name):
-        return task
-    return replace(task, options=replace(task.options, recompute=("none",)))
 
 
 def chunks_of(name: str) -> int:

@@ -24,7 +24,7 @@ from autoddl.planner.pins import allowed_meshes
 from autoddl.planner.pipelines.pipeline_candidate import TriedCut, try_cut
 from autoddl.planner.pipelines.pipeline_search import plan_of_cut
 from autoddl.planner.pipelines.stage_parts import StageParts
-from autoddl.planner.pipelines.stage_plans import chunks_of, stage_cluster, without_recompute
+from autoddl.planner.pipelines.stage_plans import chunks_of, stage_cluster
 from autoddl.planner.strategies import grids_of_stages
 from autoddl.planner.task import PlanTask
 
@@ -135,7 +135,7 @@ def _attempts(task: PlanTask, schedule: str, parts: int, microbatches: int
     except InputError as error:
         yield error
         return
-    plain = without_recompute(replace(task, options=replace(task.options, mine=None)), schedule)
+    plain = replace(task, options=replace(task.options, mine=None))
     for grid, within in grids.items():
         part = StageParts(plain, stages, parts, microbatches, places, within)
         try:
