@@ -133,19 +133,24 @@ def policy_text(names: Sequence[str]) -> str:
 
 
 def named_blocks(policy: str) -> tuple[str, ...]:
-    """The blocks that a policy names."""
+    """Returns the blocks that a policy names."""
     return tuple(name for name, _ in _parse(policy).entries)
 
 
 def policy_of_part(policy: str, graph: Graph) -> str:
-    """What a policy asks of a part of a model: of blocks that it names, those that the part has; any other as it is."""
+    """Returns what a policy asks of a part of a model: of blocks that it names, those that the part has.
+
+    Any other policy is as it is, and none where the part has no block.
+    """
     known, entries = {block.name for block in blocks_of(graph)}, _parse(policy).entries
+    if not known:
+        return NO_RECOMPUTE
     left = tuple(recompute_entry(name, level) for name, level in entries if name in known)
     return policy_text(left) if entries else policy
 
 
 def renamed_policy(policy: str, names: Mapping[str, str]) -> str:
-    """The policy with other names for the blocks that it names; `names` has one for each of these."""
+    """Returns the policy with other names for the blocks that it names; `names` has one for each of these."""
     entries = _parse(policy).entries
     return policy_text([recompute_entry(names[name], level) for name, level in entries]) if entries else policy
 

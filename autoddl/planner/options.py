@@ -179,6 +179,9 @@ class PlanOptions:
         if not 0 <= self.tolerance < 1:
             raise InputError(f"a tolerance of {self.tolerance} is none: it is the part of a plan's seconds that the "
                              "best may save, at least 0 and below 1, like 0.001")
+        if self.stages_limit is not None and not self.stages_limit >= 0:
+            raise InputError(f"a limit of {self.stages_limit} seconds is none: the search over stages may take 0 or "
+                             "more, like 60; leave it out for no limit")
         if self.budget is not None:
             object.__setattr__(self, "budget", _bytes(self.budget))
 

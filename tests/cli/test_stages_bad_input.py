@@ -51,6 +51,7 @@ def refused(said: Said, pattern: str, code: int = 2) -> None:
     (2, "--stages 2 --mesh net=2", "mesh 'net=2' has 2 ranks, cluster pair/2 has 1 devices", 2),
     (2, "--stages 2 --pin 'tail.*: one=B'", "pin 'tail.*: one=B' matches no parameter and no module", 2),
     (2, "--stages 2 --recompute blocks.9", "blocks.9 is no block of this model.*blocks are blocks.0, blocks.1", 2),
+    (2, "--stages 2 --stages-limit -1", "a limit of -1.0 seconds is none: the search over stages", 2),
     (2, "--stages 2 --budget 1kB", "no plan fits", 3),
     (2, "--stages 2 --budget 1kB --relax", "relax prices plans without stages, and stages asks for 2", 2),
     (2, "--stages two", "--stages 'two': whole numbers with commas", 2),

@@ -23,6 +23,7 @@ from autoddl.planner.pipelines.stage_parts import places_of
 from autoddl.planner.pipelines.stage_plans import Staged, pipeline_plan, stage_cluster, staged_step
 from autoddl.planner.task import PlanTask, task_of
 from autoddl.pricing.price import floor_passes
+from autoddl.schedule.memory_line import predict_memory
 from autoddl.schedule.stage_seconds import stage_seconds
 
 FOUR, TWO_BY_TWO = "examples/clusters/rehearsal-4x1-200.yaml", "examples/clusters/rehearsal-2x2-200.yaml"
@@ -128,6 +129,24 @@ def test_what_waits_for_w_is_taken_from_backward() -> None:
             frozenset[int](), weights_of(graph))]
         assert sum(floors[0]) == pytest.approx(sum(floors[1])) and floors[1][2] > floors[0][2] == 0
         assert floors[1][1] <= apart.backward and floors[1][2] <= apart.weight
+
+
+def test_blocks_that_run_again_do_so_before_b_and_w_takes_as_long() -> None:
+    one = task(layers=2)
+    graph, part, cut = one.variant(4).original, stage_cluster(one.cluster, 4), cuts_of(one, 4)[0]
+    again = replace(one, options=replace(one.options, recompute=("full",)))
+    plans = [pipeline_plan(each, Staged(cut, "zb-h1", 4)) for each in (one, again)]
+    raised = 0
+    for s, made in enumerate(cut_graph(graph, cut)):
+        every = [plan.pipeline.stages[s].plan for plan in plans if plan.pipeline is not None]
+        less, more = (stage_seconds(each, add_hubs(made.graph), part, True) for each in every)
+        assert (less.forward, less.weight) == pytest.approx((more.forward, more.weight))
+        assert (more.backward > less.backward * 1.05) == bool(every[1].recompute)
+        if every[1].recompute:
+            kept, waiting = (predict_memory(replace(every[1], waiting=n), add_hubs(made.graph), "adamw", part).peak
+                             for n in (0, 1))
+            raised += waiting > kept
+    assert raised and plans[1].predicted.peak_bytes < plans[0].predicted.peak_bytes
 
 
 def test_stages_are_proved_like_any_plan_and_hold_their_budget() -> None:
