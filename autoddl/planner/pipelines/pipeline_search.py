@@ -146,7 +146,8 @@ def staged_plan(task: PlanTask, plain: Callable[[PlanTask, Progress | None], Pla
                        candidates=len(found.alternatives) + (best.candidates if best else 0),
                        timings={"capture": task.capture_seconds, "total": perf_counter() - task.began})
     if best is None:
-        raise Infeasible(min(found.needed, problem.needed if problem else inf), task.budget,
+        least = min(found.needed, problem.needed if problem else inf) if found.bound == inf else 0.0
+        raise Infeasible(least, task.budget,
                          "take more stages, recomputation, a smaller batch or a larger budget",
                          problem.reachable if problem else inf)
     return replace(best, bound=min(bound, best.predicted.seconds),

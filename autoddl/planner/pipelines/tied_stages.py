@@ -76,7 +76,10 @@ def led(part: StageParts, staged: Staged, plans: Sequence[Plan], graphs: Sequenc
     for other, names in _shared_with(graphs, staged, leader).items():
         beside = sum(plan.predicted.peak_bytes for s, plan in enumerate(made)
                      if s != other and staged.placement[s] == staged.placement[leader])
-        left = max(1, int(EVEN * (1 - beside / part.task.budget))) if part.task.budget < inf else EVEN
+        left = int(EVEN * (1 - beside / part.task.budget)) if part.task.budget < inf else EVEN
+        if left < 1:
+            raise Infeasible(beside, part.task.budget, f"stage {other} stores alike what it shares with stage {leader} "
+                             "on the same ranks, and the others leave it no room: take gpipe or 1f1b")
         follower = part.pinned_to(plans[leader].mesh, tuple(_pins(plans[leader], names)))
         made[other] = follower.under(left).planned(graphs[other], flights[other])
     return tuple(made)
