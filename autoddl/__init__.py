@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from autoddl.core.errors import AutoDDLError, CaptureError, Infeasible, InputError, MachineError, MismatchError
 
 if TYPE_CHECKING:
+    from autoddl.adapters.module import WithLoss, planned_module
     from autoddl.adapters.safetensors import load_safetensors, save_safetensors
     from autoddl.adapters.variants import parallelize
     from autoddl.api import compare, plan
@@ -21,14 +22,16 @@ if TYPE_CHECKING:
     from autoddl.runtime.parallelize import ParallelModel
 
 __all__ = ["AutoDDLError", "CaptureError", "Infeasible", "InputError", "MachineError", "MismatchError", "ParallelModel",
-           "Plan", "compare", "load_plan", "load_safetensors", "parallelize", "plan", "rule", "save_safetensors"]
+           "Plan", "WithLoss", "compare", "load_plan", "load_safetensors", "parallelize", "plan", "planned_module",
+           "rule", "save_safetensors"]
 
 __version__ = "0.1.0"
 
 _HOMES = {"plan": "autoddl.api", "compare": "autoddl.api", "Plan": "autoddl.core.plan",
           "load_plan": "autoddl.core.plan", "parallelize": "autoddl.adapters.variants",
           "ParallelModel": "autoddl.runtime.parallelize", "load_safetensors": "autoddl.adapters.safetensors",
-          "save_safetensors": "autoddl.adapters.safetensors", "rule": "autoddl.capture.own_rules"}
+          "save_safetensors": "autoddl.adapters.safetensors", "rule": "autoddl.capture.own_rules",
+          "WithLoss": "autoddl.adapters.module", "planned_module": "autoddl.adapters.module"}
 
 
 def __getattr__(name: str) -> Any:

@@ -25,7 +25,7 @@ from autoddl.capture.sample import Sample
 from autoddl.core.errors import InputError
 from autoddl.runtime.parallel_model import ParallelModel
 
-__all__ = ["parallel_of", "planned_module"]
+__all__ = ["WithLoss", "parallel_of", "planned_module"]
 
 _MODEL = "_autoddl_parallel"
 """The attribute under which a planned module has its model."""
@@ -63,6 +63,22 @@ def parallel_of(module: nn.Module) -> ParallelModel | None:
 def _no_autocast(parallel: ParallelModel) -> AbstractContextManager[Any]:
     """Switches a loop's autocast off: the plan has the casts of its own recipe."""
     return torch.autocast(parallel.device.type, enabled=False)
+
+
+class WithLoss(nn.Module):
+    """A module that returns (loss, output): `criterion(model(*inputs), target)`, of a batch (*inputs, target).
+
+    It makes a module of what loops compute in two lines, so that both are in the plan.
+    """
+
+    def __init__(self, model: nn.Module, criterion: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.model, self.criterion = model, criterion
+
+    def forward(self, *batch: Any) -> tuple[Tensor, Any]:
+        *inputs, target = batch
+        output = self.model(*inputs)
+        return self.criterion(output, target), output
 
 
 class _PlannedStep(torch.autograd.Function):

@@ -73,8 +73,9 @@ class Captured:
 def capture(model: nn.Module, sample: object = None, precision: Precision = AS_WRITTEN) -> Captured:
     """The training graph of `model` in a recipe of precision, for arguments like those of `sample`.
 
-    Its forward returns the scalar loss: alone, as .loss, as ['loss'] or first of a tuple. Without a sample the model's
-    own is taken (`sample_for`). Raises CaptureError for a model that cannot be captured, with the line of its code.
+    Its forward returns the scalar loss: alone, as .loss, as ['loss'], first of a tuple or its only scalar. Without a
+    sample the model's own is taken (`sample_for`). Raises CaptureError for a model that cannot be captured, with the
+    line of its code.
     """
     example = sample_for(model) if sample is None else as_sample(sample)
     with pause_gc(), delay_code_generation(), shorten_stacks():
@@ -202,11 +203,14 @@ def _outputs(exported: ExportedProgram) -> tuple[list[Node], list[tuple[str, Nod
     position = _loss(pytree.tree_unflatten(list(range(len(user))), exported.call_spec.out_spec))
     tensors = {k: node for k, node in enumerate(user)
                if isinstance(node, Node) and isinstance(node.meta["val"], Tensor)}
+    scalars = [k for k, node in tensors.items() if not node.meta["val"].dim() and node.meta["val"].is_floating_point()]
+    if position not in scalars and exported.call_spec.out_spec.type is tuple and len(scalars) == 1:
+        position = scalars[0]  # (logits, loss)
     value = tensors[position].meta["val"] if position in tensors else None
     if position is None or value is None or value.dim() or not value.is_floating_point():
         found = "no tensor" if value is None else f"{value.dtype} of shape {tuple(value.shape)}"
-        raise CaptureError("forward must return the scalar loss, alone, as .loss, ['loss'] or first of a tuple; "
-                           f"found {found}")
+        raise CaptureError("forward must return the scalar loss, alone, as .loss, ['loss'], first of a tuple or its "
+                           f"only scalar; found {found}")
     order = [position, *(k for k in tensors if k != position)]
     return [tensors[k] for k in order], updates, returned(exported.call_spec.out_spec, user, order)
 
