@@ -101,7 +101,7 @@ def _device(tree: Any, source: str) -> Device:
     return Device(written.name, written.kind, written.memory, written.bandwidth, tuple(sorted(written.peak.items())),
                   launch, written.efficiency, written.memory_efficiency, written.units,
                   tuple(sorted(written.kernels.items())), elementwise_efficiency=written.elementwise_efficiency,
-                  compiled=written.compiled)
+                  compiled=written.compiled, by_hand=written.by_hand)
 
 
 def _check_levels(levels: tuple[Level, ...], source: str) -> None:
@@ -156,4 +156,5 @@ def weakest_device(devices: Sequence[Device]) -> Device:
                   elementwise_efficiency=min(d.elementwise_efficiency or d.memory_efficiency for d in devices),
                   units=min(device.units for device in devices),
                   kernels=tuple((name, min(device.efficiency_of(name) for device in devices)) for name in kernels),
-                  compiled=all(device.compiled for device in devices))
+                  compiled=all(device.compiled for device in devices),
+                  by_hand=all(device.by_hand for device in devices))

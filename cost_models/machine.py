@@ -102,6 +102,7 @@ class Device:
                                    softmax, products that wait for memory; None: `memory_efficiency`
         host                       CPU seconds of its collectives, where a calibration timed them
         compiled                   whether programs are compiled, so that elementwise ops in a row are one kernel
+        by_hand                    whether such kernels are written by hand (`operators.fusion`)
     """
 
     name: str
@@ -118,6 +119,7 @@ class Device:
     elementwise_efficiency: float | None = None
     host: Host | None = None
     compiled: bool = False
+    by_hand: bool = False
 
     def peak(self, dtype: str) -> float:
         """Peak flop/s for `dtype`: as listed, else of the next wider dtype listed; float64 by FLOAT64_SHARE."""
@@ -245,11 +247,11 @@ class Cluster:
     def fingerprint(self) -> str:
         """First 12 digits of a sha256 of the content: two files that say the same have the same.
 
-        Measurements count once, as `measured`. `compiled` is left out: it belongs to the program, not to the machine.
+        Measurements count once, as `measured`. `compiled` and `by_hand` belong to the program, not to the machine.
         """
         tree = asdict(self)
         for device in (tree["device"], *(part for part, _ in tree["parts"])):
-            for timed in ("curves", "host", "compiled"):
+            for timed in ("curves", "host", "compiled", "by_hand"):
                 device.pop(timed)
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -271,7 +273,8 @@ def _device_tree(device: Device) -> dict[str, Any]:
             "peak": {dtype: format_quantity(peak, "flop/s") for dtype, peak in device.peaks},
             "launch": format_quantity(device.launch, "seconds"), "efficiency": device.efficiency,
             "memory_efficiency": device.memory_efficiency, "elementwise_efficiency": device.elementwise_efficiency,
-            "units": device.units, "kernels": dict(device.kernels)} | ({"compiled": True} if device.compiled else {})
+            "units": device.units, "kernels": dict(device.kernels)} | {
+                name: True for name in ("compiled", "by_hand") if getattr(device, name)}
 
 
 def _level_tree(level: Level) -> dict[str, Any]:

@@ -3,7 +3,7 @@
     cluster   name, device or parts, levels; backend, measured
     part      device, ranks
     device    name, memory, bandwidth, peak; kind, launch, efficiency, memory_efficiency, elementwise_efficiency,
-              units, kernels, compiled
+              units, kernels, compiled, by_hand
     level     name, size, bandwidth and latency or link; topology, shared_by, oversubscription, in_network_reduction,
               protocol, efficiency, in_network_efficiency, dims, board, leaf, group_bandwidth
 
@@ -104,6 +104,7 @@ class WrittenDevice(Written):
     units: StrictInt = Field(default=0, ge=0)
     kernels: dict[KernelName, Fraction] = Field(default_factory=dict)
     compiled: StrictBool = False
+    by_hand: StrictBool = False
 
 
 class WrittenLevel(Written):

@@ -23,12 +23,16 @@ RunsPath = Annotated[Path, typer.Argument(metavar="RUNS.csv", help="published ru
 By = Annotated[Rows, typer.Option(help="a row per source or per run")]
 
 
-def validate_verb(runs: RunsPath, by: By = Rows.SOURCE, as_json: AsJson = False) -> None:
+def validate_verb(runs: RunsPath, by: By = Rows.SOURCE,
+                  as_plan: Annotated[bool, typer.Option("--as-plan", help="price every run as a plan of its degrees")]
+                  = False,
+                  workers: Annotated[int, typer.Option(min=1, help="processes that price runs")] = 1,
+                  as_json: AsJson = False) -> None:
     """Predict published runs and compare with what was measured."""
     from autoddl.cli.tables import validation_tables
     from autoddl.validation.validate import validate as predict
     with progress_bar() as progress:
-        found = predict(runs, progress)
+        found = predict(runs, progress, as_plan, workers)
     if by is Rows.RUN:
         return show(validation_tables.run_table(found), validation_tables.run_rows(found), as_json)
     show(validation_tables.score_table(found), validation_tables.score_rows(found), as_json)

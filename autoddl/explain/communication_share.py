@@ -16,9 +16,9 @@ from autoddl.core.errors import InputError
 from autoddl.core.plan import BUCKET_BYTES
 from autoddl.cost_models import Cluster, Group, Level, collective, parse_quantity
 from autoddl.cost_models.links import expand_link, protocol_of
+from autoddl.cost_models.software import HOST
 from autoddl.cost_models.timeline import Task, simulate
 from autoddl.explain.data_parallel_work import Traced, Work, work_of
-from autoddl.pricing.price import HOST
 
 __all__ = ["Network", "Share", "over", "shares"]
 

@@ -12,6 +12,9 @@ precede them. A product, attention, a lookup or a message is none of these, and 
 
     seconds(memory-bound kernel of an op) = seconds((1 - inside) bytes) - launch if it joins
 
+Kernels that are written by hand (Megatron-LM, TransformerEngine) fuse the same chains, with two differences. A softmax
+and a dropout of it are a kernel each (Megatron-LM, `fused_kernels`). An op that backward runs again is fused as well.
+
 Views and hubs are looked through. Backward runs the ops in reverse, so it saves the same share. Three approximations:
 
     * Neighbours are assumed to have the same layout. A conversion between them ends the kernel, and the price is then
@@ -66,10 +69,11 @@ def _compiled(device: Device) -> Device:
     return replace(device, compiled=True, kernels=kernels)
 
 
-def chains(graph: Graph) -> Mapping[str, Chained]:
-    """Maps the name of every op that a compiler fuses with others to its saving."""
+def chains(graph: Graph, by_hand: bool = False) -> Mapping[str, Chained]:
+    """Maps the name of every op that is fused with others to its saving: by a compiler, or in kernels by hand."""
     makers, readers = _ends(graph)
-    fuses = [_fuses(op) for op in graph.ops]
+    apart = _apart(graph, makers) if by_hand else frozenset()
+    fuses = [_fuses(op) and op.name not in apart for op in graph.ops]
     depth = _depths(graph, makers, fuses)
 
     def fused(i: int, j: int) -> bool:
@@ -96,6 +100,14 @@ def _fuses(op: Op) -> bool:
     family = family_of(name)
     return (name in family.names and family.curve in CURVES and family.rule not in WHOLE
             and family.footprint != "attention" and name not in VIEWS | LIBRARY and "free" not in family.flags)
+
+
+def _apart(graph: Graph, makers: Mapping[int, int]) -> frozenset[str]:
+    """Names of the softmaxes and of the dropouts of their results, which kernels by hand keep apart."""
+    softmax = {i for i, op in enumerate(graph.ops) if "softmax" in base(op)}
+    dropped = {i for i, op in enumerate(graph.ops) if base(op) == "autoddl.dropout" and any(
+        makers.get(t) in softmax for t in op.inputs)}
+    return frozenset(graph.ops[i].name for i in softmax | dropped)
 
 
 def _ends(graph: Graph) -> tuple[dict[int, int], dict[int, list[int]]]:

@@ -67,15 +67,9 @@ from autoddl.pricing.optimizers import optimizer_of
 from autoddl.pricing.ring_seconds import exposed_seconds
 from autoddl.pricing.routes import Routes, routes
 
-__all__ = ["HOST", "UPDATE", "Counts", "Kernels", "Ports", "Pricing", "cast_seconds", "cone_cost", "end_seconds",
-           "floor_passes", "floor_seconds", "floor_sums", "inner_seconds", "inner_sent", "kernel_of", "op_seconds",
-           "pass_seconds", "routes_of", "steps_of", "update_seconds"]
-
-HOST = 100e-6
-"""Seconds of the host per operator of the graph and pass, where a program launches kernels one by one."""
-
-UPDATE = 40
-"""Bytes that clipping and AdamW move per parameter."""
+__all__ = ["Counts", "Kernels", "Ports", "Pricing", "cast_seconds", "cone_cost", "end_seconds", "floor_passes",
+           "floor_seconds", "floor_sums", "inner_seconds", "inner_sent", "kernel_of", "op_seconds", "pass_seconds",
+           "routes_of", "steps_of", "update_seconds"]
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -143,7 +137,7 @@ class Pricing:
     codecs: tuple[str, ...] = ()
     """Messages that may be coded, as text (`core.codecs`); a step is where that is faster."""
     chained: Mapping[str, Chained] = field(init=False, compare=False)
-    """By name, the ops that are fused with others: those that run again are not, whatever their neighbours do."""
+    """By name, the ops that are fused with others: those that run again are so in kernels by hand alone."""
     blocks: tuple[Block, ...] = field(init=False, compare=False)
     """The blocks of the names `recompute`."""
     parts: tuple[RecomputedPart, ...] = field(init=False, compare=False)
@@ -155,8 +149,10 @@ class Pricing:
         object.__setattr__(self, "blocks", select_blocks(self.graph, self.recompute))
         object.__setattr__(self, "parts", recomputed_parts(self.graph, self.recompute))
         object.__setattr__(self, "again", frozenset(self.graph.ops[i].name for part in self.parts for i in part.ops))
-        fused = chains(self.graph) if self.cluster.device.compiled else {}
-        object.__setattr__(self, "chained", {name: one for name, one in fused.items() if name not in self.again})
+        device = self.cluster.device
+        fused = chains(self.graph, device.by_hand) if device.compiled else {}
+        apart = frozenset[str]() if device.by_hand else self.again
+        object.__setattr__(self, "chained", {name: one for name, one in fused.items() if name not in apart})
 
     @property
     def times(self) -> Counts:
@@ -411,7 +407,7 @@ def floor_passes(graph: Graph, cluster: Cluster, differentiable: frozenset[int],
 def floor_sums(graph: Graph, cluster: Cluster, differentiable: frozenset[int], weights: frozenset[int],
                ends: Sequence[int]) -> list[tuple[float, float, float]]:
     """`floor_passes` of the ops before each of some positions, which rise. Fused ops take nothing."""
-    sums, fused = [[0.0, 0.0, 0.0]], chains(graph) if cluster.device.compiled else {}
+    sums, fused = [[0.0, 0.0, 0.0]], chains(graph, cluster.device.by_hand) if cluster.device.compiled else {}
     for op in graph.ops:
         found = list(sums[-1])
         shapes = [tuple(graph.tensors[t].shape for t in ts) for ts in (op.inputs, op.outputs)]

@@ -13,6 +13,7 @@ Reading order:
     stage_actions        what every rank of a pipeline does, sends and receives, in order; free of circles
     stage_lanes          what stages send each other in a step, as `stage_messages` between their ranks
     stage_seconds        the seconds of a stage in parts, for the time line of a pipeline
+    run_step             the seconds of a step as a training program runs it, by its software profile
     message_programs     collectives that are lists of messages between ranks
     uplink_bytes         bytes that leave each unit of a network
 

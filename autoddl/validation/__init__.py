@@ -7,6 +7,7 @@ Read in this order:
     templates, layers    the layers of a run as graphs
     price_part, part     seconds and bytes of one part of a model
     step                 the parts put together to a step
+    run_as_plan, as_plan a run in the words of a plan, and its seconds as a plan has them
     scores, validate     `autoddl validate`
 
 Only the shell knows this room. May import `planner`, `pricing`, `schedule`, `operators`, `cost_models`, `capture` and

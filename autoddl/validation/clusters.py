@@ -32,8 +32,6 @@ class SystemFacts:
     """Link between the devices of a node."""
     network: str
     """Rate of the network per GPU, with its unit."""
-    attention: str = "flash-2"
-    """Generation of the best fused attention on the device."""
 
 
 @dataclass(frozen=True, slots=True)

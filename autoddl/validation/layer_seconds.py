@@ -13,15 +13,12 @@
 
 from typing import NamedTuple
 
+from autoddl.cost_models.software import SLOWDOWN, Software
 from autoddl.validation.part import Part
 from autoddl.validation.runs import Run
-from autoddl.validation.software import Software, recomputation_of
+from autoddl.validation.software import recomputation_of
 
-__all__ = ["SLOWDOWN", "LayerSeconds", "layer_seconds", "overlap_seconds"]
-
-SLOWDOWN = 1.2
-"""How much longer computation and communication take where they run at once. Within the 1.1 to 1.3 of Galvatron
-(section 3.4), chosen with the published runs in view."""
+__all__ = ["LayerSeconds", "layer_seconds", "overlap_seconds"]
 
 BACKWARD_CORE = 2.5
 """Backward of fused attention over its forward (Dao 2023): five products instead of two."""

@@ -1,4 +1,4 @@
-"""The repeated parts of published models as modules: one layer, the embedding, the head.
+"""Published models as modules, and their repeated parts: one layer, the embedding, the head.
 
     layer       x + attention(norm(x)), then x + mlp(norm(x))                        Vaswani et al. 2017, pre-norm
     attention   fused: scaled_dot_product_attention; else two products around a softmax and its dropout
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["ATTENTION", "EXPERT_WEIGHTS", "INLET", "MLP", "STREAM_MODULES", "Embedding", "Head", "Layer", "Shape"]
+__all__ = ["ATTENTION", "EXPERT_WEIGHTS", "INLET", "MLP", "STREAM_MODULES", "Decoder", "Embedding", "Head", "Layer",
+           "Shape"]
 
 ATTENTION, MLP = "attention", "mlp"
 """Modules of a layer; an op of attention's core has the first as its module."""
@@ -142,8 +143,8 @@ class Experts(nn.Module):
         return mixed
 
 
-class Layer(nn.Module):
-    """One layer; its loss is a sum that costs nothing beside it."""
+class Block(nn.Module):
+    """One layer of a model."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -151,13 +152,42 @@ class Layer(nn.Module):
         self.first, self.second = norm(shape.width), norm(shape.width)
         self.attention = Attention(shape)
         self.mlp = Experts(shape) if shape.experts else Dense(shape)
-        self.inlet = nn.Parameter(torch.empty(()))
         self.dropout = shape.dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x * self.inlet
         x = x + F.dropout(self.attention(self.first(x)), 0.1, self.dropout)
-        return (x + F.dropout(self.mlp(self.second(x)), 0.1, self.dropout)).sum()
+        return x + F.dropout(self.mlp(self.second(x)), 0.1, self.dropout)
+
+
+class Layer(Block):
+    """One layer by itself; its loss is a sum that costs nothing beside it."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.inlet = nn.Parameter(torch.empty(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * self.inlet).sum()
+
+
+class Decoder(nn.Module):
+    """A whole model: token embeddings, perhaps positions, layers, norm, and the mean loss of the next token."""
+
+    def __init__(self, shape: Shape, layers: int) -> None:
+        super().__init__()
+        norm = nn.RMSNorm if shape.gated else nn.LayerNorm
+        self.tokens = nn.Embedding(shape.vocab, shape.width)
+        self.positions = None if shape.gated else nn.Parameter(torch.empty(shape.length, shape.width))
+        self.layers = nn.ModuleList(Block(shape) for _ in range(layers))
+        self.norm, self.head = norm(shape.width), nn.Linear(shape.width, shape.vocab, bias=False)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        x = self.tokens(ids)
+        if self.positions is not None:
+            x = x + self.positions
+        for layer in self.layers:
+            x = layer(x)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
 
 
 class Embedding(nn.Module):

@@ -15,10 +15,11 @@ from collections.abc import Mapping
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline import peak_activations
 from autoddl.core.pipeline_schedules import generate
+from autoddl.cost_models.software import Software
 from autoddl.validation.part import Part
 from autoddl.validation.run_parts import Unpriced, expert_replicas, price_parts, rank_values, schedule_of, stage_layers
 from autoddl.validation.runs import Run
-from autoddl.validation.software import Software, recomputation_of, software_of
+from autoddl.validation.software import recomputation_of, software_of
 
 __all__ = ["peak_bytes"]
 

@@ -9,11 +9,11 @@
 from collections.abc import Mapping
 
 from autoddl.cost_models import Cluster, Group, collective, elementwise_seconds
+from autoddl.cost_models.software import Software
 from autoddl.validation.layer_seconds import LayerSeconds, overlap_seconds
 from autoddl.validation.part import Part
 from autoddl.validation.run_parts import expert_replicas, rank_values
 from autoddl.validation.runs import Run
-from autoddl.validation.software import Software
 
 __all__ = ["accumulation_bytes", "optimizer_seconds", "replica_seconds", "zero3_seconds"]
 

@@ -9,15 +9,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import gcd
 
+from autoddl.cost_models.software import Software
 from autoddl.validation.clusters import cluster_of
 from autoddl.validation.facts import find_beginning
 from autoddl.validation.layers import Shape
 from autoddl.validation.part import Part, PartSpec
 from autoddl.validation.price_part import price_part
 from autoddl.validation.runs import Run
-from autoddl.validation.software import Software, attention_slowdown, runs_expert_biases, software_of
+from autoddl.validation.software import attention_slowdown, runs_expert_biases, software_of
 
-__all__ = ["Unpriced", "expert_replicas", "price_parts", "rank_values", "schedule_of", "stage_layers"]
+__all__ = ["Unpriced", "expert_replicas", "model_shape", "narrow_dtype", "price_parts", "rank_values", "schedule_of",
+           "stage_layers"]
 
 DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp8": "bfloat16", "float8": "bfloat16", "fp16": "float16",
           "float16": "float16"}
@@ -37,10 +39,10 @@ class Unpriced(Exception):
 def price_parts(run: Run, microbatch: int) -> dict[str, Part]:
     """Returns the prices of layer, embedding and head; raises Unpriced with the reason where they have none."""
     software = software_of(run)
-    shape = _layer_shape(run, software, microbatch)
+    shape = model_shape(run, software, microbatch)
     cluster = cluster_of(run, _expert_ranks(run) * run.cp * run.tp)
     layer = PartSpec("layer", shape, _mesh(run, _expert_ranks(run)), run.sequence_parallel,
-                     NARROW.get(find_beginning(run.precision, NARROW), ""), software.fuses,
+                     narrow_dtype(run), software.fuses,
                      attention_slowdown(run, software), _inner_expert_axes(run), software.unpads,
                      runs_expert_biases(run, software))
     plain = PartSpec("embedding", replace(shape, batch=microbatch, experts=0, top_k=0), _mesh(run, 1),
@@ -49,8 +51,11 @@ def price_parts(run: Run, microbatch: int) -> dict[str, Part]:
     return {spec.name: price_part(spec, cluster) for spec in specs}
 
 
-def _layer_shape(run: Run, software: Software, microbatch: int) -> Shape:
-    """The layer of a run; experts see the microbatches of all ranks that share them."""
+def model_shape(run: Run, software: Software, microbatch: int) -> Shape:
+    """Returns the sizes of a run's layer; experts see the microbatches of all ranks that share them.
+
+    Raises Unpriced for a layer that is none of this room's.
+    """
     dtype, pad = _dtype(run), 128 * run.tp
     if "MLA" in run.workload:
         raise Unpriced("multi-head latent attention is no layer of this table")
@@ -61,6 +66,11 @@ def _layer_shape(run: Run, software: Software, microbatch: int) -> Shape:
         batch=microbatch * _expert_ranks(run), length=run.seq, gated=run.gated or run.experts > 0,
         fused=software.attention != "products", dropout=software.dropout, bias=not run.gated, experts=run.experts,
         top_k=run.top_k, activation="relu" if "ReLU" in run.workload else "gelu", head_dim=run.head_dim, dtype=dtype)
+
+
+def narrow_dtype(run: Run) -> str:
+    """Dtype of linear layers where it is narrower than that of activations; else empty."""
+    return NARROW.get(find_beginning(run.precision, NARROW), "")
 
 
 def _dtype(run: Run) -> str:

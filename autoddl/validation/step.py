@@ -13,13 +13,14 @@ from autoddl.core.errors import InputError
 from autoddl.core.pipeline_schedules import generate
 from autoddl.cost_models import Cluster, Group, collective, elementwise_seconds
 from autoddl.cost_models.pipelines import simulate_pipeline
+from autoddl.cost_models.software import Software
 from autoddl.validation.clusters import cluster_of
 from autoddl.validation.layer_seconds import LayerSeconds, layer_seconds
 from autoddl.validation.part import Part
 from autoddl.validation.replicas import accumulation_bytes, optimizer_seconds, replica_seconds, zero3_seconds
 from autoddl.validation.run_parts import Unpriced, price_parts, schedule_of, stage_layers
 from autoddl.validation.runs import Run
-from autoddl.validation.software import Software, software_of
+from autoddl.validation.software import software_of
 
 __all__ = ["StepSeconds", "pipeline_seconds", "price_step"]
 

@@ -16,9 +16,10 @@ from torch import nn
 from autoddl.capture.capture import capture
 from autoddl.core.graph import Graph, Op, Value
 from autoddl.core.hubs import add_hubs
-from autoddl.validation.layers import Embedding, Head, Layer, Shape
+from autoddl.core.precision import Precision
+from autoddl.validation.layers import Decoder, Embedding, Head, Layer, Shape
 
-__all__ = ["PARTS", "capture_part", "part_graph"]
+__all__ = ["PARTS", "capture_part", "model", "model_graph", "part_graph"]
 
 PARTS: Mapping[str, type[nn.Module]] = {"layer": Layer, "embedding": Embedding, "head": Head}
 """Name of a part -> its module."""
@@ -37,8 +38,31 @@ def capture_part(name: str, shape: Shape) -> Graph:
 def part_graph(name: str, shape: Shape) -> Graph:
     """Returns the graph that `capture_part` does, from the template of the shape's structure."""
     like = _template_shape(shape)
+    return _resized(_template(name, like), like, shape)
+
+
+def model(shape: Shape, layers: int) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+    """Returns a whole model on the meta device, with its sample of `shape.batch` sequences."""
+    with torch.device("meta"):
+        ids = torch.zeros(shape.batch, shape.length, dtype=torch.int64)
+        return Decoder(shape, layers).to(getattr(torch, shape.dtype)), (ids, ids)
+
+
+def model_graph(shape: Shape, layers: int, precision: str) -> Graph:
+    """Returns the captured graph of a whole model in a recipe of precision, without hubs (`core.precision`)."""
+    like = _template_shape(shape)
+    return _resized(_model_template(like, layers, precision), like, shape)
+
+
+@lru_cache(maxsize=64)
+def _model_template(shape: Shape, layers: int, precision: str) -> Graph:
+    module, sample = model(shape, layers)
+    return capture(module, sample, Precision.parse(precision)).graph
+
+
+def _resized(graph: Graph, like: Shape, shape: Shape) -> Graph:
+    """The graph of one shape, with its sizes replaced by those of another shape of the same structure."""
     sizes = dict(zip(_sizes(like), _sizes(shape), strict=True))
-    graph = _template(name, like)
     tensors = tuple(replace(t, shape=tuple(sizes[size] for size in t.shape)) for t in graph.tensors)
     return replace(graph, tensors=tensors, ops=tuple(_resize(op, sizes) for op in graph.ops))
 

@@ -11,13 +11,13 @@ from published import run
 
 from autoddl.cost_models import load_device
 from autoddl.cost_models.links import LINKS_FILE
+from autoddl.cost_models.software import SLOWER, SOFTWARE_FILE
 from autoddl.validation.clusters import LINK_WORDS, LINKS, SYSTEMS, system_of
 from autoddl.validation.facts import FOLDER, find_beginning
 from autoddl.validation.runs_file import MODELS
 from autoddl.validation.software import (
     PROGRAMS,
     RECIPES,
-    SLOWER,
     attention_slowdown,
     recomputation_of,
     runs_expert_biases,
@@ -27,10 +27,11 @@ from autoddl.validation.software import (
 KNOWN_LINKS = frozenset(yaml.safe_load(LINKS_FILE.read_text(encoding="utf-8")))
 NAMES = frozenset(("file", "program", "model", "device"))
 """Fields that say whose the facts are; cost_models/hardware/ has the sources of a device's file."""
-SECTIONS = {"software.yaml": ("programs", "recipes", "attention"), "models.yaml": ("",),
-            "systems.yaml": ("devices", "links")}
+SECTIONS = {FOLDER / "software.yaml": ("programs", "recipes"), FOLDER / "models.yaml": ("",),
+            FOLDER / "systems.yaml": ("devices", "links"), SOFTWARE_FILE: ("profiles", "attention", "devices")}
 
 SPECIAL_WORDS = {
+    "as_plan": {"zb"},  # the beginning of a schedule's name
     "clusters": {"fully-connected", "most", "switch"},  # a topology; a key of a link's facts; a row names a switch
     "expert_kernels": {"ep"},
     "facts": {"sources"},
@@ -40,6 +41,7 @@ SPECIAL_WORDS = {
     "megatron_region": {"cp", "ep", "tp"},
     "memory": {"core", "full", "modules", "operators"},
     "replicas": {"dp", "full"},
+    "run_as_plan": {"bfloat16", "float16"},
     "run_parts": {"MLA", "ReLU", "1f1b", "interleaved", "cp", "products"},  # words of workload and schedule
     "runs_file": {"0123", "inf", "max", "mixed"},  # how columns are written
     "software": {"compile", "core", "op", "recipe", "selective"},  # words of notes and recompute
@@ -51,10 +53,10 @@ here that it is no name of a program, model or device, and belongs to no YAML fi
 
 def rows() -> Iterator[tuple[str, dict[str, Any]]]:
     for file, sections in SECTIONS.items():
-        tree = yaml.safe_load((FOLDER / file).read_text(encoding="utf-8"))
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
         for section in sections:
             for name, row in (tree[section] if section else tree).items():
-                yield f"{file} {section} {name}", row
+                yield f"{file.stem} {section} {name}", row
 
 
 @pytest.mark.parametrize(("place", "row"), list(rows()))
@@ -65,7 +67,7 @@ def test_every_fact_has_a_source(place: str, row: dict[str, Any]) -> None:
 
 def test_facts_point_to_what_exists() -> None:
     for system in SYSTEMS.values():
-        assert load_device(system.file).name and system.link in {*KNOWN_LINKS, *LINKS} and system.attention in SLOWER
+        assert load_device(system.file).name and system.link in {*KNOWN_LINKS, *LINKS}
     assert all(word.link in KNOWN_LINKS for word in LINK_WORDS.values())
     assert all(program.attention in {"best", "products", *SLOWER} for program in PROGRAMS.values())
     for recipe in RECIPES:

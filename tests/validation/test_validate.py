@@ -29,7 +29,8 @@ def test_three_runs_make_a_table(tmp_path: Path) -> None:
     said = shell("validate", str(path), "--json")
     assert said.code == 0, said.err
     found = json.loads(said.out)["made up"]
-    assert set(found) == {"n", "priced", "mape", "max_ape", "bias", "constant_mape", "rank_correlation", "regret"}
+    assert set(found) == {"n", "priced", "mape", "max_ape", "bias", "constant_mape", "rank_correlation", "regret",
+                          "templates_mape"}
     assert found["n"] == found["priced"] == 3 and found["max_ape"] >= found["mape"] >= abs(found["bias"])
     assert "made up" in shell("validate", str(path)).out
     rows = json.loads(shell("validate", str(path), "--by", "run", "--json").out)

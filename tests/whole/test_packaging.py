@@ -90,4 +90,5 @@ def test_the_wheel_holds_every_module_once(tmp_path: Path) -> None:
                 for path in (ROOT / folder).glob("*.py")}
     expected |= {f"autoddl/cost_models/hardware/{path.name}" for path in (ROOT / "cost_models" / "hardware").glob("*")}
     expected |= {f"autoddl/validation/{path.name}" for path in (ROOT / "autoddl" / "validation").glob("*.yaml")}
+    expected |= {f"autoddl/cost_models/{path.name}" for path in (ROOT / "cost_models").glob("*.yaml")}
     assert {n for n in names if ".dist-info/" not in n} == expected | {"autoddl/py.typed"}

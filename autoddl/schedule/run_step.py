@@ -1,0 +1,99 @@
+"""Predicts the seconds of a step as a training program runs it: the time line of a plan, and what a program adds.
+
+    step       max(time line, host) + update
+    host       seconds of the host per operator and pass, for programs that launch kernels one by one
+    added      bytes that a program moves besides: a microbatch's gradients are added to the others' (both read, one
+               written), and ZeRO-3 copies what it gathered and what it reduces
+    hidden     messages that a program sends in pieces beside its products; what runs at once slows both by SLOWDOWN
+    exposed    a program that sends nothing beside computation takes the sum of its parts
+
+Of m > 3 microbatches all between the first and the last take the same time: T(m) = T(2) + (m - 2) (T(3) - T(2)).
+"""
+
+from dataclasses import replace
+from math import prod
+
+from autoddl.core.graph import Graph
+from autoddl.core.hubs import HUB
+from autoddl.core.layout import local_shape
+from autoddl.core.pipeline_cuts import StageSeconds
+from autoddl.core.plan import Plan
+from autoddl.cost_models import Cluster, elementwise_seconds
+from autoddl.cost_models.software import SLOWDOWN, Software
+from autoddl.schedule.buckets import parameter_edges
+from autoddl.schedule.stage_seconds import stage_seconds
+from autoddl.schedule.timeline import PredictedStep, predict_timeline
+
+__all__ = ["run_seconds", "stage_run_seconds"]
+
+FEW = 3
+"""Microbatches up to which a time line is made whole."""
+PIECES = ("all-gather", "reduce-scatter", "all-to-all")
+"""Collectives that can be sent in pieces beside the product that makes or reads them."""
+
+
+def run_seconds(plan: Plan, graph: Graph, cluster: Cluster, software: Software) -> float:
+    """Seconds of a step of a plan without stages; `graph` is the planned one, of one microbatch."""
+    parts = plan.microbatches
+    line = _line_seconds(plan, graph, cluster, software)
+    host = 2 * parts * _operators(graph) * software.host
+    return max(line + parts * sum(_added(plan, graph, cluster, software)), host) + plan.predicted.update
+
+
+def stage_run_seconds(plan: Plan, graph: Graph, part: Cluster, software: Software, splits: bool) -> StageSeconds:
+    """The seconds of a stage of a pipeline as a program runs it; the arguments are those of `stage_seconds`."""
+    alone = stage_seconds(plan, graph, part, splits)
+    each = alone.forward + alone.backward + alone.weight
+    line = predict_timeline(replace(plan, microbatches=FEW), graph, part, slowdown=SLOWDOWN)
+    if "dp" in software.overlaps:
+        exposed = min(max(0.0, line.step.seconds - FEW * each), alone.gather + alone.reduce)
+        alone = alone._replace(gather=0.0, reduce=exposed)
+    left = 1 - _hidden(line, software) / FEW / each if each else 1.0
+    (forth, back), host = _added(plan, graph, part, software), _operators(graph) * software.host
+    forward, weight = alone.forward * left + forth, alone.weight * left + back * splits
+    backward = alone.backward * left + back * (not splits)
+    return alone._replace(forward=max(forward, host), backward=max(backward, host - weight), weight=weight)
+
+
+def _line_seconds(plan: Plan, graph: Graph, cluster: Cluster, software: Software) -> float:
+    """Seconds of forward and backward of all microbatches, without the update."""
+    if "dp" not in software.overlaps:
+        return plan.predicted.seconds - plan.predicted.update
+
+    def seconds(parts: int) -> float:
+        line = predict_timeline(replace(plan, microbatches=parts), graph, cluster, slowdown=SLOWDOWN)
+        return line.step.seconds - _hidden(line, software)
+
+    if plan.microbatches <= FEW:
+        return seconds(plan.microbatches)
+    two, three = seconds(FEW - 1), seconds(FEW)
+    return two + (plan.microbatches - FEW + 1) * (three - two)
+
+
+def _hidden(line: PredictedStep, software: Software) -> float:
+    """Seconds of waiting for messages that the program hides behind its computation."""
+    sent = sum(event.wait for event in line.step.events if event.kind in PIECES
+               and {name.partition(".")[0] for name in event.axes.split("+")} <= software.overlaps - {"dp"})
+    return (2 - SLOWDOWN) * min(sent, line.compute_seconds)
+
+
+def _operators(graph: Graph) -> int:
+    """Operators that the host starts in one pass."""
+    return sum(op.target != HUB for op in graph.ops)
+
+
+def _added(plan: Plan, graph: Graph, cluster: Cluster, software: Software) -> tuple[float, float]:
+    """Seconds of a microbatch in which the program moves bytes besides the operators': in forward, and in backward."""
+    summed = gathered = 0.0
+    again = {stored.fqn for stored in plan.stored if stored.regather}
+    for edge in parameter_edges(plan, graph):
+        if edge.tensor.trained and edge.summed is not None:
+            summed += float(prod(local_shape(edge.tensor.shape, edge.summed, plan.mesh)))
+            gathered += edge.tensor.nbytes / edge.tensor.itemsize * (edge.tensor.fqn in again)
+    moved = summed * (2 + 2 * software.gradient) * (plan.microbatches > 1)
+    copied = (software.unpacked + software.packed) * gathered
+    return _seconds(cluster, software.unpacked * gathered), _seconds(cluster, moved) + _seconds(cluster, copied)
+
+
+def _seconds(cluster: Cluster, nbytes: float) -> float:
+    return elementwise_seconds(cluster.device, nbytes) if nbytes else 0.0

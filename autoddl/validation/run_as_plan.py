@@ -1,0 +1,104 @@
+"""Says a published run in the words of a plan: cluster, degrees, precision, optimizer, model and software profile.
+
+What a row leaves out, or plans say otherwise:
+
+    precision     a program whose gradients have two bytes trains in `bf16`, with master weights and both moments in the
+                  optimizer (12 bytes a parameter); its update moves `Software.update` bytes a parameter. Any other
+                  trains in `bf16-mixed`
+    float16       has the prices of bfloat16, of which a device without it has the same peak
+    float8        products are at the peak of float8; their casts are not priced
+    attention     a window of keys makes it shorter; fused attention of an older generation makes it longer
+    recompute     the core of attention, every other operator, or modules are `selective`
+"""
+
+from dataclasses import dataclass, replace
+
+from autoddl.core.degrees import Degrees
+from autoddl.core.recompute import FULL, NO_RECOMPUTE, SELECTIVE
+from autoddl.cost_models import Cluster, Device
+from autoddl.cost_models.software import Software, run_by
+from autoddl.validation.clusters import cluster_of
+from autoddl.validation.layers import Shape
+from autoddl.validation.run_parts import Unpriced, model_shape, narrow_dtype, schedule_of
+from autoddl.validation.runs import Run
+from autoddl.validation.software import recomputation_of, software_of, visible_share
+
+__all__ = ["RunPlan"]
+
+_HALF = 2
+"""Bytes of a parameter in half precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """A run as the words that `plan` reads."""
+
+    cluster: Cluster
+    """Devices and links; programs are those of the software profile."""
+    software: Software
+    """What the training program does besides."""
+    shape: Shape
+    """The model with one microbatch of all ranks."""
+    degrees: str
+    """As `plan --mine` reads them."""
+    precision: str
+    """As `plan --precision` reads it."""
+    optimizer: str
+    """As `plan --optimizer` reads it."""
+    microbatches: int
+    """Microbatches of a step."""
+
+    @classmethod
+    def of(cls, run: Run, microbatch: int) -> "RunPlan":
+        """The words of a run with `microbatch` sequences a rank. Raises Unpriced with the reason where there are none.
+        """
+        software = software_of(run)
+        cluster = run_by(_with_dtypes(cluster_of(run), narrow_dtype(run)), software, visible_share(run))
+        half = software.gradient == _HALF
+        shape = replace(model_shape(run, software, microbatch), batch=microbatch * run.dp, dtype="float32")
+        return cls(cluster, software, shape, str(_degrees(run)), "bf16" if half else "bf16-mixed",
+                   f"{(software.update - 3 * _HALF) / 2:g} B" if half else "adamw", run.batch // (run.dp * microbatch))
+
+    @property
+    def recomputes_all(self) -> bool:
+        """Whether backward computes whole layers again."""
+        return Degrees.parse(self.degrees).recompute == FULL
+
+    def without_recompute(self) -> "RunPlan":
+        """Returns the run with nothing computed again."""
+        return replace(self, degrees=str(replace(Degrees.parse(self.degrees), recompute=NO_RECOMPUTE)))
+
+    def check_schedule(self, run: Run) -> None:
+        """Raises Unpriced where interleaving cannot have this number of microbatches."""
+        if schedule_of(run)[1] > 1 and self.microbatches % run.pp:
+            raise Unpriced(f"{self.microbatches} microbatches are no multiple of {run.pp} stages, which interleaving "
+                           "needs")
+
+
+def _degrees(run: Run) -> Degrees:
+    """The degrees of a run; experts that lie apart over more than replicas are not in the space of plans."""
+    apart = run.ep if run.experts else 1
+    if run.dp % apart:
+        raise Unpriced(f"ep {apart} does not divide dp {run.dp}: plans keep experts apart inside dp alone")
+    policy = {"": NO_RECOMPUTE, "none": NO_RECOMPUTE, "full": FULL}.get(recomputation_of(run), SELECTIVE)
+    return Degrees(tp=run.tp, cp=run.cp, dp=run.dp, ep=apart, pp=run.pp, sp=run.sequence_parallel and run.tp > 1,
+                   zero=run.zero_stage if run.dp * run.cp > 1 else 0, recompute=policy)
+
+
+def _with_dtypes(cluster: Cluster, narrow: str) -> Cluster:
+    """The cluster whose bfloat16 stands for float16 where it has none, and for products in a narrower dtype."""
+    device = cluster.device
+    peaks = dict(device.peaks)
+    if "bfloat16" not in peaks and "float16" in peaks:
+        device = replace(device, peaks=tuple(sorted((peaks | {"bfloat16": peaks["float16"]}).items())))
+    return replace(cluster, device=_narrowed(device, narrow) if narrow else device)
+
+
+def _narrowed(device: Device, dtype: str) -> Device:
+    """The device whose products in bfloat16 are as fast as those in `dtype`; attention is not."""
+    factor = device.peak(dtype) / device.peak("bfloat16")
+    kernels = dict(device.kernels) | {kind: device.efficiency_of(kind) / factor
+                                      for kind in ("attention", "attention backward")}
+    peaks = dict(device.peaks) | {"bfloat16": device.peak(dtype)}
+    return replace(device, peaks=tuple(sorted(peaks.items())), kernels=tuple(sorted(kernels.items())),
+                   efficiency=device.efficiency_of(device.runs_as(dtype)))

@@ -1,0 +1,95 @@
+"""A published run is a plan: the same configuration has the same seconds through `plan`, `compare` and `validate`."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from published import ROW, run, table
+from shell import shell
+from torch import Tensor, nn
+
+import autoddl
+from autoddl.core.hubs import add_hubs
+from autoddl.cost_models import parse_cluster
+from autoddl.planner.options import Options
+from autoddl.planner.question import question_of
+from autoddl.schedule.run_step import run_seconds
+from autoddl.validation.as_plan import UNBOUND, price_as_plan
+from autoddl.validation.run_as_plan import RunPlan
+from autoddl.validation.run_parts import Unpriced
+from autoddl.validation.templates import model, model_graph
+
+SMALL = {"layers": 2, "hidden": 512, "heads": 8, "vocab": 2048, "seq": 256, "global_batch": 16}
+
+
+TWO = {"n_gpus": 2, "dp": 2, "tp": 1, "microbatch": 4}
+
+
+def whole(asked: RunPlan, layers: int) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    """The model of a run with its whole batch, as `plan` takes it."""
+    return model(replace(asked.shape, batch=asked.shape.batch * asked.microbatches), layers)
+
+
+def words(asked: RunPlan) -> Options:
+    """The keywords of `plan` that a run stands for."""
+    return {"mine": asked.degrees, "precision": asked.precision, "optimizer": asked.optimizer, "workers": 1,
+            "budget": UNBOUND, "microbatches": (asked.microbatches,)}
+
+
+@pytest.mark.parametrize("changed", [
+    {"framework": "torchtitan", "precision": "bf16", "zero_stage": 3}, {"dp": 1, "tp": 2, "recompute": "full"},
+    {"dp": 1, "tp": 2, "seq_parallel": 1, "gated_ffn": 1, "framework": "NeMo"}])
+def test_plan_and_validate_give_the_same_seconds_to_the_bit(tmp_path: Path, changed: dict[str, object]) -> None:
+    one = run(tmp_path, **SMALL | TWO | changed)
+    asked = RunPlan.of(one, one.microbatch)
+    module, sample = whole(asked, one.layers)
+    plan = autoddl.plan(module, asked.cluster, sample, **words(asked))
+    graph = add_hubs(question_of(plan).graph)
+    assert run_seconds(plan, graph, asked.cluster, asked.software) == price_as_plan(one, one.microbatch)
+    assert parse_cluster(plan.source["cluster"], "the plan's") == asked.cluster  # a plan keeps what runs it
+
+
+def test_compare_and_plan_give_the_same_seconds_to_the_bit(tmp_path: Path) -> None:
+    one = run(tmp_path, **SMALL | TWO | {"layers": 1})
+    asked = RunPlan.of(one, one.microbatch)
+    module, sample = whole(asked, 1)
+    plan = autoddl.plan(module, asked.cluster, sample, **words(asked))
+    mine = next(row for row in autoddl.compare(module, asked.cluster, sample, **words(asked)) if row.name == "mine")
+    assert mine.plan is not None and mine.plan.predicted.seconds == plan.predicted.seconds
+
+
+def test_layers_beyond_the_second_take_what_the_second_takes(tmp_path: Path) -> None:
+    two, four = (price_as_plan(run(tmp_path, **SMALL | {"layers": n}), 4) for n in (2, 4))
+    one = price_as_plan(run(tmp_path, **SMALL | {"layers": 1}), 4)
+    assert four - two == pytest.approx(2 * (two - one))
+
+
+def test_a_template_of_a_whole_model_is_its_capture(tmp_path: Path) -> None:
+    one = run(tmp_path, **SMALL)
+    asked = RunPlan.of(one, 4)
+    module, sample = model(asked.shape, 2)
+    plan = autoddl.plan(module, asked.cluster, sample, **words(replace(asked, microbatches=1)))
+    assert question_of(plan).graph == model_graph(asked.shape, 2, asked.precision)
+
+
+def test_a_pipeline_takes_what_its_plan_says_and_what_the_program_adds(tmp_path: Path) -> None:
+    one = run(tmp_path, **SMALL | {"dp": 1, "tp": 4, "pp": 2, "schedule": "1F1B", "microbatch": 2})
+    asked = RunPlan.of(one, 2)
+    module, sample = whole(asked, 2)
+    plan = autoddl.plan(module, asked.cluster, sample, **words(asked))
+    assert plan.predicted.seconds < price_as_plan(one, 2)
+    quick = replace(asked.software, host=0.0)
+    assert quick.overlaps == frozenset()
+    more = price_as_plan(replace(one, layers=4), 2)
+    assert more > price_as_plan(one, 2)
+
+
+def test_what_is_no_plan_says_why(tmp_path: Path) -> None:
+    far = run(tmp_path, moe_experts=8, moe_topk=2, ep=4, dp=2, tp=4)
+    with pytest.raises(Unpriced, match="ep 4 does not divide dp 2"):
+        price_as_plan(far, 1)
+
+
+def test_the_table_has_both_errors(tmp_path: Path) -> None:
+    said = shell("validate", str(table(tmp_path, ROW | SMALL)), "--as-plan")
+    assert said.code == 0 and "templates" in said.out and "made up" in said.out, said.err
