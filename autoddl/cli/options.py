@@ -16,7 +16,8 @@ import typer
 from autoddl.core.errors import InputError
 from autoddl.planner.options import PlanOptions
 
-__all__ = ["AsJson", "ClusterPath", "Compiled", "FactoryText", "Messages", "PlanPath", "Set", "StageNumber",
+__all__ = ["AsJson", "ClusterPath", "Compiled", "FactoryText", "Messages", "PlanPath", "Set", "SoftwareName",
+           "StageNumber",
            "takes_options"]
 
 FactoryText = Annotated[str, typer.Argument(metavar="FILE.py:FACTORY",
@@ -28,6 +29,8 @@ StageNumber = Annotated[int | None, typer.Option("--stage", min=0, metavar="N",
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="argument of the factory")]
 Compiled = Annotated[bool, typer.Option("--compiled", help="elementwise chains are one kernel, as of torch.compile")]
 Messages = Annotated[bool, typer.Option("--messages", help="what a rank sends: kind, group, level, sizes, bytes")]
+SoftwareName = Annotated[str | None, typer.Option("--software", metavar="NAME", help="the program that runs the plan: "
+                                                  "eager, compiled, torchtitan, nemo, megatron-2022 and others")]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 
 from autoddl.capture.factory import Factory, settings
 from autoddl.cli.compare_run import NoRecord, RecordPath, record_path
@@ -18,6 +18,7 @@ from autoddl.cli.options import (
     Messages,
     PlanPath,
     Set,
+    SoftwareName,
     StageNumber,
     takes_options,
 )
@@ -32,6 +33,7 @@ from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.files import check_file, check_folder
 from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import Cluster, load_cluster, show_seconds
+from autoddl.cost_models.software import run_by, software_named
 from autoddl.launch.launch import leave
 from autoddl.planner.options import PlanOptions
 
@@ -44,7 +46,7 @@ def plan_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, 
          relax: Annotated[bool, typer.Option(help="if nothing fits, price what would")] = False,
          spares: Annotated[int, typer.Option(min=0, metavar="N", help="plan for when up to N devices are lost too, "
                                              "beside -o")] = 0,
-         compiled: Compiled = False, as_json: AsJson = False) -> None:
+         compiled: Compiled = False, software: SoftwareName = None, as_json: AsJson = False) -> None:
     """Find the best configuration of a model on a cluster."""
     check_file(output)
     if spares and output is None:
@@ -55,7 +57,7 @@ def plan_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, 
     made = Factory.parse(factory, settings(set_ or ()))
     with progress_bar() as progress:
         from autoddl.api import plan as find
-        place = _place(cluster, compiled)
+        place = _place(cluster, compiled, software)
         model, sample = _shaped(made)
         try:
             found = find(model, place, sample, name=made.name, factory=made.to_json(), progress=progress,
@@ -71,6 +73,8 @@ def plan_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, 
     if output is not None:
         found.save(output)
         _save_spares(found, spares, output)
+    if software is not None:
+        return _show_as_run(found, software, as_json)
     show(plan_tables.plan_table(found), plan_tables.summary(found), as_json)
 
 
@@ -108,11 +112,25 @@ def _shaped(factory: Factory) -> tuple[Any, Any]:
     return model, sample
 
 
-def _place(path: Path, compiled: bool) -> Cluster:
-    """The machine, whose programs are perhaps compiled."""
+def _place(path: Path, compiled: bool, software: str | None) -> Cluster:
+    """The machine, whose programs are perhaps compiled, or those of a software profile."""
     from autoddl.operators.fusion import as_compiled
 
+    if software is not None and compiled:
+        raise InputError(f"--software {software} says what is compiled, and --compiled does too: drop --compiled")
+    if software is not None:
+        return run_by(load_cluster(path), software_named(software))
     return as_compiled(load_cluster(path)) if compiled else load_cluster(path)
+
+
+def _show_as_run(plan: Plan, software: str, as_json: bool) -> None:
+    """Prints a plan with the seconds of its step as a program of a software profile runs it."""
+    from autoddl.explain.run_seconds import seconds_as_run
+
+    seconds = seconds_as_run(plan, software_named(software))
+    line = f"as run by {software}: {show_seconds(seconds)} a step, with what overlaps and what the program adds"
+    show(Group(plan_tables.plan_table(plan), "", line),
+         plan_tables.summary(plan) | {"software": software, "as_run_seconds": seconds}, as_json)
 
 
 def show_verb(plan: PlanPath, stage: StageNumber = None, messages: Messages = False, as_json: AsJson = False) -> None:
@@ -125,7 +143,7 @@ def show_verb(plan: PlanPath, stage: StageNumber = None, messages: Messages = Fa
 @takes_options("overlap")
 def compare_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, set_: Set = None,
             solvers: Annotated[bool, typer.Option("--solvers", help="compare the solvers on the plan's mesh")] = False,
-            compiled: Compiled = False, as_json: AsJson = False) -> None:
+            compiled: Compiled = False, software: SoftwareName = None, as_json: AsJson = False) -> None:
     """Set the plan beside data parallel, grids, ZeRO-3 ..."""
     if solvers and (options.solver, options.microbatches) != ("exact", (1,)):
         raise InputError("--solvers sets all solvers beside each other, with the whole batch: drop --solver and "
@@ -134,7 +152,7 @@ def compare_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOption
     with progress_bar() as progress:
         from autoddl.api import compare as compare_plans
         from autoddl.api import compare_solvers
-        place = _place(cluster, compiled)
+        place = _place(cluster, compiled, software)
         model, sample = _shaped(made)
         if solvers:
             words = options.words()

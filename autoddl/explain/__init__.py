@@ -14,6 +14,7 @@ Reading order:
     what_if                 the plan of the same question under a changed cluster (`changed_cluster`)
     compare_run             a plan and the record of its run, with `record_statistics`; with stages `staged_run`
     message_sizes           what the ranks of a plan send: kinds, groups, sizes, bytes by level; beside a record
+    run_seconds             a plan's step as the program of a software profile runs it
     communication_share     `autoddl network`: the share of communication in data parallel steps, with
                             `data_parallel_work`
 

@@ -1,0 +1,33 @@
+"""Predicts the seconds of a plan's step as a training program runs it, from the plan alone.
+
+    without stages   the time line of the plan, with what the program adds (`schedule.run_step`)
+    with stages      the time line of the schedule, over the seconds of every stage with what the program adds
+
+The plan was made on a cluster whose programs are those of the profile (`cost_models.software.run_by`), or it is priced
+with the kernels of another one.
+"""
+
+from autoddl.core.hubs import add_hubs
+from autoddl.core.pipeline import Schedule
+from autoddl.core.plan import Plan
+from autoddl.core.stages import cut_graph
+from autoddl.cost_models import parse_cluster
+from autoddl.cost_models.software import Software
+from autoddl.explain.compare_run import planned_graph
+from autoddl.explain.staged_run import foreseen_stages
+from autoddl.planner.pipelines.stage_plans import simulated, splits_backward, stage_cluster
+from autoddl.schedule.run_step import run_seconds, stage_run_seconds
+
+__all__ = ["seconds_as_run"]
+
+
+def seconds_as_run(plan: Plan, software: Software) -> float:
+    """Seconds of a step of `plan`. Raises InputError for a plan that does not keep its graph and cluster."""
+    graph = planned_graph(plan)
+    cluster = parse_cluster(plan.source["cluster"], "the plan's cluster")
+    if plan.pipeline is None:
+        return run_seconds(plan, graph, cluster, software)
+    pipeline, part = plan.pipeline, stage_cluster(cluster, plan.mesh.sizes[0])
+    stages = [stage_run_seconds(stage.plan, add_hubs(cut.graph), part, software, splits_backward(pipeline.name))
+              for stage, cut in zip(pipeline.stages, cut_graph(graph, pipeline.cuts), strict=True)]
+    return simulated(Schedule.parse(pipeline.schedule), stages, foreseen_stages(plan).transfers).makespan
