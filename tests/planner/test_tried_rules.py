@@ -77,7 +77,7 @@ def test_what_was_not_tried_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_shell_says_what_was_found(tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     said = shell("plan", f"{FILE}:unruled", str(cluster_file(tmp_path)), "-o", str(out))
-    assert 'function.Softened: "n0 n1 . -> n0 n1 ."' in " ".join(said.out.split())
+    assert 'function.Softened splits as "n0 n1 . -> n0 n1 .", found by trying' in " ".join(said.out.split())
     assert "found by trying" in shell("explain", str(out)).out
     plain = shell("plan", f"{FILE}:unruled", str(cluster_file(tmp_path)), "--no-probe").out
     assert "autoddl.rule(Softened" in plain and "found by trying" not in plain

@@ -42,8 +42,9 @@ def found_by_trying(plan: Plan) -> list[str]:
     if TRIED not in text and UNTRIED not in text:
         return []
     found, reasons = told_by_trials(graph_from_text(text))
-    return [*(f"{target}: \"{rule}\"" for target, rule in found.items()),
-            *(f"{target}: {reason}" for target, reason in reasons.items())]
+    return [*(f"{target} splits as \"{rule}\", found by trying" for target, rule in found.items()),
+            *(f"{target}: trying found {'no more' if target in found else 'nothing'}, {reason}"
+              for target, reason in reasons.items())]
 
 
 def _named(op: Op) -> str:
