@@ -3,8 +3,9 @@
     s = scale q k' + mask        l = log sum exp(s)        o = exp(s - l) v                          a block
     p = exp(s - l)      D = sum(go * o)      gs = p (go v' - D)       gq = scale gs k    gk = scale gs' q    gv = p' go
 
-Backward takes o and l of all keys: a block's part of a gradient is the formula above with these (Dao 2022). torch's own
-kernel runs where it knows the call. Else the products are written out, in float32 at least.
+Backward takes o and l of all keys. A block's part of a gradient is the formula above with these (Dao 2022).
+
+torch's own kernel runs where it knows the call. Else the products are written out, in float32 at least.
 """
 
 from dataclasses import dataclass

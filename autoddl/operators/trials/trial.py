@@ -117,7 +117,7 @@ class _Threads:
 
 
     def shift(self, at: Coordinate, mesh: Mesh) -> Shift:
-        """What the member before sends; it is there at once."""
+        """Gives what the member before sends; it is there at once."""
         def shift(value: Tensor, axes: tuple[int, ...], number: int) -> Callable[[], Tensor]:
             self.slots[at] = value.detach().clone()
             self.barrier.wait()
