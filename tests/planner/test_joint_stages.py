@@ -98,6 +98,24 @@ def test_stages_in_a_v_are_planned_and_proved(schedule: str) -> None:
     check_pipeline(plan)
 
 
+@pytest.mark.slow
+def test_stages_of_one_rank_fit_its_budget_together() -> None:
+    """The budget is what the fastest plan takes, and less: the stages of a rank divide it."""
+    found, budget = [], None
+    for _ in range(2):
+        torch.manual_seed(0)
+        plan = autoddl.plan(Chain((16, 64, 16, 64, 16)), "examples/clusters/rehearsal-4x1-400.yaml",
+                            torch.randn(32, 16), stages=(2,), schedule=("interleaved:2",), microbatches=(2,),
+                            max_axes=1, workers=1, budget=budget)
+        assert plan.pipeline is not None and [stage.ranks[0] for stage in plan.pipeline.stages] == [0, 2, 0, 2]
+        peaks = [sum(stage.plan.predicted.peak_bytes for stage in plan.pipeline.stages[k::2]) for k in (0, 1)]
+        assert plan.predicted.peak_bytes == max(peaks) <= plan.budget and plan.bound <= plan.predicted.seconds
+        check_pipeline(plan)
+        found.append(plan.predicted.seconds)
+        budget = 0.9 * max(peaks)
+    assert found[0] <= found[1]
+
+
 def test_a_false_blend_and_a_raised_bound_are_rejected() -> None:
     _, plan, _ = _planned(4)
     assert plan is not None
