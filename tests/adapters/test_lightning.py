@@ -80,7 +80,7 @@ def missing(plan: Plan) -> str:
     with launched(), pytest.raises(InputError) as error:
         trainer = lightning.Trainer(accelerator="cpu", max_epochs=1, logger=False, devices=2, enable_progress_bar=False,
                                     enable_checkpointing=False, strategy=PlannedStrategy(plan, module="network"))
-        trainer.fit(Lit(), loader())
+        trainer.fit(Lit(), loader(shuffle=True))
     return str(error.value)
 
 
