@@ -1,9 +1,10 @@
 """The verbs plan, show, compare, run and verify."""
 
 import sys
+from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, Group
@@ -36,6 +37,9 @@ from autoddl.cost_models import Cluster, load_cluster, show_seconds
 from autoddl.cost_models.software import run_by, software_named
 from autoddl.launch.launch import leave
 from autoddl.planner.options import PlanOptions
+
+if TYPE_CHECKING:
+    from autoddl.api import Comparison
 
 __all__ = ["compare_verb", "plan_verb", "run_verb", "show_verb", "verify_verb"]
 
@@ -125,12 +129,28 @@ def _place(path: Path, compiled: bool, software: str | None) -> Cluster:
 
 def _show_as_run(plan: Plan, software: str, as_json: bool) -> None:
     """Prints a plan with the seconds of its step as a program of a software profile runs it."""
-    from autoddl.explain.run_seconds import seconds_as_run
+    from autoddl.explain.run_seconds import seconds_as_run, sureness
 
-    seconds = seconds_as_run(plan, software_named(software))
-    line = f"as run by {software}: {show_seconds(seconds)} a step, with what overlaps and what the program adds"
+    seconds, known = seconds_as_run(plan, software_named(software)), sureness(plan)
+    low, high = seconds * known.low, seconds * known.high
+    line = (f"as run by {software}: {show_seconds(seconds)} a step, with what overlaps and what the program adds; "
+            f"8 of 10 published runs of this kind would lie between {show_seconds(low)} and {show_seconds(high)}")
     show(Group(plan_tables.plan_table(plan), "", line),
-         plan_tables.summary(plan) | {"software": software, "as_run_seconds": seconds}, as_json)
+         plan_tables.summary(plan) | {"software": software, "as_run_seconds": seconds,
+                                      "as_run_interval": [low, high]}, as_json)
+
+
+def _with_ties(found: "tuple[Comparison, ...]") -> "tuple[Comparison, ...]":
+    """The rows of a comparison, which say where a plan is too near the first to be told apart."""
+    from autoddl.explain.run_seconds import sureness
+
+    first = found[0].plan
+    if first is None:
+        return found
+    tie = f"a tie with {found[0].name}: closer than predictions of one model on one machine can tell"
+    return tuple(replace(row, detail="; ".join(filter(None, (row.detail, tie)))) if row.plan is not None and row.plan
+                 is not first and max(sureness(row.plan), sureness(first), key=lambda one: one.common).ties(
+                     row.plan.predicted.seconds, first.predicted.seconds) else row for row in found)
 
 
 def show_verb(plan: PlanPath, stage: StageNumber = None, messages: Messages = False, as_json: AsJson = False) -> None:
@@ -164,6 +184,8 @@ def compare_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOption
         else:
             found = compare_plans(model, place, sample, name=made.name, factory=made.to_json(), progress=progress,
                                   **options.words())
+            if software is not None:
+                found = _with_ties(found)
             table, data = plan_tables.comparison_table(found), plan_tables.comparison_rows(found)
             problem = found[0].problem
     show(table, data, as_json)

@@ -12,13 +12,21 @@ from autoddl.core.pipeline import Schedule
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
 from autoddl.cost_models import parse_cluster
+from autoddl.cost_models.intervals import Interval, interval_of
 from autoddl.cost_models.software import Software
 from autoddl.explain.compare_run import planned_graph
 from autoddl.explain.staged_run import foreseen_stages
 from autoddl.planner.pipelines.stage_plans import simulated, splits_backward, stage_cluster
 from autoddl.schedule.run_step import run_seconds, stage_run_seconds
 
-__all__ = ["seconds_as_run"]
+__all__ = ["seconds_as_run", "sureness"]
+
+
+def sureness(plan: Plan) -> Interval:
+    """How far published runs of the plan's kind were from their predictions."""
+    if plan.pipeline is None:
+        return interval_of(1, any(stored.regather for stored in plan.stored))
+    return interval_of(len(plan.pipeline.stages), False)
 
 
 def seconds_as_run(plan: Plan, software: Software) -> float:

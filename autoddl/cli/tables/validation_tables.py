@@ -1,6 +1,6 @@
 """Tables of published runs beside their predictions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,7 +10,7 @@ from autoddl.cli.tables.table_style import columns
 from autoddl.cost_models import show_seconds
 from autoddl.validation.scores import PricedRun, score_sources
 
-__all__ = ["run_rows", "run_table", "score_rows", "score_table"]
+__all__ = ["coverage_table", "run_rows", "run_table", "score_rows", "score_table"]
 
 
 KEYS = ("n", "priced", "mape", "max_ape", "bias", "constant_mape", "rank_correlation", "regret", "templates_mape")
@@ -52,6 +52,14 @@ def score_table(found: Sequence[PricedRun]) -> RenderableType:
     for source, one in by_source.items():
         for reason, count in one.reasons.items():
             table.add_row(f"{source}: {count} not priced: {reason}")
+    return table
+
+
+def coverage_table(covered: Mapping[str, tuple[int, int]]) -> RenderableType:
+    """One row per regime: the runs inside the interval of all other sources."""
+    table = columns("regime", "runs", "inside the 80 % interval of the other sources")
+    for name, (inside, every) in covered.items():
+        table.add_row(name, str(every), _percent(inside / every if every else None))
     return table
 
 

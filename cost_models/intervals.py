@@ -1,0 +1,63 @@
+"""Says how sure a predicted step is: what published runs of the same regime took over what was predicted for them.
+
+    interval    [p low, p high] of predicted seconds p holds 8 of 10 runs: low and high are the quantiles .1 and .9 of
+                measured / predicted, every source with the same weight
+    common      two configurations of one model on one machine share most errors: the quantile .8 of |log of the ratio
+                of their measured / predicted|. Configurations that differ by less are a tie
+
+`intervals.yaml` has them by regime: `pipeline` has stages, `sharded` gathers weights again (ZeRO-3), `whole` is all
+other. `autoddl validate RUNS.csv --as-plan --intervals FILE` writes such a file.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import exp
+from pathlib import Path
+from types import MappingProxyType
+
+import yaml
+
+__all__ = ["INTERVALS_FILE", "REGIMES", "Interval", "interval_of", "known_intervals", "regime"]
+
+INTERVALS_FILE = Path(__file__).parent / "intervals.yaml"
+REGIMES = ("pipeline", "sharded", "whole")
+"""The kinds of plans that have an interval of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """How far measured steps were from predicted ones.
+
+        low, high   factors on predicted seconds between which 8 of 10 steps lie
+        common      the part by which two configurations of one model on one machine must differ to be told apart
+        runs        number of runs that this rests on
+        sources     number of their sources
+    """
+
+    low: float
+    high: float
+    common: float
+    runs: int
+    sources: int
+
+    def ties(self, one: float, other: float) -> bool:
+        """Whether two predicted steps of one model on one machine differ by less than what they share is sure to."""
+        return max(one, other) <= min(one, other) * exp(self.common)
+
+
+def regime(stages: int, sharded: bool) -> str:
+    """The regime of a plan with so many stages, whose weights are perhaps gathered again."""
+    return "pipeline" if stages > 1 else "sharded" if sharded else "whole"
+
+
+@lru_cache(maxsize=1)
+def known_intervals() -> Mapping[str, Interval]:
+    """By regime, the interval that the package's file has."""
+    tree = yaml.safe_load(INTERVALS_FILE.read_text(encoding="utf-8"))
+    return MappingProxyType({name: Interval(**row) for name, row in tree["regimes"].items()})
+
+
+def interval_of(stages: int, sharded: bool) -> Interval:
+    """The interval of a plan with so many stages, whose weights are perhaps gathered again."""
+    return known_intervals()[regime(stages, sharded)]

@@ -1,0 +1,50 @@
+"""How sure predictions are: quantiles by hand, runs left out with their source, and what is printed of it."""
+
+from dataclasses import replace
+from math import exp
+from pathlib import Path
+
+import pytest
+import yaml
+from published import run
+
+from autoddl.core.errors import InputError
+from autoddl.cost_models.intervals import REGIMES, Interval, interval_of, known_intervals
+from autoddl.validation.intervals import covered, find_intervals, intervals_text, regime_of
+from autoddl.validation.scores import PricedRun
+
+
+def rows(folder: Path, source: str, ratios: tuple[float, ...]) -> list[PricedRun]:
+    """Runs that took these times of what was predicted."""
+    one = run(folder, source_id=source)
+    return [PricedRun(replace(one, row=str(i), seconds=ratio), 1.0) for i, ratio in enumerate(ratios)]
+
+
+def test_every_source_has_the_same_weight(tmp_path: Path) -> None:
+    found = rows(tmp_path, "a", (0.9,) * 40) + rows(tmp_path, "b", (1.0,)) + rows(tmp_path, "c", (1.2,))
+    known = find_intervals(found)["whole"]
+    assert (known.low, known.high) == pytest.approx((0.9, 1.2)) and (known.runs, known.sources) == (42, 3)
+    assert known.common == 0.0  # runs of one source differ by nothing
+
+
+def test_a_run_is_set_against_the_other_sources(tmp_path: Path) -> None:
+    found = rows(tmp_path, "a", (0.9, 1.0, 1.1)) + rows(tmp_path, "b", (1.0, 1.5, 2.0))
+    inside, every = covered(found)["whole"]
+    assert (inside, every) == (3, 6)  # of a 1.0 and 1.1 are within 1.0 to 2.0, of b 1.0 is within 0.9 to 1.1
+    assert covered(found)["pipeline"] == (0, 0)
+
+
+def test_a_tie_is_closer_than_what_is_shared() -> None:
+    known = Interval(0.9, 1.1, 0.05, 10, 2)
+    assert known.ties(1.0, 1.05) and known.ties(1.05, 1.0) and not known.ties(1.0, exp(0.06))
+
+
+def test_the_file_reads_back_and_the_packages_own_has_every_regime(tmp_path: Path) -> None:
+    found = rows(tmp_path, "a", (0.9, 1.0, 1.1))
+    text = intervals_text(find_intervals(found), "runs.csv")
+    assert text.startswith("#") and set(yaml.safe_load(text)["regimes"]) == set(REGIMES) == set(known_intervals())
+    assert all(one.low < 1.2 and one.high > 0.8 and one.low < one.high for one in known_intervals().values())
+    assert interval_of(4, False) is known_intervals()["pipeline"]
+    assert regime_of(run(tmp_path, zero_stage=3)) == "sharded"
+    with pytest.raises(InputError, match="1 priced runs say nothing"):
+        find_intervals(found[:1])
