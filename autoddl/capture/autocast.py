@@ -23,9 +23,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from autoddl.capture.autocast_region import Region, region_of
 from autoddl.capture.fx_tools import replace
 from autoddl.capture.own_backward import OwnBackward
+from autoddl.capture.rewrites.autocast_region import Region, region_of
 from autoddl.capture.source_lines import line_of
 from autoddl.core.errors import CaptureError
 from autoddl.operators.kernels import custom_ops

@@ -27,15 +27,15 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from autoddl.capture.autocast import autocast
-from autoddl.capture.autocast_casts import use_cast
 from autoddl.capture.build_graph import Key, Leaf, tabulate
-from autoddl.capture.complex_products import real_rotations
 from autoddl.capture.gc_pause import pause_gc
-from autoddl.capture.passes import bags, gradients, losses, normalise, own_functions
 from autoddl.capture.patches.torch_export_patch import delay_code_generation, shorten_stacks
-from autoddl.capture.raising_branches import check_conditions
-from autoddl.capture.randomness import randomness
 from autoddl.capture.returned import Returned, returned
+from autoddl.capture.rewrites.autocast_casts import use_cast
+from autoddl.capture.rewrites.complex_products import real_rotations
+from autoddl.capture.rewrites.passes import bags, gradients, losses, normalise, own_functions
+from autoddl.capture.rewrites.raising_branches import check_conditions
+from autoddl.capture.rewrites.randomness import randomness
 from autoddl.capture.sample import Sample, as_sample, describe, named, sample_for
 from autoddl.capture.trace import trace
 from autoddl.core.errors import CaptureError

@@ -26,8 +26,8 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointFunction
 
-from autoddl.capture.autocast_region import Region, region_of
 from autoddl.capture.fx_tools import insert, operators, replace
+from autoddl.capture.rewrites.autocast_region import Region, region_of
 from autoddl.capture.source_lines import line_of
 from autoddl.core.errors import CaptureError
 from autoddl.core.graph import Value

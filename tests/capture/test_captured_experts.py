@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from autoddl.capture.capture import Captured, capture
-from autoddl.capture.gate_text import gate_text
 from autoddl.capture.materialize import arguments
+from autoddl.capture.rewrites.gate_text import gate_text
 from autoddl.capture.sample import Sample
 
 

@@ -79,7 +79,7 @@ def test_rooms_that_may_load_torch_are_listed() -> None:
     free = next(one["source_modules"] for one in CONTRACTS if one["name"] == "plans are made and read without torch")
     loads = {name for name in found if not any(f"{name}.".startswith(f"{one}.") for one in free)}
     assert loads == {"autoddl.adapters", "autoddl.operators", "autoddl.operators.kernels", "autoddl.operators.trials",
-                     "autoddl.capture", "autoddl.capture.patches", "autoddl.runtime", "autoddl.runtime.collectives",
-                         "autoddl.runtime.recovery",
+                     "autoddl.capture", "autoddl.capture.patches", "autoddl.capture.rewrites", "autoddl.runtime",
+                         "autoddl.runtime.collectives", "autoddl.runtime.recovery",
                      "autoddl.explain", "autoddl.launch", "autoddl.calibrate", "autoddl.validation", "autoddl.cli",
                      "autoddl.cli.tables"}

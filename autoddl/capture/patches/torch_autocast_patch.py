@@ -19,7 +19,7 @@ import torch
 from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
 
-from autoddl.capture.autocast_region import mark
+from autoddl.capture.rewrites.autocast_region import mark
 
 __all__ = ["MADE_FOR", "PATCHED", "enter_autocast_anywhere"]
 

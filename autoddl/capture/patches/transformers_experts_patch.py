@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autoddl.capture.gate_text import gate_text
+from autoddl.capture.rewrites.gate_text import gate_text
 
 __all__ = ["MADE_FOR", "OWN_BACKWARD", "PATCHED", "experts_as_operators"]
 

@@ -23,7 +23,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from autoddl.capture.fx_tools import call_arguments, dtype_of, insert, name_of, operators, replace
-from autoddl.capture.passes import DROPOUTS
+from autoddl.capture.rewrites.passes import DROPOUTS
 from autoddl.capture.source_lines import line_of
 from autoddl.core.errors import CaptureError
 from autoddl.operators.kernels import custom_ops

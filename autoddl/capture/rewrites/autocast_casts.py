@@ -10,9 +10,9 @@ import torch
 from torch.fx import GraphModule, Node
 
 from autoddl.capture.autocast import Caster, base_name
-from autoddl.capture.autocast_region import Region, region_of
 from autoddl.capture.fx_tools import name_of, operators, replace
-from autoddl.capture.passes import CHECKS
+from autoddl.capture.rewrites.autocast_region import Region, region_of
+from autoddl.capture.rewrites.passes import CHECKS
 
 __all__ = ["cast_regions", "use_cast"]
 

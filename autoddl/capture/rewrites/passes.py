@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from autoddl.capture.autocast_region import is_disabled
 from autoddl.capture.fx_tools import call_arguments, dtype_of, insert, name_of, operators, replace
+from autoddl.capture.rewrites.autocast_region import is_disabled
 from autoddl.operators.kernels import custom_ops
 
 __all__ = ["bags", "gradients", "losses", "normalise", "own_functions"]
