@@ -4,12 +4,10 @@ Reading order:
 
     sample                      the arguments of one call of the model
     trace                       torch.export; `export_guards` keeps it from effects that a graph would not show
-    own_backward                calls of torch.autograd.Function, which become one operator each
     own_rules                   rules that users register for operators of their own
     tried_rules                 rules of operators without one, found by trying
     wrappers                    what is around a module and not in its graph
     rewrites                    of the exported program, until a graph knows each of its nodes: a room of its own
-    autocast                    the casts of bf16-mixed
     build_graph                 fx nodes to `core.graph`
     capture                     runs all of these
     factory                     finds a user's model by `FILE.py:NAME`

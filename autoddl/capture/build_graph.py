@@ -10,8 +10,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from autoddl.capture.fx_tools import call_arguments
-from autoddl.capture.own_backward import OwnBackward
 from autoddl.capture.own_rules import own_arguments
+from autoddl.capture.rewrites.own_backward import OwnBackward
 from autoddl.capture.source_lines import line_of
 from autoddl.core.errors import CaptureError
 from autoddl.core.graph import Graph, Kind, Op, Tensor, Value

@@ -26,11 +26,11 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from autoddl.capture.autocast import autocast
 from autoddl.capture.build_graph import Key, Leaf, tabulate
 from autoddl.capture.gc_pause import pause_gc
 from autoddl.capture.patches.torch_export_patch import delay_code_generation, shorten_stacks
 from autoddl.capture.returned import Returned, returned
+from autoddl.capture.rewrites.autocast import autocast
 from autoddl.capture.rewrites.autocast_casts import use_cast
 from autoddl.capture.rewrites.complex_products import real_rotations
 from autoddl.capture.rewrites.passes import bags, gradients, losses, normalise, own_functions

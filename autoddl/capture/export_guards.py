@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
 
-from autoddl.capture.own_backward import HiddenEffect, OwnCall, trace_call
 from autoddl.capture.patches.autograd_function_patch import Apply, replace_apply
 from autoddl.capture.patches.transformers_experts_patch import OWN_BACKWARD
 from autoddl.capture.rewrites.ctc_losses import CtcLosses
+from autoddl.capture.rewrites.own_backward import HiddenEffect, OwnCall, trace_call
 from autoddl.capture.rewrites.raising_branches import asked_number, decided
 
 __all__ = ["guard_export"]

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from autoddl.capture.autocast import OWN_DTYPES, base_name
 from autoddl.capture.capture import Captured
+from autoddl.capture.rewrites.autocast import OWN_DTYPES, base_name
 from autoddl.capture.sample import Sample
 from autoddl.core import graph as graphs
 from autoddl.core.graph import Op, Value

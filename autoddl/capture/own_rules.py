@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from autoddl.capture.own_backward import OwnBackward
+from autoddl.capture.rewrites.own_backward import OwnBackward
 from autoddl.core.errors import CaptureError, InputError
 from autoddl.core.graph import Tensor, Value
 from autoddl.operators.own_facts import FLOPS, RULE, SAVES

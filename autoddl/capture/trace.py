@@ -25,7 +25,6 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from autoddl.capture.export_guards import guard_export
-from autoddl.capture.own_backward import HiddenEffect, OwnCall, call_functions
 from autoddl.capture.patches.torch_autocast_patch import enter_autocast_anywhere
 from autoddl.capture.patches.torch_checkpoint_patch import note_checkpoints
 from autoddl.capture.patches.transformers_experts_patch import experts_as_operators
@@ -38,6 +37,7 @@ from autoddl.capture.rewrites.export_passes import (
     shifted_numbers,
     whole_dropout,
 )
+from autoddl.capture.rewrites.own_backward import HiddenEffect, OwnCall, call_functions
 from autoddl.capture.sample import Sample, named
 from autoddl.capture.source_lines import failing_line
 from autoddl.capture.wrappers import check_constants, check_wrappers, wrapper_notes

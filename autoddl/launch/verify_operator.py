@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from autoddl.capture.factory import Factory
-from autoddl.capture.own_backward import OwnBackward
 from autoddl.capture.own_rules import named_operator, own_arguments, rule_of
+from autoddl.capture.rewrites.own_backward import OwnBackward
 from autoddl.core.errors import InputError
 from autoddl.core.layout import Mesh
 from autoddl.operators.rules.dimension_strings import parse

@@ -8,8 +8,8 @@ import zoo
 from sampling import parametrize_or_slow
 from torch import Tensor, nn
 
-from autoddl.capture.autocast import HIGHER, LOWER
 from autoddl.capture.capture import Captured, capture
+from autoddl.capture.rewrites.autocast import HIGHER, LOWER
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Kind, graph_from_text, graph_to_text
 from autoddl.core.precision import RECIPES, Precision

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from verified import verified
 
 import autoddl
-from autoddl.capture.autocast import HIGHER, LOWER, WIDEST
 from autoddl.capture.capture import Captured, capture
 from autoddl.capture.factory import Factory
 from autoddl.capture.materialize import arguments
+from autoddl.capture.rewrites.autocast import HIGHER, LOWER, WIDEST
 from autoddl.capture.sample import as_sample
 from autoddl.core.errors import CaptureError, InputError
 from autoddl.core.graph import Kind

@@ -4,11 +4,14 @@ Reading order:
 
     export_passes, passes       rewrites of the exported program, before and after it is functional
     raising_branches            branches that only raise, which a graph checks instead
+    own_backward                calls of torch.autograd.Function, which become one operator each
     randomness                  draws of random numbers, by position
     complex_products            rotations by complex numbers, in real ones
     ctc_losses                  losses of sequences as an operator
     gate_text                   the function between the products of an expert, as text
+    autocast                    the casts of bf16-mixed
     autocast_region, autocast_casts      regions of autocast in the module itself, and the casts that they make
 
-`capture` and `trace` of the room above run them. May import `fx_tools`, `operators` and `core`.
+`capture` and `trace` of the room above run them. May import `fx_tools`, `source_lines`, `operators`
+and `core`.
 """

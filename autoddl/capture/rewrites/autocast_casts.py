@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import torch
 from torch.fx import GraphModule, Node
 
-from autoddl.capture.autocast import Caster, base_name
 from autoddl.capture.fx_tools import name_of, operators, replace
+from autoddl.capture.rewrites.autocast import Caster, base_name
 from autoddl.capture.rewrites.autocast_region import Region, region_of
 from autoddl.capture.rewrites.passes import CHECKS
 

@@ -24,8 +24,8 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from autoddl.capture.fx_tools import replace
-from autoddl.capture.own_backward import OwnBackward
 from autoddl.capture.rewrites.autocast_region import Region, region_of
+from autoddl.capture.rewrites.own_backward import OwnBackward
 from autoddl.capture.source_lines import line_of
 from autoddl.core.errors import CaptureError
 from autoddl.operators.kernels import custom_ops
