@@ -33,10 +33,12 @@ _HOMES = {"plan": "autoddl.api", "compare": "autoddl.api", "Plan": "autoddl.core
           "save_safetensors": "autoddl.adapters.safetensors", "rule": "autoddl.capture.own_rules",
           "WithLoss": "autoddl.adapters.module", "planned_module": "autoddl.adapters.module"}
 
+_MODULES = {"checkpoint": "autoddl.runtime.checkpoints.checkpoint", "recovery": "autoddl.runtime.checkpoints"}
+
 
 def __getattr__(name: str) -> Any:
-    if name in ("checkpoint", "recovery"):
-        return import_module(f"autoddl.runtime.{name}")
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name not in _HOMES:
         raise AttributeError(f"module 'autoddl' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)

@@ -24,7 +24,7 @@ from autoddl.adapters.module import parallel_of, planned_module
 from autoddl.adapters.variants import parallelize
 from autoddl.core.errors import InputError
 from autoddl.core.plan import Plan, load_plan
-from autoddl.runtime import checkpoint
+from autoddl.runtime.checkpoints import checkpoint
 from autoddl.runtime.parallel_model import ParallelModel
 
 __all__ = ["Accelerator", "move_optimizer"]

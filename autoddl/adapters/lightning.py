@@ -28,7 +28,7 @@ from autoddl.adapters.module import planned_module
 from autoddl.adapters.variants import parallelize
 from autoddl.core.errors import InputError
 from autoddl.core.plan import Plan, load_plan
-from autoddl.runtime import checkpoint
+from autoddl.runtime.checkpoints import checkpoint
 from autoddl.runtime.collectives.told_values import first_value, gather_values
 from autoddl.runtime.parallel_model import ParallelModel
 

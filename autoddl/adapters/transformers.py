@@ -26,7 +26,7 @@ from autoddl.adapters.safetensors import load_safetensors, save_safetensors
 from autoddl.adapters.variants import parallelize
 from autoddl.core.errors import InputError
 from autoddl.core.plan import Plan, load_plan
-from autoddl.runtime import checkpoint
+from autoddl.runtime.checkpoints import checkpoint
 
 __all__ = ["Trainer"]
 

@@ -18,7 +18,7 @@ from autoddl.launch.elastic import Elastic, PlanFile
 from autoddl.launch.launch import RanksLost, launch, python_module
 from autoddl.launch.machine import check_memory, most_ranks
 from autoddl.launch.temporary import temporary_folder
-from autoddl.runtime.checkpoint_series import check_series
+from autoddl.runtime.checkpoints.checkpoint_series import check_series
 
 __all__ = ["Checkpoints", "TrainingResult", "run"]
 

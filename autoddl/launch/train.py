@@ -21,7 +21,8 @@ from autoddl.core.errors import InputError
 from autoddl.core.plan import Plan, load_plan
 from autoddl.launch.jobs import Job
 from autoddl.launch.record_writer import RecordWriter
-from autoddl.runtime import checkpoint, recovery
+from autoddl.runtime import checkpoints as recovery
+from autoddl.runtime.checkpoints import checkpoint
 from autoddl.runtime.parallelize import ParallelModel, parallelize
 
 TIMEOUT = 600.0

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import autoddl
-from autoddl.runtime.checkpoint_series import kept_steps
+from autoddl.runtime.checkpoints.checkpoint_series import kept_steps
 
 ROOT = Path(__file__).parent.parent.parent
 FACTORY = [f"{ROOT / 'examples' / 'gpt.py'}:gpt", "--set", "layers=2", "--set", "width=32", "--set", "heads=4",

@@ -30,7 +30,7 @@ from autoddl.cost_models import load_cluster
 from autoddl.launch.launch import launch, leave
 from autoddl.launch.places import network_places
 from autoddl.launch.shaped_network import shape_links
-from autoddl.runtime import checkpoint
+from autoddl.runtime.checkpoints import checkpoint
 
 CLUSTER = Path(__file__).parent.parent / "clusters" / "rehearsal-2x2-200.yaml"
 EVERY, BATCH, CONTEXT = 50, 16, 32

@@ -22,7 +22,7 @@ from autoddl.explain.spares import largest_parts, spare_plans
 from autoddl.launch.elastic import read_elastic, spare_path
 from autoddl.launch.launch import RanksLost, launch
 from autoddl.launch.temporary import remove_abandoned, temporary_folder
-from autoddl.runtime.checkpoint_series import kept_steps
+from autoddl.runtime.checkpoints.checkpoint_series import kept_steps
 
 ROOT = Path(__file__).parent.parent.parent
 

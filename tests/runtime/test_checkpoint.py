@@ -25,7 +25,7 @@ from autoddl.capture.sample import Sample
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.core.plan import Plan
 from autoddl.launch.train import train as train_job
-from autoddl.runtime import checkpoint
+from autoddl.runtime.checkpoints import checkpoint
 from autoddl.runtime.parallelize import ParallelModel, parallelize
 
 STEPS = 2

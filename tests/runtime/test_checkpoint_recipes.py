@@ -17,7 +17,7 @@ from autoddl.capture.capture import Captured, capture
 from autoddl.core.errors import MismatchError
 from autoddl.core.plan import Plan
 from autoddl.core.precision import RECIPES, Precision
-from autoddl.runtime import checkpoint
+from autoddl.runtime.checkpoints import checkpoint
 from autoddl.runtime.parallelize import ParallelModel, parallelize
 
 EVERY = tuple(product(RECIPES, RECIPES))

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, parted
 from autoddl.core.plan import Plan
-from autoddl.runtime import checkpoint
+from autoddl.runtime.checkpoints import checkpoint
 from autoddl.runtime.parallelize import ParallelModel, parallelize
 
 STEPS = 2

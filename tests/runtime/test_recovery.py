@@ -17,7 +17,7 @@ from autoddl import recovery
 from autoddl.capture.capture import Captured, capture
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.core.plan import Plan
-from autoddl.runtime.checkpoint_series import check_series, kept_steps, path_of, settle
+from autoddl.runtime.checkpoints.checkpoint_series import check_series, kept_steps, path_of, settle
 from autoddl.runtime.parallelize import parallelize
 
 STEPS, EVERY = 5, 2

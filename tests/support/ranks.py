@@ -85,7 +85,7 @@ def _serve(rank: int, world: int, store: str, pipe: Connection) -> None:
 
 
 IMPORTED = ["pytest", "torch._dynamo", "torch.export._trace", "torch.fx.experimental.validator",
-            "transformers.models.t5.modeling_t5", "autoddl.planner.assemble", "autoddl.runtime.checkpoint",
+            "transformers.models.t5.modeling_t5", "autoddl.planner.assemble", "autoddl.runtime.checkpoints.checkpoint",
             "autoddl.launch.worker"]
 """What most ranks need; a module that is not there is left out."""
 

@@ -80,6 +80,6 @@ def test_rooms_that_may_load_torch_are_listed() -> None:
     loads = {name for name in found if not any(f"{name}.".startswith(f"{one}.") for one in free)}
     assert loads == {"autoddl.adapters", "autoddl.operators", "autoddl.operators.kernels", "autoddl.operators.trials",
                      "autoddl.capture", "autoddl.capture.patches", "autoddl.capture.rewrites", "autoddl.runtime",
-                         "autoddl.runtime.collectives", "autoddl.runtime.recovery",
+                         "autoddl.runtime.collectives", "autoddl.runtime.checkpoints",
                      "autoddl.explain", "autoddl.launch", "autoddl.calibrate", "autoddl.validation", "autoddl.cli",
                      "autoddl.cli.tables"}

@@ -9,12 +9,12 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from autoddl.core.errors import InputError, MismatchError
-from autoddl.runtime.checkpoint import from_first, is_first, load
-from autoddl.runtime.checkpoint_reader import CheckpointReader, read
-from autoddl.runtime.checkpoint_series import kept_steps, path_of, settle
-from autoddl.runtime.checkpoint_settings import unpacked
-from autoddl.runtime.recovery.keeper import OTHERS, RANDOM
-from autoddl.runtime.recovery.other_states import Stateful, set_random_state
+from autoddl.runtime.checkpoints.checkpoint import from_first, is_first, load
+from autoddl.runtime.checkpoints.checkpoint_reader import CheckpointReader, read
+from autoddl.runtime.checkpoints.checkpoint_series import kept_steps, path_of, settle
+from autoddl.runtime.checkpoints.checkpoint_settings import unpacked
+from autoddl.runtime.checkpoints.keeper import OTHERS, RANDOM
+from autoddl.runtime.checkpoints.other_states import Stateful, set_random_state
 
 if TYPE_CHECKING:
     from autoddl.runtime.parallel_model import ParallelModel

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from autoddl.core.errors import InputError
 from autoddl.core.files import check_folder
-from autoddl.runtime.checkpoint_folder import clear, is_left, is_whole, places, remove
+from autoddl.runtime.checkpoints.checkpoint_folder import clear, is_left, is_whole, places, remove
 
 __all__ = ["check_series", "kept_steps", "path_of", "prune", "settle"]
 

@@ -27,9 +27,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from autoddl.core.errors import InputError, MachineError, MismatchError
-from autoddl.runtime.checkpoint_folder import clear, is_whole, places, refusal, rename
-from autoddl.runtime.checkpoint_reader import CheckpointReader, quietly, read
-from autoddl.runtime.checkpoint_settings import read_settings
+from autoddl.runtime.checkpoints.checkpoint_folder import clear, is_whole, places, refusal, rename
+from autoddl.runtime.checkpoints.checkpoint_reader import CheckpointReader, quietly, read
+from autoddl.runtime.checkpoints.checkpoint_settings import read_settings
 from autoddl.runtime.collectives.process_groups import peer_error
 from autoddl.runtime.collectives.told_values import first_value
 

@@ -23,13 +23,13 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from autoddl.core.errors import InputError, MachineError
-from autoddl.runtime.checkpoint import from_first, is_first, snapshot, write
-from autoddl.runtime.checkpoint_folder import places, remove, rename
-from autoddl.runtime.checkpoint_series import path_of, prune, settle
-from autoddl.runtime.checkpoint_settings import fold_settings, packed
+from autoddl.runtime.checkpoints.checkpoint import from_first, is_first, snapshot, write
+from autoddl.runtime.checkpoints.checkpoint_folder import places, remove, rename
+from autoddl.runtime.checkpoints.checkpoint_series import path_of, prune, settle
+from autoddl.runtime.checkpoints.checkpoint_settings import fold_settings, packed
+from autoddl.runtime.checkpoints.other_states import Stateful, packed_safely, random_state
 from autoddl.runtime.collectives.c10d_registry import find_group
 from autoddl.runtime.collectives.process_groups import peer_error
-from autoddl.runtime.recovery.other_states import Stateful, packed_safely, random_state
 
 if TYPE_CHECKING:
     from autoddl.runtime.parallel_model import ParallelModel

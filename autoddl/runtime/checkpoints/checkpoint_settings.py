@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autoddl.runtime.checkpoint_reader import CheckpointReader, read
+from autoddl.runtime.checkpoints.checkpoint_reader import CheckpointReader, read
 
 __all__ = ["fold_settings", "packed", "read_settings", "unpacked"]
 

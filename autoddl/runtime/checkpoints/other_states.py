@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from autoddl.core.errors import InputError
-from autoddl.runtime.checkpoint_settings import packed, unpacked
+from autoddl.runtime.checkpoints.checkpoint_settings import packed, unpacked
 
 __all__ = ["Stateful", "packed_safely", "random_state", "set_random_state"]
 
