@@ -113,15 +113,15 @@ def test_links_of_a_switch_are_told_once_and_others_add_up() -> None:
     ("NVIDIA H100 80GB HBM3", 85e9, "H100-80GB"), ("NVIDIA A100-SXM4-40GB", 42.3e9, "A100-40GB"),
     ("NVIDIA A100-PCIE-40GB", 42.3e9, "A100-PCIe-40GB"), ("NVIDIA A100-SXM4-80GB", 85e9, "A100-80GB"),
     ("Tesla V100-SXM2-16GB", 16.9e9, "V100-16GB"), ("NVIDIA H200", 150e9, "H200-141GB"),
-    ("NVIDIA GeForce RTX 4090", 25e9, None)])
+    ("NVIDIA GeForce RTX 4090", 25e9, "RTX-4090-24GB"), ("NVIDIA GeForce GTX 1080 Ti", 11e9, None)])
 def test_a_gpu_is_known_by_its_model_and_its_memory(name: str, memory: float, known: str | None) -> None:
     assert known_device_of(Accelerator(name, memory, 100)) == known
 
 
 def test_an_unknown_gpu_is_written_with_figures_to_be_replaced() -> None:
-    text = cluster_text(replace(ALONE, devices=(Accelerator("NVIDIA GeForce RTX 4090", 25e9, 128),)))
+    text = cluster_text(replace(ALONE, devices=(Accelerator("NVIDIA GeForce GTX 1080 Ti", 11e9, 28),)))
     found = parse_cluster(text, "test")
-    assert found.device.name == "NVIDIA-GeForce-RTX-4090" and found.device.memory == 25e9
+    assert found.device.name == "NVIDIA-GeForce-GTX-1080-Ti" and found.device.memory == 11e9
     assert text.count("write the vendor's figure") == 2
 
 

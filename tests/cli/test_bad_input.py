@@ -275,8 +275,8 @@ def test_a_plan_of_another_version(folder: Path) -> None:
 
 def test_a_batch_that_does_not_fit(folder: Path) -> None:
     model = autoddl.parallelize(tiny(), autoddl.load_plan(folder / "plan-1.json"))
-    ids = torch.zeros(7, 6, dtype=torch.int64)
-    with pytest.raises(MismatchError, match=r"ids is int64\[7, 6\], the plan was made for int64\[8, 6\]"):
+    ids = torch.zeros(8, 5, dtype=torch.int64)
+    with pytest.raises(MismatchError, match=r"ids is int64\[8, 5\], the plan was made for int64\[8, 6\]"):
         model.step((ids, ids))
     with pytest.raises(InputError, match="form of the plan's sample"):
         model.step(ids)

@@ -332,7 +332,7 @@ def test_the_blocks_of_microbatches_add_up(free: Plan) -> None:
     blocks = block_costs(rebuild(made))
     assert sum(block.compute for block in blocks) == pytest.approx(made.predicted.compute, rel=1e-2)
     assert sum(block.seconds for block in blocks) == pytest.approx(made.predicted.seconds)
-    assert "microbatches: A has 4, B has 1" in difference(made, free).words
+    assert "microbatches: 4 in the first, 1 in the second" in difference(made, free).words
 
 
 def test_the_question_of_a_plan_has_the_same_answer_again(free: Plan) -> None:

@@ -36,7 +36,7 @@ from autoddl.operators.kernels import custom_ops
 __all__ = ["asked_number", "check_conditions", "decided"]
 
 TORCH = str(Path(torch.__file__).parent)
-OURS = str(Path(__file__).parent)
+OURS = str(Path(__file__).parents[1])
 WARNS = ("warn", "warning", "warning_once", "info", "debug", "error", "print")
 
 torch.library.define("autoddl::holds", "(Tensor condition, bool value, str text) -> ()")
