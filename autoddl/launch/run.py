@@ -98,7 +98,7 @@ def _job_of(job: dict[str, Any], file: PlanFile) -> dict[str, Any]:
 
 
 def _told(found: dict[str, Any], job: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    """What a rank found, and under which plan."""
+    """Returns what a rank found, and under which plan."""
     return {**found, "predicted_seconds": plan.predicted.seconds, "ranks": plan.mesh.size, "record": job["record"]}
 
 
@@ -148,7 +148,7 @@ def _next_record(record: str | None, plan: Plan) -> str | None:
 
 
 def _trained(job: dict[str, Any], plan: Plan, folder: Path, tell: Progress) -> dict[str, Any]:
-    """What the first of the ranks of `plan` found, all started here."""
+    """Starts all ranks of `plan` here; returns what the first of them found."""
     most = most_ranks()
     if plan.mesh.size > most:
         raise InputError(f"the plan is for {plan.mesh.size} ranks, this machine takes {most}; start it on the cluster, "

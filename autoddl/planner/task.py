@@ -130,8 +130,10 @@ def _check_regions(graph: Graph, cluster: Cluster) -> None:
 
 
 def planned_graph(captured: "Captured", options: PlanOptions) -> Graph:
-    """The graph that is planned: with the load of experts that is assumed, the rules that trying finds, and rings for
-    sequences of any length where the options ask for them."""
+    """The graph that is planned: with the load of experts that is assumed and the rules that trying finds.
+
+    Where the options ask for rings, sequences of any length may go round one.
+    """
     from autoddl.capture.tried_rules import with_trials
 
     tried = with_trials(captured) if options.probe else captured.graph

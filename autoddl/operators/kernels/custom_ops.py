@@ -102,8 +102,10 @@ def grouped_mm(rows: Tensor, weight: Tensor, ends: Tensor, count: int = 0) -> Te
 
 def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int = 0,
              zero_infinity: bool = False) -> Tensor:
-    """Losses (n) of targets (n, s) under the log-probabilities (t, n, c) of t steps, by connectionist temporal
-    classification; `blank` is the class of no label."""
+    """Computes connectionist temporal classification: losses (n) of targets (n, s).
+
+    The log-probabilities are (t, n, c), of t steps; `blank` is the class of no label.
+    """
     return F.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, "none", zero_infinity)
 
 

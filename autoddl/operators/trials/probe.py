@@ -6,7 +6,7 @@ For a set of dims, one of some inputs and one of every output, all of one size, 
 
 An input that is whole adds its gradients up over the pieces. Each set is tried on 2 and on 3 ranks, with two draws of
 values. Its sizes are even, odd and prime, none is that of another dim, and its own is tried too where that is small.
-What holds for all is a name of a dimension string (`rules.dimension_strings`), if it also holds beside each of the
+What holds for all is a name of a dimension string (`rules.dimension_strings`). It must also hold beside each of the
 other names, one on each of two axes. Partial sums are not tried.
 
 Calls are small: the sizes of the graph are made smaller as far as the operator takes them. Not tried are operators that

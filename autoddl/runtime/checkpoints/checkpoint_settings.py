@@ -1,6 +1,6 @@
 """Keeps the settings of an optimizer as one value of a checkpoint: lr, betas and so on of every parameter.
 
-torch.distributed.checkpoint would write each of them as a value of its own, ten for every parameter, which takes longer
+torch.distributed.checkpoint would write each of them as a value of its own, ten for every parameter. That takes longer
 than the tensors of a small model. Every rank keeps those of its own parameters; all are read by every rank.
 """
 
