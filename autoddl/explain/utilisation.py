@@ -3,7 +3,8 @@
     mfu = sum over kernels of flops / peak(dtype) / (seconds of the step * devices)        (Chowdhery et al. 2022, PaLM)
 
 Flops are those of products, convolutions and attention, forward and backward, of the whole model. They are counted
-once: work that several ranks repeat adds nothing.
+once: work that several ranks repeat adds nothing. Backward counts at most twice forward: what attention in one kernel
+computes again there is no work of the model.
 """
 
 from collections.abc import Hashable, Iterator
@@ -35,6 +36,7 @@ def _ideal_seconds(graph: Graph, device: Device) -> Iterator[float]:
                *(t in flows for t in (*op.inputs, *op.outputs)))
         if key not in known:
             forward, backward = work(op, graph, tuple(t.shape for t in reads), tuple(t.shape for t in writes), flows)
-            flops = sum(one.flops for one in (*forward, *backward))
+            ahead = sum(one.flops for one in forward)
+            flops = ahead + min(2 * ahead, sum(one.flops for one in backward))
             known[key] = flops / device.peak(writes[0].dtype) if flops else 0.0
         yield known[key]

@@ -36,7 +36,7 @@ def with_messages(table: RenderableType, data: dict[str, Any], plan: "Plan", rec
 
 
 def _sent(rows: Sequence["MessageRow"]) -> RenderableType:
-    table = columns("rank", "pass", "sent", "axes", "ranks", "level", "count", "bytes", "moved by the rank",
+    table = columns("rank", "pass", "sent", "axes", "ranks", "outermost level", "count", "bytes", "moved by the rank",
                     "least, median, largest")
     for row in rows:
         table.add_row(str(row.rank), row.direction, row.kind, row.axes, str(row.ranks), row.level or "none",
@@ -53,7 +53,7 @@ def _classes(rows: Sequence["MessageRow"], sizes: Sequence[int]) -> RenderableTy
 
 
 def _levels(levels: Sequence["LevelBytes"]) -> RenderableType:
-    table = columns("rank", "level", "moved by the rank")
+    table = columns("rank", "outermost level of the group", "moved by the rank")
     for one in levels:
         table.add_row(str(one.rank), one.level or "none", twice(one.moved, show_bytes))
     return table
