@@ -33,7 +33,7 @@ from autoddl.capture.returned import Returned, returned
 from autoddl.capture.rewrites.autocast import autocast
 from autoddl.capture.rewrites.autocast_casts import use_cast
 from autoddl.capture.rewrites.complex_products import real_rotations
-from autoddl.capture.rewrites.passes import bags, gradients, losses, normalise, own_functions
+from autoddl.capture.rewrites.passes import bags, gradients, losses, normalise, own_functions, unmerged
 from autoddl.capture.rewrites.raising_branches import check_conditions
 from autoddl.capture.rewrites.randomness import randomness
 from autoddl.capture.sample import Sample, as_sample, describe, named, sample_for
@@ -88,6 +88,7 @@ def _captured(model: nn.Module, example: Sample, precision: Precision) -> Captur
     module = exported.graph_module
     real_rotations(module)
     normalise(module, precision.is_mixed)
+    unmerged(module)
     own_functions(module)
     randomness(module)
     losses(module)

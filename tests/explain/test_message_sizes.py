@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 import autoddl
 from autoddl.cost_models import parse_cluster
@@ -11,12 +12,12 @@ FOUR = parse_cluster("name: four\ndevice: A100-80GB\nlevels:\n"
                      "  - {name: node, size: 4, bandwidth: 100 GB/s, latency: 1 us}\n", "four")
 
 
-class Two(torch.nn.Module):
+class Two(nn.Module):
     """Two matrices and a loss that is a mean."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = torch.nn.Linear(64, 128, bias=False), torch.nn.Linear(128, 64, bias=False)
+        self.up, self.down = nn.Linear(64, 128, bias=False), nn.Linear(128, 64, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.mse_loss(self.down(torch.relu(self.up(x))), torch.zeros_like(x))
@@ -51,3 +52,22 @@ def test_every_buffer_is_of_one_class_of_sizes_and_of_one_level() -> None:
     assert all(len(row.classes) == len(SIZES) + 1 and row.ranks == 4 for row in rows)
     (level,) = level_bytes(rows)
     assert level.level == "node" and level.moved == (sum(row.moved[0] for row in rows), None)
+
+
+class Encoder(nn.Module):
+    """A layer of torch's own, whose attention merges sequence and batch in front of its last product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(self.layer(x), torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("mine", ["dp=4", "dp=4,zero=1"])
+def test_data_parallel_attention_of_torch_sends_no_activations(mine: str) -> None:
+    plan = autoddl.plan(Encoder(), FOUR, (torch.zeros(16, 32, 64),), mine=mine, workers=1)
+    weights = sum(4 * one.numel() for one in Encoder().parameters())
+    moved = sum(row.moved[0] for row in message_rows(plan) if row.sizes[2] > 4)
+    assert moved == pytest.approx(2 * 3 / 4 * weights, rel=1e-6)

@@ -1,6 +1,7 @@
 """Rewrites the functional program in place, each pass a small step towards one vocabulary of operators.
 
     normalise        reshape, _to_copy, split under one name each; copies and checks dropped; gradients of tables dense
+    unmerged         products whose rows are merged before and apart again behind -> products of the rows as they were
     gradients        detach only where a gradient would pass
     own_functions    layers of experts, products of sorted rows, losses of sequences -> ours
     losses           mean cross entropy -> token_loss / token_weight
@@ -18,7 +19,7 @@ from autoddl.capture.fx_tools import call_arguments, dtype_of, insert, name_of, 
 from autoddl.capture.rewrites.autocast_region import is_disabled
 from autoddl.operators.kernels import custom_ops
 
-__all__ = ["bags", "gradients", "losses", "normalise", "own_functions"]
+__all__ = ["bags", "gradients", "losses", "normalise", "own_functions", "unmerged"]
 
 aten = torch.ops.aten
 
@@ -73,6 +74,28 @@ def normalise(module: GraphModule, mixed: bool = False) -> None:
 
 def _keeps_dtype(cast: Node) -> bool:
     return dtype_of(cast.args[0]) == dtype_of(cast)  # type: ignore[arg-type]
+
+
+def unmerged(module: GraphModule) -> None:
+    """Rewrites reshape(linear(reshape(x, [a b, c]), w), [a, b, d]) as linear(reshape(x, [a, b, c]), w).
+
+    torch's own multi-head attention merges sequence and batch so. A split of the batch, the inner one, would be none of
+    the merged rows.
+    """
+    for node in operators(module):
+        merged = node.args[0] if node.target is aten.linear.default else None
+        if not isinstance(merged, Node) or merged.target is not aten.reshape.default or len(merged.users) != 1:
+            continue
+        before, after = merged.args[0], list(node.users)
+        lead = tuple(after[0].meta["val"].shape[:-1]) if after else ()
+        if (all(one.target is aten.reshape.default and one.meta["val"].shape == (*lead, node.meta["val"].shape[-1])
+                for one in after) and merged.meta["val"].dim() == 2 < len(lead) + 1
+                and before.meta["val"].shape[:len(lead)] == lead):  # type: ignore[union-attr]
+            shape = [*lead, merged.meta["val"].shape[-1]]
+            merged.args, merged.meta["val"] = (before, shape), merged.meta["val"].reshape(shape)
+            node.meta["val"] = after[0].meta["val"]
+            for one in after:
+                replace(one, node)
 
 
 def gradients(module: GraphModule, trained: frozenset[str]) -> None:
