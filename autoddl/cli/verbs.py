@@ -199,7 +199,8 @@ def run_verb(plan: PlanPath, factory: FactoryText, set_: Set = None,
         save: Annotated[Path | None, typer.Option(help="checkpoint at the end, in this folder")] = None,
         cluster: Annotated[Path | None, typer.Option(help="refuse a plan made for another cluster")] = None,
         checkpoint: Annotated[Path | None, typer.Option(metavar="FOLDER", help="keep checkpoints here")] = None,
-        every: Annotated[int, typer.Option(min=1, help="steps from one checkpoint to the next")] = 100,
+        every: Annotated[int | None, typer.Option(min=1, help="steps from one checkpoint to the next, else 100")
+                         ] = None,
         keep: Annotated[int, typer.Option(min=1, help="checkpoints that are kept, the last ones")] = 2,
         resume: Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint, if there is one")
                           ] = False,
@@ -212,11 +213,11 @@ def run_verb(plan: PlanPath, factory: FactoryText, set_: Set = None,
     from autoddl.launch.run import Checkpoints
     read, kept = load_plan(plan), record_path(plan, record, no_record)
     check_folder(save)
-    if checkpoint is None and (resume or elastic):
-        raise InputError(f"{'--resume' if resume else '--elastic'} goes on from a checkpoint: say where they are kept, "
-                         "with --checkpoint FOLDER")
+    if checkpoint is None and (resume or elastic or every):
+        raise InputError(f"{'--resume' if resume else '--elastic' if elastic else '--every'} is about checkpoints: say "
+                         "where they are kept, with --checkpoint FOLDER")
     others = read_elastic(plan, read, elastic) if elastic else None
-    kept_in = Checkpoints(checkpoint, every, keep, resume) if checkpoint else None
+    kept_in = Checkpoints(checkpoint, every or 100, keep, resume) if checkpoint else None
     made = Factory.parse(factory, settings(set_ or ())).with_defaults(read.factory)
     with progress_bar() as progress:
         from autoddl.launch.run import run as train

@@ -42,9 +42,13 @@ def asked_outputs(asked: Sequence[str] | None, computed: Collection[str], return
         return tuple(returned[:1])
     if asked == "all":
         return (returned[0], *(name for name in returned[1:] if name in computed))
+    if isinstance(asked, Tensor):
+        raise InputError("the batch is one argument: give it as a tuple, like model((ids, labels))")
+    asked = (asked,) if isinstance(asked, str) else asked
     for name in asked:
         if name not in returned:
-            raise InputError(f"forward returns no {name!r}, it returns {', '.join(returned)}: ask for some of these")
+            raise InputError(f"forward returns no {name!r}, it returns {', '.join(map(repr, returned))}: ask for some "
+                             "of these; parts of a tuple have their position as a name")
         if name not in computed and name != returned[0]:
             raise InputError(f"the training program does not compute the output {name!r}, which the loss does not "
                              "need: call eval() of the model first, which plans a program of all outputs")

@@ -350,3 +350,7 @@ def test_a_write_that_fails_leaves_the_old_file(folder: Path, monkeypatch: pytes
 def test_debug_shows_the_traceback() -> None:
     said = shell("show", "nowhere.json", "--debug")
     assert said.code == 2 and "Traceback" in said.err and "cannot read the plan" in said.err
+
+
+def test_steps_between_checkpoints_need_a_place_for_them(folder: Path) -> None:
+    refused(shell("run", str(folder / "plan-1.json"), FACTORY, "--every", "2"), "--every.*--checkpoint FOLDER")

@@ -60,7 +60,8 @@ def test_a_file_that_seeds_gives_the_same_model_at_every_call(tmp_path: Path) ->
 def test_ctrl_c_while_the_program_starts_leaves_no_traceback(tmp_path: Path, imported: str, again: str | None) -> None:
     """Sent at the moment a module is looked for, before the shell can answer; with and without a second start."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import os, signal, sys\nclass Finder:\n    def find_spec(self, name, *_):\n"
+        "import os, signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # jobs ignore it
+        "class Finder:\n    def find_spec(self, name, *_):\n"
         f"        name == {imported!r} and os.kill(os.getpid(), signal.SIGINT)\nsys.meta_path.insert(0, Finder())\n")
     env = {key: value for key, value in os.environ.items() if key != "PYTHONHASHSEED"} | {"PYTHONPATH": str(tmp_path)}
     code = "import sys\nfrom autoddl.cli.start import program\nprogram()"

@@ -83,7 +83,7 @@ def evaluated(one: Plan) -> list[Any]:
 def test_evaluation_is_planned_with_the_same_pieces_and_gives_every_output() -> None:
     for error, split, clean, unneeded, unknown in on_ranks(4, evaluated, planned(0.5)):
         assert error < 1e-12 and split and clean
-        assert "call eval()" in unneeded and "returns loss, logits, best" in unknown
+        assert "call eval()" in unneeded and "returns 'loss', 'logits', 'best'" in unknown
 
 
 def shortened(one: Plan) -> float:

@@ -197,3 +197,14 @@ def test_a_folder_with_checkpoints_is_not_begun_anew(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="is a file"):
         check_series(tmp_path / "file", resuming=True)
+
+
+def test_a_file_and_a_checkpoint_are_no_folder_to_go_on_from(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / ".metadata").write_bytes(b"")
+    module: Any = None
+    for name, words in (("file", "is a file"), ("one", "is one checkpoint: give the folder above it")):
+        with pytest.raises(InputError, match=words):
+            recovery.resume(tmp_path / name, module)
+    assert recovery.resume(tmp_path / "none", module) == 0

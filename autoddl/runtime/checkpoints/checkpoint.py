@@ -125,11 +125,16 @@ def snapshot(model: "ParallelModel", optimizer: torch.optim.Optimizer | None) ->
 def write(state: Mapping[str, Any], writing: Path, path: str | Path, group: dist.ProcessGroup | None = None) -> None:
     """Writes a state into the folder `writing`; every rank of `group` calls it. Errors are about `path`.
 
-    The folder is whole when the first rank comes back. Raises MachineError where writing fails, on every rank."""
+    The folder is whole when the first rank comes back. Raises MachineError where writing fails, on every rank; also
+    where the ranks of `group` part before it is written."""
+    alone = group is None and not _distributed()
     try:
-        with quietly() if not _distributed() else nullcontext():
-            dcp.save(dict(state), checkpoint_id=writing, process_group=group, no_dist=not _distributed())
-    except (CheckpointException, OSError, RuntimeError) as error:
+        with quietly() if alone else nullcontext():
+            dcp.save(dict(state), checkpoint_id=writing, process_group=group, no_dist=alone)
+        if not alone and not _distributed():
+            raise RuntimeError("the process group was destroyed before all ranks had written: leave the keeper's "
+                               "`with` block, or call its finish(), first")
+    except (CheckpointException, OSError, RuntimeError, ValueError) as error:
         raise MachineError(f"the checkpoint {path} was not written ({_reason(error)}); the one from before, if there "
                            "was one, is as it was") from error
 

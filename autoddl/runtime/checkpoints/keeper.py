@@ -61,7 +61,7 @@ class Keeper:
         self.folder, self.every, self.keep = Path(folder).resolve(), every, keep
         if why := from_first(settle(self.folder) if is_first() else ""):
             raise InputError(why)
-        self._group = _group_of_all(timeout)
+        self._group, self._first = _group_of_all(timeout), is_first()
         self._stager = DefaultStager(StagingOptions(False, False, False, False))
         self._under_way: Future[None] | None = None
 
@@ -107,16 +107,19 @@ class Keeper:
             under_way.result()
 
     def _write(self, state: dict[str, Any], step: int) -> None:
-        """Writes a copied state; the first rank gives it its name then, when all have written."""
+        """Writes a copied state; the first rank gives it its name then, when all have written.
+
+        Raises MachineError, and names nothing, where the ranks have parted meanwhile.
+        """
         final, writing = places(path_of(self.folder, step))
         try:
             write(state, writing, final, self._group)
         except MachineError:
-            if is_first() and writing.exists():  # its bytes may be what a full disk lacks
+            if self._first and writing.exists():  # its bytes may be what a full disk lacks
                 with suppress(OSError):
                     remove(writing)
             raise
-        if is_first():
+        if self._first:
             if why := rename(writing, final):
                 raise MachineError(f"the checkpoint {final} was written to {writing} and not renamed ({why})")
             prune(self.folder, self.keep)

@@ -10,6 +10,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from autoddl.core.errors import InputError, MismatchError
 from autoddl.runtime.checkpoints.checkpoint import from_first, is_first, load
+from autoddl.runtime.checkpoints.checkpoint_folder import is_whole
 from autoddl.runtime.checkpoints.checkpoint_reader import CheckpointReader, read
 from autoddl.runtime.checkpoints.checkpoint_series import kept_steps, path_of, settle
 from autoddl.runtime.checkpoints.checkpoint_settings import unpacked
@@ -41,7 +42,13 @@ def resume(folder: str | Path, model: "ParallelModel", optimizer: torch.optim.Op
 
 
 def _newest(folder: str | Path) -> str:
-    """The step of the newest checkpoint, "" without one; or the words of what a crash left and cannot be removed."""
+    """The step of the newest checkpoint, "" without one; or the words of why there is none that can be read."""
+    path = Path(folder)
+    if path.is_file():
+        return f"{folder} is a file: give the folder that the keeper was given"
+    if is_whole(path):
+        return (f"{folder} is one checkpoint: give the folder above it, that the keeper was given, or read it with "
+                "autoddl.checkpoint.load")
     why = settle(folder)
     steps = kept_steps(folder)
     return why or (str(steps[-1]) if steps else "")
