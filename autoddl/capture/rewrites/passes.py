@@ -83,13 +83,13 @@ def unmerged(module: GraphModule) -> None:
     the merged rows.
     """
     for node in operators(module):
-        merged = node.args[0] if node.target is aten.linear.default else None
-        if not isinstance(merged, Node) or merged.target is not aten.reshape.default or len(merged.users) != 1:
+        after, merged = list(node.users), node.args[0] if node.target is aten.linear.default else None
+        if (not isinstance(merged, Node) or merged.target is not aten.reshape.default or len(merged.users) != 1
+                or not after or any(one.target is not aten.reshape.default for one in after)):
             continue
-        before, after = merged.args[0], list(node.users)
-        lead = tuple(after[0].meta["val"].shape[:-1]) if after else ()
-        if (all(one.target is aten.reshape.default and one.meta["val"].shape == (*lead, node.meta["val"].shape[-1])
-                for one in after) and merged.meta["val"].dim() == 2 < len(lead) + 1
+        before, lead = merged.args[0], tuple(after[0].meta["val"].shape[:-1])
+        if (all(one.meta["val"].shape == (*lead, node.meta["val"].shape[-1]) for one in after)
+                and merged.meta["val"].dim() == 2 < len(lead) + 1
                 and before.meta["val"].shape[:len(lead)] == lead):  # type: ignore[union-attr]
             shape = [*lead, merged.meta["val"].shape[-1]]
             merged.args, merged.meta["val"] = (before, shape), merged.meta["val"].reshape(shape)
