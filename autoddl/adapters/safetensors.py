@@ -26,6 +26,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from autoddl.core.errors import InputError, MachineError, MismatchError
+from autoddl.core.files import write_atomically
+from autoddl.runtime.checkpoints.checkpoint import is_first
 from autoddl.runtime.collectives.told_values import gather_values
 from autoddl.runtime.parallel_model import ParallelModel
 from autoddl.runtime.whole_state import StateTensor, state_tensors, whole_tensors
@@ -151,23 +153,19 @@ def save_safetensors(model: ParallelModel, folder: str | Path, file_bytes: int =
     named = {one.names: _kept(one.names, tied) for part in parts for one in part}
     failure, values = "", whole_tensors(model)
     for file, part in zip(files, parts, strict=True):
-        held: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for _ in part:
             one, value = next(values)
             if value is not None and not failure:
-                held[named[one.names]] = value.cpu().contiguous()
-        failure = failure or _written(path / file, held)
-    if len(parts) > 1 and not failure and _is_first():
+                tensors[named[one.names]] = value.cpu().contiguous()
+        failure = failure or _written(path / file, tensors)
+    if len(parts) > 1 and not failure and is_first():
         mapped = {named[one.names]: file for file, part in zip(files, parts, strict=True) for one in part}
         total = sum(one.nbytes for part in parts for one in part)
         failure = _indexed(path / INDEX, {"metadata": {"total_size": total}, "weight_map": mapped})
     said = gather_values(failure)[0] if dist.is_available() and dist.is_initialized() else failure
     if said:
         raise MachineError(f"the weights were not written to {folder}: {said}")
-
-
-def _is_first() -> bool:
-    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
 
 
 def _parts(every: Sequence[StateTensor], limit: int) -> list[list[StateTensor]]:
@@ -185,14 +183,14 @@ def _kept(names: Sequence[str], tied: Any) -> str:
     return next((name for name in names if name not in tied), names[0])
 
 
-def _written(file: Path, held: dict[str, Tensor]) -> str:
+def _written(file: Path, tensors: dict[str, Tensor]) -> str:
     """Writes a file on rank 0; returns the error, "" without one."""
-    if not _is_first():
+    if not is_first():
         return ""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         beside = file.with_name(f"{file.name}.writing")
-        save_file(held, beside, metadata={"format": "pt"})
+        save_file(tensors, beside, metadata={"format": "pt"})
         os.replace(beside, file)
     except (OSError, SafetensorError) as error:
         return str(error)
@@ -202,7 +200,7 @@ def _written(file: Path, held: dict[str, Tensor]) -> str:
 def _indexed(file: Path, index: dict[str, Any]) -> str:
     """Writes the index; returns the error, "" without one."""
     try:
-        file.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
+        write_atomically(file, json.dumps(index, indent=2) + "\n")
+    except InputError as error:
         return str(error)
     return ""

@@ -23,8 +23,17 @@ from autoddl.schedule.stage_lanes import stage_traffic
 from autoddl.schedule.timeline import PredictedStep, predict_timeline
 from autoddl.schedule.traffic import PlannedCollective, traffic
 
-__all__ = ["Compared", "check_record", "compare_run", "differences", "foreseen", "foreseen_bytes", "lacking",
-           "planned_graph", "planned_traffic"]
+__all__ = [
+    "Compared",
+    "check_record",
+    "compare_run",
+    "differences",
+    "foreseen",
+    "foreseen_bytes",
+    "graph_of_plan",
+    "lacking",
+    "planned_traffic",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +90,7 @@ def compare_run(plan: Plan, record: Record) -> Compared:
     not keep its question, or has stages (`staged_run`).
     """
     check_record(plan, record)
-    graph, predicted, steps = planned_graph(plan), foreseen(plan), later(record)
+    graph, predicted, steps = graph_of_plan(plan), foreseen(plan), later(record)
     line = predicted.step
 
     def computed(step: RecordedStep) -> float:
@@ -107,7 +116,7 @@ def check_record(plan: Plan, record: Record) -> None:
         raise MismatchError("the record has no whole step: the run broke off in its first; run it again")
 
 
-def planned_graph(plan: Plan) -> Graph:
+def graph_of_plan(plan: Plan) -> Graph:
     """The graph that the plan was made for, of one microbatch; of a plan with stages without hubs.
 
     Raises InputError for a plan that does not keep it.
@@ -121,7 +130,7 @@ def planned_graph(plan: Plan) -> Graph:
 
 
 def planned_traffic(plan: Plan, graph: Graph, rank: int) -> tuple[PlannedCollective, ...]:
-    """The collectives and messages of one step on a rank; `graph` is that of `planned_graph`."""
+    """The collectives and messages of one step on a rank; `graph` is that of `graph_of_plan`."""
     if plan.pipeline is not None:
         return stage_traffic(plan, graph, rank)
     return traffic(plan, graph, plan.mesh.coordinate(rank))
@@ -130,7 +139,7 @@ def planned_traffic(plan: Plan, graph: Graph, rank: int) -> tuple[PlannedCollect
 def differences(plan: Plan, graph: Graph, record: Record) -> tuple[str, ...]:
     """Texts of the collectives that the plan has and a step of the record has not, or the other way round.
 
-    `graph` is that of `planned_graph`.
+    `graph` is that of `graph_of_plan`.
     """
     found = []
     expected = {rank: _counted(planned_traffic(plan, graph, rank))

@@ -20,7 +20,7 @@ from statistics import median
 from autoddl.core.plan import Plan, level_of
 from autoddl.core.record import Event, Record
 from autoddl.cost_models import sent_bytes
-from autoddl.explain.compare_run import check_record, planned_graph, planned_traffic
+from autoddl.explain.compare_run import check_record, graph_of_plan, planned_traffic
 from autoddl.explain.record_statistics import later
 from autoddl.schedule.traffic import PlannedCollective
 
@@ -80,7 +80,7 @@ def message_rows(plan: Plan, record: Record | None = None) -> tuple[MessageRow, 
     """
     if record is not None:
         check_record(plan, record)
-    graph = planned_graph(plan)
+    graph = graph_of_plan(plan)
     ranks = sorted({stage.ranks[0] for stage in plan.pipeline.stages}) if plan.pipeline else [0]
     return tuple(row for rank in ranks for row in _rows(
         plan, rank, planned_traffic(plan, graph, rank), None if record is None else _recorded(record, rank)))

@@ -14,7 +14,7 @@ from autoddl.core.stages import cut_graph
 from autoddl.cost_models import parse_cluster
 from autoddl.cost_models.intervals import Interval, interval_of
 from autoddl.cost_models.software import Software
-from autoddl.explain.compare_run import planned_graph
+from autoddl.explain.compare_run import graph_of_plan
 from autoddl.explain.staged_run import foreseen_stages
 from autoddl.planner.pipelines.stage_plans import simulated, splits_backward, stage_cluster
 from autoddl.schedule.run_step import run_seconds, stage_run_seconds
@@ -31,7 +31,7 @@ def sureness(plan: Plan) -> Interval:
 
 def seconds_as_run(plan: Plan, software: Software) -> float:
     """Seconds of a step of `plan`. Raises InputError for a plan that does not keep its graph and cluster."""
-    graph = planned_graph(plan)
+    graph = graph_of_plan(plan)
     cluster = parse_cluster(plan.source["cluster"], "the plan's cluster")
     if plan.pipeline is None:
         return run_seconds(plan, graph, cluster, software)

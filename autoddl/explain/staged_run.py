@@ -18,7 +18,7 @@ from autoddl.core.hubs import needed_ops
 from autoddl.core.plan import Plan
 from autoddl.core.record import Record, RecordedStep
 from autoddl.cost_models import parse_cluster
-from autoddl.explain.compare_run import check_record, differences, lacking, planned_graph, planned_traffic
+from autoddl.explain.compare_run import check_record, differences, graph_of_plan, lacking, planned_traffic
 from autoddl.explain.record_statistics import Pair, later, typical
 from autoddl.planner.pipelines.stage_plans import StagedStep, staged_step
 
@@ -87,7 +87,7 @@ class ComparedStages:
 
 def foreseen_stages(plan: Plan) -> StagedStep:
     """The predicted step of a plan with stages. Raises InputError for a plan that does not keep its graph."""
-    return staged_step(plan, planned_graph(plan), parse_cluster(plan.source["cluster"], "the plan's cluster"))
+    return staged_step(plan, graph_of_plan(plan), parse_cluster(plan.source["cluster"], "the plan's cluster"))
 
 
 def foreseen_waiting(plan: Plan) -> float:
@@ -99,7 +99,7 @@ def foreseen_waiting(plan: Plan) -> float:
 def stage_beginnings(plan: Plan) -> tuple[str, ...]:
     """By stage, the module that it begins with. Raises InputError for a plan that does not keep its graph."""
     assert plan.pipeline is not None
-    ops = needed_ops(planned_graph(plan))
+    ops = needed_ops(graph_of_plan(plan))
     return tuple(next((op.module for op in ops[slice(*stage.ops)] if op.module), "") for stage in plan.pipeline.stages)
 
 
@@ -133,7 +133,7 @@ def compare_staged_run(plan: Plan, record: Record) -> ComparedStages:
     Raises MismatchError for a record of another plan or without a whole step, and InputError for a plan that does not
     keep its graph.
     """
-    graph = planned_graph(plan)
+    graph = graph_of_plan(plan)
     check_record(plan, record)
     steps = later(record)
     parts = [k for k in range(plan.mesh.sizes[0]) if any(step.rank in _ranks(plan, k) for step in steps)]
