@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import on_ranks
+from sampling import parametrize_or_slow
 
 from autoddl.core.errors import InputError
 from autoddl.core.plan import Plan
@@ -93,12 +94,8 @@ def trained(file: str, steps: int) -> list[float]:
     return found
 
 
-QUICK = ("ZeRO-3 in parts, recomputed", "a grid")
-
-
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
-                                  for name in CONFIGURATIONS])
+@parametrize_or_slow("name", ["a grid"], sorted({*CONFIGURATIONS} - {"a grid"}))
 def test_the_program_has_the_losses_of_one_process(name: str, tmp_path: Path) -> None:
     made = export_plan(plan_of(CONFIGURATIONS[name]), "fsdp2")
     assert made.configuration.degrees == CONFIGURATIONS[name].degrees

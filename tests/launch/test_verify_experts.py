@@ -66,6 +66,7 @@ def loads_of(plan: Plan) -> list[float]:
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_the_record_says_the_load_of_every_rank() -> None:
     captured = capture(*factory("Mixtral").build())
     plan = next(plan for plan in (random_plan(captured, seed, "all=4") for seed in range(100)) if sends(plan))

@@ -82,10 +82,9 @@ def test_the_file_says_so_and_the_machine_is_the_same(tmp_path: Path) -> None:
     assert there.device.compiled and there == as_compiled(place) and there.fingerprint == place.fingerprint
     assert parse_cluster(there.to_yaml(), "again") == there and "compiled" not in place.to_yaml()
     assert shell("explain", str(out)).code == 0
-    for options, key in (((), "predicted_seconds"), (("--solvers",), "seconds")):
-        asked = ("compare", FACTORY, LAPTOP, "--set", "layers=1", "--json", *options)
-        eager, compiled = (json.loads(shell(*asked, *more).out)[0][key] for more in ((), ("--compiled",)))
-        assert compiled < eager, options
+    asked = ("compare", FACTORY, LAPTOP, "--set", "layers=1", "--json", "--solvers")
+    eager, compiled = (json.loads(shell(*asked, *more).out)[0]["seconds"] for more in ((), ("--compiled",)))
+    assert compiled < eager
     wrong = place.to_yaml().replace("  kind: cpu\n", "  kind: cpu\n  compiled: often\n", 1)
     path = tmp_path / "wrong.yaml"
     path.write_text(wrong)
@@ -93,6 +92,7 @@ def test_the_file_says_so_and_the_machine_is_the_same(tmp_path: Path) -> None:
     assert said.code == 2 and "compiled" in said.err
 
 
+@pytest.mark.slow
 def test_what_runs_again_is_not_fused_and_every_choice_of_blocks_is_priced_alike() -> None:
     """The search over blocks adds up to what its plan is priced at, and is not above plans of named blocks."""
     place = as_compiled(load_cluster(LAPTOP))

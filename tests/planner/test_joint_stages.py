@@ -8,6 +8,7 @@ from math import inf
 import pytest
 import torch
 from every_pipeline import Case, Chain, best_pipeline, random_case
+from sampling import parametrize_or_slow
 
 import autoddl
 from autoddl.core.errors import Infeasible
@@ -54,7 +55,7 @@ def _check(seed: int, schedule: str = "") -> float:
     return plan.predicted.seconds / best - 1
 
 
-@pytest.mark.parametrize("seed", [4, 3])
+@parametrize_or_slow("seed", [4], [3])
 def test_a_pipeline_within_a_thousandth_of_the_best_is_found(seed: int) -> None:
     assert _check(seed) < 1e-3
 

@@ -126,6 +126,7 @@ def test_evaluation_keeps_every_sample_and_the_mean_slope() -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_stochastic_depth_is_verified() -> None:
     factory = Factory(str(Path(__file__).parent.parent / "support" / "drawing.py"), "dropped")
     module, sample = factory.build()

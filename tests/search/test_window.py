@@ -43,7 +43,7 @@ def check(space: Space, lams: tuple[float, ...], cap: float, best: float) -> int
 def test_a_window_has_the_fastest_choice_that_takes_no_more_than_it_says() -> None:
     """What is found is the fastest, and nothing is found only where nothing is there."""
     done = empty = 0
-    for seed in range(120):
+    for seed in range(70):
         problem = random_problem(seed).within(None)
         if math.prod(problem.sizes) > FEW:
             continue
@@ -57,4 +57,4 @@ def test_a_window_has_the_fastest_choice_that_takes_no_more_than_it_says() -> No
         best = min(seconds for seconds, nbytes, _ in totals if nbytes <= cap) - problem.fixed_seconds
         empty += sum(check(space, lams, cap, best) for lams in LAMS)
         done += 1
-    assert done > 40 and empty > 0
+    assert done > 20 and empty > 0
