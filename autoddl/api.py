@@ -29,6 +29,7 @@ from autoddl.planner.pipelines.pipeline_search import staged_plan
 from autoddl.planner.pipelines.uniform_pipelines import UNIFORM, check_degrees, configured_pipeline, uniform_pipeline
 from autoddl.planner.strategies import degrees_of, named_strategies
 from autoddl.planner.task import PlanTask, task_of
+from autoddl.planner.unused_options import check_used, given_options
 from autoddl.search import SOLVERS, solve
 
 if TYPE_CHECKING:
@@ -104,9 +105,11 @@ def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = Non
     Raises InputError for wrong arguments, CaptureError for a model that cannot be captured, and Infeasible if no plan
     fits the budget.
     """
+    asked = PlanOptions.of(options)
+    check_used(asked, given_options(asked))
     if progress:
         progress("capturing the model", 0, 1)
-    task = task_of(model, cluster, sample, PlanOptions.of(options).configured(), name, factory)
+    task = task_of(model, cluster, sample, asked.configured(), name, factory)
     if task.options.stages != (1,) and task.options.mine is not None:
         return configured_pipeline(task, progress)
     if task.options.stages != (1,):
@@ -164,6 +167,7 @@ def compare(model: "nn.Module", cluster: str | Path | Cluster, sample: object = 
     """
     asked = _summed(PlanOptions.of(options))
     own = asked.configured()
+    check_used(asked, given_options(asked), compares=True)
     task = task_of(model, cluster, sample, replace(asked, mine=None), name, factory)
     found: list[Comparison] = []
     first: dict[str, _Find] = {"found": partial(_found, task, progress)}
@@ -245,10 +249,14 @@ def _summed(options: PlanOptions) -> PlanOptions:
     return options
 
 
-def _without_pipelines(options: PlanOptions) -> PlanOptions:
-    """The options of a comparison of solvers. Raises InputError where they ask for stages."""
+def _of_one_problem(options: PlanOptions) -> PlanOptions:
+    """The options of a comparison of solvers. Raises InputError where they ask for stages, or for several problems."""
     if options.stages != (1,):
         raise InputError("solvers are compared on one problem, that of a plan without stages: leave stages and cut out")
+    for name, several in (("microbatches", options.microbatches), ("recompute", options.recompute)):
+        if len(several) > 1:
+            raise InputError(f"solvers are compared on one problem, and {name} {', '.join(map(str, several))} ask for "
+                             f"{len(several)}: give one of them")
     return options
 
 
@@ -273,7 +281,9 @@ def compare_solvers(model: "nn.Module", cluster: str | Path | Cluster, sample: o
     arguments.
     """
     tell = progress or (lambda what, done, total: None)
-    asked = _without_pipelines(_summed(PlanOptions.of({"time_limit": 60.0, **options})))
+    given = PlanOptions.of(options)
+    check_used(given, given_options(given))
+    asked = _of_one_problem(_summed(PlanOptions.of({"time_limit": 60.0, **options}).configured()))
     task = task_of(model, cluster, sample, replace(asked, solver="exact", time_limit=None), "", None)
     tried = _candidates(task)
     best = tried[0].mesh if len(tried) == 1 else search(task, tried, progress).best.pricing.mesh

@@ -37,6 +37,8 @@ SHOWN = 20
 def record_path(plan: Path, given: Path | None, none: bool) -> Path | None:
     """`plan.json` -> `plan.record.jsonl` beside it, unless another place was given, or none; a place where it can be
     written."""
+    if none and given is not None:
+        raise InputError(f"--record {given} writes a record, and --no-record writes none: drop one of them")
     path = None if none else given or plan.with_suffix(".record.jsonl")
     try:
         check_in_place(path)

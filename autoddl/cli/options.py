@@ -15,6 +15,7 @@ import typer
 
 from autoddl.core.errors import InputError
 from autoddl.planner.options import PlanOptions
+from autoddl.planner.unused_options import check_used
 
 __all__ = ["AsJson", "ClusterPath", "Compiled", "FactoryText", "Messages", "PlanPath", "Set", "SoftwareName",
            "StageNumber",
@@ -34,27 +35,38 @@ SoftwareName = Annotated[str | None, typer.Option("--software", metavar="NAME", 
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
 
 
-def takes_options(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes_options(*without: str, compares: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Makes of a verb with a parameter `options: PlanOptions` a command with an option for each field, but for those in
-    `without`, which keep their defaults."""
-    return partial(_command, tuple(one for one in fields(PlanOptions) if one.name not in without))
+    `without`, which keep their defaults.
+
+    An option that is written, and has no effect beside the others, is refused; `compares` as in `check_used`."""
+    return partial(_command, tuple(one for one in fields(PlanOptions) if one.name not in without), compares)
 
 
-def _command(every: tuple["Field[Any]", ...], verb: Callable[..., None]) -> Callable[..., None]:
+def _command(every: tuple["Field[Any]", ...], compares: bool, verb: Callable[..., None]) -> Callable[..., None]:
     hints = get_type_hints(PlanOptions)
 
     @wraps(verb)
-    def command(**given: Any) -> None:
+    def command(context: typer.Context, **given: Any) -> None:
         chosen = {one.name: _read(one, given.pop(one.name)) for one in every}
-        verb(**given, options=PlanOptions(**chosen))
+        options = PlanOptions(**chosen)
+        check_used(options, [name for name in chosen if _is_written(context, name)], compares)
+        verb(**given, options=options)
 
     own = [p for p in inspect.signature(verb).parameters.values() if p.name != "options"]
     made = [inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=_default(one),
                               annotation=_annotation(one, hints[one.name])) for one in every]
     keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-    command.__signature__ = inspect.Signature([*keyword, *made])  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in (*keyword, *made)}
+    told = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    command.__signature__ = inspect.Signature([told, *keyword, *made])  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in (told, *keyword, *made)}
     return command
+
+
+def _is_written(context: typer.Context, name: str) -> bool:
+    """Whether an option stands on the command line, be it with its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _annotation(one: "Field[Any]", kind: Any) -> Any:

@@ -55,6 +55,9 @@ def plan_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, 
     check_file(output)
     if spares and output is None:
         raise InputError("--spares writes plans beside the plan: say where, with -o PLAN")
+    if spares and spares >= load_cluster(cluster).size:
+        raise InputError(f"--spares {spares} is for as many lost devices, and {cluster} has "
+                         f"{load_cluster(cluster).size}: take fewer")
     if relax:
         from autoddl.explain.relax import check_relaxable
         check_relaxable(options)
@@ -160,7 +163,7 @@ def show_verb(plan: PlanPath, stage: StageNumber = None, messages: Messages = Fa
     show(*with_messages(table, data, read) if messages else (table, data), as_json)
 
 
-@takes_options("overlap")
+@takes_options("overlap", compares=True)
 def compare_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, set_: Set = None,
             solvers: Annotated[bool, typer.Option("--solvers", help="compare the solvers on the plan's mesh")] = False,
             compiled: Compiled = False, software: SoftwareName = None, as_json: AsJson = False) -> None:
@@ -168,6 +171,9 @@ def compare_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOption
     if solvers and (options.solver, options.microbatches) != ("exact", (1,)):
         raise InputError("--solvers sets all solvers beside each other, with the whole batch: drop --solver and "
                          "--microbatches, or drop --solvers")
+    if solvers and software is not None:
+        raise InputError(f"--software {software} says which plans of a comparison tie, and --solvers sets no plans "
+                         "beside each other: drop one of them")
     made = Factory.parse(factory, settings(set_ or ()))
     with progress_bar() as progress:
         from autoddl.api import compare as compare_plans
@@ -201,7 +207,8 @@ def run_verb(plan: PlanPath, factory: FactoryText, set_: Set = None,
         checkpoint: Annotated[Path | None, typer.Option(metavar="FOLDER", help="keep checkpoints here")] = None,
         every: Annotated[int | None, typer.Option(min=1, help="steps from one checkpoint to the next, else 100")
                          ] = None,
-        keep: Annotated[int, typer.Option(min=1, help="checkpoints that are kept, the last ones")] = 2,
+        keep: Annotated[int | None, typer.Option(min=1, help="checkpoints that are kept, the last ones, else 2")
+                        ] = None,
         resume: Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint, if there is one")
                           ] = False,
         elastic: Annotated[list[str] | None, typer.Option(metavar="PLAN", help="when ranks are lost, go on by this "
@@ -213,11 +220,12 @@ def run_verb(plan: PlanPath, factory: FactoryText, set_: Set = None,
     from autoddl.launch.run import Checkpoints
     read, kept = load_plan(plan), record_path(plan, record, no_record)
     check_folder(save)
-    if checkpoint is None and (resume or elastic or every):
-        raise InputError(f"{'--resume' if resume else '--elastic' if elastic else '--every'} is about checkpoints: say "
-                         "where they are kept, with --checkpoint FOLDER")
+    asked = {"--resume": resume, "--elastic": elastic, "--every": every, "--keep": keep}
+    about = [name for name, given in asked.items() if given]
+    if checkpoint is None and about:
+        raise InputError(f"{about[0]} is about checkpoints: say where they are kept, with --checkpoint FOLDER")
     others = read_elastic(plan, read, elastic) if elastic else None
-    kept_in = Checkpoints(checkpoint, every or 100, keep, resume) if checkpoint else None
+    kept_in = Checkpoints(checkpoint, every or 100, keep or 2, resume) if checkpoint else None
     made = Factory.parse(factory, settings(set_ or ())).with_defaults(read.factory)
     with progress_bar() as progress:
         from autoddl.launch.run import run as train
@@ -231,13 +239,16 @@ def run_verb(plan: PlanPath, factory: FactoryText, set_: Set = None,
 def verify_verb(plan: Annotated[Path | None, typer.Argument(metavar="PLAN", help="a plan")] = None,
            factory: Annotated[str | None, typer.Argument(metavar="FILE.py:FACTORY", help="its model")] = None,
            set_: Set = None,
-           max_ranks: Annotated[int, typer.Option(min=1, help="ranks to start here at most")] = 8,
+           max_ranks: Annotated[int | None, typer.Option(min=1, help="ranks to start here at most, else 8")] = None,
            operator: Annotated[str | None, typer.Option(help="instead try the rule of this operator, library::name, or "
                                                              "of a Function's class")] = None,
            sample: Annotated[str | None, typer.Option(metavar="FILE.py:FACTORY",
                                                       help="a function that returns the operator's arguments")] = None,
            as_json: AsJson = False) -> None:
     """Run a plan on local ranks and compare with one process, or try every signature of an operator's rule."""
+    if operator is not None and max_ranks is not None:
+        raise InputError(f"--operator {operator} tries a rule in this process, and --max-ranks is about the ranks of a "
+                         "plan: drop one of them")
     if operator is not None or sample is not None:
         return _verify_operator(operator, sample, plan, settings(set_ or ()), as_json)
     if plan is None or factory is None:
@@ -246,7 +257,7 @@ def verify_verb(plan: Annotated[Path | None, typer.Argument(metavar="PLAN", help
     made = Factory.parse(factory, settings(set_ or ())).with_defaults(read.factory)
     with progress_bar() as progress:
         from autoddl.launch.verify import verify as check
-        checked = check(read, made, max_ranks=max_ranks, progress=progress)
+        checked = check(read, made, max_ranks=max_ranks or 8, progress=progress)
     show(plan_tables.verification_table(checked), checked.to_json(), as_json)
     if not checked.passed:
         raise typer.Exit(1)

@@ -37,6 +37,7 @@ __all__ = [
     "Block",
     "blocks_of",
     "check_policy",
+    "counted",
     "is_per_block",
     "leveled_blocks",
     "named_blocks",
@@ -147,6 +148,12 @@ def policy_of_part(policy: str, graph: Graph) -> str:
         return NO_RECOMPUTE
     left = tuple(recompute_entry(name, level) for name, level in entries if name in known)
     return policy_text(left) if entries else policy
+
+
+def counted(policy: str) -> int:
+    """Returns the number of blocks that a policy names by counting them: 8 for `first-8` and `every-8`, else 0."""
+    asked = _parse(policy)
+    return asked.number if asked.kind == "first" or asked.number > 1 else 0
 
 
 def renamed_policy(policy: str, names: Mapping[str, str]) -> str:

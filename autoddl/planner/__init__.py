@@ -3,6 +3,7 @@
 Reading order:
 
     options, task          the question: one frozen value of options, the captured model, the cluster
+    unused_options         options that would be without effect beside the others are refused
     microbatch_variants    the model with one of several microbatches; `batch_scaling` derives graphs of other sizes
     meshes, pins           the meshes that a cluster has, and the constraints of a user
     candidates             a mesh, a region of its plans, a number of microbatches

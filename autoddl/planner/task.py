@@ -24,6 +24,7 @@ from autoddl.operators.ring import with_rings
 from autoddl.planner.microbatch_variants import Variant, Variants
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.process_pool import beside
+from autoddl.planner.unused_options import check_of_model
 from autoddl.pricing.price import Counts, Ports
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def task_of(model: "nn.Module", cluster: str | Path | Cluster, sample: object, o
     """The task of planning `model` with `sample` on `cluster`, with the model captured.
 
     `name` and `factory` are written into the plan. Raises InputError where the cluster lists no peak for the dtype that
-    the options' precision computes in.
+    the options' precision computes in, and where an option is about a part that the model has not.
     """
     began = perf_counter()
     place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
@@ -106,6 +107,7 @@ def task_of(model: "nn.Module", cluster: str | Path | Cluster, sample: object, o
             with suppress(AutoDDLError):  # captured again where it is needed, and that says what is wrong
                 captured[n] = result()
     _check_regions(whole.graph, place)
+    check_of_model(options, whole.graph)
     about = {"model": name or type(model).__name__, "factory": dict(factory or {})}
     return PlanTask(whole.graph, whole.original, whole.spec, place, limit, options, about, perf_counter() - start,
                     began, Variants(part, captured), notes=whole.notes)
