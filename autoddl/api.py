@@ -20,6 +20,7 @@ from autoddl.core.plan import Plan
 from autoddl.core.problem import Problem
 from autoddl.cost_models import Cluster
 from autoddl.planner.candidates import Candidate, build_problem, under_policies
+from autoddl.planner.degree_meshes import check_rows, rows_of
 from autoddl.planner.finish import finished_plan
 from autoddl.planner.mesh_search import Found, Progress, search
 from autoddl.planner.options import Options, PlanOptions, documented
@@ -110,6 +111,8 @@ def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = Non
     if progress:
         progress("capturing the model", 0, 1)
     task = task_of(model, cluster, sample, asked.configured(), name, factory)
+    if asked.mine is not None:
+        check_rows(asked.mine, task.original, task.cluster.size, asked.microbatches)
     if task.options.stages != (1,) and task.options.mine is not None:
         return configured_pipeline(task, progress)
     if task.options.stages != (1,):
@@ -173,6 +176,7 @@ def compare(model: "nn.Module", cluster: str | Path | Cluster, sample: object = 
     first: dict[str, _Find] = {"found": partial(_found, task, progress)}
     if own.mine is not None:
         check_degrees(task.cluster, own.mine)
+        check_rows(own.mine, task.original, task.cluster.size, own.microbatches)
         first["mine"] = partial(_mine, replace(task, options=own), progress)
     for title, find in (first | _uniform(task, progress) | _named(task, progress)).items():
         late = bool(found) and found[-1].interrupted
@@ -266,8 +270,11 @@ def _best(task: PlanTask, tried: Sequence[Candidate], progress: Progress | None)
         return None, "no mesh here has an axis for each", False
     found = search(task, tried, progress)
     degrees = degrees_of(found.candidate.region, found.candidate.mesh)
+    rows = (rows_of(task.original) or 0) // found.candidate.microbatches
     free = "; what tp splits is free" if degrees is not None and degrees.tp > 1 else ""
     said = [f"{degrees}{free}"] * (degrees is not None) + ["interrupted: its best so far"] * found.interrupted
+    if degrees is not None and rows % max(1, degrees.dp):
+        said.insert(1, f"dp does not divide {rows} rows, so it splits other dims too")
     return _finish(task, found, len(tried), task.options), "; ".join(said), found.interrupted
 
 

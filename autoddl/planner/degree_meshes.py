@@ -19,13 +19,13 @@ from itertools import pairwise
 
 from autoddl.core.degrees import Degrees
 from autoddl.core.errors import InputError
-from autoddl.core.graph import Graph
+from autoddl.core.graph import Graph, Kind
 from autoddl.core.layout import Axis, Mesh
 from autoddl.cost_models import Cluster
 from autoddl.planner.strategies import strategy
 from autoddl.pricing.space import Region
 
-__all__ = ["DegreesRegion", "degree_meshes", "degrees_meaning"]
+__all__ = ["DegreesRegion", "check_rows", "degree_meshes", "degrees_meaning", "rows_of"]
 
 
 def degree_meshes(cluster: Cluster, degrees: Degrees) -> tuple[Mesh, ...]:
@@ -42,6 +42,26 @@ def degree_meshes(cluster: Cluster, degrees: Degrees) -> tuple[Mesh, ...]:
     axes = [(name, size) for name, size in sizes.items() if size > 1] or [("tp", 1)]
     found = dict.fromkeys(Mesh(tuple(_pieces(cluster, degrees, axes, whole))) for whole in (True, False))
     return tuple(found)
+
+
+def rows_of(graph: Graph) -> int | None:
+    """The rows of the batch that a captured graph reads; None where it reads none."""
+    return next((t.shape[0] for t in graph.tensors if t.kind is Kind.INPUT and t.shape), None)
+
+
+def check_rows(text: str, graph: Graph, ranks: int, counts: Sequence[int]) -> None:
+    """Raises InputError where dp of a configuration on so many ranks does not divide the rows of a microbatch.
+
+    `graph` is that of the whole batch, which runs in one of the numbers `counts` of microbatches. Other dims would be
+    split in place of the rows, which is none of what was asked for.
+    """
+    dp, rows = Degrees.parse(text).on(ranks).dp, rows_of(graph)
+    uneven = next((n for n in counts if rows is not None and rows % n == 0 and rows // n % dp), None)
+    if rows is not None and uneven is not None:
+        part = "the batch" if uneven == 1 else f"each of {uneven} microbatches"
+        raise InputError(f"mine '{text}': dp splits rows over {dp} ranks, and {part} has {rows // uneven}: take a "
+                         f"batch of {dp * uneven} rows or a multiple, a smaller dp beside tp or cp"
+                         f"{', or fewer microbatches' if uneven > 1 else ''}")
 
 
 def _pieces(cluster: Cluster, degrees: Degrees, axes: Sequence[tuple[str, int]], whole: bool) -> list[Axis]:

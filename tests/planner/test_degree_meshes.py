@@ -143,3 +143,20 @@ def test_the_shell_says_what_degrees_and_pins_fix() -> None:
     ("blocks.*.up.weight: dp=OG", "fixes that 2 parameters are stored split")])
 def test_a_pin_says_what_it_fixes(pin: str, words: str) -> None:
     assert pin_meaning(parse_pin(pin), graph_from_text(planned("tp=2,zero=1").source["graph"])).startswith(words)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ("--mine dp=4 --set batch=2", "dp splits rows over 4 ranks, and the batch has 2: take a batch of 4 rows or a "
+                                  "multiple, a smaller dp beside tp or cp"),
+    ("--mine tp=2 --microbatches 1,8", "dp splits rows over 2 ranks, and each of 8 microbatches has 1: take a batch of "
+                                       "16 rows or a multiple, a smaller dp beside tp or cp, or fewer microbatches")])
+def test_data_parallel_ranks_without_a_row_each_are_refused(options: str, message: str) -> None:
+    for verb in ("plan", "compare"):
+        said = shell(verb, FACTORY, LAPTOP, "--workers", "1", *options.split())
+        assert (said.code, said.out) == (2, "") and message in said.err and said.err.count("\n") == 1, said
+
+
+def test_a_strategy_whose_ranks_get_no_row_each_says_so() -> None:
+    rows = {row.name: row for row in autoddl.compare(tiny(1, batch=2), LAPTOP, workers=1, max_axes=1)}
+    assert "dp=4; dp does not divide 2 rows, so it splits other dims too" in rows["data parallel"].detail
+    assert "rows" not in rows["tensor parallel"].detail
