@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 
 from autoddl.capture.factory import Factory, settings
 from autoddl.cli.compare_run import NoRecord, RecordPath, record_path
@@ -77,12 +77,12 @@ def plan_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, 
                 Console(stderr=True).print(relaxation_table(rows))
                 raise
             raise _with_way_out(error, model, place, sample, options, progress) from None
+    if software is not None:
+        found = replace(found, source={**found.source, "software": software})
     if output is not None:
         found.save(output)
         _save_spares(found, spares, output)
-    if software is not None:
-        return _show_as_run(found, software, as_json)
-    show(plan_tables.plan_table(found), plan_tables.summary(found), as_json)
+    show(*_as_run(found), as_json)
 
 
 def _save_spares(found: Plan, lost: int, output: Path) -> None:
@@ -130,17 +130,19 @@ def _place(path: Path, compiled: bool, software: str | None) -> Cluster:
     return as_compiled(load_cluster(path)) if compiled else load_cluster(path)
 
 
-def _show_as_run(plan: Plan, software: str, as_json: bool) -> None:
-    """Prints a plan with the seconds of its step as a program of a software profile runs it."""
+def _as_run(plan: Plan) -> tuple[RenderableType, dict[str, Any]]:
+    """The table and the figures of a plan; of one for a software profile, with its step as that program runs it."""
+    table, data, software = plan_tables.plan_table(plan), plan_tables.summary(plan), plan.source.get("software")
+    if software is None:
+        return table, data
     from autoddl.explain.run_seconds import seconds_as_run, sureness
 
     seconds, known = seconds_as_run(plan, software_named(software)), sureness(plan)
     low, high = seconds * known.low, seconds * known.high
     line = (f"as run by {software}: {show_seconds(seconds)} a step, with what overlaps and what the program adds; "
             f"8 of 10 published runs of this kind would lie between {show_seconds(low)} and {show_seconds(high)}")
-    show(Group(plan_tables.plan_table(plan), "", line),
-         plan_tables.summary(plan) | {"software": software, "as_run_seconds": seconds,
-                                      "as_run_interval": [low, high]}, as_json)
+    return Group(table, "", line), data | {"software": software, "as_run_seconds": seconds,
+                                           "as_run_interval": [low, high]}
 
 
 def _with_ties(found: "tuple[Comparison, ...]") -> "tuple[Comparison, ...]":
@@ -159,7 +161,7 @@ def _with_ties(found: "tuple[Comparison, ...]") -> "tuple[Comparison, ...]":
 def show_verb(plan: PlanPath, stage: StageNumber = None, messages: Messages = False, as_json: AsJson = False) -> None:
     """Print a plan."""
     read = stage_of(load_plan(plan), stage)
-    table, data = plan_tables.plan_table(read), plan_tables.summary(read)
+    table, data = _as_run(read)
     show(*with_messages(table, data, read) if messages else (table, data), as_json)
 
 

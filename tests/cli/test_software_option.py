@@ -18,7 +18,9 @@ def test_a_plan_says_how_a_program_runs_it(tmp_path: Path) -> None:
                     for name in ("eager", "nemo"))
     assert fused["compute_seconds"] < eager["compute_seconds"]
     assert fused["as_run_seconds"] == seconds_as_run(load_plan(out), software_named("nemo"))
-    assert "as run by nemo" in shell(*ASKED, "--software", "nemo").out
+    assert fused["as_run_seconds"] == json.loads(shell("show", str(out), "--json").out)["as_run_seconds"]
+    assert "as run by nemo" in shell(*ASKED, "--software", "nemo").out and "as run by nemo" in shell(
+        "show", str(out)).out
 
 
 def test_a_plan_with_stages_says_so_too(tmp_path: Path) -> None:

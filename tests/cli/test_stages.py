@@ -72,6 +72,10 @@ def test_named_blocks_run_again_in_their_stages_alone(folder: Path) -> None:
     assert plan.pipeline is not None
     again = [stage.plan.recompute for stage in plan.pipeline.stages]
     assert sum(again, ()) == ("blocks.0", "blocks.3:selective")
+    shown = shell("show", str(out))
+    assert "stage 0: 1 block in backward: blocks.0" in shown.out and "no recomputation" not in shown.out
+    assert "stage 1: 1 block in backward, selective: blocks.3" in shown.out
+    assert json.loads(shell("show", str(out), "--json").out)["recompute"] == ["blocks.0", "blocks.3:selective"]
     for command in (("explain", "--proof"), ("explain", "--stage", "0", "--proof"), ("explain", "--stage", "1")):
         assert shell(command[0], str(out), *command[1:]).code == 0
 

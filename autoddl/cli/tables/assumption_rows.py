@@ -8,7 +8,7 @@ from autoddl.operators.expert_sizes import BALANCED, expert_load
 from autoddl.planner.degree_meshes import degrees_meaning
 from autoddl.planner.pins import parse_pin, pin_meaning
 
-__all__ = ["assumption_rows", "idle_rows", "pin_rows"]
+__all__ = ["assumption_rows", "idle_rows", "pin_rows", "recompute_of", "recomputed_rows"]
 
 
 def pin_rows(plan: Plan) -> list[tuple[str, str]]:
@@ -34,7 +34,7 @@ def assumption_rows(plan: Plan) -> list[tuple[str, str]]:
         said.append(f"{plan.source['optimizer']}, whose state and update count")
     if load := _expert_load(plan):
         said.append(load)
-    if plan.pipeline is None and not plan.recompute:
+    if not recompute_of(plan):
         said.append("no recomputation")
     rows.append(("assumes", "; ".join(said)))
     if speed := throughput(plan):
@@ -43,6 +43,31 @@ def assumption_rows(plan: Plan) -> list[tuple[str, str]]:
     if "cluster" in plan.source:
         rows += [("unusual", text) for text in odd_values(parse_cluster(plan.source["cluster"], "the plan's cluster"))]
     return rows
+
+
+def recompute_of(plan: Plan) -> tuple[str, ...]:
+    """The blocks that a plan, or a stage of it, computes again, as the plan names them."""
+    stages = plan.pipeline.stages if plan.pipeline is not None else ()
+    return tuple(name for one in (plan, *(stage.plan for stage in stages)) for name in one.recompute)
+
+
+def recomputed_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Names the blocks that backward computes again, with their levels; of a plan with stages, those of each."""
+    if plan.pipeline is None:
+        return [("recomputed", _recomputed(plan))] if plan.recompute else []
+    said = [f"stage {k}: {_recomputed(stage.plan)}" for k, stage in enumerate(plan.pipeline.stages)
+            if stage.plan.recompute]
+    return [("" if i else "recomputed", text) for i, text in enumerate(said)]
+
+
+def _recomputed(plan: Plan) -> str:
+    selective = [name.partition(":")[0] for name in plan.recompute if ":" in name]
+    found = []
+    for names, level in (([name for name in plan.recompute if ":" not in name], ""), (selective, ", selective")):
+        if names:
+            shown = f"{names[0]} to {names[-1]}" if len(names) > 2 else " and ".join(names)
+            found.append(f"{len(names)} block{'s' * (len(names) > 1)} in backward{level}: {shown}")
+    return "; ".join(found)
 
 
 def _expert_load(plan: Plan) -> str:

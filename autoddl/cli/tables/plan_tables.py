@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from autoddl.cli.tables.assumption_rows import assumption_rows, idle_rows, pin_rows
+from autoddl.cli.tables.assumption_rows import assumption_rows, idle_rows, pin_rows, recompute_of, recomputed_rows
 from autoddl.cli.tables.compressed_rows import compressed_rows
 from autoddl.cli.tables.own_rules_text import found_by_trying, what_to_write
 from autoddl.cli.tables.pipeline_tables import pipeline_summary, pipeline_table
@@ -74,7 +74,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "candidates": plan.candidates, "wall_seconds": plan.timings.get("total"),
         "capture_seconds": plan.timings.get("capture"), "solve_seconds": plan.timings.get("solve"),
         "fallback_ops": predicted.fallback, "microbatches": plan.microbatches,
-        "precision": plan.precision, "mfu": model_flops_utilisation(plan), "recompute": list(plan.recompute),
+        "precision": plan.precision, "mfu": model_flops_utilisation(plan), "recompute": list(recompute_of(plan)),
         "optimizer": plan.source.get("optimizer"), "mine": plan.source.get("mine"),
         "left_out": list(plan.source.get("notes", ())), "tried": found_by_trying(plan),
         "per_second": throughput(plan), "idle_axes": list(idle_axes(plan)),
@@ -196,9 +196,7 @@ def _figures(plan: Plan) -> Table:
         table.add_row("attention", ring)
     if precision := _precision(plan):
         table.add_row("precision", precision)
-    if plan.recompute:
-        table.add_row("recomputed", _recomputed(plan))
-    for row in compressed_rows(plan):
+    for row in (*recomputed_rows(plan), *compressed_rows(plan)):
         table.add_row(*row)
     if float64 := _float64(plan):
         table.add_row("float64", float64)
@@ -224,16 +222,6 @@ def _figures(plan: Plan) -> Table:
     for line in what_to_write(plan):
         table.add_row("", f"to split it, name the dims that may be: {line}")
     return table
-
-
-def _recomputed(plan: Plan) -> str:
-    selective = [name.partition(":")[0] for name in plan.recompute if ":" in name]
-    found = []
-    for names, level in (([name for name in plan.recompute if ":" not in name], ""), (selective, ", selective")):
-        if names:
-            shown = f"{names[0]} to {names[-1]}" if len(names) > 2 else " and ".join(names)
-            found.append(f"{len(names)} block{'s' * (len(names) > 1)} in backward{level}: {shown}")
-    return "; ".join(found)
 
 
 def _precision(plan: Plan) -> str:
