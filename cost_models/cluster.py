@@ -6,7 +6,8 @@
       - {name: node, size: 8, bandwidth: 300 GB/s, latency: 3 us}
       - {name: rack, size: 2, link: InfiniBand-HDR, shared_by: node, oversubscription: 2}   # a link of hardware/
 
-Optional: `backend: gloo | nccl` (default gloo for a cpu, nccl for a gpu) and `measured:`, which a calibration writes.
+Optional: `measured:`, which a calibration writes, and `backend:`, the library of collectives. By default it is gloo for
+a cpu and nccl for a gpu, which AMD calls RCCL; a device of hardware/ may name its own, like hccl.
 Where devices differ, `parts: [{device: A100-80GB, ranks: 8}, {device: V100-16GB, ranks: 8}]` stands for `device:`.
 What the words mean is said in `machine`, where the values are; this module only reads them.
 
@@ -50,11 +51,12 @@ def parse_cluster(text: str, source: str) -> Cluster:
     """Read the text of a cluster file; `source` names it in errors."""
     written = validate_tree(WrittenCluster, _tree(text, source), source)
     levels = tuple(_level(level, source) for level in written.levels)
-    parts = tuple((_device_of(part.device, f"{source}: parts.{i}.device"), part.ranks)
-                  for i, part in enumerate(written.parts))
-    device = weakest_device([each for each, _ in parts]) if parts else _device_of(written.device, f"{source}: device")
+    texts = [_written(part.device, f"{source}: parts.{i}.device") for i, part in enumerate(written.parts)]
+    parts = tuple((_device(text), part.ranks) for text, part in zip(texts, written.parts, strict=True))
+    texts = texts or [_written(written.device, f"{source}: device")]
+    device = weakest_device([each for each, _ in parts]) if parts else _device(texts[0])
     _check_levels(levels, source)
-    backend = written.backend or ("gloo" if device.kind == "cpu" else "nccl")
+    backend = written.backend or _backend(texts, source)
     measured, device, levels = apply_measurements(written.measured, device, levels, source)
     cluster = Cluster(written.name, device, levels, backend, measured, parts)
     if parts and sum(ranks for _, ranks in parts) != cluster.size:
@@ -63,9 +65,18 @@ def parse_cluster(text: str, source: str) -> Cluster:
     return cluster
 
 
-def _device_of(written: Any, source: str) -> Device:
-    """A device written inline, or by the name of a file of hardware/."""
-    return _device(written, source) if isinstance(written, dict) else load_device(str(written))
+def _written(written: Any, source: str) -> WrittenDevice:
+    """A device as it is written, inline or in the file of hardware/ that is named."""
+    return validate_tree(WrittenDevice, written, source) if isinstance(written, dict) else _of_hardware(str(written))
+
+
+def _backend(devices: Sequence[WrittenDevice], source: str) -> str:
+    """The library of collectives of devices. Raises InputError where these have different ones."""
+    found = dict.fromkeys(one.backend or ("gloo" if one.kind == "cpu" else "nccl") for one in devices)
+    if len(found) > 1:
+        raise InputError(f"{source}: the parts talk by {' and '.join(found)}, and a group of ranks by one of them: "
+                         "describe a cluster of one kind, or write backend")
+    return next(iter(found))
 
 
 def _level(written: WrittenLevel, source: str) -> Level:
@@ -86,17 +97,20 @@ def device_names() -> tuple[str, ...]:
 
 def load_device(name: str) -> Device:
     """A device of hardware/ by name, whatever the case."""
+    return _device(_of_hardware(name))
+
+
+def _of_hardware(name: str) -> WrittenDevice:
     by_lower = {known.lower(): known for known in device_names()}
     if name.lower() not in by_lower:
         near = by_lower[get_close_matches(name.lower(), by_lower, n=1, cutoff=0.0)[0]]
         raise InputError(f"{name!r} is no known device; did you mean {near!r}? Known are {', '.join(device_names())}; "
                          f"any other is written inline: device: {{name, memory, bandwidth, peak}}")
     path = _HARDWARE / f"{by_lower[name.lower()]}.yaml"
-    return _device(_tree(_read(path, "device file"), path.name), path.name)
+    return validate_tree(WrittenDevice, _tree(_read(path, "device file"), path.name), path.name)
 
 
-def _device(tree: Any, source: str) -> Device:
-    written = validate_tree(WrittenDevice, tree, source)
+def _device(written: WrittenDevice) -> Device:
     launch = _LAUNCH_SECONDS[written.kind] if written.launch is None else written.launch
     return Device(written.name, written.kind, written.memory, written.bandwidth, tuple(sorted(written.peak.items())),
                   launch, written.efficiency, written.memory_efficiency, written.units,

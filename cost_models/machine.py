@@ -29,7 +29,8 @@ __all__ = ["BACKEND_NAMES", "DTYPES", "FLOAT64_SHARE", "ITEMSIZE_OF_PEAK", "KERN
            "Host", "Level"]
 
 TOPOLOGIES = ("switch", "fat-tree", "ring", "fully-connected", "torus", "dragonfly", "hybrid-cube-mesh", "hammingmesh")
-BACKEND_NAMES = ("gloo", "nccl")
+BACKEND_NAMES = ("gloo", "nccl", "hccl", "xla", "nccom")
+"""Libraries of collectives: of CPUs, of GPUs (RCCL has NCCL's name in torch), of Gaudi, of TPUs, of Trainium."""
 
 _WHOLE = dict.fromkeys(("bool", "uint8", "int8", "int16", "int32", "int64"), ("float32", "float64"))
 DTYPES: dict[str, tuple[str, ...]] = {

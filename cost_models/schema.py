@@ -70,6 +70,7 @@ Seconds = Annotated[float, BeforeValidator(_quantity("seconds", "latency")), Fie
 Fraction = Annotated[float, Field(gt=0, le=1)]
 PeakName = Annotated[str, BeforeValidator(_one_of(tuple(ITEMSIZE_OF_PEAK), "dtype with a peak"))]
 LevelName = Annotated[str, BeforeValidator(_axis)]
+Backend = Annotated[str, BeforeValidator(_one_of(BACKEND_NAMES, "backend"))]
 KernelName = Annotated[str, BeforeValidator(_one_of(KERNELS, "kind or dtype of kernels with their own efficiency"))]
 
 
@@ -105,6 +106,7 @@ class WrittenDevice(Written):
     kernels: dict[KernelName, Fraction] = Field(default_factory=dict)
     compiled: StrictBool = False
     by_hand: StrictBool = False
+    backend: Backend | None = None
 
 
 class WrittenLevel(Written):
@@ -151,7 +153,7 @@ class WrittenCluster(Written):
     levels: tuple[WrittenLevel, ...]
     parts: tuple[WrittenPart, ...] = ()
     measured: dict[str, Any] | None = None
-    backend: Annotated[str, BeforeValidator(_one_of(BACKEND_NAMES, "backend"))] | None = None
+    backend: Backend | None = None
 
     @validator(mode="after")
     def _one_of_both(self) -> "WrittenCluster":

@@ -7,8 +7,10 @@ from rich.text import Text
 
 from autoddl.cli.options import AsJson, ClusterPath
 from autoddl.cli.output import show
+from autoddl.cli.tables.assumption_rows import over_text
 from autoddl.cli.tables.table_style import columns
 from autoddl.cost_models import Cluster, Device, load_cluster, show_bytes, show_rate, show_seconds
+from autoddl.cost_models.backends import EXECUTABLE
 from autoddl.explain.assumptions import odd_values
 from autoddl.explain.cluster_facts import GIGABYTE, LevelFacts, level_facts
 
@@ -37,6 +39,7 @@ def _picture(place: Cluster, facts: Sequence[LevelFacts]) -> list[str]:
     for device, ranks in devices:
         each = f"{ranks} x " if len(devices) > 1 else ""
         lines.append("   " * len(facts) + f"└─ rank: {each}{_device(device)}")
+    lines += [f"not run: {over_text(place.backend)}"] * (place.backend not in EXECUTABLE)
     return [*lines, *(f"unusual: {text}" for text in odd_values(place))]
 
 

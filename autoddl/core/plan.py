@@ -164,7 +164,7 @@ class Plan:
         budget          bytes of memory of a device that the plan may use
         candidates      number of meshes and variants that were looked at
         cluster         name of the cluster
-        backend         communication library, `gloo` or `nccl`
+        backend         communication library, like `gloo` or `nccl`
         levels          level of the cluster by mesh axis
         fingerprints    hashes of the model's graph and of the cluster, and AutoDDL's version of plans
         sample          shapes and dtypes of the sample batch

@@ -130,7 +130,7 @@ def _device(cluster: Cluster, key: str, value: str) -> tuple[Cluster, str, str]:
         tree.pop("measured", None)
         tree["device"] = known_device(value)
         found = _read(tree)
-        if found.device.kind != cluster.device.kind:  # whose ranks talk by another library
+        if found.device.kind != cluster.device.kind or cluster.backend != "gloo":  # devices may have another library
             del tree["backend"]
             found = _read(tree)
         return found, cluster.device.name, tree["device"]

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from autoddl.capture.factory import Factory
 from autoddl.core.plan import load_plan
+from autoddl.cost_models.backends import EXECUTABLE
 from autoddl.launch.check import mismatches
 from autoddl.launch.jobs import serve
 from autoddl.launch.shaped_network import Uplink, sent_over
@@ -33,7 +34,8 @@ def trained(job: dict[str, Any], tell: Callable[[float], None]) -> dict[str, Any
     plan, factory = load_plan(job["plan"]), Factory(**job["factory"])
     model, batch = built(factory)
     log = recorded(job, plan)
-    parallel = parallelize(model, plan, batch, timeout=job["timeout"])
+    parallel = parallelize(model, plan, batch, timeout=job["timeout"],
+                           device=None if plan.backend in EXECUTABLE else "cpu")
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=job["lr"])
     uplinks = [Uplink(**given) for given in job["uplinks"]]
     seconds, before = [], []

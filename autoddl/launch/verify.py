@@ -36,6 +36,7 @@ from autoddl.core.layout import Axis, Mesh
 from autoddl.core.plan import Plan
 from autoddl.core.precision import Precision
 from autoddl.core.processes import free_bytes
+from autoddl.cost_models.backends import EXECUTABLE
 from autoddl.launch.launch import launch, python_module
 from autoddl.launch.temporary import temporary_folder
 
@@ -173,10 +174,11 @@ def _fewer(plan: Plan) -> Plan:
 
 
 def _seated(plan: Plan) -> Plan:
-    """The plan itself, or the plan on CPUs where its ranks outnumber the GPUs."""
+    """The plan itself, or on CPUs where its ranks outnumber the GPUs, and where it is for other devices."""
     import torch
 
-    return plan if plan.mesh.size <= torch.cuda.device_count() else replace(plan, backend="gloo")
+    here = plan.backend in EXECUTABLE and plan.mesh.size <= torch.cuda.device_count()
+    return plan if here else replace(plan, backend="gloo")
 
 
 def _write_truth(plan: Plan, factory: Factory, folder: Path, ranks: int) -> None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.core.layout import Mesh
 from autoddl.core.processes import STORE, is_rank
+from autoddl.cost_models.backends import EXECUTABLE
 from autoddl.runtime.collectives.process_groups import peer_error
 from autoddl.runtime.collectives.told_values import gather_values
 
@@ -25,10 +26,13 @@ def device_of(backend: str, device: torch.device | str | None = None) -> torch.d
     """The `device` if given, else that of the plan's backend.
 
     For gloo this is the CPU, even on a machine with GPUs. For nccl it is this process' GPU, or the CPU of a machine
-    without GPUs.
+    without GPUs. Raises InputError for a library over which no plan runs.
     """
     if device is not None:
         return torch.device(device)
+    if backend not in EXECUTABLE:
+        raise InputError(f"this plan is for devices that talk by {backend}, over which no plan runs yet, only over "
+                         f"{' and '.join(EXECUTABLE)}: check it on CPUs with `autoddl verify`, or give device='cpu'")
     if backend == "nccl" and torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cpu")

@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from shell import ROOT, shell
+from shell import FACTORY, ROOT, shell
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models import Group, collective, load_cluster
 from autoddl.explain.cluster_facts import level_facts
+from autoddl.runtime.world import device_of
 
 FILES = sorted((ROOT / "examples" / "clusters").glob("*.yaml"))
 SHARED = """
@@ -55,3 +57,17 @@ def test_effective_rates_are_those_of_the_model(tmp_path: Path) -> None:
 def test_what_looks_like_a_mistake_is_said(tmp_path: Path) -> None:
     (tmp_path / "odd.yaml").write_text(SHARED.replace("300 GB/s", "300 B/s"))
     assert "unusual: level node: a bandwidth of 300 B/s is less" in shell("cluster", str(tmp_path / "odd.yaml")).out
+
+
+def test_a_plan_over_a_library_that_nothing_runs_over_says_so(tmp_path: Path) -> None:
+    place, out = tmp_path / "gaudi.yaml", tmp_path / "plan.json"
+    place.write_text("name: two-gaudi\ndevice: Gaudi3-128GB\n"
+                     "levels: [{name: node, size: 2, bandwidth: 100 GB/s, latency: 3 us}]\n")
+    assert "2 ranks over hccl" in shell("cluster", str(place)).out
+    said = shell("plan", FACTORY, str(place), "-o", str(out), "--workers", "1", "--set", "layers=1")
+    assert "nothing was run or measured over hccl: messages are priced as NCCL's" in said.out, said
+    with pytest.raises(InputError, match=r"talk by hccl, over which no plan runs yet, only over gloo and nccl.*verify"):
+        device_of("hccl")
+    assert device_of("hccl", "cpu").type == "cpu"
+    changed = shell("what-if", str(out), "--set", "device=H100-80GB", "--json")
+    assert changed.code == 0, changed

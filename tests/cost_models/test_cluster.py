@@ -232,7 +232,7 @@ def test_a_cpu_talks_gloo_unless_told_otherwise() -> None:
     ("topology: fat-tree", "topology: hybrid-cube-mesh", r"has 2 to 8 children, not 16"),
     ("oversubscription: 4", "oversubscription: 0.5", r"greater than or equal to 1, not 0.5"),
     ("bandwidth: 25 GB/s", "bandwidth: 0 GB/s", r"levels.1.bandwidth: Input should be greater than 0"),
-    ("name: two-racks", "name: two-racks\nbackend: mpi", r"'mpi' is no backend; it is one of gloo, nccl"),
+    ("name: two-racks", "name: two-racks\nbackend: mpi", r"'mpi' is no backend; it is one of gloo, nccl, hccl"),
     ("name: node, ", "name: node: ", r"rack.yaml, line 5: this is no YAML"),
 ])
 def test_a_mistake_is_answered_with_its_place(old: str, new: str, message: str) -> None:
@@ -248,3 +248,20 @@ def test_other_mistakes_are_answered_too(tmp_path: Path) -> None:
         parse_cluster("- just\n- a list\n", "x")
     with pytest.raises(InputError, match="'A100-81GB' is no known device; did you mean 'A100-80GB'"):
         parse_cluster("name: x\ndevice: A100-81GB\nlevels: []\n", "x")
+
+
+@pytest.mark.parametrize(("device", "library"), [
+    ("Gaudi3-128GB", "hccl"), ("TPU-v5p-95GB", "xla"), ("TPU-v6e-32GB", "xla"), ("Trainium2-96GB", "nccom"),
+    ("MI300X-192GB", "nccl"), ("H100-80GB", "nccl"), ("cpu-core", "gloo")])
+def test_a_device_has_its_own_library_of_collectives(device: str, library: str) -> None:
+    text = f"name: x\ndevice: {device}\nlevels: [{{name: node, size: 8, bandwidth: 100 GB/s, latency: 3 us}}]\n"
+    read = parse_cluster(text, "x")
+    assert read.backend == library and parse_cluster(read.to_yaml(), "x") == read
+    assert parse_cluster(text + "backend: nccl\n", "x").backend == "nccl"
+
+
+def test_parts_with_different_libraries_are_refused() -> None:
+    text = ("name: x\nparts: [{device: H100-80GB, ranks: 1}, {device: Gaudi3-128GB, ranks: 1}]\n"
+            "levels: [{name: node, size: 2, bandwidth: 1 GB/s, latency: 3 us}]\n")
+    with pytest.raises(InputError, match="x: the parts talk by nccl and hccl, and a group of ranks by one of them"):
+        parse_cluster(text, "x")

@@ -3,12 +3,13 @@
 from autoddl.core.graph import graph_from_text
 from autoddl.core.plan import Plan
 from autoddl.cost_models import parse_cluster
+from autoddl.cost_models.backends import EXECUTABLE
 from autoddl.explain.assumptions import batch_of, idle_axes, odd_values, throughput
 from autoddl.operators.expert_sizes import BALANCED, expert_load
 from autoddl.planner.degree_meshes import degrees_meaning
 from autoddl.planner.pins import parse_pin, pin_meaning
 
-__all__ = ["assumption_rows", "idle_rows", "pin_rows", "recompute_of", "recomputed_rows"]
+__all__ = ["assumption_rows", "idle_rows", "over_text", "pin_rows", "recompute_of", "recomputed_rows"]
 
 
 def pin_rows(plan: Plan) -> list[tuple[str, str]]:
@@ -37,12 +38,20 @@ def assumption_rows(plan: Plan) -> list[tuple[str, str]]:
     if not recompute_of(plan):
         said.append("no recomputation")
     rows.append(("assumes", "; ".join(said)))
+    if plan.backend not in EXECUTABLE:
+        rows.append(("not run", over_text(plan.backend)))
     if speed := throughput(plan):
         rows.append(("speed", ", ".join(f"{rate:,.3g} {what}/s" if rate < 1000 else f"{rate:,.0f} {what}/s"
                                         for what, rate in speed.items())))
     if "cluster" in plan.source:
         rows += [("unusual", text) for text in odd_values(parse_cluster(plan.source["cluster"], "the plan's cluster"))]
     return rows
+
+
+def over_text(backend: str) -> str:
+    """Says what cannot be done over a library of collectives over which no plan runs."""
+    return (f"nothing was run or measured over {backend}: messages are priced as NCCL's, and `run` takes plans over "
+            f"{' and '.join(EXECUTABLE)} alone; `verify` checks the plan on CPUs")
 
 
 def recompute_of(plan: Plan) -> tuple[str, ...]:
