@@ -33,9 +33,10 @@ from autoddl.cost_models.machine import Cluster, Device, Level
 from autoddl.cost_models.measured import apply_measurements
 from autoddl.cost_models.schema import WrittenCluster, WrittenDevice, WrittenLevel, validate_tree
 from autoddl.cost_models.topologies import check_topology
+from autoddl.cost_models.units import show_bytes, show_rate
 
-__all__ = ["Cluster", "Device", "Level", "device_names", "load_cluster", "load_device", "parse_cluster",
-           "weakest_device"]
+__all__ = ["Cluster", "Device", "Level", "device_names", "load_cluster", "load_device", "near_devices",
+           "parse_cluster", "weakest_device"]
 
 _HARDWARE = Path(__file__).parent / "hardware"
 _LAUNCH_SECONDS = {"gpu": 5e-6, "cpu": 3e-6}
@@ -95,6 +96,16 @@ def device_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _HARDWARE.glob("*.yaml") if path != LINKS_FILE))
 
 
+def near_devices(name: str) -> str:
+    """The known devices that a name may mean, with their memory: all that begin with it, or the nearest."""
+    known = device_names()
+    near = [one for one in known if one.lower().startswith(name.lower())]
+    near = near or get_close_matches(name, known, n=1, cutoff=0.0)
+    every = [f"{one!r} ({show_bytes(device.memory)} at {show_rate(device.bandwidth)})"
+             for one, device in ((one, load_device(one)) for one in near)]
+    return " or ".join(filter(None, (", ".join(every[:-1]), every[-1])))
+
+
 def load_device(name: str) -> Device:
     """A device of hardware/ by name, whatever the case."""
     return _device(_of_hardware(name))
@@ -103,9 +114,9 @@ def load_device(name: str) -> Device:
 def _of_hardware(name: str) -> WrittenDevice:
     by_lower = {known.lower(): known for known in device_names()}
     if name.lower() not in by_lower:
-        near = by_lower[get_close_matches(name.lower(), by_lower, n=1, cutoff=0.0)[0]]
-        raise InputError(f"{name!r} is no known device; did you mean {near!r}? Known are {', '.join(device_names())}; "
-                         f"any other is written inline: device: {{name, memory, bandwidth, peak}}")
+        raise InputError(f"{name!r} is no known device; did you mean {near_devices(name)}? Known are "
+                         f"{', '.join(device_names())}; any other is written inline: device: {{name, memory, "
+                         "bandwidth, peak}")
     path = _HARDWARE / f"{by_lower[name.lower()]}.yaml"
     return validate_tree(WrittenDevice, _tree(_read(path, "device file"), path.name), path.name)
 

@@ -29,7 +29,7 @@ from autoddl.cli.tables.answer_tables import relaxation_table
 from autoddl.cli.tables.message_tables import with_messages
 from autoddl.cli.tables.own_rules_text import operator_table
 from autoddl.cli.tables.pipeline_tables import stage_of
-from autoddl.cli.way_out import first_way_out
+from autoddl.cli.way_out import ways_out
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.files import check_file, check_folder
 from autoddl.core.plan import Plan, load_plan
@@ -101,14 +101,14 @@ def _save_spares(found: Plan, lost: int, output: Path) -> None:
 
 def _with_way_out(error: Infeasible, model: Any, place: Cluster, sample: Any, options: PlanOptions, progress: Any
                   ) -> Infeasible:
-    """The error, with the first cheap way out that fits; where parameters alone do not, none is looked for."""
-    found = first_way_out(model, place, sample, progress=progress, **options.words()) \
-        if options.stages == (1,) and error.budget < inf and not error.detail else None
-    if found is None:
+    """The error, with the cheap ways out that fit; where parameters alone do not, none is looked for."""
+    found = ways_out(model, place, sample, progress=progress, **options.words()) \
+        if options.stages == (1,) and error.budget < inf and not error.detail else ()
+    if not found:
         return error
-    words, seconds = found
-    return Infeasible(error.needed, error.budget, f"{words} fits, at {show_seconds(seconds)} a step or less; or use "
-                      "more devices, a smaller batch or a larger budget", error.reachable)
+    said = ", and ".join(f"{words} fits, at {show_seconds(seconds)} a step or less" for words, seconds in found)
+    return Infeasible(error.needed, error.budget, f"{said}; or use more devices, a smaller batch or a larger budget",
+                      error.reachable)
 
 
 def _shaped(factory: Factory) -> tuple[Any, Any]:

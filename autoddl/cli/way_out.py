@@ -1,5 +1,6 @@
-"""Finds the first cheap way out where no plan fits: what costs the user nothing, recomputation and microbatches."""
+"""Finds the cheap ways out where no plan fits: what costs the user nothing, recomputation and microbatches."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +14,17 @@ from autoddl.planner.options import Options, PlanOptions
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["first_way_out"]
+__all__ = ["ways_out"]
 
 SHORT = 3.0
 """Seconds that the search of one mesh may take where any plan that fits is an answer."""
 
 
-def first_way_out(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *,
-                  progress: Progress | None = None, **options: Unpack[Options]) -> tuple[str, float] | None:
-    """The first options that fit where none does, as a user writes them, with the seconds of a step then; else None.
+def ways_out(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *,
+             progress: Progress | None = None, **options: Unpack[Options]) -> tuple[tuple[str, float], ...]:
+    """The options that fit where none does, as a user writes them, each with the seconds of a step, the fastest first.
 
+    These are recomputation of all blocks and the fewest microbatches that fit, or where neither does both together.
     Every search is short (`SHORT`), so the seconds are those of a plan that fits, perhaps not of the best.
     """
     from autoddl.api import plan  # torch is not waited for where plans are read
@@ -30,11 +32,15 @@ def first_way_out(model: "nn.Module", cluster: str | Path | Cluster, sample: obj
     given = PlanOptions.of(options)
     counts = [n * given.microbatches[-1] for n in (2, 4, 8)]
     short = replace(given, time_limit=SHORT, tolerance=0.1, overlap=False)
-    tried = [("--recompute full", replace(short, recompute=("full",))),
-             *((f"--microbatches {n}", replace(short, microbatches=(n,))) for n in counts),
-             (f"--microbatches {counts[-1]} --recompute full",
-              replace(short, microbatches=(counts[-1],), recompute=("full",)))]
-    for words, one in tried:
-        with suppress(Infeasible, InputError, CaptureError):
-            return words, plan(model, cluster, sample, progress=progress, **one.words()).predicted.seconds
-    return None
+
+    def first(tried: Sequence[tuple[str, PlanOptions]]) -> tuple[tuple[str, float], ...]:
+        for words, one in tried:
+            with suppress(Infeasible, InputError, CaptureError):
+                return (words, plan(model, cluster, sample, progress=progress, **one.words()).predicted.seconds),
+        return ()
+
+    alone = (*first([("--recompute full", replace(short, recompute=("full",)))]),
+             *first([(f"--microbatches {n}", replace(short, microbatches=(n,))) for n in counts]))
+    both = [(f"--microbatches {n} --recompute full", replace(short, microbatches=(n,), recompute=("full",)))
+            for n in counts]
+    return tuple(sorted(alone, key=lambda way: way[1])) or first(both)

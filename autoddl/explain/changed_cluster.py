@@ -22,7 +22,7 @@ import yaml
 
 from autoddl.core.errors import InputError
 from autoddl.cost_models import Cluster, parse_cluster, parse_quantity, show_bytes, show_rate, show_seconds
-from autoddl.cost_models.cluster import device_names
+from autoddl.cost_models.cluster import device_names, near_devices
 from autoddl.cost_models.units import format_quantity
 from autoddl.explain.pareto import level_of_size
 
@@ -172,7 +172,7 @@ def known_device(text: str) -> str:
     """The name of the device that `text` names, or that alone begins with it, like `H200` for `H200-141GB`."""
     found = [name for name in device_names() if name.lower().startswith(f"{text.lower()}-")]
     if len(found) > 1 and text.lower() not in map(str.lower, device_names()):
-        raise InputError(f"{text!r} names {len(found)} devices: write one of {', '.join(found)}")
+        raise InputError(f"{text!r} names {len(found)} devices: write one of {near_devices(text)}")
     return found[0] if len(found) == 1 else text
 
 

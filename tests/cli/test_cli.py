@@ -362,3 +362,12 @@ def test_where_nothing_fits_the_first_cheap_way_out_is_named() -> None:
     starved = shell(*words, "--budget", f"{0.8 * float(least[1])} MB")
     way = r"; --(recompute full|microbatches \d( --recompute full)?) fits, at .* a step or less; or use more devices"
     assert starved.code == 3 and re.search(way, starved.err), starved.err
+
+
+def test_of_several_ways_out_each_is_named_with_its_seconds(tmp_path: Path) -> None:
+    (tmp_path / "pair.yaml").write_text(PAIR)
+    said = shell("plan", FACTORY, str(tmp_path / "pair.yaml"), "--set", "layers=4", "--set", "batch=64", "--workers",
+                 "1", "--budget", "450 kB")
+    way = r"; --microbatches 2 fits, at (\d+) ms a step or less, and --recompute full fits, at (\d+) ms a step or less;"
+    found = re.search(way, said.err)
+    assert said.code == 3 and found and int(found[1]) < int(found[2]), said.err

@@ -246,7 +246,7 @@ def test_other_mistakes_are_answered_too(tmp_path: Path) -> None:
         load_cluster(tmp_path / "missing.yaml")
     with pytest.raises(InputError, match="expected keys with values"):
         parse_cluster("- just\n- a list\n", "x")
-    with pytest.raises(InputError, match="'A100-81GB' is no known device; did you mean 'A100-80GB'"):
+    with pytest.raises(InputError, match="'A100-81GB' is no known device; did you mean 'A100-80GB' "):
         parse_cluster("name: x\ndevice: A100-81GB\nlevels: []\n", "x")
 
 
@@ -265,3 +265,11 @@ def test_parts_with_different_libraries_are_refused() -> None:
             "levels: [{name: node, size: 2, bandwidth: 1 GB/s, latency: 3 us}]\n")
     with pytest.raises(InputError, match="x: the parts talk by nccl and hccl, and a group of ranks by one of them"):
         parse_cluster(text, "x")
+
+
+def test_a_device_without_its_memory_is_answered_with_all_that_it_may_be() -> None:
+    with pytest.raises(InputError) as caught:
+        load_device("H100")
+    assert "'H100-80GB' (80 GB at 3.35 TB/s) or 'H100-96GB' (96 GB at " in str(caught.value)
+    with pytest.raises(InputError, match=r"'A100-40GB' \(.*\), 'A100-80GB' \(.*\) or 'A100-PCIe-40GB' \("):
+        load_device("a100")
