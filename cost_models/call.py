@@ -11,6 +11,7 @@ from math import isfinite, prod, sqrt
 
 from autoddl.core.conversion import COLLECTIVES, ring_bytes
 from autoddl.core.errors import InputError
+from autoddl.core.sparse import SPARSE
 from autoddl.cost_models.backends import KINDS, PLAIN, Algorithm, Backend, Wire
 from autoddl.cost_models.groups import Crossing
 from autoddl.cost_models.links import protocol_of
@@ -82,10 +83,10 @@ def sent_bytes(kind: str, n: int, nbytes: float) -> float:
 
     Raises InputError for another kind, and for impossible numbers.
     """
-    if kind not in KINDS:
+    if kind not in KINDS and kind != SPARSE:
         raise InputError(f"{kind!r} is no collective; the collectives are {', '.join(KINDS)}")
     if n < 1 or nbytes < 0 or not isfinite(nbytes):
         raise InputError(f"{kind} of {nbytes} bytes among {n} ranks: there is at least 1 rank and at least 0 bytes")
-    if kind not in COLLECTIVES:
+    if kind not in COLLECTIVES and kind != SPARSE:
         return nbytes if n > 1 else 0.0
     return ring_bytes(kind, n, nbytes)

@@ -12,6 +12,10 @@ start. An algorithm whose steps pass from thread to thread then takes turn * ste
                                                              the sender waits for a core at its start and at its end
     drag  = drag * bytes sent                                computation meanwhile takes host + drag seconds longer
 
+A sparse all-reduce (`core.sparse`) is five exchanges of all with all, of which three are of a count for each rank:
+
+    sparse = 2 price of an all-to-all of its entries + 3 price of one of 4 bytes for each rank
+
 All disjoint groups of the same form run the collective at the same time, so they divide shared links among them.
 """
 
@@ -19,6 +23,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, log2, prod
 
+from autoddl.core.sparse import SPARSE
 from autoddl.cost_models.backends import BACKENDS, KINDS, Algorithm, Backend
 from autoddl.cost_models.call import CollectiveCall, sent_bytes
 from autoddl.cost_models.groups import Crossing, Group, crossings
@@ -57,11 +62,14 @@ def collective(cluster: Cluster, kind: str, group: Group, nbytes: float) -> Pric
         all-gather               the result
         reduce-scatter           the input
         all-to-all               all that a rank sends
+        sparse all-reduce        its entries
         send                     the message of each rank to one other
         shift                    the message of each rank to the next of its group
 
     Raises InputError for an unknown kind, impossible sizes, and a group that lies unevenly over the cluster.
     """
+    if kind == SPARSE:
+        return _sparse(cluster, group, nbytes)
     sent = sent_bytes(kind, group.size, nbytes)  # raises on an unknown kind and on impossible sizes
     backend, device = BACKENDS[cluster.backend], cluster.device
     found = cheapest_price(backend, kind, crossings(cluster, group), nbytes, device.host.turn if device.host else 0.0)
@@ -74,6 +82,18 @@ def collective(cluster: Cluster, kind: str, group: Group, nbytes: float) -> Pric
     return replace(found, seconds=seconds, host=host, busy=max(0.0, computing - seconds), drag=device.host.drag * sent)
 
 
+def _sparse(cluster: Cluster, group: Group, nbytes: float) -> Price:
+    """The price of a sparse all-reduce of `nbytes` of entries; on gloo the runtime sends its messages."""
+    large = collective(cluster, "all-to-all", group, nbytes)
+    small = collective(cluster, "all-to-all", group, 4.0 * group.size)
+
+    def both(name: str) -> float:
+        return 2.0 * float(getattr(large, name)) + 3.0 * float(getattr(small, name))
+
+    algorithm = Algorithm.ROUNDS if cluster.backend == "gloo" else large.algorithm
+    return Price(both("seconds"), algorithm, large.level, both("host"), both("busy"), both("drag"))
+
+
 def _network(backend: Backend, price: Price) -> float:
     """The seconds of a price by `FORMULAS` alone: without startup and start."""
     return price.seconds - backend.startup - backend.starts.get(price.algorithm, 0.0)
@@ -82,6 +102,8 @@ def _network(backend: Backend, price: Price) -> float:
 @lru_cache(maxsize=20_000)
 def wire_seconds(cluster: Cluster, kind: str, group: Group, nbytes: float) -> float:
     """Seconds for which the collective's bytes keep the links busy: those beyond a buffer of one byte per rank."""
+    if kind == SPARSE:
+        return 2.0 * wire_seconds(cluster, "all-to-all", group, nbytes)
     backend, crossed = BACKENDS[cluster.backend], crossings(cluster, group)
     whole, least = (_network(backend, cheapest_price(backend, kind, crossed, n)) for n in (nbytes, float(group.size)))
     return max(0.0, whole - least)

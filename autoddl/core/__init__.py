@@ -4,6 +4,7 @@ Reading order:
 
     errors                 everything that AutoDDL raises on purpose
     layout, conversion     meshes, SBP layouts, and the steps between two layouts
+    codecs, sparse         ways to send fewer bytes: coded values, and sums of the largest alone
     state_layouts          where weights, gradients and optimizer state of a parameter are split
     graph, hubs            the captured model as a table of operators, and the graph that is planned
     precision, recompute   recipes of dtypes, and blocks that backward computes again

@@ -23,6 +23,7 @@ from math import prod
 from autoddl.core.codecs import CODECS, CODED, coded_bytes, coded_kind
 from autoddl.core.errors import InputError
 from autoddl.core.layout import B, Layout, Mesh, P, Split, State, extents, local_shape, parse_state
+from autoddl.core.sparse import ENTRY_BYTES, SPARSE, entries, is_sparse, share_of
 
 __all__ = ["COLLECTIVES", "Step", "group_size", "is_conversion", "payload", "ring_bytes", "slice_steps", "step_sizes"]
 
@@ -33,8 +34,9 @@ COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 class Step:
     """One change of state on some mesh axes. Text, with the mesh's names: `net+node: P->S(0)`, `net: P->S(0) as int8`.
 
-    `axes` are indices into the mesh, rising. With a `codec` (`core.codecs`) its values are sent coded. Raises
-    InputError where nothing would change, and for a codec that is not known or cannot code the step.
+    `axes` are indices into the mesh, rising. With a `codec` (`core.codecs`) its values are sent coded; an all-reduce
+    may send the largest alone (`core.sparse`). Raises InputError where nothing would change, and for a codec that is
+    not known or cannot code the step.
     """
 
     axes: tuple[int, ...]
@@ -45,7 +47,9 @@ class Step:
     def __post_init__(self) -> None:
         if self.source == self.target or not self.axes:
             raise InputError(f"a step changes the state of at least one axis, not {self.source}->{self.target}")
-        if self.codec and (self.codec not in CODECS or self.kind not in CODED):
+        if is_sparse(self.codec) and self.kind == "all-reduce":
+            share_of(self.codec)
+        elif self.codec and (self.codec not in CODECS or self.kind not in CODED):
             raise InputError(f"{self.source}->{self.target} cannot be sent as {self.codec!r}: {', '.join(CODED)} can, "
                              f"as {', '.join(CODECS)}")
 
@@ -73,7 +77,14 @@ class Step:
         """The collective that this step is, and the bytes of its full buffer, which are `nbytes` where not coded."""
         if not self.codec:
             return self.kind, nbytes
+        if self.is_sparse:
+            return SPARSE, ENTRY_BYTES * entries(share_of(self.codec), nbytes // itemsize, ranks)
         return coded_kind(self.kind), coded_bytes(self.codec, ranks, nbytes, itemsize)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the step sums the largest values alone (`core.sparse`)."""
+        return is_sparse(self.codec)
 
     @classmethod
     def parse(cls, text: str, mesh: Mesh) -> "Step":
@@ -163,11 +174,11 @@ def step_sizes(steps: tuple[Step, ...], shape: tuple[int, ...], itemsize: int, s
 def ring_bytes(kind: str, ranks: int, nbytes: float) -> float:
     """Bytes that a rank sends in a ring with a full buffer of `nbytes`: (n-1)/n of it, twice that in an all-reduce.
 
-    Raises InputError where `kind` is not one of COLLECTIVES.
+    A sparse all-reduce sends as much of its entries. Raises InputError for a kind that is none of these.
     """
-    if kind not in COLLECTIVES:
+    if kind not in (*COLLECTIVES, SPARSE):
         raise InputError(f"{kind!r} is no collective of a ring; those are {', '.join(COLLECTIVES)}")
-    return (2.0 if kind == "all-reduce" else 1.0) * (ranks - 1) / ranks * nbytes
+    return (2.0 if kind in ("all-reduce", SPARSE) else 1.0) * (ranks - 1) / ranks * nbytes
 
 
 def slice_steps(mesh: Mesh, source: Layout, target: Layout) -> tuple[Step, ...]:

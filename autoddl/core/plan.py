@@ -12,7 +12,7 @@ A plan is data: reading one runs no code that it names.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -230,23 +230,39 @@ class Plan:
 
     @property
     def codecs(self) -> tuple[str, ...]:
-        """Names of the codecs of its steps, and of messages between its stages, each once."""
-        plans = [self] if self.pipeline is None else [stage.plan for stage in self.pipeline.stages]
-        steps = (Step.parse(text, one.mesh) for one in plans for c in one.conversions
-                 for text in (*c.forward, *c.backward))
+        """Names of the codecs of its steps, and of messages between its stages, each once; sparse sums have none."""
         lanes = self.pipeline.codecs.values() if self.pipeline is not None else ()
-        return tuple(dict.fromkeys((*(step.codec for step in steps if step.codec), *lanes)))
+        return tuple(dict.fromkeys((*(step.codec for _, step in self._steps() if step.codec and not step.is_sparse),
+                                    *lanes)))
 
-    def without_codecs(self) -> "Plan":
-        """The plan with the same steps and messages, whose values are sent as they are."""
+    @property
+    def sparse_sums(self) -> frozenset[str]:
+        """Names of the tensors, all parameters, whose gradients add up sparse (`core.sparse`)."""
+        return frozenset(tensor for tensor, step in self._steps() if step.is_sparse)
+
+    def _steps(self) -> Iterator[tuple[str, Step]]:
+        """Every step of a conversion, with the name of its tensor."""
+        for one in [self] if self.pipeline is None else [stage.plan for stage in self.pipeline.stages]:
+            for c in one.conversions:
+                for text in (*c.forward, *c.backward):
+                    yield c.tensor, Step.parse(text, one.mesh)
+
+    def without_codecs(self, sparse_alone: bool = False) -> "Plan":
+        """The plan with the same steps and messages, whose values are all sent, and as they are.
+
+        With `sparse_alone` sparse sums become whole ones, and what is coded stays so.
+        """
         def exact(texts: tuple[str, ...]) -> tuple[str, ...]:
-            return tuple(Step.parse(text, self.mesh).coded("").text(self.mesh) for text in texts)
+            steps = [Step.parse(text, self.mesh) for text in texts]
+            return tuple((one if sparse_alone and not one.is_sparse else one.coded("")).text(self.mesh)
+                         for one in steps)
 
         conversions = tuple(replace(c, forward=exact(c.forward), backward=exact(c.backward)) for c in self.conversions)
         if self.pipeline is None:
             return replace(self, conversions=conversions)
-        stages = tuple(replace(stage, plan=stage.plan.without_codecs()) for stage in self.pipeline.stages)
-        return replace(self, conversions=conversions, pipeline=replace(self.pipeline, stages=stages, coded=()))
+        stages = tuple(replace(stage, plan=stage.plan.without_codecs(sparse_alone)) for stage in self.pipeline.stages)
+        coded = self.pipeline.coded if sparse_alone else ()
+        return replace(self, conversions=conversions, pipeline=replace(self.pipeline, stages=stages, coded=coded))
 
     def index(self) -> PlanIndex:
         """The plan's parts by name, made anew at every call."""

@@ -132,7 +132,7 @@ class _Bytes:
         self.local = [self._footprint(i, plan.mesh) for i in range(self.count)]
         self.again = {i: part for part in self.parsed.parts for i in part.ops}
         self.part_at = {i: part for part in self.parsed.parts for i in range(part.block.start, part.block.end)}
-        self.spans = defaultdict[Hashable, list[tuple[int, int, float]]](list)
+        self.spans, self.sparse = defaultdict[Hashable, list[tuple[int, int, float]]](list), plan.sparse_sums
         self.block = {i: one.name for one in blocks_of(graph) for i in range(one.start, one.end)}
         self.storages = self._shared_storages()
         self._everything()
@@ -303,6 +303,8 @@ class _Bytes:
         trained = t in self.flows
         self.add(0, end, self._own(t) * (1 + self.optimizer.copies(tensor) * trained))
         self.add(end, end, self._own(t) * trained)
+        if tensor.name in self.sparse:
+            self.add(0, end, self.piece(t, stored.layout) * tensor.gradient.itemsize / tensor.itemsize)
         wide = tensor.gradient.itemsize / tensor.itemsize
         for j, k in self.readers[t]:
             self._gathered(j, k)

@@ -72,6 +72,8 @@ def describe_plan(plan: Plan, subject: Subject, idle: str = "tensor") -> Describ
              for name, (role, size) in zip(main.plan.mesh.names, main.axes, strict=True) if role == IDLE and size > 1]
     if plan.codecs:
         lost.append(f"messages are sent coded as {', '.join(plan.codecs)}, and are not here")
+    if plan.sparse_sums:
+        lost.append(f"gradients of {len(plan.sparse_sums)} parameters add up sparse, and do whole here")
     return Described(found, tuple(lost))
 
 

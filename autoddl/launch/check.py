@@ -27,7 +27,7 @@ def check(job: Job) -> dict[str, Any]:
 
     The errors are those of `verify`, of steps that send nothing coded. `coded_error` is that of the plan's own step
     where it does, and `coded_share` that of its messages. A mixed program runs a third step with every dtype twice as
-    wide.
+    wide. A plan with sparse sums runs two more steps, one of them without.
     """
     factory, plan = Factory(**job["factory"]), load_plan(job["plan"])
     model, batch = built(factory, drawn=True)
@@ -36,13 +36,14 @@ def check(job: Job) -> dict[str, Any]:
     parallel.step(batch)
     wrong, coded, share = mismatches(parallel), 0.0, parallel.recorder.coded_share
     besides = len(parallel.recorder.besides)
+    lost = sparse_loss(parallel, factory, wrong) if plan.sparse_sums else 0.0
     if plan.codecs:
         truth = torch.load(Path(job["folder"], "truth.pt"), map_location="cpu", weights_only=True, mmap=True)
         coded = _gradient_error(parallel, truth["gradients"])
     loss, gradient = _errors(factory, parallel, WIDEST, Path(job["folder"], "truth.pt"))
     twice = _errors(factory, parallel, TWICE, Path(job["folder"], "truth-twice.pt")) if parallel.graph.mixed else (0.0,)
     return {"loss_error": loss, "gradient_error": gradient, "mismatches": wrong, "coded_error": coded,
-            "coded_share": share, "besides": besides,
+            "coded_share": share, "besides": besides, "sparse_loss": lost,
             "twice_error": max(twice) if all(map(math.isfinite, twice)) else math.inf}
 
 
@@ -71,6 +72,39 @@ def _gradient_error(parallel: ParallelModel, gradients: dict[str, Tensor]) -> fl
     return worst
 
 
+def sparse_loss(parallel: ParallelModel, factory: Factory, wrong: list[str]) -> float:
+    """The largest difference of sums and residuals after two sparse steps from two whole gradients, relative to these.
+
+    `parallel` has run one step. Lines about steps that send more than they may are added to `wrong`.
+    """
+    plan, (model, batch) = parallel.plan, built(factory, drawn=True)
+    captured = capture(model, parted(batch, plan.microbatches), Precision.parse(plan.precision))
+    parallel.step(batch)
+    wrong += over_limit(parallel)
+    whole = parallel.like(model, captured)
+    whole.step(batch)
+    worst, largest, sent, gradients = 0.0, 0.0, *(dict(one.named_parameters()) for one in (parallel, whole))
+    for name, kept in parallel.residuals().items():
+        left = 2 * _piece(gradients[name])
+        largest = max(largest, _largest(left))
+        for one in kept:
+            left -= one.summed().to(left.dtype)
+        worst = max(worst, _largest(left - _piece(sent[name])))
+    return _part(worst, largest)
+
+
+def _piece(parameter: Tensor) -> Tensor:
+    """This rank's piece of a parameter's gradient, which is there."""
+    assert parameter.grad is not None
+    return getattr(parameter.grad, "_local_tensor", parameter.grad)
+
+
+def over_limit(parallel: ParallelModel) -> list[str]:
+    """Returns a line per sparse sum of the last step that sent more words than it may."""
+    return [f"a sparse sum over {one.axes} sent {one.words} words of {one.limit:.0f}"
+            for one in parallel.recorder.sparse if not one.fits]
+
+
 def _largest(tensor: Tensor) -> float:
     """The largest magnitude; 0 where there are no elements, NaN where any is NaN."""
     return float(tensor.abs().max()) if tensor.numel() else 0.0
@@ -89,4 +123,4 @@ def mismatches(parallel: ParallelModel) -> list[str]:
     expected = rows(parallel.planned())
     recorded = rows(parallel.recorder.executed)
     return [f"not run: {text} x {n}" for text, n in (expected - recorded).items()] + \
-           [f"not planned: {text} x {n}" for text, n in (recorded - expected).items()]
+           [f"not planned: {text} x {n}" for text, n in (recorded - expected).items()] + over_limit(parallel)

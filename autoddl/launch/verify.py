@@ -14,6 +14,9 @@ dtypes. With m microbatches the truth is the mean of m losses, each with its own
 A plan that sends values coded (`core.codecs`) is verified without; `coded_error` is how far the gradients are off with.
 Each coded message is held to the error of its codec: `coded_share` is the largest part of that.
 
+A plan with sparse sums (`core.sparse`) is verified without. Then two steps run with them: what they sent and what the
+ranks kept must add up to two whole gradients, and no sum may send more words than it may (`sparse_loss`).
+
 A program may use parameters in another dtype than they are stored in. It runs a second time, with every dtype replaced
 by one of twice its width. This compares the casts too. float32 rounds there, so the limit is 1e-6 (`twice_error`).
 
@@ -54,6 +57,9 @@ EXACT = 1e-9
 ROUNDED = 1e-6
 """Relative error above that of rounding in float32, for recipes that compute in bfloat16."""
 
+KEPT = 1e-5
+"""Relative error above that of float32 sums of many values, in another order."""
+
 Progress = Callable[[str, int, int], None]
 
 
@@ -79,6 +85,8 @@ class Verification:
     """The error of the gradients where values are sent coded; 0 where none are."""
     coded_share: float = 0.0
     """The largest error of a coded value over what its codec allows; above 1 it has another error than it says."""
+    sparse_loss: float = 0.0
+    """The part of a gradient that sparse sums have neither sent nor kept; float32 rounds there."""
     besides: int = 0
     """The number of collectives, over all ranks, of exponents for which lossless rows had no room: no plan has them."""
 
@@ -86,12 +94,14 @@ class Verification:
     def passed(self) -> bool:
         """Whether all errors are those of rounding, and no collective differs."""
         return (self.loss_error <= EXACT and self.gradient_error <= EXACT and not self.collective_mismatches
-                and self.twice_error <= ROUNDED and isfinite(self.coded_error) and self.coded_share <= 1)
+                and self.twice_error <= ROUNDED and isfinite(self.coded_error) and self.coded_share <= 1
+                and self.sparse_loss <= KEPT)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields and `passed` by name; an infinite error is None, because JSON has no word for it."""
         errors = {"loss_error": self.loss_error, "gradient_error": self.gradient_error,
-                  "twice_error": self.twice_error, "coded_error": self.coded_error, "coded_share": self.coded_share}
+                  "twice_error": self.twice_error, "coded_error": self.coded_error, "coded_share": self.coded_share,
+                  "sparse_loss": self.sparse_loss}
         return asdict(self) | {name: error if isfinite(error) else None for name, error in errors.items()} | {
             "passed": self.passed}
 
@@ -124,10 +134,10 @@ def verify(plan: Plan, factory: Factory, *, max_ranks: int = 8, timeout: float =
         launch(small.mesh.size, command, timeout=timeout, forked=True)
         found = [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(small.mesh.size)]
     wrong = [f"rank {rank} {text}" for rank, one in enumerate(found) for text in one["mismatches"]]
-    loss, gradient, twice, coded, share = (_worst([one[name] for one in found]) for name in (
-        "loss_error", "gradient_error", "twice_error", "coded_error", "coded_share"))
+    loss, gradient, twice, coded, share, lost = (_worst([one[name] for one in found]) for name in (
+        "loss_error", "gradient_error", "twice_error", "coded_error", "coded_share", "sparse_loss"))
     return Verification(loss, gradient, len(wrong), small.mesh.size, note, tuple(wrong[:20]), twice, coded, share,
-                        sum(one["besides"] for one in found))
+                        lost, sum(one["besides"] for one in found))
 
 
 def _worst(errors: list[float]) -> float:

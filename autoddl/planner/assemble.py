@@ -33,6 +33,7 @@ from autoddl.pricing.price import (
     update_seconds,
 )
 from autoddl.pricing.space import Choice, Variable
+from autoddl.pricing.sparse_routes import sparse_steps
 
 __all__ = ["Assembled", "assemble", "assemble_choice", "plan_of"]
 
@@ -97,7 +98,7 @@ def _edges(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choi
         backward: tuple[Step, ...] = ()
         if isinstance(source.item, Tensor):
             ends = _Ends(writes.outputs[0], reads.inputs[edge.slot], writes.depths,
-                         reads.gradients[edge.slot] if flows else None)
+                         reads.gradients[edge.slot] if flows else None, writes.sparse)
             forward, backward = _parameter(pricing, tensor, ends, edge.tensor in read, parts)
         else:
             times = 1 + (target.item.name in pricing.again)
@@ -119,13 +120,15 @@ def _edges(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choi
 class _Ends:
     """The layouts of a parameter where it is stored and where it is used, and its depths.
 
-    `yielded` is the layout in which backward yields the gradient; None where there is none.
+    `yielded` is the layout in which backward yields the gradient; None where there is none. `sparse` says whether its
+    sum is sparse.
     """
 
     stored: Layout
     used: Layout
     depths: Depths
     yielded: Layout | None
+    sparse: bool
 
 
 def _parameter(pricing: Pricing, tensor: Tensor, ends: _Ends, saved: bool, parts: _Parts
@@ -143,11 +146,13 @@ def _parameter(pricing: Pricing, tensor: Tensor, ends: _Ends, saved: bool, parts
         parts.cast(tensor.stored, tensor, (ends.stored, *sliced), times)
     if ends.yielded is None:
         return once + each, ()
-    summed = summed_layout(ends.stored, ends.yielded, ends.depths) if m > 1 else ends.stored
-    first, last = (way(tensor.gradient, *both, "gradients")
-                   for both in ((ends.yielded, summed), (summed, ends.stored)))
+    summed = summed_layout(ends.stored, ends.yielded, ends.depths)
+    first = way(tensor.gradient, ends.yielded, summed, "gradients") if m > 1 else ()
+    start = summed if m > 1 else ends.yielded
+    last = sparse_steps(pricing, tensor.gradient, start, ends.stored) if ends.sparse else \
+        way(tensor.gradient, start, ends.stored, "gradients")
     parts.add(tensor.gradient, first, ends.yielded, m)
-    parts.add(tensor.gradient, last, summed)
+    parts.add(tensor.gradient, last, start)
     parts.cast(tensor, tensor.gradient, (ends.yielded,), m)
     return once + each, first + last
 

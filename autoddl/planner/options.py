@@ -17,6 +17,7 @@ from autoddl.core.errors import InputError
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.precision import RECIPES, Precision
 from autoddl.core.recompute import NO_RECOMPUTE, check_policy
+from autoddl.core.sparse import checked_share
 from autoddl.cost_models import Cluster
 from autoddl.cost_models.units import with_unit
 from autoddl.operators.expert_sizes import BALANCED
@@ -57,6 +58,7 @@ class Options(TypedDict, total=False):
     cut: Sequence[str]
     compress: Sequence[str]
     error: float | None
+    sparse: float | None
     expert_load: float
     probe: bool
 
@@ -140,6 +142,10 @@ class PlanOptions:
                                   "1e-3; without --compress all messages may be coded so")
     """The most that a coded value may be off, relative to the largest of its block; None: as `compress` says."""
 
+    sparse: float | None = _option(None, "part of a gradient's values that may be sent in a step, the largest, like "
+                                   "0.01; the rest is added to the next step's gradient", metavar="SHARE")
+    """The part of a gradient's values that a sparse sum sends (`core.sparse`), where that is faster; None: all."""
+
     expert_load: float = _option(BALANCED, "rows of the busiest rank over the mean, in layers of experts")
     """The most rows that a rank of split experts multiplies, over the mean, for which seconds and bytes are planned."""
 
@@ -156,6 +162,8 @@ class PlanOptions:
         object.__setattr__(self, "compress", parse_codecs(self.compress))
         if self.error is not None:
             object.__setattr__(self, "compress", checked_codecs(self.compress, self.error))
+        if self.sparse is not None:
+            object.__setattr__(self, "sparse", checked_share(self.sparse))
         if self.mine is not None:
             object.__setattr__(self, "mine", str(Degrees.parse(self.mine)))
         if self.mine is not None and self.mesh is not None:

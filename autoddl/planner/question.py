@@ -45,7 +45,7 @@ __all__ = ["Question", "Rebuilt", "candidates_of", "graphs_beside", "network_on"
            "task_of_question", "whole_question_of"]
 
 _ASKED = ("mesh", "pins", "budget", "optimizer", "precision", "tolerance", "max_axes", "microbatches", "recompute",
-          "stages", "schedule", "cut", "compress")
+          "stages", "schedule", "cut", "compress", "sparse")
 """Options of a search over stages that its plan keeps."""
 
 SAME = 1e-9
@@ -110,7 +110,9 @@ def source_of(task: PlanTask, solved: "Solved", options: PlanOptions) -> dict[st
             "row": dict(solved.row) if solved.solution.price else {}, "counts": list(options.microbatches),
             "recompute": list(options.recompute), "compress": list(options.compress),
             "parts": graphs_beside(task, solved.pricing.microbatches, options.microbatches)} | (
-                {"mine": options.mine} if options.mine else {}) | ({"notes": list(task.notes)} if task.notes else {})
+                {"mine": options.mine} if options.mine else {}) | (
+                    {"sparse": options.sparse} if options.sparse else {}) | (
+                        {"notes": list(task.notes)} if task.notes else {})
 
 
 def graphs_beside(task: PlanTask, own: int, counts: Sequence[int]) -> dict[str, str]:
@@ -147,14 +149,14 @@ def question_of(plan: Plan) -> Question:
                           tolerance=source["tolerance"], max_axes=source["max_axes"],
                           microbatches=tuple(source.get("counts", ())) or (plan.microbatches,),
                           recompute=source.get("recompute", (policy_text(plan.recompute),)),
-                          compress=source.get("compress", ()))
+                          compress=source.get("compress", ()), sparse=source.get("sparse"))
     return Question(graph_from_text(source["graph"]), cluster, options, plan.microbatches, source.get("parts", {}),
                     policy_text(plan.recompute), plan.in_flight, plan.waiting)
 
 
 def options_text(options: PlanOptions) -> dict[str, Any]:
     """The options that say what is asked for, as JSON; the others say how to search."""
-    found = {name: getattr(options, name) for name in _ASKED}
+    found = {name: getattr(options, name) for name in _ASKED if name != "sparse" or options.sparse is not None}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
@@ -237,7 +239,7 @@ def _key(choice: Choice, hub: bool) -> tuple[object, ...]:
 
 def _choice(plan: Plan, space: tuple[Variable, ...]) -> tuple[int, ...]:
     """The option of every variable that the plan's layouts name."""
-    parts = plan.index()
+    parts, sparse = plan.index(), plan.sparse_sums
     inner: Mapping[str, list[int]] = plan.source["inner"]
     index: dict[tuple[int, bool], dict[tuple[object, ...], int]] = {}
     found: list[int] = []
@@ -252,7 +254,7 @@ def _choice(plan: Plan, space: tuple[Variable, ...]) -> tuple[int, ...]:
             k = None if one is None else index[at].get((one.inputs, one.outputs, one.gradient if hub else None,
                                                         tuple(inner.get(variable.name, ()))))
         else:
-            k = _stored(variable, parts.stored.get(variable.name))
+            k = _stored(variable, parts.stored.get(variable.name), variable.item.name in sparse)
         if k is None:
             raise MismatchError(f"the plan's layouts of {variable.name} are none that this AutoDDL knows: "
                                 "it was made by another version; make it again")
@@ -260,9 +262,9 @@ def _choice(plan: Plan, space: tuple[Variable, ...]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _stored(variable: Variable, one: Stored | None) -> int | None:
+def _stored(variable: Variable, one: Stored | None, sparse: bool) -> int | None:
     return next((k for k, c in enumerate(variable.choices)
-                 if one is not None and (one.layout, one.depths) == (c.outputs[0], c.depths)), None)
+                 if one is not None and (one.layout, one.depths, sparse) == (c.outputs[0], c.depths, c.sparse)), None)
 
 
 def repriced(plan: Plan, cluster: Cluster) -> float:

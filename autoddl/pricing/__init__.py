@@ -4,7 +4,8 @@ Reading order:
 
     space, choices          the variables (an op or a parameter each) and the layouts that each may take
     price, optimizers       seconds of kernels, of one step of a conversion, of an optimizer's update
-    routes, shortest_paths  the cheapest steps between any two layouts of a tensor
+    routes, shortest_paths  the cheapest steps between any two layouts of a tensor; `sparse_routes` those of a gradient
+                            that end with a sparse sum
     edge_tables             seconds of every pair of choices that meet; `choice_classes` groups equal ones
     lifetimes               from which moment to which memory is in use: the rows by which a budget's bound is proved
     byte_rows               the bytes of those rows, for every choice

@@ -217,11 +217,12 @@ class CostNetwork:
     def _lifetimes_at(self, levels: Sequence[int]) -> Lifetimes:
         given, processor = self.pricing, self.pricing.cluster.device.kind == "cpu"
         key = (id(given.graph), given.optimizer, given.microbatches, processor, given.recompute, given.in_flight,
-               self.policies, tuple(levels), bool(self.kept))
+               self.policies, tuple(levels), bool(self.kept), given.sparse > 0)
         if key not in self.known:
             pricing = at_levels(given, self.policies, levels)
             self.known[key] = lifetimes_of(pricing.graph, optimizer_of(pricing.optimizer), pricing.microbatches,
-                                           processor, pricing.parts, pricing.in_flight, self.kept)
+                                           processor, pricing.parts, pricing.in_flight, self.kept,
+                                           pricing.sparse > 0)
         return self.known[key]
 
     @cached_property
@@ -331,7 +332,7 @@ class CostNetwork:
         """The least bytes of a rank that parameters and the optimizer's state take under any choice."""
         least = 0.0
         copies = {term.owner: float(term.what[1]) for term in self.lifetimes.terms
-                  if term.owner[0] == "parameter" and term.start == 0}
+                  if term.owner[0] == "parameter" and term.start == 0 and term.what[0] == "own"}
         for entry in self.entries:
             if entry.owner in copies:
                 least += copies[entry.owner] * float(self.entry_sizes(entry)[("own",)].min())

@@ -1,6 +1,7 @@
 """Computes the bytes of every term of `lifetimes` for every option; a row over moments adds them up.
 
     parameter    own            the piece that is stored
+                 residual       what a sparse sum of its gradients has not sent yet, as large as the gradient's piece
     op           read k, saved k, written n, kept n, through, beside, during, before, back, yields    (`Footprint`)
                  max of sums of these, at an `around`; in transit, of ops that send or receive
     view         rest           what it reads less output n, no more than so many times that
@@ -41,7 +42,7 @@ from autoddl.operators.work import VIEWS, base
 from autoddl.pricing.choice_classes import pieces_of
 from autoddl.pricing.choices import Choice, numbered
 from autoddl.pricing.edge_tables import Ends, sends
-from autoddl.pricing.lifetimes import IN_TRANSIT, TAKEN_OFF, Pattern, What
+from autoddl.pricing.lifetimes import IN_TRANSIT, RESIDUAL, TAKEN_OFF, Pattern, What
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.routes import Routes
 
@@ -55,7 +56,8 @@ def sizes_of(pricing: Pricing, item: Op | Tensor, choices: Sequence[Choice]) -> 
     """Bytes on rank 0 of the terms that one variable owns, over the classes of its choices."""
     given = numbered(choices)
     if isinstance(item, Tensor):
-        return {("own",): _local(item.stored, given.outputs[0], pricing.mesh)}
+        return {("own",): _local(item.stored, given.outputs[0], pricing.mesh),
+                RESIDUAL: _local(item.gradient, given.outputs[0], pricing.mesh) * given.sparse}
     if item.target == HUB:
         tensor = pricing.graph.tensors[item.outputs[0]]
         piece = _local(tensor, given.outputs[0], pricing.mesh)

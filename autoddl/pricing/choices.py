@@ -37,6 +37,8 @@ class Choice:
     """Positions of the mesh axes over which the op's own kernel reduces."""
     depths: Depths = ()
     """For a parameter, what is split on each axis (`core.state_layouts`)."""
+    sparse: bool = False
+    """For a parameter, whether the sum of its gradients is sparse (`core.sparse`)."""
 
     @property
     def regather(self) -> bool:
@@ -45,7 +47,9 @@ class Choice:
 
     def __str__(self) -> str:
         reads, writes = (", ".join(map(str, layouts)) for layouts in (self.inputs, self.outputs))
-        return f"{reads} -> {writes}" if reads else f"stored {writes} ({show_depths(self.outputs[0], self.depths)})"
+        sparse = ", sparse gradients" if self.sparse else ""
+        return f"{reads} -> {writes}" if reads else \
+            f"stored {writes} ({show_depths(self.outputs[0], self.depths)}{sparse})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +72,7 @@ class Choices(Sequence[Choice]):
     inner: Codes
     """Bit a says that the op's own kernel reduces over mesh axis a."""
     depths: Codes
-    """Digit a in base 3 says what is split on mesh axis a."""
+    """Digit a in base 3 says what is split on mesh axis a; the digit behind them, whether gradients add up sparse."""
     unkept: int = 0
     """So many choices, the last, are those of a hub whose tensor no reader keeps as it is (`kept_tensors`)."""
 
@@ -79,6 +83,12 @@ class Choices(Sequence[Choice]):
     def kept(self) -> Bools:
         """Whether readers may keep the tensor as it is, by choice."""
         return np.arange(len(self)) < len(self) - self.unkept
+
+    @property
+    def sparse(self) -> Bools:
+        """Whether gradients add up sparse, by choice; an op's choices have other numbers there."""
+        found: Bools = self.depths // 3**self.axes > 0
+        return found
 
     def twice(self) -> "Choices":
         """The choices, then again as those of a tensor that no reader keeps as it is."""
@@ -110,7 +120,8 @@ class Choices(Sequence[Choice]):
             for columns in (self.inputs, self.outputs, self.gradients, self.wanted))
         inner = self.inner.item(k)
         depths = () if inputs else tuple(self.depths.item(k) // 3**a % 3 for a in range(self.axes))
-        return Choice(inputs, outputs, gradients, wanted, tuple(a for a in range(self.axes) if inner >> a & 1), depths)
+        return Choice(inputs, outputs, gradients, wanted, tuple(a for a in range(self.axes) if inner >> a & 1), depths,
+                      self.depths.item(k) // 3**self.axes > 0)
 
     def only(self, allowed: Bools) -> "Choices":
         """The choices at which `allowed` is true, in order."""
@@ -131,4 +142,4 @@ def numbered(choices: Sequence[Choice]) -> Choices:
                      [c.wanted for c in choices]))
     inner = np.array([sum(1 << a for a in c.inner) for c in choices])
     return Choices(len(choices[0].outputs[0]), inputs, outputs, gradients, wanted, inner,
-                   np.array([sum(depth * 3**a for a, depth in enumerate(c.depths)) for c in choices]))
+                   np.array([sum(depth * 3**a for a, depth in enumerate((*c.depths, int(c.sparse)))) for c in choices]))

@@ -27,6 +27,7 @@ from autoddl.pricing.choices import numbered
 from autoddl.pricing.price import Pricing, cast_seconds, routes_of
 from autoddl.pricing.routes import Routes
 from autoddl.pricing.space import Variable
+from autoddl.pricing.sparse_routes import sparse_seconds
 
 __all__ = ["Ends", "Use", "counted", "edge_ends", "edge_seconds", "seconds_twice", "sends"]
 
@@ -74,7 +75,7 @@ class Ends:
     wanted: Classes
     """By row, the layout in which the writer's backward needs the gradient."""
     depths: Classes
-    """By row, the depths of a parameter, as a number; 0 for other tensors."""
+    """By row, the depths of a parameter and whether its sums are sparse, as a number (`Choices.depths`); else 0."""
     tensor: Tensor | None
     """The parameter that the edge carries; None for other tensors."""
     classes: tuple[Classes, Classes]
@@ -258,12 +259,30 @@ def _seconds(pricing: Pricing, ports: Ports, ends: Ends, use: Use, rows: Rows) -
         return found
     found = _by_way_of(ends.routes.seconds, ends.here[rows][:, None], ends.kept(rows), ends.there[None],
                        times.gather, times.forward + use.back * times.backward)
-    if flows and pricing.microbatches == 1:
-        found += _times(_gathered(ports.turned(ends.back), ends.wanted[rows], ends.yields), times.reduce)
-    elif flows:
-        found += _by_way_of(ends.back.seconds, ends.yields[None], ends.summed(rows), ends.wanted[rows][:, None],
-                            times.backward, times.reduce)
+    if flows:
+        found += _reduced(pricing, ports, ends, rows)
     return counted(found, pricing.hidden) + _casts(pricing, ends, rows, use.back, flows)
+
+
+def _reduced(pricing: Pricing, ports: Ports, ends: Ends, rows: Rows) -> Array:
+    """Conversions of a parameter's gradient; those of rows with sparse sums end with one, after the last backward."""
+    times, wanted, yields = pricing.times, ends.wanted[rows], ends.yields
+    if pricing.microbatches == 1:
+        found = _times(_gathered(ports.turned(ends.back), wanted, yields), times.reduce)
+    else:
+        summed = ends.summed(rows)
+        found = _by_way_of(ends.back.seconds, yields[None], summed, wanted[:, None], times.backward, times.reduce)
+    sparse = ends.depths[rows] // 3 ** len(ends.back.layouts[0]) > 0
+    if not sparse.any() or ends.tensor is None:
+        return found
+    last = sparse_seconds(pricing, ends.tensor.gradient)
+    if pricing.microbatches == 1:
+        other = _times(last[yields[None], wanted[:, None]], times.reduce)
+    else:
+        other = _times(ends.back.seconds[yields[None], summed], times.backward) + _times(
+            last[summed, wanted[:, None]], times.reduce)
+        other = np.where(summed < 0, np.inf, other)
+    return np.where(sparse[:, None], other, found)
 
 
 def _times(seconds: Array, count: float) -> Array:

@@ -9,7 +9,8 @@ A step of N ops has 3 N + 1 moments, in this order:
 What lives is a *term*: bytes that one op, one parameter or one edge decides, over an interval of moments. So the bytes
 at a moment are a sum over choices, and a plan that fits a budget meets every one of these sums:
 
-    parameter    own piece and optimizer state: always; the gradient at U, and from B of its reader to U;
+    parameter    own piece, optimizer state, residual of a sparse sum: always; the gradient at U, and from B of its
+                 reader to U;
                  gathered copies: at their readers, and until the backward that reads them unless gathered again
     op           operands read: W..F; kept for backward: to B; outputs: from F to their readers;
                  temporaries: at W, F or B; gradients given and yielded: at B
@@ -66,7 +67,8 @@ from autoddl.operators.recomputed import RecomputedPart
 from autoddl.operators.work import VIEWS, base
 from autoddl.pricing.optimizers import Optimizer
 
-__all__ = ["KINDS", "TAKEN_OFF", "UPDATE", "Lifetimes", "Moment", "Owner", "Pattern", "Term", "lifetimes_of"]
+__all__ = ["KINDS", "RESIDUAL", "TAKEN_OFF", "UPDATE", "Lifetimes", "Moment", "Owner", "Pattern", "Term",
+           "lifetimes_of"]
 
 Moment = str
 """`before OP`, `forward OP`, `backward OP`, `around OP` or `update`."""
@@ -78,6 +80,9 @@ KINDS = ("around", "backward", "forward", "before")
 
 IN_TRANSIT = ("in transit",)
 """What a stage of a pipeline sends, or a gradient that it sends back, until it has arrived."""
+
+RESIDUAL = ("residual",)
+"""What a sparse sum of a parameter's gradients has not sent yet (`core.sparse`)."""
 
 TAKEN_OFF = ("sent on", "not passed on", "converted")
 """Kinds of terms that are negative: a copy that the edge's reader sends on, what a view does not pass on of it, and
@@ -195,13 +200,14 @@ class Lifetimes:
 
 def lifetimes_of(graph: Graph, optimizer: Optimizer, microbatches: int, processor: bool,
                  parts: Sequence[RecomputedPart] = (), in_flight: int = 1,
-                 kept: Mapping[int, Sequence[tuple[int, int]]] = MappingProxyType({})) -> Lifetimes:
+                 kept: Mapping[int, Sequence[tuple[int, int]]] = MappingProxyType({}), sparse: bool = False
+                 ) -> Lifetimes:
     """The lifetimes in a step of `graph`, with hubs, of one of `microbatches`, of which some are `in_flight` at once.
 
     `processor` says whether the device is a CPU; `parts` run again in backward. Hubs of `kept` say whether their tensor
-    is kept by the readers that are named.
+    is kept by the readers that are named. With `sparse` the gradients of some parameters may add up sparse.
     """
-    made = _Builder(graph, optimizer, microbatches, processor, parts, in_flight, kept)
+    made = _Builder(graph, optimizer, microbatches, processor, parts, in_flight, kept, sparse)
     return Lifetimes(graph, tuple(made.terms), {op.name: i for i, op in enumerate(graph.ops)}, in_flight)
 
 
@@ -210,8 +216,8 @@ class _Builder:
 
     def __init__(self, graph: Graph, optimizer: Optimizer, microbatches: int, processor: bool,
                  parts: Sequence[RecomputedPart], in_flight: int,
-                 kept: Mapping[int, Sequence[tuple[int, int]]]) -> None:
-        self.has_sums, self.kept = microbatches > max(1, in_flight), kept
+                 kept: Mapping[int, Sequence[tuple[int, int]]], sparse: bool) -> None:
+        self.has_sums, self.kept, self.sparse = microbatches > max(1, in_flight), kept, sparse
         self.graph, self.optimizer, self.microbatches, self.count = graph, optimizer, microbatches, len(graph.ops)
         self.flows, self.dependent = graph.differentiable(), graph.dependent()
         self.readers, self.writer = graph.consumers(), graph.producers()
@@ -304,6 +310,8 @@ class _Builder:
             self.add(owner, ("own", 1 + self.optimizer.copies(tensor) * trained), 0, self.update)
             if trained:
                 self.add(owner, ("own", 1), self.update, self.update)
+                if self.sparse:
+                    self.add(owner, RESIDUAL, 0, self.update)
                 if self.optimizer.is_adam and (largest is None or tensor.nbytes > graph.tensors[largest].nbytes):
                     largest = t
             for j, k in self.readers[t]:

@@ -44,6 +44,7 @@ from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.layout import Layout, Mesh, Split, local_shape
 from autoddl.core.plan import BUCKET_BYTES
 from autoddl.core.recompute import Block, select_blocks
+from autoddl.core.sparse import PASSES
 from autoddl.cost_models import (
     Cluster,
     Device,
@@ -136,6 +137,8 @@ class Pricing:
     """What messages to other stages take; None: they are not counted."""
     codecs: tuple[str, ...] = ()
     """Messages that may be coded, as text (`core.codecs`); a step is where that is faster."""
+    sparse: float = 0.0
+    """The part of a gradient's values that a sparse sum may send (`core.sparse`); 0: there is none."""
     chained: Mapping[str, Chained] = field(init=False, compare=False)
     """By name, the ops that are fused with others: those that run again are so in kernels by hand alone."""
     blocks: tuple[Block, ...] = field(init=False, compare=False)
@@ -185,7 +188,7 @@ class Pricing:
         """
         if not step.codec:
             return 0.0, 0.0
-        before, after = CODECS[step.codec].passes
+        before, after = PASSES if step.is_sparse else CODECS[step.codec].passes
         values = 4.0 * full / itemsize
         own = values / group_size(step, self.mesh) if step.kind == "all-gather" else values
         return elementwise_seconds(self.cluster.device, before * own), elementwise_seconds(self.cluster.device,

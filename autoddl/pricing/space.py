@@ -6,7 +6,8 @@ Ops that do not depend on a parameter (the *cone*) are computed by every rank an
     hub         per axis S(d), P, B with gradients added up as B, B with gradients added up as P
     send, receive   per axis S(d) or B, and the gradient alike: no partial sum goes to another stage
     parameter   stored S(d) or B per axis; where it is split, with the optimizer's state alone, its gradients too, or
-                its weight as well (`core.state_layouts`)
+                its weight as well (`core.state_layouts`); where that is allowed, with or without a sparse sum of its
+                gradients (`core.sparse`)
 
 A *region* narrows the space: pins of a user, or a named strategy. It is a function from (graph, op or parameter, its
 choice) to bool, never a code path.
@@ -37,7 +38,7 @@ from autoddl.operators.ring import offers_ring
 from autoddl.operators.rules.table import OptionRows, infinite_tensors, option_rows
 from autoddl.pricing.choices import Choice, Choices
 
-__all__ = ["Choice", "Region", "Variable", "decided", "everything", "variables"]
+__all__ = ["Choice", "Region", "Variable", "decided", "everything", "may_be_sparse", "variables"]
 
 Region = Callable[[Graph, Op | Tensor, Choice], bool]
 
@@ -101,11 +102,12 @@ def _of_transfer(shape: tuple[int, ...], mesh: Mesh, sends: bool, chained: bool)
 
 
 @lru_cache(maxsize=10_000)
-def _of_parameter(shape: tuple[int, ...], mesh: Mesh, kept: bool, several: bool) -> Choices:
+def _of_parameter(shape: tuple[int, ...], mesh: Mesh, kept: bool, several: bool, sparse: bool) -> Choices:
     """The stored layouts of a parameter, with every depth on every axis that is split.
 
     With one microbatch gradients are reduced once in any case; with `several`, a piece of their sum may be kept. A
-    gathered weight is `kept` where it is tied, behind a hub, and where several microbatches are in flight.
+    gathered weight is `kept` where it is tied, behind a hub, and where several microbatches are in flight. With
+    `sparse` every choice that is whole on some axis is there again with a sparse sum.
     """
     states = legal_states(shape, mesh, partial=False)
     deep = [0, *([1] if several else []), *([] if kept else [2])]
@@ -113,7 +115,12 @@ def _of_parameter(shape: tuple[int, ...], mesh: Mesh, kept: bool, several: bool)
     fine = ((every[None] == 0) | (states != BROADCAST)[:, None]).all(axis=2)
     which, depths = np.nonzero(fine)
     layouts, axes = encode_states(states)[which], len(mesh.axes)
-    return Choices(axes, (), (layouts,), (), (layouts,), np.zeros_like(layouts), every[depths] @ 3 ** np.arange(axes))
+    split = every[depths] @ 3 ** np.arange(axes)
+    if sparse:
+        whole = ((states[which] == BROADCAST) & (np.array(mesh.sizes) > 1)).any(axis=1)
+        layouts = np.concatenate([layouts, layouts[whole]])
+        split = np.concatenate([split, split[whole] + 3**axes])
+    return Choices(axes, (), (layouts,), (), (layouts,), np.zeros_like(layouts), split)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +144,11 @@ class _Made:
         return Variable(item, self.narrowed.setdefault((id(choices), mask.tobytes()), choices.only(mask)))
 
 
+def may_be_sparse(tensor: Tensor, share: float) -> bool:
+    """Whether the gradients of a parameter may add up sparse: a share is allowed, and they add up in float32."""
+    return share > 0 and tensor.trained and tensor.gradient.dtype == "float32"
+
+
 def decided(graph: Graph) -> tuple[Op | Tensor, ...]:
     """The items that a plan decides about: parameters that are read, then the ops that depend on one, in order."""
     dependent, used = graph.dependent(), {t for op in graph.ops for t in op.inputs}
@@ -144,11 +156,12 @@ def decided(graph: Graph) -> tuple[Op | Tensor, ...]:
     return (*parameters, *(op for op in graph.ops if dependent.intersection(op.outputs)))
 
 
-def variables(graph: Graph, mesh: Mesh, region: Region = everything, microbatches: int = 1, in_flight: int = 1
-              ) -> tuple[Variable, ...]:
+def variables(graph: Graph, mesh: Mesh, region: Region = everything, microbatches: int = 1, in_flight: int = 1,
+              sparse: float = 0.0) -> tuple[Variable, ...]:
     """Every decision on `mesh` within `region`: used parameters first, then ops in order.
 
     `graph` is the planned one, of one of `microbatches`, of which `in_flight` are between forward and backward at once.
+    A `sparse` share above 0 lets gradients add up sparse.
 
     Raises InputError, naming the op or parameter, if the region leaves it no choice.
     """
@@ -159,7 +172,7 @@ def variables(graph: Graph, mesh: Mesh, region: Region = everything, microbatche
     for item in decided(graph):
         if isinstance(item, Tensor):
             choices = _of_parameter(item.shape, mesh, item.name in tied or in_flight > 1,
-                                    microbatches > 1 and item.trained)
+                                    microbatches > 1 and item.trained, may_be_sparse(item, sparse))
         elif item.target == HUB:
             source = graph.tensors[item.inputs[0]]
             choices = _of_hub(source.shape, mesh, source.is_floating and source.kind is not Kind.PARAMETER,

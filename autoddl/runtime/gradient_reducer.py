@@ -116,6 +116,10 @@ class Reducer:
             self._buckets.append(_Bucket(members, path, shapes, each=len(bucket.steps) if bucket.once else 0))
         self.clear()
 
+    def sparse_sums(self) -> list[tuple[tuple[StoredParameter, ...], Move]]:
+        """The members of every bucket with a sparse sum, and the step that is it."""
+        return [(bucket.members, move) for bucket in self._buckets for move in bucket.moves if move.sparse is not None]
+
     def clear(self) -> None:
         """Forgets everything that a failed step left."""
         self.begin(last=True, keep=False)

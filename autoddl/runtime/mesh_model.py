@@ -2,7 +2,8 @@
 
 Its plan's program trains, on batches of the planned number of rows. Other programs are planned when they are first
 needed, and kept: for another number of rows, and for evaluation. They read the same stored pieces and add to the same
-gradients, so that nothing is copied from one to the other.
+gradients, so that nothing is copied from one to the other. Their sums of gradients are whole ones: the residuals of
+sparse sums are those of the plan's own program.
 """
 
 from collections.abc import Collection, Sequence
@@ -47,7 +48,7 @@ class MeshModel(ParallelModel):
         self._first, self._planner, self._compile = seed, planner, compile_stretch
         recorder = Recorder() if shared is None else shared.recorder
         if graphed:
-            check_graph(graph, device, plan.codecs)
+            check_graph(graph, device, plan.codecs, bool(plan.sparse_sums))
         place_buffers(device, module, graph)
         self.runner: ProgramRunner = ProgramRunner(
             module, plan, captured, graph, groups, device, recorder, compile_stretch,
@@ -74,6 +75,7 @@ class MeshModel(ParallelModel):
     def _other(self, planner: Planner, batch: Sample, training: bool, name: str) -> "MeshModel":
         """A model of the same pieces, for such batches. Raises MismatchError where the ranks' plans differ."""
         captured, plan = planner(batch, training)
+        plan = plan.without_codecs(sparse_alone=True)
         graph = add_hubs(captured.graph)
         check_agreement({f"plan for {name}": (plan.fingerprint(), *traffic(plan, graph))})
         groups = Groups(plan.mesh, communication_axes(plan, graph), self.groups.timeout, plan.source.get("cluster"))

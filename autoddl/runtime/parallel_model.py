@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from autoddl.core.plan import Plan
 from autoddl.runtime.batches import Batches, LocalBatch
 from autoddl.runtime.collectives.process_groups import Groups
 from autoddl.runtime.collectives.recorder import Recorder
+from autoddl.runtime.collectives.redistribute import Move
 from autoddl.runtime.gradients_together import clip_gradients
 from autoddl.runtime.optimizer_guard import guard_optimizers
 from autoddl.runtime.outputs import asked_outputs
@@ -28,7 +29,21 @@ from autoddl.runtime.placement_guard import guard_placement
 from autoddl.runtime.program_runner import Asked, ProgramRunner
 from autoddl.schedule.traffic import PlannedCollective
 
-__all__ = ["ParallelModel", "Planner", "batches_of", "mean"]
+__all__ = ["ParallelModel", "Planner", "Residual", "batches_of", "mean"]
+
+class Residual(NamedTuple):
+    """This rank's part of what a sparse sum has not sent: a view of it, the step, and the groups that it is over."""
+
+    values: Tensor
+    move: Move
+    groups: Groups
+
+    def summed(self) -> Tensor:
+        """The sum of the residuals of all ranks of the step; they all call it."""
+        total, axes = self.values.clone(memory_format=torch.contiguous_format), self.move.axes
+        self.groups.start("all-reduce", axes, total, total, asynchronous=False)
+        return total
+
 
 Planner = Callable[[Sample, bool], tuple[Captured, Plan]]
 """(a global batch, whether to train on it) -> the module captured for it, and a plan that stores the same pieces."""
@@ -142,6 +157,21 @@ class ParallelModel:
         runner = next(one for one in self.runners() if name in one.stored)
         found = runner.stored[name]
         return extents(found.tensor.shape, found.layout, runner.groups.mesh, runner.groups.coordinate)
+
+    def residuals(self) -> dict[str, list[Residual]]:
+        """By parameter, what sparse sums of its gradients have not sent yet (`core.sparse`).
+
+        There is one for each sparse sum: those of a parameter that several stages of this rank have are several.
+        """
+        found: dict[str, list[Residual]] = {}
+        for runner in self.runners():
+            for members, move in runner.store.reducer.sparse_sums():
+                assert move.sparse is not None
+                parts = move.sparse.residual.split([one.leaf.numel() for one in members])
+                for member, part in zip(members, parts, strict=True):
+                    values = part.view(member.leaf.shape)
+                    found.setdefault(member.tensor.fqn, []).append(Residual(values, move, runner.groups))
+        return found
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Iterates over parameters of the module that this rank has a part of, DTensors if any is stored in pieces."""

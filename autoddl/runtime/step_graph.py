@@ -25,14 +25,20 @@ from autoddl.runtime.collectives.recorder import Recorder
 __all__ = ["StepGraph", "check_graph"]
 
 
-def check_graph(graph: Graph, device: torch.device, codecs: Iterable[str] = ()) -> None:
-    """Raises InputError where the steps of a program, with messages sent as `codecs`, cannot be one CUDA graph."""
+def check_graph(graph: Graph, device: torch.device, codecs: Iterable[str] = (), sparse: bool = False) -> None:
+    """Raises InputError where the steps of a program cannot be one CUDA graph.
+
+    `codecs` are those that messages are sent as; `sparse` says whether it has sparse sums.
+    """
     if device.type != "cuda":
         raise InputError(f"the steps of a plan are one CUDA graph on a GPU only, and this rank runs on {device}: leave "
                          "out graph=True")
     if any(CODECS[name].lossless for name in codecs):
         raise InputError("lossless messages wait for how many exponents find no room, and a CUDA graph waits for "
                          "nothing: leave out graph=True, or plan without lossless")
+    if sparse:
+        raise InputError("sparse sums wait for how many values are large, and a CUDA graph waits for nothing: leave "
+                         "out graph=True, or plan without sparse")
     drawing = next((op for op in graph.ops if op.target in DRAWING), None)
     if drawing is not None:
         raise InputError(f"{drawing.module or drawing.name} draws other numbers in every step, and a CUDA graph the "

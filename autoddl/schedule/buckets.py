@@ -104,6 +104,11 @@ class ParameterEdge:
         return self.summed or yielded if bucket.once and steps is bucket.once else yielded
 
     @property
+    def is_sparse(self) -> bool:
+        """Whether the sum of its gradients is sparse, so that there is a residual."""
+        return any(step.is_sparse for step in self.backward)
+
+    @property
     def is_direct(self) -> bool:
         """Whether the program reads the stored piece itself, without a step or a cast."""
         return not self.forward and not self.tensor.master

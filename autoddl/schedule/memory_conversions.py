@@ -98,6 +98,10 @@ class ConversionMemory:
             done = [_alone(heap, step, x, shape) for x, shape in zip(tensors, after, strict=True)]
             return PendingStep([], -1, 1, [], done=done)
         total, itemsize = sum(x.nbytes for x in tensors), tensors[0].itemsize
+        if step.is_sparse:
+            got = heap.new(total, "transient")
+            heap.moment(total + total / itemsize)  # magnitudes, and which of them are large
+            return PendingStep([], got, 1, [(shape, None) for shape in after], True, itemsize)
         if step.kind == "all-reduce":
             here = inplace and len(tensors) == 1 and is_contiguous(tensors[0].shape, tensors[0].strides)
             got = heap.keep(tensors[0].storage) if here else heap.new(total, "transient")

@@ -1,6 +1,6 @@
 """Predicts the bytes in use on one rank at every moment of a step.
 
-    always      parameters as stored, the optimizer's state, buffers, constants, the batch
+    always      parameters as stored, the optimizer's state, residuals of sparse sums, buffers, constants, the batch
     forward     activations from when they are made until their last reader, or until the backward that reads them
     backward    gradients of activations until they are read; those of parameters from when they are made
     both        gathered parameters, the buffers of conversions, temporaries of kernels
@@ -140,11 +140,11 @@ def _deciding(plan: Plan, cluster: Cluster) -> Cluster | None:
 
 
 def _stored(heap: Heap, plan: Plan, graph: Graph, optimizer: Optimizer) -> dict[str, Value]:
-    """Puts parameters and optimizer state on the heap; returns the pieces of parameters by name.
+    """Puts parameters, optimizer state and residuals on the heap; returns the pieces of parameters by name.
 
     Only parameters with a gradient have optimizer state.
     """
-    stored, found = plan.index().stored, {}
+    stored, found, sparse = plan.index().stored, {}, plan.sparse_sums
     flows = graph.differentiable()
     for t, tensor in enumerate(graph.tensors):
         if tensor.kind is Kind.PARAMETER:
@@ -153,6 +153,8 @@ def _stored(heap: Heap, plan: Plan, graph: Graph, optimizer: Optimizer) -> dict[
             found[tensor.fqn] = heap.value(shape, wide, "parameters")
             if t in flows:
                 heap.new(float(prod(shape) * wide * optimizer.copies(tensor)), "optimizer")
+            if tensor.name in sparse:
+                heap.new(float(prod(shape) * tensor.gradient.itemsize), "residuals")
     return found
 
 

@@ -5,6 +5,7 @@ over the uplink. In an all-to-all, each member sends every other an equal piece 
 
     all-reduce 2 (n-1)/n N,  all-gather and reduce-scatter (n-1)/n N    if the next member is outside
     all-to-all N/n                                                      for every member outside
+    sparse all-reduce 2 N/n                                             for every member outside
 
 Where the cost model chooses messages of the runtime, their bytes are counted. The reduce-scatter of gloo sends as many
 bytes as its all-reduce. Messages between stages leave a unit if their receiver is outside.
@@ -16,6 +17,7 @@ from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import Plan
+from autoddl.core.sparse import SPARSE
 from autoddl.core.stages import cut_graph
 from autoddl.cost_models import Cluster, Group, parse_cluster, sent_bytes
 from autoddl.schedule import message_programs
@@ -28,6 +30,8 @@ __all__ = ["count_uplink_bytes", "leaving_bytes"]
 def leaving_bytes(kind: str, nbytes: float, group: Sequence[int], rank: int, unit: range,
                   ways: tuple[int, ...] | None = None) -> float:
     """Bytes that `rank` sends out of its `unit` in one collective of `group`; by messages of these `ways` if given."""
+    if kind == SPARSE:
+        return 2 * leaving_bytes("all-to-all", nbytes, group, rank, unit)
     if ways is not None:
         outside = frozenset(i for i, other in enumerate(group) if other not in unit)
         return message_programs.leaving_fraction(kind, ways, group.index(rank), outside) * nbytes
@@ -78,6 +82,8 @@ def _of_mesh(plan: Plan, graph: Graph, units: Sequence[range]) -> tuple[float, .
 
 
 def _ways(cluster: Cluster, mesh: Mesh, sent: PlannedCollective) -> tuple[int, ...] | None:
+    if sent.kind == SPARSE:
+        return None
     axes = [mesh.names.index(name) for name in sent.axes.split("+")]
     group = Group(tuple((mesh.sizes[a], mesh.strides[a]) for a in axes))
     return message_programs.chosen_ways(cluster, sent.kind, group, sent.nbytes)

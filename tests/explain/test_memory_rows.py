@@ -103,3 +103,21 @@ def test_a_falsified_row_is_refused() -> None:
             check_row(plan, graph, "adamw", CLUSTER, row, false)
     with pytest.raises(AssertionError, match="add up to one"):
         check_row(plan, graph, "adamw", CLUSTER, {"update": 0.5}, claimed)
+
+
+def test_rows_of_a_sparse_plan_have_its_residuals() -> None:
+    """A residual is as large as the piece of the gradient that is stored, and is there at every moment."""
+    place, graph = parse_cluster(SLOW_LINKS, "slow"), add_hubs(capture(*zoo.gpt()).graph)
+    pricing = Pricing(graph, Mesh.parse("machine=2,pair=2"), place, "adamw", sparse=0.01)
+    network = network_of(pricing, variables(graph, pricing.mesh, sparse=0.01))
+    kept = with_kept_tensors(network)
+    for seed in range(3):
+        choice = random_choice(network.problem(None), random.Random(seed))
+        plan = draft_of(network, choice)
+        assert plan.sparse_sums
+        for op in reversed(graph.ops[::5]):
+            row = {f"backward {op.name}": 1.0}
+            claimed = {moment: kept.network.row_bytes(kept.settled(choice), row) for moment in row}
+            assert 0 < check_row(plan, graph, "adamw", place, row, claimed) <= 1
+        with pytest.raises(AssertionError, match="claims"):
+            check_row(plan.without_codecs(), graph, "adamw", place, row, claimed)

@@ -207,7 +207,8 @@ def test_a_rank_that_yields_nan_fails_whichever_it_is(monkeypatch: pytest.Monkey
     def launched(ranks: int, command: Sequence[str], **_: object) -> None:
         for rank in range(ranks):
             result = {"loss_error": 0.0, "gradient_error": math.nan if rank == 2 else 1e-16, "mismatches": [],
-                      "twice_error": 0.0, "coded_error": 0.0, "coded_share": 0.0, "besides": 0}
+                      "twice_error": 0.0, "coded_error": 0.0, "coded_share": 0.0, "sparse_loss": 0.0,
+                      "besides": 0}
             Path(command[-1]).with_name(f"result-{rank}.json").write_text(json.dumps(result))
 
     factory = Factory.parse(FACTORY)

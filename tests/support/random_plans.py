@@ -50,10 +50,10 @@ def _lean(choice: tuple[int, ...], space: tuple[Variable, ...], rng: random.Rand
 
 def random_plan(captured: Captured, seed: int, mesh: str | None = None, cluster: Cluster | None = None,
                 microbatches: int = 1, recompute: bool = False, flight: Flight = ALONE,
-                codecs: tuple[str, ...] = ()) -> Plan:
+                codecs: tuple[str, ...] = (), sparse: float = 0.0) -> Plan:
     """The plan of `seed` for the model captured with one microbatch, on four ranks; `recompute`: with random blocks
     computed again, each at a random level, if the model has any; `flight` microbatches at once, in a stage;
-    `codecs` where they are faster."""
+    `codecs` where they are faster, and sums of a `sparse` share wherever the dice say so."""
     rng = random.Random(seed)
     place = cluster or load_cluster(LAPTOP)
     graph = add_hubs(captured.graph)
@@ -62,8 +62,8 @@ def random_plan(captured: Captured, seed: int, mesh: str | None = None, cluster:
     names = [recompute_entry(block.name, levels.choice((FULL, SELECTIVE))) for block in blocks]
     pricing = Pricing(graph, Mesh.parse(mesh or rng.choice(MESHES)), place, microbatches=microbatches,
                       recompute=tuple(random.Random(seed).sample(names, (len(names) + 1) // 2)),
-                      in_flight=flight.in_flight, waiting=flight.waiting, codecs=codecs)
-    space = variables(graph, pricing.mesh, microbatches=microbatches, in_flight=sum(flight))
+                      in_flight=flight.in_flight, waiting=flight.waiting, codecs=codecs, sparse=sparse)
+    space = variables(graph, pricing.mesh, microbatches=microbatches, in_flight=sum(flight), sparse=sparse)
     problem = problem_of(pricing, space, None)
     choice = random_choice(problem, rng)
     leaning = _lean(choice, space, rng, rng.choice((0.0, 0.3, 0.7)))

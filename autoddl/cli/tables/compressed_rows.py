@@ -1,4 +1,4 @@
-"""The rows of a plan's figures about coded messages: bytes with and without, and how far values may be off."""
+"""The rows of a plan's figures about coded messages and sparse sums: bytes with and without, and what that costs."""
 
 from math import inf, prod
 
@@ -6,13 +6,14 @@ from autoddl.core.codecs import BLOCK, CODECS
 from autoddl.core.graph import Graph, graph_from_text
 from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan
+from autoddl.core.sparse import RENEWED
 from autoddl.core.stages import cut_graph
 from autoddl.cost_models import sent_bytes
 from autoddl.cost_models.units import show_bytes
 from autoddl.schedule.stage_lanes import stage_traffic
 from autoddl.schedule.traffic import traffic
 
-__all__ = ["compressed_rows"]
+__all__ = ["compressed_rows", "sparse_rows"]
 
 
 def compressed_rows(plan: Plan) -> list[tuple[str, str]]:
@@ -28,6 +29,22 @@ def compressed_rows(plan: Plan) -> list[tuple[str, str]]:
         sent = f": rank 0 sends {with_} a step, not {without}" if with_ != without else \
             f": almost nothing, as coding the rest takes longer than it saves; rank 0 sends {with_} a step"
     return [("compressed", f"{asked}{sent}"), *(("", _error(name)) for name in plan.codecs)]
+
+
+def sparse_rows(plan: Plan) -> list[tuple[str, str]]:
+    """A row where sums of gradients are sparse, or might have been; none otherwise."""
+    share = plan.source.get("sparse") or plan.source.get("asked", {}).get("sparse")
+    count = len(plan.sparse_sums)
+    if not count:
+        return [("sparse", f"nothing: sums of the largest {100 * share:.3g}% would be faster nowhere")] if share else []
+    said = f"the largest {100 * share:.3g}% of the values of " if share else "the largest values of "
+    sent = ""
+    if "graph" in plan.source:
+        graph, whole = graph_from_text(plan.source["graph"]), plan.without_codecs(sparse_alone=True)
+        sent = f": rank 0 sends {show_bytes(_sent(plan, graph))} a step, not {show_bytes(_sent(whole, graph))}"
+    return [("sparse", f"{said}{count} gradients{sent}"),
+            ("", "the rest is kept and added to the next step's gradient; a step may send half as much again, and "
+                 f"more in every {RENEWED}nd, which computes thresholds")]
 
 
 def _sent(plan: Plan, graph: Graph) -> float:

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from autoddl.cli.tables.assumption_rows import assumption_rows, pin_rows, recomputed_rows
-from autoddl.cli.tables.compressed_rows import compressed_rows
+from autoddl.cli.tables.compressed_rows import compressed_rows, sparse_rows
 from autoddl.cli.tables.pipeline_text import draw_timeline
 from autoddl.cli.tables.table_style import columns, grid
 from autoddl.core.errors import InputError
@@ -58,7 +58,8 @@ def _figures(plan: Plan, step: StagedStep) -> Table:
     table.add_row("plan", f"{plan.model} on {plan.cluster}, {plan.mesh.size} ranks over {plan.backend}")
     table.add_row("pipeline", f"{len(plan.pipeline.stages)} stages, schedule {plan.pipeline.name}, {plan.microbatches} "
                               f"microbatch{'es' * (plan.microbatches > 1)}")
-    for row in (*pin_rows(plan), *assumption_rows(plan), *recomputed_rows(plan), *compressed_rows(plan)):
+    for row in (*pin_rows(plan), *assumption_rows(plan), *recomputed_rows(plan), *compressed_rows(plan),
+                *sparse_rows(plan)):
         table.add_row(*row)
     table.add_row("step", f"{show_seconds(predicted.seconds)} predicted; ranks do nothing in "
                           f"{step.timeline.bubble:.1%} of it")

@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from autoddl.cli.tables.assumption_rows import assumption_rows, idle_rows, pin_rows, recompute_of, recomputed_rows
-from autoddl.cli.tables.compressed_rows import compressed_rows
+from autoddl.cli.tables.compressed_rows import compressed_rows, sparse_rows
 from autoddl.cli.tables.own_rules_text import found_by_trying, what_to_write
 from autoddl.cli.tables.pipeline_tables import pipeline_summary, pipeline_table
 from autoddl.cli.tables.table_style import columns, grid, layout_legend
@@ -78,7 +78,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "optimizer": plan.source.get("optimizer"), "mine": plan.source.get("mine"),
         "left_out": list(plan.source.get("notes", ())), "tried": found_by_trying(plan),
         "per_second": throughput(plan), "idle_axes": list(idle_axes(plan)),
-        "compress": list(plan.source.get("compress", ())),
+        "compress": list(plan.source.get("compress", ())), "sparse": plan.source.get("sparse"),
     } | pipeline_summary(plan)
 
 
@@ -150,6 +150,9 @@ def verification_table(checked: "Verification") -> RenderableType:
         table.add_row("compressed", f"{checked.coded_error:.1e} of the largest gradient with what is sent coded; the "
                                     "rows above are without")
         table.add_row("", f"no coded value is off by more than {checked.coded_share:.1%} of what its codec allows")
+    if checked.sparse_loss:
+        table.add_row("sparse", f"{checked.sparse_loss:.1e} of the gradients is neither sent nor kept in two steps; "
+                                "the rows above are without")
     if checked.besides:
         table.add_row("besides", f"{checked.besides} collectives of exponents for which lossless messages had no room")
     table.add_row("collectives", f"{checked.collective_mismatches} mismatches between the plan and what ran")
@@ -196,7 +199,7 @@ def _figures(plan: Plan) -> Table:
         table.add_row("attention", ring)
     if precision := _precision(plan):
         table.add_row("precision", precision)
-    for row in (*recomputed_rows(plan), *compressed_rows(plan)):
+    for row in (*recomputed_rows(plan), *compressed_rows(plan), *sparse_rows(plan)):
         table.add_row(*row)
     if float64 := _float64(plan):
         table.add_row("float64", float64)

@@ -6,6 +6,7 @@ Reading order:
                            them where a step says so
     process_groups         the groups of a mesh; `c10d_registry` reads torch's private list of groups
     transport              starts a group's collectives, of the library or by messages (`message_collectives`)
+    sparse_sum             adds up the largest values of gradients, and keeps the rest for the next step
     recorder               the collectives that ran
     told_values            small values that ranks tell each other
 

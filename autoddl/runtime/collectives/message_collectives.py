@@ -17,7 +17,7 @@ from torch import Tensor
 from autoddl.cost_models.algorithms import message_pieces
 from autoddl.schedule.message_programs import MessageProgram, Receive, message_program
 
-__all__ = ["TAGS", "exchange"]
+__all__ = ["TAGS", "exchange", "swap"]
 
 TAGS = 2**16
 """Messages of one collective between two ranks are told apart by that many numbers."""
@@ -49,6 +49,23 @@ def exchange(kind: str, got: Tensor, given: Tensor, ways: tuple[int, ...], group
     elif kind == "all-reduce":
         for place, total in zip(target[rank], mine, strict=True):
             place.copy_(total)
+
+
+def swap(group: dist.ProcessGroup, tag: int, timeout: timedelta | None, given: Sequence[Tensor],
+         expected: Sequence[int]) -> list[Tensor]:
+    """Gives every member of `group` its flat tensor, and returns what came from each, of `expected` elements.
+
+    Nothing is sent for an empty tensor. This call owns the one number `tag` in the group. Raises RuntimeError, from the
+    backend, when a peer is gone.
+    """
+    rank, n, limit = group.rank(), len(given), (timeout,) if timeout else ()
+    others = [(rank + i) % n for i in range(1, n)]
+    got = [given[r] if r == rank else given[r].new_empty(expected[r]) for r in range(n)]
+    works = [group.recv([got[r]], r, tag) for r in others if expected[r]]
+    works += [group.send([given[r].contiguous()], r, tag) for r in others if len(given[r])]
+    for work in works:
+        work.wait(*limit)
+    return got
 
 
 def _cut(buffer: Tensor, n: int, pieces: int) -> Parts:

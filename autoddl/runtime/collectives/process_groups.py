@@ -9,7 +9,7 @@ group of all ranks for what stages send each other.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from math import prod
@@ -24,6 +24,7 @@ from autoddl.core.errors import MismatchError, PeerError
 from autoddl.core.layout import Mesh
 from autoddl.cost_models import Cluster, Group, parse_cluster
 from autoddl.runtime.collectives.c10d_registry import find_group, set_group_timeout
+from autoddl.runtime.collectives.sparse_sum import Swap
 from autoddl.runtime.collectives.transport import Transport
 
 __all__ = ["Groups", "StageRanks", "connect_stages", "peer_error"]
@@ -166,6 +167,12 @@ class Groups:
         if extents is None:
             extents = self._extents[axes] = Group(tuple((self.mesh.sizes[a], self.mesh.strides[a]) for a in axes))
         return self._transport.start(kind, got.view(-1), given.view(-1), group, extents, asynchronous, how)
+
+    def start_swaps(self, axes: tuple[int, ...], action: Callable[[Swap], None], asynchronous: bool = True) -> Any:
+        """Starts an action that swaps tensors with the ranks over `axes`; see `Transport.start_swaps`."""
+        group = self.of(axes)
+        assert group is not None, "a group of one rank sends nothing"
+        return self._transport.start_swaps(action, group, asynchronous)
 
     def device_mesh(self, device_type: str) -> DeviceMesh:
         """The mesh as torch's DeviceMesh, for DTensor, over the same groups."""

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
+from autoddl.runtime.collectives.sparse_sum import SparseSent
+
 __all__ = ["ExecutedCollective", "Mark", "Recorder"]
 
 
@@ -63,7 +65,7 @@ class Recorder:
 
     With `timed`, `marks` has their times, and `passes` when each pass began. With `checks`, `coded_share` is the
     largest error of a value that was coded, over what its codec allows. `besides` are collectives that no plan has:
-    those of exponents for which lossless rows had no room.
+    those of exponents for which lossless rows had no room. `sparse` has what each sparse sum sent.
     """
 
     def __init__(self, timed: bool = False) -> None:
@@ -75,6 +77,7 @@ class Recorder:
         self._again = False
         self.coded_share = 0.0
         self.besides: list[ExecutedCollective] = []
+        self.sparse: list[SparseSent] = []
         self.executed: list[ExecutedCollective] = []
         self.marks: list[Mark] = []
         self.passes: list[tuple[str, int]] = []

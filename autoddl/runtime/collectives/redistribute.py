@@ -9,6 +9,7 @@ payload is that of `core.conversion`, and a `Recorder` notes the buffer:
 A step with a codec sends bytes instead (`core.codecs`). An all-gather is one of coded pieces, a reduce-scatter an
 all-to-all of them, and each rank adds up what it decoded. Where exponents of a lossless row find no room, every row of
 that rank says so. So all ranks of the group know it, and wait for a second collective, which brings the exponents.
+A sparse step (`core.sparse`) has a residual, which stays with the move.
 
 Along an axis whose group has one rank, nothing is sent and nothing changes. The plan gives the forward steps of a
 conversion and the steps of its gradient separately: neither follows from the other.
@@ -17,6 +18,7 @@ conversion and the steps of its gradient separately: neither follows from the ot
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -25,11 +27,13 @@ from torch import Tensor
 from autoddl.core.codecs import CODECS, coded_kind
 from autoddl.core.conversion import COLLECTIVES, Step
 from autoddl.core.layout import Layout
+from autoddl.core.sparse import share_of
 from autoddl.runtime.collectives.coding import decode, decode_sum, encode, error_share
 from autoddl.runtime.collectives.lossless_rows import exponents_of, lacks_exponents
 from autoddl.runtime.collectives.packing import Packing, packing_of
 from autoddl.runtime.collectives.process_groups import Groups, peer_error
 from autoddl.runtime.collectives.recorder import ExecutedCollective, Mark, Recorder
+from autoddl.runtime.collectives.sparse_sum import SparseSent, SparseSum
 
 AS_BYTES = (torch.int16, torch.uint16, torch.uint32, torch.uint64)
 """Dtypes that gloo does not know."""
@@ -72,7 +76,7 @@ class Move:
     """
 
     __slots__ = ("_copies", "_group", "_label", "_n", "_pieces", "_recorder", "_start", "_start_coded", "_step",
-                 "_text", "inplace", "kind", "record")
+                 "_swaps", "_text", "inplace", "kind", "record", "sparse")
 
     def __init__(self, step: Step, shapes: Sequence[Shape], layouts: Sequence[Layout], groups: Groups,
                  recorder: Recorder | None = None, direction: str = "forward", label: str = "",
@@ -86,8 +90,15 @@ class Move:
         self._pieces = [packing_of(step, shape, layout, mesh, groups.coordinate)
                         for shape, layout in zip(shapes, layouts, strict=True)]
         axes = "+".join(mesh.names[a] for a in step.axes)
-        self.record = (direction, coded_kind(step.kind) if step.codec else step.kind, axes)
+        self.sparse = self._sparse_sum() if step.is_sparse else None
+        self._swaps = partial(groups.start_swaps, step.axes)
+        self.record = (direction, step.sends(self._n, 0, 4)[0], axes)
         self._text = f"{direction} {step.kind} over {axes}{' of ' * bool(label)}{label}"
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The mesh axes of the step."""
+        return self._step.axes
 
     @property
     def sends(self) -> bool:
@@ -104,7 +115,9 @@ class Move:
             return Handle(None, lambda: self._local(tensors), None, self._text)
         truth = tensors[0].dtype == torch.bool
         given = [t.view(torch.uint8) for t in tensors] if truth else list(tensors)
-        if self._step.codec:
+        if self.sparse is not None:
+            work, finish, keep = self._sum(self.sparse, given, asynchronous)
+        elif self._step.codec:
             work, finish, keep = self._coded(given, asynchronous)
         else:
             work, finish, keep = (self._reduce if self.kind == "all-reduce" else self._exchange)(given, asynchronous)
@@ -156,6 +169,35 @@ class Move:
         parts = [t.shape for t in tensors]
         return work, lambda: [part.view(shape) for part, shape in zip(
             buffer.split([shape.numel() for shape in parts]), parts, strict=True)], buffer
+
+    def _sparse_sum(self) -> SparseSum | None:
+        """The state of a sparse sum of these pieces; None where the rank is alone."""
+        if self._group is None:
+            return None
+        elements = sum(prod(piece.result) for piece in self._pieces)
+        return SparseSum(share_of(self._step.codec), self._n, self._group.rank(), torch.zeros(elements))
+
+    def _sum(self, sparse: SparseSum, tensors: list[Tensor], asynchronous: bool
+             ) -> tuple[Any, Callable[[], list[Tensor]], object]:
+        """Adds the tensors up sparse."""
+        found = list[tuple[Tensor, SparseSent]]()
+        sparse.residual = sparse.residual.to(tensors[0].device)
+        if self._recorder is not None:
+            nbytes = self._step.sends(self._n, sparse.residual.nbytes, 4)[1]
+            self._recorder.note(*self.record, nbytes, self._label)
+        try:
+            work = self._swaps(lambda swap: found.append(sparse.add(tensors, swap, self.record[2])), asynchronous)
+        except RuntimeError as error:
+            raise peer_error(self._text, error) from error
+
+        def finish() -> list[Tensor]:
+            (total, sent), = found
+            if self._recorder is not None:
+                self._recorder.sparse.append(sent)
+            return [part.view(x.shape) for part, x in zip(total.split([x.numel() for x in tensors]), tensors,
+                                                          strict=True)]
+
+        return work, finish, tensors
 
     def _exchange(self, tensors: list[Tensor], asynchronous: bool) -> tuple[Any, Callable[[], list[Tensor]], object]:
         rows = [piece.pack(x) for piece, x in zip(self._pieces, tensors, strict=True)]

@@ -10,18 +10,20 @@ After a failure, the thread fails everything that is started later: a group that
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
 from autoddl.cost_models import Cluster, Group
-from autoddl.runtime.collectives.message_collectives import TAGS, exchange
+from autoddl.runtime.collectives.message_collectives import TAGS, exchange, swap
+from autoddl.runtime.collectives.sparse_sum import Swap
 from autoddl.schedule.message_programs import chosen_ways
 
 __all__ = ["Transport"]
@@ -96,6 +98,19 @@ class Transport:
         action = partial(exchange, kind, got, given, ways, group, tag, how, self._timeout)
         return self._later(action) if asynchronous else action()
 
+    def start_swaps(self, action: Callable[[Swap], None], group: dist.ProcessGroup, asynchronous: bool = True) -> Any:
+        """Starts an action that swaps flat tensors of one dtype with all members of `group`, several times.
+
+        With gloo the swaps are messages, else all-to-alls of the library, in the caller's thread. Returns work as
+        `start` does.
+        """
+        if dist.get_backend(group) != "gloo":
+            return action(partial(_swap, group))
+        tags = iter(range(self._serials[group.group_name] % SERIALS * TAGS, 2**31))
+        self._serials[group.group_name] += 1
+        run = partial(action, lambda given, expected: swap(group, next(tags), self._timeout, given, expected))
+        return self._later(run) if asynchronous else run()
+
     def _later(self, action: Callable[[], None]) -> _Later:
         if self._queue is None:
             self._queue = SimpleQueue()
@@ -104,6 +119,13 @@ class Transport:
         later = _Later(action)
         self._queue.put(later)
         return later
+
+
+def _swap(group: dist.ProcessGroup, given: Sequence[Tensor], expected: Sequence[int]) -> list[Tensor]:
+    """`message_collectives.swap` as an all-to-all of the library."""
+    got = given[0].new_empty(sum(expected))
+    dist.all_to_all_single(got, torch.cat(list(given)), list(expected), [len(x) for x in given], group=group)
+    return list(got.split(list(expected)))
 
 
 def _library(kind: str, got: Tensor, given: Tensor, group: dist.ProcessGroup, asynchronous: bool, how: str) -> Any:
