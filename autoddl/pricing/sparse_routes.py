@@ -2,9 +2,9 @@
 
     sparse[i, j] = min over sets T of axes of  seconds(i -> j with P on T) + seconds of the sparse sum over T
 
-Layout i is P on T, and j is B there. On the other axes the gradient is converted before. So it may be added up inside of
-a node, or be reduced and scattered there, and be sent sparse between nodes. The residual is as large as the piece in
-layout j.
+Layout i is P on T, and j is B there. On the other axes the gradient is converted before. So it may be added up inside
+of a node, or be reduced and scattered there, and be sent sparse between nodes. The residual is as large as the piece
+in layout j.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,10 @@
 """Plans whose gradients add up sparse run on ranks: what they send and keep is the whole gradient, and ranks agree."""
 
+from pathlib import Path
+
 import pytest
 import torch
+import torch.distributed as dist
 import zoo
 from random_plans import random_plan
 from ranks import on_ranks, shared
@@ -12,6 +15,7 @@ from autoddl.capture.sample import Sample, as_sample, parted
 from autoddl.core.plan import Plan
 from autoddl.cost_models import parse_cluster
 from autoddl.launch.check import mismatches
+from autoddl.runtime.checkpoints import checkpoint
 from autoddl.runtime.parallelize import ParallelModel, parallelize
 
 SLOW = """name: slow
@@ -87,3 +91,67 @@ def test_a_model_alone_has_no_residual() -> None:
     alone: ParallelModel = parallelize(model()[0], plan, captured=captured)
     alone.step(as_sample(model()[1]))
     assert alone.residuals() == {}
+
+
+def _trained(parallel: ParallelModel, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        losses.append(parallel.step(as_sample(model()[1])).item())
+        optimizer.step()
+    return losses
+
+
+def _started(plan: Plan) -> tuple[ParallelModel, torch.optim.Optimizer]:
+    parallel = parallelize(model()[0], plan, captured=_captured(1))
+    return parallel, torch.optim.AdamW(parallel.parameters(), lr=1e-2)
+
+
+def _unsent(parallel: ParallelModel) -> dict[str, torch.Tensor]:
+    """By parameter, the sum of all ranks' residuals: whole, wherever its pieces are."""
+    found = {}
+    for name, (one,) in sorted(parallel.residuals().items()):
+        shape = next(t.shape for t in parallel.graph.tensors if t.fqn == name)
+        whole, piece = torch.zeros(shape), one.summed()
+        into = whole
+        for dim, (offset, size) in enumerate(parallel.piece(name)):
+            into = into.narrow(dim, offset, size)
+        into.copy_(piece)
+        dist.all_reduce(whole, dist.ReduceOp.MAX)  # pieces of one place are equal, the others are 0 ...
+        least = torch.zeros(shape)
+        into = least
+        for dim, (offset, size) in enumerate(parallel.piece(name)):
+            into = into.narrow(dim, offset, size)
+        into.copy_(piece)
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        found[name] = whole + least * (whole == 0)
+    return found
+
+
+def _saved_and_resumed(plan: Plan, other: Plan, folder: str) -> dict[str, object]:
+    """Of a run that goes on from a checkpoint: whether its bits are those of the run, and what another plan gets."""
+    first = _started(plan)
+    _trained(*first, 2)
+    checkpoint.save(*first, f"{folder}/saved")
+    second = _started(plan)
+    checkpoint.load(*second, f"{folder}/saved")
+    kept = [(a.values, b.values) for name, many in first[0].residuals().items()
+            for a, b in zip(many, second[0].residuals()[name], strict=True)]
+    same = bool(kept) and all(torch.equal(a, b) for a, b in kept) and any(bool(a.any()) for a, _ in kept)
+    losses = _trained(*first, 3), _trained(*second, 3)
+    equal = all(torch.equal(local(a), local(b)) for a, b in zip(first[0].parameters(), second[0].parameters(),
+                                                               strict=True))
+    one, two = _started(plan)[0], _started(other)[0]
+    for parallel in (one, two):
+        checkpoint.load(parallel, None, f"{folder}/saved")
+    before, after = _unsent(one), _unsent(two)
+    lost = [float((before[name] - after[name]).abs().max() / before[name].abs().max().clamp_min(1e-30))
+            for name in before.keys() & after.keys()]
+    return {"same": same, "equal": equal, "losses": losses[0] == losses[1], "lost": max(lost), "both": len(lost)}
+
+
+@pytest.mark.ranks
+def test_a_run_goes_on_to_the_bit_and_another_plan_gets_what_was_not_sent(tmp_path: Path) -> None:
+    for found in on_ranks(4, _saved_and_resumed, plan_of(0, 1), plan_of(2, 1, "b=2,a=2"), str(tmp_path)):
+        assert found["same"] and found["equal"] and found["losses"]
+        assert isinstance(found["lost"], float) and found["lost"] < 1e-6 and found["both"]

@@ -16,6 +16,7 @@ Reading order:
     checkpoint_folder    what may be replaced in a folder
     checkpoint_series    the names of many in one folder, and what a crash left there
     checkpoint_settings  the settings of an optimizer, as one value
+    residual_state       what sparse sums have not sent yet
     other_states         states of schedulers, loaders and random numbers, as bytes whose reading runs nothing
     keeper               when a checkpoint is written, and the thread that writes it
     resume               from the newest checkpoint of a series

@@ -8,9 +8,9 @@ A save writes NAME.writing, moves NAME into it as `.replaced`, and renames it to
 or NAME.writing is, which `load` reads and the next save puts in its place. Only a checkpoint or an empty folder is ever
 replaced, and only files that a save wrote are ever deleted.
 
-The format is torch.distributed.checkpoint's: parameters, buffers and optimizer state by the user's own names, and the
-recipe of precision. A checkpoint of one recipe is read under any other: floating tensors are converted to the dtype in
-which the plan stores them.
+The format is torch.distributed.checkpoint's: parameters, buffers and optimizer state by the user's own names, the
+residuals of sparse sums (`residual_state`) and the recipe of precision. A checkpoint of one recipe is read under any
+other: floating tensors are converted to the dtype in which the plan stores them.
 """
 
 import pickle
@@ -30,6 +30,7 @@ from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.runtime.checkpoints.checkpoint_folder import clear, is_whole, places, refusal, rename
 from autoddl.runtime.checkpoints.checkpoint_reader import CheckpointReader, quietly, read
 from autoddl.runtime.checkpoints.checkpoint_settings import read_settings
+from autoddl.runtime.checkpoints.residual_state import residual_state, restore_residuals, wanted_residuals
 from autoddl.runtime.collectives.process_groups import peer_error
 from autoddl.runtime.collectives.told_values import first_value
 
@@ -116,7 +117,8 @@ def snapshot(model: "ParallelModel", optimizer: torch.optim.Optimizer | None) ->
     """The state of this rank that a checkpoint holds. Its tensors are the model's own, not copies."""
     fresh = _fresh(optimizer)
     with _without_gradients(optimizer if fresh else None):
-        state = {**_owned(_state(model.module, optimizer, model.steps), model.copies), RECIPE: model.plan.precision}
+        state = {**_owned(_state(model.module, optimizer, model.steps), model.copies), RECIPE: model.plan.precision,
+                 **residual_state(model)}
     if fresh:
         _forget_state(optimizer, state)
     return state
@@ -167,7 +169,8 @@ def load(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
         settings = {name: value for name, value in read_settings(reader, saved).items() if name in state["optimizer"]}
         for name in settings:
             del state["optimizer"][name]
-        read(state, reader, no_dist=not _distributed())
+        residuals = wanted_residuals(model, saved)
+        read(state | residuals, reader, no_dist=not _distributed())
         state["optimizer"].update(settings)
     except RuntimeError as error:
         raise peer_error(f"reading the checkpoint {path}", error) from error
@@ -180,6 +183,7 @@ def load(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
     with _without_gradients(optimizer if _fresh(optimizer) else None):
         set_state_dict(model.module, optimizer if optimizer is not None and (stepped or not unsaved) else (),
                        model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=_OPTIONS)
+    restore_residuals(model, residuals)
     model.steps = int(state["steps"])
 
 
