@@ -37,6 +37,7 @@ from autoddl.capture.rewrites.passes import bags, gradients, losses, normalise, 
 from autoddl.capture.rewrites.raising_branches import check_conditions
 from autoddl.capture.rewrites.randomness import randomness
 from autoddl.capture.sample import Sample, as_sample, describe, named, sample_for
+from autoddl.capture.seen_shares import with_seen_shares
 from autoddl.capture.trace import trace
 from autoddl.core.errors import CaptureError
 from autoddl.core.graph import Graph, Kind
@@ -100,6 +101,7 @@ def _captured(model: nn.Module, example: Sample, precision: Precision) -> Captur
               **named(model.forward, example)}
     leaves = tuple(replace(leaf, infinite=_is_infinite(leaf, values)) for leaf in leaves)
     graph, nodes, tensors = tabulate(program, leaves, updates)
+    graph = with_seen_shares(graph, program, values)
     _check_real(graph)
     constants = {tensors[leaf.node]: exported.constants[leaf.fqn] for leaf in leaves if leaf.kind is Kind.CONSTANT}
     return Captured(graph, program, nodes, MappingProxyType(tensors), MappingProxyType(constants), describe(example),

@@ -27,9 +27,8 @@ from typing import Any
 
 from autoddl.core.errors import InputError
 
-__all__ = ["ASSUMED_LOAD", "OFFERED_RING", "RECEIVE", "TRIED", "UNTRIED", "Graph", "Kind", "Op", "Tensor", "Value",
-           "graph_from_text",
-           "graph_to_text"]
+__all__ = ["ASSUMED_LOAD", "OFFERED_RING", "RECEIVE", "SEEN_SHARES", "TRIED", "UNTRIED", "Graph", "Kind", "Op",
+           "Tensor", "Value", "graph_from_text", "graph_to_text"]
 
 Value = None | bool | int | float | str | tuple["Value", ...]
 
@@ -46,7 +45,10 @@ OFFERED_RING = "autoddl.ring"
 TRIED, UNTRIED = "autoddl.tried", "autoddl.untried"
 """Others: a dimension string that was found by trying the operator, and why none was."""
 
-PLANNED = frozenset((ASSUMED_LOAD, OFFERED_RING, TRIED, UNTRIED))
+SEEN_SHARES = "autoddl.seen"
+"""Another, of FlexAttention (`operators.flexible`): the share of keys that are seen, counted on the sample."""
+
+PLANNED = frozenset((ASSUMED_LOAD, OFFERED_RING, SEEN_SHARES, TRIED, UNTRIED))
 """Arguments that say what planning assumes or has found out, and are no part of the model."""
 
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,

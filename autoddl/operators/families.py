@@ -126,6 +126,7 @@ nn           -            copy            inputs   -                    _adaptiv
                                                                         adaptive_avg_pool1d adaptive_avg_pool3d
 nn           -            normalise       inputs   -                    _safe_softmax
 nn           attention    copy            all      -                    scaled_dot_product_attention autoddl.attention
+flexible     attention    copy            all      -                    autoddl.flex_attention
 nn           elementwise  normalise       output   -                    _log_softmax _softmax log_softmax softmax
 nn           nn           batch-normalise inputs   -                    _native_batch_norm_legit_functional
 nn           nn           copy            mask     -                    autoddl.dropout

@@ -4,7 +4,8 @@
             einsum          the same, by where a letter stands: batch in both factors and the output, m and n in one
                             factor and the output, k in both factors alone; of more than two, all sizes multiplied
             attention       4 * batch * heads * queries * keys * head size              (both products); half of it
-                            where causal, if all queries are here
+                            where causal, if all queries are here; of FlexAttention the share of the blocks that its
+                        mask leaves
             convolution     2 * elements of the output * input channels / groups * kernel elements
             transposed      2 * elements of the input * output channels / groups * kernel elements
             experts         those of both products, on the rows of `expert_sizes`
@@ -29,6 +30,7 @@ from math import prod
 from autoddl.core.graph import Graph, Kind, Op
 from autoddl.operators.expert_sizes import expert_sizes
 from autoddl.operators.families import FACTORS, family_of, flagged, reading
+from autoddl.operators.flexible import FLEXIBLE, seen_share
 from autoddl.operators.kernel_kinds import kind_of
 from autoddl.operators.own_facts import own_flops, own_saves
 from autoddl.operators.ring import ring_blocks, ring_sizes
@@ -279,6 +281,9 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
         # of a part of the queries all keys are computed, under a mask that starts at the first of them
         whole = inputs[0][-2] == graph.tensors[op.inputs[0]].shape[-2]
         shape, flops = _attention(inputs, bool(dict(op.args).get("is_causal")) and whole)
+        if name == FLEXIBLE:
+            share = seen_share(op, shape[1], graph.tensors[op.inputs[0]].shape[-2])
+            shape, flops = (*shape[:2], max(1, round(shape[2] * share)), *shape[3:]), flops * share
         forward = KernelWork(flops, moved, "attention", shape, name=f"attention {'causal' if shape[-1] else 'full'}")
     elif flops := _matrices(op, name, inputs) or own_flops(op, graph, (*inputs, *outputs)):
         forward = _as_product(flops, moved, outputs[0])

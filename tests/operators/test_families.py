@@ -20,8 +20,8 @@ from autoddl.operators.rules.table import RULES
 from autoddl.operators.trials.cases import case
 from autoddl.operators.work import base, keeps_input, keeps_output
 
-RULE_FILES = ("cut", "elementwise", "experts", "images", "index", "loss", "matmul", "nn", "recurrent", "reduce",
-              "shape")
+RULE_FILES = ("cut", "elementwise", "experts", "flexible", "images", "index", "loss", "matmul", "nn", "recurrent",
+              "reduce", "shape")
 
 INDICES = "kept, but whole numbers and masks are no value that a derivative is made of"
 MORE = "priced as read in backward, which reads less"

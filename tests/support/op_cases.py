@@ -234,4 +234,15 @@ EXPERTS = [
     case("autoddl.experts", f(6, 4), routed(6, 4, 2), positive(6, 2), f(4, 4, 8), f(4, 4, 6), transposed=True),
 ]
 
-CASES: list[Case] = [*PRODUCTS, *ATTENTION, *NORMS, *LOSSES, *GROUPED, *EXPERTS, *OTHERS]
+DOCUMENTS = "bitwise_and(ge(q, k), eq(x0[b, q], x0[b, k]))"
+FLEXIBLE = [
+    case("autoddl.flex_attention", f(5, 6, 7, 4), f(5, 6, 7, 4), f(5, 6, 7, 3), mask="ge(q, k)"),
+    case("autoddl.flex_attention", f(3, 6, 7, 4), f(3, 3, 7, 4), f(3, 3, 7, 4), [ints(2, 3, 7).sort(1).values],
+         mask=DOCUMENTS, scale=0.3, lse=True),
+    case("autoddl.flex_attention", f(2, 4, 6, 4), f(2, 2, 9, 4), f(2, 2, 9, 5), [f(4), f(6, 9), ints(2, 6), f(15)],
+         score="add(add(mul(tanh(s), x0[h]), x1[q, k]), x3[add(sub(q, k), 8)])", mask="gt(x2[q], 0)", lse=True),
+    case("autoddl.flex_attention", f(3, 4, 5, 4), f(1, 4, 6, 4), f(1, 4, 6, 4), [f(3, 4)],
+         score="where(lt(abs(sub(q, k)), 2), add(s, as_float(sub(q, k))), mul(s, x0[b, h]))"),
+]
+
+CASES: list[Case] = [*PRODUCTS, *ATTENTION, *FLEXIBLE, *NORMS, *LOSSES, *GROUPED, *EXPERTS, *OTHERS]

@@ -36,7 +36,8 @@ LOWER = frozenset((
     "linear", "matmul", "mm", "bmm", "mv", "addmm", "addbmm", "baddbmm", "addmv", "addr", "einsum", "chain_matmul",
     "linalg_multi_dot", "convolution", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
     "conv_transpose3d", "conv_tbc", "prelu", "scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu",
-    "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "linalg_vecdot", "attention"))
+    "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "linalg_vecdot", "attention",
+    "flex_attention"))
 """Operators that compute in bfloat16."""
 
 HIGHER = frozenset((

@@ -181,7 +181,21 @@ def own_functions(module: GraphModule) -> None:
             node.target = TRACED[name]
         elif name in GROUPED:
             _grouped(node)
+        elif name == "autoddl.flex_attention.default":
+            _flexible(node)
     module.recompile()
+
+
+def _flexible(node: Node) -> None:
+    """Calls our FlexAttention, which returns the log-sum-exp only to a model that reads it."""
+    items, (out, sums), args = list(node.users), node.meta["val"], node.args[:7]
+    if any(item.args[1] for item in items):
+        node.target, node.args, node.meta["val"] = custom_ops.flex_attention, (*args, True), (out, sums)
+        return
+    new = insert(node, custom_ops.flex_attention, args, out)
+    for item in items:
+        replace(item, new)
+    node.graph.erase_node(node)
 
 
 def _grouped(node: Node) -> None:

@@ -2,11 +2,12 @@
 
 from math import prod
 
+from autoddl.operators.flexible import SCORES
 from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.nn import flat
 from autoddl.operators.work import base
 
-__all__ = ["dropped_attention", "flash", "plain_attention", "written_out"]
+__all__ = ["dropped_attention", "flash", "flexible", "plain_attention", "written_out"]
 
 
 def ring(call: LocalOp) -> Footprint:
@@ -71,6 +72,20 @@ def flash(call: LocalOp) -> Footprint:
         numbers += prod(size for size, stride in zip(given.shape, given.strides, strict=True) if stride)
     return Footprint(saves, (0,), extra=4.0 * rows + q.itemsize * numbers, during=mask,
                      back=float(sum(x.nbytes for n, x in enumerate(call.inputs[:3]) if n not in call.needs)))
+
+
+def flexible(call: LocalOp) -> Footprint:
+    """Footprint of FlexAttention (`kernels.flexible`), which runs in blocks of queries.
+
+    It keeps what it reads, its output and each query's log-sum-exp. Of half precision it computes with copies in
+    float32, and keeps that output. Backward has the gradients in float32, and six matrices of a block's scores."""
+    q, k, v = call.inputs[:3]
+    wide, rows, half = max(4, q.itemsize), prod(q.shape[:-1]), q.itemsize < 4
+    out, joined = rows * v.shape[-1], prod(q.shape) + prod(k.shape) + prod(v.shape)
+    kept, copies = float((rows + out * half) * wide), float(joined * wide) * half
+    block = float(min(rows * k.shape[-2], max(SCORES, prod(q.shape[:-2]) * k.shape[-2])) * wide)
+    return Footprint(tuple(range(len(call.inputs))), () if half else (0,), extra=kept, before=copies + 3 * block,
+                     back=copies + joined * wide + 2.0 * out * wide + 6 * block)
 
 
 def plain_attention(call: LocalOp) -> Footprint:

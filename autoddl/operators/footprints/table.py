@@ -228,6 +228,7 @@ _ROWS: tuple[tuple[tuple[str, ...], Callable[[LocalOp], Footprint]], ...] = (
     (_names("_weight_norm"), _scaled), (_names("bilinear"), _form),
     (_names("lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"), recurrent_footprint),
     (("autoddl.embedding_bag",), nn.embedding_bag_footprint),
+    (("autoddl.flex_attention",), attention.flexible),
     (("autoddl.attention",), attention.dropped_attention), (("autoddl.dropout",), nn.dropout_footprint),
     (("autoddl.draw",), nn.draw_footprint),
     (("autoddl.token_loss",), nn.token_loss_footprint), (("autoddl.experts",), experts_footprint),

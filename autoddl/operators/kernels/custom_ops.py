@@ -11,6 +11,8 @@ The loss of a batch is a mean over its valid tokens, and a mean of unequal shard
 both of which are sums over shards.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -18,14 +20,15 @@ from torch.nn import functional as F
 from autoddl.core.errors import InputError
 from autoddl.operators.kernels.draws import Index, drawn, keep_mask
 from autoddl.operators.kernels.experts import ExpertPart, routed_experts
+from autoddl.operators.kernels.flexible import Elements, Places, flexible_attention
 from autoddl.operators.kernels.grouped import rows_of_groups
 
 __all__ = ["BY_VALUES", "DRAWING", "Index", "attention", "checked", "ctc_loss", "draw", "dropout", "embedding_bag",
-           "experts", "grouped_mm", "keep_mask", "token_loss", "token_weight"]
+           "experts", "flex_attention", "grouped_mm", "keep_mask", "token_loss", "token_weight"]
 
 DRAWING = frozenset(("autoddl.dropout", "autoddl.attention", "autoddl.draw"))
 """Operators that draw random numbers, as targets of a graph."""
-BY_VALUES = frozenset(("autoddl.experts", "autoddl.grouped_mm", "autoddl.checked"))
+BY_VALUES = frozenset(("autoddl.experts", "autoddl.grouped_mm", "autoddl.checked", "autoddl.flex_attention"))
 """Operators whose kernels take sizes from values or check them, for which they wait."""
 
 def dropout(x: Tensor, p: float, key: int, seed: int = 0, index: Index | None = None) -> Tensor:
@@ -68,6 +71,18 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
     blind = (scores == float("-inf")).all(-1, keepdim=True)  # who may see nothing sees zeros, as PyTorch has it
     shares = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
     return dropout(shares, dropout_p, dropout_key, seed, index) @ value
+
+
+def flex_attention(query: Tensor, key: Tensor, value: Tensor, read: Sequence[Tensor] = (), score: str = "",
+                   mask: str = "", scale: float | None = None, lse: bool = False, index: Places | None = None
+                   ) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention whose scores and mask are texts (`operators.flexible`) that read elements of tensors.
+
+    With `lse` it also returns the logarithms of the sums of exponentials. `index` places the pieces."""
+    own = query.shape[-1] ** -0.5 if scale is None else scale
+    places = ((0, 0, 0), ()) if index is None else index
+    out, sums = flexible_attention(Elements(score, mask, own, places), query, key, value, read)
+    return (out, sums) if lse else out
 
 
 def experts(x: Tensor, chosen: Tensor, shares: Tensor, up: Tensor, down: Tensor, up_bias: Tensor | None = None,

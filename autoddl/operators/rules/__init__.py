@@ -10,6 +10,7 @@ Rules, one file for each kind of operator:
     cut             operators that cut and join
     index           reads and writes at given positions
     loss            losses
+    flexible        FlexAttention
 
 They are built with these files:
 

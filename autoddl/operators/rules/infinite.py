@@ -22,7 +22,7 @@ FINITE = frozenset({
     "aten._safe_softmax", "aten._softmax", "aten.arctan", "aten.atan", "aten.clamp", "aten.clamp_max", "aten.clamp_min",
     "aten.erf", "aten.exp", "aten.hardtanh", "aten.logsumexp", "aten.nan_to_num", "aten.reciprocal",
     "aten.scaled_dot_product_attention", "aten.sigmoid", "aten.sign", "aten.softmax", "aten.tanh", "autoddl.attention",
-    "autoddl.token_loss"})
+    "autoddl.flex_attention", "autoddl.token_loss"})
 """What makes finite values of infinite ones, or ends with what is meant to be finite."""
 
 

@@ -32,7 +32,19 @@ from autoddl.core.layout_codes import (
     state_code,
 )
 from autoddl.operators.own_facts import own_rule
-from autoddl.operators.rules import cut, elementwise, experts, images, index, loss, matmul, nn, recurrent, reduce
+from autoddl.operators.rules import (
+    cut,
+    elementwise,
+    experts,
+    flexible,
+    images,
+    index,
+    loss,
+    matmul,
+    nn,
+    recurrent,
+    reduce,
+)
 from autoddl.operators.rules import shape as shape_rules
 from autoddl.operators.rules.dimension_strings import Rule, Signature, signatures
 from autoddl.operators.rules.infinite import drop_undefined, infinite_tensors, positions
@@ -49,7 +61,7 @@ Typed = tuple[tuple[tuple[int, ...], str], ...]
 RULES: dict[str, RuleOf] = {
     **shape_rules.RULES, **cut.RULES, **index.RULES, **reduce.RULES,
     **elementwise.RULES, **matmul.RULES, **nn.RULES, **loss.RULES,
-    **images.RULES, **recurrent.RULES, **experts.RULES}
+    **images.RULES, **recurrent.RULES, **experts.RULES, **flexible.RULES}
 
 
 @dataclass(frozen=True, slots=True)
