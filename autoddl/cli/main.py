@@ -25,6 +25,7 @@ import typer
 from rich.console import Console
 
 from autoddl.cli import (
+    calibrate,
     cluster,
     compare_run,
     draw,
@@ -66,7 +67,8 @@ VERBS: dict[str, Callable[..., None]] = {
     "verify": verbs.verify_verb, "explain": explain.explain_verb, "front": explain.front_verb,
     "diff": explain.diff_verb, "what-if": what_if.what_if_verb, "rehearse": rehearse.rehearse_verb,
     "cluster": cluster.cluster_verb,
-    "measure": measure.measure_verb, "validate": validate.validate_verb, "network": network.network_verb,
+    "measure": measure.measure_verb, "validate": validate.validate_verb, "calibrate": calibrate.calibrate_verb,
+    "network": network.network_verb,
     "compare-run": compare_run.compare_run_verb, "draw": draw.draw_verb, "report": report.report_verb,
     "init": machine.init_verb, "doctor": machine.doctor_verb, "schedule": schedule.schedule_verb,
     "export": export.export_verb, "import": export.import_verb,

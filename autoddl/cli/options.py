@@ -17,9 +17,8 @@ from autoddl.core.errors import InputError
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.unused_options import check_used
 
-__all__ = ["AsJson", "ClusterPath", "Compiled", "FactoryText", "Messages", "PlanPath", "Set", "SoftwareName",
-           "StageNumber",
-           "takes_options"]
+__all__ = ["AsJson", "ClusterPath", "Compiled", "FactoryText", "Messages", "PlanPath", "ProfilePath", "Set",
+           "SoftwareName", "StageNumber", "takes_options"]
 
 FactoryText = Annotated[str, typer.Argument(metavar="FILE.py:FACTORY",
                                             help="a function that returns a module, or a module and a sample")]
@@ -32,6 +31,8 @@ Compiled = Annotated[bool, typer.Option("--compiled", help="elementwise chains a
 Messages = Annotated[bool, typer.Option("--messages", help="what a rank sends: kind, group, level, sizes, bytes")]
 SoftwareName = Annotated[str | None, typer.Option("--software", metavar="NAME", help="the program that runs the plan: "
                                                   "eager, compiled, torchtitan, nemo, megatron-2022 and others")]
+ProfilePath = Annotated[Path | None, typer.Option("--profile", metavar="FILE", help="the machine's constants, as "
+                                                  "`calibrate` wrote them")]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
 
 

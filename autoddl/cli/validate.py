@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 from rich.console import Group, RenderableType
 
-from autoddl.cli.options import AsJson
+from autoddl.cli.options import AsJson, ProfilePath
 from autoddl.cli.output import progress_bar, show
 from autoddl.core.errors import InputError
 from autoddl.core.files import check_file, write_atomically
+from autoddl.cost_models.profile import SHIPPED, load_profile
 
 __all__ = ["validate_verb"]
 
@@ -32,16 +33,19 @@ def validate_verb(runs: RunsPath, by: By = Rows.SOURCE,
                   workers: Annotated[int, typer.Option(min=1, help="processes that price runs")] = 1,
                   intervals: Annotated[Path | None, typer.Option(metavar="FILE", help="write how sure predictions "
                                                                  "as plans are")] = None,
-                  as_json: AsJson = False) -> None:
+                  profile: ProfilePath = None, as_json: AsJson = False) -> None:
     """Predict published runs and compare with what was measured."""
     from autoddl.cli.tables import validation_tables
     from autoddl.validation.intervals import covered, find_intervals, intervals_text
     from autoddl.validation.validate import validate as predict
     if intervals is not None and not as_plan:
         raise InputError("--intervals writes how sure predictions as plans are: add --as-plan")
+    if profile is not None and not as_plan:
+        raise InputError("--profile has constants of a machine, by which runs are priced as plans: add --as-plan")
     check_file(intervals)
+    known = SHIPPED if profile is None else load_profile(profile)
     with progress_bar() as progress:
-        found = predict(runs, progress, as_plan, workers)
+        found = predict(runs, progress, as_plan, workers, known)
     if intervals is not None:
         write_atomically(intervals, intervals_text(find_intervals(found), runs.name))
     if by is Rows.RUN:

@@ -1,15 +1,15 @@
 """The verbs plan, show, compare, run and verify."""
 
 import sys
-from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 
 from autoddl.capture.factory import Factory, settings
+from autoddl.cli.as_run import Machine, as_run
 from autoddl.cli.compare_run import NoRecord, RecordPath, record_path
 from autoddl.cli.options import (
     AsJson,
@@ -18,6 +18,7 @@ from autoddl.cli.options import (
     FactoryText,
     Messages,
     PlanPath,
+    ProfilePath,
     Set,
     SoftwareName,
     StageNumber,
@@ -34,12 +35,8 @@ from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.files import check_file, check_folder
 from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import Cluster, load_cluster, show_seconds
-from autoddl.cost_models.software import run_by, software_named
 from autoddl.launch.launch import leave
 from autoddl.planner.options import PlanOptions
-
-if TYPE_CHECKING:
-    from autoddl.api import Comparison
 
 __all__ = ["compare_verb", "plan_verb", "run_verb", "show_verb", "verify_verb"]
 
@@ -50,7 +47,8 @@ def plan_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, 
          relax: Annotated[bool, typer.Option(help="if nothing fits, price what would")] = False,
          spares: Annotated[int, typer.Option(min=0, metavar="N", help="plan for when up to N devices are lost too, "
                                              "beside -o")] = 0,
-         compiled: Compiled = False, software: SoftwareName = None, as_json: AsJson = False) -> None:
+         compiled: Compiled = False, software: SoftwareName = None, profile: ProfilePath = None,
+         as_json: AsJson = False) -> None:
     """Find the best configuration of a model on a cluster."""
     check_file(output)
     if spares and output is None:
@@ -64,25 +62,24 @@ def plan_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, 
     made = Factory.parse(factory, settings(set_ or ()))
     with progress_bar() as progress:
         from autoddl.api import plan as find
-        place = _place(cluster, compiled, software)
+        place = Machine.read(cluster, compiled, software, profile)
         model, sample = _shaped(made)
         try:
-            found = find(model, place, sample, name=made.name, factory=made.to_json(), progress=progress,
+            found = find(model, place.cluster, sample, name=made.name, factory=made.to_json(), progress=progress,
                          **options.words())
         except Infeasible as error:
             if relax:
                 from autoddl.explain.relax import relaxations
-                rows = relaxations(model, place, sample, reachable=error.reachable, progress=progress,
+                rows = relaxations(model, place.cluster, sample, reachable=error.reachable, progress=progress,
                                    **options.words())
                 Console(stderr=True).print(relaxation_table(rows))
                 raise
-            raise _with_way_out(error, model, place, sample, options, progress) from None
-    if software is not None:
-        found = replace(found, source={**found.source, "software": software})
+            raise _with_way_out(error, model, place.cluster, sample, options, progress) from None
+    found = place.said_by(found)
     if output is not None:
         found.save(output)
         _save_spares(found, spares, output)
-    show(*_as_run(found), as_json)
+    show(*as_run(found), as_json)
 
 
 def _save_spares(found: Plan, lost: int, output: Path) -> None:
@@ -119,56 +116,18 @@ def _shaped(factory: Factory) -> tuple[Any, Any]:
     return model, sample
 
 
-def _place(path: Path, compiled: bool, software: str | None) -> Cluster:
-    """The machine, whose programs are perhaps compiled, or those of a software profile."""
-    from autoddl.operators.fusion import as_compiled
-
-    if software is not None and compiled:
-        raise InputError(f"--software {software} says what is compiled, and --compiled does too: drop --compiled")
-    if software is not None:
-        return run_by(load_cluster(path), software_named(software))
-    return as_compiled(load_cluster(path)) if compiled else load_cluster(path)
-
-
-def _as_run(plan: Plan) -> tuple[RenderableType, dict[str, Any]]:
-    """The table and the figures of a plan; of one for a software profile, with its step as that program runs it."""
-    table, data, software = plan_tables.plan_table(plan), plan_tables.summary(plan), plan.source.get("software")
-    if software is None:
-        return table, data
-    from autoddl.explain.run_seconds import seconds_as_run, sureness
-
-    seconds, known = seconds_as_run(plan, software_named(software)), sureness(plan)
-    low, high = seconds * known.low, seconds * known.high
-    line = (f"as run by {software}: {show_seconds(seconds)} a step, with what overlaps and what the program adds; "
-            f"8 of 10 published runs of this kind would lie between {show_seconds(low)} and {show_seconds(high)}")
-    return Group(table, "", line), data | {"software": software, "as_run_seconds": seconds,
-                                           "as_run_interval": [low, high]}
-
-
-def _with_ties(found: "tuple[Comparison, ...]") -> "tuple[Comparison, ...]":
-    """The rows of a comparison, which say where a plan is too near the first to be told apart."""
-    from autoddl.explain.run_seconds import sureness
-
-    first = found[0].plan
-    if first is None:
-        return found
-    tie = f"a tie with {found[0].name}: closer than predictions of one model on one machine can tell"
-    return tuple(replace(row, detail="; ".join(filter(None, (row.detail, tie)))) if row.plan is not None and row.plan
-                 is not first and max(sureness(row.plan), sureness(first), key=lambda one: one.common).ties(
-                     row.plan.predicted.seconds, first.predicted.seconds) else row for row in found)
-
-
 def show_verb(plan: PlanPath, stage: StageNumber = None, messages: Messages = False, as_json: AsJson = False) -> None:
     """Print a plan."""
     read = stage_of(load_plan(plan), stage)
-    table, data = _as_run(read)
+    table, data = as_run(read)
     show(*with_messages(table, data, read) if messages else (table, data), as_json)
 
 
 @takes_options("overlap", compares=True)
 def compare_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, set_: Set = None,
             solvers: Annotated[bool, typer.Option("--solvers", help="compare the solvers on the plan's mesh")] = False,
-            compiled: Compiled = False, software: SoftwareName = None, as_json: AsJson = False) -> None:
+            compiled: Compiled = False, software: SoftwareName = None, profile: ProfilePath = None,
+            as_json: AsJson = False) -> None:
     """Set the plan beside data parallel, grids, ZeRO-3 ..."""
     if solvers and (options.solver, options.microbatches) != ("exact", (1,)):
         raise InputError("--solvers sets all solvers beside each other, with the whole batch: drop --solver and "
@@ -180,20 +139,20 @@ def compare_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOption
     with progress_bar() as progress:
         from autoddl.api import compare as compare_plans
         from autoddl.api import compare_solvers
-        place = _place(cluster, compiled, software)
+        place = Machine.read(cluster, compiled, software, profile)
         model, sample = _shaped(made)
         if solvers:
             words = options.words()
             if options.time_limit is None:
                 del words["time_limit"]
-            raced = compare_solvers(model, place, sample, progress=progress, **words)
+            raced = compare_solvers(model, place.cluster, sample, progress=progress, **words)
             table, data = plan_tables.raced_table(raced), plan_tables.raced_rows(raced)
             problem = raced[0].problem if all(row.problem for row in raced) else None
         else:
-            found = compare_plans(model, place, sample, name=made.name, factory=made.to_json(), progress=progress,
-                                  **options.words())
-            if software is not None:
-                found = _with_ties(found)
+            found = compare_plans(model, place.cluster, sample, name=made.name, factory=made.to_json(),
+                                  progress=progress, **options.words())
+            if place.software is not None:
+                found = place.with_ties(found)
             table, data = plan_tables.comparison_table(found), plan_tables.comparison_rows(found)
             problem = found[0].problem
     show(table, data, as_json)

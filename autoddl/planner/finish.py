@@ -4,6 +4,7 @@ from dataclasses import replace
 from time import perf_counter
 
 from autoddl.core.plan import BUCKET_BYTES, VERSION, Plan
+from autoddl.cost_models import Cluster
 from autoddl.planner.assemble import assemble, assemble_choice, plan_of
 from autoddl.planner.batch_scaling import scaled_sample
 from autoddl.planner.bucket_size import fitting_buckets
@@ -16,7 +17,7 @@ from autoddl.planner.question import Question, candidates_of, source_of, task_of
 from autoddl.planner.regular import regular
 from autoddl.planner.task import PlanTask
 
-__all__ = ["answer_plan", "finished_plan"]
+__all__ = ["answer_plan", "finished_plan", "on_cluster"]
 
 
 def finished_plan(task: PlanTask, found: Found, count: int, options: PlanOptions, one: Variant) -> Plan:
@@ -55,3 +56,10 @@ def answer_plan(question: Question, plan: Plan, progress: Progress | None = None
 
     best = plain(task, progress) if stages == (1,) else staged_plan(task, plain if 1 in stages else None, progress)
     return replace(best, sample=scaled_sample(plan.sample, plan.microbatches, best.microbatches))
+
+
+def on_cluster(plan: Plan, solved: Solved, cluster: Cluster) -> Plan:
+    """The choices of `solved`, of which `plan` was made, priced on another cluster of the same levels."""
+    made = assemble_choice(replace(solved.pricing, cluster=cluster), solved.solution.choice, solved.variables)
+    return replace(plan, decisions=made.decisions, conversions=made.conversions, stored=made.stored,
+                   inputs=made.inputs, predicted=replace(made.predicted, nbytes=plan.predicted.nbytes))

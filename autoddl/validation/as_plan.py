@@ -13,14 +13,16 @@ Of a pipeline the first, a middle and the last stage are planned, with a layer e
 what the middle stage takes. The time line of the schedule has all stages and microbatches.
 
 Memory is no bound here: the run fitted.
+
+A profile changes the constants of the machine. Plans are chosen under it, or under another one and priced again: to see
+what a constant does, the same plans are priced twice.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from time import perf_counter
 
-from autoddl.api import plan_among
 from autoddl.core.degrees import Degrees
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs
@@ -31,9 +33,12 @@ from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph, transfers_of
 from autoddl.cost_models import Cluster
 from autoddl.cost_models.pipelines import simulate_pipeline
+from autoddl.cost_models.profile import SHIPPED, Profile
 from autoddl.planner.assemble import assemble
-from autoddl.planner.candidates import Candidate, under_policies
+from autoddl.planner.candidates import Candidate, Solved, under_policies
 from autoddl.planner.degree_meshes import DegreesRegion, degree_meshes
+from autoddl.planner.finish import finished_plan, on_cluster
+from autoddl.planner.mesh_search import search
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pins import allowed_meshes, region_of
 from autoddl.planner.pipelines.stage_plans import (
@@ -60,21 +65,28 @@ UNBOUND = 1e18
 """Bytes of a budget that binds nothing."""
 
 
-def price_as_plan(run: Run, microbatch: int) -> float:
-    """Seconds of a step of a run with `microbatch` sequences a rank. Raises Unpriced or InputError with the reason."""
-    asked = RunPlan.of(run, microbatch)
-    seconds = _step_seconds(run, asked)
+def price_as_plan(run: Run, microbatch: int, profile: Profile = SHIPPED, chosen: Profile | None = None) -> float:
+    """Seconds of a step of a run with `microbatch` sequences a rank, on a machine with the constants of `profile`.
+
+    Plans are chosen under the profile `chosen`, by default under `profile`. Raises Unpriced or InputError with the
+    reason.
+    """
+    plain = RunPlan.of(run, microbatch)
+    asked, at = plain.under(chosen or profile), plain.under(profile)
+    fixed = None if chosen is None else at
+    seconds = _step_seconds(run, asked, fixed)
     if run.recomputed_share < 1 and asked.recomputes_all:
-        none = _step_seconds(run, asked.without_recompute())
+        none = _step_seconds(run, asked.without_recompute(), fixed)
         return none + run.recomputed_share * (seconds - none)
     return seconds
 
 
-def _step_seconds(run: Run, asked: RunPlan) -> float:
+def _step_seconds(run: Run, asked: RunPlan, at: RunPlan | None) -> float:
+    """Seconds of the plans that `asked` chooses, on the machine of `at`; None for that of `asked`."""
     if run.pp > 1:
-        return _staged_seconds(run, asked)
+        return _staged_seconds(run, asked, at)
     few = min(run.layers, 2)
-    times = [_flat_seconds(asked, model_graph(asked.shape, n, asked.precision)) for n in range(1, few + 1)]
+    times = [_flat_seconds(asked, model_graph(asked.shape, n, asked.precision), at) for n in range(1, few + 1)]
     return times[0] + (run.layers - 1) * (times[-1] - times[0])
 
 
@@ -86,21 +98,43 @@ def task_of_run(asked: RunPlan, graph: Graph) -> PlanTask:
                     perf_counter())
 
 
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """A plan of a whole model or a stage, the choices that it was made of, and its graph with hubs."""
+
+    plan: Plan
+    solved: Solved
+    graph: Graph
+
+    def on(self, cluster: Cluster | None) -> Plan:
+        """The plan priced again on a cluster; None for as it was made."""
+        return self.plan if cluster is None else on_cluster(self.plan, self.solved, cluster)
+
+
 @lru_cache(maxsize=4_000)
-def _flat_seconds(asked: RunPlan, graph: Graph) -> float:
+def _flat_seconds(asked: RunPlan, graph: Graph, at: RunPlan | None) -> float:
     """Seconds of a step without stages."""
+    chosen, place = _flat_plan(asked, graph), at or asked
+    return run_seconds(chosen.on(None if at is None else at.cluster), chosen.graph, place.cluster, place.software)
+
+
+@lru_cache(maxsize=512)
+def _flat_plan(asked: RunPlan, graph: Graph) -> _Chosen:
+    """The best plan without stages."""
     task = task_of_run(asked, graph)
     options = task.options
     plain = [Candidate(mesh, region_of(options), asked.microbatches) for mesh in allowed_meshes(task.cluster, options)]
-    plan = plan_among(task, under_policies(plain, options.recompute))
-    return run_seconds(plan, task.graph, task.cluster, asked.software)
+    tried = under_policies(plain, options.recompute)
+    found = search(task, tried)
+    plan = finished_plan(task, found, len(tried), options, task.confirmed(asked.microbatches))
+    return _Chosen(plan, found.best, task.graph)
 
 
-def _staged_seconds(run: Run, asked: RunPlan) -> float:
+def _staged_seconds(run: Run, asked: RunPlan, at: RunPlan | None) -> float:
     """Seconds of a step of a pipeline: the time line of its schedule."""
     name, _ = schedule_of(run)
     asked.check_schedule(run)
-    (first, middle, last), between = _three_stages(asked, model_graph(asked.shape, 3, asked.precision), name)
+    (first, middle, last), between = _three_stages(asked, model_graph(asked.shape, 3, asked.precision), name, at)
     layers = stage_layers(run)
     ends = {0: first, len(layers) - 1: last}
     stages = [_with_layers(ends.get(s, middle), middle, n) for s, n in enumerate(layers)]
@@ -121,21 +155,33 @@ def _with_layers(one: StageSeconds, middle: StageSeconds, layers: int) -> StageS
 
 
 @lru_cache(maxsize=4_000)
-def _three_stages(asked: RunPlan, graph: Graph, name: str) -> tuple[Sequence[StageSeconds], float]:
+def _three_stages(asked: RunPlan, graph: Graph, name: str, at: RunPlan | None
+                  ) -> tuple[Sequence[StageSeconds], float]:
     """The seconds of the first, a middle and the last stage, with a layer each, and those of a transfer."""
+    place, parts = at or asked, Degrees.parse(asked.degrees).pp
+    part = stage_cluster(place.cluster, parts)
+    chosen, cuts = _stage_plans(asked, graph)
+    plans = [one.on(part if at else None) for one in chosen]
+    seconds = tuple(stage_run_seconds(plan, one.graph, part, place.software, splits_backward(name))
+                    for plan, one in zip(plans, chosen, strict=True))
+    return seconds, _between(place.cluster, parts, plans, graph, cuts)
+
+
+@lru_cache(maxsize=512)
+def _stage_plans(asked: RunPlan, graph: Graph) -> tuple[tuple[_Chosen, ...], tuple[int, ...]]:
+    """The best plans of the first, a middle and the last stage, with a layer each, and where they are cut."""
     degrees = Degrees.parse(asked.degrees)
     alone = replace(asked, degrees=str(replace(degrees, pp=1)))
     part, cuts = stage_cluster(asked.cluster, degrees.pp), uniform_cuts(graph, 3)
     task, inner = task_of_run(alone, graph), replace(degrees, pp=1).on(part.size)
     within = [Candidate(mesh, DegreesRegion(inner, graph)) for mesh in degree_meshes(part, inner)]
-    plans, seconds = list[Plan](), list[StageSeconds]()
+    chosen = []
     for stage in cut_graph(graph, cuts):
         found = search_stage(task, stage, part, asked.microbatches, Flight(1, 0), within)
         own = stage_task(task, stage, part, asked.microbatches)
         made = assemble(found.best.pricing, found.best.solution, found.best.variables)
-        plans.append(finish_stage(own, stage, found, made))
-        seconds.append(stage_run_seconds(plans[-1], own.graph, part, asked.software, splits_backward(name)))
-    return tuple(seconds), _between(asked.cluster, degrees.pp, plans, graph, cuts)
+        chosen.append(_Chosen(finish_stage(own, stage, found, made), found.best, own.graph))
+    return tuple(chosen), cuts
 
 
 def _between(cluster: Cluster, parts: int, plans: Sequence[Plan], graph: Graph, cuts: tuple[int, ...]) -> float:

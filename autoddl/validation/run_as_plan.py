@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from autoddl.core.degrees import Degrees
 from autoddl.core.recompute import FULL, NO_RECOMPUTE, SELECTIVE
 from autoddl.cost_models import Cluster, Device
+from autoddl.cost_models.profile import Profile
 from autoddl.cost_models.software import Software, run_by
 from autoddl.validation.clusters import cluster_of
 from autoddl.validation.layers import Shape
@@ -58,6 +59,10 @@ class RunPlan:
         shape = replace(model_shape(run, software, microbatch), batch=microbatch * run.dp, dtype="float32")
         return cls(cluster, software, shape, str(_degrees(run)), "bf16" if half else "bf16-mixed",
                    f"{(software.update - 3 * _HALF) / 2:g} B" if half else "adamw", run.batch // (run.dp * microbatch))
+
+    def under(self, profile: Profile) -> "RunPlan":
+        """Returns the run on a machine with the constants of a profile. Raises InputError for another device's."""
+        return replace(self, cluster=profile.on(self.cluster), software=profile.by(self.software))
 
     @property
     def recomputes_all(self) -> bool:

@@ -3,8 +3,8 @@
     program     which kernels are fused, which attention, what is sent while it computes, what `selective` recomputes
     recipe      what is recomputed where a row only says that it follows the program's recipe
 
-A program is known by the beginning of its name, the longest that is listed. Any other is taken to be modern, which is
-what the defaults of `Software` say.
+A program is known by the beginning of its name, the longest that is listed, or by the name of a software profile. Any
+other is taken to be modern, which is what the defaults of `Software` say.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from autoddl.cost_models.software import attention_slowdown as slowdown_of
 from autoddl.validation.facts import find_beginning, read_facts
 from autoddl.validation.runs import Run
 
-__all__ = ["PROGRAMS", "RECIPES", "Recipe", "attention_slowdown", "recomputation_of", "runs_expert_biases",
-           "software_of", "visible_share"]
+__all__ = ["PROGRAMS", "RECIPES", "Recipe", "attention_slowdown", "profile_of", "recomputation_of",
+           "runs_expert_biases", "software_of", "visible_share"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,10 @@ class Recipe:
     recompute: str
 
 
-PROGRAMS: Mapping[str, Software] = {name: SOFTWARE[row["profile"]]
-                                    for name, row in read_facts("software.yaml", "programs").items()}
+_PROFILES: Mapping[str, str] = {name: row["profile"] for name, row in read_facts("software.yaml", "programs").items()}
+"""Beginning of a program's name -> the software profile that says what it does."""
+
+PROGRAMS: Mapping[str, Software] = {name: SOFTWARE[profile] for name, profile in _PROFILES.items()}
 """Beginning of a program's name -> what it does."""
 
 RECIPES = tuple(Recipe(**row) for row in read_facts("software.yaml", "recipes").values())
@@ -41,8 +43,15 @@ BLOCK = 128
 
 def software_of(run: Run) -> Software:
     """Returns what is known of the program of a run; a row whose notes say so was compiled."""
-    found = PROGRAMS.get(find_beginning(run.framework, PROGRAMS), SOFTWARE["modern"])
+    listed = find_beginning(run.framework, PROGRAMS)
+    found = PROGRAMS[listed] if listed else SOFTWARE[profile_of(run)]
     return replace(found, fuses=True, by_hand=True) if "compile" in run.notes else found
+
+
+def profile_of(run: Run) -> str:
+    """Returns the name of the software profile of a run's program."""
+    listed = find_beginning(run.framework, _PROFILES)
+    return _PROFILES[listed] if listed else run.framework if run.framework in SOFTWARE else "modern"
 
 
 def attention_slowdown(run: Run, software: Software) -> float:

@@ -10,10 +10,12 @@ reason.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import ceil
 from pathlib import Path
 
 from autoddl.core.errors import InputError
+from autoddl.cost_models.profile import SHIPPED, Profile
 from autoddl.planner.process_pool import mapper
 from autoddl.validation.as_plan import price_as_plan
 from autoddl.validation.clusters import cluster_of
@@ -25,7 +27,7 @@ from autoddl.validation.scores import PricedRun
 from autoddl.validation.software import recomputation_of
 from autoddl.validation.step import price_step
 
-__all__ = ["assume_recomputation", "price_run", "price_run_as_plan", "validate"]
+__all__ = ["assume_recomputation", "price_run", "price_run_as_plan", "settled", "validate"]
 
 Progress = Callable[[str, int, int], None]
 SURE = 1.25
@@ -35,15 +37,15 @@ MICROBATCHES = (1, 2, 4, 8, 16)
 """Microbatches that a tuned run may have."""
 
 
-def validate(path: str | Path, progress: Progress = lambda *_: None, as_plan: bool = False, workers: int = 1
-             ) -> tuple[PricedRun, ...]:
+def validate(path: str | Path, progress: Progress = lambda *_: None, as_plan: bool = False, workers: int = 1,
+             profile: Profile = SHIPPED) -> tuple[PricedRun, ...]:
     """Prices every run of a CSV file; `progress` gets what is done, how often it was, and how often it will be.
 
-    With `as_plan` every run is priced as a plan, and by the templates of its layers besides. Raises InputError for a
-    table that cannot be read.
+    With `as_plan` every run is priced as a plan, on a machine with the constants of `profile`, and by the templates of
+    its layers besides. Raises InputError for a table that cannot be read.
     """
     runs, found = read_runs(path), list[PricedRun]()
-    with mapper(price_run_as_plan if as_plan else price_run, workers) as priced:
+    with mapper(partial(price_run_as_plan, profile=profile) if as_plan else price_run, workers) as priced:
         for i, one in enumerate(priced(runs)):
             progress("pricing", i, len(runs))
             found.append(one)
@@ -53,23 +55,31 @@ def validate(path: str | Path, progress: Progress = lambda *_: None, as_plan: bo
 def price_run(run: Run) -> PricedRun:
     """Returns the seconds and peak bytes of a run by templates of its layers, or the reason why there are none."""
     try:
-        run = assume_recomputation(run)
-        microbatch = run.microbatch or _fastest_microbatch(run)
+        run, microbatch = settled(run)
         memory = peak_bytes(run, microbatch) if run.peak_bytes else None
         return PricedRun(run, price_step(run, microbatch).seconds, memory)
     except (Unpriced, InputError) as error:
         return PricedRun(run, reason=str(error))
 
 
-def price_run_as_plan(run: Run) -> PricedRun:
+def settled(run: Run) -> tuple[Run, int]:
+    """Returns a run that says what it recomputes, and the sequences of its microbatch.
+
+    Raises Unpriced or InputError with the reason where there are none.
+    """
+    run = assume_recomputation(run)
+    return run, run.microbatch or _fastest_microbatch(run)
+
+
+def price_run_as_plan(run: Run, profile: Profile = SHIPPED) -> PricedRun:
     """Returns the seconds of a run as a plan has them, or the reason why there are none.
 
     Recomputation and microbatch that the row does not state are those that the templates find.
     """
     by_templates = price_run(run)
     try:
-        run = assume_recomputation(run)
-        seconds = price_as_plan(run, run.microbatch or _fastest_microbatch(run))
+        run, microbatch = settled(run)
+        seconds = price_as_plan(run, microbatch, profile)
         return PricedRun(run, seconds, by_templates.nbytes, by_templates=by_templates.seconds)
     except (Unpriced, InputError) as error:
         return PricedRun(run, reason=str(error), by_templates=by_templates.seconds)

@@ -49,7 +49,8 @@ def test_the_tree_keeps_all_contracts(copied: Path) -> None:
      "plans are made and read without torch"),
     ("search/certify/certificate.py", "from autoddl.search.exact import exact",
      "a certificate is checked without the solver"),
-    ("autoddl/api.py", "from autoddl.validation import validate", "only the shell knows the validation")], [
+    ("autoddl/api.py", "from autoddl.validation import validate",
+     "only the shell and the fit to runs know the validation")], [
     ("autoddl/schedule/traffic.py", "from autoddl.planner import task", "rooms import downward"),
     ("autoddl/runtime/batches.py", "from autoddl.planner import pins", "rooms import downward"),
     ("search/limits.py", "from autoddl.cost_models import units", "rooms import downward"),
@@ -81,5 +82,6 @@ def test_rooms_that_may_load_torch_are_listed() -> None:
     assert loads == {"autoddl.adapters", "autoddl.operators", "autoddl.operators.kernels", "autoddl.operators.trials",
                      "autoddl.capture", "autoddl.capture.patches", "autoddl.capture.rewrites", "autoddl.runtime",
                          "autoddl.runtime.collectives", "autoddl.runtime.checkpoints",
-                     "autoddl.explain", "autoddl.launch", "autoddl.calibrate", "autoddl.validation", "autoddl.cli",
+                     "autoddl.explain", "autoddl.launch", "autoddl.calibrate", "autoddl.validation", "autoddl.fitting",
+                     "autoddl.cli",
                      "autoddl.cli.tables"}

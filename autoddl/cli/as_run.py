@@ -1,0 +1,82 @@
+"""The machine of a plan as its programs run on it: a cluster, a software profile and a machine's constants."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+
+from autoddl.cli.tables import plan_tables
+from autoddl.core.errors import InputError
+from autoddl.core.plan import Plan
+from autoddl.cost_models import Cluster, load_cluster, show_seconds
+from autoddl.cost_models.profile import SHIPPED, Profile, load_profile, read_profile
+from autoddl.cost_models.software import run_by, software_named
+
+if TYPE_CHECKING:
+    from autoddl.api import Comparison
+
+__all__ = ["Machine", "as_run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine, and the program and constants with which it runs plans."""
+
+    cluster: Cluster
+    """The machine, whose programs are those of `software`, with the constants of `profile`."""
+    software: str | None
+    """Name of the software profile; None where none was asked for."""
+    profile: Profile
+    """The constants of the machine."""
+
+    @classmethod
+    def read(cls, path: Path, compiled: bool, software: str | None, profile: Path | None) -> "Machine":
+        """The machine that the options of a verb name. The software of a profile holds where none other is named."""
+        from autoddl.operators.fusion import as_compiled
+
+        known = SHIPPED if profile is None else load_profile(profile)
+        if software is not None and compiled:
+            raise InputError(f"--software {software} says what is compiled, and --compiled does too: drop --compiled")
+        name = software if software is not None or compiled else known.software
+        cluster = load_cluster(path)
+        if name is not None:
+            cluster = run_by(cluster, software_named(name))
+        return cls(known.on(as_compiled(cluster) if compiled else cluster), name, known)
+
+    def said_by(self, plan: Plan) -> Plan:
+        """Returns the plan, which says for which program and with which constants it was made, if any."""
+        told: dict[str, Any] = {} if self.software is None else {"software": self.software}
+        if self.profile != SHIPPED:
+            told["profile"] = self.profile.to_json()
+        return replace(plan, source={**plan.source, **told})
+
+    def with_ties(self, found: "tuple[Comparison, ...]") -> "tuple[Comparison, ...]":
+        """Returns a comparison, which says where a plan is too near the first to be told apart."""
+        from autoddl.explain.run_seconds import sureness
+
+        first = found[0].plan
+        if first is None:
+            return found
+        tie = f"a tie with {found[0].name}: closer than predictions of one model on one machine can tell"
+        return tuple(replace(row, detail="; ".join(filter(None, (row.detail, tie)))) if row.plan is not None
+                     and row.plan is not first
+                     and max(sureness(row.plan), sureness(first), key=lambda one: one.common).ties(
+                         row.plan.predicted.seconds, first.predicted.seconds) else row for row in found)
+
+
+def as_run(plan: Plan) -> tuple[RenderableType, dict[str, Any]]:
+    """The table and the figures of a plan; of one for a software profile, with its step as that program runs it."""
+    table, data, software = plan_tables.plan_table(plan), plan_tables.summary(plan), plan.source.get("software")
+    if software is None:
+        return table, data
+    from autoddl.explain.run_seconds import seconds_as_run, sureness
+
+    told = plan.source.get("profile")
+    profile = SHIPPED if told is None else read_profile(told, "the plan's profile")
+    seconds, known = seconds_as_run(plan, profile.by(software_named(software))), sureness(plan)
+    low, high = seconds * known.low, seconds * known.high
+    line = (f"as run by {software}: {show_seconds(seconds)} a step, with what overlaps and what the program adds; "
+            f"8 of 10 published runs of this kind would lie between {show_seconds(low)} and {show_seconds(high)}")
+    return Group(table, "", line), data | {"software": software, "as_run_seconds": seconds,
+                                           "as_run_interval": [low, high]}

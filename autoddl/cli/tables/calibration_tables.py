@@ -1,0 +1,78 @@
+"""Tables of a calibration: the errors before and after by source, and what every constant does."""
+
+from collections.abc import Sequence
+from math import sqrt
+from statistics import fmean
+from typing import Any
+
+from rich.console import Group, RenderableType
+
+from autoddl.cli.tables.table_style import columns
+from autoddl.cost_models.profile import CONSTANTS, SPREAD
+from autoddl.fitting.calibrate import Calibrated, Errors
+
+__all__ = ["calibration_rows", "calibration_table"]
+
+
+def calibration_rows(found: Calibrated) -> dict[str, Any]:
+    """The profile, the errors by source and by run, and the constants, under stable names; fractions."""
+    return {"profile": found.profile.to_json(),
+            "sources": {name: _errors(rows) for name, rows in _sources(found).items()},
+            "constants": {name: {"factor": found.profile[name], "spread": _spread(found, name),
+                                 "spread_before": SPREAD[name], "tenth_more": found.effects(name)[0]}
+                          for name in CONSTANTS},
+            "runs": [{"row": one.run.row, "source": one.run.source, "measured_seconds": one.run.seconds,
+                      "before": one.before, "fitted": one.fitted, "left_out": one.left_out,
+                      "source_left_out": one.source_left_out} for one in found.errors],
+            "unpriced": [{"row": one.run.row, "reason": one.reason} for one in found.unpriced]}
+
+
+def calibration_table(found: Calibrated) -> RenderableType:
+    """Errors by source, then the constants, then what has no price."""
+    errors = columns("source", "runs", "error before", "fitted", "run left out", "source left out")
+    every = {**_sources(found), **({"all": found.errors} if len(_sources(found)) > 1 else {})}
+    for name, rows in every.items():
+        values = _errors(rows)
+        errors.add_row(name, str(len(rows)), *(_percent(values[key]) for key in
+                                               ("before", "fitted", "left_out", "source_left_out")))
+    constants = columns("constant", "seconds", "give or take", "before", "a tenth more: steps longer by",
+                        "least to most")
+    for name in CONSTANTS:
+        mean, least, most = found.effects(name)
+        constants.add_row(name, f"x {found.profile[name]:.3f}", _percent(_spread(found, name)), _percent(SPREAD[name]),
+                          _percent(mean), f"{_percent(least)} to {_percent(most)}")
+    left = columns("no price: row", "reason")
+    for one in found.unpriced:
+        left.add_row(one.run.row, one.reason)
+    return Group(errors, "", constants, *(("", left) if found.unpriced else ()))
+
+
+def _sources(found: Calibrated) -> dict[str, list[Errors]]:
+    """The runs of every source, in the order of the table."""
+    sources: dict[str, list[Errors]] = {}
+    for one in found.errors:
+        sources.setdefault(one.run.source, []).append(one)
+    return sources
+
+
+def _errors(rows: Sequence[Errors]) -> dict[str, float | None]:
+    """Mean absolute errors of predicted over measured seconds."""
+    values: dict[str, list[float | None]] = {
+        "before": [one.before for one in rows], "fitted": [one.fitted for one in rows],
+        "left_out": [one.left_out for one in rows], "source_left_out": [one.source_left_out for one in rows]}
+    return {name: _mean([abs(1 / ratio - 1) for ratio in ratios if ratio is not None])
+            for name, ratios in values.items()}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def _spread(found: Calibrated, constant: str) -> float:
+    """The standard deviation of the logarithm of a constant."""
+    at = CONSTANTS.index(constant)
+    return sqrt(found.profile.covariance[at][at])
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"

@@ -1,0 +1,6 @@
+"""Fits the constants of a machine to measured runs, and says which runs to measure next.
+
+    prices           the seconds of a run as a plan, and what each constant of a profile does to them
+    least_squares    the constants that explain measured seconds best, how sure they are, and what is left out
+    calibrate        a table of runs -> a profile, with its errors before and after
+"""

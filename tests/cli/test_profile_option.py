@@ -1,0 +1,65 @@
+"""`--profile`: plans are made, compared, proved and shown with the constants of a machine."""
+
+import json
+from pathlib import Path
+
+import pytest
+from shell import FACTORY, LAPTOP, shell
+
+from autoddl.core.plan import load_plan
+from autoddl.cost_models import load_cluster, parse_cluster
+from autoddl.cost_models.profile import SHIPPED
+
+ASKED = (FACTORY, LAPTOP, "--mine", "dp=4", "--set", "layers=2", "--set", "width=64")
+SLOW = SHIPPED.times("matmul", 1.5).times("memory", 1.4).times("inner_links", 2.0).times("host", 3.0)
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> str:
+    path = tmp_path / "profile.yaml"
+    path.write_text(SLOW.to_yaml())
+    return str(path)
+
+
+def test_plan_and_compare_have_the_seconds_of_the_machine(tmp_path: Path, profile: str) -> None:
+    out = tmp_path / "plan.json"
+    plain = json.loads(shell("plan", *ASKED, "--json").out)
+    slow = json.loads(shell("plan", *ASKED, "--profile", profile, "-o", str(out), "--json").out)
+    assert plain["compute_seconds"] < slow["compute_seconds"] < 1.5 * plain["compute_seconds"]
+    sent, before = (sum(one["communication_seconds"].values()) for one in (slow, plain))
+    assert before < sent < 2 * before
+    rows = json.loads(shell("compare", *ASKED, "--profile", profile, "--json").out)
+    mine = next(row for row in rows if row["name"] == "mine") if isinstance(rows, list) else rows["mine"]
+    assert mine["predicted_seconds"] == slow["predicted_seconds"]
+
+
+def test_a_plan_says_its_constants_and_its_proof_counts_them(tmp_path: Path, profile: str) -> None:
+    out = tmp_path / "plan.json"
+    assert shell("plan", *ASKED, "--profile", profile, "-o", str(out)).code == 0
+    plan = load_plan(out)
+    assert plan.source["profile"] == json.loads(json.dumps(SLOW.to_json()))
+    assert parse_cluster(plan.source["cluster"], "the plan's") == SLOW.on(load_cluster(LAPTOP))
+    assert shell("explain", str(out), "--proof").code == 0
+
+
+def test_the_step_as_run_has_them_too(tmp_path: Path, profile: str) -> None:
+    plain, slow = (json.loads(shell("plan", *ASKED, "--software", "eager", *more, "--json").out)
+                   for more in ((), ("--profile", profile)))
+    assert slow["as_run_seconds"] > plain["as_run_seconds"]
+
+
+def test_the_software_of_a_profile_holds_where_none_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "nemo.yaml"
+    path.write_text("software: nemo\nconstants: {matmul: 1.1}\n")
+    assert json.loads(shell("plan", *ASKED, "--profile", str(path), "--json").out)["software"] == "nemo"
+    named = shell("plan", *ASKED, "--profile", str(path), "--software", "eager", "--json")
+    assert json.loads(named.out)["software"] == "eager"
+
+
+def test_a_profile_of_another_device_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.yaml"
+    path.write_text("devices: [H100-80GB]\nconstants: {matmul: 1.1}\n")
+    said = shell("plan", *ASKED, "--profile", str(path))
+    assert said.code == 2 and "says nothing of half-core" in said.err
+    said = shell("validate", "runs.csv", "--profile", str(path))
+    assert said.code == 2 and "add --as-plan" in said.err

@@ -1,0 +1,101 @@
+"""A profile is fitted to measured runs: hidden constants come out again, and few runs move little."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from published import ROW, run, table
+from rich.console import Console
+from shell import shell
+
+from autoddl.cli.tables.calibration_tables import calibration_table
+from autoddl.core.errors import InputError
+from autoddl.cost_models.profile import CONSTANTS, SHIPPED, SPREAD, load_profile
+from autoddl.fitting.calibrate import FEWEST, Calibrated, calibrate_runs
+from autoddl.fitting.prices import At, price_at
+from autoddl.validation.as_plan import price_as_plan
+from autoddl.validation.runs import Run
+
+SMALL = {"hidden": 512, "heads": 8, "vocab": 2048, "seq": 256, "global_batch": 16, "n_gpus": 2,
+         "dp": 2, "tp": 1, "microbatch": 4, "precision": "bf16", "framework": "torchtitan", "layers": 1}
+KINDS: tuple[dict[str, object], ...] = ({}, {"hidden": 2048, "heads": 16}, {"vocab": 32768}, {"seq": 2048},
+                                        {"hidden": 1024, "microbatch": 8})
+HIDDEN = SHIPPED.times("matmul", 1.2).times("memory", 1.15).times("host", 1.5)
+"""The constants of the machine on which these runs are measured."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, ...]:
+    """Runs whose measured seconds are those of a machine with the hidden constants."""
+    folder = tmp_path_factory.mktemp("runs")
+    plain = [run(folder, **SMALL | kind | {"row_id": str(i), "source_id": f"source {i % 2}"})
+             for i, kind in enumerate(KINDS)]
+    return tuple(replace(one, seconds=price_as_plan(one, one.microbatch, HIDDEN)) for one in plain)
+
+
+@pytest.fixture(scope="module")
+def found(runs: tuple[Run, ...]) -> Calibrated:
+    return calibrate_runs(runs)
+
+
+def test_a_machine_with_other_constants_is_foreseen_after_a_calibration(found: Calibrated) -> None:
+    before, fitted, left_out = (max(abs(1 / getattr(one, name) - 1) for one in found.errors)
+                                for name in ("before", "fitted", "left_out"))
+    assert before > 0.1 and fitted < 0.02 and left_out < 0.06
+    assert found.profile["host"] == pytest.approx(1.5, rel=0.1)  # which these small runs wait for
+    assert found.profile["outer_links"] == pytest.approx(1.0)  # which no run of one node tells anything of
+
+
+def test_runs_say_how_sure_the_constants_are_that_decide_them(found: Calibrated) -> None:
+    spread = {name: found.profile.covariance[i][i] ** 0.5 for i, name in enumerate(CONSTANTS)}
+    assert spread["host"] < SPREAD["host"] / 5 and spread["outer_links"] == pytest.approx(SPREAD["outer_links"])
+
+
+def test_a_source_is_foreseen_by_the_others(found: Calibrated) -> None:
+    assert all(one.source_left_out is not None for one in found.errors)
+    assert {one.run.source for one in found.errors} == {"source 0", "source 1"}
+
+
+def test_shares_of_constants_are_what_moving_them_does(runs: tuple[Run, ...]) -> None:
+    priced = price_at(At(runs[1]))
+    assert priced.seconds == pytest.approx(price_as_plan(runs[1], 4))
+    moved = price_as_plan(runs[1], 4, SHIPPED.times("matmul", 1.1))
+    assert moved / priced.seconds - 1 == pytest.approx(0.1 * priced.shares[0], rel=0.1)
+    assert 0.9 < sum(priced.shares) < 1.1  # nothing but these constants makes a step
+
+
+def test_three_runs_do_not_fit_ten_constants(runs: tuple[Run, ...]) -> None:
+    few = calibrate_runs([replace(one, seconds=1.01 * price_as_plan(one, one.microbatch)) for one in runs[:3]])
+    assert all(abs(factor - 1) < 0.05 for factor in few.profile.factors)
+
+
+def test_fewer_than_three_runs_are_refused(runs: tuple[Run, ...]) -> None:
+    with pytest.raises(InputError, match=f"2 runs with a price .* give {FEWEST} or more"):
+        calibrate_runs(runs[:2])
+    unknown = replace(runs[0], device="Z80")
+    with pytest.raises(InputError, match=r"2 runs with a price .* the first of 1 without a price: .*Z80"):
+        calibrate_runs([*runs[:2], unknown])
+
+
+def test_the_table_says_what_each_constant_does(found: Calibrated) -> None:
+    console = Console(width=150)
+    with console.capture() as said:
+        console.print(calibration_table(found))
+    text = said.get()
+    assert all(name in text for name in (*CONSTANTS, "source 0", "source 1", "a tenth more", "run left out"))
+
+
+def test_the_shell_writes_a_profile_that_validate_and_plan_read(tmp_path: Path, runs: tuple[Run, ...]) -> None:
+    rows = [ROW | SMALL | kind | {"row_id": str(i), "iter_time_s": one.seconds}
+            for i, (kind, one) in enumerate(zip(KINDS, runs, strict=True))]
+    path, out = str(table(tmp_path, *rows)), tmp_path / "profile.yaml"
+    said = shell("calibrate", path, "-o", str(out), "--json")
+    assert said.code == 0, said.err
+    data, profile = json.loads(said.out), load_profile(out)
+    assert data["profile"] == json.loads(json.dumps(profile.to_json()))
+    assert (profile.software, profile.devices, profile.runs) == ("torchtitan", ("A100-80GB",), 5)
+    known = json.loads(shell("validate", path, "--as-plan", "--by", "run", "--profile", str(out), "--json").out)
+    plain = json.loads(shell("validate", path, "--as-plan", "--by", "run", "--json").out)
+    errors = [max(abs(row["error"]) for row in rows) for rows in (known, plain)]
+    assert errors[0] < errors[1] / 4
