@@ -21,7 +21,8 @@ from autoddl.core.conversion import Step
 from autoddl.core.errors import InputError
 from autoddl.core.layout import B, Layout
 
-__all__ = ["DEPTHS", "Depths", "divide_steps", "kept_layout", "parse_depths", "show_depths", "summed_layout"]
+__all__ = ["DEPTHS", "Depths", "added_layout", "divide_steps", "kept_layout", "parse_depths", "show_depths",
+           "summed_layout"]
 
 DEPTHS = ("O", "OG", "OGW")
 """What is split on an axis, by depth: 0, 1, 2."""
@@ -51,6 +52,16 @@ def kept_layout(stored: Layout, used: Layout, depths: Depths) -> Layout:
 def summed_layout(stored: Layout, yielded: Layout, depths: Depths) -> Layout:
     """G: the layout in which the gradients of several microbatches add up."""
     return _mixed(stored, yielded, depths, 1)
+
+
+def added_layout(stored: Layout, yielded: Layout, summed: Layout, sends: tuple[bool, bool]) -> Layout:
+    """The layout in which gradients of microbatches add up on a rank; `sends` tells of the steps to G, and behind it.
+
+    It is G where both send, and the yielded layout where the last alone do. Gradients that nothing is sent of behind a
+    microbatch add up as the parameter is stored.
+    """
+    each, last = sends
+    return (summed if each else yielded) if last else stored
 
 
 def _mixed(stored: Layout, other: Layout, depths: Depths, least: int) -> Layout:

@@ -13,12 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import zip_longest
-from math import inf
+from math import inf, prod
 
 from autoddl.core.errors import Infeasible, InputError, MismatchError
 from autoddl.core.graph import Op
 from autoddl.core.hubs import HUB, add_hubs
-from autoddl.core.layout import Mesh
+from autoddl.core.layout import Mesh, local_shape
 from autoddl.core.plan import Conversion, Decision, Plan, Stored
 from autoddl.core.problem import Problem
 from autoddl.core.recompute import SEARCH, policy_blocks
@@ -41,7 +41,9 @@ from autoddl.planner.question import (
     split_by_microbatches,
 )
 from autoddl.pricing.build_problem import Row
+from autoddl.pricing.price import Pricing, add_seconds
 from autoddl.pricing.space import Variable
+from autoddl.schedule.buckets import parameter_edges
 from autoddl.schedule.memory_line import with_memory_peak
 from autoddl.search.certify.alternatives import alternatives, bounding_beliefs, option_bounds
 from autoddl.search.certify.certificate import check_certificate
@@ -86,6 +88,7 @@ class Explained:
         budget     bytes that a rank may use
         blocks     seconds and bytes of each block
         axes       (mesh axes, seconds, bytes sent) of the collectives over them
+        added      seconds in which gradients of microbatches are added up
         moment     the moments of the row that the budget is proved by, and its bytes under the plan
         unruled    (operator, seconds) of the operators that are replicated because they have no rule
         tried      (operator, dimension string) of those whose rule was found by trying
@@ -98,6 +101,7 @@ class Explained:
     budget: float
     blocks: tuple[BlockCost, ...]
     axes: tuple[tuple[str, float, float], ...]
+    added: float
     moment: tuple[str, float]
     unruled: tuple[tuple[str, float], ...]
     tried: tuple[tuple[str, str], ...]
@@ -154,8 +158,15 @@ def explain(plan: Plan, names: Sequence[str] = (), count: int = 3) -> Explained:
     problem, choice = made.with_bytes()
     moment = row_text(made.row), problem.nbytes(choice)
     return Explained(predicted.seconds, predicted.peak_bytes, plan.budget, block_costs(made), axes,
-                     moment, unruled, tried, untried,
+                     _added(plan, made.pricing), moment, unruled, tried, untried,
                      _named(made, names, count, plan.source["tolerance"]) if names else ())
+
+
+def _added(plan: Plan, pricing: Pricing) -> float:
+    """Seconds in which a rank adds gradients of microbatches up."""
+    return (plan.microbatches - 1) * sum(
+        add_seconds(pricing, edge.tensor, prod(local_shape(edge.tensor.shape, edge.added, plan.mesh)))
+        for edge in parameter_edges(plan, pricing.graph) if edge.tensor.trained and edge.added is not None)
 
 
 def _matching(made: Rebuilt, names: Sequence[str]) -> list[int]:

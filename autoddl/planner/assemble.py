@@ -18,12 +18,13 @@ from autoddl.core.layout import Layout, local_shape
 from autoddl.core.plan import BUCKET_BYTES, Conversion, Decision, Plan, Prediction, Stored
 from autoddl.core.problem import Solution
 from autoddl.core.stages import SEND
-from autoddl.core.state_layouts import Depths, kept_layout, show_depths, summed_layout
+from autoddl.core.state_layouts import Depths, added_layout, kept_layout, show_depths, summed_layout
 from autoddl.cost_models import link_of
 from autoddl.operators.rules.table import has_rule
 from autoddl.pricing.build_problem import carries, edges_of, gathered_back
 from autoddl.pricing.price import (
     Pricing,
+    add_seconds,
     cast_seconds,
     cone_cost,
     inner_seconds,
@@ -34,6 +35,7 @@ from autoddl.pricing.price import (
 )
 from autoddl.pricing.space import Choice, Variable
 from autoddl.pricing.sparse_routes import sparse_steps
+from autoddl.schedule.buckets import has_collective
 
 __all__ = ["Assembled", "assemble", "assemble_choice", "plan_of"]
 
@@ -66,6 +68,11 @@ class _Parts:
         """Adds the price of casting the smallest of the shards in several layouts, `times` over."""
         elements = min(prod(local_shape(source.shape, layout, self.pricing.mesh)) for layout in layouts)
         self.local += cast_seconds(self.pricing, source, target, elements) * times
+
+    def add_up(self, tensor: Tensor, layout: Layout) -> None:
+        """Adds the price of adding gradients of the microbatches up in a layout."""
+        elements = prod(local_shape(tensor.shape, layout, self.pricing.mesh))
+        self.local += add_seconds(self.pricing, tensor, elements) * (self.pricing.microbatches - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,20 +147,22 @@ def _parameter(pricing: Pricing, tensor: Tensor, ends: _Ends, saved: bool, parts
     parts.add(tensor, once, ends.stored)
     parts.add(tensor, each, kept, m * (1 + saved))
     if tensor.master:
-        first_sends, then_sends = (any(step.kind in COLLECTIVES for step in steps) for steps in (once, each))
+        first_sends, then_sends = has_collective(once), has_collective(each)
         times = m * (1 + saved) if then_sends and not first_sends else 1
         sliced = () if first_sends or then_sends else (ends.used,)
         parts.cast(tensor.stored, tensor, (ends.stored, *sliced), times)
     if ends.yielded is None:
         return once + each, ()
-    summed = summed_layout(ends.stored, ends.yielded, ends.depths)
-    first = way(tensor.gradient, ends.yielded, summed, "gradients") if m > 1 else ()
-    start = summed if m > 1 else ends.yielded
-    last = sparse_steps(pricing, tensor.gradient, start, ends.stored) if ends.sparse else \
-        way(tensor.gradient, start, ends.stored, "gradients")
-    parts.add(tensor.gradient, first, ends.yielded, m)
-    parts.add(tensor.gradient, last, start)
+    summed = summed_layout(ends.stored, ends.yielded, ends.depths) if m > 1 else ends.yielded
+    first = way(tensor.gradient, ends.yielded, summed, "gradients")
+    last = sparse_steps(pricing, tensor.gradient, summed, ends.stored) if ends.sparse else \
+        way(tensor.gradient, summed, ends.stored, "gradients")
+    sends = has_collective(first), has_collective(last)
+    parts.add(tensor.gradient, first, ends.yielded, m if sends[0] or not sends[1] else 1)
+    parts.add(tensor.gradient, last, summed, 1 if sends[1] else m)
     parts.cast(tensor, tensor.gradient, (ends.yielded,), m)
+    if m > 1:
+        parts.add_up(tensor, added_layout(ends.stored, ends.yielded, summed, sends))
     return once + each, first + last
 
 

@@ -41,7 +41,7 @@ from autoddl.operators.footprints.view_storages import is_moved, moved_reads
 from autoddl.operators.work import VIEWS, base
 from autoddl.pricing.choice_classes import pieces_of
 from autoddl.pricing.choices import Choice, numbered
-from autoddl.pricing.edge_tables import Ends, sends
+from autoddl.pricing.edge_tables import Ends
 from autoddl.pricing.lifetimes import IN_TRANSIT, RESIDUAL, TAKEN_OFF, Pattern, What
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.routes import Routes
@@ -164,7 +164,7 @@ def _edge_rows(ends: Ends, pattern: Pattern, rows: Rows) -> Array:
             found += weight * ends.back.part * np.minimum(ends.back.nbytes[here][:, None],
                                                           ends.back.nbytes[ends.yields])
         elif what[0] == "gradient summed":
-            found += weight * _summed(ends, rows)
+            found += weight * ends.sum_bytes(rows)
         elif what[0] == "converted":
             found += weight * what[1] * copies["not converted"]
     return found
@@ -200,15 +200,3 @@ def _passed(routes: Routes) -> Array:
     """Bytes of each layout's piece, none where every axis splits the tensor."""
     states = decode_states(routes.codes, len(routes.layouts[0]))
     return np.where((states > PARTIAL).all(axis=1), 0.0, routes.nbytes)
-
-
-def _summed(ends: Ends, rows: Rows) -> Array:
-    """Bytes of the sum of the gradients of several microbatches.
-
-    The sum is in layout G where gradients are reduced in each microbatch and again at the end. Where they are reduced
-    only at the end it is as backward yields it; else it is as the parameter is stored.
-    """
-    wanted, summed = ends.wanted[rows][:, None], np.maximum(ends.summed(rows), 0)
-    each, last = sends(ends.back, ends.yields[None], summed), sends(ends.back, summed, wanted)
-    nbytes = ends.back.nbytes
-    return np.where(last, np.where(each, nbytes[summed], nbytes[ends.yields]), nbytes[ends.here[rows]][:, None])

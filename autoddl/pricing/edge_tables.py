@@ -1,6 +1,7 @@
 """Prices an edge in seconds, for every pair of a class of its writer's choices and a class of its reader's.
 
-    seconds    m (route(out -> in) + route(gradient -> wanted)), of a parameter by way of W and G (`price`)
+    seconds    m (route(out -> in) + route(gradient -> wanted)), of a parameter by way of W and G (`price`), with its
+               casts and the additions of its gradients
 
 Equal tables share their cells, because readers of one tensor are often alike. Cells are computed when they are asked
 for, some rows at a time: a search never reads all numbers of all large tables.
@@ -24,7 +25,7 @@ from autoddl.core.layout_codes import BASE
 from autoddl.operators.work import VIEWS, base
 from autoddl.pricing.choice_classes import Ports
 from autoddl.pricing.choices import numbered
-from autoddl.pricing.price import Pricing, cast_seconds, routes_of
+from autoddl.pricing.price import Pricing, add_seconds, cast_seconds, routes_of
 from autoddl.pricing.routes import Routes
 from autoddl.pricing.space import Variable
 from autoddl.pricing.sparse_routes import sparse_seconds
@@ -134,6 +135,21 @@ class Ends:
     def summed(self, rows: Rows) -> Classes:
         """The position of G for some rows and every column, -1 where no such layout is legal."""
         return _between(self.back, self.wanted[rows], self.yields, _masked(self.depths[rows], self.back, 1))
+
+    def reduces(self, rows: Rows) -> tuple[Bools, Bools]:
+        """Whether yielded -> G has a collective, and whether G -> O has one, for some rows and every column."""
+        summed = np.maximum(self.summed(rows), 0)
+        return sends(self.back, self.yields[None], summed), sends(self.back, summed, self.wanted[rows][:, None])
+
+    def sum_bytes(self, rows: Rows) -> Array:
+        """Bytes of the sum of the gradients of several microbatches, for some rows and every column.
+
+        The sum is in layout G where gradients are reduced in each microbatch and again at the end. Where they are
+        reduced only at the end it is as backward yields it; else it is as the parameter is stored.
+        """
+        summed, nbytes = np.maximum(self.summed(rows), 0), self.back.nbytes
+        each, last = self.reduces(rows)
+        return np.where(last, np.where(each, nbytes[summed], nbytes[self.yields]), nbytes[self.here[rows]][:, None])
 
 
 def seconds_twice(seconds: Cells, ends: Ends) -> Cells:
@@ -261,36 +277,42 @@ def _seconds(pricing: Pricing, ports: Ports, ends: Ends, use: Use, rows: Rows) -
                        times.gather, times.forward + use.back * times.backward)
     if flows:
         found += _reduced(pricing, ports, ends, rows)
-    return counted(found, pricing.hidden) + _casts(pricing, ends, rows, use.back, flows)
+    found = counted(found, pricing.hidden) + _casts(pricing, ends, rows, use.back, flows)
+    return found + _added_up(pricing, ends, rows) if flows and pricing.microbatches > 1 else found
 
 
 def _reduced(pricing: Pricing, ports: Ports, ends: Ends, rows: Rows) -> Array:
     """Conversions of a parameter's gradient; those of rows with sparse sums end with one, after the last backward."""
     times, wanted, yields = pricing.times, ends.wanted[rows], ends.yields
+    once: float | Array = times.reduce
     if pricing.microbatches == 1:
-        found = _times(_gathered(ports.turned(ends.back), wanted, yields), times.reduce)
+        summed = yields[None]
+        found = _times(_gathered(ports.turned(ends.back), wanted, yields), once)
     else:
         summed = ends.summed(rows)
-        found = _by_way_of(ends.back.seconds, yields[None], summed, wanted[:, None], times.backward, times.reduce)
+        each, last = ends.reduces(rows)
+        once = np.where(each | ~last, times.backward, times.reduce)
+        found = _by_way_of(ends.back.seconds, yields[None], summed, wanted[:, None], once,
+                           np.where(last, times.reduce, times.backward))
     sparse = ends.depths[rows] // 3 ** len(ends.back.layouts[0]) > 0
     if not sparse.any() or ends.tensor is None:
         return found
-    last = sparse_seconds(pricing, ends.tensor.gradient)
-    if pricing.microbatches == 1:
-        other = _times(last[yields[None], wanted[:, None]], times.reduce)
-    else:
-        other = _times(ends.back.seconds[yields[None], summed], times.backward) + _times(
-            last[summed, wanted[:, None]], times.reduce)
-        other = np.where(summed < 0, np.inf, other)
+    ends_sparse = sparse_seconds(pricing, ends.tensor.gradient)[summed, wanted[:, None]]
+    other = _times(ends_sparse, times.reduce)
+    if pricing.microbatches > 1:
+        other = np.where(summed < 0, np.inf, other + _times(ends.back.seconds[yields[None], summed], once))
     return np.where(sparse[:, None], other, found)
 
 
-def _times(seconds: Array, count: float) -> Array:
+def _times(seconds: Array, count: float | Array) -> Array:
     """`count` times the seconds; infinite ones, which forbid, stay infinite."""
-    return counted(seconds, 1.0 - count) if count == 0 else seconds * count
+    if np.all(count):
+        return seconds * count
+    return np.where(np.isfinite(seconds), seconds, 0.0) * count + np.where(np.isfinite(seconds), 0.0, np.inf)
 
 
-def _by_way_of(seconds: Array, start: Classes, middle: Classes, end: Classes, first: float, second: float) -> Array:
+def _by_way_of(seconds: Array, start: Classes, middle: Classes, end: Classes, first: float | Array,
+               second: float | Array) -> Array:
     """`first` times the route to the middle, `second` times that behind it; infinite where there is no middle."""
     found: Array = _times(seconds[start, middle], first) + np.where(middle == end, 0.0,
                                                                     _times(seconds[middle, end], second))
@@ -317,6 +339,14 @@ def _casts(pricing: Pricing, ends: Ends, rows: Rows, back: bool, flows: bool) ->
         elements = ends.routes.nbytes[ends.yields] / tensor.itemsize
         found += pricing.times.backward * _each(partial(cast_seconds, pricing, tensor, tensor.gradient), elements)
     return found
+
+
+def _added_up(pricing: Pricing, ends: Ends, rows: Rows) -> Array:
+    """Seconds of adding a parameter's gradients of several microbatches up."""
+    tensor = ends.tensor
+    assert tensor is not None
+    elements = ends.sum_bytes(rows) / tensor.gradient.itemsize
+    return pricing.adds * _each(partial(add_seconds, pricing, tensor), elements)
 
 
 def _each(seconds: Callable[[float], float], elements: Array) -> Array:

@@ -18,7 +18,12 @@ in which backward yields them and O (`core.state_layouts`):
 
     seconds of a parameter = route(O -> W) + m (1 + saved) route(W -> used) + m route(yielded -> G) + route(G -> O)
 
-`saved` is 1 if backward reads the weight. With one microbatch the gradient takes route(yielded -> O).
+`saved` is 1 if backward reads the weight. With one microbatch the gradient takes route(yielded -> O). Of a
+gradient that is sent in one half of its way alone, that half decides how often the whole is taken.
+
+From the second microbatch on each gradient is added to the sum of the earlier ones: two are read and one is written.
+
+    seconds of adding up = (m - 1) elementwise(3 * bytes of the sum)                (`core.state_layouts.added_layout`)
 
 So every second is counted so often as its part of the step comes (`Counts`). A stage of a pipeline counts seconds as a
 path of the schedule does where the other stages are known. It adds what its messages take (`Ports`).
@@ -68,9 +73,9 @@ from autoddl.pricing.optimizers import optimizer_of
 from autoddl.pricing.ring_seconds import exposed_seconds
 from autoddl.pricing.routes import Routes, routes
 
-__all__ = ["Counts", "Kernels", "Ports", "Pricing", "cast_seconds", "cone_cost", "end_seconds", "floor_passes",
-           "floor_seconds", "floor_sums", "inner_seconds", "inner_sent", "kernel_of", "op_seconds", "pass_seconds",
-           "routes_of", "steps_of", "update_seconds"]
+__all__ = ["Counts", "Kernels", "Ports", "Pricing", "add_seconds", "cast_seconds", "cone_cost", "end_seconds",
+           "floor_passes", "floor_seconds", "floor_sums", "inner_seconds", "inner_sent", "kernel_of", "op_seconds",
+           "pass_seconds", "routes_of", "steps_of", "update_seconds"]
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -162,6 +167,14 @@ class Pricing:
         """How often seconds count."""
         return self.counts or Counts(self.microbatches, self.microbatches)
 
+    @property
+    def adds(self) -> float:
+        """How often a gradient is added to the sum of earlier ones.
+
+        The first of m microbatches has none to add to. So each backward has (m - 1) / m of an addition in the mean.
+        """
+        return self.times.backward * (self.microbatches - 1) / self.microbatches
+
     def names(self, axes: tuple[int, ...]) -> str:
         """The names of some axes as text, like `net+node`."""
         return "+".join(self.mesh.names[a] for a in axes)
@@ -251,6 +264,11 @@ def cast_seconds(pricing: Pricing, source: Tensor, target: Tensor, elements: flo
     if source.dtype == target.dtype:
         return 0.0
     return elementwise_seconds(pricing.cluster.device, elements * (source.itemsize + target.itemsize))
+
+
+def add_seconds(pricing: Pricing, tensor: Tensor, elements: float) -> float:
+    """Seconds in which a gradient of `elements` is added to the sum of those of earlier microbatches."""
+    return elementwise_seconds(pricing.cluster.device, 3.0 * elements * tensor.gradient.itemsize)
 
 
 def update_seconds(pricing: Pricing, tensor: Tensor, stored: Layout) -> float:

@@ -12,10 +12,10 @@ from autoddl.core.conversion import COLLECTIVES, Step, group_size, step_sizes
 from autoddl.core.graph import Kind, Tensor
 from autoddl.core.layout import Layout, local_shape
 from autoddl.cost_models import MESSAGE_ALGORITHMS, collective, wire_seconds
-from autoddl.pricing.price import Pricing, cast_seconds
+from autoddl.pricing.price import Pricing, add_seconds, cast_seconds
 from autoddl.schedule.traffic import PlannedCollective
 
-__all__ = ["Action", "Actions", "Compute", "Leg", "Pass", "Start", "Wait"]
+__all__ = ["ADDED", "Action", "Actions", "Compute", "Leg", "Pass", "Start", "Wait"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,9 @@ class Pass:
     name: str
 
 
+ADDED = "add gradient of"
+"""Begins the names of computations that add a gradient to those of earlier microbatches."""
+
 Action = Compute | Start | Wait | Pass
 Leg = Compute | Start
 """A step of a conversion."""
@@ -79,6 +82,7 @@ class Actions:
         pricing        prices every step
         at             coordinate of the rank
         as_searched    whether a parameter has its share of the collectives of a full bucket, as the search prices it
+        adds           the part that counts of every addition of a gradient to those of earlier microbatches
         done           the actions
         started        number of collectives started
         coded          by number, those in flight whose values are decoded behind the wait
@@ -87,6 +91,7 @@ class Actions:
     pricing: Pricing
     at: tuple[int, ...]
     as_searched: bool = False
+    adds: float = 1.0
     done: list[Action] = field(default_factory=list)
     started: int = 0
     coded: dict[int, Start] = field(default_factory=dict)
@@ -128,6 +133,13 @@ class Actions:
         seconds = cast_seconds(self.pricing, source, target, min(map(prod, pieces)))
         if seconds:
             self.done.append(Compute(f"cast {origin}", seconds))
+
+    def add_up(self, tensor: Tensor, layout: Layout, origin: str) -> None:
+        """Appends the addition of a gradient to the sum of those of earlier microbatches, in a layout."""
+        elements = prod(local_shape(tensor.shape, layout, self.pricing.mesh, self.at))
+        seconds = self.adds * add_seconds(self.pricing, tensor, elements)
+        if seconds:
+            self.done.append(Compute(f"{ADDED} {origin}", seconds, seconds))
 
     def legs(self, steps: Sequence[Step], tensors: Sequence[Tensor], starts: Sequence[Layout], direction: str,
              origin: str) -> tuple[Leg, ...]:

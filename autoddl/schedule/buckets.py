@@ -18,7 +18,7 @@ from autoddl.core.conversion import COLLECTIVES, Step, step_sizes
 from autoddl.core.graph import Graph, Kind, Tensor
 from autoddl.core.layout import Layout, Mesh
 from autoddl.core.plan import Conversion, Plan
-from autoddl.core.state_layouts import divide_steps, kept_layout, summed_layout
+from autoddl.core.state_layouts import added_layout, divide_steps, kept_layout, summed_layout
 from autoddl.operators.recomputed import recomputed_ops
 from autoddl.operators.work import read_back
 
@@ -107,6 +107,15 @@ class ParameterEdge:
     def is_sparse(self) -> bool:
         """Whether the sum of its gradients is sparse, so that there is a residual."""
         return any(step.is_sparse for step in self.backward)
+
+    @property
+    def added(self) -> Layout | None:
+        """The layout in which gradients of several microbatches add up; None where there are none."""
+        yielded = self.conversion.gradient
+        if self.microbatches == 1 or self.summed is None or yielded is None:
+            return None
+        each, last = map(has_collective, divide_steps(self.backward, yielded, self.summed))
+        return added_layout(self.conversion.source, yielded, self.summed, (each, last))
 
     @property
     def is_direct(self) -> bool:

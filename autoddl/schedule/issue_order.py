@@ -48,14 +48,16 @@ class KnownPrices:
 
 
 def list_actions(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, known: KnownPrices | None = None,
-                 as_searched: bool = False) -> tuple[Action, ...]:
+                 as_searched: bool = False, adds: float = 1.0) -> tuple[Action, ...]:
     """The actions of `rank` in one step. `graph` is the planned one, of one microbatch; `known` keeps prices.
+
+    `adds` is the part that counts of every addition of gradients.
 
     With `as_searched` a parameter has its share of the collectives of a full bucket, as the search prices it. The
     actions are those of a backward that is not split.
     """
     pricing = Pricing(graph, plan.mesh, cluster, microbatches=plan.microbatches, recompute=plan.recompute)
-    actions = Actions(pricing, plan.mesh.coordinate(rank), as_searched)
+    actions = Actions(pricing, plan.mesh.coordinate(rank), as_searched, adds)
     rows = parameter_edges(plan, graph)
     edges = {edge.tensor.fqn: edge for edge in rows}
     program = _Program(plan, graph, actions, edges, TimedGathers(actions, edges, gather_buckets(plan, graph, rows)),
@@ -100,7 +102,7 @@ class _Program:
         """Forward and backward of one microbatch."""
         self.part, last = part, part == self.plan.microbatches - 1
         self.gathers.begin(last)
-        self.reductions.begin(last)
+        self.reductions.begin(part, last)
         self.actions.done.append(Pass("forward"))
         for i, op in enumerate(self.graph.ops):
             self.arrive(i, op)

@@ -87,11 +87,12 @@ class TimedReductions:
     """Writes reductions as actions."""
 
     def __init__(self, actions: Actions, edges: Edges, buckets: tuple[Bucket, ...]) -> None:
-        self._actions, self._edges = actions, edges
+        self._actions, self._edges, self._buckets = actions, edges, buckets
         self._place = {fqn: b for b, bucket in enumerate(buckets) for fqn in bucket.members}
         self._paths = [self._path(bucket) for bucket in buckets]
+        self._added = {fqn: edge.added for fqn, edge in edges.items() if edge.added is not None}
         self._protocol = ReduceProtocol(buckets)
-        self.begin(last=True)
+        self.begin(0, last=True)
 
     def _path(self, bucket: Bucket) -> tuple[Leg, ...]:
         members = [self._edges[fqn] for fqn in bucket.members]
@@ -100,8 +101,9 @@ class TimedReductions:
         return _late(self._actions.legs((*bucket.steps, *bucket.once), [m.tensor.gradient for m in members], starts,
                                         "backward", origin))
 
-    def begin(self, last: bool) -> None:
-        """Before a microbatch, the `last` of the step or not."""
+    def begin(self, part: int, last: bool) -> None:
+        """Before microbatch `part`, the `last` of the step or not."""
+        self._part = part
         self._protocol.begin(last)
         self._open: dict[int, int | None] = {}
 
@@ -114,19 +116,34 @@ class TimedReductions:
             tensor, start = edge.tensor, edge.conversion.gradient
             self._actions.cast(tensor, tensor.gradient, [start], f"gradient of {fqn}")
             if fqn in self._place:
+                if not self._buckets[self._place[fqn]].per_microbatch:
+                    self._add_up([fqn])
                 self._do(self._protocol.arrive(self._place[fqn]))
             else:
                 legs = self._actions.legs(edge.backward, [tensor.gradient], [start], "backward", fqn)
                 self._actions.run(_late(legs))
+                self._add_up([fqn])
 
     def finish(self) -> None:
-        """Called at the end of a backward: reduces everything that is left."""
+        """Called at the end of a backward: reduces everything that is left, and adds up what the steps came to."""
         self._do(self._protocol.finish())
+        for b in self._protocol.due:
+            bucket = self._buckets[b]
+            if bucket.per_microbatch and not (bucket.once and self._protocol.is_last):
+                self._add_up(bucket.members)
+
+    def _add_up(self, fqns: Sequence[str]) -> None:
+        """Adds gradients to those of earlier microbatches, where there are any."""
+        for fqn in fqns if self._part else ():
+            self._actions.add_up(self._edges[fqn].tensor, self._added[fqn], fqn)
 
     def _do(self, asked: Iterable[Advance | Fill]) -> None:
         for one in asked:
             if isinstance(one, Advance):
                 self._actions.wait(self._open.pop(one.bucket, None))
+                bucket = self._buckets[one.bucket]
+                if bucket.once and one.step == len(bucket.steps):
+                    self._add_up(bucket.members)
                 if one.step is not None:
                     self._open[one.bucket] = self._actions.start(self._paths[one.bucket][one.step])
 

@@ -2,8 +2,7 @@
 
     step       max(time line, host) + update
     host       seconds of the host per operator and pass, for programs that launch kernels one by one
-    added      bytes that a program moves besides: a microbatch's gradients are added to the others' (both read, one
-               written), and ZeRO-3 copies what it gathered and what it reduces
+    added      bytes that a program moves besides: ZeRO-3 copies what it gathered and what it reduces
     hidden     messages that a program sends in pieces beside its products; what runs at once slows both by SLOWDOWN
     exposed    a program that sends nothing beside computation takes the sum of its parts
 
@@ -11,11 +10,9 @@ Of m > 3 microbatches all between the first and the last take the same time: T(m
 """
 
 from dataclasses import replace
-from math import prod
 
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import HUB
-from autoddl.core.layout import local_shape
 from autoddl.core.pipeline_cuts import StageSeconds
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, elementwise_seconds
@@ -43,8 +40,9 @@ def run_seconds(plan: Plan, graph: Graph, cluster: Cluster, software: Software) 
 def stage_run_seconds(plan: Plan, graph: Graph, part: Cluster, software: Software, splits: bool) -> StageSeconds:
     """The seconds of a stage of a pipeline as a program runs it; the arguments are those of `stage_seconds`."""
     alone = stage_seconds(plan, graph, part, splits)
-    each = alone.forward + alone.backward + alone.weight
-    line = predict_timeline(replace(plan, microbatches=FEW), graph, part, slowdown=SLOWDOWN)
+    few = replace(plan, microbatches=FEW)
+    each = sum(stage_seconds(few, graph, part, splits)[:3])
+    line = predict_timeline(few, graph, part, slowdown=SLOWDOWN)
     if "dp" in software.overlaps:
         exposed = min(max(0.0, line.step.seconds - FEW * each), alone.gather + alone.reduce)
         alone = alone._replace(gather=0.0, reduce=exposed)
@@ -84,15 +82,11 @@ def _operators(graph: Graph) -> int:
 
 def _added(plan: Plan, graph: Graph, cluster: Cluster, software: Software) -> tuple[float, float]:
     """Seconds of a microbatch in which the program moves bytes besides the operators': in forward, and in backward."""
-    summed = gathered = 0.0
     again = {stored.fqn for stored in plan.stored if stored.regather}
-    for edge in parameter_edges(plan, graph):
-        if edge.tensor.trained and edge.summed is not None:
-            summed += float(prod(local_shape(edge.tensor.shape, edge.summed, plan.mesh)))
-            gathered += edge.tensor.nbytes / edge.tensor.itemsize * (edge.tensor.fqn in again)
-    moved = summed * (2 + 2 * software.gradient) * (plan.microbatches > 1)
+    gathered = sum(edge.tensor.numel for edge in parameter_edges(plan, graph)
+                   if edge.tensor.trained and edge.summed is not None and edge.tensor.fqn in again)
     copied = (software.unpacked + software.packed) * gathered
-    return _seconds(cluster, software.unpacked * gathered), _seconds(cluster, moved) + _seconds(cluster, copied)
+    return _seconds(cluster, software.unpacked * gathered), _seconds(cluster, copied)
 
 
 def _seconds(cluster: Cluster, nbytes: float) -> float:

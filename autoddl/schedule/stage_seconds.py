@@ -6,6 +6,8 @@
     reduce                seconds that backward of the last microbatch takes more
     update                of the optimizer
 
+The first of m microbatches has no gradients to add its own to. Each backward has (m - 1) / m of an addition: the mean.
+
 Seconds are sums over the actions of `issue_order`, each as long as it takes alone: as the search prices them.
 """
 
@@ -30,7 +32,8 @@ def stage_seconds(plan: Plan, graph: Graph, cluster: Cluster, splits: bool = Fal
 
     `graph` is the planned one of a microbatch, `cluster` that of the stage's ranks.
     """
-    actions = list_actions(replace(plan, microbatches=PARTS), graph, cluster, as_searched=True)
+    adds = (plan.microbatches - 1) / plan.microbatches
+    actions = list_actions(replace(plan, microbatches=PARTS), graph, cluster, as_searched=True, adds=adds)
     (first, _, _), (forward, backward, late), (_, last, _) = _passes(actions)
     weight = late if splits else 0.0
     return StageSeconds(forward, backward - weight, weight, max(0.0, first - forward), max(0.0, last - backward),

@@ -30,10 +30,13 @@ def explained_table(said: Explained) -> RenderableType:
     axes = columns("axis", "seconds", "share", "sent")
     for name, seconds, sent in said.axes:
         axes.add_row(name, show_seconds(seconds), _part(seconds, said.seconds), show_bytes(sent))
+    added = (f"{show_seconds(said.added)}, {_part(said.added, said.seconds)} of the step, to add gradients of "
+             "microbatches up", "") if said.added else ()
     where, most = said.moment
     peak = (f"{show_bytes(said.nbytes)} at the peak of {show_bytes(said.budget)} a rank; blocks' bytes are those at "
             f"`{where}`, {show_bytes(most)}")
-    return Lines(blocks, "", axes if said.axes else "nothing is sent", "", peak, "", _unruled(said), *_tried(said))
+    over: RenderableType = axes if said.axes else "nothing is sent"
+    return Lines(blocks, "", over, "", *added, peak, "", _unruled(said), *_tried(said))
 
 
 def _unruled(said: Explained) -> RenderableType:
