@@ -5,7 +5,8 @@ A sample is written as JSON (`describe`), so that a plan can hold it and a later
     {"args": [...], "kwargs": {"ids": {"tensor": [8, 128], "dtype": "int64"}, "use_cache": false}}
 
 and lists, tuples and dicts inside are {"list": [...]}, {"tuple": [...]}, {"dict": {...}}. Dataclasses and named tuples
-are {"fields": {...}}, without their class: a process that has the plan alone captures the model with `Fields`.
+are {"fields": {...}}, without their class: a process that has the plan alone captures the model with `Fields`. A block
+mask of FlexAttention is {"block_mask": text, ...} (`block_masks`).
 """
 
 import inspect
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from autoddl.capture.block_masks import WrittenMask, described_mask, mask_from_spec, with_written_masks
 from autoddl.core.errors import CaptureError, InputError
 
 __all__ = ["Fields", "Sample", "as_sample", "describe", "from_spec", "named", "parted", "rows_of", "sample_for"]
@@ -78,7 +80,7 @@ def as_sample(value: object) -> Sample:
             raise InputError(f"{type(value).__name__} is no sample; {HELP}")
     for leaf in pytree.tree_leaves((made.args, dict(made.kwargs)), is_leaf=_is_record):
         _register(leaf)
-    return made
+    return Sample(*with_written_masks((made.args, dict(made.kwargs))))
 
 
 def _is_record(value: object) -> bool:
@@ -185,6 +187,8 @@ def _write(value: Any) -> Any:
             return value
         case Tensor():
             return {"tensor": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+        case WrittenMask():
+            return {**described_mask(value), "read": [_write(part) for part in value.read]}
         case Fields():
             return {"fields": {name: _write(part) for name, part in vars(value).items()}}
         case tuple() if hasattr(value, "_fields"):
@@ -209,6 +213,8 @@ def _read(value: Any, device: torch.device | str) -> Any:
             return tuple(_read(part, device) for part in parts)
         case {"dict": parts}:
             return {key: _read(part, device) for key, part in parts.items()}
+        case {"block_mask": str(), "read": parts}:
+            return mask_from_spec(value, [_read(part, device) for part in parts])
         case {"fields": parts}:
             return Fields({key: _read(part, device) for key, part in parts.items()})
     return value

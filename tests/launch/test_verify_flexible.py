@@ -16,7 +16,7 @@ from autoddl.core.layout import Split
 from autoddl.core.plan import Plan
 
 FILE = str(Path(flexible.__file__))
-KINDS = ("documents", "outside", "biased", "sinks", "compiled")
+KINDS = ("documents", "given", "outside", "biased", "sinks", "compiled")
 
 
 def splits(plan: Plan) -> set[int]:
@@ -27,7 +27,7 @@ def splits(plan: Plan) -> set[int]:
 
 
 @pytest.mark.ranks
-@parametrize_or_slow("kind", ["documents", "sinks"], ["outside", "biased", "compiled"])
+@parametrize_or_slow("kind", ["documents", "sinks"], ["outside", "biased", "compiled", "given"])
 def test_a_found_plan_computes_what_one_process_does(kind: str) -> None:
     made = Factory(FILE, "model", {"kind": kind})
     module, sample = made.build()

@@ -85,24 +85,32 @@ class Model(nn.Module):
         if kind == "outside":
             self.mask = create_block_mask(and_masks(causal, window(9)), None, None, LENGTH, LENGTH, "cpu", 16)
 
-    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, labels: Tensor, mask: Any = None) -> Tensor:
         batch, length = tokens.shape
-        if self.kind == "outside":
+        if mask is not None:
+            pass
+        elif self.kind == "outside":
             mask = self.mask
         elif self.kind == "biased":
             mask = None
         else:
             both = and_masks(causal, documents(tokens))
-            mask = create_block_mask(both, batch, None, length, length, device=tokens.device, BLOCK_SIZE=16)
+            make = compiled(create_block_mask) if self.kind == "compiled" else create_block_mask
+            mask = make(both, batch, None, length, length, device=tokens.device, BLOCK_SIZE=16)
         x = self.tokens(tokens)
         for norm, attention in zip(self.norms, self.attentions, strict=True):
             x = x + attention(norm(x), mask)
         return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
 
 
-def model(kind: str = "documents", layers: int = 1, batch: int = 3) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
-    """A language model of packed documents (`documents`, `compiled`, `sinks`), of a window whose mask is made once
-    (`outside`), or with biases that are learnt (`biased`)."""
+def model(kind: str = "documents", layers: int = 1, batch: int = 3) -> tuple[nn.Module, tuple[Any, ...]]:
+    """A language model of packed documents (`documents`, `compiled`, `sinks`), also with the batch's mask (`given`).
+
+    Or one of a window whose mask is made once (`outside`), or with biases that are learnt (`biased`)."""
     torch.manual_seed(0)
     tokens = torch.randint(0, VOCAB // 6, (batch, LENGTH))
-    return Model(kind, layers), (tokens, torch.randint(0, VOCAB, (batch, LENGTH)))
+    given: tuple[Any, ...] = (tokens, torch.randint(0, VOCAB, (batch, LENGTH)))
+    if kind == "given":
+        both = and_masks(causal, documents(tokens))
+        given = (*given, create_block_mask(both, batch, None, LENGTH, LENGTH, "cpu", 16))
+    return Model(kind, layers), given

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as library
 
+from autoddl.capture.block_masks import empty_block_mask
 from autoddl.capture.rewrites.element_text import ElementTexts
 from autoddl.capture.rewrites.own_backward import HiddenEffect
 from autoddl.operators.flexible import INDICES
@@ -91,21 +92,13 @@ def _as_it_is(mask: Tensor, Q_BLOCK_SIZE: int = 128, KV_BLOCK_SIZE: int = 128,
 
 def _without_values(block_mask: tuple[Tensor, None], mask_mod: Callable[..., Any], seq_lengths: tuple[int, int],
                     Q_BLOCK_SIZE: int, KV_BLOCK_SIZE: int) -> Any:
-    """A block mask whose table has a shape and no values."""
-    batch, heads, queries, keys = block_mask[0].shape
-    rows, columns = -(-queries // Q_BLOCK_SIZE), -(-keys // KV_BLOCK_SIZE)
-    counts = torch.empty(batch, heads, rows, dtype=torch.int32)
-    table = torch.empty(batch, heads, rows, columns, dtype=torch.int32)
-    return library.BlockMask(seq_lengths, counts, table, None, None, None, None, None, None,
-                             (Q_BLOCK_SIZE, KV_BLOCK_SIZE), mask_mod)
+    return empty_block_mask(block_mask[0].shape, (Q_BLOCK_SIZE, KV_BLOCK_SIZE), mask_mod)
 
 
 def _everything(query: Tensor, key: Tensor) -> Any:
     """The block mask of a call without one, which has a single block."""
-    size = library._LARGE_SPARSE_BLOCK_SIZE
-    table = torch.empty(1, 1, 1, 1, dtype=torch.int32)
-    return library.BlockMask((query.shape[-2], key.shape[-2]), table[..., 0], table, None, None, None, None, None, None,
-                             (size, size), library.noop_mask)
+    return empty_block_mask((1, 1, query.shape[-2], key.shape[-2]), (library._LARGE_SPARSE_BLOCK_SIZE,) * 2,
+                            library.noop_mask)
 
 
 def _any_device(query: Tensor, key: Tensor, value: Tensor) -> None:

@@ -25,6 +25,8 @@ SAME = frozenset(("alias", "clone", "detach", "lift_fresh", "lift_fresh_copy"))
 CASTS = frozenset(("_to_copy", "to", "type_as"))
 NUMBERS = frozenset(("full", "new_full", "new_ones", "new_zeros", "ones_like", "scalar_tensor", "zeros_like"))
 
+NEUTRAL = {"bitwise_and": "True", "logical_and": "True", "bitwise_or": "False", "logical_or": "False"}
+
 
 @dataclass(frozen=True, slots=True)
 class _Part:
@@ -124,6 +126,8 @@ def _call(node: fx.Node, known: dict[fx.Node, Any], what: str) -> str | _Part:
     named = {k: _text(x, known) for k, x in node.kwargs.items()}
     if not elementwise_text(name) or None in parts or None in named.values():
         raise _refused(node, what)
+    if value.dtype is torch.bool and (neutral := NEUTRAL.get(name)) and neutral in parts:  # and_masks begins with it
+        return str(parts[1 - parts.index(neutral)])
     return f"{name}({', '.join([*map(str, parts), *(f'{k}={x}' for k, x in named.items())])})"
 
 
