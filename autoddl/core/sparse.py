@@ -40,7 +40,7 @@ RENEWED = 32
 LEAST = 4
 """Entries that are kept of any gradient, for each rank."""
 
-PASSES = (14.0, 4.0)
+PASSES = (12.0, 3.0)
 """Times that the memory of the values is read or written to select what is sent, and to put in place what came."""
 
 

@@ -16,7 +16,8 @@ bounds of regions are computed:
                    numbers, the bits of magnitudes are in their order
     regions        bound j is the mean over ranks of the index of entry j m / P of the m in S
 
-Between these steps, a rank whose S is 4/5 k or less, or 5/4 k or more, takes its k largest anew. The common threshold
+Between these steps, a rank whose S is 4/5 k or less, or 5/4 k or more, takes its k largest: of S, if these are among
+them. While residuals grow, S does too, so the whole of a is seldom looked through for them. The common threshold
 follows by 2 % a step where the sums are so few or so many. Then at most k sums are sent, and at most
 k (P-1)/P - 2 (P-1) entries of S, the largest; the others stay in the residual. That is what keeps a rank within
 `word_limit`. A value that is not finite is sent, so that it is seen, and is not kept.
@@ -135,9 +136,7 @@ class SparseSum:
         found = self._gather(reduced, wire, renews)
         total = torch.zeros_like(self.residual)
         total[found.places] = found.values
-        mine = torch.zeros_like(self.residual, dtype=torch.bool)
-        mine[found.places] = True
-        self.residual[chosen.places[mine[chosen.places]]] = 0.0
+        self.residual[chosen.places[_among(chosen.places, found.places)]] = 0.0
         self.steps += 1
         return total, SparseSent(axes, wire.words, word_limit(self.kept, self.ranks), renews)
 
@@ -149,6 +148,10 @@ class SparseSum:
             index = _above(size, self.own).nonzero().squeeze(1)
             if 0.8 * k < len(index) < 1.25 * k:
                 return _Entries(a[index], index)
+            if len(index) > k and self.own > 0:
+                found = _Entries(a[index], index).largest(k)
+                self.own = float(found.values.abs().min())
+                return found
         index = size.topk(k).indices.sort().values
         self.own = float(size[index].min())
         return _Entries(a[index], index).only(_above(size[index], 0.0))
@@ -259,7 +262,16 @@ def _joined(many: Sequence[Tensor]) -> _Entries:
 
 def _above(size: Tensor, threshold: float) -> Tensor:
     """Which magnitudes are no smaller than a threshold and not 0, or are no numbers."""
-    return ~((size < threshold) | (size == 0))
+    below = size < threshold if threshold > 0 else size == 0
+    return below.logical_not_()
+
+
+def _among(places: Tensor, others: Tensor) -> Tensor:
+    """Which places are among others; both rise."""
+    if not len(others):
+        return torch.zeros_like(places, dtype=torch.bool)
+    at = torch.searchsorted(others, places).clamp_(max=len(others) - 1)
+    return others[at] == places
 
 
 @dataclass(slots=True)
