@@ -14,20 +14,30 @@ Reading order:
     topologies, groups      where a group sits in the hierarchy, and whom it shares links with
     collectives             seconds of a collective: the cheapest algorithm of the backend (`backends`, `call`)
     algorithms, hierarchy   seconds by algorithm; those over two levels, such as a two-level all-reduce, in `hierarchy`
+    switches                an all-reduce in switches that reduce, and whether they have room
     events, timeline, pipelines      a time line of tasks on the streams of ranks
     pipeline_bounds         paths of a pipeline, below its seconds whatever its stages take
 
 Others use the names that this file exports. They also import some modules by name:
 
     machine (Device, Host), groups (crossings), curves, timeline (Task, simulate), pipelines (simulate_pipeline),
-    pipeline_bounds, links and backends (their tables), units (texts)
+    pipeline_bounds, switches, links and backends (their tables), units (texts)
 
 This room imports `core` alone. Nothing here knows models, plans or torch.
 """
 
 from autoddl.cost_models.backends import MESSAGE_ALGORITHMS, Algorithm
 from autoddl.cost_models.cluster import Cluster, Device, Level, load_cluster, load_device, parse_cluster
-from autoddl.cost_models.collectives import Group, Price, collective, link_of, sent_bytes, step_count, wire_seconds
+from autoddl.cost_models.collectives import (
+           Group,
+           Price,
+           collective,
+           link_of,
+           moved_by,
+           sent_bytes,
+           step_count,
+           wire_seconds,
+)
 from autoddl.cost_models.kernel import (
            Kernel,
            compute_seconds,
@@ -56,6 +66,7 @@ __all__ = [
            "link_of",
            "load_cluster",
            "load_device",
+           "moved_by",
            "parse_cluster",
            "parse_quantity",
            "sent_bytes",

@@ -33,6 +33,7 @@ class Algorithm(StrEnum):
     TREE = "tree"
     IN_NETWORK = "in-network"
     IN_NETWORK_TREE = "in-network tree"
+    SWITCH_TREE = "switch tree"
     LEVEL_RINGS = "level rings"
     TWO_LEVEL = "two-level"
     THREE_LEVEL = "three-level"
@@ -41,8 +42,8 @@ class Algorithm(StrEnum):
     AS_ALL_REDUCE = "as all-reduce"
 
 
-MESSAGE_ALGORITHMS = (Algorithm.LEVEL_RINGS, Algorithm.ROUNDS)
-"""Algorithms that the runtime runs itself, by point-to-point messages of the backend."""
+MESSAGE_ALGORITHMS = (Algorithm.LEVEL_RINGS, Algorithm.ROUNDS, Algorithm.SWITCH_TREE)
+"""Algorithms that the runtime runs itself: by messages between ranks, or to switches that reduce."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +85,12 @@ class Backend:
 
 _NCCL = Backend(
     # NCCL 2.2x has rings, double binary trees between hosts with chains inside, reduction in NVSwitches (NVLS), these
-    # under a tree between hosts (NVLSTree), and Bruck's pattern (PAT) where a group has one rank per host. It has no
+    # under a tree between hosts (NVLSTree), and Bruck's pattern (PAT) where a group has one rank per host. Switches of
+    # the network reduce through its CollNet, as SHARP does. It has no
     # hierarchical reduce-scatter or all-gather. Wires and startup were fitted by examples/benchmarks/collectives.py
     # to 222 published collectives on A100, V100, H200, B200 and MI300X; link efficiency as 235 of 300 GB/s on 8 A100.
-    algorithms={"all-reduce": (Algorithm.RING, Algorithm.TREE, Algorithm.IN_NETWORK, Algorithm.IN_NETWORK_TREE),
+    algorithms={"all-reduce": (Algorithm.RING, Algorithm.TREE, Algorithm.IN_NETWORK, Algorithm.IN_NETWORK_TREE,
+                               Algorithm.SWITCH_TREE),
                 "all-gather": (Algorithm.RING, Algorithm.PAT), "reduce-scatter": (Algorithm.RING, Algorithm.PAT),
                 "all-to-all": (Algorithm.PAIRWISE,), "broadcast": (Algorithm.RING,), "send": (Algorithm.SEND,),
                 "shift": (Algorithm.SHIFT,)},
@@ -105,7 +108,7 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType({
     # made of gloo's point-to-point messages (`message_programs`). A step of 4 or 32 kB among 4 or 8 ranks of two cores
     # takes 0.9 to 1.9 ms in gloo's rings, each of which is handed from thread to thread, and 0.4 to 1.3 ms by messages.
     "gloo": Backend(
-        algorithms={"all-reduce": (Algorithm.RING, Algorithm.LEVEL_RINGS),
+        algorithms={"all-reduce": (Algorithm.RING, Algorithm.LEVEL_RINGS, Algorithm.SWITCH_TREE),
                     "all-gather": (Algorithm.RING_IN_TURNS, Algorithm.LEVEL_RINGS),
                     "reduce-scatter": (Algorithm.AS_ALL_REDUCE, Algorithm.LEVEL_RINGS),
                     "all-to-all": (Algorithm.PAIRWISE, Algorithm.ROUNDS), "broadcast": (Algorithm.BINOMIAL,),

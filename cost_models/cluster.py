@@ -29,7 +29,7 @@ import yaml
 
 from autoddl.core.errors import InputError
 from autoddl.cost_models.links import LINKS_FILE
-from autoddl.cost_models.machine import Cluster, Device, Level
+from autoddl.cost_models.machine import Cluster, Device, Level, Switch
 from autoddl.cost_models.measured import apply_measurements
 from autoddl.cost_models.schema import WrittenCluster, WrittenDevice, WrittenLevel, validate_tree
 from autoddl.cost_models.topologies import check_topology
@@ -82,8 +82,9 @@ def _backend(devices: Sequence[WrittenDevice], source: str) -> str:
 
 def _level(written: WrittenLevel, source: str) -> Level:
     """The value, with its tables as tuples, checked against its topology."""
-    plain = written.model_dump(exclude={"link"})
-    level = Level(**{**plain, "group_bandwidth": tuple(sorted(plain["group_bandwidth"].items()))})
+    plain = written.model_dump(exclude={"link", "reduces"})
+    switch = None if written.reduces is None else Switch(**written.reduces.model_dump(exclude_none=True))
+    level = Level(**{**plain, "group_bandwidth": tuple(sorted(plain["group_bandwidth"].items())), "reduces": switch})
     try:
         check_topology(level)
     except InputError as error:

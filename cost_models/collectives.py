@@ -30,7 +30,8 @@ from autoddl.cost_models.groups import Crossing, Group, crossings
 from autoddl.cost_models.hierarchy import FORMULAS
 from autoddl.cost_models.machine import Cluster
 
-__all__ = ["KINDS", "Group", "Price", "cheapest_price", "collective", "link_of", "sent_bytes", "step_count",
+__all__ = ["KINDS", "Group", "Price", "cheapest_price", "collective", "link_of", "moved_by", "sent_bytes",
+           "step_count",
            "wire_seconds"]
 
 
@@ -44,6 +45,7 @@ class Price:
         host         seconds of the rank's own CPU
         busy         seconds more while the ranks compute
         drag         seconds that this computation loses besides `host`
+        sent         bytes that each rank sends: those of a ring, or all N to the switches that reduce
     """
 
     seconds: float
@@ -52,6 +54,7 @@ class Price:
     host: float = 0.0
     busy: float = 0.0
     drag: float = 0.0
+    sent: float = 0.0
 
 
 @lru_cache(maxsize=200_000)
@@ -70,12 +73,14 @@ def collective(cluster: Cluster, kind: str, group: Group, nbytes: float) -> Pric
     """
     if kind == SPARSE:
         return _sparse(cluster, group, nbytes)
-    sent = sent_bytes(kind, group.size, nbytes)  # raises on an unknown kind and on impossible sizes
-    backend, device = BACKENDS[cluster.backend], cluster.device
-    found = cheapest_price(backend, kind, crossings(cluster, group), nbytes, device.host.turn if device.host else 0.0)
+    sent_bytes(kind, group.size, nbytes)  # raises on an unknown kind and on impossible sizes
+    backend, device, crossed = BACKENDS[cluster.backend], cluster.device, crossings(cluster, group)
+    found = cheapest_price(backend, kind, crossed, nbytes, device.host.turn if device.host else 0.0)
+    sent = moved_by(found.algorithm, kind, group.size, nbytes)
+    found = replace(found, sent=sent)
     if cluster.backend != "gloo" or device.host is None:
         return found
-    count = step_count(kind, group.size)
+    count = 2 * len(crossed) if found.algorithm is Algorithm.SWITCH_TREE else step_count(kind, group.size)
     host = device.host.call + device.host.message * count + device.host.byte * sent
     network, alone = _network(backend, found), host + device.host.wait * count
     seconds, computing = max(network, alone), max(network + 2 * device.host.busy, alone + device.host.busy * count)
@@ -91,7 +96,13 @@ def _sparse(cluster: Cluster, group: Group, nbytes: float) -> Price:
         return 2.0 * float(getattr(large, name)) + 3.0 * float(getattr(small, name))
 
     algorithm = Algorithm.ROUNDS if cluster.backend == "gloo" else large.algorithm
-    return Price(both("seconds"), algorithm, large.level, both("host"), both("busy"), both("drag"))
+    return Price(both("seconds"), algorithm, large.level, both("host"), both("busy"), both("drag"),
+                 both("sent"))
+
+
+def moved_by(algorithm: str, kind: str, n: int, nbytes: float) -> float:
+    """Bytes that each of n ranks sends by an algorithm: all N to switches that reduce, else those of a ring."""
+    return float(nbytes) if algorithm == Algorithm.SWITCH_TREE else sent_bytes(kind, n, nbytes)
 
 
 def _network(backend: Backend, price: Price) -> float:

@@ -62,6 +62,7 @@ class Crossing:
         step           distance from one of the children to the next
         inside_host    whether messages stay inside a host: as the protocol says, else on the innermost level
         slowdowns      how many times longer than on its port alone a child sends, by pattern of traffic
+        groups         groups of the form with members in one unit
     """
 
     level: Level
@@ -71,6 +72,7 @@ class Crossing:
     step: int = 1
     inside_host: bool = True
     slowdowns: tuple[float, ...] = (1.0,) * len(PATTERNS)
+    groups: int = 1
 
     @property
     def latency(self) -> float:
@@ -121,7 +123,8 @@ def _crossing(cluster: Cluster, group: Group, index: int, members: int, ways: in
     check_topology(level)
     inside_host = not protocol_of(level.protocol).network if level.protocol else index == 0
     slowed = tuple(slowdown(level, ways, step, pattern) for pattern in PATTERNS)
-    return Crossing(level, ways, members, cluster.sharers(index), step, inside_host, slowed)
+    return Crossing(level, ways, members, cluster.sharers(index), step, inside_host, slowed,
+                    cluster.units[index + 1] // (members * ways))
 
 
 def _step(cluster: Cluster, group: Group, index: int) -> int:

@@ -39,6 +39,7 @@ from autoddl.cost_models.algorithms import (
 )
 from autoddl.cost_models.backends import TREE_EFFICIENCY, Algorithm
 from autoddl.cost_models.call import CollectiveCall
+from autoddl.cost_models.switches import switch_tree
 
 __all__ = ["FORMULAS", "in_network_tree", "level_rings", "three_level", "two_level"]
 
@@ -104,6 +105,6 @@ FORMULAS: Mapping[Algorithm, Callable[[CollectiveCall], float]] = MappingProxyTy
     Algorithm.BINOMIAL: binomial, Algorithm.TREE: tree, Algorithm.IN_NETWORK: in_network,
     Algorithm.IN_NETWORK_TREE: in_network_tree, Algorithm.LEVEL_RINGS: level_rings, Algorithm.TWO_LEVEL: two_level,
     Algorithm.THREE_LEVEL: three_level, Algorithm.SEND: send, Algorithm.SHIFT: shift,
-    Algorithm.AS_ALL_REDUCE: as_all_reduce,
+    Algorithm.AS_ALL_REDUCE: as_all_reduce, Algorithm.SWITCH_TREE: switch_tree,
 })
 """The seconds of each algorithm, without start-up."""

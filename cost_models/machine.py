@@ -17,7 +17,7 @@ figures. A program that splits evenly waits for the slowest device and must fit 
 import hashlib
 import json
 from dataclasses import asdict, dataclass, fields
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import yaml
@@ -26,7 +26,7 @@ from autoddl.core.errors import InputError
 from autoddl.cost_models.units import format_quantity
 
 __all__ = ["BACKEND_NAMES", "DTYPES", "FLOAT64_SHARE", "ITEMSIZE_OF_PEAK", "KERNELS", "TOPOLOGIES", "Cluster", "Device",
-           "Host", "Level"]
+           "Host", "Level", "Switch"]
 
 TOPOLOGIES = ("switch", "fat-tree", "ring", "fully-connected", "torus", "dragonfly", "hybrid-cube-mesh", "hammingmesh")
 BACKEND_NAMES = ("gloo", "nccl", "hccl", "xla", "nccom")
@@ -155,6 +155,20 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class Switch:
+    """A switch that reduces: its children push blocks to it, and it sends each child the sum.
+
+        rate      bytes/s that it takes in and adds up, from all its ports together
+        block     bytes that are added up and passed on at once
+        memory    bytes for the blocks that are under way
+    """
+
+    rate: float = inf
+    block: float = 2.0**16
+    memory: float = inf
+
+
+@dataclass(frozen=True, slots=True)
 class Level:
     """One level of the tree: `size` children under each parent, and the network that joins them.
 
@@ -165,7 +179,7 @@ class Level:
         topology                  one of TOPOLOGIES
         shared_by                 the inner level whose units share one port each; None: every device has its own
         oversubscription          how many times more the ports of a child can send than the trunk behind them carries
-        in_network_reduction      whether its switches reduce
+        in_network_reduction      whether its switches reduce what the devices read through them, as NVLink's do
         protocol                  one of `links.PROTOCOLS`, None if the level names none
         efficiency                fraction of the bandwidth that a large transfer reaches; None: that of the protocol,
                                   or of the backend
@@ -175,6 +189,7 @@ class Level:
         leaf                      children of a fat tree or dragonfly behind each first switch or in each group;
                                   oversubscription begins beyond it
         group_bandwidth           (n, bytes/s) as measured in groups of n children
+        reduces                   its switches, where they add up what is pushed to them (`switches`); else None
     """
 
     name: str
@@ -192,6 +207,7 @@ class Level:
     board: int = 1
     leaf: int | None = None
     group_bandwidth: tuple[tuple[int, float], ...] = ()
+    reduces: Switch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +267,9 @@ class Cluster:
         Measurements count once, as `measured`. `compiled` and `by_hand` belong to the program, not to the machine.
         """
         tree = asdict(self)
+        for level in tree["levels"]:
+            if level["reduces"] is None:
+                level.pop("reduces")
         for device in (tree["device"], *(part for part, _ in tree["parts"])):
             for timed in ("curves", "host", "compiled", "by_hand"):
                 device.pop(timed)
@@ -282,8 +301,18 @@ def _level_tree(level: Level) -> dict[str, Any]:
     tree = asdict(level)
     tree |= {"bandwidth": format_quantity(level.bandwidth, "bytes/s"),
              "latency": format_quantity(level.latency, "seconds"), "dims": list(level.dims),
-             "group_bandwidth": {n: format_quantity(b, "bytes/s") for n, b in level.group_bandwidth}}
+             "group_bandwidth": {n: format_quantity(b, "bytes/s") for n, b in level.group_bandwidth},
+             "reduces": _switch_tree(level.reduces) if level.reduces else None}
     always = ("name", "size", "bandwidth", "latency", "topology")
     standard = {field.name: field.default for field in fields(Level)}
     return {key: value for key, value in tree.items()
             if key in always or getattr(level, key) != standard[key]}
+
+
+def _switch_tree(switch: Switch) -> Any:
+    """The keys of a switch that are not as usual; True where all are."""
+    usual = Switch()
+    texts = {name: format_quantity(value, dimension)
+             for name, dimension in (("rate", "bytes/s"), ("block", "bytes"), ("memory", "bytes"))
+             if (value := getattr(switch, name)) != getattr(usual, name)}
+    return texts or True

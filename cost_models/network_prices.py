@@ -189,7 +189,7 @@ def level_of(name: str, level: Level) -> Level | None:
     None where its children do not fill the network. Group bandwidths, measured on another network, are left out.
     """
     plain = replace(level, topology="fat-tree", oversubscription=1.0, dims=(), board=1, leaf=None, group_bandwidth=(),
-                    in_network_reduction=False)
+                    in_network_reduction=False, reduces=None)
     if name in TAPERS:
         return replace(plain, oversubscription=1 / TAPERS[name])
     if name == "dragonfly":

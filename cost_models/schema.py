@@ -5,7 +5,8 @@
     device    name, memory, bandwidth, peak; kind, launch, efficiency, memory_efficiency, elementwise_efficiency,
               units, kernels, compiled, by_hand
     level     name, size, bandwidth and latency or link; topology, shared_by, oversubscription, in_network_reduction,
-              protocol, efficiency, in_network_efficiency, dims, board, leaf, group_bandwidth
+              protocol, efficiency, in_network_efficiency, dims, board, leaf, group_bandwidth, reduces
+    reduces   true, or rate, block, memory of its switches
 
 Keys before the semicolon are needed. Mesh axes are called after their level: `node`, `node.1`, `net-node`. The error of
 a mistake names its place, the value, the rule and the way out.
@@ -90,6 +91,18 @@ class Written(BaseModel):
         return data
 
 
+def _switch(value: Any) -> Any:
+    """`reduces: true` is a switch as usual, `false` is none; pydantic reads its keys."""
+    if isinstance(value, dict):
+        return value
+    if value is None or value is False:
+        return None
+    if value is not True:
+        raise ValueError(f"{value!r} does not say how the switches reduce: write true, or {{rate: 25 GB/s, "
+                         "block: 64 KiB, memory: 16 MB}, of which any may be left out")
+    return {}
+
+
 class WrittenDevice(Written):
     """A device, with the fields of `machine.Device`."""
 
@@ -107,6 +120,14 @@ class WrittenDevice(Written):
     compiled: StrictBool = False
     by_hand: StrictBool = False
     backend: Backend | None = None
+
+
+class WrittenSwitch(Written):
+    """The switches of a level that reduce, with the fields of `machine.Switch`; those left out are as usual."""
+
+    rate: Rate | None = None
+    block: Bytes | None = None
+    memory: Bytes | None = None
 
 
 class WrittenLevel(Written):
@@ -128,6 +149,7 @@ class WrittenLevel(Written):
     board: StrictInt = Field(default=1, ge=1)
     leaf: StrictInt | None = Field(default=None, ge=1)
     group_bandwidth: dict[int, Rate] = Field(default_factory=dict)
+    reduces: Annotated[WrittenSwitch | None, BeforeValidator(_switch)] = None
 
     @validator(mode="before")
     @classmethod

@@ -23,6 +23,7 @@ from autoddl.core.errors import InputError
 from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.launch.jobs import Job, serve
 from autoddl.runtime.collectives.told_values import gather_values
+from autoddl.runtime.switches.offered import offered_switches, with_offered
 from autoddl.runtime.world import device_of, join_processes, set_current_device
 
 __all__ = ["measure_on_rank"]
@@ -38,7 +39,7 @@ Progress = Callable[[str, int, int], None]
 def measure_on_rank(request: Request, progress: Progress | None = None) -> dict[str, Any]:
     """Measures on this rank and returns the block `measured:`, which is the same on all ranks."""
     began, load = time.monotonic(), os.getloadavg()[0]
-    cluster = parse_cluster(request.text, request.source)
+    cluster = with_offered(parse_cluster(request.text, request.source), offered_switches())
     device = _device(cluster, request)
     torch.set_num_threads(request.threads)
     mesh = mesh_of(cluster) if request.ranks > 1 else None

@@ -1,6 +1,7 @@
 """The verb that shows what was understood of a cluster file: cluster."""
 
 from collections.abc import Sequence
+from math import isfinite
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -11,6 +12,7 @@ from autoddl.cli.tables.assumption_rows import over_text
 from autoddl.cli.tables.table_style import columns
 from autoddl.cost_models import Cluster, Device, load_cluster, show_bytes, show_rate, show_seconds
 from autoddl.cost_models.backends import EXECUTABLE
+from autoddl.cost_models.machine import Switch
 from autoddl.explain.assumptions import odd_values
 from autoddl.explain.cluster_facts import GIGABYTE, LevelFacts, level_facts
 
@@ -50,7 +52,17 @@ def _links(one: LevelFacts) -> str:
     unit = f", {show_rate(one.unit)} out of a {one.child} of {one.child_ranks} ranks" if one.child_ranks > 1 else ""
     thin = f", trunk {one.thinner:g} times thinner" if one.thinner > 1 else ""
     return (f"{whose} of {show_rate(one.port)} each way{shared}{unit}; {one.topology}{thin}, "
-            f"{show_seconds(one.latency)} a message")
+            f"{show_seconds(one.latency)} a message{_reduces(one.switch, one.no_room)}")
+
+
+def _reduces(switch: Switch | None, no_room: str) -> str:
+    """Says in words what the switches of a level reduce with."""
+    if switch is None:
+        return ""
+    rate = f" at {show_rate(switch.rate)}" if isfinite(switch.rate) else " at line rate"
+    room = f", with room for {show_bytes(switch.memory)}" if isfinite(switch.memory) else ""
+    but = f"; but {no_room}" if no_room else ""
+    return f"; its switches reduce{rate}, in blocks of {show_bytes(switch.block)}{room}{but}"
 
 
 def _device(device: Device) -> str:
@@ -64,13 +76,13 @@ def _count(size: int, child: str) -> str:
 
 def _rates(place: Cluster, facts: Sequence[LevelFacts]) -> RenderableType:
     """Returns what an all-reduce of a gigabyte takes, by the ranks that take part."""
-    table = columns("all-reduce of 1 GB over", "ranks", "seconds", "of the tensor")
+    table = columns("all-reduce of 1 GB over", "ranks", "seconds", "of the tensor", "by")
     for i, one in enumerate(facts):
-        rows = [(f"all ranks of a {one.name}", place.units[i + 1], one.inside)]
+        rows = [(f"all ranks of a {one.name}", place.units[i + 1], one.inside, one.by[1])]
         if i:
             rows.insert(0, (f"one rank of each {one.child}, {one.child_ranks} such groups at once", one.size,
-                            one.across))
-        for words, ranks, seconds in rows:
+                            one.across, one.by[0]))
+        for words, ranks, seconds, by in rows:
             if seconds is not None:
-                table.add_row(words, str(ranks), show_seconds(seconds), show_rate(GIGABYTE / seconds))
+                table.add_row(words, str(ranks), show_seconds(seconds), show_rate(GIGABYTE / seconds), by)
     return table

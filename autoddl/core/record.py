@@ -45,6 +45,7 @@ class Event:
         end          seconds from the start of the step to its end
         wait         seconds that the rank waited for it
         origin       the tensor, parameter or bucket that was sent
+        algorithm    by which it was sent, as the cost model chose it; "" where there was no choice
     """
 
     step: int
@@ -58,6 +59,7 @@ class Event:
     end: float
     wait: float
     origin: str = ""
+    algorithm: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +237,6 @@ def _step(data: Any, ranks: int) -> RecordedStep:
 
 
 def _event(step: int, rank: int, row: Sequence[Any]) -> Event:
-    direction, kind, axes, level, nbytes, start, end, wait, origin = row
+    direction, kind, axes, level, nbytes, start, end, wait, origin, *algorithm = row
     return Event(step, rank, str(direction), str(kind), str(axes), str(level), int(nbytes), float(start), float(end),
-                 float(wait), str(origin))
+                 float(wait), str(origin), *map(str, algorithm))

@@ -13,7 +13,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from autoddl.core.errors import InputError
-from autoddl.cost_models import Cluster, Group, collective
+from autoddl.cost_models import Cluster, Group, Price, collective
+from autoddl.cost_models.groups import crossings
+from autoddl.cost_models.machine import Switch
+from autoddl.cost_models.switches import why_not
 
 __all__ = ["GIGABYTE", "LevelFacts", "level_facts"]
 
@@ -37,6 +40,9 @@ class LevelFacts:
         thinner      how many times less the trunk carries than the ports behind it
         across       seconds of an all-reduce of a gigabyte over one rank of each child; None for one child
         inside       seconds of one over all ranks of a unit of the level; None for one rank
+        switch       what its switches reduce with; None where they do not
+        by           algorithms of `across` and of `inside`; "" where there is no price
+        no_room      why its switches do not reduce `across`; "" where they do
     """
 
     name: str
@@ -52,6 +58,9 @@ class LevelFacts:
     thinner: float
     across: float | None
     inside: float | None
+    switch: Switch | None = None
+    by: tuple[str, str] = ("", "")
+    no_room: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name, with the effective rates in bytes/s."""
@@ -65,18 +74,25 @@ def level_facts(cluster: Cluster) -> tuple[LevelFacts, ...]:
     for i, level in enumerate(cluster.levels):
         inner, sharers = cluster.units[i], cluster.sharers(i)
         leaving = level.bandwidth * max(1, inner // sharers) / level.oversubscription
+        across, inside = _price(cluster, level.size, inner), _price(cluster, cluster.units[i + 1], 1)
         found.append(LevelFacts(
             level.name, level.size, cluster.levels[i - 1].name if i else "rank", inner, level.bandwidth, sharers,
             level.bandwidth / sharers, leaving, level.latency, level.topology, level.oversubscription,
-            _seconds(cluster, level.size, inner), _seconds(cluster, cluster.units[i + 1], 1)))
+            across.seconds if across else None, inside.seconds if inside else None, level.reduces,
+            (str(across.algorithm) if across else "", str(inside.algorithm) if inside else ""),
+            _no_room(cluster, level.size, inner) if level.reduces else ""))
     return tuple(found)
 
 
-def _seconds(cluster: Cluster, size: int, stride: int) -> float | None:
-    """Seconds of an all-reduce of a gigabyte over such a group; None where it has one member, or cannot be priced."""
+def _no_room(cluster: Cluster, size: int, stride: int) -> str:
+    return why_not(crossings(cluster, Group(((size, stride),)))) if size > 1 else ""
+
+
+def _price(cluster: Cluster, size: int, stride: int) -> Price | None:
+    """The price of an all-reduce of a gigabyte over such a group; None where it has one member, or none."""
     if size < 2:
         return None
     try:
-        return collective(cluster, "all-reduce", Group(((size, stride),)), GIGABYTE).seconds
+        return collective(cluster, "all-reduce", Group(((size, stride),)), GIGABYTE)
     except InputError:
         return None

@@ -2,8 +2,10 @@
 
     row      all collectives or messages of one pass, kind and group of ranks; with their buffers' least, median and
              largest bytes, and how many buffers there are of each size
+    by       the algorithm: as the cost model chooses it for a buffer of that size, and as the run took it
     moved    the bytes that the rank itself sends for them: for a buffer of B bytes among n ranks
-             2 (n-1)/n B in an all-reduce, (n-1)/n B in the others, B in a message between stages
+             2 (n-1)/n B in an all-reduce, B where switches reduce it, (n-1)/n B in the others, B in a message between
+             stages
     level    the outermost level of the cluster that the group crosses
 
 With a record, the same rows are counted in one step of its run. Anthony et al., "Demystifying the Communication
@@ -12,16 +14,18 @@ Characteristics for Distributed Transformer Models" (2024), describe runs of tra
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
 from statistics import median
+from typing import TypeVar
 
 from autoddl.core.plan import Plan, level_of
 from autoddl.core.record import Event, Record
-from autoddl.cost_models import sent_bytes
+from autoddl.cost_models import moved_by
 from autoddl.explain.compare_run import check_record, graph_of_plan, planned_traffic
 from autoddl.explain.record_statistics import later
+from autoddl.schedule.moved_bytes import algorithm_of
 from autoddl.schedule.traffic import PlannedCollective
 
 __all__ = ["SIZES", "LevelBytes", "MessageRow", "level_bytes", "message_rows"]
@@ -59,6 +63,8 @@ class MessageRow:
     """Bytes of the least, the median and the largest buffer; as recorded where nothing was planned."""
     classes: tuple[int, ...]
     """How many buffers there are of each class of `SIZES`, and above the last."""
+    algorithm: tuple[str, str | None] = ("", None)
+    """Names of the algorithms by which they are sent; "" for messages, and where the plan has no cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,8 @@ class LevelBytes:
 
 
 _Key = tuple[str, str, str]
+_Sent = tuple[int, str]
+_Number = TypeVar("_Number")
 
 
 def message_rows(plan: Plan, record: Record | None = None) -> tuple[MessageRow, ...]:
@@ -105,34 +113,42 @@ def _recorded(record: Record, rank: int) -> tuple[Event, ...]:
 
 def _rows(plan: Plan, rank: int, planned: Iterable[PlannedCollective], recorded: Iterable[Event] | None
           ) -> list[MessageRow]:
-    ahead, behind = _sizes(planned), _sizes(recorded or ())
+    ahead, behind = _sizes(plan, planned), _sizes(plan, recorded or ())
     return [_row(plan, rank, key, ahead.get(key, []), None if recorded is None else behind.get(key, []))
             for key in sorted({*ahead, *behind}, key=lambda key: (key[0] != "forward", *key))]
 
 
-def _sizes(many: Iterable[PlannedCollective | Event]) -> dict[_Key, list[int]]:
-    """By pass, kind and axes, the bytes of the buffers, rising; a rank that receives a message sends nothing."""
-    found = defaultdict[_Key, list[int]](list)
+def _sizes(plan: Plan, many: Iterable[PlannedCollective | Event]) -> dict[_Key, list[_Sent]]:
+    """By pass, kind and axes, the bytes of the buffers, rising, with their algorithms.
+
+    A rank that receives a message sends nothing."""
+    found = defaultdict[_Key, list[_Sent]](list)
     for one in many:
         if one.kind != "receive":
-            found[one.direction, one.kind, one.axes].append(one.nbytes)
+            by = one.algorithm if isinstance(one, Event) else _algorithm(plan, one)
+            found[one.direction, one.kind, one.axes].append((one.nbytes, by))
     return {key: sorted(sizes) for key, sizes in found.items()}
 
 
-def _row(plan: Plan, rank: int, key: _Key, planned: list[int], recorded: list[int] | None) -> MessageRow:
+def _algorithm(plan: Plan, one: PlannedCollective) -> str:
+    """The algorithm of a planned collective; "" of a message."""
+    return next(filter(None, (algorithm_of(part, one.kind, one.axes, one.nbytes) for part in _with_stages(plan)
+                              if one.kind != "send")), "")
+
+
+def _row(plan: Plan, rank: int, key: _Key, planned: list[_Sent], recorded: list[_Sent] | None) -> MessageRow:
     direction, kind, axes = key
     ranks = 2 if kind == "send" else _group_size(plan, axes)
 
-    def moved(sizes: list[int]) -> float:
-        return sum(sent_bytes(kind, ranks, size) for size in sizes)
+    def of(many: Callable[[list[_Sent]], _Number]) -> tuple[_Number, _Number | None]:
+        return many(planned), None if recorded is None else many(recorded)
 
-    seen = planned or recorded or [0]
+    seen = [size for size, _ in planned or recorded or [(0, "")]]
     return MessageRow(
-        rank, direction, kind, axes, ranks, _level(plan, axes),
-        (len(planned), None if recorded is None else len(recorded)),
-        (sum(planned), None if recorded is None else sum(recorded)),
-        (moved(planned), None if recorded is None else moved(recorded)),
-        (seen[0], int(median(seen)), seen[-1]), _classes(seen))
+        rank, direction, kind, axes, ranks, _level(plan, axes), of(len), of(lambda some: sum(size for size, _ in some)),
+        of(lambda some: sum(moved_by(by, kind, ranks, size) for size, by in some)),
+        (seen[0], int(median(seen)), seen[-1]), _classes(seen),
+        of(lambda some: ", ".join(sorted({by for _, by in some if by}))))
 
 
 def _group_size(plan: Plan, axes: str) -> int:

@@ -10,6 +10,7 @@ Read in this order:
                               are run when ranks are lost
     verify, check             compare a plan with one process
     shaped_network            network namespaces and `tc`: links are shaped here
+    switches, switch          switches of it that reduce, each a process in its switch's namespace
     rehearse, rehearse_rank   a run on shaped links
     places, machine           where ranks start, and the cores and memory of this machine
 

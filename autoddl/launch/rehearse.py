@@ -26,6 +26,7 @@ from autoddl.cost_models import Cluster, load_cluster, parse_cluster
 from autoddl.explain.compare_run import foreseen
 from autoddl.explain.record_statistics import later, typical
 from autoddl.explain.staged_run import foreseen_waiting
+from autoddl.explain.switch_facts import not_offered, reducing_levels
 from autoddl.launch.launch import launch, python_module
 from autoddl.launch.machine import check_memory, check_ranks
 from autoddl.launch.places import placed
@@ -124,7 +125,7 @@ def rehearse(path: Path, plan: Plan, factory: Factory, *, steps: int = 10, lr: f
         launch(plan.mesh.size, python_module("autoddl.launch.rehearse_rank", str(folder / "job.json")),
                places=places, forked=True, tick=lambda: tell("rehearsing", len(_losses(folder)), steps))
         found = [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(plan.mesh.size)]
-        made = _rehearsal(plan, found, _losses(folder), note if shaped else "on loopback, not shaped")
+        made = _rehearsal(plan, found, _losses(folder), _note(plan, machine, note, shaped))
         return replace(_timed(made, plan, kept), record=str(record) if record is not None else None)
 
 
@@ -149,6 +150,13 @@ def _machine(plan: Plan, path: Path | None) -> tuple[Cluster, str]:
                             f"(mesh '{plan.mesh}'): give a cluster of {plan.mesh.size}")
     same = cluster.fingerprint == plan.fingerprints.get("cluster")
     return cluster, "" if same else f"on {cluster.name}; the prediction is for {plan.cluster}"
+
+
+def _note(plan: Plan, machine: Cluster, note: str, shaped: bool) -> str:
+    """The note, and that switches of the plan's cluster do not reduce where they are not built."""
+    said = note if shaped else "on loopback, not shaped"
+    missing = "" if shaped and reducing_levels(machine) else not_offered(plan)
+    return "; ".join(filter(None, (said, missing)))
 
 
 def _losses(folder: Path) -> list[float]:

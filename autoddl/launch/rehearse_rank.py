@@ -7,6 +7,7 @@ connections are made.
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ import torch
 import torch.distributed as dist
 
 from autoddl.capture.factory import Factory
-from autoddl.core.plan import load_plan
+from autoddl.core.plan import Plan, load_plan
+from autoddl.cost_models import parse_cluster
 from autoddl.cost_models.backends import EXECUTABLE
 from autoddl.launch.check import mismatches
 from autoddl.launch.jobs import serve
 from autoddl.launch.shaped_network import Uplink, sent_over
 from autoddl.launch.train import built, one_step, recorded
 from autoddl.runtime.parallelize import ParallelModel, parallelize
+from autoddl.runtime.switches.offered import offered_switches, with_offered
 from autoddl.schedule.uplink_bytes import count_uplink_bytes
 
 __all__ = ["trained"]
@@ -65,10 +68,19 @@ def _crossed(parallel: ParallelModel, uplinks: list[Uplink], before: list[tuple[
     """Planned and counted bytes of a step over each uplink."""
     if not before or parallel.groups.rank != 0:
         return []
-    planned = count_uplink_bytes(parallel.plan, parallel.graph, [range(u.first, u.first + u.ranks) for u in uplinks])
+    planned = count_uplink_bytes(_as_run(parallel.plan), parallel.graph,
+                                 [range(u.first, u.first + u.ranks) for u in uplinks])
     return [{"level": uplink.level, "first": uplink.first, "ranks": uplink.ranks, "planned": nbytes,
              "left": (new[0] - old[0]) / steps, "entered": (new[1] - old[1]) / steps}
             for uplink, nbytes, old, new in zip(uplinks, planned, before, after, strict=True)]
+
+
+def _as_run(plan: Plan) -> Plan:
+    """The plan, whose cluster has no switches that reduce where none are offered here."""
+    if "cluster" not in plan.source:
+        return plan
+    cluster = with_offered(parse_cluster(plan.source["cluster"], "the plan's cluster"), offered_switches())
+    return replace(plan, source={**plan.source, "cluster": cluster.to_yaml()})
 
 
 def _work(job: dict[str, Any], losses: Path) -> Any:

@@ -36,8 +36,8 @@ from autoddl.core.errors import InputError, MachineError
 from autoddl.core.processes import signals_raise
 from autoddl.cost_models import Cluster, show_rate
 
-__all__ = ["Node", "ShapedNetwork", "Uplink", "check_machine", "plan_network", "remove_stale", "sent_over",
-           "shape_links"]
+__all__ = ["Node", "ShapedNetwork", "SwitchPlace", "Uplink", "check_machine", "plan_network", "remove_stale",
+           "sent_over", "shape_links"]
 
 PORT = "eth0"
 MTU = 9000
@@ -84,12 +84,24 @@ class Uplink:
 
 
 @dataclass(frozen=True, slots=True)
+class SwitchPlace:
+    """A bridge whose switch reduces: the level of its unit, the ranks behind it, its namespace and its IP address."""
+
+    level: str
+    first: int
+    ranks: int
+    namespace: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class ShapedNetwork:
-    """Nodes by rank, uplinks from the innermost level out, and the namespaces of the bridges."""
+    """Nodes by rank, uplinks from the innermost level out, the namespaces of the bridges, and those that reduce."""
 
     nodes: tuple[Node, ...]
     uplinks: tuple[Uplink, ...]
     switches: tuple[str, ...]
+    reducing: tuple[SwitchPlace, ...] = ()
 
     def node_of(self, rank: int) -> Node:
         """Returns the node of a rank."""
@@ -105,6 +117,7 @@ def plan_network(cluster: Cluster, name: str) -> ShapedNetwork:
                   for k in range(cluster.size // per_node))
     uplinks: list[Uplink] = []
     switches: list[str] = []
+    reducing: list[SwitchPlace] = []
     inner, port = [node.namespace for node in nodes], PORT
     for i, level in enumerate(cluster.levels):
         if i == 0 or level.size == 1:
@@ -113,12 +126,15 @@ def plan_network(cluster: Cluster, name: str) -> ShapedNetwork:
         uplinks += [Uplink(level.name, k * units[i], units[i], _rate(cluster, i), inside, port,
                            outer[k // level.size], f"p{k % level.size}") for k, inside in enumerate(inner)]
         switches += outer
+        if level.reduces is not None:
+            reducing += [SwitchPlace(level.name, k * units[i + 1], units[i + 1], space, f"10.99.{200 + i}.{k + 1}")
+                         for k, space in enumerate(outer)]
         inner, port = outer, "uplink"
     if not uplinks:
         raise InputError(f"cluster {cluster.name} has no links to shape: its ranks share one node. The innermost level "
                          "is a node, whose ranks talk over loopback; add a level of several nodes outside it, and for "
                          "nodes of one rank write {name: node, size: 1, ...} first")
-    return ShapedNetwork(nodes, tuple(uplinks), tuple(switches))
+    return ShapedNetwork(nodes, tuple(uplinks), tuple(switches), tuple(reducing))
 
 
 def _rate(cluster: Cluster, index: int) -> float:
@@ -168,9 +184,9 @@ def commands(planned: ShapedNetwork) -> Iterator[tuple[str, ...]]:
     for space in (*(node.namespace for node in planned.nodes), *planned.switches):
         yield "ip", "netns", "add", space
         yield "ip", "-n", space, "link", "set", "lo", "up"
-    for node in planned.nodes:
+    for space in (*(node.namespace for node in planned.nodes), *(one.namespace for one in planned.reducing)):
         control = "echo reno > /proc/sys/net/ipv4/tcp_congestion_control"
-        yield "ip", "netns", "exec", node.namespace, "sh", "-c", control
+        yield "ip", "netns", "exec", space, "sh", "-c", control
     for switch in planned.switches:
         yield "ip", "-n", switch, "link", "add", "bridge", "type", "bridge"
         yield "ip", "-n", switch, "link", "set", "bridge", "mtu", str(MTU), "up"
@@ -180,6 +196,9 @@ def commands(planned: ShapedNetwork) -> Iterator[tuple[str, ...]]:
     for node in planned.nodes:
         yield "ip", "-n", node.namespace, "link", "set", PORT, "gso_max_size", str(PACKET)
         yield "ip", "-n", node.namespace, "addr", "add", f"{node.address}/16", "dev", PORT
+    for one in planned.reducing:
+        yield "ip", "-n", one.namespace, "link", "set", "bridge", "gso_max_size", str(PACKET)
+        yield "ip", "-n", one.namespace, "addr", "add", f"{one.address}/16", "dev", "bridge"
 
 
 def _cable(uplink: Uplink, fed: float) -> Iterator[tuple[str, ...]]:

@@ -11,7 +11,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from autoddl.core.conversion import COLLECTIVES, Step, group_size, ring_bytes, slice_steps, step_sizes
+from autoddl.core.conversion import COLLECTIVES, Step, group_size, slice_steps, step_sizes
 from autoddl.core.graph import RECEIVE, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import Layout, local_shape
@@ -52,7 +52,8 @@ class _Parts:
     def add(self, tensor: Tensor, steps: tuple[Step, ...], start: Layout, times: int = 1) -> None:
         """Adds the price of `steps` from layout `start`, `times` over, as the tables priced them."""
         mesh = self.pricing.mesh
-        price = self.pricing.bucket_seconds if tensor.kind is Kind.PARAMETER else self.pricing.step_seconds
+        bucketed = tensor.kind is Kind.PARAMETER
+        price = self.pricing.bucket_seconds if bucketed else self.pricing.step_seconds
         sizes = step_sizes(steps, tensor.shape, tensor.itemsize, start, mesh)
         for step, (full, touched) in zip(steps, sizes, strict=True):
             cost = price(step, full, touched, tensor.itemsize) * times
@@ -60,7 +61,7 @@ class _Parts:
                 name, ranks = "+".join(mesh.names[a] for a in step.axes), group_size(step, mesh)
                 kind, nbytes = step.sends(ranks, full, tensor.itemsize)
                 self.seconds[name] += cost
-                self.volume[name] += ring_bytes(kind, ranks, nbytes) * times
+                self.volume[name] += self.pricing.sent_bytes(kind, step.axes, nbytes, bucketed) * times
             else:
                 self.local += cost
 

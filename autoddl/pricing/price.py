@@ -61,7 +61,7 @@ from autoddl.cost_models import (
     elementwise_seconds,
     kernel_seconds,
     least_seconds,
-    sent_bytes,
+    moved_by,
 )
 from autoddl.operators.fusion import ALONE, Chained, chains
 from autoddl.operators.recomputed import RecomputedPart, recomputed_parts
@@ -213,6 +213,11 @@ class Pricing:
             return self.step_seconds(step, BUCKET_BYTES, touched, itemsize) * full / BUCKET_BYTES
         return self.step_seconds(step, full, touched * (step.kind != "slice"), itemsize)
 
+    def sent_bytes(self, kind: str, axes: tuple[int, ...], nbytes: int, bucketed: bool = False) -> float:
+        """Bytes that a rank sends in a collective on a full buffer of `nbytes`, which is a part of a bucket or not."""
+        group, priced = self.group(axes), max(nbytes, BUCKET_BYTES) if bucketed else nbytes
+        return moved_by(collective(self.cluster, kind, group, float(priced)).algorithm, kind, group.size, nbytes)
+
     def as_sent(self, step: Step, full: int, itemsize: int, codecs: tuple[str, ...], bucketed: bool) -> Step:
         """The step as it is sent: as the one of `codecs` that is fastest, or as it is if none is faster."""
         if not codecs or step.kind not in CODED:
@@ -318,8 +323,8 @@ def inner_sent(pricing: Pricing, op: Op, choice: Choice) -> dict[str, float]:
     for direction, kind, axes, nbytes in inner_collectives(op, pricing.graph, choice.inputs[0], choice.inner,
                                                            pricing.mesh):
         times = 1 + (direction == "forward" and op.name in pricing.again)
-        found[pricing.names(axes)] = found.get(pricing.names(axes), 0.0) + times * sent_bytes(
-            kind, pricing.group(axes).size, nbytes)
+        name = pricing.names(axes)
+        found[name] = found.get(name, 0.0) + times * pricing.sent_bytes(kind, axes, nbytes)
     return found
 
 

@@ -18,6 +18,7 @@ Reading order:
     weight_gradients       gradients of weights apart from those of activations, where a schedule splits backward
     recompute              what autograd saves of it: tensors, or notes of what is gathered or computed again
     collectives            conversions as collectives between ranks, and what ran: a room of its own
+    switches               sums in switches that reduce, and a rank's connection to them: a room of its own
     outputs                what a call returns besides the loss: split, or gathered
     batches                the global batch -> the pieces of this rank
     checkpoints            saves under one plan, loads under any other, and goes on after a crash: a room of its own

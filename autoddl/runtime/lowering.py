@@ -383,7 +383,8 @@ class _Lowering:
             return tensor
         buffer, recorder = tensor.contiguous(), self.recorder
         nbytes = buffer.numel() * buffer.element_size()
-        recorder.note(recorder.direction, "all-reduce", names, nbytes, name)
+        recorder.note(recorder.direction, "all-reduce", names, nbytes, name,
+                      self.groups.algorithm("all-reduce", axes, nbytes) if recorder.timed else "")
         try:
             self.groups.start("all-reduce", axes, buffer, buffer, asynchronous=False, how=how)
         except RuntimeError as error:

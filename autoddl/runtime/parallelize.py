@@ -45,6 +45,7 @@ from autoddl.runtime.mesh_model import MeshModel
 from autoddl.runtime.parallel_model import ParallelModel, Planner
 from autoddl.runtime.pipeline_model import PipelineModel
 from autoddl.runtime.stage_setup import connected, stage_rows
+from autoddl.runtime.switches.offered import Switches, offered_switches
 from autoddl.runtime.world import check_agreement, device_of, join_processes
 from autoddl.schedule.traffic import traffic
 
@@ -88,7 +89,9 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
     check_held(captured.graph, captured.constants)
     planned = add_hubs(captured.graph)
     rows = traffic(plan, planned) if plan.pipeline is None else stage_rows(plan, captured.graph)
-    check_agreement({"plan": (plan.fingerprint(), plan.source.get("cluster"), *rows), "seed": [seed]})
+    switches = offered_switches() or Switches(b"")
+    check_agreement({"plan": (plan.fingerprint(), plan.source.get("cluster"), *rows), "seed": [seed],
+                     "list of switches that reduce": [(one.name, one.ranks) for one in switches.levels]})
     if fill:
         materialise(model, seed)
     else:

@@ -7,8 +7,9 @@ over the uplink. In an all-to-all, each member sends every other an equal piece 
     all-to-all N/n                                                      for every member outside
     sparse all-reduce 2 N/n                                             for every member outside
 
-Where the cost model chooses messages of the runtime, their bytes are counted. The reduce-scatter of gloo sends as many
-bytes as its all-reduce. Messages between stages leave a unit if their receiver is outside.
+Where the cost model chooses messages of the runtime, their bytes are counted. To switches that reduce, a unit sends all
+N bytes of the buffer once, if members are outside. The reduce-scatter of gloo sends as many bytes as its all-reduce.
+Messages between stages leave a unit if their receiver is outside.
 """
 
 from collections.abc import Sequence
@@ -19,12 +20,13 @@ from autoddl.core.layout import Mesh
 from autoddl.core.plan import Plan
 from autoddl.core.sparse import SPARSE
 from autoddl.core.stages import cut_graph
-from autoddl.cost_models import Cluster, Group, parse_cluster, sent_bytes
+from autoddl.cost_models import Algorithm, Cluster, Group, collective, sent_bytes
 from autoddl.schedule import message_programs
+from autoddl.schedule.moved_bytes import cluster_of, group_over
 from autoddl.schedule.stage_lanes import lanes_of
 from autoddl.schedule.traffic import PlannedCollective, traffic
 
-__all__ = ["count_uplink_bytes", "leaving_bytes"]
+__all__ = ["count_uplink_bytes", "leaving_bytes", "rising_bytes"]
 
 
 def leaving_bytes(kind: str, nbytes: float, group: Sequence[int], rank: int, unit: range,
@@ -39,6 +41,12 @@ def leaving_bytes(kind: str, nbytes: float, group: Sequence[int], rank: int, uni
         return nbytes / len(group) * sum(other not in unit for other in group)
     successor = group[(group.index(rank) + 1) % len(group)]
     return 0.0 if successor in unit else sent_bytes(kind, len(group), nbytes)
+
+
+def rising_bytes(nbytes: float, group: Sequence[int], rank: int, unit: range) -> float:
+    """Bytes of an all-reduce in switches that leave the `unit`: its first member counts those of all."""
+    inside = [one for one in group if one in unit]
+    return float(nbytes) if inside[0] == rank and len(inside) < len(group) else 0.0
 
 
 def count_uplink_bytes(plan: Plan, graph: Graph, units: Sequence[range]) -> tuple[float, ...]:
@@ -64,7 +72,7 @@ def count_uplink_bytes(plan: Plan, graph: Graph, units: Sequence[range]) -> tupl
 
 def _of_mesh(plan: Plan, graph: Graph, units: Sequence[range]) -> tuple[float, ...]:
     """The bytes of a plan without stages; units are ranges of the ranks of its mesh."""
-    cluster = parse_cluster(plan.source["cluster"], "the plan's cluster") if "cluster" in plan.source else None
+    cluster = cluster_of(plan)
     totals = [0.0] * len(units)
     for rank in range(plan.mesh.size):
         at = plan.mesh.coordinate(rank)
@@ -72,7 +80,13 @@ def _of_mesh(plan: Plan, graph: Graph, units: Sequence[range]) -> tuple[float, .
             group = _group(plan.mesh, sent.axes, at)
             if len(group) == 1:
                 continue
-            ways = None if cluster is None else _ways(cluster, plan.mesh, sent)
+            extents = group_over(plan.mesh, sent.axes)
+            if cluster is not None and _in_switches(cluster, sent, extents):
+                for i, unit in enumerate(units):
+                    totals[i] += rising_bytes(sent.nbytes, group, rank, unit) if rank in unit else 0.0
+                continue
+            ways = None if cluster is None or sent.kind == SPARSE else message_programs.chosen_ways(
+                cluster, sent.kind, extents, sent.nbytes)
             kind = "all-reduce" if plan.backend == "gloo" and sent.kind == "reduce-scatter" and ways is None else \
                 sent.kind
             for i, unit in enumerate(units):
@@ -81,12 +95,8 @@ def _of_mesh(plan: Plan, graph: Graph, units: Sequence[range]) -> tuple[float, .
     return tuple(totals)
 
 
-def _ways(cluster: Cluster, mesh: Mesh, sent: PlannedCollective) -> tuple[int, ...] | None:
-    if sent.kind == SPARSE:
-        return None
-    axes = [mesh.names.index(name) for name in sent.axes.split("+")]
-    group = Group(tuple((mesh.sizes[a], mesh.strides[a]) for a in axes))
-    return message_programs.chosen_ways(cluster, sent.kind, group, sent.nbytes)
+def _in_switches(cluster: Cluster, sent: PlannedCollective, extents: Group) -> bool:
+    return collective(cluster, sent.kind, extents, float(sent.nbytes)).algorithm is Algorithm.SWITCH_TREE
 
 
 def _group(mesh: Mesh, axes: str, at: tuple[int, ...]) -> tuple[int, ...]:

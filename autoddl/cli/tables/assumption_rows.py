@@ -5,6 +5,7 @@ from autoddl.core.plan import Plan
 from autoddl.cost_models import parse_cluster
 from autoddl.cost_models.backends import EXECUTABLE
 from autoddl.explain.assumptions import batch_of, idle_axes, odd_values, throughput
+from autoddl.explain.switch_facts import switch_texts
 from autoddl.operators.expert_sizes import BALANCED, expert_load
 from autoddl.planner.degree_meshes import degrees_meaning
 from autoddl.planner.pins import parse_pin, pin_meaning
@@ -44,6 +45,7 @@ def assumption_rows(plan: Plan) -> list[tuple[str, str]]:
         rows.append(("speed", ", ".join(f"{rate:,.3g} {what}/s" if rate < 1000 else f"{rate:,.0f} {what}/s"
                                         for what, rate in speed.items())))
     if "cluster" in plan.source:
+        rows += [("switches", text) for text in switch_texts(plan)]
         rows += [("unusual", text) for text in odd_values(parse_cluster(plan.source["cluster"], "the plan's cluster"))]
     return rows
 

@@ -1,6 +1,6 @@
 """The rows of a plan's figures about coded messages and sparse sums: bytes with and without, and what that costs."""
 
-from math import inf, prod
+from math import inf
 
 from autoddl.core.codecs import BLOCK, CODECS
 from autoddl.core.graph import Graph, graph_from_text
@@ -8,8 +8,8 @@ from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan
 from autoddl.core.sparse import RENEWED
 from autoddl.core.stages import cut_graph
-from autoddl.cost_models import sent_bytes
 from autoddl.cost_models.units import show_bytes
+from autoddl.schedule.moved_bytes import moved_bytes
 from autoddl.schedule.stage_lanes import stage_traffic
 from autoddl.schedule.traffic import traffic
 
@@ -50,9 +50,7 @@ def sparse_rows(plan: Plan) -> list[tuple[str, str]]:
 def _sent(plan: Plan, graph: Graph) -> float:
     """Bytes that rank 0 sends in a step; `graph` is the captured one."""
     if plan.pipeline is None:
-        sizes = dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True))
-        return sum(sent_bytes(one.kind, prod(sizes[axis] for axis in one.axes.split("+")), one.nbytes)
-                   for one in traffic(plan, add_hubs(graph)))
+        return sum(moved_bytes(plan, one.kind, one.axes, one.nbytes) for one in traffic(plan, add_hubs(graph)))
     own = sum(_sent(stage.plan, part.graph) for stage, part in zip(
         plan.pipeline.stages, cut_graph(graph, plan.pipeline.cuts), strict=True) if stage.ranks[0] == 0)
     return own + sum(one.nbytes for one in stage_traffic(plan, graph, 0) if one.kind == "send")

@@ -36,10 +36,11 @@ def with_messages(table: RenderableType, data: dict[str, Any], plan: "Plan", rec
 
 
 def _sent(rows: Sequence["MessageRow"]) -> RenderableType:
-    table = columns("rank", "pass", "sent", "axes", "ranks", "outermost level", "count", "bytes", "moved by the rank",
-                    "least, median, largest")
+    table = columns("rank", "pass", "sent", "by", "axes", "ranks", "outermost level", "count", "bytes",
+                    "moved by the rank", "least, median, largest")
     for row in rows:
-        table.add_row(str(row.rank), row.direction, row.kind, row.axes, str(row.ranks), row.level or "none",
+        table.add_row(str(row.rank), row.direction, row.kind, twice(row.algorithm, str) or "message", row.axes,
+                      str(row.ranks), row.level or "none",
                       twice(row.count, str), twice(row.nbytes, show_bytes), twice(row.moved, show_bytes),
                       ", ".join(map(show_bytes, row.sizes)))
     return table

@@ -5,11 +5,12 @@ Reading order:
     redistribute           the steps of a conversion on tensors; `packing` cuts and joins their buffers, `coding` codes
                            them where a step says so
     process_groups         the groups of a mesh; `c10d_registry` reads torch's private list of groups
-    transport              starts a group's collectives, of the library or by messages (`message_collectives`)
+    transport              starts a group's collectives: of the library, by messages (`message_collectives`), or in
+                            switches that reduce (`switch_collectives`)
     sparse_sum             adds up the largest values of gradients, and keeps the rest for the next step
     recorder               the collectives that ran
     told_values            small values that ranks tell each other
 
-The rest of `runtime` imports these. They may import `schedule`, `cost_models` and `core`, and torch, and nothing else
-of `runtime`.
+The rest of `runtime` imports these. They may import `schedule`, `cost_models` and `core`, torch, and of `runtime` only
+`switches`.
 """

@@ -163,10 +163,18 @@ class Groups:
         """Starts a collective over `axes` on contiguous tensors; see `Transport.start`."""
         group = self.of(axes)
         assert group is not None, "a group of one rank sends nothing"
+        return self._transport.start(kind, got.view(-1), given.view(-1), group, self._extent(axes), asynchronous, how)
+
+    def algorithm(self, kind: str, axes: tuple[int, ...], nbytes: int) -> str:
+        """The name of the algorithm of a collective over `axes`; see `Transport.algorithm`."""
+        return self._transport.algorithm(kind, self._extent(axes), nbytes)
+
+    def _extent(self, axes: tuple[int, ...]) -> Group:
+        """The sizes and strides of a group over `axes`."""
         extents = self._extents.get(axes)
         if extents is None:
             extents = self._extents[axes] = Group(tuple((self.mesh.sizes[a], self.mesh.strides[a]) for a in axes))
-        return self._transport.start(kind, got.view(-1), given.view(-1), group, extents, asynchronous, how)
+        return extents
 
     def start_swaps(self, axes: tuple[int, ...], action: Callable[[Swap], None], asynchronous: bool = True) -> Any:
         """Starts an action that swaps tensors with the ranks over `axes`; see `Transport.start_swaps`."""

@@ -37,6 +37,7 @@ class Mark:
 
         executed    the collective
         origin      the tensor or op for which it ran, for people
+        algorithm   by which it was sent, as the cost model chose it
         start       just before it is handed over
         waited      when the rank began to wait for it
         resumed     when waiting ended
@@ -49,6 +50,7 @@ class Mark:
     waited: int = 0
     resumed: int = 0
     done: int = 0
+    algorithm: str = ""
 
     def wait(self) -> None:
         """Marks that the rank begins to wait."""
@@ -103,12 +105,12 @@ class Recorder:
         finally:
             self._again = False
 
-    def note(self, direction: str, kind: str, axes: str, nbytes: int, origin: str = "") -> None:
+    def note(self, direction: str, kind: str, axes: str, nbytes: int, origin: str = "", algorithm: str = "") -> None:
         """Notes that a collective is about to start."""
         one = ExecutedCollective("backward" if self._again else direction, kind, axes, nbytes)
         self.executed.append(one)
         if self.timed:
-            self.marks.append(Mark(one, origin, perf_counter_ns()))
+            self.marks.append(Mark(one, origin, perf_counter_ns(), algorithm=algorithm))
 
     def started(self, work: Any) -> Mark | None:
         """The mark of the last noted collective, which `work` runs; without work it is done. None if not `timed`."""

@@ -75,8 +75,8 @@ class Move:
     `inplace` lets an all-reduce overwrite its input. With `copies` a slice is a copy, so that the rest can be freed.
     """
 
-    __slots__ = ("_copies", "_group", "_label", "_n", "_pieces", "_recorder", "_start", "_start_coded", "_step",
-                 "_swaps", "_text", "inplace", "kind", "record", "sparse")
+    __slots__ = ("_algorithm", "_copies", "_group", "_label", "_n", "_pieces", "_recorder", "_start", "_start_coded",
+                 "_step", "_swaps", "_text", "inplace", "kind", "record", "sparse")
 
     def __init__(self, step: Step, shapes: Sequence[Shape], layouts: Sequence[Layout], groups: Groups,
                  recorder: Recorder | None = None, direction: str = "forward", label: str = "",
@@ -85,6 +85,7 @@ class Move:
         self._step, self._group, self.kind, self.inplace = step, groups.of(step.axes), step.kind, False
         self._n = self._group.size() if self._group is not None else 1
         self._start = partial(groups.start, step.kind, step.axes)
+        self._algorithm = partial(groups.algorithm, coded_kind(step.kind) if step.codec else step.kind, step.axes)
         self._start_coded = partial(groups.start, coded_kind(step.kind), step.axes)
         self._recorder, self._label = recorder, label
         self._pieces = [packing_of(step, shape, layout, mesh, groups.coordinate)
@@ -142,7 +143,9 @@ class Move:
 
     def _note(self, buffer: Tensor) -> None:
         if self._recorder is not None:
-            self._recorder.note(*self.record, buffer.numel() * buffer.element_size(), self._label)
+            nbytes = buffer.numel() * buffer.element_size()
+            self._recorder.note(*self.record, nbytes, self._label,
+                                self._algorithm(nbytes) if self._recorder.timed else "")
 
     def _hand_over(self, got: Tensor, given: Tensor, asynchronous: bool) -> Any:
         """Starts the collective; an error of the backend becomes a MachineError.

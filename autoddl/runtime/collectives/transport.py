@@ -1,8 +1,11 @@
-"""Starts collectives: the library's own, or ours on messages, as the cost model chooses.
+"""Starts collectives: the library's own, or ours on messages or in switches, as the cost model chooses.
 
 Every rank asks one pure function about the same cluster, so all choose alike. Collectives by messages run in the
 caller's thread, or asynchronously in one thread of this rank. Their order is that of their start, which is the same on
 every rank. Each has tags of its own in its group. So no two wait for each other in a circle.
+
+Switches reduce where the launcher offers them (`switches.offered`). Elsewhere the cluster is taken as one whose levels
+do not reduce, so all ranks take the algorithm that is the next best.
 
 After a failure, the thread fails everything that is started later: a group that lost a rank does not recover.
 """
@@ -21,9 +24,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from autoddl.cost_models import Cluster, Group
+from autoddl.cost_models import Cluster, Group, collective
 from autoddl.runtime.collectives.message_collectives import TAGS, exchange, swap
 from autoddl.runtime.collectives.sparse_sum import Swap
+from autoddl.runtime.collectives.switch_collectives import SwitchReducer
+from autoddl.runtime.switches.offered import offered_switches, with_offered
 from autoddl.schedule.message_programs import chosen_ways
 
 __all__ = ["Transport"]
@@ -75,7 +80,9 @@ class Transport:
     """Starts collectives of one rank: all of the library without a `cluster`. A message takes at most `timeout`."""
 
     def __init__(self, cluster: Cluster | None = None, timeout: timedelta | None = None) -> None:
-        self._cluster, self._timeout = cluster, timeout
+        switches = offered_switches()
+        self._cluster, self._timeout = with_offered(cluster, switches) if cluster else None, timeout
+        self._reducer = SwitchReducer(self._cluster, switches, timeout) if self._cluster and switches else None
         self._serials: Counter[str] = Counter()
         self._ways: dict[tuple[str, dist.ProcessGroup, int, str], tuple[int, ...] | None] = {}
         self._queue: SimpleQueue[_Later | None] | None = None
@@ -87,8 +94,12 @@ class Transport:
         Returns work with `wait` and `get_future`, or None if it ran already. Raises RuntimeError where a peer is gone.
         """
         key = kind, group, max(got.nbytes, given.nbytes), got.device.type
+        here = got.device.type == "cpu" and dist.get_backend(group) == "gloo"
+        if here and self._reducer is not None and self._reducer.chosen(kind, extents, key[2], got.dtype):
+            reduce = partial(self._reducer.reduce, got, dist.get_process_group_ranks(group), dist.get_rank(), extents,
+                             how, "later" if asynchronous else "now")
+            return self._later(reduce) if asynchronous else reduce()
         if key not in self._ways:
-            here = got.device.type == "cpu" and dist.get_backend(group) == "gloo"
             self._ways[key] = chosen_ways(self._cluster, kind, extents, key[2]) if here and self._cluster else None
         ways = self._ways[key]
         if ways is None:
@@ -110,6 +121,9 @@ class Transport:
         self._serials[group.group_name] += 1
         run = partial(action, lambda given, expected: swap(group, next(tags), self._timeout, given, expected))
         return self._later(run) if asynchronous else run()
+    def algorithm(self, kind: str, extents: Group, nbytes: int) -> str:
+        """The name of the algorithm by which the cost model sends a full buffer of `nbytes`; "" without a cluster."""
+        return str(collective(self._cluster, kind, extents, float(nbytes)).algorithm) if self._cluster else ""
 
     def _later(self, action: Callable[[], None]) -> _Later:
         if self._queue is None:
