@@ -121,6 +121,7 @@ class Prediction:
         update           seconds of the optimizer's update
         line_seconds     seconds of the time line and the update, where the plan was chosen by it
         line_bound       seconds below which those of no plan are, where the plan was chosen by it
+        in_switches      the part of `volume`, by axis, that goes to switches that reduce
     """
 
     seconds: float
@@ -132,6 +133,7 @@ class Prediction:
     update: float = 0.0
     line_seconds: float | None = None
     line_bound: float | None = None
+    in_switches: dict[str, float] = field(default_factory=dict)
 
     @property
     def peak_bytes(self) -> float:
@@ -328,7 +330,7 @@ _ADAPTER: TypeAdapter[Plan] = TypeAdapter(Plan)
 
 
 def _tree(plan: Plan) -> dict[str, Any]:
-    """The plan as JSON; what only pipelines have is left out of others."""
+    """The plan as JSON; what only pipelines have is left out of others, and switches where none reduce."""
     return _without_defaults(_ADAPTER.dump_python(plan, mode="json"))
 
 
@@ -337,6 +339,8 @@ def _without_defaults(tree: dict[str, Any]) -> dict[str, Any]:
         del tree["in_flight"]
     if tree["waiting"] == 0:
         del tree["waiting"]
+    if not tree["predicted"]["in_switches"]:
+        del tree["predicted"]["in_switches"]
     if tree["pipeline"] is None:
         del tree["pipeline"]
     elif not tree["pipeline"]["coded"]:

@@ -24,6 +24,7 @@ from autoddl.core.problem import Problem
 from autoddl.core.recompute import SEARCH, policy_blocks
 from autoddl.explain.breakdown import BlockCost, block_costs, row_text
 from autoddl.explain.memory_rows import check_row
+from autoddl.explain.switch_facts import switch_texts
 from autoddl.operators.own_facts import told_by_trials
 from autoddl.planner.assemble import assemble_choice
 from autoddl.planner.budget_search import BudgetSearch, least_peak
@@ -94,6 +95,7 @@ class Explained:
         tried      (operator, dimension string) of those whose rule was found by trying
         untried    (operator, reason) of those of which nothing was found, or no more
         named      the parameters and ops that were asked for by name
+        switches   which all-reduces run in switches that reduce, and why others do not
     """
 
     seconds: float
@@ -107,6 +109,7 @@ class Explained:
     tried: tuple[tuple[str, str], ...]
     untried: tuple[tuple[str, str], ...]
     named: tuple[Named, ...]
+    switches: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,7 @@ def explain(plan: Plan, names: Sequence[str] = (), count: int = 3) -> Explained:
     moment = row_text(made.row), problem.nbytes(choice)
     return Explained(predicted.seconds, predicted.peak_bytes, plan.budget, block_costs(made), axes,
                      _added(plan, made.pricing), moment, unruled, tried, untried,
-                     _named(made, names, count, plan.source["tolerance"]) if names else ())
+                     _named(made, names, count, plan.source["tolerance"]) if names else (), switch_texts(plan))
 
 
 def _added(plan: Plan, pricing: Pricing) -> float:

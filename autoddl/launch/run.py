@@ -14,11 +14,13 @@ from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.plan import Plan
 from autoddl.core.processes import is_rank
 from autoddl.cost_models import load_cluster
+from autoddl.explain.switch_facts import not_offered
 from autoddl.launch.elastic import Elastic, PlanFile
 from autoddl.launch.launch import RanksLost, launch, python_module
 from autoddl.launch.machine import check_memory, most_ranks
 from autoddl.launch.temporary import temporary_folder
 from autoddl.runtime.checkpoints.checkpoint_series import check_series
+from autoddl.runtime.switches.offered import offered_switches
 
 __all__ = ["Checkpoints", "TrainingResult", "run"]
 
@@ -30,7 +32,7 @@ class TrainingResult:
     """The result of training: `step_seconds` is the median step after the first, `record` the file of every message.
 
     Where training went on from a checkpoint of `first` steps, the losses are those from before too. Where no step was
-    left to do, `step_seconds` is None."""
+    left to do, `step_seconds` is None. The `note` says how the machine differs from the plan's cluster."""
 
     losses: tuple[float, ...]
     step_seconds: float | None
@@ -38,6 +40,7 @@ class TrainingResult:
     ranks: int
     record: str | None = None
     first: int = 0
+    note: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields by name; a loss that is NaN or infinite is None, because JSON has no word for it."""
@@ -83,7 +86,7 @@ def run(path: Path, plan: Plan, factory: Factory, *, steps: int, lr: float, save
     if found is None:
         return None
     return TrainingResult(tuple(found["losses"]), found["step_seconds"], found["predicted_seconds"], found["ranks"],
-                          found["record"], found["first"])
+                          found["record"], found["first"], "" if offered_switches() else not_offered(plan))
 
 
 def _check_cluster(plan: Plan, path: Path) -> None:

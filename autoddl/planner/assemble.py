@@ -42,11 +42,14 @@ __all__ = ["Assembled", "assemble", "assemble_choice", "plan_of"]
 
 @dataclass(slots=True)
 class _Parts:
-    """Adds up seconds and sent bytes by mesh axes, and the seconds that no axis has (`local`)."""
+    """Adds up seconds and sent bytes by mesh axes, and the seconds that no axis has (`local`).
+
+    `switched` are the bytes that go to switches that reduce."""
 
     pricing: Pricing
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     volume: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    switched: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     local: float = 0.0
 
     def add(self, tensor: Tensor, steps: tuple[Step, ...], start: Layout, times: int = 1) -> None:
@@ -61,9 +64,15 @@ class _Parts:
                 name, ranks = "+".join(mesh.names[a] for a in step.axes), group_size(step, mesh)
                 kind, nbytes = step.sends(ranks, full, tensor.itemsize)
                 self.seconds[name] += cost
-                self.volume[name] += self.pricing.sent_bytes(kind, step.axes, nbytes, bucketed) * times
+                self.send(name, *self.pricing.sent_bytes(kind, step.axes, nbytes, bucketed), times)
             else:
                 self.local += cost
+
+    def send(self, axes: str, nbytes: float, in_switches: bool, times: int) -> None:
+        """Adds bytes that a rank sends over `axes`, `times` over."""
+        self.volume[axes] += nbytes * times
+        if in_switches:
+            self.switched[axes] += nbytes * times
 
     def cast(self, source: Tensor, target: Tensor, layouts: Sequence[Layout], times: int) -> None:
         """Adds the price of casting the smallest of the shards in several layouts, `times` over."""
@@ -258,8 +267,8 @@ def assemble_choice(pricing: Pricing, options: Sequence[int], variables: tuple[V
             compute += op_seconds(pricing, op, choice, differentiable) * times
             for axes, seconds in (inner_seconds(pricing, op, choice) if choice.inner else {}).items():
                 parts.seconds[axes] += seconds * times
-            for axes, nbytes in (inner_sent(pricing, op, choice) if choice.inner else {}).items():
-                parts.volume[axes] += nbytes * times
+            for sent in inner_sent(pricing, op, choice) if choice.inner else ():
+                parts.send(*sent, times)
     stored = tuple(Stored(v.item.fqn, c.outputs[0], show_depths(c.outputs[0], c.depths))
                    for v, c in zip(variables, chosen, strict=True) if isinstance(v.item, Tensor))
     named = {s.fqn for s in stored}
@@ -268,7 +277,7 @@ def assemble_choice(pricing: Pricing, options: Sequence[int], variables: tuple[V
                  if isinstance(v.item, Tensor))
     total = compute + sum(parts.seconds.values()) + update
     predicted = Prediction(total, compute, dict(parts.seconds), dict(parts.volume), {},
-                           _unruled(pricing, variables, chosen), update)
+                           _unruled(pricing, variables, chosen), update, in_switches=dict(parts.switched))
     return Assembled(tuple(decisions), tuple(conversions + sliced), stored + idle, inputs, predicted)
 
 

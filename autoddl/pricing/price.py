@@ -51,6 +51,7 @@ from autoddl.core.plan import BUCKET_BYTES
 from autoddl.core.recompute import Block, select_blocks
 from autoddl.core.sparse import PASSES
 from autoddl.cost_models import (
+    Algorithm,
     Cluster,
     Device,
     Group,
@@ -213,10 +214,13 @@ class Pricing:
             return self.step_seconds(step, BUCKET_BYTES, touched, itemsize) * full / BUCKET_BYTES
         return self.step_seconds(step, full, touched * (step.kind != "slice"), itemsize)
 
-    def sent_bytes(self, kind: str, axes: tuple[int, ...], nbytes: int, bucketed: bool = False) -> float:
-        """Bytes that a rank sends in a collective on a full buffer of `nbytes`, which is a part of a bucket or not."""
+    def sent_bytes(self, kind: str, axes: tuple[int, ...], nbytes: int, bucketed: bool = False) -> tuple[float, bool]:
+        """Bytes that a rank sends in a collective on a full buffer of `nbytes`, which is a part of a bucket or not.
+
+        Also, whether they go to switches that reduce."""
         group, priced = self.group(axes), max(nbytes, BUCKET_BYTES) if bucketed else nbytes
-        return moved_by(collective(self.cluster, kind, group, float(priced)).algorithm, kind, group.size, nbytes)
+        algorithm = collective(self.cluster, kind, group, float(priced)).algorithm
+        return moved_by(algorithm, kind, group.size, nbytes), algorithm is Algorithm.SWITCH_TREE
 
     def as_sent(self, step: Step, full: int, itemsize: int, codecs: tuple[str, ...], bucketed: bool) -> Step:
         """The step as it is sent: as the one of `codecs` that is fastest, or as it is if none is faster."""
@@ -317,14 +321,14 @@ def inner_seconds(pricing: Pricing, op: Op, choice: Choice, counts: Counts = Cou
     return found
 
 
-def inner_sent(pricing: Pricing, op: Op, choice: Choice) -> dict[str, float]:
-    """Bytes, by axes, that the op's own kernel sends in one microbatch."""
-    found: dict[str, float] = {}
+def inner_sent(pricing: Pricing, op: Op, choice: Choice) -> list[tuple[str, float, bool]]:
+    """What the op's own kernel sends in one microbatch: axes, bytes, and whether they go to switches that reduce."""
+    found = []
     for direction, kind, axes, nbytes in inner_collectives(op, pricing.graph, choice.inputs[0], choice.inner,
                                                            pricing.mesh):
         times = 1 + (direction == "forward" and op.name in pricing.again)
-        name = pricing.names(axes)
-        found[name] = found.get(name, 0.0) + times * pricing.sent_bytes(kind, axes, nbytes)
+        sent, in_switches = pricing.sent_bytes(kind, axes, nbytes)
+        found.append((pricing.names(axes), times * sent, in_switches))
     return found
 
 

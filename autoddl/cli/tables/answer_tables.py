@@ -36,7 +36,7 @@ def explained_table(said: Explained) -> RenderableType:
     peak = (f"{show_bytes(said.nbytes)} at the peak of {show_bytes(said.budget)} a rank; blocks' bytes are those at "
             f"`{where}`, {show_bytes(most)}")
     over: RenderableType = axes if said.axes else "nothing is sent"
-    return Lines(blocks, "", over, "", *added, peak, "", _unruled(said), *_tried(said))
+    return Lines(blocks, "", over, *said.switches, "", *added, peak, "", _unruled(said), *_tried(said))
 
 
 def _unruled(said: Explained) -> RenderableType:

@@ -70,7 +70,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "bound_seconds": plan.bound, "gap": plan.gap, "proof": plan.proof, "peak_bytes": predicted.peak_bytes,
         "line_seconds": predicted.line_seconds, "line_bound_seconds": predicted.line_bound,
         "bytes": predicted.nbytes, "budget_bytes": plan.budget,
-        "sent_bytes": predicted.volume,
+        "sent_bytes": predicted.volume, "sent_to_switches": predicted.in_switches,
         "candidates": plan.candidates, "wall_seconds": plan.timings.get("total"),
         "capture_seconds": plan.timings.get("capture"), "solve_seconds": plan.timings.get("solve"),
         "fallback_ops": predicted.fallback, "microbatches": plan.microbatches,
@@ -171,6 +171,8 @@ def training_table(ran: "TrainingResult") -> RenderableType:
     table.add_row("loss", f"{ran.losses[0]:.6f} -> {ran.losses[-1]:.6f} in {steps}")
     measured = "none was left to do" if ran.step_seconds is None else f"{show_seconds(ran.step_seconds)} measured"
     table.add_row("step", f"{measured}, {show_seconds(ran.predicted_seconds)} predicted")
+    if ran.note:
+        table.add_row("note", ran.note)
     if ran.record:
         table.add_row("record", ran.record)
     return table

@@ -349,7 +349,8 @@ def _predicted(plan: Plan, step: StagedStep) -> Prediction:
     slowest = max(parts, key=lambda part: sum(one.seconds for one in part))
     return Prediction(step.timeline.makespan, sum(one.compute for one in slowest),
                       _summed(one.communication for one in slowest), _summed(one.volume for one in slowest),
-                      _summed(one.nbytes for one in fullest), {}, sum(one.update for one in slowest))
+                      _summed(one.nbytes for one in fullest), {}, sum(one.update for one in slowest),
+                      in_switches=_summed(one.in_switches for one in slowest))
 
 
 def _summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -25,7 +25,12 @@ SECONDS = 600.0
 
 def takes(dtype: torch.dtype) -> bool:
     """Whether a switch adds numbers of this dtype."""
-    return str(dtype).removeprefix("torch.") in DTYPES
+    return _number(dtype) in DTYPES
+
+
+def _number(dtype: torch.dtype) -> str:
+    """The name of a dtype; that of its parts where it is complex."""
+    return str(dtype.to_real()).removeprefix("torch.")
 
 
 class SwitchReducer:
@@ -51,7 +56,7 @@ class SwitchReducer:
             address, hello = self._switches.way(self._cluster, extents, members, rank, lane)
             self._links[key] = connect(address, hello, self._seconds, crossings(self._cluster, extents)[0].level.name)
         data: memoryview = buffer.view(torch.uint8).numpy().data
-        request = Request(str(buffer.dtype).removeprefix("torch."), how, self._block(extents), len(data))
+        request = Request(_number(buffer.dtype), how, self._block(extents), len(data))
         self._links[key].reduce(data, request, self._seconds)
 
     def _block(self, extents: Group) -> int:
