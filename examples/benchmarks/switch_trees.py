@@ -4,7 +4,7 @@ Each rank sits in a network namespace behind `tc tbf` (root needed), and a switc
 ranks push to it. Per cluster and size: seconds of a ring among the ranks and of the switch tree, interleaved (medians,
 the slowest rank's), the median of the paired ratios with its quartiles, and what the cost model predicts for both.
 
-    [RANKS ...] --mb=2,8 --repeats=7 --rate="25 MB/s"
+    [RANKS ...] --mb=1,4 --repeats=7 --rate="12.5 MB/s"
 """
 
 import json
@@ -94,11 +94,11 @@ def main(arguments: list[str]) -> None:
         rank_main(json.loads(Path(arguments[1]).read_text()))
         return
     options = dict(a[2:].split("=") for a in arguments if "=" in a)
-    sizes = [int(float(mb) * 1e6) for mb in options.get("mb", "2,8").split(",")]
+    sizes = [int(float(mb) * 1e6) for mb in options.get("mb", "1,4").split(",")]
     print(f"{'ranks':>5}{'MB':>5}{'ring s':>9}{'tree s':>9}{'faster':>8}  quartiles  "
           f"{'model ring':>11}{'model tree':>11}{'errors':>14}")
     for ranks in [int(a) for a in arguments if not a.startswith("--")] or [4, 8]:
-        cluster = parse_cluster(CLUSTER.format(ranks=ranks, rate=options.get("rate", "25 MB/s")), "benchmark")
+        cluster = parse_cluster(CLUSTER.format(ranks=ranks, rate=options.get("rate", "12.5 MB/s")), "benchmark")
         for row in measured(cluster, sizes, int(options.get("repeats", "7"))):
             low, half, high = statistics.quantiles([a / b for a, b in zip(row.ring, row.tree, strict=True)])
             ring, tree = statistics.median(row.ring), statistics.median(row.tree)
