@@ -45,7 +45,7 @@ from autoddl.search.exact import (
 )
 from autoddl.search.exhaustive import search_exhaustively
 from autoddl.search.lagrangian import find_least_bytes
-from autoddl.search.large import is_large, lower_bound, solve_by_messages
+from autoddl.search.large import elimination_space, lower_bound, rough_space, solve_by_messages
 from autoddl.search.limits import Above, Clock, Limits, Progress
 from autoddl.search.relaxations import Space
 
@@ -55,7 +55,7 @@ __all__ = [
     "Space",
     "Statistics",
     "build_space",
-    "is_large",
+    "elimination_space",
     "lower_bound",
     "relax",
     "smallest",
@@ -86,7 +86,7 @@ def solve(
         progress      called with (seconds, bound) each time either may have moved
         ceiling       seconds; the exact solver stops once its bound, within the tolerance, reaches them
         price         a guess of the solution's price of a byte, which the exact solver tries first
-        space         the result of `build_space(problem)`, if there is one
+        space         the result of `elimination_space(problem)`, if there is one
 
     Raises InputError for an unknown solver, or a problem too large for it. Raises Infeasible where no plan fits, and
     Above where the ceiling is reached without a plan.
@@ -95,7 +95,8 @@ def solve(
         raise InputError(f"there is no solver {solver!r}; there are {', '.join(SOLVERS)}")
     tell = progress or (lambda seconds, bound: None)
     limits = Limits(tolerance, ceiling, Clock.start(time_limit, EFFORT), tell, seed, price)
-    if solver == "exact" and (space is not None or not is_large(problem)):
+    space = elimination_space(problem) if space is None and solver == "exact" else space
+    if solver == "exact" and space is not None:
         return _scored(problem, solve_exactly(problem, limits, space=space), solver)
     return _scored(problem, SOLVERS[solver](problem, limits), solver)
 
@@ -112,7 +113,7 @@ def smallest(problem: Problem) -> tuple[float, tuple[int, ...] | None]:
 
     The choice is None where elimination only bounds. Raises Infeasible where every choice is forbidden.
     """
-    needed, point = find_least_bytes(build_space(problem.within(None)), math.inf)
+    needed, point = find_least_bytes(rough_space(problem.within(None)), math.inf)
     if math.isinf(needed):
         raise Infeasible(math.inf, math.inf, "every choice meets a forbidden combination")
     return needed, None if point is None else tuple(point.choice.tolist())

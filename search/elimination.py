@@ -8,15 +8,15 @@ choice   = from the tops down, argmin over k of C_k(cell), computed again instea
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from autoddl.core.problem import Array
+from autoddl.core.problem import Array, Classes
 from autoddl.search.class_tables import ClassTable, JointClasses, class_table, join_classes
 from autoddl.search.elimination_program import EliminationProgram, Ids, MessageRecipe, RecipePart
 
-__all__ = ["Node", "argmin", "class_messages", "least_value", "messages", "option_costs", "read_choice"]
+__all__ = ["Node", "argmin", "class_messages", "count_cells", "least_value", "messages", "option_costs", "read_choice"]
 
 Node = tuple[int, tuple[int, ...], int]
 """The slot of a message, a cell of it, and a mark."""
@@ -85,12 +85,23 @@ def option_costs(recipe: MessageRecipe, values: Sequence[ClassTable], cell: Sequ
     return total
 
 
+def count_cells(program: EliminationProgram, tables: Sequence[Sequence[Classes]]) -> int:
+    """The cells that `class_messages` looks at, from the classes of the tables' options alone."""
+    known, cells = list(tables), 0
+    for _, recipe in program.messages():
+        joints = [_joint(recipe, known, u) for u in range(len(recipe.shape))]
+        cells += math.prod(len(joint.first) for joint in joints)
+        known.append([joint.of for joint in joints[1:]])
+    return cells
+
+
 def _message(recipe: MessageRecipe, values: Sequence[ClassTable]) -> ClassTable:
     """The message S(scope), over classes of the scope's options and of the eliminated variable's."""
     if not recipe.parts:
         return ClassTable(np.zeros(()), ())
     own = [p for p in recipe.parts if p.axes == (0,)]
-    joints = [_joint(recipe, values, u) for u in range(len(recipe.shape))]
+    classes = {part.slot: values[part.slot].classes for part in recipe.parts}
+    joints = [_joint(recipe, classes, u) for u in range(len(recipe.shape))]
     groups = _merged(recipe, values, joints)
     if own:
         single = np.full(len(joints[0].first), math.inf)
@@ -104,12 +115,13 @@ def _message(recipe: MessageRecipe, values: Sequence[ClassTable]) -> ClassTable:
     return ClassTable(_minimum(groups, tuple(len(j.first) for j in joints[1:])), tuple(j.of for j in joints[1:]))
 
 
-def _joint(recipe: MessageRecipe, values: Sequence[ClassTable], u: int) -> JointClasses:
-    """The classes of local variable u that the recipe's tables tell apart.
+def _joint(recipe: MessageRecipe, classes: Mapping[int, Sequence[Classes]] | Sequence[Sequence[Classes]], u: int
+           ) -> JointClasses:
+    """The classes of local variable u that the recipe's tables, whose options have `classes`, tell apart.
 
     Tables over the eliminated variable alone do not count.
     """
-    views = [values[p.slot].classes[p.axes.index(u)] for p in recipe.parts if u in p.axes and (u or len(p.axes) > 1)]
+    views = [classes[p.slot][p.axes.index(u)] for p in recipe.parts if u in p.axes and (u or len(p.axes) > 1)]
     return join_classes(views, recipe.shape[u])
 
 

@@ -5,7 +5,9 @@
     few          = the FAVOURED options of every variable with the least beliefs
     plan         = the exact optimum among few, which says what a byte is worth: the next lam
 
-in turn, until the bound is within the tolerance of the plan or the turns are over. Without a budget lam is 0. Tables
+in turn, until the bound is within the tolerance of the plan or the turns are over. Without a budget lam is 0.
+
+A problem is large where its tables are, or where its graph is wide, as that of a recurrence that is written out. Tables
 over three variables are not for here.
 """
 
@@ -18,17 +20,26 @@ from autoddl.core.errors import Infeasible
 from autoddl.core.problem import Array, Problem
 from autoddl.search.block_factors import match_factors
 from autoddl.search.coordinate_descent import descend_from_starts
+from autoddl.search.elimination import count_cells
 from autoddl.search.elimination_order import plan_folded_elimination
-from autoddl.search.exact import EFFORT, Outcome, solve_exactly
+from autoddl.search.exact import EFFORT, Outcome, build_space, solve_exactly
 from autoddl.search.limits import Above, Clock, Limits
 from autoddl.search.presolve import Kept, keep_options
+from autoddl.search.relaxations import Space
 from autoddl.search.repeated_blocks import FoldedProblem, fold_blocks
 from autoddl.search.tree_reweighted import MessageBound, Messages, pass_messages, reparametrize
 
-__all__ = ["CELLS", "bound_and_plan", "is_large", "lower_bound", "momentary", "prove_by_messages", "solve_by_messages"]
+__all__ = ["bound_and_plan", "elimination_space", "lower_bound", "momentary", "prove_by_messages", "rough_space",
+           "solve_by_messages"]
 
 CELLS = 6_000_000
 """Cells of all tables beyond which an elimination takes tens of seconds."""
+
+WIDE = 1_500_000_000
+"""Cells of all messages of an elimination beyond which it takes many seconds."""
+
+ROUGH = 1_000_000
+"""Cells that a message may have where elimination only bounds (mini-buckets)."""
 
 FAVOURED = 48
 """Options per variable among which a plan is looked for."""
@@ -58,10 +69,29 @@ class _Best:
     price: float
 
 
-def is_large(problem: Problem) -> bool:
-    """Whether the problem is too large for elimination, and its factors are over at most two variables."""
-    cells = sum(math.prod(table.lengths) for table in problem.tables)
-    return cells > CELLS and all(len(table.lengths) <= 2 for table in problem.tables)
+def elimination_space(problem: Problem) -> Space | None:
+    """Prepares the elimination of the problem; None where messages along edges are quicker.
+
+    A wide problem with tables over three variables is not for messages: there elimination only bounds.
+    """
+    pairs = all(len(table.lengths) <= 2 for table in problem.tables)
+    if pairs and sum(math.prod(table.lengths) for table in problem.tables) > CELLS:
+        return None
+    space = build_space(problem)
+    if not _is_wide(space):
+        return space
+    return None if pairs else build_space(problem, ROUGH)
+
+
+def rough_space(problem: Problem) -> Space:
+    """Prepares an elimination that takes seconds: it is exact where that is possible, else it only bounds."""
+    space = build_space(problem)
+    return build_space(problem, ROUGH) if _is_wide(space) else space
+
+
+def _is_wide(space: Space) -> bool:
+    """Tells whether an elimination takes many seconds, or only bounds."""
+    return not space.program.exact or count_cells(space.program, [t.classes for t in space.problem.tables]) > WIDE
 
 
 @dataclass(frozen=True, slots=True)

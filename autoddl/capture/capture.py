@@ -6,6 +6,7 @@
     arrange       placeholders: one per parameter (ties are one), buffer, constant, input; DCE
     autocast      in bf16-mixed, the casts that torch.autocast makes                (autocast.py); else parameters that
                   a region of autocast casts are used in its dtype                  (autocast_casts.py)
+    chained       concatenations of growing lists                                   (growing_lists.py)
     tabulate      every node becomes an Op, every value a Tensor                    (build_graph.py)
 
 The program is an `fx.GraphModule`. A call program(*values) takes one tensor per PARAMETER, BUFFER, CONSTANT and INPUT,
@@ -33,6 +34,7 @@ from autoddl.capture.returned import Returned, returned
 from autoddl.capture.rewrites.autocast import autocast
 from autoddl.capture.rewrites.autocast_casts import use_cast
 from autoddl.capture.rewrites.complex_products import real_rotations
+from autoddl.capture.rewrites.growing_lists import chained
 from autoddl.capture.rewrites.passes import bags, gradients, losses, normalise, own_functions, unmerged
 from autoddl.capture.rewrites.raising_branches import check_conditions
 from autoddl.capture.rewrites.randomness import randomness
@@ -96,6 +98,7 @@ def _captured(model: nn.Module, example: Sample, precision: Precision) -> Captur
     bags(module)
     program, leaves, updates, output = _arrange(model, exported, names)
     leaves = _mixed(program, leaves, updates, precision)
+    chained(program)
     gradients(program, frozenset(leaf.node for leaf in leaves if leaf.trained))
     values = {**dict(model.named_buffers(remove_duplicate=False)), **exported.constants,
               **named(model.forward, example)}

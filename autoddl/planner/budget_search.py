@@ -38,7 +38,7 @@ from autoddl.planner.peaks import Peaks
 from autoddl.pricing.build_problem import CostNetwork, Row
 from autoddl.pricing.kept_tensors import KeptTensors, with_kept_tensors
 from autoddl.pricing.lifetimes import UPDATE, Moment
-from autoddl.search import Above, Space, build_space, is_large, relax, smallest, solve
+from autoddl.search import Above, Space, elimination_space, relax, smallest, solve
 from autoddl.search.exhaustive import choice_at, score_every_choice
 
 __all__ = ["BudgetSearch", "Fitted", "least_peak"]
@@ -149,8 +149,7 @@ class BudgetSearch:
         if key not in self._made:
             self._made.clear()
             problem = make()
-            exact = self.solver == "exact" and not is_large(problem)
-            self._made[key] = problem, build_space(problem) if exact else None
+            self._made[key] = problem, elimination_space(problem) if self.solver == "exact" else None
         return self._made[key]
 
     def solved(self, problem: Problem, tolerance: float, ceiling: float, price: float, space: Space | None) -> Solution:
@@ -380,7 +379,7 @@ class _State:
 
     def _smallest(self) -> None:
         """Takes the plan with the least peak that the rows lead to, and a faster one under the row that led to it."""
-        if is_large(self.search.ready(self.row)[0]):
+        if self.search.solver == "exact" and self.search.ready(self.row)[1] is None:
             return
         needed, row = least_peak(self.search, self.moments)
         self.needed = max(self.needed, needed)
@@ -433,7 +432,7 @@ def _dual_row(search: BudgetSearch, moments: Sequence[Moment]) -> Row:
     if len(moments) == 1:
         return {moments[0]: 1.0}
     even = {moment: 1 / len(moments) for moment in moments}
-    if search.solver != "exact" or is_large(search.ready(even)[0]):
+    if search.ready(even)[1] is None:
         return even
     planes = [_plane(search, choice, moments) for choice in search.peaks.drawn]
     best, lam = -inf, np.zeros(len(moments))

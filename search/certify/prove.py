@@ -10,7 +10,7 @@ The difference between the bound and a plan is the duality gap of branches for w
 import math
 
 from autoddl.core.problem import Array, Problem
-from autoddl.search import is_large
+from autoddl.search import elimination_space
 from autoddl.search.certify.branch import Branch, branch_until_close, transient_ranges
 from autoddl.search.certify.certificate import Certificate, Message, Piece
 from autoddl.search.certify.reparametrization import ReparametrizedPiece
@@ -34,7 +34,7 @@ def program_messages(program: EliminationProgram) -> tuple[Message, ...]:
 
 def prove(problem: Problem, seconds: float) -> Certificate:
     """A certificate whose bound is as near to `seconds`, the cost of the plan at hand, as multipliers bring it."""
-    if is_large(problem):
+    if elimination_space(problem) is None:
         return Certificate((_reparametrized_piece(problem, seconds),))
     space = Space.of(problem, plan_exact_elimination(problem))
     roots = [Branch(space, low, high, lam, ()) for low, high, lam in transient_ranges(space, seconds)]

@@ -270,3 +270,56 @@ def test_exact_answers_say_what_is_too_large_for_them(monkeypatch: pytest.Monkey
     for ask in (compute_beliefs, partial(prove, seconds=1.0), partial(bounding_beliefs, seconds=1.0)):
         with pytest.raises(InputError, match="fewer axes"):
             ask(problem)
+
+
+def staircase(seed: int, steps: int) -> Problem:
+    """Parts and concatenations of a growing list: each concatenation meets the parts before it, and makes the next.
+
+    Some parts share their tables; now and then one recurrence reads what all steps share.
+    """
+    random = np.random.default_rng(seed)
+    sizes = random.integers(2, 4, 2 * steps + 1).tolist()
+    scopes: list[tuple[int, ...]] = [(part, steps + joined) for joined in range(steps) for part in range(joined + 1)]
+    scopes += [(steps + joined, joined + 1) for joined in range(steps - 1)]
+    scopes += [(2 * steps, v) for v in range(2 * steps)] if seed % 2 else [(2 * steps,)]
+    tables = tuple([table(random, tuple(sizes[v] for v in scope), 0.05) for scope in scopes])
+    budget = 2.0 * len(scopes) if seed % 3 == 0 else None
+    return Problem(tuple(map(str, range(len(sizes)))), tuple(sizes), tables,
+                   tuple([Factor(scope, t) for t, scope in enumerate(scopes)]), budget)
+
+
+@few_seeds(12, 60)
+def test_growing_lists_by_elimination_and_by_messages_against_every_choice(monkeypatch: pytest.MonkeyPatch,
+                                                                           seeds: range) -> None:
+    """Where an elimination would look at too many cells, messages bound, and the plan is within its proven gap."""
+    close = 0
+    for seed in seeds:
+        problem = staircase(seed, 4)
+        try:
+            best = solve(problem, "exhaustive").seconds
+        except Infeasible:
+            continue
+        assert solve(problem).seconds == pytest.approx(best)
+        with monkeypatch.context() as patch:
+            patch.setattr(large, "WIDE", 10)
+            assert large.elimination_space(problem) is None
+            found = solve(problem)
+            proof = prove(problem, found.seconds)
+        assert "messages" in found.proof
+        assert found.bound <= best + CLOSE * (1 + abs(best)) and best <= found.seconds * (1 + CLOSE)
+        assert check_certificate(problem, proof).bound <= best + CLOSE * (1 + abs(best))
+        close += found.gap <= 0.01
+    assert close > len(seeds) // 3
+
+
+def test_a_wide_problem_with_tables_over_three_is_bounded_in_small_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large, "WIDE", 10)
+    monkeypatch.setattr(large, "ROUGH", 8)
+    pairs = staircase(1, 4)
+    three = table(np.random.default_rng(0), tuple(pairs.sizes[:3]), 0.0)
+    problem = replace(pairs, tables=(*pairs.tables, three),
+                      factors=(*pairs.factors, Factor((0, 1, 2), len(pairs.tables))))
+    space = large.elimination_space(problem)
+    assert space is not None and not space.program.exact
+    found, best = solve(problem), solve(problem, "exhaustive").seconds
+    assert found.bound <= best + CLOSE <= found.seconds + 2 * CLOSE

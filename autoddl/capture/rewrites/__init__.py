@@ -8,6 +8,7 @@ Reading order:
     randomness                  draws of random numbers, by position
     complex_products            rotations by complex numbers, in real ones
     ctc_losses                  losses of sequences as an operator
+    growing_lists               concatenations of growing lists, as chains
     gate_text                   the function between the products of an expert, as text
     autocast                    the casts of bf16-mixed
     autocast_region, autocast_casts      regions of autocast in the module itself, and the casts that they make
