@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp  # type: ignore[attr-defined]
 
 from autoddl.core.cost_table import Array
-from autoddl.core.pipeline_cuts import CutProblem, Mixture, PathBound, Trail
+from autoddl.core.pipeline_cuts import CutProblem, Mixture, PathBound, PricedPath, Trail
 from autoddl.search.cut_boxes import Box, Mask, least_cut, least_with_options
+from autoddl.search.path_tables import path_table, priced_table
 
-__all__ = ["Blend", "CutPlanes", "Evaluate", "Trace", "best_mixture", "blended"]
-
-TOGETHER = (1, 1, 1, 0, 0, 0)
-"""The weights of F + B + W."""
+__all__ = ["Blend", "CutPlanes", "Evaluate", "Trace", "best_mixture", "best_priced", "blended"]
 
 Blend = tuple[tuple[PathBound, float], ...]
 """Paths with their weights >= 0, of sum 1."""
@@ -30,6 +28,12 @@ SAME = 1e-9
 
 TOP = 10
 """Paths that may be mixed for each cut."""
+
+DEAREST = 4
+"""Paths that are priced at each cut, but for blends, which all are."""
+
+DEAR = 10.0
+"""Most that a whole budget may cost, in times of the greatest value."""
 
 Evaluate = Callable[[tuple[int, ...]], float]
 """A cut -> its exact seconds."""
@@ -46,8 +50,8 @@ class CutPlanes:
         trace        finds a critical path of a cut
         exact        finds the exact seconds of a cut, if those of `trace` are not
         tolerance    relative gap that need not be closed
-        paths        the paths and blends
-        trails       for each its tasks, or the numbers and weights of its parts
+        paths        the paths and blends, also as they are priced
+        trails       for each its tasks, the numbers and weights of its parts, or what it is with a price
         known        by its counts, the number of each
         tables       for each path [stage, blocks] seconds
         fixed        for each path the seconds of its transfers
@@ -96,12 +100,30 @@ class CutPlanes:
         """Adds a path, or a blend of some, unless one with its counts is known; returns its number."""
         key = path.stages, path.transfers
         if key not in self.known:
-            self.known[key] = len(self.paths)
-            self.paths.append(path)
-            self.trails.append(parts or path.path)
-            self.tables.append(_table(self.problem, path))
-            self.fixed.append(sum(n * x for n, x in zip(path.transfers, self.problem.transfers, strict=True)))
+            sent = sum(n * x for n, x in zip(path.transfers, self.problem.transfers, strict=True))
+            self._append(key, path, parts or path.path, path_table(self.problem, path), sent)
         return self.known[key]
+
+    def _append(self, key: tuple[object, ...], path: PathBound, trail: Trail, table: Array, fixed: float) -> None:
+        self.known[key] = len(self.paths)
+        self.paths.append(path)
+        self.trails.append(trail)
+        self.tables.append(table)
+        self.fixed.append(fixed)
+
+    def add_priced(self, cut: tuple[int, ...]) -> None:
+        """Adds the greatest paths at a cut, and all blends, with the prices of bytes that say most there."""
+        if not self.problem.priced:
+            return
+        order = np.argsort(-self.at([cut])[:, 0], kind="stable").tolist()
+        paths = [q for q in order if self.paths[q].path][:DEAREST]
+        blends = [q for q in order if not self.paths[q].path and not isinstance(self.trails[q], PricedPath)]
+        for q in (*blends, *paths):
+            table, more, prices = priced_table(self.problem, self.paths[q], self.tables[q], cut)
+            key = q, prices
+            if prices and key not in self.known:
+                counts = PathBound((), self.paths[q].stages, self.paths[q].transfers)
+                self._append(key, counts, PricedPath(q, prices), table, self.fixed[q] + more)
 
     def add_blend(self, blend: Blend) -> None:
         """Adds the paths of a blend, and the blend."""
@@ -112,6 +134,7 @@ class CutPlanes:
         if cut not in self.traced:
             self.traced[cut], path = self.trace(cut)
             self.add(path)
+            self.add_priced(cut)
         if cut not in self.seen and (not self.seen or self.traced[cut] < self.seen[self.best]):
             self.seen[cut] = self.exact(cut) if self.exact else self._likely(cut)
 
@@ -208,55 +231,35 @@ def blended(blend: Blend) -> PathBound:
     return PathBound((), stages, mean([path.transfers for path, _ in blend]))
 
 
-def _table(problem: CutProblem, path: PathBound) -> Array:
-    """[stage, blocks] seconds of a path; no blocks, and sizes that a stage cannot have, are 0 and never read.
-
-    What is known of weighted terms counts as often as each of them does. It is applied one after the other, each first
-    once, behind it those without weights of messages: the greatest sum holds.
-    """
-    known = [*problem.known, *([(TOGETHER, problem.whole)] if problem.whole is not None else [])]
-    terms, (stages, blocks) = np.nan_to_num(problem.seconds, posinf=0.0), problem.seconds.shape[:2]
-    sent = np.array([0.0, *path.transfers, 0.0])
-    left = np.concatenate([np.array(path.stages, dtype=float), sent[:-1, None], sent[1:, None]], axis=1)
-    seconds: Array = (left[:, None, :6] * terms).sum(axis=2)
-    for k, (weights, values) in enumerate(known):
-        order = [known[k], *(one for j, one in enumerate(known) if j != k and len(one[0]) == 6)]
-        cells = np.nonzero(np.nan_to_num(values, posinf=0.0) > (np.array(weights[:6]) * terms).sum(axis=2))
-        more = _more(terms[cells], left[cells[0]], [(each, array[cells]) for each, array in order])
-        seconds[cells] = np.maximum(seconds[cells], (left[cells[0], :6] * terms[cells]).sum(axis=1) + more)
-    return np.concatenate([np.zeros((stages, 1)), seconds.reshape(stages, blocks)], axis=1)
-
-
-def _more(terms: Array, left: Array, known: Sequence[tuple[tuple[float, ...], Array]]) -> Array:
-    """[cell] seconds that a path takes above those of its [cell, term], by what is known, in this order."""
-    seconds: Array = np.zeros(len(terms))
-    for weights, values in known:
-        each = np.array((*weights, *(0.0,) * (8 - len(weights))), dtype=float)
-        more = np.nan_to_num(values, posinf=0.0) - (each[:6] * terms).sum(axis=1)
-        times = np.where(more > 0, (left[:, each > 0] / each[each > 0]).min(axis=1), 0.0)
-        seconds = seconds + times * np.maximum(more, 0.0)
-        left = left - times[:, None] * each
-    return seconds
-
-
 def best_mixture(values: Array) -> Mixture:
     """Weights of the rows whose least mixed column is greatest: max z with z <= weights . column, for each column."""
+    return best_priced(values, np.zeros((0, values.shape[1])))[0]
+
+
+def best_priced(values: Array, over: Array) -> tuple[Mixture, tuple[float, ...]]:
+    """(weights of the rows, prices >= 0): max z with z <= weights . column + prices . over, for each column.
+
+    `over` has a row for each budget: by what part of it each column is above it. Prices are those of whole budgets, in
+    the unit of `values`, and at most DEAR times the greatest value.
+    """
     scale = float(values.max()) or 1.0
     solver = pywraplp.Solver.CreateSolver("GLOP")
     weights = [solver.NumVar(0.0, 1.0, "") for _ in values]
+    prices = [solver.NumVar(0.0, DEAR, "") for _ in over]
     least = solver.NumVar(-solver.infinity(), solver.infinity(), "")
     one = solver.Constraint(1.0, 1.0)
     for weight in weights:
         one.SetCoefficient(weight, 1.0)
-    for column in (values / scale).T.tolist():
+    for column in np.concatenate([values / scale, over]).T.tolist():
         row = solver.Constraint(0.0, solver.infinity())
         row.SetCoefficient(least, -1.0)
-        for weight, value in zip(weights, column, strict=True):
-            row.SetCoefficient(weight, value)
+        for variable, value in zip([*weights, *prices], column, strict=True):
+            row.SetCoefficient(variable, value)
     solver.Objective().SetCoefficient(least, 1.0)
     solver.Objective().SetMaximization()
     if solver.Solve() != pywraplp.Solver.OPTIMAL:
-        return ((int(values.min(axis=1).argmax()), 1.0),)
+        return ((int(values.min(axis=1).argmax()), 1.0),), (0.0,) * len(over)
     found = [(q, max(0.0, weight.solution_value())) for q, weight in enumerate(weights)]
     total = sum(weight for _, weight in found)
-    return tuple((q, weight / total) for q, weight in found if weight > 1e-9 * total)
+    return (tuple((q, weight / total) for q, weight in found if weight > 1e-9 * total),
+            tuple(scale * max(0.0, price.solution_value()) for price in prices))

@@ -10,6 +10,13 @@ least over all cuts takes one dynamic program over (stage, blocks left), and so 
 A *blend* is a mixture that counts as one path: a stage has one set of seconds on all of its paths. So what is known of
 seconds that are weighted like the blend applies to it.
 
+Stages of one rank share its memory. Let each take w . seconds + price * bytes no less than L, with a price in seconds
+of a byte. Plans that fit together have no more bytes than the budget. So whatever they are (Everett 1963),
+
+    sum over the rank's stages of w . seconds >= sum over them of L - price * budget
+
+A *priced path* counts the right side for some of its seconds. It is a sum of one term per stage too.
+
 Stages are put in groups, such as those of one rank. An *option* of a group says how many blocks each of its stages has.
 A *box* is a set of options for every group. A proof of the bound B is a tree of boxes, from all cuts down:
 
@@ -30,8 +37,8 @@ from typing import Literal, NamedTuple
 from autoddl.core.cost_table import Array
 from autoddl.core.pipeline import Schedule
 
-__all__ = ["CutNode", "CutProblem", "CutProof", "CutSolution", "Mixture", "PathBound", "Split", "StageSeconds",
-           "Trail", "stage_load"]
+__all__ = ["CutNode", "CutProblem", "CutProof", "CutSolution", "Mixture", "PathBound", "PricedPath", "PricedStages",
+           "Split", "StageSeconds", "Trail", "stage_load"]
 
 
 class StageSeconds(NamedTuple):
@@ -75,6 +82,25 @@ class PathBound:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PricedStages:
+    """Says what is known of the stages of a rank together, under a price of its bytes.
+
+        stages     of the rank
+        weights    by stage of these, how often its terms count, and the messages before and behind it (`CutProblem`)
+        price      seconds of a byte
+        budget     bytes of the rank
+        values     [stage of these, blocks - 1], no more than the terms weighted so + price * bytes of the stage; 0
+                   where nothing is known
+    """
+
+    stages: tuple[int, ...]
+    weights: tuple[tuple[float, ...], ...]
+    price: float
+    budget: float
+    values: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class CutProblem:
     """A chain of L blocks to be cut into the stages of a schedule, with least seconds of every stage.
 
@@ -85,6 +111,7 @@ class CutProblem:
         known        (weights of the terms, [stage, blocks - 1] the least of terms weighted so): what else is known;
                      0 where nothing is. Two weights more are of what the messages before and behind the stage take,
                      each as half of what its boundary's transfer takes above `transfers`
+        priced       what is known of stages that share a rank's memory
     """
 
     schedule: Schedule
@@ -92,6 +119,7 @@ class CutProblem:
     transfers: tuple[float, ...]
     whole: Array | None = None
     known: tuple[tuple[tuple[float, ...], Array], ...] = ()
+    priced: tuple[PricedStages, ...] = ()
 
     @property
     def blocks(self) -> int:
@@ -102,8 +130,22 @@ class CutProblem:
 Mixture = tuple[tuple[int, float], ...]
 """(number of a path, its weight >= 0)."""
 
-Trail = tuple[str, ...] | Mixture
-"""The names of a path's tasks; or a *blend* of paths, whose counts are added before what is known is applied."""
+
+@dataclass(frozen=True, slots=True)
+class PricedPath:
+    """A path or a blend that counts stages of a rank together.
+
+        path      its number
+        prices    (number of what is known of them in `CutProblem.priced`, how often that counts)
+    """
+
+    path: int
+    prices: Mixture
+
+
+Trail = tuple[str, ...] | Mixture | PricedPath
+"""The names of a path's tasks; a *blend* of paths, whose counts are added before what is known is applied; or a priced
+path."""
 
 Split = Literal["load", "options", "every", ""]
 
@@ -128,7 +170,7 @@ class CutNode:
 class CutProof:
     """A proof that no cut is below a bound.
 
-        paths      the paths, as names of tasks, and blends of them
+        paths      the paths, as names of tasks, blends of them, and priced ones
         singles    mixtures that drop sizes while every stage is a group of its own, in order
         groups     the groups of the tree
         root       the tree

@@ -4,15 +4,17 @@ Of the least seconds of a stage forward and backward are kept; the other terms a
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from math import inf
 from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from autoddl.core.cost_table import Array
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline import Schedule
-from autoddl.core.pipeline_cuts import CutProblem, CutProof
+from autoddl.core.pipeline_cuts import CutProblem, CutProof, PricedStages
 
 __all__ = ["proof_from_json", "proof_to_json"]
 
@@ -32,7 +34,13 @@ def proof_to_json(problem: CutProblem, proof: CutProof, places: Sequence[int]) -
     return {"schedule": str(problem.schedule), "places": list(places), "transfers": list(problem.transfers),
             "seconds": plain(problem.seconds[:, :, :3 if splits else 2].tolist()), "whole": whole,
             "known": [[list(weights), plain(values.tolist())] for weights, values in problem.known],
+            "priced": [asdict(one) | {"values": plain(one.values.tolist())} for one in problem.priced],
             "proof": _PROOF.dump_python(proof, mode="json")}
+
+
+def _priced(tree: Mapping[str, Any], values: Array) -> PricedStages:
+    return PricedStages(tuple(tree["stages"]), tuple(map(tuple, tree["weights"])), tree["price"], tree["budget"],
+                        values)
 
 
 def proof_from_json(tree: Mapping[str, Any]) -> tuple[CutProblem, CutProof]:
@@ -47,7 +55,8 @@ def proof_from_json(tree: Mapping[str, Any]) -> tuple[CutProblem, CutProof]:
         seconds = np.concatenate([known, np.repeat(rest, 6 - known.shape[2], axis=2)], axis=2)
         problem = CutProblem(Schedule.parse(tree["schedule"]), seconds, tuple(tree["transfers"]),
                              None if tree["whole"] is None else array(tree["whole"]),
-                             tuple((tuple(weights), array(values)) for weights, values in tree["known"]))
+                             tuple((tuple(weights), array(values)) for weights, values in tree["known"]),
+                             tuple(_priced(one, array(one["values"])) for one in tree.get("priced", ())))
         return problem, _PROOF.validate_python(tree["proof"])
     except (KeyError, TypeError, ValueError, IndexError, ValidationError) as error:
         raise InputError(f"the plan's proof cannot be read ({type(error).__name__}): make the plan again") from None

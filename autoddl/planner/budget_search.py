@@ -41,7 +41,7 @@ from autoddl.pricing.lifetimes import UPDATE, Moment
 from autoddl.search import Above, Space, elimination_space, relax, smallest, solve
 from autoddl.search.exhaustive import choice_at, score_every_choice
 
-__all__ = ["BudgetSearch", "Fitted", "least_peak"]
+__all__ = ["BudgetSearch", "Fitted", "best_weights", "least_peak", "plane_of"]
 
 ROUNDS = 5
 """Rows that are tried."""
@@ -434,7 +434,7 @@ def _dual_row(search: BudgetSearch, moments: Sequence[Moment]) -> Row:
     even = {moment: 1 / len(moments) for moment in moments}
     if search.ready(even)[1] is None:
         return even
-    planes = [_plane(search, choice, moments) for choice in search.peaks.drawn]
+    planes = [plane_of(search, choice, moments) for choice in search.peaks.drawn]
     best, lam = -inf, np.zeros(len(moments))
     for _ in range(PLANES):
         most, tried = _master(planes, len(moments))
@@ -443,7 +443,7 @@ def _dual_row(search: BudgetSearch, moments: Sequence[Moment]) -> Row:
             best, lam = value, tried
         if most - best <= CLOSE * abs(most) or choice is None:
             break
-        planes.append(_plane(search, choice, moments))
+        planes.append(plane_of(search, choice, moments))
     total = float(lam.sum())
     return {m: float(v) / total for m, v in zip(moments, lam, strict=True) if v > 0} if total else {moments[-1]: 1.0}
 
@@ -476,10 +476,18 @@ def least_peak(search: BudgetSearch, moments: Sequence[Moment]) -> tuple[float, 
     return best
 
 
-def _plane(search: BudgetSearch, choice: Sequence[int], moments: Sequence[Moment]) -> tuple[float, ...]:
+def plane_of(search: BudgetSearch, choice: Sequence[int], moments: Sequence[Moment]) -> tuple[float, ...]:
     """(seconds, bytes over budget - 1 at each moment) of a choice."""
     over = [search.row_bytes(choice, moment) / search.budget - 1 for moment in moments]
     return search.network.seconds(choice), *over
+
+
+def best_weights(planes: Sequence[tuple[float, ...]], count: int, total: float) -> np.ndarray:
+    """The weights of moments, of sum 1, with the highest bound over planes where a whole budget costs `total` seconds.
+    """
+    unit = max(plane[0] for plane in planes) or 1.0
+    lam = _master(planes, count, total / unit)[1]
+    return np.array(lam / lam.sum() if lam.sum() else np.full(count, 1 / count))
 
 
 def _master(planes: Sequence[tuple[float, ...]], count: int, total: float | None = None) -> tuple[float, np.ndarray]:

@@ -3,6 +3,7 @@
 The check shares no code with the search, and redoes its arithmetic from the seconds of the stages alone:
 
     paths       each is walked again; how often a term is on it is counted again; blends have the means of these
+    prices      what is known of stages of a rank together is taken off these counts; the whole budget is paid for
     mixtures    weights are at least 0 and are divided by their sum, if that is above 1
     boxes       the least of a mixture with each option is found again, over (group, blocks left)
     children    they must hold every cut that is left
@@ -13,7 +14,7 @@ Sums of floats differ by their order: SLACK is granted.
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from autoddl.core.pipeline_cuts import CutNode, CutProblem, CutProof, Mixture, Trail, stage_load
+from autoddl.core.pipeline_cuts import CutNode, CutProblem, CutProof, Mixture, PricedPath, Trail, stage_load
 from autoddl.search.certify.pipeline_paths import PathWalk
 
 __all__ = ["check_pipeline_bound"]
@@ -27,6 +28,9 @@ Options = list[list[Option]]
 
 Known = tuple[Sequence[float], list[list[float]]]
 """Weights of the terms, perhaps with two of messages, and [stage][blocks - 1] the least of terms weighted so."""
+
+Counts = tuple[list[list[float]], list[float]]
+"""([stage][term] how often the terms of a path count, how often the transfer of each boundary does)."""
 
 Terms = tuple[list[list[float]], float]
 """([stage][blocks - 1] seconds, seconds that every cut takes)."""
@@ -44,18 +48,38 @@ def check_pipeline_bound(problem: CutProblem, proof: CutProof, bound: float) -> 
         check.prove([_product([sizes[s] for s in group]) for group in proof.groups], proof.root, "all")
 
 
-def _mean(blend: Trail, counts: Sequence[tuple[list[list[int]], list[int]]], paths: Sequence[Trail]
-          ) -> tuple[list[list[float]], list[float]] | None:
-    """The counts of a blend, None of a path. Weights are at least 0 and are divided by their sum, if above 1."""
-    parts = [one for one in blend if not isinstance(one, str)]
-    if not parts:
-        return None
-    assert all(weight >= 0 and all(isinstance(name, str) for name in paths[q]) for q, weight in parts), \
-        f"{blend}: it blends paths with weights of at least 0"
-    divisor = max(1.0, sum(weight for _, weight in parts))
-    stages = [[sum(w / divisor * counts[q][0][s][i] for q, w in parts) for i in range(len(row))]
+def _counts(paths: Sequence[Trail], walk: PathWalk) -> list[Counts]:
+    """The counts of all paths: those of a blend are means, those of a priced path are those of its path."""
+    found: list[Counts | None] = [None] * len(paths)
+
+    def plain(q: int) -> Counts:
+        names = paths[q]
+        assert not isinstance(names, PricedPath) and all(isinstance(name, str) for name in names), f"{q} is no path"
+        if found[q] is None:
+            stages, sent = walk.count([name for name in names if isinstance(name, str)])
+            found[q] = [[float(n) for n in row] for row in stages], [float(n) for n in sent]
+        return found[q]  # type: ignore[return-value]
+
+    def counts(q: int) -> Counts:
+        trail = paths[q]
+        if isinstance(trail, PricedPath):
+            assert not isinstance(paths[trail.path], PricedPath), f"{q} prices a path that is priced already"
+            return counts(trail.path)
+        parts = [one for one in trail if not isinstance(one, str)]
+        return _mean(parts, [plain(k) for k, _ in parts]) if parts else plain(q)
+
+    return [counts(q) for q in range(len(paths))]
+
+
+def _mean(blend: Sequence[tuple[int, float]], counts: Sequence[Counts]) -> Counts:
+    """The counts of a blend. Weights are at least 0 and are divided by their sum, if above 1."""
+    assert all(weight >= 0 for _, weight in blend), f"{blend}: it blends paths with weights of at least 0"
+    divisor = max(1.0, sum(weight for _, weight in blend))
+    weights = [weight / divisor for _, weight in blend]
+    stages = [[sum(w * one[0][s][i] for w, one in zip(weights, counts, strict=True)) for i in range(len(row))]
               for s, row in enumerate(counts[0][0])]
-    return stages, [sum(w / divisor * counts[q][1][b] for q, w in parts) for b in range(len(counts[0][1]))]
+    return stages, [sum(w * one[1][b] for w, one in zip(weights, counts, strict=True))
+                    for b in range(len(counts[0][1]))]
 
 
 def _product(sizes: Sequence[Sequence[Option]]) -> list[Option]:
@@ -74,10 +98,11 @@ class _Check:
         self.whole: list[list[float]] | None = None if problem.whole is None else problem.whole.tolist()
         self.known: list[Known] = [(weights, values.tolist()) for weights, values in problem.known]
         reduces = any(term[4] > 0 for row in self.seconds for term in row) or any(w[4] for w, _ in self.known)
-        walk = PathWalk(problem.schedule, reduces)
-        counts = [walk.count([name for name in path if isinstance(name, str)]) for path in proof.paths]
-        every = [_mean(path, counts, proof.paths) or counts[q] for q, path in enumerate(proof.paths)]
+        every = _counts(proof.paths, PathWalk(problem.schedule, reduces))
         self.paths = [self._terms(stages, sent, problem.transfers) for stages, sent in every]
+        for q, path in enumerate(proof.paths):
+            if isinstance(path, PricedPath):
+                self.paths[q] = self._priced(problem, self.paths[q], every[q], path.prices)
 
     def possible(self, stage: int, blocks: int) -> bool:
         """Whether the stage can have so many blocks."""
@@ -85,13 +110,36 @@ class _Check:
 
     def _terms(self, stages: Sequence[Sequence[float]], sent: Sequence[float], transfers: Sequence[float]) -> Terms:
         """The seconds of a path, for each stage and number of blocks."""
+        sides = [0.0, *sent, 0.0]
+        found = [self._row(s, [*counts, sides[s], sides[s + 1]]) for s, counts in enumerate(stages)]
+        return found, sum(c * x for c, x in zip(sent, transfers, strict=True))
+
+    def _row(self, s: int, counts: Sequence[float]) -> list[float]:
+        """Seconds of a stage with 1, 2, 3 ... blocks whose terms count so often; 0 where it cannot have so many."""
         known = [*self.known, *([((1, 1, 1, 0, 0, 0), self.whole)] if self.whole is not None else [])]
         alone = [k for k, (weights, _) in enumerate(known) if len(weights) == 6]
         orders = [[k, *(j for j in alone if j != k)] for k in range(len(known))]
-        sides = [0, *sent, 0]
-        found = [[self._most(s, n, [*counts, sides[s], sides[s + 1]], known, orders) if self.possible(s, n + 1) else 0.0
-                  for n in range(self.blocks)] for s, counts in enumerate(stages)]
-        return found, sum(c * x for c, x in zip(sent, transfers, strict=True))
+        return [self._most(s, n, counts, known, orders) if self.possible(s, n + 1) else 0.0
+                for n in range(self.blocks)]
+
+    def _priced(self, problem: CutProblem, path: Terms, counts: Counts, prices: Mixture) -> Terms:
+        """The seconds of a path on which stages of a rank are counted together, so often for each price."""
+        table, fixed, sides = [[*row] for row in path[0]], path[1], [0.0, *counts[1], 0.0]
+        left = [[*row, sides[s], sides[s + 1]] for s, row in enumerate(counts[0])]
+        added = [[0.0] * self.blocks for _ in left]
+        for k, times in prices:
+            one = problem.priced[k]
+            assert times >= 0 <= one.price and len({problem.schedule.placement[0][s] for s in one.stages}) == 1 == len(
+                problem.schedule.placement), f"stages {one.stages} do not share the memory of one rank"
+            fixed -= times * one.price * one.budget
+            for s, weights, values in zip(one.stages, one.weights, one.values.tolist(), strict=True):
+                left[s] = [c - times * w for c, w in zip(left[s], [*weights, 0.0, 0.0], strict=False)]
+                added[s] = [x + times * value for x, value in zip(added[s], values, strict=True)]
+        assert min(min(row) for row in left) >= 0, f"{prices}: they count more than is on the path"
+        for s in {s for k, _ in prices for s in problem.priced[k].stages}:
+            table[s] = [max(x, more + rest) for x, more, rest in zip(table[s], added[s], self._row(s, left[s]),
+                                                                    strict=True)]
+        return table, fixed
 
     def _most(self, s: int, n: int, counts: Sequence[float], known: Sequence[Known], orders: Sequence[Sequence[int]]
               ) -> float:

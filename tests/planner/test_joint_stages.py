@@ -125,7 +125,8 @@ def test_a_false_blend_and_a_raised_bound_are_rejected() -> None:
     check_pipeline_bound(problem, proof, row["bound"])
     with pytest.raises(AssertionError):
         check_pipeline_bound(problem, proof, row["bound"] * 1.05)
-    blends = [q for q, path in enumerate(proof.paths) if path and not isinstance(path[0], str)]
+    blends = [q for q, path in enumerate(proof.paths)
+              if isinstance(path, tuple) and path and not isinstance(path[0], str)]
     assert blends, "the bound of this chain needs a blend"
     paths: list[Trail] = [*proof.paths]
     paths[blends[0]] = ((0, -1.0),)

@@ -4,10 +4,12 @@ Reading order:
 
     stage_plans           a plan for every stage of a cut, and the whole that they make
     stage_ports           what messages between stages take, by the layouts at both ends
+    stage_prices          stages whose bytes have a price
     shared_budget         the budget of a rank that has several stages
     stage_parts           bounds of stages and of what they are made of
     tied_stages           stages on the same ranks that share a parameter
     joint_stages          the layouts of all stages of one cut, together
+    rank_memory           the stages of a rank, together within its memory
     pipeline_candidate    one number of stages and microbatches with one schedule: its bound, and its best cut
     pipeline_search       all candidates, with one bound
     uniform_pipelines     pipelines as Megatron has them, as a baseline

@@ -17,12 +17,17 @@ once, in the mean. With these counts, and with the least of its messages, each s
 So the blend has one too, whatever all stages choose. The best blend for the pipelines met so far is a linear program.
 Its counts find another pipeline, and another path, until both agree (`blend_paths`). These are the cutting planes of
 Kelley (The cutting-plane method for solving convex programs, 1960).
+
+Stages of one part of the cluster share the memory of its ranks. Their bytes have a price in the linear program, one for
+each such part, beside the weights of the paths. A stage then has the least of its seconds and its bytes' price, and the
+budget's own price is taken off (`core.pipeline_cuts`). So the bound knows that stages must fit together.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 
@@ -38,9 +43,9 @@ from autoddl.planner.pipelines.stage_ports import StageMessages
 from autoddl.planner.pipelines.tied_stages import following, led
 from autoddl.pricing.price import Counts
 from autoddl.schedule.stage_lanes import stored_apart
-from autoddl.search.cut_planes import Blend, best_mixture, blended
+from autoddl.search.cut_planes import Blend, best_priced, blended
 
-__all__ = ["blend_paths", "improved", "stage_weights"]
+__all__ = ["Blended", "SharedPrice", "blend_paths", "groups_of", "improved", "stage_weights"]
 
 ROUNDS = 6
 """Times that every stage of a cut is searched again, at most."""
@@ -91,28 +96,76 @@ def improved(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> tuple[t
     return best.plans, best.seconds
 
 
-def blend_paths(part: StageParts, staged: Staged, plans: Sequence[Plan]
-                ) -> tuple[list[Blend], tuple[Plan, ...], float]:
-    """(blends of paths that bound pipelines cut so, the plans of the fastest pipeline met, its seconds).
+@dataclass(frozen=True, slots=True)
+class SharedPrice:
+    """The stages of a part of the cluster, how often the seconds of each count, and the price of a byte in seconds."""
 
-    What is known of stages with the counts of these blends is in `part` then.
+    stages: tuple[int, ...]
+    weights: tuple[tuple[float, ...], ...]
+    price: float
+
+
+@dataclass(frozen=True, slots=True)
+class Blended:
+    """Blends of paths that bound pipelines that are cut so.
+
+        blends    of paths
+        prices    of bytes, where stages share the memory of a part
+        plans     of the fastest pipeline met
+        seconds   of that pipeline
+    """
+
+    blends: tuple[Blend, ...]
+    prices: tuple[SharedPrice, ...]
+    plans: tuple[Plan, ...]
+    seconds: float
+
+
+def blend_paths(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> Blended:
+    """The blends of paths that say most of pipelines cut so, found from some plans of its stages that fit.
+
+    What is known of stages with the counts of these blends, and under these prices, is in `part` then.
     """
     graphs, flights = cut_graph(part.graph, staged.cuts), flights_of(staged.schedule())
     ends = (0, *(part.places.index(cut) + 1 for cut in staged.cuts), part.units)
     best = _joint(part, staged, tuple(plans))
-    met, blends = [best], list[Blend]()
+    groups = groups_of(staged) if part.task.budget < inf else []
+    met, blends, prices = [best], list[Blend](), list[SharedPrice]()
+    if groups:
+        met.append(_joint(part, staged, tuple(map(part.freely_planned, graphs, flights))))
+    done = set[object]()
     for _ in range(BLENDS):
         values = np.array([[one.path.seconds(other.stages, other.transfers) for other in met] for one in met])
-        blend = tuple((met[q].path, weight) for q, weight in best_mixture(values))
-        if blend in blends:
+        mixture, paid = best_priced(values, np.array([[_over(part, one.plans, group) for one in met]
+                                                      for group in groups]).reshape(len(groups), len(met)))
+        blend = tuple((met[q].path, weight) for q, weight in mixture)
+        weights = stage_weights(blend)
+        priced = [SharedPrice(group, tuple(weights[s] for s in group), float(f"{total / part.task.budget:.6g}"))
+                  for group, total in zip(groups, paid, strict=True) if total > 0]
+        if (blend, *priced) in done:
             break
+        done.add((blend, *priced))
         blends.append(blend)
-        made = [part.count(a, b, flight, weights, graph) for (a, b), flight, weights, graph in
-                zip(pairwise(ends), flights, stage_weights(blend), graphs, strict=True)]
+        prices += priced
+        each = {s: one.price for one in priced for s in one.stages}
+        made = [part.count_priced(a, b, flight, counts, graph, each[s]) if s in each else
+                part.count(a, b, flight, counts, graph) for s, ((a, b), flight, counts, graph) in
+                enumerate(zip(pairwise(ends), flights, weights, graphs, strict=True))]
         now = tuple(plan or old for plan, old in zip(made, best.plans, strict=True))
         met.append(_joint(part, staged, now))
         best = met[-1] if met[-1].seconds < best.seconds and _fit(part, staged, now, graphs) else best
-    return blends, best.plans, best.seconds
+    return Blended(tuple(dict.fromkeys(blends)), tuple(dict.fromkeys(prices)), best.plans, best.seconds)
+
+
+def groups_of(staged: Staged) -> list[tuple[int, ...]]:
+    """The stages of every part that has several."""
+    every = [tuple(s for s, place in enumerate(staged.placement) if place == at) for at in range(staged.parts)]
+    return [group for group in every if len(group) > 1]
+
+
+def _over(part: StageParts, plans: Sequence[Plan], group: Sequence[int]) -> float:
+    """By what part of the budget the stages of a part are above it."""
+    return sum(plans[s].predicted.peak_bytes for s in group) / part.task.budget - 1
 
 
 def stage_weights(blend: Blend) -> list[tuple[float, ...]]:

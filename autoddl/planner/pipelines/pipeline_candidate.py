@@ -21,17 +21,16 @@ import numpy as np
 
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.pipeline import Flight, Schedule, flights_of
-from autoddl.core.pipeline_cuts import CutProblem, CutProof, CutSolution, PathBound, StageSeconds
+from autoddl.core.pipeline_cuts import CutProblem, CutProof, CutSolution, PathBound, PricedStages, StageSeconds
 from autoddl.core.pipeline_proofs import proof_to_json
 from autoddl.core.plan import Plan
-from autoddl.core.stages import StageGraph, cut_graph
+from autoddl.core.stages import cut_graph
 from autoddl.cost_models.pipeline_bounds import closed_paths, trace_cut
 from autoddl.cost_models.pipelines import ONCE
-from autoddl.planner.pipelines.joint_stages import blend_paths, improved
-from autoddl.planner.pipelines.shared_budget import least_together, moved, shares_of
+from autoddl.planner.pipelines.joint_stages import SharedPrice, blend_paths, improved
+from autoddl.planner.pipelines.rank_memory import fitting_plans, rank_prices
 from autoddl.planner.pipelines.stage_parts import PASSES, SINGLES, StageParts
 from autoddl.planner.pipelines.stage_plans import Staged, simulated, stage_times
-from autoddl.planner.pipelines.tied_stages import agreed
 from autoddl.search.cut_planes import Blend
 from autoddl.search.pipeline_cuts import least_over_cuts
 
@@ -54,9 +53,6 @@ FEW = 32
 
 OTHERS = 4
 """Cuts beside the best that are solved where a gap is left."""
-
-DIVISIONS = 3
-"""Divisions of a rank's budget among its stages that are tried for a cut."""
 
 FIRST_EFFORT, EFFORT = 12, 60
 """Boxes of cuts that are looked into for the first bound, and for each other."""
@@ -108,60 +104,9 @@ def try_cut(part: StageParts, name: str, cut: tuple[int, ...]) -> TriedCut:
     """Solves the stages of a cut and simulates the pipeline. Raises why a stage has no plan."""
     staged = part.staged(name, cut)
     schedule = staged.schedule()
-    plans = _fitting(part, staged, cut_graph(part.graph, staged.cuts), flights_of(schedule))
+    plans = fitting_plans(part, staged, cut_graph(part.graph, staged.cuts), flights_of(schedule))
     seconds, between = stage_times(part.task.cluster, plans, staged, part.graph)
     return TriedCut(cut, plans, simulated(schedule, seconds, between).makespan)
-
-
-def _fitting(part: StageParts, staged: Staged, graphs: Sequence[StageGraph], flights: Sequence[Flight]
-             ) -> tuple[Plan, ...]:
-    """The plans of the stages; those of one part fit its ranks together, and store what they share in the same pieces.
-
-    Raises why there are none.
-    """
-    plans: list[Plan | None] = [None] * staged.stages
-    for at in range(staged.parts):
-        mine = [s for s, place in enumerate(staged.placement) if place == at]
-        for s, plan in zip(mine, _sharing(part, [(graphs[s], flights[s]) for s in mine]), strict=True):
-            plans[s] = plan
-    found = agreed(part, staged, [plan for plan in plans if plan is not None], graphs, flights)
-    return tuple(replace(plan, budget=part.task.budget) for plan in found)
-
-
-def _sharing(part: StageParts, stages: Sequence[tuple[StageGraph, Flight]]) -> Sequence[Plan]:
-    """The plans of the stages of one part, the fastest of those met that fit its ranks together.
-
-    Shares of the budget go to where a byte is worth most, while that is faster. Raises why there are none.
-    """
-    if len(stages) == 1:
-        return [part.planned(*stages[0])]
-    free = [part.freely_planned(*stage) for stage in stages]
-    sizes, budget = [plan.predicted.peak_bytes for plan in free], part.task.budget
-    if sum(sizes) <= budget:
-        return free
-    fronts, best = [[plan] for plan in free], inf
-    shares: tuple[int, ...] | None = shares_of(sizes)
-    found: list[Plan] = []
-    for _ in range(DIVISIONS):
-        if shares is None:
-            break
-        places = [part.under(share) for share in shares]
-        try:
-            for front, place, stage in zip(fronts, places, stages, strict=True):
-                front.append(place.planned(*stage))
-        except (Infeasible, InputError):
-            if not found:
-                raise
-            break
-        chosen = least_together([[(one.predicted.seconds, one.predicted.peak_bytes) for one in front]
-                                 for front in fronts], budget)
-        if chosen is None:  # what plans need rounds up
-            break
-        found = [front[k] for front, k in zip(fronts, chosen, strict=True)]
-        seconds = sum(plan.predicted.seconds for plan in found)
-        prices = [place.price(*stage) for place, stage in zip(places, stages, strict=True)]
-        shares, best = moved(shares, prices) if seconds < best * (1 - part.task.options.tolerance) else None, seconds
-    return found
 
 
 @dataclass(eq=False)
@@ -175,6 +120,7 @@ class CutSearch:
         best       seconds of the best plan of any candidate
         paths      paths of the schedule that bound its seconds; none before the first bound
         blends     of such paths
+        prices     of bytes of stages that share memory, of which something is known
         blended    cuts whose paths were blended
         tried      cuts that were solved; None where a stage has no plan
         bound      seconds that no cut is below
@@ -192,6 +138,7 @@ class CutSearch:
     best: float = inf
     paths: Sequence[PathBound] = ()
     blends: list[Blend] = field(default_factory=list)
+    prices: list[SharedPrice] = field(default_factory=list)
     blended: set[tuple[int, ...]] = field(default_factory=set)
     tried: dict[tuple[int, ...], TriedCut | None] = field(default_factory=dict)
     bound: float = 0.0
@@ -259,7 +206,7 @@ class CutSearch:
                 self._solve(tuple(accumulate(sizes))[:-1], sizes == self.answer.cut)
             self.rounds += 1
         self.best = min(self.best, self.seconds)
-        self.answer = self._least(_problem(self.part, self.schedule, self.flights), self._tolerance)
+        self.answer = self._least(_problem(self.part, self.schedule, self.flights, self.prices), self._tolerance)
         if self.answer is None:
             self.bound, self.ended = inf, "no stage has a plan that fits the budget with its microbatches in flight"
         elif self.stale > STALE or self.rounds == ROUNDS:
@@ -292,13 +239,25 @@ class CutSearch:
         stages = [(a, b, k) for (a, b), k in zip(pairwise((0, *cut, self.part.units)), self.flights, strict=True)]
         news = self._known(self.part.bound, stages) or self._known(self.part.sharpen, stages)
         one = self._try(cut) if tries or not news else None
+        if not news and cut not in self.blended and self.part.parts < self.part.stages:
+            news = self._price(cut)
+        if not news and one is None:
+            news = self._known(self.part.fit, stages)
         if not news and one is not None and cut not in self.blended and not self.late():
-            blends, plans, seconds = blend_paths(self.part, self.part.staged(self.name, cut), one.plans)
-            self.tried[cut] = TriedCut(cut, plans, seconds)
-            self.blends += blends
+            made = blend_paths(self.part, self.part.staged(self.name, cut), one.plans)
+            self.tried[cut] = TriedCut(cut, made.plans, made.seconds)
+            self.blends += made.blends
+            self.prices += made.prices
             self.blended.add(cut)
             news = True
         self.stale += not news
+
+    def _price(self, cut: tuple[int, ...]) -> bool:
+        """Learns what stages of a rank take together under a price of its bytes; whether that was new of any."""
+        before = len(self.prices)
+        made = rank_prices(self.part, self.part.staged(self.name, cut), self.paths)
+        self.prices += [one for one in made if one not in self.prices]
+        return len(self.prices) > before
 
     def _known(self, learn: Callable[[int, int, Flight], bool], stages: Sequence[tuple[int, int, Flight]]) -> bool:
         """Learns of the stages, one after the other while there is time; whether that was new of any."""
@@ -318,7 +277,7 @@ class CutSearch:
 
         At last the bound is made as sharp as what is known proves.
         """
-        problem = _problem(self.part, self.schedule, self.flights)
+        problem = _problem(self.part, self.schedule, self.flights, self.prices)
         if self.late():
             return
         if not self.is_closed:
@@ -374,7 +333,8 @@ def _begins(part: StageParts, s: int, n: int) -> list[int]:
     return list(range(s, part.units - n - (part.stages - 1 - s) + 1))
 
 
-def _problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight]) -> CutProblem:
+def _problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight], prices: Sequence[SharedPrice] = ()
+             ) -> CutProblem:
     """The least seconds of every stage with every number of units, wherever it may begin."""
     m, units, shape = part.microbatches, part.units, (part.stages, part.units)
     seconds = np.full((*shape, len(StageSeconds._fields)), inf)
@@ -398,7 +358,19 @@ def _problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight]) ->
                 sent = (weights[6] * sides[s] + weights[7] * sides[s + 1]) / 2
                 values[s, n - 1] = max(0.0, counted[flight, weights][at].min() - sent)
     return CutProblem(schedule, seconds, part.transfers, whole,
-                      (((m, m, m, 1, 1, 1), known), ((m, m, m, 0, 1, 1), behind), *more.items(), *extra.items()))
+                      (((m, m, m, 1, 1, 1), known), ((m, m, m, 0, 1, 1), behind), *more.items(), *extra.items()),
+                      tuple(_priced(part, flights, one) for one in dict.fromkeys(prices)))
+
+
+def _priced(part: StageParts, flights: Sequence[Flight], one: SharedPrice) -> PricedStages:
+    """What is known of the stages of a part under a price, with every number of units, wherever they may begin."""
+    sides, values = (0.0, *part.transfers, 0.0), np.zeros((len(one.stages), part.units))
+    for i, (s, weights) in enumerate(zip(one.stages, one.weights, strict=True)):
+        known, sent = part.priced(flights[s], weights, one.price), weights[6] * sides[s] + weights[7] * sides[s + 1]
+        for n in range(1, part.units - part.stages + 2):
+            begins = _begins(part, s, n)
+            values[i, n - 1] = max(0.0, known[begins, [a + n for a in begins]].min() - sent / 2)
+    return PricedStages(one.stages, one.weights, one.price, part.task.budget, values)
 
 
 def _likely(problem: CutProblem) -> CutProblem:

@@ -31,7 +31,7 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import combinations, pairwise
@@ -75,6 +75,7 @@ from autoddl.planner.pipelines.stage_plans import (
     transfer_seconds,
 )
 from autoddl.planner.pipelines.stage_ports import PieceMessages, Port, ports_of
+from autoddl.planner.pipelines.stage_prices import Asking, StagePrices, named_moment
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.price import Counts, Ports, Pricing, cone_cost, floor_sums
 from autoddl.search.pipeline_cuts import joined
@@ -162,13 +163,6 @@ class SolvedStage:
         return self.found.bound
 
 
-def _named(source: StageGraph, graph: StageGraph, moment: str) -> str:
-    """The moment of a row of one stage, with the names of another that is like it."""
-    kind, _, name = moment.partition(" ")
-    names = {a.name: b.name for a, b in zip(add_hubs(source.graph).ops, add_hubs(graph.graph).ops, strict=True)}
-    return f"{kind} {names[name]}" if name else moment
-
-
 def _kept(flight: Flight) -> bool:
     """Whether weights that are gathered stay gathered: so the layouts to choose from are the same."""
     return flight.in_flight + flight.waiting > 1
@@ -191,6 +185,7 @@ class StageParts:
         _least          least seconds of stages, by structure, counts, and microbatches in flight (ANY without a budget)
         _ports          the messages between two stages
         _counted        least seconds of stages under other counts
+        _prices         what is known of stages whose bytes have a price
         _alone          graphs of stages, with their structure
         _under          stages like these under shares of the budget, by these
         _pinned         stages like these on one mesh with more pins, by these
@@ -209,6 +204,7 @@ class StageParts:
     _least: dict[tuple[str, Weights, Flight], float] = field(default_factory=dict)
     _ports: dict[tuple[int, int], tuple[Port, ...]] = field(default_factory=dict)
     _counted: dict[tuple[str, Any, tuple[float, ...], Flight], float] = field(default_factory=dict)
+    _prices: StagePrices = field(default_factory=StagePrices)
     _alone: dict[tuple[Any, ...], tuple[StageGraph, str]] = field(default_factory=dict)
     _under: dict[int, "StageParts"] = field(default_factory=dict)
     _pinned: dict[tuple[str, ...], "StageParts"] = field(default_factory=dict)
@@ -296,13 +292,15 @@ class StageParts:
         """Stages like these under some of the `EVEN` shares of the budget, with what is known without a budget."""
         if share not in self._under:
             task = replace(self.task, budget=self.task.budget * share / EVEN)
-            self._under[share] = replace(self, task=task, _solved={}, _counted={}, _under={}, _pinned={}, _least={
-                key: value for key, value in self._least.items() if key[2] == ANY})
+            least = {key: value for key, value in self._least.items() if key[2] == ANY}
+            self._under[share] = replace(self, task=task, _solved={}, _counted={}, _prices=StagePrices(), _under={},
+                                         _pinned={}, _least=least)
         return self._under[share]
 
     def scheduled(self, splits: bool, placement: tuple[int, ...]) -> "StageParts":
         """Stages like these under a schedule of another kind; what is found of plans of one is known of the other."""
-        return replace(self, splits=splits, placement=placement, _counted={}, _under={}, _pinned={})
+        return replace(self, splits=splits, placement=placement, _counted={}, _prices=StagePrices(), _under={},
+                       _pinned={})
 
     def pinned_to(self, mesh: Mesh, pins: tuple[str, ...]) -> "StageParts":
         """Stages like these on one mesh, with more pins; nothing is known of them yet."""
@@ -312,7 +310,8 @@ class StageParts:
             within = tuple(replace(one, region=also_pinned(one.region, pins)) for one in self.within
                            if one.mesh == mesh)
             self._pinned[key] = replace(self, task=replace(self.task, options=options), within=within, _solved={},
-                                        _free={}, _least={}, _counted={}, _alone={}, _under={}, _pinned={})
+                                        _free={}, _least={}, _counted={}, _prices=StagePrices(), _alone={}, _under={},
+                                        _pinned={})
         return self._pinned[key]
 
     def _known_key(self, a: int, b: int) -> str:
@@ -420,23 +419,66 @@ class StageParts:
         """[a, b]: the least seconds counted so of a stage with its messages, as far as it is known; else 0."""
         known = {(key, sides): max(self._counted.get((key, sides, weights, at), 0.0) for at in (ANY, flight))
                  for key, sides, counts, _ in self._counted if counts == weights}
+        return self._every_side(known)
+
+    def priced(self, flight: Flight, weights: tuple[float, ...], price: float) -> Array:
+        """[a, b]: the least seconds counted so + price * bytes of a stage, as far as it is known; else 0."""
+        return self._every_side(self._prices.known(flight, weights, price))
+
+    def _every_side(self, known: Mapping[tuple[str, Any], float]) -> Array:
+        """[a, b]: what is known of the stage from place a to place b by its structure and its ports, else 0."""
         keys, found = {key for key, _ in known}, np.zeros((self.units + 1, self.units + 1))
         for a, b in combinations(range(self.units + 1), 2):
             if (key := self._known_key(a, b)) in keys:
                 found[a, b] = known.get((key, self._sides(a, b)), 0.0)
         return found
 
+    def _counted_so(self, a: int, b: int, weights: tuple[float, ...]) -> PlanTask:
+        """The task in which the seconds and messages of a stage count so."""
+        ports = PieceMessages(self.ports(a, b), self.task.cluster, self.parts, self.where, (weights[6], weights[7]))
+        return replace(self.task, counts=Counts(weights[0], min(weights[1:3]), *weights[3:6]), ports=ports)
+
+    def count_priced(self, a: int, b: int, flight: Flight, weights: tuple[float, ...], stage: StageGraph, price: float
+                     ) -> Plan | None:
+        """Searches a stage whose seconds count so, as in `count`, and of which a byte has a price in seconds.
+
+        The plan of `stage` that it returns may be above the budget.
+        """
+        graph, (alone, key) = self._cut(a, b), self.alone(a, b)
+        if not any(weights[:6]):
+            return None
+        made = self._prices.counted(self._counted_so(a, b, weights), self._asking(graph, flight),
+                                    (key, self._sides(a, b), weights, flight, price))
+        if made.candidate is None or made.solution is None:
+            return None
+        return self._plan_alone(SolvedStage(*self._freely(alone, key, flight)), stage, made.candidate, made.solution,
+                                flight)
+
+    def _asking(self, graph: StageGraph, flight: Flight) -> Asking:
+        return Asking(graph, self.cluster, self.microbatches, flight, self.within)
+
+    def planned_for(self, graph: StageGraph, flight: Flight, price: float) -> tuple[Plan | None, float]:
+        """(the plan of a stage a byte of which has a price, seconds + price * bytes that none is below).
+
+        The plan is None where none was drawn, and may be above the budget.
+        """
+        key = self._key(graph)
+        source, made = self._prices.alone(self.task, self._asking(graph, flight), key, price)
+        if made.candidate is None or made.solution is None:
+            return None, made.bound
+        found = replace(self._freely(graph, key, flight)[1], candidate=made.candidate, solution=made.solution)
+        return self._plan(source, graph, found, flight), made.bound
+
     def count(self, a: int, b: int, flight: Flight, weights: tuple[float, ...], stage: StageGraph) -> Plan | None:
         """Searches a stage whose seconds and messages count so: its bound is known then.
 
         Returns the plan of `stage`, which is it with the names of a pipeline; None where none was found that fits.
         """
-        graph, solved = self._cut(a, b), self.solve(*self.alone(a, b), flight)
+        graph, solved = self._cut(a, b), self._alone_solved(*self.alone(a, b), flight)
         if solved.found is None or not any(weights[:6]):
             return None
-        ports = PieceMessages(self.ports(a, b), self.task.cluster, self.parts, self.where, (weights[6], weights[7]))
-        counts, at = Counts(weights[0], min(weights[1:3]), *weights[3:6]), flight if solved.binds else ANY
-        task = replace(self.task, counts=counts, ports=ports, budget=self.task.budget if solved.binds else inf)
+        at = flight if solved.binds else ANY
+        task = replace(self._counted_so(a, b, weights), budget=self.task.budget if solved.binds else inf)
         try:
             made = search_stage(task, graph, self.cluster, self.microbatches, at if solved.binds else ONE, self.within)
             self._counted[self.alone(a, b)[1], self._sides(a, b), weights, at] = made.bound
@@ -449,10 +491,18 @@ class StageParts:
     def _planned_alone(self, solved: SolvedStage, graph: StageGraph, made: Found, flight: Flight) -> Plan | None:
         """The plan of a stage of what was made under other counts; None where it does not fit the budget."""
         assert solved.found is not None
-        solution = self._alone_seconds(solved.found, made, graph)
-        found = replace(solved.found, candidate=made.candidate, solution=solution)
-        plan = self._plan(solved.graph, graph, found, flight)
+        plan = self._plan_alone(solved, graph, made.candidate, made.solution, flight)
         return plan if plan.predicted.peak_bytes <= self.task.budget else None
+
+    def _plan_alone(self, solved: SolvedStage, graph: StageGraph, candidate: Candidate, solution: Solution,
+                    flight: Flight) -> Plan:
+        """The plan of a stage with a choice that was made under other counts, and its seconds alone."""
+        assert solved.found is not None
+        task = stage_task(self.task, graph, self.cluster, self.microbatches)
+        one = chosen(task, candidate, solution, {})
+        seconds = assemble_choice(one.pricing, one.solution.choice, one.variables).predicted.seconds
+        alone = replace(solved.found.solution, choice=solution.choice, seconds=seconds)
+        return self._plan(solved.graph, graph, replace(solved.found, candidate=candidate, solution=alone), flight)
 
     def solve(self, graph: StageGraph, key: str, flight: Flight) -> SolvedStage:
         """The best layouts of a stage that is like this graph."""
@@ -463,6 +513,11 @@ class StageParts:
                 found = SolvedStage(graph, None, problem=error)
             self._solved[key, flight] = found
         return self._solved[key, flight]
+
+    def _alone_solved(self, graph: StageGraph, key: str, flight: Flight) -> SolvedStage:
+        """The best layouts of a stage if nothing else were on its ranks; without a budget where more is."""
+        return self.solve(graph, key, flight) if self.parts == self.stages else SolvedStage(
+            *self._freely(graph, key, flight), binds=False)
 
     def _searched(self, graph: StageGraph, key: str, flight: Flight) -> SolvedStage:
         """The best layouts without a budget, if they fit; else under it. Raises why there are none."""
@@ -496,19 +551,27 @@ class StageParts:
             new = (key, _kept(flight)) not in self._free
             self._freely(graph, key, flight)
         else:
-            new = (key, flight) not in self._solved
-            self.solve(graph, key, flight)
+            new = self.fit(a, b, flight)
         return self._search_least(graph, key, self.repeated) or new
 
     def sharpen(self, a: int, b: int, flight: Flight) -> bool:
         """Makes all else of a stage as sharp as T and M; returns whether it was not."""
         graph, key = self.alone(a, b)
         news = [self._search_least(graph, key, weights) for weights in (*PASSES, *SINGLES)]
-        news.append((key, flight) not in self._solved)
-        solved = self.solve(graph, key, flight)
+        if self.parts == self.stages:
+            news.append(self.fit(a, b, flight))
+        solved = self._alone_solved(graph, key, flight)
         if a == 0 or solved.found is None:
             return any(news)
         return self._search_least(graph, key, self.behind, flight if solved.binds else ANY) or any(news)
+
+    def fit(self, a: int, b: int, flight: Flight) -> bool:
+        """Finds out whether a stage fits the whole budget, and what it takes then; returns whether that was not known.
+        """
+        graph, key = self.alone(a, b)
+        new = (key, flight) not in self._solved
+        self.solve(graph, key, flight)
+        return new
 
     def begin(self) -> None:
         """Makes known what the commonest unit between the first and the last takes alone, so that stages join to it."""
@@ -556,12 +619,12 @@ class StageParts:
 
         Its bound stays that of the stage alone. Raises why there is none.
         """
-        solved = self.solve(graph, self._key(graph), flight)
+        solved = self._alone_solved(graph, self._key(graph), flight)
         if solved.found is None:
             assert solved.problem is not None
             raise solved.problem
-        within = tuple({str(one.found.candidate.mesh): one.found.candidate for one in self._solved.values()
-                        if one.found is not None}.values())
+        every = [one.found for one in self._solved.values()] + [found for _, found in self._free.values()]
+        within = tuple({str(one.candidate.mesh): one.candidate for one in every if one is not None}.values())
         tasks = [replace(self.task, counts=counts, ports=ports, budget=budget) for budget in (inf, self.task.budget)]
         for task in tasks:
             made = search_stage(task, graph, self.cluster, self.microbatches, flight, within)
@@ -570,20 +633,13 @@ class StageParts:
                 break
         return plan
 
-    def _alone_seconds(self, found: Found, made: Found, graph: StageGraph) -> Solution:
-        """The solution of a stage alone, with the choice that was made under other counts, and its seconds alone."""
-        task = stage_task(self.task, graph, self.cluster, self.microbatches)
-        one = chosen(task, made.candidate, made.solution, {})
-        seconds = assemble_choice(one.pricing, one.solution.choice, one.variables).predicted.seconds
-        return replace(found.solution, choice=made.solution.choice, seconds=seconds)
-
     def _plan(self, source: StageGraph, graph: StageGraph, found: Found, flight: Flight) -> Plan:
         """The plan of a stage that takes the layouts that were found for `source`, which is like it."""
         task = stage_task(self.task, graph, self.cluster, self.microbatches)
         theirs, own = ([block.name for block in blocks_of(add_hubs(one.graph))] for one in (source, graph))
         candidate = replace(found.candidate, in_flight=flight.in_flight, waiting=flight.waiting,
                             recompute=renamed_policy(found.candidate.recompute, dict(zip(theirs, own, strict=True))))
-        row = {_named(source, graph, moment): weight for moment, weight in found.best.row.items()}
+        row = {named_moment(source, graph, moment): weight for moment, weight in found.best.row.items()}
         one = chosen(task, candidate, found.solution, row)
         made = assemble(one.pricing, one.solution, one.variables)
         return finish_stage(task, graph, replace(found, best=one), made)

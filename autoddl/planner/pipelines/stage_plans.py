@@ -37,6 +37,7 @@ from autoddl.planner.bucket_size import fitting_buckets
 from autoddl.planner.candidates import Candidate, under_policies
 from autoddl.planner.mesh_search import Found, search
 from autoddl.planner.pins import allowed_meshes, pins_of_part, region_of
+from autoddl.planner.priced_bytes import PricedSearch
 from autoddl.planner.question import source_of
 from autoddl.planner.task import PlanTask
 from autoddl.schedule.memory_line import with_memory_peak
@@ -44,8 +45,8 @@ from autoddl.schedule.stage_lanes import stored_apart
 from autoddl.schedule.stage_messages import Message, busiest, messages
 from autoddl.schedule.stage_seconds import stage_seconds
 
-__all__ = ["PIPE", "Staged", "StagedStep", "boundary_seconds", "chunks_of", "finish_stage",
-           "pipeline_plan", "search_stage", "simulated", "splits_backward", "stage_cluster", "stage_task",
+__all__ = ["PIPE", "Staged", "StagedStep", "boundary_seconds", "chunks_of", "finish_stage", "pipeline_plan",
+           "prices_of_stage", "search_stage", "simulated", "splits_backward", "stage_cluster", "stage_task",
            "stage_times", "staged_step", "transfer_ends", "transfer_passes", "transfer_seconds"]
 
 PIPE = "pipe"
@@ -271,11 +272,23 @@ def search_stage(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatch
     `within` are the meshes and regions to look into, by default all that the options allow. Raises Infeasible where no
     plan fits the budget with so many microbatches in flight.
     """
+    return search(*_searched(task, stage, cluster, microbatches, flight, within))
+
+
+def prices_of_stage(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches: int, flight: Flight,
+                    within: Sequence[Candidate] = ()) -> PricedSearch:
+    """The search for the least seconds + price * bytes at the peak of one stage; all is as in `search_stage`."""
+    return PricedSearch(*_searched(task, stage, cluster, microbatches, flight, within))
+
+
+def _searched(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches: int, flight: Flight,
+              within: Sequence[Candidate]) -> tuple[PlanTask, list[Candidate]]:
+    """The task of a stage, and the candidates of its plans."""
     own = stage_task(task, stage, cluster, microbatches)
     free = within or [Candidate(mesh, region_of(own.options)) for mesh in allowed_meshes(cluster, own.options)]
     plain = [replace(one, microbatches=microbatches, in_flight=flight.in_flight, waiting=flight.waiting)
              for one in free]
-    return search(own, under_policies(plain, own.options.recompute))
+    return own, under_policies(plain, own.options.recompute)
 
 
 def finish_stage(task: PlanTask, stage: StageGraph, found: Found, made: Assembled) -> Plan:

@@ -1,0 +1,187 @@
+"""Plans the stages of a rank together, so that they fit its memory.
+
+A byte has one price for all stages of a rank. It rises or falls until they just fit (`shared_budget`). The plans on the
+way are merged, and where the bound at the best price leaves a gap, the budget is divided by it. The same prices bound
+every pipeline cut so (`core.pipeline_cuts`): `rank_prices` finds what stages take at least, counted as on the path on
+which a rank is always busy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import inf, log
+from typing import NamedTuple
+
+from autoddl.core.errors import Infeasible, InputError
+from autoddl.core.pipeline import Flight, flights_of
+from autoddl.core.pipeline_cuts import PathBound
+from autoddl.core.plan import Plan
+from autoddl.core.stages import StageGraph, cut_graph
+from autoddl.planner.pipelines.joint_stages import SharedPrice, groups_of, stage_weights
+from autoddl.planner.pipelines.shared_budget import least_together, moved, shares_of
+from autoddl.planner.pipelines.stage_parts import StageParts
+from autoddl.planner.pipelines.stage_plans import Staged
+from autoddl.planner.pipelines.tied_stages import agreed
+
+__all__ = ["fitting_plans", "rank_prices"]
+
+STEP = 1.3
+"""The factor between two prices of a byte."""
+
+FARTHER = 4
+"""The steps to the next price while none is too high, or none too low."""
+
+PRICES = 9
+"""Prices that are tried for the stages of a rank."""
+
+GUESS = 0.1
+"""The first price of the whole budget, in seconds of the stages."""
+
+ROUGH = 0.01
+"""The gap at which the budget of a rank is divided too."""
+
+HOPELESS = 3.0
+"""Stages that take so many times their seconds without a budget, or more, are not looked for."""
+
+DIVISIONS = 3
+"""Divisions of a rank's budget among its stages that are tried for a cut."""
+
+Stages = Sequence[tuple[StageGraph, Flight]]
+
+
+def fitting_plans(part: StageParts, staged: Staged, graphs: Sequence[StageGraph], flights: Sequence[Flight]
+                  ) -> tuple[Plan, ...]:
+    """The plans of the stages; those of one part fit its ranks together, and store what they share in the same pieces.
+
+    Raises why there are none.
+    """
+    plans: list[Plan | None] = [None] * staged.stages
+    for at in range(staged.parts):
+        mine = [s for s, place in enumerate(staged.placement) if place == at]
+        for s, plan in zip(mine, _sharing(part, [(graphs[s], flights[s]) for s in mine]), strict=True):
+            plans[s] = plan
+    found = agreed(part, staged, [plan for plan in plans if plan is not None], graphs, flights)
+    return tuple(replace(plan, budget=part.task.budget) for plan in found)
+
+
+def rank_prices(part: StageParts, staged: Staged, paths: Sequence[PathBound]) -> list[SharedPrice]:
+    """The price of a byte for the stages of every rank that do not fit it freely, counted as on its busiest paths.
+
+    What stages so counted take at least is in `part` then.
+    """
+    graphs, flights = cut_graph(part.graph, staged.cuts), flights_of(staged.schedule())
+    ends = list(pairwise((0, *(part.places.index(cut) + 1 for cut in staged.cuts), part.units)))
+    found = list[SharedPrice]()
+    for group in groups_of(staged):
+        stages = [(graphs[s], flights[s]) for s in group]
+        free = [part.freely_planned(*stage) for stage in stages]
+        if sum(plan.predicted.peak_bytes for plan in free) <= part.task.budget:
+            continue
+        price = _priced_fronts(part, stages, [[plan] for plan in free]).price
+        for path in _busiest(paths, group):
+            weights = stage_weights(((path, 1.0),))
+            found.append(SharedPrice(group, tuple(weights[s] for s in group), price))
+            for s in group:
+                part.count_priced(*ends[s], flights[s], weights[s], graphs[s], price)
+    return found
+
+
+def _busiest(paths: Sequence[PathBound], group: Sequence[int]) -> list[PathBound]:
+    """The paths on which the stages of a rank run most: the one with most of all that they do."""
+    return sorted(paths, key=lambda path: sum(sum(path.stages[s]) for s in group))[-1:]
+
+
+def _sharing(part: StageParts, stages: Stages) -> Sequence[Plan]:
+    """The plans of the stages of one part, the fastest of those met that fit its ranks together.
+
+    Raises why there are none.
+    """
+    if len(stages) == 1:
+        return [part.planned(*stages[0])]
+    free = [part.freely_planned(*stage) for stage in stages]
+    sizes, budget = [plan.predicted.peak_bytes for plan in free], part.task.budget
+    if sum(sizes) <= budget:
+        return free
+    fronts = [[plan] for plan in free]
+    priced = _priced_fronts(part, stages, fronts)
+    found = _merged(fronts, budget)
+    if found is None and priced.bound > HOPELESS * _seconds(free):
+        least = sum(min(plan.predicted.peak_bytes for plan in front) for front in fronts)
+        raise Infeasible(least, budget, "stages that run on the same ranks need more together: cut elsewhere, take "
+                         "more stages or microbatches, or 1f1b")
+    if found is None or _seconds(found) * (1 - ROUGH) > priced.bound:
+        found = _shared(part, stages, fronts, priced.sizes or sizes)
+    return found
+
+
+class _Priced(NamedTuple):
+    """Seconds that stages which fit together are not below, the price of a byte that says so, and their sizes.
+
+    The sizes are those of plans under the least price at which they fit; there are none where they never did.
+    """
+
+    bound: float
+    price: float
+    sizes: list[float]
+
+
+def _priced_fronts(part: StageParts, stages: Stages, fronts: list[list[Plan]]) -> _Priced:
+    """The best price for the stages of a rank, of powers of STEP; the plans on the way are added to the fronts."""
+    budget, best, near = part.task.budget, (0.0, 0.0), list[float]()
+    low, high, at = -inf, inf, round(log(GUESS * _seconds([front[0] for front in fronts]) / budget, STEP))
+    for _ in range(PRICES):
+        price = float(f"{STEP ** at:.6g}")
+        made = [part.planned_for(*stage, price) for stage in stages]
+        best = max(best, (sum(value for _, value in made) - price * budget, price))
+        plans = [plan for plan, _ in made if plan is not None]
+        if len(plans) < len(stages) or best[0] > HOPELESS * _seconds([front[0] for front in fronts]):
+            break
+        for front, plan in zip(fronts, plans, strict=True):
+            front.append(plan)
+        sizes = [plan.predicted.peak_bytes for plan in plans]
+        if sum(sizes) > budget:
+            low = at
+        else:
+            high, near = at, sizes
+        if high - low <= 1:
+            break
+        at = at + FARTHER if high == inf else at - FARTHER if low == -inf else int(low + high) // 2
+    return _Priced(*best, near)
+
+
+def _merged(fronts: Sequence[Sequence[Plan]], budget: float) -> list[Plan] | None:
+    """The plans of the least seconds together that fit, one of each front; None where none fit."""
+    chosen = least_together([[(one.predicted.seconds, one.predicted.peak_bytes) for one in front]
+                             for front in fronts], budget)
+    return None if chosen is None else [front[k] for front, k in zip(fronts, chosen, strict=True)]
+
+
+def _seconds(plans: Sequence[Plan]) -> float:
+    return sum(plan.predicted.seconds for plan in plans)
+
+
+def _shared(part: StageParts, stages: Stages, fronts: Sequence[list[Plan]], sizes: Sequence[float]) -> list[Plan]:
+    """The plans that are found under shares of the budget, first in proportion to sizes, and those of the fronts.
+
+    Shares go to where a byte is worth most, while that is faster. Raises why there are none.
+    """
+    budget, best = part.task.budget, inf
+    found, shares = _merged(fronts, budget), shares_of(sizes)
+    for _ in range(DIVISIONS):
+        places = [part.under(share) for share in shares]
+        try:
+            for front, place, stage in zip(fronts, places, stages, strict=True):
+                front.append(place.planned(*stage))
+        except (Infeasible, InputError):
+            if not found:
+                raise
+            break
+        found = _merged(fronts, budget)
+        if found is None:  # what plans need rounds up
+            break
+        prices = [place.price(*stage) for place, stage in zip(places, stages, strict=True)]
+        other = moved(shares, prices)
+        if other is None or _seconds(found) >= best * (1 - part.task.options.tolerance):
+            break
+        shares, best = other, _seconds(found)
+    return found or []
