@@ -7,20 +7,22 @@ What a row does not tell is that of the reference system of the device's generat
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
 from autoddl.core.errors import InputError
-from autoddl.cost_models import Cluster, load_device
+from autoddl.cost_models import Cluster, load_device, parse_cluster
 from autoddl.cost_models.links import expand_link
 from autoddl.cost_models.machine import Level
 from autoddl.cost_models.units import parse_quantity
+from autoddl.explain.pareto import level_of_size
 from autoddl.validation.facts import find_beginning, read_facts
 from autoddl.validation.runs import Run
 
-__all__ = ["LINKS", "LINK_WORDS", "SYSTEMS", "LinkFacts", "LinkWord", "SystemFacts", "build_cluster", "cluster_of",
-           "system_of"]
+__all__ = ["LINKS", "LINK_WORDS", "SYSTEMS", "LinkFacts", "LinkWord", "SystemFacts", "build_cluster",
+           "cluster_of", "part_of", "system_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,11 @@ def system_of(device: str) -> SystemFacts:
     """Returns what is known of a device by the beginning of its name; raises InputError for an unknown one."""
     name = find_beginning(device, SYSTEMS)
     if not name:
-        raise InputError(f"gpu_type {device!r} is none of {', '.join(SYSTEMS)}; add its figures to hardware/")
+        by_lower = {known.lower(): known for known in SYSTEMS}
+        near = by_lower[get_close_matches(device.lower(), by_lower, n=1, cutoff=0.0)[0]]
+        raise InputError(f"gpu_type {device!r} is none of {', '.join(SYSTEMS)}; did you mean {near!r}? Any other is "
+                         "written in a cluster file, which the column `cluster` names: device: {name, memory, "
+                         "bandwidth, peak}")
     return SYSTEMS[name]
 
 
@@ -117,6 +123,29 @@ def _package_levels(facts: LinkFacts, size: int) -> list[Level]:
     return [inner, Level("node", size // each, *ring, topology="ring", protocol="direct")]
 
 
+@lru_cache(maxsize=64)
+def _read_cluster(text: str) -> Cluster:
+    return parse_cluster(text, "the cluster of a run")
+
+
+def part_of(cluster: Cluster, ranks: int) -> Cluster:
+    """Returns as much of a cluster as `ranks` fill, its inner levels first.
+
+    Raises InputError where they fill no part of it.
+    """
+    levels, left = list[Level](), ranks
+    for level in cluster.levels:
+        size = min(left, level.size)
+        if left % size:
+            raise InputError(f"{ranks} ranks do not fill whole units of {level.size} of level {level.name!r} of "
+                             f"cluster {cluster.name}; take a multiple, or fewer than one unit has")
+        levels, left = [*levels, level_of_size(level, size)], left // size
+    if left > 1 or cluster.parts:
+        raise InputError(f"cluster {cluster.name} has {cluster.size} devices of {cluster.device.name}: it has no part "
+                         f"of {ranks} devices alike")
+    return replace(cluster, levels=tuple(levels))
+
+
 @lru_cache(maxsize=512)
 def build_cluster(device: str, gpus: int, node: int, link: str, network: float) -> Cluster:
     """Builds a cluster of `gpus` devices in nodes of `node`; `network` is bytes/s of a node, 0 for the reference's."""
@@ -135,6 +164,8 @@ def cluster_of(run: Run, ranks: int = 0) -> Cluster:
 
     Raises InputError for a device or link that `systems.yaml` does not list.
     """
+    if run.cluster:
+        return part_of(_read_cluster(run.cluster), run.gpus)
     nodes = -(-ranks // run.gpus_per_node) if ranks else run.gpus
     return build_cluster(run.device, min(run.gpus, nodes * run.gpus_per_node), run.gpus_per_node, run.link,
                          run.network)

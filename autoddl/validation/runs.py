@@ -91,6 +91,8 @@ class Run:
     """Keys that a query sees in every other layer; 0 for all."""
     expert_biases: bool = False
     """Whether experts have biases and clamp their gates."""
+    cluster: str = ""
+    """Text of the cluster's file; empty where device, link and network say what it is."""
 
 
 def check_run(run: Run, where: str) -> None:

@@ -1,7 +1,10 @@
 """Reads a table of published runs: a CSV file -> `Run` values.
 
-`NEEDED` lists the columns that every table must have, `COLUMNS` all columns that are read; any other is ignored. An
-empty field stands for
+`NEEDED` lists the columns that every table must have, `COLUMNS` all columns that are read (docs/runs_table.md explains
+each). Those of `DESCRIPTIVE` are for people, and so is any whose name begins with `x_`; another one is an error.
+`MEASURED` are the ways to say how long a step took, of which a row has one, and `MACHINE` those to say what it ran on.
+
+An empty field stands for
 
     cp, ep, interleave_vp   1                                 kv_heads   as many as heads
     vocab                   51200 (GPT-2's, padded)           ffn        4 * hidden
@@ -18,23 +21,38 @@ contradicts itself is an error: the whole table is checked before anything is pr
 """
 
 import csv
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from autoddl.core.errors import InputError
+from autoddl.cost_models import load_cluster, parse_cluster
+from autoddl.validation.clusters import cluster_of
 from autoddl.validation.facts import find_beginning, read_facts
 from autoddl.validation.runs import Run, check_run
+from autoddl.validation.scores import step_flops
 
-__all__ = ["COLUMNS", "MODELS", "NEEDED", "ModelFacts", "model_facts", "read_runs"]
+__all__ = ["COLUMNS", "DESCRIPTIVE", "MACHINE", "MEASURED", "MODELS", "NEEDED", "ModelFacts", "model_facts",
+           "read_runs"]
 
-NEEDED = ("source_id", "model", "layers", "hidden", "heads", "n_gpus", "dp", "tp", "pp", "seq", "global_batch",
-          "gpu_type", "iter_time_s")
-COLUMNS = (*NEEDED, "row_id", "workload", "framework", "kv_heads", "ffn", "gated_ffn", "vocab", "moe_experts",
-           "moe_topk", "cp", "ep", "interleave_vp", "schedule", "microbatch", "recompute", "seq_parallel", "zero_stage",
-           "precision", "head_dim", "window", "expert_biases", "gpus_per_node", "intra_link", "inter_Gbps_per_node",
-           "peak_mem_GB", "notes")
+NEEDED = ("model", "layers", "hidden", "heads", "n_gpus", "dp", "tp", "pp", "seq", "global_batch")
+MEASURED = ("iter_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct")
+"""Columns that say how long a step took, the first that is filled counts."""
+MACHINE = ("gpu_type", "cluster")
+COLUMNS = (*NEEDED, *MEASURED, *MACHINE, "source_id", "row_id", "workload", "framework", "kv_heads", "ffn",
+           "gated_ffn", "vocab", "moe_experts", "moe_topk", "cp", "ep", "interleave_vp", "schedule", "microbatch",
+           "recompute", "seq_parallel", "zero_stage", "precision", "head_dim", "window", "expert_biases", "gpus_per_node",
+           "intra_link", "inter_Gbps_per_node", "peak_mem_GB", "notes")
+DESCRIPTIVE = ("source", "from_memory", "config_complete", "quality", "params_b", "grad_accum", "zero_group", "offload",
+               "intra_GBps_per_gpu_unidir", "inter_link", "iter_time_basis", "tflops_kind")
+"""Columns that a table may have for its readers."""
+OWN = "x_"
+"""Beginning of the names of columns that are anybody's own."""
 
+PRODUCTS = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16",
+            "fp8": "float8_e4m3fn", "float8": "float8_e4m3fn"}
+"""Beginning of the precision -> dtype at whose peak products are."""
 YES, NO = ("1", "1.0", "true", "yes"), ("", "0", "0.0", "false", "no")
 
 
@@ -61,18 +79,39 @@ def read_runs(path: str | Path) -> tuple[Run, ...]:
     try:
         with Path(path).open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
-            missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
-            if missing:
-                raise InputError(f"{path}: the column {missing[0]!r} is missing; a table of runs has "
-                                 f"{', '.join(NEEDED)}")
+            _check_columns(reader.fieldnames or (), path)
             rows = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"cannot read the runs {str(path)!r}: {reason}; give the path of a CSV file") from None
     if not rows:
         raise InputError(f"{path}: no rows below the head; write one run per line")
-    return tuple(_run({key: value or "" for key, value in row.items() if key}, f"{path}: row {i + 2}")
+    texts = _cluster_texts(path, {row.get("cluster") or "" for row in rows})
+    return tuple(_run({key: value or "" for key, value in row.items() if key} |
+                      {"cluster": texts[row.get("cluster") or ""]}, f"{path}: row {i + 2}")
                  for i, row in enumerate(rows))
+
+
+def _check_columns(names: Sequence[str], path: str | Path) -> None:
+    """Raises InputError for a column that is missing, and for one that nothing reads."""
+    missing = [name for name in NEEDED if name not in names]
+    if missing:
+        raise InputError(f"{path}: the column {missing[0]!r} is missing; a table of runs has {', '.join(NEEDED)}, one "
+                         f"of {', '.join(MEASURED)}, and one of {', '.join(MACHINE)}")
+    for some, what in ((MEASURED, "how long a step took"), (MACHINE, "what it ran on")):
+        if not set(some) & set(names):
+            raise InputError(f"{path}: no column says {what}; add one of {', '.join(some)}")
+    known = (*COLUMNS, *DESCRIPTIVE)
+    for name in names:
+        if name not in known and not name.startswith(OWN):
+            near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            raise InputError(f"{path}: nothing reads the column {name!r}; did you mean {near!r}? A column of your own "
+                             f"has a name that begins with {OWN}, like {OWN}{name}")
+
+
+def _cluster_texts(path: str | Path, names: Iterable[str]) -> dict[str, str]:
+    """By name of a cluster file, beside the table or absolute, its text as `load_cluster` reads it."""
+    return {name: load_cluster(Path(path).parent / name).to_yaml() if name else "" for name in names}
 
 
 def _number(row: Mapping[str, str], name: str, where: str, default: float | None = None) -> float:
@@ -106,7 +145,7 @@ def _run(row: Mapping[str, str], where: str) -> Run:
     heads, hidden, facts = whole("heads"), whole("hidden"), model_facts(row["model"])
     chunks = row.get("interleave_vp", "").strip()
     run = Run(
-        row=row.get("row_id", "") or where.rpartition(" ")[2], source=row["source_id"], model=row["model"],
+        row=row.get("row_id", "") or where.rpartition(" ")[2], source=row.get("source_id", ""), model=row["model"],
         workload=row.get("workload", ""), framework=row.get("framework", ""), layers=whole("layers"), hidden=hidden,
         heads=heads, kv_heads=whole("kv_heads", heads), ffn=whole("ffn", 4 * hidden),
         gated=_flag(row, "gated_ffn", name), vocab=whole("vocab", 51200), seq=whole("seq"),
@@ -116,14 +155,59 @@ def _run(row: Mapping[str, str], where: str) -> Run:
         microbatch=whole("microbatch", 0), batch=whole("global_batch"), recompute=_recompute(row.get("recompute", "")),
         sequence_parallel=_flag(row, "seq_parallel", name), zero_stage=_stage(row.get("zero_stage", ""), name),
         precision=row.get("precision", "").strip().lower().removeprefix("mixed").lstrip(" -"),
-        device=row["gpu_type"].strip(), gpus_per_node=whole("gpus_per_node", 8), link=row.get("intra_link", "").strip(),
+        device=_device_name(row, name), cluster=row["cluster"], gpus_per_node=whole("gpus_per_node", 8),
+        link=row.get("intra_link", "").strip(),
         network=_number(row, "inter_Gbps_per_node", name, 0.0) * 1e9 / 8,
-        seconds=_number(row, "iter_time_s", name), peak_bytes=_number(row, "peak_mem_GB", name, 0.0) * 1e9,
+        seconds=1.0, peak_bytes=_number(row, "peak_mem_GB", name, 0.0) * 1e9,
         notes=row.get("notes", ""), head_dim=whole("head_dim", facts.head_dim),
         window=whole("window", 0) if row.get("window", "").strip() else facts.window,
         expert_biases=_flag(row, "expert_biases", name, facts.expert_biases))
     check_run(run, name)
+    run = replace(run, seconds=_seconds(row, run, name))
+    _check_rate(run, name)
     return run
+
+
+def _seconds(row: Mapping[str, str], run: Run, where: str) -> float:
+    """Seconds of a step, from the first column of `MEASURED` that is filled; a rate is that of the model's flops."""
+    column = next((one for one in MEASURED if row.get(one, "").strip()), "")
+    if not column:
+        raise InputError(f"{where}: nothing says how long a step took; fill one of {', '.join(MEASURED)}")
+    value, tokens = _number(row, column, where), float(run.batch * run.seq)
+    match column:
+        case "iter_time_s":
+            return value
+        case "tokens_per_s":
+            return tokens / value
+        case "tokens_per_s_per_gpu":
+            return tokens / (value * run.gpus)
+        case "tflops_per_gpu":
+            return step_flops(run) / (value * 1e12 * run.gpus)
+    peak = _peak(run)
+    if peak is None or value > 100:
+        raise InputError(f"{where}: mfu_pct is {value:g}, of a peak that is "
+                         + ("not known; fill another of " + ", ".join(MEASURED) if peak is None else
+                            "100; write per cent of the peak"))
+    return step_flops(run) / (value / 100 * peak * run.gpus)
+
+
+def _peak(run: Run) -> float | None:
+    """Peak flop/s of a run's device for its products; None where device or precision are not known."""
+    name = find_beginning(run.precision, PRODUCTS)
+    try:
+        return cluster_of(run).device.peak(PRODUCTS[name]) if name else None
+    except InputError:
+        return None
+
+
+def _check_rate(run: Run, where: str) -> None:
+    """Raises InputError for a run that is faster than its devices' peak, with attention that sees half of the keys."""
+    peak, rate = _peak(run), step_flops(run, min(0.5, run.window / run.seq if run.window else 0.5)) / (
+        run.seconds * run.gpus)
+    if peak is not None and rate > peak:
+        raise InputError(f"{where}: {run.seconds:g} s a step are {rate / 1e12:.0f} TFLOP/s a device, above the peak "
+                         f"of {peak / 1e12:.0f} of {run.device}; look at the unit of the time or rate, at global_batch "
+                         "and at n_gpus")
 
 
 def _flag(row: Mapping[str, str], name: str, where: str, default: bool = False) -> bool:
@@ -131,6 +215,15 @@ def _flag(row: Mapping[str, str], name: str, where: str, default: bool = False) 
     if text not in (*YES, *NO):
         raise InputError(f"{where}: {name} is {row[name]!r}; write 1 or 0, or leave it empty")
     return text in YES if text else default
+
+
+def _device_name(row: Mapping[str, str], where: str) -> str:
+    """The device of the row, or that of its cluster file."""
+    named, cluster = row.get("gpu_type", "").strip(), row["cluster"]
+    if bool(named) == bool(cluster):
+        raise InputError(f"{where}: a row says what it ran on by gpu_type or by cluster, and this one has "
+                         f"{'both' if named else 'neither'}; fill one")
+    return named or parse_cluster(cluster, where).device.name
 
 
 def _recompute(text: str) -> str:

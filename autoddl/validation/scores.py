@@ -95,10 +95,13 @@ def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
-def step_flops(run: Run) -> float:
-    """Returns the multiplications and additions of a step of the whole model (Narayanan et al. 2021)."""
+def step_flops(run: Run, seen: float = 1.0) -> float:
+    """Returns the multiplications and additions of a step of the whole model (Narayanan et al. 2021).
+
+    A query sees the share `seen` of the keys; by default attention counts whole, as published rates have it.
+    """
     mlp = run.hidden * run.ffn * (2 + (run.gated or run.experts > 0)) * max(1, run.top_k)
-    layer = 2 * (2 * run.hidden**2 * (1 + run.kv_heads / run.heads) + mlp) + 4 * run.seq * run.hidden
+    layer = 2 * (2 * run.hidden**2 * (1 + run.kv_heads / run.heads) + mlp) + 4 * run.seq * run.hidden * seen
     return 3.0 * run.batch * run.seq * (run.layers * layer + 2 * run.hidden * run.vocab)
 
 

@@ -43,7 +43,8 @@ SPECIAL_WORDS = {
     "replicas": {"dp", "full"},
     "run_as_plan": {"bfloat16", "float16"},
     "run_parts": {"MLA", "ReLU", "1f1b", "interleaved", "cp", "products"},  # words of workload and schedule
-    "runs_file": {"0123", "inf", "max", "mixed"},  # how columns are written
+    "runs_file": {"0123", "inf", "iter_time_s", "max", "mixed", "tflops_per_gpu", "tokens_per_s",
+                  "tokens_per_s_per_gpu"},  # names of columns, and how they are written
     "software": {"compile", "core", "op", "recipe", "selective"},  # words of notes and recompute
     "step": {"layer", "zb"},
 }

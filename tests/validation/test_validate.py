@@ -118,7 +118,7 @@ def test_what_cannot_be_read_is_one_error(tmp_path: Path) -> None:
     lacking = {key: value for key, value in ROW.items() if key != "tp"}
     said = shell("validate", str(table(tmp_path, lacking)))
     assert said.code == 2 and "the column 'tp' is missing" in said.err
-    (tmp_path / "empty.csv").write_text(",".join(NEEDED) + "\n")
+    (tmp_path / "empty.csv").write_text(",".join((*NEEDED, "gpu_type", "iter_time_s")) + "\n")
     with pytest.raises(InputError, match="no rows below the head"):
         validate(tmp_path / "empty.csv")
     assert "gpu_type 'abacus'" in price_run(run(tmp_path, gpu_type="abacus")).reason
