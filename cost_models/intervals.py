@@ -2,6 +2,10 @@
 
     interval    [p low, p high] of predicted seconds p holds 8 of 10 runs: low and high are the quantiles .1 and .9 of
                 measured / predicted, every source with the same weight
+    median      half of the runs take longer than p median. Predictions of a regime may be too short or too long on the
+                whole, so p itself may lie at one end of its interval, or outside
+    profile     runs of one's own say more: their residuals r, left out one by one, have the median 1. The interval is
+                then exp(+-1.28 s), with s^2 the mean of r^2 and of the variance above, which counts as `KNOWN` runs
     common      two configurations of one model on one machine share most errors: the quantile .8 of |log of the ratio
                 of their measured / predicted|. Configurations that differ by less are a tie
 
@@ -12,7 +16,7 @@ other. `autoddl validate RUNS.csv --as-plan --intervals FILE` writes such a file
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp
+from math import exp, log, sqrt
 from pathlib import Path
 from types import MappingProxyType
 
@@ -21,6 +25,10 @@ import yaml
 __all__ = ["INTERVALS_FILE", "REGIMES", "Interval", "interval_of", "known_intervals", "regime"]
 
 INTERVALS_FILE = Path(__file__).parent / "intervals.yaml"
+EIGHTY = 1.2816
+"""Standard deviations either way of a normal number that hold 8 of 10."""
+KNOWN = 4
+"""Runs of one's own that say as much of an interval as all that are published."""
 REGIMES = ("pipeline", "sharded", "whole")
 """The kinds of plans that have an interval of their own."""
 
@@ -30,6 +38,7 @@ class Interval:
     """How far measured steps were from predicted ones.
 
         low, high   factors on predicted seconds between which 8 of 10 steps lie
+        median      factor on predicted seconds above which half of the steps lie
         common      the part by which two configurations of one model on one machine must differ to be told apart
         runs        number of runs that this rests on
         sources     number of their sources
@@ -40,6 +49,19 @@ class Interval:
     common: float
     runs: int
     sources: int
+    median: float = 1.0
+
+    def of(self, seconds: float) -> tuple[float, float, float]:
+        """Returns the least, the median and the most seconds of 8 of 10 steps that are predicted to take `seconds`."""
+        return seconds * self.low, seconds * self.median, seconds * self.high
+
+    def with_runs(self, residual: float, runs: int) -> "Interval":
+        """Returns the interval of a machine with a profile: `runs` of its own scatter by `residual`, left out."""
+        if not runs:
+            return self
+        before = log(self.high / self.low) / (2 * EIGHTY)
+        spread = sqrt((KNOWN * before**2 + runs * residual**2) / (KNOWN + runs))
+        return Interval(exp(-EIGHTY * spread), exp(EIGHTY * spread), self.common, runs, 1)
 
     def ties(self, one: float, other: float) -> bool:
         """Whether two predicted steps of one model on one machine differ by less than what they share is sure to."""

@@ -74,9 +74,11 @@ def as_run(plan: Plan) -> tuple[RenderableType, dict[str, Any]]:
 
     told = plan.source.get("profile")
     profile = SHIPPED if told is None else read_profile(told, "the plan's profile")
-    seconds, known = seconds_as_run(plan, profile.by(software_named(software))), sureness(plan)
-    low, high = seconds * known.low, seconds * known.high
-    line = (f"as run by {software}: {show_seconds(seconds)} a step, with what overlaps and what the program adds; "
-            f"8 of 10 published runs of this kind would lie between {show_seconds(low)} and {show_seconds(high)}")
-    return Group(table, "", line), data | {"software": software, "as_run_seconds": seconds,
+    seconds = seconds_as_run(plan, profile.by(software_named(software)))
+    low, median, high = sureness(plan).with_runs(profile.residual, profile.runs).of(seconds)
+    whose = f"the {profile.runs} runs of the profile" if profile.runs else "published runs of this kind"
+    line = (f"as run by {software}: {show_seconds(seconds)} a step, with what overlaps and what the program adds. By "
+            f"{whose}, half would take more than {show_seconds(median)}, and 8 of 10 between {show_seconds(low)} and "
+            f"{show_seconds(high)}")
+    return Group(table, "", line), data | {"software": software, "as_run_seconds": seconds, "as_run_median": median,
                                            "as_run_interval": [low, high]}

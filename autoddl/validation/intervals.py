@@ -4,9 +4,13 @@
     quantile    of residuals in which every source has the same weight, whatever its number of runs
     left out    a source's runs are set against the interval of all other sources of its regime; a regime with no other
                 source takes that of all regimes
+    wide        sources differ by more than runs of the sources that are known, so quantiles of these hold too few runs
+                of another. The interval is made wider around its median, by the one factor at which 8 of 10 left-out
+                runs lie inside. To count what an interval holds, that factor too is found without the source
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from math import exp, log
 
@@ -17,7 +21,7 @@ from autoddl.cost_models.intervals import REGIMES, Interval, regime
 from autoddl.validation.runs import Run
 from autoddl.validation.scores import PricedRun
 
-__all__ = ["covered", "find_intervals", "intervals_text", "regime_of"]
+__all__ = ["Winners", "covered", "find_intervals", "inside_left_out", "intervals_text", "regime_of", "winners"]
 
 FEWEST = 3
 """Runs that an interval needs."""
@@ -33,30 +37,61 @@ def regime_of(run: Run) -> str:
 
 def find_intervals(found: Iterable[PricedRun]) -> dict[str, Interval]:
     """By regime, the interval of its priced runs. Raises InputError where there are too few."""
-    rows = [one for one in found if one.seconds is not None]
+    rows = _priced(found)
     if len(rows) < FEWEST:
         raise InputError(f"{len(rows)} priced runs say nothing of how sure a prediction is: give {FEWEST} or more")
-    each = {name: [one for one in rows if regime_of(one.run) == name] for name in REGIMES}
-    return {name: _interval(own if len(own) >= FEWEST else rows) for name, own in each.items()}
+    wide = _widening(rows)
+    return {name: _interval(_alike(rows, name), wide) for name in REGIMES}
 
 
 def covered(found: Sequence[PricedRun]) -> Mapping[str, tuple[int, int]]:
     """By regime, how many runs lie inside the interval of the other sources, and how many there are."""
-    rows, counts = [one for one in found if one.seconds is not None], dict.fromkeys(REGIMES, (0, 0))
-    for one in rows:
-        others = [row for row in rows if row.run.source != one.run.source]
-        alike = [row for row in others if regime_of(row.run) == regime_of(one.run)]
-        if len(others) >= FEWEST:
-            known = _interval(alike if len(alike) >= FEWEST else others)
-            inside, every = counts[regime_of(one.run)]
-            ratio = exp(_residual(one))
-            counts[regime_of(one.run)] = inside + (known.low <= ratio <= known.high), every + 1
+    counts = dict.fromkeys(REGIMES, (0, 0))
+    for one, lies in inside_left_out(found):
+        inside, every = counts[regime_of(one.run)]
+        counts[regime_of(one.run)] = inside + lies, every + 1
     return counts
+
+
+def inside_left_out(found: Sequence[PricedRun]) -> list[tuple[PricedRun, bool]]:
+    """Every priced run, and whether it lies inside the interval of the other sources, where there are enough."""
+    rows, told = _priced(found), list[tuple[PricedRun, bool]]()
+    for source, own in _by_source(rows).items():
+        others = [row for row in rows if row.run.source != source]
+        if len(others) >= FEWEST:
+            wide = _widening(others)
+            told += [(one, _distance(one, _quantiles(_alike(others, regime_of(one.run)))) <= wide) for one in own]
+    return told
+
+
+@dataclass(frozen=True, slots=True)
+class Winners:
+    """Pairs of configurations of one model on one machine, of which a prediction calls one faster, or a tie."""
+
+    pairs: int
+    """Number of pairs."""
+    called: int
+    """Pairs whose predicted seconds a token differ by more than what the other sources say is shared."""
+    right: int
+    """Called pairs of which the one that was called is the faster one."""
+
+
+def winners(found: Sequence[PricedRun]) -> dict[str, Winners]:
+    """By source, how often the configuration that is called faster is the faster one."""
+    rows, told = _priced(found), dict[str, Winners]()
+    for source, own in _by_source(rows).items():
+        others = [row for row in rows if row.run.source != source]
+        called = [log(_per_token(a, predicted=True) / _per_token(b, predicted=True)) *
+                  log(_per_token(a) / _per_token(b)) for a, b in _pairs(own)
+                  if abs(log(_per_token(a, predicted=True) / _per_token(b, predicted=True)))
+                  > max(_common(_alike(others, regime_of(one.run))) for one in (a, b))]
+        told[source] = Winners(len(_pairs(own)), len(called), sum(agree > 0 for agree in called))
+    return told
 
 
 def intervals_text(intervals: Mapping[str, Interval], table: str) -> str:
     """The text of a file of intervals that rest on the runs of a table."""
-    rows = {name: {"low": round(one.low, 3), "high": round(one.high, 3), "common": round(one.common, 3),
+    rows = {name: {**{key: round(getattr(one, key), 3) for key in ("low", "median", "high", "common")},
                    "runs": one.runs, "sources": one.sources} for name, one in intervals.items()}
     head = (f"# How far published runs were from their predictions as plans: `autoddl validate {table} --as-plan\n"
             "# --intervals FILE` wrote this. intervals.py has the meaning. Constants of devices were chosen with\n"
@@ -69,14 +104,59 @@ def _residual(one: PricedRun) -> float:
     return log(one.run.seconds / one.seconds)
 
 
-def _interval(rows: Sequence[PricedRun]) -> Interval:
-    """The interval of some priced runs."""
-    sources = _by_source(rows)
-    values = [(_residual(one), 1 / len(own)) for own in sources.values() for one in own]
-    apart = [(abs(_residual(a) - _residual(b)), 1 / len(pairs)) for pairs in map(_pairs, sources.values())
-             for a, b in pairs]
-    return Interval(exp(_quantile(values, 0.1)), exp(_quantile(values, 0.9)), _quantile(apart, 0.8) if apart else 0.0,
-                    len(rows), len(sources))
+def _interval(rows: Sequence[PricedRun], wide: float) -> Interval:
+    """The interval of some priced runs, `wide` times as wide as the quantiles say."""
+    low, median, high = _quantiles(rows)
+    return Interval(exp(median - wide * (median - low)), exp(median + wide * (high - median)), _common(rows),
+                    len(rows), len(_by_source(rows)), exp(median))
+
+
+def _quantiles(rows: Sequence[PricedRun]) -> tuple[float, float, float]:
+    """The quantiles .1, .5 and .9 of the residuals."""
+    values = [(_residual(one), 1 / len(own)) for own in _by_source(rows).values() for one in own]
+    return _quantile(values, 0.1), _quantile(values, 0.5), _quantile(values, 0.9)
+
+
+def _common(rows: Sequence[PricedRun]) -> float:
+    """The quantile .8 of how far the residuals of two runs of one model on one machine lie apart; 0 without such."""
+    apart = [(abs(_residual(a) - _residual(b)), 1 / len(pairs))
+             for pairs in map(_pairs, _by_source(rows).values()) for a, b in pairs]
+    return _quantile(apart, 0.8) if apart else 0.0
+
+
+def _widening(rows: Sequence[PricedRun]) -> float:
+    """The factor on the widths of intervals at which 8 of 10 runs lie inside that of the other sources, at least 1."""
+    distances = []
+    for source, own in _by_source(rows).items():
+        others = [row for row in rows if row.run.source != source]
+        if len(others) >= FEWEST:
+            known = {name: _quantiles(_alike(others, name)) for name in {regime_of(one.run) for one in own}}
+            distances += [(_distance(one, known[regime_of(one.run)]), 1.0) for one in own]
+    return max(1.0, _quantile(distances, 0.8)) if distances else 1.0
+
+
+def _distance(one: PricedRun, quantiles: tuple[float, float, float]) -> float:
+    """How far a residual is from the median, over how far the quantile on its side is."""
+    low, median, high = quantiles
+    away = _residual(one) - median
+    width = high - median if away > 0 else median - low
+    return abs(away) / width if width else float("inf") if away else 0.0
+
+
+def _alike(rows: Sequence[PricedRun], name: str) -> Sequence[PricedRun]:
+    """The runs of a regime; all, where it has too few."""
+    alike = [row for row in rows if regime_of(row.run) == name]
+    return alike if len(alike) >= FEWEST else rows
+
+
+def _priced(found: Iterable[PricedRun]) -> list[PricedRun]:
+    return [one for one in found if one.seconds is not None]
+
+
+def _per_token(one: PricedRun, predicted: bool = False) -> float:
+    """Seconds of a token, measured or predicted."""
+    assert one.seconds is not None
+    return (one.seconds if predicted else one.run.seconds) / (one.run.batch * one.run.seq)
 
 
 def _by_source(rows: Iterable[PricedRun]) -> dict[str, list[PricedRun]]:

@@ -2,7 +2,7 @@
 
 `NEEDED` lists the columns that every table must have, `COLUMNS` all columns that are read (docs/runs_table.md explains
 each). Those of `DESCRIPTIVE` are for people, and so is any whose name begins with `x_`; another one is an error.
-`MEASURED` are the ways to say how long a step took, of which a row has one, and `MACHINE` those to say what it ran on.
+`MEASURED` are the ways to say how long a step took, and `MACHINE` those to say what it ran on.
 
 An empty field stands for
 
@@ -42,8 +42,8 @@ MEASURED = ("iter_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_g
 MACHINE = ("gpu_type", "cluster")
 COLUMNS = (*NEEDED, *MEASURED, *MACHINE, "source_id", "row_id", "workload", "framework", "kv_heads", "ffn",
            "gated_ffn", "vocab", "moe_experts", "moe_topk", "cp", "ep", "interleave_vp", "schedule", "microbatch",
-           "recompute", "seq_parallel", "zero_stage", "precision", "head_dim", "window", "expert_biases", "gpus_per_node",
-           "intra_link", "inter_Gbps_per_node", "peak_mem_GB", "notes")
+           "recompute", "seq_parallel", "zero_stage", "precision", "head_dim", "window", "expert_biases",
+           "gpus_per_node", "intra_link", "inter_Gbps_per_node", "peak_mem_GB", "notes")
 DESCRIPTIVE = ("source", "from_memory", "config_complete", "quality", "params_b", "grad_accum", "zero_group", "offload",
                "intra_GBps_per_gpu_unidir", "inter_link", "iter_time_basis", "tflops_kind")
 """Columns that a table may have for its readers."""

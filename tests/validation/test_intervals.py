@@ -3,6 +3,7 @@
 from dataclasses import replace
 from math import exp
 from pathlib import Path
+from random import Random
 
 import pytest
 import yaml
@@ -10,7 +11,7 @@ from published import run
 
 from autoddl.core.errors import InputError
 from autoddl.cost_models.intervals import REGIMES, Interval, interval_of, known_intervals
-from autoddl.validation.intervals import covered, find_intervals, intervals_text, regime_of
+from autoddl.validation.intervals import Winners, covered, find_intervals, intervals_text, regime_of, winners
 from autoddl.validation.scores import PricedRun
 
 
@@ -23,7 +24,7 @@ def rows(folder: Path, source: str, ratios: tuple[float, ...]) -> list[PricedRun
 def test_every_source_has_the_same_weight(tmp_path: Path) -> None:
     found = rows(tmp_path, "a", (0.9,) * 40) + rows(tmp_path, "b", (1.0,)) + rows(tmp_path, "c", (1.2,))
     known = find_intervals(found)["whole"]
-    assert (known.low, known.high) == pytest.approx((0.9, 1.2)) and (known.runs, known.sources) == (42, 3)
+    assert known.median == pytest.approx(1.0) and (known.runs, known.sources) == (42, 3)
     assert known.common == 0.0  # runs of one source differ by nothing
 
 
@@ -32,6 +33,37 @@ def test_a_run_is_set_against_the_other_sources(tmp_path: Path) -> None:
     inside, every = covered(found)["whole"]
     assert (inside, every) == (3, 6)  # of a 1.0 and 1.1 are within 1.0 to 2.0, of b 1.0 is within 0.9 to 1.1
     assert covered(found)["pipeline"] == (0, 0)
+
+
+def test_intervals_are_wide_enough_for_a_source_that_they_have_not_seen(tmp_path: Path) -> None:
+    """Sources differ more than their runs do: quantiles of the others alone hold too few."""
+    draw = Random(1)
+    sources = [draw.gauss(0, 0.1) for _ in range(10)]
+    found = [one for i, shift in enumerate(sources)
+             for one in rows(tmp_path, f"{i}", tuple(exp(shift + draw.gauss(0, 0.02)) for _ in range(8)))]
+    inside, every = covered(found)["whole"]
+    assert every == 80 and 0.7 <= inside / every <= 0.9
+    known = find_intervals(found)["whole"]
+    assert known.low < known.median < known.high
+    low, _, high = (exp(sorted(sources)[at]) for at in (1, 5, 8))
+    assert known.low < low and high < known.high
+
+
+def test_the_called_winner_is_right_where_it_is_faster(tmp_path: Path) -> None:
+    one = run(tmp_path)
+    measured, predicted = (1.0, 1.2, 1.4, 1.1), (1.0, 1.3, 1.2, 1.0)
+    found = [PricedRun(replace(one, source="mine", row=str(i), seconds=a), b)
+             for i, (a, b) in enumerate(zip(measured, predicted, strict=True))]
+    others = rows(tmp_path, "other", (1.0, exp(0.02), exp(0.05)))  # whose pairs lie 0.05 apart in 8 of 10 cases
+    assert winners([*found, *others])["mine"] == Winners(pairs=6, called=5, right=4)
+
+
+def test_runs_of_ones_own_make_an_interval_narrow_and_centred() -> None:
+    known = Interval(0.9, 1.6, 0.05, 10, 2, 1.1)
+    own = known.with_runs(0.02, 40)
+    assert known.of(2.0) == (1.8, 2.2, 3.2) and known.with_runs(0.02, 0) is known
+    assert own.low * own.high == pytest.approx(1.0) and own.median == 1.0 and own.common == known.common
+    assert own.high < known.with_runs(0.02, 4).high < known.high / known.low
 
 
 def test_a_tie_is_closer_than_what_is_shared() -> None:
