@@ -18,8 +18,10 @@ import torch.distributed as dist
 from torch import nn
 
 from autoddl.api import plan as search_plan
+from autoddl.capture.arguments import check_arguments
 from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, parted
+from autoddl.capture.wrappers import check_wrappers
 from autoddl.core.errors import AutoDDLError, InputError
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.plan import Plan, parse_plan
@@ -55,6 +57,9 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
     Raises MismatchError where the plan does not fit the model, the ranks or this version, or ranks disagree. Raises
     InputError for a model that is parallel already, MachineError where processes cannot reach each other.
     """
+    check_arguments("parallelize(model, plan)", ("the model", model, nn.Module, "a torch.nn.Module"),
+                    ("the plan", plan, Plan, "a Plan, as autoddl.plan or autoddl.load_plan return it"))
+    check_wrappers(model)
     planner = _Planner(_without_values(model), plan) if plan.pipeline is None else None
     parallel = run_plan(model, plan, sample, device=device, seed=seed, timeout=timeout, captured=captured,
                         compile=compile, graph=graph, planner=planner, fill=weights is None)

@@ -93,6 +93,7 @@ def task_of(model: "nn.Module", cluster: str | Path | Cluster, sample: object, o
     the options' precision computes in, and where an option is about a part that the model has not.
     """
     began = perf_counter()
+    _check_kinds(model, cluster)
     place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     limit, counts, recipe = options.limit(place), options.microbatches, Precision.parse(options.precision)
     _check_peak(recipe, place)
@@ -111,6 +112,16 @@ def task_of(model: "nn.Module", cluster: str | Path | Cluster, sample: object, o
     about = {"model": name or type(model).__name__, "factory": dict(factory or {})}
     return PlanTask(whole.graph, whole.original, whole.spec, place, limit, options, about, perf_counter() - start,
                     began, Variants(part, captured), notes=whole.notes)
+
+
+def _check_kinds(model: object, cluster: object) -> None:
+    """Raises InputError for a model that is no module, and for a cluster that is none."""
+    from torch import nn
+
+    from autoddl.capture.arguments import check_arguments
+
+    check_arguments("plan(model, cluster, sample)", ("the model", model, nn.Module, "a torch.nn.Module"),
+                    ("the cluster", cluster, (str, Path, Cluster), "the path of a cluster file, or a Cluster"))
 
 
 def _check_peak(recipe: Precision, cluster: Cluster) -> None:

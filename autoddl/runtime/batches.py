@@ -3,8 +3,9 @@
     global batch --rows of dim 0, in order--> m microbatches --the plan's layouts--> this rank's pieces of each
 """
 
+import hashlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +15,39 @@ from torch.utils import _pytree as pytree
 
 from autoddl.capture.sample import Sample, as_sample, from_spec, named, rows_of
 from autoddl.core import graph as graphs
-from autoddl.core.errors import CaptureError, MismatchError
+from autoddl.core.errors import CaptureError, InputError, MismatchError
 from autoddl.core.layout import Layout, extents
 from autoddl.runtime.collectives.process_groups import Groups
 
-__all__ = ["Batches", "LocalBatch"]
+__all__ = ["Batches", "LocalBatch", "check_one_batch", "digest", "digests"]
+
+PART = 2**24
+"""Elements of a tensor that are hashed, and so copied, at a time."""
 
 PLAIN = (bool, int, float, str, type(None))
+
+
+def digest(value: Tensor) -> str:
+    """A hash of the tensor's bytes: the same on every host, and another one if elements change or move."""
+    found = hashlib.blake2b(digest_size=8)
+    for part in value.detach().reshape(-1).split(PART):
+        found.update(part.cpu().resolve_conj().resolve_neg().contiguous().view(torch.uint8).numpy())
+    return found.hexdigest()
+
+
+def digests(batch: object) -> list[str]:
+    """The shapes and hashes of the tensors of a batch."""
+    given = as_sample(batch)
+    leaves = pytree.tree_leaves((given.args, dict(given.kwargs)))
+    return [f"{list(leaf.shape)} {digest(leaf)}" for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_meta]
+
+
+def check_one_batch(batch: object, more: Sequence[object], named: Mapping[str, object]) -> None:
+    """Raises InputError where a step was given the arguments of forward one by one."""
+    if more or named or batch is None:
+        given = len(more) + len(named) + (batch is not None)
+        raise InputError(f"step takes one batch, and {given} arguments were given: write model.step(batch) in place of "
+                         "model.step(*batch), with a tuple like (ids, labels) or a dict of forward's keywords")
 
 
 def _with_defaults(forward: Callable[..., Any], sample: Sample) -> dict[str, Any]:
@@ -141,8 +168,7 @@ class Batches:
         if list(value.shape) != shape or dtype not in known:
             parts = f", {self._parts} microbatches of {tensor.shape[0]} each" if self._parts > 1 and rows else ""
             raise MismatchError(f"input {tensor.fqn} is {dtype}{list(value.shape)}, the plan was made for "
-                                f"{tensor.dtype}{shape}{parts}: give the global batch in this shape on every "
-                                "rank (drop or pad a smaller one), or make a plan with a sample of the other shape")
+                                f"{tensor.dtype}{shape}{parts}: {_advice(value, shape, dtype in known, tensor.dtype)}")
         return value
 
     def _cut(self, fqn: str, value: Tensor, part: int) -> Tensor:
@@ -152,3 +178,17 @@ class Batches:
             value = value.narrow(dim, offset, size)
         pinned = self._device.type == "cuda" and value.is_pinned()
         return value.to(self._device, self._dtypes[fqn], non_blocking=pinned)
+
+
+def _advice(value: Tensor, shape: Sequence[int], is_known: bool, dtype: str) -> str:
+    """What to do about a tensor of another shape or dtype than the planned one."""
+    if not is_known:
+        return f"cast it with .to(torch.{dtype}), or make a plan with a sample of this dtype"
+    if len(value.shape) != len(shape):
+        return "give it with these dims, or make a plan with a sample of the other shape"
+    if list(value.shape[1:]) == list(shape[1:]):
+        return ("give the global batch on every rank, not a share of it; drop or pad one of fewer rows, or make a plan "
+                "with a sample of the other shape")
+    dims = [d for d in range(1, len(shape)) if value.shape[d] != shape[d]]
+    return (f"pad or cut dim {' and '.join(map(str, dims))} to the planned size on every rank, or make a plan with a "
+            "sample of the other shape")

@@ -18,7 +18,7 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.layout import Extent, Layout, extents
 from autoddl.core.plan import Plan
-from autoddl.runtime.batches import Batches, LocalBatch
+from autoddl.runtime.batches import Batches, LocalBatch, check_one_batch, digests
 from autoddl.runtime.collectives.process_groups import Groups
 from autoddl.runtime.collectives.recorder import Recorder
 from autoddl.runtime.collectives.redistribute import Move
@@ -27,6 +27,7 @@ from autoddl.runtime.optimizer_guard import guard_optimizers
 from autoddl.runtime.outputs import asked_outputs
 from autoddl.runtime.placement_guard import guard_placement
 from autoddl.runtime.program_runner import Asked, ProgramRunner
+from autoddl.runtime.world import check_agreement
 from autoddl.schedule.traffic import PlannedCollective
 
 __all__ = ["ParallelModel", "Planner", "Residual", "batches_of", "mean"]
@@ -67,16 +68,19 @@ class ParallelModel:
                  device: torch.device, returned: Returned) -> None:
         self.module, self.plan, self.graph, self.groups, self.recorder = module, plan, graph, groups, recorder
         self.device, self.returned, self.training = device, returned, True
-        self.steps, self.copies = 0, frozenset[str]()
+        self.steps, self.copies, self._compared = 0, frozenset[str](), False
         guard_optimizers(self, module.parameters())
         guard_placement(module, device)
 
-    def step(self, batch: object) -> Tensor:
+    def step(self, batch: object = None, *more: object, **named: object) -> Tensor:
         """Runs forward and backward of one batch; returns its loss on every rank, the mean over the microbatches.
 
         Gradients add up in .grad until they are zeroed. A batch of fewer rows, like the last of an epoch, is planned
-        when it first comes.
+        when it first comes. The batch of the first step is compared among the ranks. Raises InputError for arguments
+        that are not one batch, MismatchError for a batch that does not fit, or that other ranks have otherwise.
         """
+        check_one_batch(batch, more, named)
+        self._check_first(batch)
         one = self._program(batch, True)
         pieces = one.local_batch(batch)
         self.recorder.clear()
@@ -106,6 +110,13 @@ class ParallelModel:
     def _program(self, batch: object, training: bool) -> "ParallelModel":
         """The model whose program runs this batch: this one, or one for other rows or for evaluation."""
         return self
+
+    def _check_first(self, batch: object) -> None:
+        """Compares the first batch of this model among the ranks; pieces of a batch differ by rank, and are not."""
+        if not self._compared and not isinstance(batch, LocalBatch):
+            check_agreement({"batch": digests(batch)}, "give the global batch on every rank, not a share of it "
+                            "(without DistributedSampler), or this rank's pieces as a LocalBatch")
+        self._compared = True
 
     def train(self, mode: bool = True) -> Self:
         """Sets whether calls run the training program. `step` always trains, by the program of the plan."""

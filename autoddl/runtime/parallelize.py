@@ -20,11 +20,10 @@ In a plan with stages each rank has the parameters of its own stages, and runs m
 schedule (`pipeline_model`). Loss and gradients are those of microbatches one after the other.
 """
 
-import hashlib
 from datetime import timedelta
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from autoddl.capture.capture import Captured, capture
@@ -37,7 +36,7 @@ from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import VERSION, Plan
 from autoddl.core.precision import Precision
 from autoddl.cost_models import parse_cluster
-from autoddl.runtime.batches import LocalBatch
+from autoddl.runtime.batches import LocalBatch, digest
 from autoddl.runtime.collectives.process_groups import Groups
 from autoddl.runtime.compiled import Compile, compiler
 from autoddl.runtime.lowering import communication_axes
@@ -50,10 +49,6 @@ from autoddl.runtime.world import check_agreement, device_of, join_processes
 from autoddl.schedule.traffic import traffic
 
 __all__ = ["LocalBatch", "MeshModel", "ParallelModel", "PipelineModel", "parallelize"]
-
-PART = 2**24
-"""Elements of a tensor that are hashed, and so copied, at a time."""
-
 
 def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: torch.device | str | None = None,
                 seed: int = 0, timeout: float = 600.0, captured: Captured | None = None,
@@ -96,9 +91,9 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
         materialise(model, seed)
     else:
         _check_buffers(model)
-    check_agreement({"value of the weights": [_digest(p) for p in model.parameters() if not p.is_meta],
-                     "value of the buffers": map(_digest, model.buffers()),
-                     "value of the constants": map(_digest, captured.constants.values())})
+    check_agreement({"value of the weights": [digest(p) for p in model.parameters() if not p.is_meta],
+                     "value of the buffers": map(digest, model.buffers()),
+                     "value of the constants": map(digest, captured.constants.values())})
     if plan.pipeline is not None:
         if graph:
             raise InputError("a plan with stages runs no CUDA graphs: its ranks wait for each other's messages; leave "
@@ -124,14 +119,6 @@ def _check_buffers(model: nn.Module) -> None:
     if empty is not None:
         raise InputError(f"buffer {empty} has no value, and files of weights do not hold all buffers: build the module "
                          "with real buffers, and only its parameters on the meta device")
-
-
-def _digest(value: Tensor) -> str:
-    """A hash of the tensor's bytes: the same on every host, and another one if elements change or move."""
-    found = hashlib.blake2b(digest_size=8)
-    for part in value.detach().reshape(-1).split(PART):
-        found.update(part.cpu().resolve_conj().resolve_neg().contiguous().view(torch.uint8).numpy())
-    return found.hexdigest()
 
 
 def _check_model(captured: Captured, plan: Plan) -> None:

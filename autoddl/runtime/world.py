@@ -82,7 +82,8 @@ def join_processes(mesh: Mesh, device: torch.device, timeout: timedelta) -> None
                            f"{os.environ.get('MASTER_PORT')}: {str(error).splitlines()[0]}") from error
 
 
-def check_agreement(what: dict[str, Iterable[object]]) -> None:
+def check_agreement(what: dict[str, Iterable[object]], way_out: str = "load one file, and build the model from one "
+                    "seed or checkpoint") -> None:
     """Raises MismatchError on every rank unless all ranks have the same rows under every name of `what`."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
@@ -95,5 +96,5 @@ def check_agreement(what: dict[str, Iterable[object]]) -> None:
         prints = [theirs.get(name) for theirs in every]
         other = next((rank for rank, found in enumerate(prints) if found != prints[0]), None)
         if other is not None:
-            raise MismatchError(f"rank {other} has another {name} than rank 0; all ranks need the same: load one file, "
-                                "and build the model from one seed or checkpoint")
+            raise MismatchError(f"rank {other} has another {name} than rank 0; all ranks need the same: "
+                                f"{way_out}")

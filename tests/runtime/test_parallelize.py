@@ -19,7 +19,8 @@ from autoddl.capture.capture import Captured, capture
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.core.layout import Layout, Split
 from autoddl.core.plan import Plan
-from autoddl.runtime.parallelize import MeshModel, ParallelModel, _digest, parallelize
+from autoddl.runtime.batches import digest
+from autoddl.runtime.parallelize import MeshModel, ParallelModel, parallelize
 from autoddl.schedule.traffic import traffic
 
 
@@ -345,7 +346,7 @@ def test_equal_weights_are_equal_however_many_threads_there_are() -> None:
     try:
         for count in (1, 2, 3, 4, 7):
             torch.set_num_threads(count)
-            found.add(_digest(values))
+            found.add(digest(values))
     finally:
         torch.set_num_threads(threads)
     assert len(found) == 1
@@ -356,18 +357,18 @@ def test_equal_weights_are_equal_however_many_threads_there_are() -> None:
 def test_the_bytes_of_any_tensor_are_digested(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = torch.tensor([0, 1, 1, 0, 1, 0])
     values, turned = numbers.to(dtype), numbers.flip(0).to(dtype)
-    whole = _digest(values)
-    monkeypatch.setattr("autoddl.runtime.parallelize.PART", 4)
-    assert _digest(values.clone()) == _digest(values.repeat_interleave(2)[::2]) == whole != _digest(turned)
-    assert _digest(values.view(2, 3).t()) == _digest(values.view(2, 3).t().contiguous()) != whole
-    assert _digest(values[0]) == _digest(values[:1]) != _digest(values[1])
-    assert _digest(values[:0]) == _digest(torch.empty(0, 3, dtype=dtype)) != whole
+    whole = digest(values)
+    monkeypatch.setattr("autoddl.runtime.batches.PART", 4)
+    assert digest(values.clone()) == digest(values.repeat_interleave(2)[::2]) == whole != digest(turned)
+    assert digest(values.view(2, 3).t()) == digest(values.view(2, 3).t().contiguous()) != whole
+    assert digest(values[0]) == digest(values[:1]) != digest(values[1])
+    assert digest(values[:0]) == digest(torch.empty(0, 3, dtype=dtype)) != whole
 
 
 def test_a_conjugate_is_digested_as_what_it_is() -> None:
     values = torch.tensor([1 + 2j, 2 + 3j])
-    assert _digest(values.conj()) == _digest(torch.tensor([1 - 2j, 2 - 3j])) != _digest(values)
-    assert _digest(values.conj().imag) == _digest(torch.tensor([-2.0, -3.0]))
+    assert digest(values.conj()) == digest(torch.tensor([1 - 2j, 2 - 3j])) != digest(values)
+    assert digest(values.conj().imag) == digest(torch.tensor([-2.0, -3.0]))
 
 
 def gathered(plan: Plan) -> int:
@@ -583,6 +584,7 @@ def deserted(plan: Plan) -> str:
 
     model, sample = build("uneven")
     parallel = parallelize(model, plan, timeout=2)
+    parallel.step(sample)
     if dist.get_rank() == 3:
         time.sleep(5)
         return ""

@@ -203,7 +203,7 @@ def test_a_file_and_a_checkpoint_are_no_folder_to_go_on_from(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / ".metadata").write_bytes(b"")
-    module: Any = None
+    module = parallelize(zoo.regression(torch.float64)[0], plan_on("one=1"), captured=captured())
     for name, words in (("file", "is a file"), ("one", "is one checkpoint: give the folder above it")):
         with pytest.raises(InputError, match=words):
             recovery.resume(tmp_path / name, module)

@@ -17,6 +17,7 @@ import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
+from autoddl.capture.arguments import check_arguments
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.runtime.checkpoints.checkpoint_folder import clear, is_whole, places, refusal, rename
 from autoddl.runtime.checkpoints.checkpoint_reader import CheckpointReader, quietly, read
@@ -37,7 +39,7 @@ from autoddl.runtime.collectives.told_values import first_value
 if TYPE_CHECKING:
     from autoddl.runtime.parallelize import ParallelModel
 
-__all__ = ["check_writable", "from_first", "is_first", "load", "save", "snapshot", "write"]
+__all__ = ["check_state", "check_writable", "from_first", "is_first", "load", "save", "snapshot", "write"]
 
 RECIPE = "recipe"
 
@@ -97,12 +99,23 @@ def check_writable(path: str | Path) -> None:
         raise InputError(why)
 
 
+def check_state(call: str, model: object, optimizer: object, path: object) -> None:
+    """Raises InputError for arguments of the wrong kind; `call` says how they are given."""
+    from autoddl.runtime.parallel_model import ParallelModel
+
+    check_arguments(
+        call, ("the folder", path, (str, Path), "a path"),
+        ("the model", model, ParallelModel, "what autoddl.parallelize returned"),
+        ("the optimizer", optimizer, (torch.optim.Optimizer, NoneType), "a torch.optim.Optimizer, or None"))
+
+
 def save(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: str | Path) -> None:
     """Writes parameters, buffers, optimizer state and step count; every rank calls it.
 
     Other files in the folder of the replaced checkpoint stay there. Raises InputError where the path must not be
     written, MachineError where writing fails.
     """
+    check_state("checkpoint.save(model, optimizer, folder)", model, optimizer, path)
     final, writing = places(path)
     why = from_first(refusal(path) or clear(writing, final) if is_first() else "")
     if why:
@@ -156,6 +169,7 @@ def load(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
 
     Raises InputError where there is no checkpoint, MismatchError where it does not fit.
     """
+    check_state("checkpoint.load(model, optimizer, folder)", model, optimizer, path)
     found = Path(from_first(str(_readable(path))))
     if not is_whole(found):
         raise InputError(f"{path} is no checkpoint: it has no .metadata; give the folder that `save` wrote")

@@ -22,12 +22,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
+from autoddl.capture.arguments import check_arguments
 from autoddl.core.errors import InputError, MachineError
-from autoddl.runtime.checkpoints.checkpoint import from_first, is_first, snapshot, write
+from autoddl.runtime.checkpoints.checkpoint import check_state, from_first, is_first, snapshot, write
 from autoddl.runtime.checkpoints.checkpoint_folder import places, remove, rename
 from autoddl.runtime.checkpoints.checkpoint_series import path_of, prune, settle
 from autoddl.runtime.checkpoints.checkpoint_settings import fold_settings, packed
-from autoddl.runtime.checkpoints.other_states import Stateful, packed_safely, random_state
+from autoddl.runtime.checkpoints.other_states import Stateful, check_stateful, packed_safely, random_state
 from autoddl.runtime.collectives.c10d_registry import find_group
 from autoddl.runtime.collectives.process_groups import peer_error
 
@@ -56,6 +57,8 @@ class Keeper:
     """
 
     def __init__(self, folder: str | Path, every: int, keep: int = 2, timeout: float = 600.0) -> None:
+        check_arguments("Keeper(folder, every, keep)", ("the folder", folder, (str, Path), "a path"),
+                        ("every", every, int, "a number of steps"), ("keep", keep, int, "a number of checkpoints"))
         if every < 1 or keep < 1:
             raise InputError(f"a checkpoint every {every} steps, of which {keep} are kept: both are 1 or more")
         self.folder, self.every, self.keep = Path(folder).resolve(), every, keep
@@ -82,6 +85,8 @@ class Keeper:
         The state of each of `others` goes along under its name: the same on all ranks, as of a scheduler. Returns
         whether one was begun. Raises MachineError where the one before could not be written.
         """
+        check_state("keeper.after_step(model, optimizer)", model, optimizer, self.folder)
+        check_stateful(others)
         if self._under_way is not None and self._under_way.done():
             self.finish()
         if model.steps % self.every:
@@ -91,6 +96,8 @@ class Keeper:
 
     def save(self, model: "ParallelModel", optimizer: torch.optim.Optimizer | None, **others: Stateful) -> None:
         """Begins a checkpoint now, after the one under way; as `after_step`."""
+        check_state("keeper.save(model, optimizer)", model, optimizer, self.folder)
+        check_stateful(others)
         self.finish()
         rank = dist.get_rank() if self._group is not None else 0
         state = fold_settings(snapshot(model, optimizer), rank) | {

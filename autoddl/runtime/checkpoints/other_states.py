@@ -16,10 +16,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from autoddl.capture.arguments import kind_of
 from autoddl.core.errors import InputError
 from autoddl.runtime.checkpoints.checkpoint_settings import packed, unpacked
 
-__all__ = ["Stateful", "packed_safely", "random_state", "set_random_state"]
+__all__ = ["Stateful", "check_stateful", "packed_safely", "random_state", "set_random_state"]
 
 
 class Stateful(Protocol):
@@ -32,6 +33,15 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> object:
         """Takes a state that `state_dict` returned."""
         ...
+
+
+def check_stateful(others: Mapping[str, object]) -> None:
+    """Raises InputError for an object that cannot say its state, or take it."""
+    for name, one in others.items():
+        if not callable(getattr(one, "state_dict", None)) or not callable(getattr(one, "load_state_dict", None)):
+            raise InputError(f"{name} is {kind_of(one)} without state_dict and load_state_dict, so its state cannot be "
+                             "kept: leave it out and skip its first model.steps batches yourself, or give one that has "
+                             "them, like torchdata's StatefulDataLoader")
 
 
 def packed_safely(name: str, state: Mapping[str, Any]) -> bytes:

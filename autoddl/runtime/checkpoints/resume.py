@@ -9,13 +9,13 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from autoddl.core.errors import InputError, MismatchError
-from autoddl.runtime.checkpoints.checkpoint import from_first, is_first, load
+from autoddl.runtime.checkpoints.checkpoint import check_state, from_first, is_first, load
 from autoddl.runtime.checkpoints.checkpoint_folder import is_whole
 from autoddl.runtime.checkpoints.checkpoint_reader import CheckpointReader, read
 from autoddl.runtime.checkpoints.checkpoint_series import kept_steps, path_of, settle
 from autoddl.runtime.checkpoints.checkpoint_settings import unpacked
 from autoddl.runtime.checkpoints.keeper import OTHERS, RANDOM
-from autoddl.runtime.checkpoints.other_states import Stateful, set_random_state
+from autoddl.runtime.checkpoints.other_states import Stateful, check_stateful, set_random_state
 
 if TYPE_CHECKING:
     from autoddl.runtime.parallel_model import ParallelModel
@@ -30,6 +30,8 @@ def resume(folder: str | Path, model: "ParallelModel", optimizer: torch.optim.Op
     Every rank calls it, with the objects that the `Keeper` was given, under the same names. Random numbers are those of
     the checkpoint afterwards. Raises MismatchError where the checkpoint does not fit or is damaged.
     """
+    check_state("recovery.resume(folder, model, optimizer)", model, optimizer, folder)
+    check_stateful(others)
     said = from_first(_newest(folder) if is_first() else "")
     if not said:
         return 0

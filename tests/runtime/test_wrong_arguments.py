@@ -1,0 +1,130 @@
+"""Arguments of the wrong kind or order, wrapped modules, batches that do not fit: one line with the way out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import on_ranks
+from tiny import tiny
+from torch import nn
+
+import autoddl
+from autoddl import checkpoint, recovery
+from autoddl.core.errors import AutoDDLError, InputError
+from autoddl.core.plan import Plan
+from autoddl.cost_models import parse_cluster
+from autoddl.runtime.parallel_model import ParallelModel
+
+ALONE = """
+name: alone
+device: {name: cpu, kind: cpu, memory: 4 GB, bandwidth: 10 GB/s, peak: {float32: 10 GFLOP/s}}
+levels: [{name: machine, size: %d, bandwidth: 1 GB/s, latency: 60 us}]
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan for one process, its model, an optimizer, and a folder."""
+
+    plan: Plan
+    model: ParallelModel
+    optimizer: torch.optim.Optimizer
+    folder: Path
+
+    @property
+    def ids(self) -> torch.Tensor:
+        return torch.zeros(8, 6, dtype=torch.int64)
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    plan = autoddl.plan(tiny(1), parse_cluster(ALONE % 1, "test"), workers=1)
+    model = autoddl.parallelize(tiny(1), plan)
+    return Case(plan, model, torch.optim.AdamW(model.parameters()), tmp_path_factory.mktemp("wrong"))
+
+
+UNTYPED: Any = autoddl
+DATA = torch.utils.data.TensorDataset(torch.zeros(1))
+
+MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
+    "a batch that is spread out": (
+        lambda on: on.model.step(on.ids, on.ids),
+        r"step takes one batch, and 2 arguments were given: write model\.step\(batch\) in place of model\.step\(\*"),
+    "keywords of forward": (lambda on: on.model.step(ids=on.ids, labels=on.ids), "one batch, and 2 arguments were"),
+    "no batch": (lambda on: on.model.step(), "step takes one batch, and 0 arguments were given"),
+    "another length": (lambda on: on.model.step((on.ids[:, :5], on.ids[:, :5])),
+                       r"ids is int64\[8, 5\].*int64\[8, 6\]: pad or cut dim 1 to the planned size on every rank"),
+    "another dtype": (lambda on: on.model.step((on.ids.int(), on.ids)), r"int32.*cast it with \.to\(torch\.int64"),
+    "another number of dims": (lambda on: on.model.step((on.ids[0], on.ids[0])), "give it with these dims"),
+    "swapped parallelize": (
+        lambda on: UNTYPED.parallelize(on.plan, tiny(1)),
+        r"parallelize\(model, plan\): the model is a torch\.nn\.Module, not a Plan; give the arguments in this order"),
+    "swapped plan": (
+        lambda on: UNTYPED.plan("cluster.yaml", tiny(1)),
+        r"plan\(model, cluster, sample\): the model is a torch\.nn\.Module, not a str 'cluster\.yaml'"),
+    "a plan's file": (lambda on: UNTYPED.parallelize(tiny(1), "plan.json"),
+                      r"the plan is a Plan, as autoddl\.plan or autoddl\.load_plan return it, not a str 'plan\.json'"),
+    "a model for a cluster": (lambda on: UNTYPED.plan(tiny(1), tiny(1)),
+                              "the cluster is the path of a cluster file, or a Cluster, not a Tiny"),
+    "swapped resume": (
+        lambda on: recovery.resume(on.model, on.optimizer, on.folder),
+        r"recovery\.resume\(folder, model, optimizer\): the folder is a path, not a MeshModel; give the arguments in"),
+    "swapped load": (
+        lambda on: checkpoint.load(on.folder, on.model, on.optimizer),
+        r"checkpoint\.load\(model, optimizer, folder\): the folder is a path, not an AdamW"),
+    "swapped save": (lambda on: checkpoint.save(on.optimizer, on.model, on.folder),
+                     r"checkpoint\.save\(.*\): the model is what autoddl\.parallelize returned, not an AdamW"),
+    "a plain module saved": (lambda on: checkpoint.save(tiny(1), None, on.folder),
+                             r"the model is what autoddl\.parallelize returned, not a Tiny"),
+    "a scheduler for an optimizer": (
+        lambda on: recovery.resume(on.folder, on.model, torch.optim.lr_scheduler.ConstantLR(
+            on.optimizer)), r"the optimizer is a torch\.optim\.Optimizer, or None, not a ConstantLR"),
+    "a loader without a state": (
+        lambda on: recovery.resume(on.folder, on.model, on.optimizer, loader=torch.utils.data.DataLoader(DATA)),
+        "loader is a DataLoader without state_dict and load_state_dict.*torchdata's StatefulDataLoader"),
+    "a loader without a state, kept": (
+        lambda on: recovery.Keeper(on.folder, every=1).after_step(on.model, on.optimizer, loader=[]),
+        "loader is a list without state_dict"),
+    "a swapped keeper": (lambda on: recovery.Keeper(10, on.folder),
+                         r"Keeper\(folder, every, keep\): the folder is a path, not an int"),
+    "DataParallel": (lambda on: UNTYPED.parallelize(nn.DataParallel(tiny(1)), on.plan),
+                     "the model is wrapped in DataParallel, whose work a plan does itself: give the module inside"),
+    "DataParallel planned": (lambda on: UNTYPED.plan(nn.DataParallel(tiny(1)), parse_cluster(ALONE % 1, "test"),
+                                                     (on.ids, on.ids)), "wrapped in DataParallel")}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_wrong_argument_is_one_line_with_the_way_out(name: str, case: Case) -> None:
+    mistake, pattern = MISTAKES[name]
+    with pytest.raises(InputError, match=pattern) as caught:
+        mistake(case)
+    assert "\n" not in str(caught.value)
+
+
+def errors_of_a_rank(path: str) -> list[str]:
+    """What a rank is told that gives the module in torch's wrappers, and its own share of the batch."""
+    rank, plan = torch.distributed.get_rank(), autoddl.load_plan(path)
+    wrapped = nn.parallel.DistributedDataParallel(tiny(1))
+    share = torch.full((8, 6), rank)
+    parallel = autoddl.parallelize(tiny(1), plan)
+    said = []
+    for mistake in (lambda: autoddl.parallelize(wrapped, plan), lambda: parallel.step((share, share))):
+        try:
+            mistake()
+        except AutoDDLError as error:
+            said.append(str(error))
+    whole = torch.zeros(8, 6, dtype=torch.int64)
+    parallel.step((whole, whole))
+    return said
+
+
+@pytest.mark.ranks
+def test_ranks_that_give_wrapped_modules_or_shares_of_a_batch_are_told(tmp_path: Path) -> None:
+    autoddl.plan(tiny(1), parse_cluster(ALONE % 2, "test"), workers=1).save(tmp_path / "plan.json")
+    first, second = on_ranks(2, errors_of_a_rank, str(tmp_path / "plan.json"))
+    assert first == second and len(first) == 2
+    assert "the model is wrapped in DistributedDataParallel, whose work a plan does itself" in first[0]
+    assert "rank 1 has another batch than rank 0" in first[1] and "give the global batch on every rank" in first[1]
