@@ -10,7 +10,7 @@ Reading order:
     mesh_search            the outer search over candidates; `search_jobs` on the processes of `process_pool`
     budget_search          one candidate under a memory budget: where the budget's bound is proved (`peaks` draws memory
                            lines)
-    regular                fewer kinds of blocks in the found plan, where they cost next to nothing
+    regular                fewer kinds of blocks in the found plan, where they cost next to nothing (`mixtures`)
     assemble, bucket_size  a solution written down as a plan, with the best buckets
     question               a plan's problem again, for every later answer; `finish` writes the plan of a search
     overlap                the plan with the shortest time line

@@ -3,21 +3,27 @@
     alike    blocks of equal ops, whose variables have the same choices
     kind     blocks that are alike and chose alike, their recomputation included
 
-Kinds are merged one by one: every block of a kind takes the choices of another, the smallest kind first, into the
-largest first. A merged plan is kept if it fits the budget. It must be as fast as the found one, or have a proven gap
-within the tolerance of the search. The bound of all plans is one of it too. Where memory binds, blocks differ for a
-reason, and few merges fit.
+A plan is kept if it fits the budget, and is as fast as the found one or has a proven gap within the tolerance of the
+search. The bound of all plans is one of it too. Two ways lead to such plans:
+
+    merges      every block of a kind takes the choices of another, the smallest kind first, into the largest first
+    mixtures    n blocks of a kind a, perhaps one of a kind c, and the others of a kind b, for blocks that are alike
+
+Where memory binds, blocks differ for a reason, and few merges fit. Then mixtures of at most three kinds fill the budget
+(`mixtures`): what a knapsack leaves open is less than what one block can make up for.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from autoddl.core.graph import Graph, Op
 from autoddl.core.plan import Plan
 from autoddl.core.recompute import blocks_of
 from autoddl.planner.candidates import Solved, Space, picked, space_of
 from autoddl.planner.mesh_search import Found
+from autoddl.planner.mixtures import Measure, mixtures
 from autoddl.planner.task import PlanTask
 from autoddl.schedule.memory_line import predict_memory
 
@@ -37,30 +43,65 @@ class _Kind:
     blocks: tuple[tuple[int, ...], ...]
 
 
+MANY_KINDS = 3
+"""Kinds of alike blocks above which mixtures of fewer are looked for."""
+
+MOST_MIXTURES = 6
+"""Mixtures of a group of alike blocks that are priced, the simplest and fastest first."""
+
+
 def regular(task: PlanTask, found: Found, draft: Callable[[Solved], Plan]) -> Solved:
     """The found plan's choices, with fewer kinds of blocks where they cost next to nothing.
 
     `draft` writes a plan down, with buckets of one tensor each.
     """
-    space, choice, best, limit = space_of(task, found.candidate), found.solution.choice, found.best, 0.0
-    optimizer, tried, merged = task.options.optimizer, 0, True
+    space, choice = space_of(task, found.candidate), found.solution.choice
+    if all(len(kinds) == 1 for kinds in _kinds(space, choice)):
+        return found.best
+    first = draft(found.best)
+    limit = max(first.predicted.seconds * (1 + SAME), first.bound / (1 - task.options.tolerance))
+
+    def priced(new: tuple[int, ...]) -> tuple[Solved, float, float]:
+        """The choices, with the seconds and the peak of their plan."""
+        solved = picked(space, replace(found.solution, choice=new), found.best.row)
+        plan = draft(solved)
+        peak = predict_memory(plan, space.pricing.graph, task.options.optimizer, task.cluster).peak
+        return (replace(solved, solution=replace(solved.solution, seconds=plan.predicted.seconds)),
+                plan.predicted.seconds, peak)
+
+    best = found.best
+    for new in _tried(space, choice, lambda one: priced(one)[1:], limit, task.budget):
+        solved, seconds, peak = priced(new)
+        if seconds <= limit and peak <= task.budget:
+            best, choice = solved, new
+            break
+    return _merged(space, choice, best, priced, limit, task.budget)
+
+
+def _merged(space: Space, choice: tuple[int, ...], best: Solved,
+            priced: Callable[[tuple[int, ...]], tuple[Solved, float, float]], limit: float, budget: float) -> Solved:
+    """Merges kinds for as long as some merged plan is fast and small enough."""
+    tried, merged = 0, True
     while merged:
         merged = False
         for new in _merges(space, choice):
             if tried == MOST_MERGES:
                 return best
-            if not tried:
-                first = draft(best)
-                limit = max(first.predicted.seconds * (1 + SAME), first.bound / (1 - task.options.tolerance))
             tried += 1
-            solved = picked(space, replace(found.solution, choice=new), found.best.row)
-            plan = draft(solved)
-            if plan.predicted.seconds <= limit and predict_memory(
-                    plan, space.pricing.graph, optimizer, task.cluster).peak <= task.budget:
-                best = replace(solved, solution=replace(solved.solution, seconds=plan.predicted.seconds))
-                choice, merged = new, True
+            solved, seconds, peak = priced(new)
+            if seconds <= limit and peak <= budget:
+                best, choice, merged = solved, new, True
                 break
     return best
+
+
+def _tried(space: Space, choice: tuple[int, ...], measure: Measure, limit: float, budget: float
+           ) -> Iterator[tuple[int, ...]]:
+    """Yields choices in which the blocks of the group of most kinds are a mixture of at most MANY_KINDS."""
+    groups = sorted(_kinds(space, choice), key=len)
+    if groups and len(groups[-1]) > MANY_KINDS:
+        kinds = [kind.blocks for kind in groups[-1]]
+        yield from islice(mixtures(kinds, choice, measure, limit, budget), MOST_MIXTURES)
 
 
 def _merges(space: Space, choice: Sequence[int]) -> Iterator[tuple[int, ...]]:
