@@ -132,21 +132,25 @@ def keeps_input(op: Op, k: int, graph: Graph, differentiable: frozenset[int]) ->
 
 
 def read_back(t: int, graph: Graph, uses: Mapping[int, tuple[tuple[int, int], ...]], differentiable: frozenset[int],
-              again: frozenset[str] = frozenset()) -> bool:
+              again: frozenset[str] = frozenset(), moved: frozenset[tuple[str, str]] = frozenset()) -> bool:
     """Whether the backward of some op reads tensor t, itself or behind hubs and views, which keep nothing of their own.
 
-    `uses` are the graph's consumers. The ops of the names `again` are computed again in backward.
+    `uses` are the graph's consumers. The ops of the names `again` are computed again in backward. Behind a hub or view,
+    the reads `moved` (op, slot) are of another tensor, which a conversion makes.
     """
-    for i, k in uses[t]:
-        op = graph.ops[i]
-        view = base(op) in VIEWS
-        if op.name in again:
-            return True
-        if view and any(read_back(out, graph, uses, differentiable, again) for out in op.outputs):
-            return True
-        if not view and keeps_input(op, k, graph, differentiable):
-            return True
-    return False
+    return any(_reads_back(i, k, graph, uses, differentiable, again, moved) for i, k in uses[t])
+
+
+def _reads_back(i: int, k: int, graph: Graph, uses: Mapping[int, tuple[tuple[int, int], ...]],
+                differentiable: frozenset[int], again: frozenset[str], moved: frozenset[tuple[str, str]]) -> bool:
+    """Whether the backward of op i, or of one behind it if it is a view, reads what it reads in slot k."""
+    op = graph.ops[i]
+    if op.name in again:
+        return True
+    if base(op) not in VIEWS:
+        return keeps_input(op, k, graph, differentiable)
+    return any(_reads_back(j, n, graph, uses, differentiable, again, moved) for out in op.outputs for j, n in uses[out]
+               if graph.ops[j].name in again or (graph.ops[j].name, graph.ops[j].slots[n]) not in moved)
 
 
 def keeps_output(op: Op, differentiable: frozenset[int]) -> bool:

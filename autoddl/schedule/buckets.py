@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from autoddl.core.conversion import COLLECTIVES, Step, step_sizes
 from autoddl.core.graph import Graph, Kind, Tensor
-from autoddl.core.layout import Layout, Mesh
+from autoddl.core.layout import Layout, Mesh, Split
 from autoddl.core.plan import Conversion, Plan
 from autoddl.core.state_layouts import added_layout, divide_steps, kept_layout, summed_layout
 from autoddl.operators.recomputed import recomputed_ops
@@ -137,7 +137,7 @@ def parameter_edges(plan: Plan, graph: Graph) -> tuple[ParameterEdge, ...]:
     """The edge of every used parameter, in the order of first use."""
     index = plan.index()
     uses, differentiable = graph.consumers(), graph.differentiable()
-    again = recomputed_ops(graph, plan.recompute)
+    again, moved = recomputed_ops(graph, plan.recompute), _moved(plan)
     found = []
     for op in graph.ops:
         for slot, t in zip(op.slots, op.inputs, strict=True):
@@ -146,13 +146,20 @@ def parameter_edges(plan: Plan, graph: Graph) -> tuple[ParameterEdge, ...]:
             if tensor.kind is Kind.PARAMETER and conversion is not None:
                 forward = tuple(Step.parse(s, plan.mesh) for s in conversion.forward)
                 backward = tuple(Step.parse(s, plan.mesh) for s in conversion.backward)
-                saved = read_back(t, graph, uses, differentiable, again)
+                saved = read_back(t, graph, uses, differentiable, again, moved)
                 depths, gradient = index.stored[tensor.fqn].depths, conversion.gradient
                 kept = kept_layout(conversion.source, conversion.target, depths)
                 summed = None if gradient is None else summed_layout(conversion.source, gradient, depths)
                 found.append(ParameterEdge(tensor, conversion, forward, backward, kept, summed, saved,
                                            plan.microbatches))
     return tuple(found)
+
+
+def _moved(plan: Plan) -> frozenset[tuple[str, str]]:
+    """The reads (op, slot) of a tensor that a conversion makes; a slice is a view, and so may be a partial sum."""
+    return frozenset((c.op, c.slot) for c in plan.conversions if any(
+        step.kind in COLLECTIVES or (step.kind == "fill" and isinstance(step.source, Split))
+        for step in (Step.parse(text, plan.mesh) for text in c.forward)))
 
 
 def has_collective(steps: Iterable[Step]) -> bool:

@@ -1,18 +1,26 @@
 """Buckets of deep models: no bucket reaches over the whole depth, none waits for one that is complete later."""
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from math import prod
 from pathlib import Path
 
+import pytest
+import torch
 from random_plans import random_plan
+from ranks import on_ranks
 from sampling import parametrize_or_slow
 from tiny import tiny
+from torch import Tensor, nn
 
 from autoddl.capture.capture import Captured, capture
 from autoddl.core.hubs import add_hubs
+from autoddl.core.plan import Plan
 from autoddl.cost_models import load_cluster
+from autoddl.runtime.parallelize import parallelize
 from autoddl.schedule.buckets import SPAN, gather_buckets, gradient_buckets, parameter_edges
+from autoddl.schedule.traffic import traffic
 
 FLAT = Path(__file__).parent.parent.parent / "examples" / "clusters" / "rehearsal-4x1-200.yaml"
 
@@ -39,3 +47,42 @@ def test_small_parameters_of_all_layers_share_no_bucket(seed: int, limit: int) -
             assert sum(size[fqn] for fqn in order[first:last]) <= SPAN * limit + max(size.values())
     complete = [place[bucket.members[-1]] for bucket in gradient_buckets(plan, graph)]
     assert complete and complete == sorted(complete)
+
+
+class Squeezed(nn.Module):
+    """Reads a weight behind a view, as Mamba does the weight of its convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1.0, 1.0, 32, dtype=torch.float64).view(8, 1, 4))
+        self.gain = nn.Parameter(torch.ones(4, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x * self.gain, self.weight.squeeze(1)).square().mean()
+
+
+SAMPLE = (torch.linspace(-1.0, 1.0, 32, dtype=torch.float64).view(8, 4),)
+
+
+def steps_of(plans: list[Plan]) -> list[tuple[Counter[tuple[object, ...]], Counter[tuple[object, ...]]]]:
+    """On one rank: what is planned and what is sent, by plan."""
+    found = []
+    for plan in plans:
+        parallel = parallelize(Squeezed(), plan, sample=SAMPLE)
+        parallel.step(SAMPLE)
+        coordinate = plan.mesh.coordinate(torch.distributed.get_rank())
+        planned, sent = traffic(plan, parallel.graph, coordinate), parallel.recorder.executed
+        found.append((Counter[tuple[object, ...]]((s.direction, s.kind, s.axes, s.nbytes) for s in planned),
+                      Counter[tuple[object, ...]]((e.direction, e.kind, e.axes, e.nbytes) for e in sent)))
+    return found
+
+
+@pytest.mark.ranks
+def test_a_weight_is_not_gathered_again_where_backward_reads_what_a_message_made_of_its_view() -> None:
+    made = capture(Squeezed(), SAMPLE)
+    plans = [random_plan(made, seed, "all=4") for seed in range(12)]
+    saved = {edge.saved for plan in plans for edge in parameter_edges(plan, add_hubs(made.graph))
+             if edge.tensor.fqn == "weight" and edge.forward}
+    assert saved == {True, False}
+    for results in on_ranks(4, steps_of, plans):
+        assert [planned - sent for planned, sent in results] == [sent - planned for planned, sent in results]
