@@ -6,7 +6,8 @@
     cp          ranks that split the length of the sequences (context parallel)
     dp          ranks that split the batch (data parallel); left out, all that the other degrees leave
     ep          of those of dp, the ranks over which experts lie apart (expert parallel)
-    pp          stages of a pipeline
+    pp          parts of the cluster along a pipeline, each with one stage
+    vp          stages of each of these parts, interleaved (Megatron's virtual pipeline)
     zero        0 to 3: what is split over dp and cp; the optimizer's state, gradients too, weights too
     shard       of those of dp, the ranks that hold the pieces; the others hold copies of them (HSDP); left out, all
     sp          tp splits the length too, wherever it splits no product (sequence parallel)
@@ -41,6 +42,7 @@ class Degrees:
     dp: int = 0
     ep: int = 1
     pp: int = 1
+    vp: int = 1
     zero: int = 0
     shard: int = 0
     sp: bool = False
@@ -58,6 +60,9 @@ class Degrees:
             raise InputError(f"'{self}': sp splits the length over the ranks of tp, and tp is 1; give tp, or take cp")
         if self.ring and self.cp == 1:
             raise InputError(f"'{self}': ring sends keys and values round the ranks of cp, and cp is 1; give cp")
+        if self.vp > 1 == self.pp:
+            raise InputError(f"'{self}': vp counts the stages of each part of a pipeline, and pp is 1; give pp, or "
+                             "leave vp out")
         if self.recompute not in (NO_RECOMPUTE, SELECTIVE, FULL):
             raise InputError(f"'{self}': recompute is {NO_RECOMPUTE}, {SELECTIVE} or {FULL}")
         for name, size in (("ep", self.ep), ("shard", self.shard)):

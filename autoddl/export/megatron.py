@@ -20,6 +20,7 @@ from itertools import groupby
 from typing import Protocol
 
 from autoddl.core.errors import InputError
+from autoddl.core.pipeline_schedules import generate
 from autoddl.core.precision import Precision
 from autoddl.export.configuration import Configuration, Degree
 from autoddl.export.target import Model, Target, TargetLimits, near, whole_number
@@ -167,7 +168,10 @@ def _parsed(text: str) -> Mapping[str, str]:
 
 
 def _read(text: str, ranks: int | None) -> Configuration:
-    """The configuration that flags say. Raises InputError for unknown flags and for values that there are not."""
+    """The configuration that flags say.
+
+    Raises InputError for unknown flags, for values that there are not, and for a pipeline that Megatron-LM cannot run.
+    """
     found = _parsed(text)
     for flag in SWITCHES:
         if found.get(flag):
@@ -190,6 +194,7 @@ def _read(text: str, ranks: int | None) -> Configuration:
         raise InputError(f"--global-batch-size {batch} is no multiple of --micro-batch-size {rows} x {data} ranks that "
                          "split the batch: let it divide")
     schedule, layers = _schedule(found, stages, number)
+    generate(schedule, stages, batch // (rows * data))
     return Configuration((*_data(found, data, number), Degree("context", context), Degree("tensor", tensor)), rows,
                          batch // (rows * data), stages, schedule, layers,
                          tensor > 1 and "--sequence-parallel" in found,
@@ -225,24 +230,38 @@ def _chosen(flag: str, found: Mapping[str, str], values: Mapping[str, str], defa
 
 def _schedule(found: Mapping[str, str], stages: int, number: Number) -> tuple[str, tuple[int, ...]]:
     """The schedule, and the blocks of every stage."""
-    chunks = number("--num-virtual-stages-per-pipeline-rank")
+    chunks = _chunks(found, stages, number)
     layout = found.get("--pipeline-model-parallel-layout")
     layers = layers_of_layout(layout) if layout is not None and stages > 1 else ()
-    if "--num-layers-per-virtual-pipeline-stage" in found:
-        if "--num-layers" not in found:
-            raise InputError("--num-layers-per-virtual-pipeline-stage says how many stages there are only beside "
-                             "--num-layers: give both")
-        each, total = number("--num-layers-per-virtual-pipeline-stage"), number("--num-layers")
-        if total % (each * stages):
-            raise InputError(f"--num-layers {total} is no multiple of {each} layers in each stage of {stages} ranks: "
-                             "let it divide")
-        chunks = total // (each * stages)
     if layers:
         if len(layers) % stages:
             raise InputError(f"--pipeline-model-parallel-layout has {len(layers)} stages, which {stages} ranks do not "
                              "share evenly")
         chunks = len(layers) // stages
-    return "1f1b" if chunks == 1 or stages == 1 else f"interleaved:{chunks}", layers
+    return "1f1b" if chunks == 1 else f"interleaved:{chunks}", layers
+
+
+VIRTUAL, EACH = "--num-virtual-stages-per-pipeline-rank", "--num-layers-per-virtual-pipeline-stage"
+
+
+def _chunks(found: Mapping[str, str], stages: int, number: Number) -> int:
+    """The stages of each part of the pipeline. Raises InputError where Megatron-LM has none so."""
+    asked = [flag for flag in (VIRTUAL, EACH) if flag in found]
+    if not asked:
+        return 1
+    if len(asked) == 2:
+        raise InputError(f"{VIRTUAL} and {EACH} both say how many stages a part of the pipeline has: give one")
+    if EACH in found and "--num-layers" not in found:
+        raise InputError(f"{EACH} says how many stages there are only beside --num-layers: give both")
+    total, many = number("--num-layers", 0), number(asked[0])
+    if total % (many * stages):
+        what = f"{many} layers in each stage" if EACH in found else f"{many} stages on each"
+        raise InputError(f"--num-layers {total} is no multiple of {what} of {stages} ranks: let it divide")
+    chunks = total // (many * stages) if EACH in found else many
+    if stages == 1 and chunks > 1:
+        raise InputError(f"{asked[0]} {many} gives one part {chunks} stages, and --pipeline-model-parallel-size is 1: "
+                         "give it too, or leave both out")
+    return chunks
 
 
 def _recipe(found: Mapping[str, str]) -> str:

@@ -71,7 +71,7 @@ class PlanOptions:
     """Text of the one mesh to plan on; None: every mesh that fits the cluster."""
 
     mine: str | None = _option(None, "your own configuration, like 'tp=8,dp=4,zero=1,sp,recompute=full' (also cp, "
-                               "ring, ep, pp, shard)", metavar="DEGREES")
+                               "ring, ep, pp, vp, shard)", metavar="DEGREES")
     """Degrees of the only configuration to plan, as text (`core.degrees`); None: every configuration."""
 
     pins: tuple[str, ...] = _option((), "a layout to choose, like 'h.*.attn.*: node=S(0)'", flag="--pin", metavar="PIN")
@@ -203,7 +203,8 @@ class PlanOptions:
         return cast(Options, {one.name: getattr(self, one.name) for one in fields(self)})
 
     def configured(self) -> "PlanOptions":
-        """The options with the recomputation and the stages of `mine`. Raises InputError where others are asked for."""
+        """The options with what `mine` says of recomputation and stages. Raises InputError where others are asked for.
+        """
         if self.mine is None:
             return self
         degrees = Degrees.parse(self.mine)
@@ -214,7 +215,12 @@ class PlanOptions:
         if self.stages not in ((degrees.pp,), (1,)):
             raise InputError(f"mine '{self.mine}' has {degrees.pp} stages, and stages asks for "
                              f"{', '.join(map(str, self.stages))}: leave stages out, or give pp in mine")
-        return replace(self, recompute=(degrees.recompute,) if said else self.recompute, stages=(degrees.pp,))
+        schedule = self.schedule if degrees.vp == 1 else (f"interleaved:{degrees.vp}",)
+        if self.schedule not in (schedule, ("1f1b",)):
+            raise InputError(f"mine '{self.mine}' has the schedule {schedule[0]}, and schedule asks for "
+                             f"{', '.join(self.schedule)}: leave schedule out, or vp in mine")
+        return replace(self, recompute=(degrees.recompute,) if said else self.recompute, stages=(degrees.pp,),
+                       schedule=schedule)
 
     @property
     def rings(self) -> bool:

@@ -120,6 +120,14 @@ def test_recomputation_and_stages_are_degrees_too() -> None:
     assert all(stage.plan.recompute == (f"blocks.{k}",) for k, stage in enumerate(plan.pipeline.stages))
 
 
+def test_a_virtual_pipeline_is_a_degree_too() -> None:
+    plan = autoddl.plan(tiny(4, dropout=0.0), LAPTOP, mine="pp=2,vp=2", microbatches=(2,), workers=1)
+    assert plan.pipeline is not None and plan.pipeline.name == "interleaved:2"
+    assert [stage.ranks[0] for stage in plan.pipeline.stages] == [0, 2, 0, 2] and plan.source["mine"] == "pp=2,vp=2"
+    with pytest.raises(InputError, match="leave schedule out"):
+        autoddl.plan(tiny(4), LAPTOP, mine="pp=2,vp=2", microbatches=(2,), schedule=("zb-h1",))
+
+
 def test_compare_sets_mine_beside_the_found_plan_with_degrees() -> None:
     rows = {row.name: row for row in autoddl.compare(tiny(), LAPTOP, mine="tp=2,sp,zero=1", workers=1)}
     assert list(rows)[:2] == ["found", "mine"]

@@ -93,7 +93,7 @@ def uniform_pipeline(task: PlanTask, schedule: str, progress: Progress | None = 
 def check_degrees(cluster: Cluster, text: str) -> None:
     """Raises InputError where the configuration that `text` says has no mesh on `cluster`."""
     degrees = Degrees.parse(text).on(cluster.size)
-    degree_meshes(stage_cluster(cluster, degrees.pp) if degrees.pp > 1 else cluster, replace(degrees, pp=1))
+    degree_meshes(stage_cluster(cluster, degrees.pp) if degrees.pp > 1 else cluster, replace(degrees, pp=1, vp=1))
 
 
 def configured_pipeline(task: PlanTask, progress: Progress | None = None) -> Plan:
@@ -149,6 +149,6 @@ def _grids(place: Cluster, task: PlanTask, graph: Graph) -> dict[tuple[int, int]
     if task.options.mine is None:
         every = grids_of_stages(allowed_meshes(place, task.options), graph)
         return {grid: (one,) for grid, one in every.items()}
-    degrees = replace(Degrees.parse(task.options.mine), pp=1).on(place.size)
+    degrees = replace(Degrees.parse(task.options.mine), pp=1, vp=1).on(place.size)
     return {(degrees.dp, degrees.tp): tuple(Candidate(mesh, DegreesRegion(degrees, graph))
                                            for mesh in degree_meshes(place, degrees))}
