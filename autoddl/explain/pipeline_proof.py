@@ -6,6 +6,7 @@ that were known, and a tree of boxes over the cuts (`core.pipeline_cuts`). Of ea
     paths     are paths of the schedule's task graph, so that no pipeline is quicker (`search.certify.pipeline_paths`)
     boxes     hold every cut, and none is below the bound (`search.certify.pipeline_cuts`)
     floors    forward and backward of every stage are no more than the work of its ops, split evenly over its devices
+    prices    pay for the plan's whole budget, where stages of a rank share it
     plan      the plan's own bound is no more than the least of all
 
 What was proved of single stages above their floors is stated in the file. `explain --stage K --proof` proves it for
@@ -83,6 +84,8 @@ def check_pipeline(plan: Plan) -> ProvedPipeline:
         problem, proof = proof_from_json(row["proof"])
         if row["microbatches"] == plan.microbatches:
             _check_floors(graph, cluster, problem, row["proof"]["places"])
+        assert all(one.budget >= plan.budget * (1 - SAME) for one in problem.priced), \
+            f"a proof says that ranks have less memory than the plan's budget of {plan.budget} bytes"
         check_pipeline_bound(problem, proof, row["bound"])
         bound, paths = min(bound, row["bound"]), paths + len(proof.paths)
     assert plan.bound <= bound * (1 + SAME), f"the plan claims a bound of {plan.bound} s, its proofs give {bound} s"

@@ -22,8 +22,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from autoddl.core.graph import RECEIVE, Graph, Kind
-from autoddl.core.layout import B, Layout, local_shape
+from autoddl.core.graph import RECEIVE, Graph, Kind, Tensor
+from autoddl.core.layout import B, Layout, Mesh, local_shape
 from autoddl.core.plan import Plan
 from autoddl.core.split_backward import waiting_inputs
 from autoddl.core.stages import SEND
@@ -148,14 +148,20 @@ def _stored(heap: Heap, plan: Plan, graph: Graph, optimizer: Optimizer) -> dict[
     flows = graph.differentiable()
     for t, tensor in enumerate(graph.tensors):
         if tensor.kind is Kind.PARAMETER:
-            shape = local_shape(tensor.shape, stored[tensor.fqn].layout, plan.mesh)
-            wide = tensor.stored.itemsize
-            found[tensor.fqn] = heap.value(shape, wide, "parameters")
+            layout = stored[tensor.fqn].layout
+            shape = local_shape(tensor.shape, layout, plan.mesh)
+            found[tensor.fqn] = heap.value(shape, tensor.stored.itemsize, "parameters")
             if t in flows:
-                heap.new(float(prod(shape) * wide * optimizer.copies(tensor)), "optimizer")
+                heap.new(stored_bytes(tensor, layout, plan.mesh, optimizer)["optimizer"], "optimizer")
             if tensor.name in sparse:
                 heap.new(float(prod(shape) * tensor.gradient.itemsize), "residuals")
     return found
+
+
+def stored_bytes(tensor: Tensor, layout: Layout, mesh: Mesh, optimizer: Optimizer) -> dict[str, float]:
+    """By kind, the bytes of a rank's piece of a trained parameter, and of the optimizer's state for it."""
+    own = float(prod(local_shape(tensor.shape, layout, mesh)) * tensor.stored.itemsize)
+    return {"parameters": own, "optimizer": own * optimizer.copies(tensor)}
 
 
 def _update(heap: Heap, grads: dict[str, Value], optimizer: Optimizer, together: bool) -> None:

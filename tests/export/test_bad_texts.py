@@ -43,7 +43,7 @@ WRONG = {
     ("accelerate", "fsdp_config: {fsdp_versio: 2}"): "did you mean fsdp_version",
     ("accelerate", "parallelism_config: {parallelism_config_tp_size: 3}"): "has 3 ranks, and there are 16",
     **{("megatron", f"--pipeline-model-parallel-size {text}"): message for text, message in {
-        "2 --num-virtual-stages-per-pipeline-rank 2 --global-batch-size 24": "3 microbatches are no multiple of 2 ranks",
+        "2 --num-virtual-stages-per-pipeline-rank 2 --global-batch-size 24": "3 microbatches are no multiple of 2",
         "2 --num-layers-per-virtual-pipeline-stage 3 --num-layers 8": "no multiple of 3 layers in each stage of 2",
         "2 --num-virtual-stages-per-pipeline-rank 3 --num-layers 8": "no multiple of 3 stages on each of 2",
         "1 --num-virtual-stages-per-pipeline-rank 2": "--pipeline-model-parallel-size is 1",

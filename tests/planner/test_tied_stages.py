@@ -1,17 +1,20 @@
 """Stages on the same ranks that share a parameter store it in the same pieces, and hold their budget so."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 import pytest
 import zoo
 
 from autoddl.core.errors import InputError
+from autoddl.core.layout import local_shape
 from autoddl.core.pipeline import flights_of
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph, shared_here
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines.stage_parts import StageParts, places_of
-from autoddl.planner.pipelines.stage_plans import pipeline_plan
+from autoddl.planner.pipelines.stage_plans import pipeline_plan, staged_step
 from autoddl.planner.pipelines.tied_stages import agreed
 from autoddl.planner.task import task_of
 from autoddl.schedule.stage_lanes import stored_apart
@@ -50,4 +53,20 @@ def test_tied_stages_take_the_layout_of_the_one_that_leads_best() -> None:
     tight = replace(part, task=replace(task, budget=most))
     held = agreed(tight, staged, plans, graphs, flights)
     assert sum(held[s].predicted.peak_bytes for s in (0, 3)) <= most
-    assert pipeline_plan(task, staged, found).pipeline is not None
+    whole = pipeline_plan(task, staged, found)
+    assert whole.pipeline is not None
+    _check_counted_once(whole, found, part, most)
+
+
+def _check_counted_once(whole: Plan, found: Sequence[Plan], part: StageParts, most: float) -> None:
+    """Ranks of the first part store and update the table once; bounds know that they may."""
+    graph = next(one for one in part.task.variant(2).graph.tensors if one.fqn == TIED)
+    piece = prod(local_shape(graph.shape, found[0].index().stored[TIED].layout, found[0].mesh)) * 4
+    beside = sum(found[s].predicted.peak_bytes for s in (1, 2))
+    assert whole.predicted.peak_bytes == pytest.approx(max(most - 3 * piece, beside)), "a weight, and two of AdamW"
+    step = staged_step(whole, part.graph, part.task.cluster)
+    alone = [plan.predicted.update for plan in found]
+    assert [one.update for one in step.stages[:3]] == alone[:3] and step.stages[3].update < alone[3]
+    nbytes, seconds = part.twice[3]
+    assert part.twice[:3] == ((0.0, 0.0),) * 3 and nbytes >= 3 * piece
+    assert alone[3] - step.stages[3].update <= seconds * (1 + 1e-9)

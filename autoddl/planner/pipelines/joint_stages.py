@@ -40,6 +40,7 @@ from autoddl.cost_models.pipeline_bounds import critical_path
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import Staged, stage_times
 from autoddl.planner.pipelines.stage_ports import StageMessages
+from autoddl.planner.pipelines.stored_once import together_bytes
 from autoddl.planner.pipelines.tied_stages import following, led
 from autoddl.pricing.price import Counts
 from autoddl.schedule.stage_lanes import stored_apart
@@ -211,7 +212,5 @@ def _replanned(part: StageParts, staged: Staged, best: _Joint, waits: Waits, s: 
 
 def _fit(part: StageParts, staged: Staged, plans: Sequence[Plan], graphs: Sequence[StageGraph]) -> bool:
     """Whether the stages of every part of the cluster fit its ranks together, and store alike what they share."""
-    used = [0.0] * staged.parts
-    for plan, place in zip(plans, staged.placement, strict=True):
-        used[place] += plan.predicted.peak_bytes
-    return max(used) <= part.task.budget and stored_apart(plans, graphs, staged.placement) is None
+    return max(together_bytes(plans, graphs, staged.placement).values()) <= part.task.budget and stored_apart(
+        plans, graphs, staged.placement) is None

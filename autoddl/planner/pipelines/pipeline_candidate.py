@@ -357,8 +357,10 @@ def _problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight], pr
             for weights, values in extra.items():
                 sent = (weights[6] * sides[s] + weights[7] * sides[s + 1]) / 2
                 values[s, n - 1] = max(0.0, counted[flight, weights][at].min() - sent)
+    every = (((m, m, m, 1, 1, 1), known), ((m, m, m, 0, 1, 1), behind), *more.items(), *extra.items())
+    twice = np.array([update for _, update in part.twice])[:, None]
     return CutProblem(schedule, seconds, part.transfers, whole,
-                      (((m, m, m, 1, 1, 1), known), ((m, m, m, 0, 1, 1), behind), *more.items(), *extra.items()),
+                      tuple((weights, np.maximum(values - weights[5] * twice, 0.0)) for weights, values in every),
                       tuple(_priced(part, flights, one) for one in dict.fromkeys(prices)))
 
 
@@ -369,8 +371,10 @@ def _priced(part: StageParts, flights: Sequence[Flight], one: SharedPrice) -> Pr
         known, sent = part.priced(flights[s], weights, one.price), weights[6] * sides[s] + weights[7] * sides[s + 1]
         for n in range(1, part.units - part.stages + 2):
             begins = _begins(part, s, n)
-            values[i, n - 1] = max(0.0, known[begins, [a + n for a in begins]].min() - sent / 2)
-    return PricedStages(one.stages, one.weights, one.price, part.task.budget, values)
+            least = known[begins, [a + n for a in begins]].min() - sent / 2 - weights[5] * part.twice[s][1]
+            values[i, n - 1] = max(0.0, least)
+    budget = part.task.budget + sum(part.twice[s][0] for s in one.stages)
+    return PricedStages(one.stages, one.weights, one.price, budget, values)
 
 
 def _likely(problem: CutProblem) -> CutProblem:

@@ -6,7 +6,7 @@ every pipeline cut so (`core.pipeline_cuts`): `rank_prices` finds what stages ta
 which a rank is always busy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import inf, log
@@ -82,8 +82,17 @@ def rank_prices(part: StageParts, staged: Staged, paths: Sequence[PathBound]) ->
             weights = stage_weights(((path, 1.0),))
             found.append(SharedPrice(group, tuple(weights[s] for s in group), price))
             for s in group:
-                part.count_priced(*ends[s], flights[s], weights[s], graphs[s], price)
+                for a, b in _alike(part, *ends[s]):
+                    part.learn_priced(a, b, flights[s], weights[s], price)
     return found
+
+
+def _alike(part: StageParts, a: int, b: int) -> Iterator[tuple[int, int]]:
+    """Yields the stage from place a to place b, and those at the same end of the chain with a unit more or less."""
+    for n in (b - a, b - a + 1, b - a - 1):
+        first, end = (0, n) if a == 0 else (part.units - n, part.units) if b == part.units else (a, a + n)
+        if 0 <= first < end <= part.units and (a == 0) == (first == 0) and (b == part.units) == (end == part.units):
+            yield first, end
 
 
 def _busiest(paths: Sequence[PathBound], group: Sequence[int]) -> list[PathBound]:

@@ -76,6 +76,8 @@ from autoddl.planner.pipelines.stage_plans import (
 )
 from autoddl.planner.pipelines.stage_ports import PieceMessages, Port, ports_of
 from autoddl.planner.pipelines.stage_prices import Asking, StagePrices, named_moment
+from autoddl.planner.pipelines.stored_once import most_twice
+from autoddl.planner.priced_bytes import PricedFound
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.price import Counts, Ports, Pricing, cone_cost, floor_sums
 from autoddl.search.pipeline_cuts import joined
@@ -368,6 +370,26 @@ class StageParts:
                     found.setdefault(tensor.fqn, set()).add(bisect_right(self.places, i))
         return found
 
+    @cached_property
+    def twice(self) -> tuple[tuple[float, float], ...]:
+        """By stage, most bytes and seconds that it and a stage before it on the same ranks may both count.
+
+        They are those of storing and updating a parameter that both read (`stored_once`).
+        """
+        readers, graph = self._readers(), self.task.variant(self.microbatches).graph
+        found = []
+        for s, at in enumerate(self.where):
+            before = {u for p in range(s) if self.where[p] == at for u in self._within(p)}
+            names = {fqn for fqn, units in readers.items() if before & units and set(self._within(s)) & units
+                     and len(units) > 1}
+            found.append(most_twice([one for one in graph.tensors if one.kind is Kind.PARAMETER and one.fqn in names],
+                                    self.cluster, graph, self.task.options.optimizer) if names else (0.0, 0.0))
+        return tuple(found)
+
+    def _within(self, s: int) -> range:
+        """The units that a stage may have, if every other stage has one at least."""
+        return range(s, self.units - (self.stages - 1 - s))
+
     def wholes(self, flights: Iterable[Flight]) -> dict[Flight, Array]:
         """By flight T of every stage, [a, b], as far as it is known."""
         m, floors = self.microbatches, self.floors()
@@ -444,15 +466,20 @@ class StageParts:
 
         The plan of `stage` that it returns may be above the budget.
         """
-        graph, (alone, key) = self._cut(a, b), self.alone(a, b)
+        made = self.learn_priced(a, b, flight, weights, price)
+        if made is None or made.candidate is None or made.solution is None:
+            return None
+        free = SolvedStage(*self._freely(*self.alone(a, b), flight))
+        return self._plan_alone(free, stage, made.candidate, made.solution, flight)
+
+    def learn_priced(self, a: int, b: int, flight: Flight, weights: tuple[float, ...], price: float
+                     ) -> PricedFound | None:
+        """Searches a stage for its least seconds counted so + price * bytes, which are known then; None if none count.
+        """
         if not any(weights[:6]):
             return None
-        made = self._prices.counted(self._counted_so(a, b, weights), self._asking(graph, flight),
-                                    (key, self._sides(a, b), weights, flight, price))
-        if made.candidate is None or made.solution is None:
-            return None
-        return self._plan_alone(SolvedStage(*self._freely(alone, key, flight)), stage, made.candidate, made.solution,
-                                flight)
+        return self._prices.counted(partial(self._counted_so, a, b, weights), self._asking(self._cut(a, b), flight),
+                                    (self.alone(a, b)[1], self._sides(a, b), weights, flight, price))
 
     def _asking(self, graph: StageGraph, flight: Flight) -> Asking:
         return Asking(graph, self.cluster, self.microbatches, flight, self.within)

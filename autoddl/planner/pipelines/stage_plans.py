@@ -37,6 +37,7 @@ from autoddl.planner.bucket_size import fitting_buckets
 from autoddl.planner.candidates import Candidate, under_policies
 from autoddl.planner.mesh_search import Found, search
 from autoddl.planner.pins import allowed_meshes, pins_of_part, region_of
+from autoddl.planner.pipelines.stored_once import bytes_twice, update_twice
 from autoddl.planner.priced_bytes import PricedSearch
 from autoddl.planner.question import source_of
 from autoddl.planner.task import PlanTask
@@ -235,8 +236,9 @@ def stage_times(cluster: Cluster, plans: Sequence[Plan], staged: Staged, graph: 
     part, graphs = stage_cluster(cluster, staged.parts), cut_graph(graph, staged.cuts)
     alone = [stage_seconds(one, add_hubs(stage.graph), part, staged.splits)
              for one, stage in zip(plans, graphs, strict=True)]
-    shared = _shared_seconds(cluster, plans, staged, graphs)
-    seconds = tuple(one._replace(reduce=one.reduce + more) for one, more in zip(alone, shared, strict=True))
+    shared, twice = _shared_seconds(cluster, plans, staged, graphs), update_twice(plans, graphs, staged.placement, part)
+    seconds = tuple(one._replace(reduce=one.reduce + more, update=max(0.0, one.update - less))
+                    for one, more, less in zip(alone, shared, twice, strict=True))
     return seconds, tuple(boundary_seconds(cluster, plans, staged, graph))
 
 
@@ -340,7 +342,8 @@ def pipeline_plan(task: PlanTask, staged: Staged, plans: Sequence[Plan] = ()) ->
                  sample=dict(variant.spec), microbatches=staged.microbatches, precision=task.options.precision,
                  pipeline=Pipeline(staged.name, str(schedule), stages,
                                    _coded(task.cluster, plans, staged, variant.original)), **task.about)
-    return replace(whole, predicted=_predicted(whole, staged_step(whole, variant.original, task.cluster)))
+    return replace(whole, predicted=_predicted(whole, staged_step(whole, variant.original, task.cluster),
+                                               bytes_twice(plans, graphs, staged.placement)))
 
 
 def _coded(cluster: Cluster, plans: Sequence[Plan], staged: Staged, graph: Graph) -> tuple[str, ...]:
@@ -349,20 +352,22 @@ def _coded(cluster: Cluster, plans: Sequence[Plan], staged: Staged, graph: Graph
         one.lanes, transfer_passes(cluster, staged, graph, one, *transfer_ends(one, plans)), strict=True) if sent.codec)
 
 
-def _predicted(plan: Plan, step: StagedStep) -> Prediction:
+def _predicted(plan: Plan, step: StagedStep, twice: Mapping[int, Mapping[str, float]]) -> Prediction:
     """The prediction of a plan with stages: seconds of the time line, the rest of the busiest and the fullest rank.
 
-    Of stages of one part the peaks are added, though they may come at different times.
+    Of stages of one part the peaks are added, though they may come at different times, less what they count twice.
     """
     assert plan.pipeline is not None
     stages = plan.pipeline.stages
     parts = [[stage.plan.predicted for stage in stages if stage.ranks == ranks]
-             for ranks in dict.fromkeys(stage.ranks for stage in stages)]
-    fullest = max(parts, key=lambda part: sum(one.peak_bytes for one in part))
+             for ranks in sorted({stage.ranks for stage in stages})]
+    every = [{kind: nbytes - twice.get(at, {}).get(kind, 0.0) for kind, nbytes in _summed(
+        one.nbytes for one in part).items()} for at, part in enumerate(parts)]
+    fullest = max(every, key=lambda kinds: sum(kinds.values()))
     slowest = max(parts, key=lambda part: sum(one.seconds for one in part))
     return Prediction(step.timeline.makespan, sum(one.compute for one in slowest),
                       _summed(one.communication for one in slowest), _summed(one.volume for one in slowest),
-                      _summed(one.nbytes for one in fullest), {}, sum(one.update for one in slowest),
+                      fullest, {}, sum(one.update for one in slowest),
                       in_switches=_summed(one.in_switches for one in slowest))
 
 

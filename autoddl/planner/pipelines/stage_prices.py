@@ -5,7 +5,7 @@ one price is true for every stage that is alike. Where the peaks of a stage were
 under another price (`planner.priced_bytes`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,21 +53,21 @@ class StagePrices:
         _rows      where the peaks of a stage were, by structure and flight
     """
 
-    _counted: dict[Key, float] = field(default_factory=dict)
+    _counted: dict[Key, PricedFound] = field(default_factory=dict)
     _alone: dict[tuple[str, Flight, float], tuple[StageGraph, PricedFound]] = field(default_factory=dict)
     _searches: dict[tuple[str, Flight], tuple[StageGraph, PricedSearch]] = field(default_factory=dict)
     _rows: dict[tuple[str, Flight], tuple[StageGraph, Row]] = field(default_factory=dict)
 
     def known(self, flight: Flight, weights: tuple[float, ...], price: float) -> dict[tuple[str, Any], float]:
         """By structure and ports, the least seconds counted so + price * bytes."""
-        return {(key, sides): value for (key, sides, *rest), value in self._counted.items()
+        return {(key, sides): found.bound for (key, sides, *rest), found in self._counted.items()
                 if rest == [weights, flight, price]}
 
-    def counted(self, task: PlanTask, asking: Asking, key: Key) -> PricedFound:
+    def counted(self, task: Callable[[], PlanTask], asking: Asking, key: Key) -> PricedFound:
         """Searches a stage whose seconds count as `task` and `key` say; its least is known then."""
-        found = self._least(asking.search(task), asking.graph, (key[0], asking.flight), key[-1])
-        self._counted[key] = found.bound
-        return found
+        if key not in self._counted:
+            self._counted[key] = self._least(asking.search(task()), asking.graph, (key[0], asking.flight), key[-1])
+        return self._counted[key]
 
     def alone(self, task: PlanTask, asking: Asking, key: str, price: float) -> tuple[StageGraph, PricedFound]:
         """(a stage that is like this one, its least seconds + price * bytes), whose seconds count as alone."""

@@ -16,6 +16,7 @@ from autoddl.core.stages import StageGraph, shared_here
 from autoddl.planner.pipelines.shared_budget import EVEN
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import Staged
+from autoddl.planner.pipelines.stored_once import bytes_twice
 from autoddl.schedule.stage_lanes import stored_apart
 
 __all__ = ["agreed", "following", "led"]
@@ -74,8 +75,11 @@ def led(part: StageParts, staged: Staged, plans: Sequence[Plan], graphs: Sequenc
     """The plans where others follow a stage, each within what the stages beside it leave of the budget."""
     made = list(plans)
     for other, names in _shared_with(graphs, staged, leader).items():
+        at = staged.placement[leader]
         beside = sum(plan.predicted.peak_bytes for s, plan in enumerate(made)
-                     if s != other and staged.placement[s] == staged.placement[leader])
+                     if s != other and staged.placement[s] == at)
+        two = tuple(at if s in (leader, other) else -1 - s for s in range(len(made)))
+        beside -= sum(bytes_twice([plans[leader]] * len(made), graphs, two).get(at, {}).values())
         left = int(EVEN * (1 - beside / part.task.budget)) if part.task.budget < inf else EVEN
         if left < 1:
             raise Infeasible(beside, part.task.budget, f"stage {other} stores alike what it shares with stage {leader} "
