@@ -17,6 +17,7 @@ import numpy as np
 from autoddl.core.errors import InputError
 from autoddl.runtime.switches.frames import HEAD, HOP, REPLY, REQUEST, Hello, Hop, Request, error_reply
 from autoddl.runtime.switches.round import Round
+from autoddl.runtime.switches.sparse import SparseRound, block_bytes
 
 __all__ = ["Address", "Aggregator"]
 
@@ -51,7 +52,7 @@ class _Group:
     hops: tuple[Hop, ...]
     children: dict[int, _Peer] = field(default_factory=dict)
     above: _Peer | None = None
-    round: Round | None = None
+    round: Round | SparseRound | None = None
 
 
 class Aggregator:
@@ -184,10 +185,11 @@ class Aggregator:
         peer.inbox.clear()
         request, own = Request.parse(whole), group.hops[0]
         if group.round is None:
-            if own.children * own.blocks * request.block > self._memory:
-                raise InputError(f"{own.blocks} blocks of {request.block} bytes from {own.children} children do not "
-                                 f"fit into {self._memory:.0f} bytes")
-            group.round = Round(request, own.children, own.blocks, above=len(group.hops) > 1)
+            kind, block = (SparseRound, block_bytes(request)) if request.how == "sparse sum" else (Round, request.block)
+            if own.children * own.blocks * block > self._memory:
+                raise InputError(f"{own.blocks} blocks of {block} bytes from {own.children} children do not fit into "
+                                 f"{self._memory:.0f} bytes")
+            group.round = kind(request, own.children, own.blocks, above=len(group.hops) > 1)
             self._ask_above(group, request)
         elif group.round.request != request:
             raise InputError(f"the ranks of a group ask for different sums: {group.round.request} and {request}")
@@ -244,7 +246,7 @@ class Aggregator:
             rises = now is not None and bool(now.rising())
             self._watch(group.above, _events(True, rises or bool(group.above.outbox)))
 
-    def _send(self, peer: _Peer, now: Round, place: int) -> None:
+    def _send(self, peer: _Peer, now: Round | SparseRound, place: int) -> None:
         """Sends a child what it may have of the sum, as far as its connection takes it."""
         with suppress(BlockingIOError):
             while part := now.leaving(place):
@@ -257,7 +259,7 @@ class Aggregator:
                 peer.answered = True
                 now.left(place, gone - len(FINE))
 
-    def _send_above(self, peer: _Peer, now: Round) -> None:
+    def _send_above(self, peer: _Peer, now: Round | SparseRound) -> None:
         """Sends the switch above the frames first, then what may rise."""
         with suppress(BlockingIOError):
             while peer.outbox:

@@ -27,7 +27,7 @@ REPLY = struct.Struct("!BH")
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64")
 """Dtypes that a switch adds, by their number."""
-REDUCTIONS = ("sum", "max")
+REDUCTIONS = ("sum", "max", "sparse sum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,9 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One all-reduce: dtype, reduction, bytes of a block and of the buffer."""
+    """One all-reduce: dtype, reduction, bytes of a block and of the buffer.
+
+    Of a sparse sum they are the indices of a range, and the numbers of the whole vector (`sparse`)."""
 
     dtype: str
     how: str
