@@ -7,7 +7,7 @@ from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, Group
 from autoddl.cost_models.groups import crossings
 from autoddl.cost_models.switches import why_not
-from autoddl.schedule.moved_bytes import cluster_of
+from autoddl.schedule.moved_bytes import planned_cluster
 
 __all__ = ["not_offered", "reducing_levels", "switch_texts"]
 
@@ -21,7 +21,7 @@ def switch_texts(plan: Plan) -> tuple[str, ...]:
     """A text for each mesh axis whose group crosses a level that reduces; of a pipeline, for those of its first stage.
     """
     part = plan.pipeline.stages[0].plan if plan.pipeline else plan
-    cluster = cluster_of(part)
+    cluster = planned_cluster(part)
     names = reducing_levels(cluster)
     if cluster is None or not names or cluster.size != part.mesh.size:
         return ()
@@ -40,5 +40,5 @@ def switch_texts(plan: Plan) -> tuple[str, ...]:
 
 def not_offered(plan: Plan) -> str:
     """Says that the switches of a plan's cluster are not there where it runs; empty where none reduce."""
-    names = reducing_levels(cluster_of(plan))
+    names = reducing_levels(planned_cluster(plan))
     return f"no switch of level {', '.join(names)} reduces here: rings take their place" if names else ""

@@ -322,7 +322,7 @@ def inner_seconds(pricing: Pricing, op: Op, choice: Choice, counts: Counts = Cou
 
 
 def inner_sent(pricing: Pricing, op: Op, choice: Choice) -> list[tuple[str, float, bool]]:
-    """What the op's own kernel sends in one microbatch: axes, bytes, and whether they go to switches that reduce."""
+    """Lists what the op's own kernel sends in a microbatch: axes, bytes, and whether to switches that reduce."""
     found = []
     for direction, kind, axes, nbytes in inner_collectives(op, pricing.graph, choice.inputs[0], choice.inner,
                                                            pricing.mesh):

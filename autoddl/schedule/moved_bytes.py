@@ -12,10 +12,10 @@ from autoddl.core.layout import Mesh
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, Group, Price, collective, moved_by, parse_cluster
 
-__all__ = ["algorithm_of", "cluster_of", "group_over", "moved_bytes"]
+__all__ = ["algorithm_of", "group_over", "moved_bytes", "planned_cluster"]
 
 
-def cluster_of(plan: Plan) -> Cluster | None:
+def planned_cluster(plan: Plan) -> Cluster | None:
     """The plan's cluster; None where the plan does not keep it."""
     return _parsed(plan.source["cluster"]) if "cluster" in plan.source else None
 
@@ -33,7 +33,7 @@ def group_over(mesh: Mesh, axes: str) -> Group:
 
 def _price(plan: Plan, kind: str, axes: str, nbytes: int) -> Price | None:
     """The price of a collective of the plan; None where its cluster is not known, or nothing is sent."""
-    cluster = cluster_of(plan)
+    cluster = planned_cluster(plan)
     if cluster is None or cluster.size != plan.mesh.size or not set(axes.split("+")) <= set(plan.mesh.names):
         return None
     group = group_over(plan.mesh, axes)

@@ -22,7 +22,7 @@ from autoddl.core.sparse import SPARSE
 from autoddl.core.stages import cut_graph
 from autoddl.cost_models import Algorithm, Cluster, Group, collective, sent_bytes
 from autoddl.schedule import message_programs
-from autoddl.schedule.moved_bytes import cluster_of, group_over
+from autoddl.schedule.moved_bytes import group_over, planned_cluster
 from autoddl.schedule.stage_lanes import lanes_of
 from autoddl.schedule.traffic import PlannedCollective, traffic
 
@@ -72,7 +72,7 @@ def count_uplink_bytes(plan: Plan, graph: Graph, units: Sequence[range]) -> tupl
 
 def _of_mesh(plan: Plan, graph: Graph, units: Sequence[range]) -> tuple[float, ...]:
     """The bytes of a plan without stages; units are ranges of the ranks of its mesh."""
-    cluster = cluster_of(plan)
+    cluster = planned_cluster(plan)
     totals = [0.0] * len(units)
     for rank in range(plan.mesh.size):
         at = plan.mesh.coordinate(rank)

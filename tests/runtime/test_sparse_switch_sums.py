@@ -12,12 +12,12 @@ from loopback_switches import TOKEN, Bytes, all_at_once, switch
 from autoddl.core.errors import InputError
 from autoddl.runtime.switches.aggregator import Address
 from autoddl.runtime.switches.client import connect
-from autoddl.runtime.switches.frames import Hello, Hop, Request
+from autoddl.runtime.switches.frames import Hello, Hop, SumRequest
 from autoddl.runtime.switches.sparse import FrameReader, SparseRound, ranges_of, to_frames
 
 Vector = tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]
 SIZE = 10_000
-REQUEST = Request("float32", "sparse sum", 700, SIZE)
+REQUEST = SumRequest("float32", "sparse sum", 700, SIZE)
 
 
 def vector(child: int, count: int) -> Vector:

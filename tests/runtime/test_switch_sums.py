@@ -11,7 +11,7 @@ from loopback_switches import TOKEN, Bytes, all_at_once, reduce, switch
 
 from autoddl.core.errors import InputError
 from autoddl.cost_models import Group, parse_cluster
-from autoddl.runtime.switches.frames import DTYPES, Hello, Hop, Request
+from autoddl.runtime.switches.frames import DTYPES, Hello, Hop, SumRequest
 from autoddl.runtime.switches.offered import OfferedLevel, Switches, with_offered
 from autoddl.runtime.switches.round import Round
 
@@ -41,7 +41,8 @@ def in_order(every: list[torch.Tensor], how: str = "sum") -> torch.Tensor:
 def drawn(seed: int, children: int, blocks: int, nbytes: int, block: int, data: list[Bytes]) -> list[Bytes]:
     """A sum without sockets, in which a random child sends or takes a random number of bytes, again and again."""
     drawing, found = random.Random(seed), [np.zeros(nbytes, np.uint8) for _ in data]
-    now, sent, got = Round(Request("float32", "sum", block, nbytes), children, blocks), [0] * children, [0] * children
+    now = Round(SumRequest("float32", "sum", block, nbytes), children, blocks)
+    sent, got = [0] * children, [0] * children
     while not now.is_over:
         child = drawing.randrange(children)
         room, ready = now.room(child), now.leaving(child)
@@ -74,7 +75,7 @@ def test_twenty_random_orders_of_arrival_give_the_same_bits(blocks: int, element
 @pytest.mark.parametrize("how", ["sum", "max"])
 def test_every_dtype_is_added_in_the_order_of_the_children(dtype: str, how: str) -> None:
     every = [values(child, 1001, dtype) for child in range(3)]
-    request = Request(dtype, how, 512, every[0].nbytes)
+    request = SumRequest(dtype, how, 512, every[0].nbytes)
     with switch() as (address, _):
         found = all_at_once([partial(reduce, address, [Hop(child, 3, 4)], as_bytes(one), request)
                              for child, one in enumerate(every)])
@@ -87,7 +88,7 @@ def test_infinities_and_nan_pass_and_bfloat16_rounds_to_even() -> None:
              torch.tensor([0.00390625, 1.0, 1.0, 3e38, 0.01171875], dtype=torch.bfloat16)]
     with switch() as (address, _):
         found = all_at_once([partial(reduce, address, [Hop(child, 2, 2)], as_bytes(one),
-                                     Request("bfloat16", "sum", 8, 10)) for child, one in enumerate(every)])
+                                     SumRequest("bfloat16", "sum", 8, 10)) for child, one in enumerate(every)])
     assert isinstance(found[0], np.ndarray)
     got = torch.from_numpy(found[0]).view(torch.bfloat16)
     torch.testing.assert_close(got, in_order(every), rtol=0, atol=0, equal_nan=True)
@@ -96,7 +97,7 @@ def test_infinities_and_nan_pass_and_bfloat16_rounds_to_even() -> None:
 def test_sums_pass_two_levels_of_switches_and_come_down_again() -> None:
     """Two switches of two children each under one: (x_0 + x_1) + (x_2 + x_3)."""
     every = [values(child, 5000, "float32") for child in range(4)]
-    request = Request("float32", "sum", 1024, 20000)
+    request = SumRequest("float32", "sum", 1024, 20000)
     with switch() as (top, _), switch(above=top) as (left, _), switch(above=top) as (right, _):
         ways = [(left if child < 2 else right, [Hop(child % 2, 2, 4), Hop(child // 2, 2, 3)]) for child in range(4)]
         for _ in range(2):
@@ -108,7 +109,7 @@ def test_sums_pass_two_levels_of_switches_and_come_down_again() -> None:
 
 def test_who_does_not_know_the_token_is_not_served_and_harms_nobody() -> None:
     every = [values(child, 1000, "int32") for child in range(2)]
-    request = Request("int32", "sum", 512, 4000)
+    request = SumRequest("int32", "sum", 512, 4000)
     with switch() as (address, _):
         with pytest.raises(RuntimeError, match=r"the token is not the launcher's|closed|reset"):
             reduce(address, [Hop(0, 2, 2)], as_bytes(every[0]), request, token=b"?" * 16)
@@ -118,10 +119,10 @@ def test_who_does_not_know_the_token_is_not_served_and_harms_nobody() -> None:
 
 
 @pytest.mark.parametrize(("requests", "memory", "said"), [
-    ((Request("int32", "sum", 512, 4000), Request("int32", "max", 512, 4000)), 1e9, "ask for different sums"),
-    ((Request("int32", "sum", 512, 4000),) * 2, 1000, "do not fit into 1000 bytes")])
-def test_what_cannot_be_added_is_refused_on_every_child(requests: tuple[Request, Request], memory: float, said: str
-                                                         ) -> None:
+    ((SumRequest("int32", "sum", 512, 4000), SumRequest("int32", "max", 512, 4000)), 1e9, "ask for different sums"),
+    ((SumRequest("int32", "sum", 512, 4000),) * 2, 1000, "do not fit into 1000 bytes")])
+def test_what_cannot_be_added_is_refused_on_every_child(requests: tuple[SumRequest, ...], memory: float, said: str
+                                                        ) -> None:
     data = as_bytes(values(0, 1000, "int32"))
     with switch(memory) as (address, _):
         found = all_at_once([partial(reduce, address, [Hop(child, 2, 2)], data, request)
@@ -132,7 +133,7 @@ def test_what_cannot_be_added_is_refused_on_every_child(requests: tuple[Request,
 
 def test_a_switch_that_dies_in_the_middle_is_an_error_on_every_child_and_no_sum() -> None:
     """The third child never sends, so the others wait; then the switch is gone."""
-    data, request = as_bytes(values(0, 100_000, "float32")), Request("float32", "sum", 4096, 400_000)
+    data, request = as_bytes(values(0, 100_000, "float32")), SumRequest("float32", "sum", 4096, 400_000)
     with switch() as (address, die):
         def kill() -> Bytes:
             time.sleep(0.3)
@@ -147,7 +148,7 @@ def test_a_switch_that_dies_in_the_middle_is_an_error_on_every_child_and_no_sum(
 
 
 def test_a_child_that_dies_takes_the_sum_with_it_and_one_that_sleeps_is_waited_for_in_vain() -> None:
-    data, request = as_bytes(values(0, 250, "float32")), Request("float32", "sum", 512, 1000)
+    data, request = as_bytes(values(0, 250, "float32")), SumRequest("float32", "sum", 512, 1000)
     with switch() as (address, _):
         found = all_at_once([partial(reduce, address, [Hop(0, 2, 2)], data, request, 0.3)])
         assert isinstance(found[0], str) and "timed out" in found[0]
@@ -164,10 +165,10 @@ def test_frames_are_read_back_and_others_are_refused() -> None:
     for wrong in (b"\x80\x04" + data[2:], data[:40] + b"\x00" + data[41:], data[:41] + b"\xff" * 6 + data[47:]):
         with pytest.raises(InputError):
             Hello.parse(wrong)
-    request = Request("bfloat16", "max", 4096, 2**40)
-    assert Request.parse(request.to_bytes()) == request
+    request = SumRequest("bfloat16", "max", 4096, 2**40)
+    assert SumRequest.parse(request.to_bytes()) == request
     with pytest.raises(InputError, match="no such request"):
-        Request.parse(b"\xff" + request.to_bytes()[1:])
+        SumRequest.parse(b"\xff" + request.to_bytes()[1:])
 
 
 LEVELS = """name: two

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from autoddl.runtime.switches.aggregator import Address, Aggregator
 from autoddl.runtime.switches.client import connect
-from autoddl.runtime.switches.frames import Hello, Hop, Request
+from autoddl.runtime.switches.frames import Hello, Hop, SumRequest
 
 TOKEN = bytes(range(16))
 Bytes = npt.NDArray[np.uint8]
@@ -38,7 +38,7 @@ def switch(memory: float = inf, above: Address | None = None) -> Iterator[tuple[
         os.close(writes)
 
 
-def reduce(address: Address, hops: Sequence[Hop], data: Bytes, request: Request, seconds: float = 5.0,
+def reduce(address: Address, hops: Sequence[Hop], data: Bytes, request: SumRequest, seconds: float = 5.0,
            token: bytes = TOKEN, group: bytes = b"g" * 16) -> Bytes:
     """What one child gets for its data."""
     link, found = connect(address, Hello(token, group, tuple(hops)), seconds), data.copy()

@@ -14,7 +14,7 @@ from torch import Tensor
 from autoddl.cost_models import Algorithm, Cluster, Group, collective
 from autoddl.cost_models.groups import crossings
 from autoddl.runtime.switches.client import SwitchLink, connect
-from autoddl.runtime.switches.frames import DTYPES, Request
+from autoddl.runtime.switches.frames import DTYPES, SumRequest
 from autoddl.runtime.switches.offered import Switches
 
 __all__ = ["SwitchReducer", "takes"]
@@ -56,7 +56,7 @@ class SwitchReducer:
             address, hello = self._switches.way(self._cluster, extents, members, rank, lane)
             self._links[key] = connect(address, hello, self._seconds, crossings(self._cluster, extents)[0].level.name)
         data: memoryview = buffer.view(torch.uint8).numpy().data
-        request = Request(_number(buffer.dtype), how, self._block(extents), len(data))
+        request = SumRequest(_number(buffer.dtype), how, self._block(extents), len(data))
         self._links[key].reduce(data, request, self._seconds)
 
     def _block(self, extents: Group) -> int:

@@ -15,7 +15,7 @@ from math import inf
 import numpy as np
 
 from autoddl.core.errors import InputError
-from autoddl.runtime.switches.frames import HEAD, HOP, REPLY, REQUEST, Hello, Hop, Request, error_reply
+from autoddl.runtime.switches.frames import HEAD, HOP, REPLY, REQUEST, Hello, Hop, SumRequest, error_reply
 from autoddl.runtime.switches.round import Round
 from autoddl.runtime.switches.sparse import SparseRound, block_bytes
 
@@ -183,7 +183,7 @@ class Aggregator:
         if whole is None:
             return
         peer.inbox.clear()
-        request, own = Request.parse(whole), group.hops[0]
+        request, own = SumRequest.parse(whole), group.hops[0]
         if group.round is None:
             kind, block = (SparseRound, block_bytes(request)) if request.how == "sparse sum" else (Round, request.block)
             if own.children * own.blocks * block > self._memory:
@@ -195,7 +195,7 @@ class Aggregator:
             raise InputError(f"the ranks of a group ask for different sums: {group.round.request} and {request}")
         peer.asked = True
 
-    def _ask_above(self, group: _Group, request: Request) -> None:
+    def _ask_above(self, group: _Group, request: SumRequest) -> None:
         """Asks the switch above for the whole sum; connects to it first."""
         if len(group.hops) == 1:
             return

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autoddl.runtime.switches.aggregator import Address
-from autoddl.runtime.switches.frames import REPLY, Hello, Request
+from autoddl.runtime.switches.frames import REPLY, Hello, SumRequest
 from autoddl.runtime.switches.sparse import FrameReader, Indices, Numbers, to_frames
 from autoddl.runtime.switches.sums import Bytes, adder_of
 
@@ -41,7 +41,7 @@ class SwitchLink:
     socket: socket.socket
     what: str
 
-    def reduce(self, buffer: memoryview, request: Request, seconds: float) -> None:
+    def reduce(self, buffer: memoryview, request: SumRequest, seconds: float) -> None:
         """Replaces the bytes of `buffer` by the reduction of those of all children.
 
         Raises RuntimeError where the switch, or another rank, is gone, or nothing moves for so many seconds. The buffer
@@ -49,7 +49,7 @@ class SwitchLink:
         """
         self._ask(buffer, _Dense(buffer), request, seconds)
 
-    def reduce_sparse(self, indices: Indices, values: Numbers, request: Request, seconds: float
+    def reduce_sparse(self, indices: Indices, values: Numbers, request: SumRequest, seconds: float
                       ) -> tuple[Indices, Bytes]:
         """The union of the children's rising `indices`, and the bytes of the sums of their `values` there.
 
@@ -59,7 +59,7 @@ class SwitchLink:
         self._ask(memoryview(to_frames(indices, values, request)), found, request, seconds)
         return np.concatenate(found.indices), np.concatenate(found.values)
 
-    def _ask(self, data: memoryview, into: "_Dense | _Sparse", request: Request, seconds: float) -> None:
+    def _ask(self, data: memoryview, into: "_Dense | _Sparse", request: SumRequest, seconds: float) -> None:
         """Sends a request with its data, and receives the answer meanwhile."""
         try:
             self._exchange(data, into, request, seconds)
@@ -74,7 +74,7 @@ class SwitchLink:
         """Closes the connection, which tells the switch that this rank is gone."""
         self.socket.close()
 
-    def _exchange(self, data: memoryview, into: "_Dense | _Sparse", request: Request, seconds: float) -> None:
+    def _exchange(self, data: memoryview, into: "_Dense | _Sparse", request: SumRequest, seconds: float) -> None:
         poll, both = select.poll(), select.POLLIN | select.POLLOUT
         poll.register(self.socket, both)
         ahead, head, sent = request.to_bytes(), bytearray(), 0

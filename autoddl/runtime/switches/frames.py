@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from autoddl.core.errors import InputError
 
-__all__ = ["DTYPES", "HEAD", "HOP", "REDUCTIONS", "REPLY", "REQUEST", "TOKEN_BYTES", "Hello", "Hop", "Request",
+__all__ = ["DTYPES", "HEAD", "HOP", "REDUCTIONS", "REPLY", "REQUEST", "TOKEN_BYTES", "Hello", "Hop", "SumRequest",
            "error_reply"]
 
 MAGIC = b"AUTODDL1"
@@ -74,7 +74,7 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SumRequest:
     """One all-reduce: dtype, reduction, bytes of a block and of the buffer.
 
     Of a sparse sum they are the indices of a range, and the numbers of the whole vector (`sparse`)."""
@@ -89,7 +89,7 @@ class Request:
         return REQUEST.pack(DTYPES.index(self.dtype), REDUCTIONS.index(self.how), self.block, self.nbytes)
 
     @classmethod
-    def parse(cls, data: bytes) -> "Request":
+    def parse(cls, data: bytes) -> "SumRequest":
         """The request that `data` is. Raises InputError where it is none."""
         dtype, how, block, nbytes = REQUEST.unpack(data)
         if dtype >= len(DTYPES) or how >= len(REDUCTIONS) or not block or not nbytes:

@@ -10,7 +10,7 @@ left to every child.
 
 import numpy as np
 
-from autoddl.runtime.switches.frames import Request
+from autoddl.runtime.switches.frames import SumRequest
 from autoddl.runtime.switches.sums import Bytes, adder_of
 
 __all__ = ["Round"]
@@ -22,7 +22,7 @@ class Round:
     With `above` the sum goes up, and the whole sum comes down from there.
     """
 
-    def __init__(self, request: Request, children: int, blocks: int, above: bool = False) -> None:
+    def __init__(self, request: SumRequest, children: int, blocks: int, above: bool = False) -> None:
         self.request, self._above = request, above
         self._blocks = min(blocks, -(-request.nbytes // request.block))
         self._adder = adder_of(request.dtype, request.how)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autoddl.core.errors import InputError
-from autoddl.runtime.switches.frames import Request
+from autoddl.runtime.switches.frames import SumRequest
 from autoddl.runtime.switches.sums import Adder, adder_of
 
 __all__ = ["FrameReader", "SparseRound", "block_bytes", "ranges_of", "to_frames"]
@@ -28,17 +28,17 @@ Indices = npt.NDArray[np.uint32]
 Numbers = npt.NDArray[np.generic]
 
 
-def ranges_of(request: Request) -> int:
+def ranges_of(request: SumRequest) -> int:
     """The number of frames of a vector of `request.nbytes` numbers."""
     return -(-request.nbytes // request.block)
 
 
-def block_bytes(request: Request) -> int:
+def block_bytes(request: SumRequest) -> int:
     """Bytes of a frame at most."""
     return COUNT.size + request.block * (INDEX.itemsize + adder_of(request.dtype, "sum").itemsize)
 
 
-def to_frames(indices: Indices, values: Numbers, request: Request) -> bytes:
+def to_frames(indices: Indices, values: Numbers, request: SumRequest) -> bytes:
     """The frames of a vector whose `values`, bytes of a number a row, stand at rising `indices`."""
     itemsize = adder_of(request.dtype, "sum").itemsize
     data = np.ascontiguousarray(values).view(np.uint8).reshape(len(indices), itemsize)
@@ -50,7 +50,7 @@ def to_frames(indices: Indices, values: Numbers, request: Request) -> bytes:
 class FrameReader:
     """Takes the frames of a vector from a stream of bytes, `itemsize` per value."""
 
-    def __init__(self, request: Request, itemsize: int) -> None:
+    def __init__(self, request: SumRequest, itemsize: int) -> None:
         self._request, self._width = request, INDEX.itemsize + itemsize
         self._head = True
         self._part, self._filled = bytearray(COUNT.size), 0
@@ -96,7 +96,7 @@ class FrameReader:
 class SparseRound:
     """One sparse sum at a switch, with `blocks` ranges of each child under way at most; like `round.Round`."""
 
-    def __init__(self, request: Request, children: int, blocks: int, above: bool = False) -> None:
+    def __init__(self, request: SumRequest, children: int, blocks: int, above: bool = False) -> None:
         self.request, self._blocks, self._above = request, blocks, above
         self._adder: Adder = adder_of(request.dtype, "sum")
         self._readers = [FrameReader(request, self._adder.itemsize) for _ in range(children)]
