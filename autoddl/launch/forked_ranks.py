@@ -75,6 +75,14 @@ class ForkServer:
         return self.ended.get(rank)
 
 
+    @property
+    def lost(self) -> int | None:
+        """The status of the process where it ended before it told how all of its ranks did; else None."""
+        code = self.process.poll()
+        self.read()
+        return code if code else None
+
+
 @dataclass(frozen=True)
 class ForkedRank:
     """One rank, with the methods of `subprocess.Popen` that a launcher needs."""

@@ -70,10 +70,14 @@ class _Failure:
             return made
         if self.message:
             return MachineError(f"rank {self.rank} failed: {self.message}")
-        if self.status < 0:
-            name = signal.Signals(-self.status).name
-            return MachineError(f"rank {self.rank} was killed by {name}; all ranks were ended")
-        return MachineError(f"rank {self.rank} ended with exit code {self.status} and left no word; all were ended")
+        return MachineError(f"rank {self.rank} {_ended(self.status)}; all ranks were ended")
+
+
+def _ended(status: int) -> str:
+    """How a process ended that left no word."""
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with exit code {status} and left no word"
 
 
 class RanksLost(MachineError):
@@ -189,7 +193,12 @@ def _cause(processes: Sequence[_Process], folder: str) -> AutoDDLError:
             found.append(_Failure(rank, process.returncode or 0, **word))
     first, silent = min(found, key=lambda failure: failure.order), [one.rank for one in found if one.is_silent]
     if first.is_silent:
-        return RanksLost(str(first.error()), silent)
+        one = processes[first.rank]
+        status = one.server.lost if isinstance(one, ForkedRank) and first.rank not in one.server.ended else None
+        said = str(first.error()) if status is None else (
+            f"the process of which all ranks are forks {_ended(status)}, and they ended with it: start again, with "
+            "--resume where there are checkpoints")
+        return RanksLost(said, silent)
     running = [rank for rank, process in enumerate(processes) if process.poll() is None]
     if first.kind == "PeerError" and running:
         return RanksLost(f"{first.error()}; rank {', '.join(map(str, running))} still ran and was ended", running)

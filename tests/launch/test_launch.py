@@ -99,6 +99,17 @@ def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path, forked: bool) ->
 
 
 @pytest.mark.ranks
+def test_a_killed_parent_of_forks_is_not_taken_for_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    command = script(tmp_path, "rank == 1 and os.kill(os.getppid(), 9); time.sleep(600)")
+    with pytest.raises(MachineError) as caught:
+        started(2, command, True)
+    assert str(caught.value) == ("the process of which all ranks are forks was killed by SIGKILL, and they ended with "
+                                 "it: start again, with --resume where there are checkpoints")
+    assert not alive(tmp_path)
+
+
+@pytest.mark.ranks
 def test_a_silent_failure_is_named_with_its_exit_code(tmp_path: Path, forked: bool) -> None:
     with pytest.raises(MachineError, match=r"rank 0 ended with exit code 7 and left no word"):
         started(1, script(tmp_path, "sys.exit(7)"), forked)
