@@ -47,6 +47,9 @@ FAVOURED = 48
 WORK = 5e8
 """Cells that the elimination of the favoured options may compute."""
 
+FEWER = 20
+"""How many times fewer of them are tried first."""
+
 ROUNDS = (1, 3, 6, 10, 16)
 """Evaluations of the bound in each turn."""
 
@@ -210,12 +213,22 @@ def _budget(problem: Problem) -> float:
 
 
 def _among(problem: Problem, short: FoldedProblem, found: MessageBound, limits: Limits, price: float) -> _Best:
-    """The best plan of the options that the beliefs favour.
+    """The best plan of the options that the beliefs favour; without a budget of fewer, where that is good enough."""
+    if problem.budget is None:
+        best = _best_of(problem, short, found, limits, price, WORK / FEWER)
+        if found.bound >= limits.target(best.seconds):
+            return best
+    return _best_of(problem, short, found, limits, price, WORK)
+
+
+def _best_of(problem: Problem, short: FoldedProblem, found: MessageBound, limits: Limits, price: float, work: float
+             ) -> _Best:
+    """The best plan of as many favoured options as `work` cells allow.
 
     Where there is none under a budget, bytes should cost more. The first price makes the whole budget cost as much as
     the time.
     """
-    kept = _favoured(short, found)
+    kept = _favoured(short, found, work)
     few = keep_options(problem, [kept[v] for v in short.of[np.argsort(short.variable)].tolist()])
     granted = limits.clock.part(SHARE)
     try:
@@ -229,7 +242,7 @@ def _among(problem: Problem, short: FoldedProblem, found: MessageBound, limits: 
     return _Best(replace(outcome, choice=choice), problem.cost(choice) - problem.fixed_seconds, outcome.price)
 
 
-def _favoured(short: FoldedProblem, found: MessageBound) -> list[Kept]:
+def _favoured(short: FoldedProblem, found: MessageBound, work: float) -> list[Kept]:
     """The favoured options of each short variable; the blocks of a run have equal ones."""
     many = FAVOURED
     while True:
@@ -242,6 +255,6 @@ def _favoured(short: FoldedProblem, found: MessageBound) -> list[Kept]:
         rows = [tuple(sorted(k for k in options if math.isfinite(belief[k]))) or (int(belief.argmin()),)
                 for options, belief in zip(kept, found.beliefs, strict=True)]
         program = plan_folded_elimination(short, keep_options(short.problem, rows).problem)
-        if many <= 1 or (program.exact and sum(math.prod(r.shape) for _, r in program.messages()) <= WORK):
+        if many <= 1 or (program.exact and sum(math.prod(r.shape) for _, r in program.messages()) <= work):
             return rows
         many //= 2
