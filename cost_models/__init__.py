@@ -12,6 +12,7 @@ Reading order:
     software                what training programs do beyond the operators of a model, by profile
     curves, kernel          seconds of one kernel on one device
     topologies, groups      where a group sits in the hierarchy, and whom it shares links with
+    disjoint_rings          two rings over a torus or a HammingMesh that share no link
     collectives             seconds of a collective: the cheapest algorithm of the backend (`backends`, `call`)
     algorithms, hierarchy   seconds by algorithm; those over two levels, such as a two-level all-reduce, in `hierarchy`
     switches                an all-reduce in switches that reduce, and whether they have room
