@@ -13,6 +13,7 @@ Reading order:
     curves, kernel          seconds of one kernel on one device
     topologies, groups      where a group sits in the hierarchy, and whom it shares links with
     disjoint_rings          two rings over a torus or a HammingMesh that share no link
+    placement               how many rings share the busiest link of a HammingMesh
     collectives             seconds of a collective: the cheapest algorithm of the backend (`backends`, `call`)
     algorithms, hierarchy   seconds by algorithm; those over two levels, such as a two-level all-reduce, in `hierarchy`
     switches                an all-reduce in switches that reduce, and whether they have room
