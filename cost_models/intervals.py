@@ -37,7 +37,8 @@ REGIMES = ("pipeline", "sharded", "whole")
 class Interval:
     """How far measured steps were from predicted ones.
 
-        low, high   factors on predicted seconds between which 8 of 10 steps lie
+        low         factor on predicted seconds below which one of 10 steps lies
+        high        factor on predicted seconds above which one of 10 steps lies
         median      factor on predicted seconds above which half of the steps lie
         common      the part by which two configurations of one model on one machine must differ to be told apart
         runs        number of runs that this rests on

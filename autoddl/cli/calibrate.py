@@ -7,15 +7,18 @@ import typer
 
 from autoddl.cli.options import AsJson
 from autoddl.cli.output import progress_bar, show
+from autoddl.core.errors import InputError
 from autoddl.core.files import check_file, write_atomically
 
 __all__ = ["calibrate_verb"]
 
-RunsPath = Annotated[Path, typer.Argument(metavar="RUNS.csv", help="measured runs, one per line, as `validate` reads "
-                                                                   "them")]
+RunsPath = Annotated[Path | None, typer.Argument(metavar="RUNS.csv", help="measured runs, one per line, as `validate` "
+                                                                          "reads them")]
+Ran = Annotated[list[Path] | None, typer.Option("--ran", metavar="PLAN", help="a plan that ran, with the record that "
+                                                "`run` wrote beside it")]
 
 
-def calibrate_verb(runs: RunsPath,
+def calibrate_verb(runs: RunsPath = None, ran: Ran = None,
                    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE",
                                                                help="write the profile here, for plan --profile")]
                    = None,
@@ -25,9 +28,11 @@ def calibrate_verb(runs: RunsPath,
     from autoddl.cli.tables import calibration_tables
     from autoddl.fitting.calibrate import calibrate
     check_file(output)
+    if runs is None and not ran:
+        raise InputError("nothing was measured: give RUNS.csv, or plans that ran with --ran PLAN")
     with progress_bar() as progress:
-        found = calibrate(runs, progress, workers)
+        found = calibrate(runs, progress, workers, ran or ())
     if output is not None:
-        write_atomically(output, f"# autoddl calibrate {runs.name} wrote this, for plan --profile\n"
+        write_atomically(output, f"# autoddl calibrate wrote this of {len(found.errors)} runs, for plan --profile\n"
                          + found.profile.to_yaml())
     show(calibration_tables.calibration_table(found), calibration_tables.calibration_rows(found), as_json)

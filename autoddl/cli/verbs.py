@@ -11,6 +11,7 @@ from rich.console import Console
 from autoddl.capture.factory import Factory, settings
 from autoddl.cli.as_run import Machine, as_run
 from autoddl.cli.compare_run import NoRecord, RecordPath, record_path
+from autoddl.cli.measure_first import show_first
 from autoddl.cli.options import (
     AsJson,
     ClusterPath,
@@ -47,12 +48,15 @@ def plan_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, 
          relax: Annotated[bool, typer.Option(help="if nothing fits, price what would")] = False,
          spares: Annotated[int, typer.Option(min=0, metavar="N", help="plan for when up to N devices are lost too, "
                                              "beside -o")] = 0,
+         measure: Annotated[int, typer.Option("--measure-first", min=0, metavar="N", help="name the N cheapest runs "
+                                              "that would most narrow the choice, their plans beside -o")] = 0,
          compiled: Compiled = False, software: SoftwareName = None, profile: ProfilePath = None,
          as_json: AsJson = False) -> None:
     """Find the best configuration of a model on a cluster."""
     check_file(output)
-    if spares and output is None:
-        raise InputError("--spares writes plans beside the plan: say where, with -o PLAN")
+    for asked, option in ((spares, "--spares"), (measure, "--measure-first")):
+        if asked and output is None:
+            raise InputError(f"{option} writes plans beside the plan: say where, with -o PLAN")
     if spares and spares >= load_cluster(cluster).size:
         raise InputError(f"--spares {spares} is for as many lost devices, and {cluster} has "
                          f"{load_cluster(cluster).size}: take fewer")
@@ -79,6 +83,8 @@ def plan_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, 
     if output is not None:
         found.save(output)
         _save_spares(found, spares, output)
+        if measure:
+            return show_first(found, place, made, output, measure, options, as_json)
     show(*as_run(found), as_json)
 
 

@@ -11,7 +11,7 @@ from autoddl.core.hubs import add_hubs
 from autoddl.core.pipeline import Schedule
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
-from autoddl.cost_models import parse_cluster
+from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.cost_models.intervals import Interval, interval_of
 from autoddl.cost_models.software import Software
 from autoddl.explain.compare_run import graph_of_plan
@@ -29,10 +29,13 @@ def sureness(plan: Plan) -> Interval:
     return interval_of(len(plan.pipeline.stages), False)
 
 
-def seconds_as_run(plan: Plan, software: Software) -> float:
-    """Seconds of a step of `plan`. Raises InputError for a plan that does not keep its graph and cluster."""
+def seconds_as_run(plan: Plan, software: Software, cluster: Cluster | None = None) -> float:
+    """Seconds of a step of `plan`, on its own cluster or another one of the same levels.
+
+    Raises InputError for a plan that does not keep its graph and cluster.
+    """
     graph = graph_of_plan(plan)
-    cluster = parse_cluster(plan.source["cluster"], "the plan's cluster")
+    cluster = cluster or parse_cluster(plan.source["cluster"], "the plan's cluster")
     if plan.pipeline is None:
         return run_seconds(plan, graph, cluster, software)
     pipeline, part = plan.pipeline, stage_cluster(cluster, plan.mesh.sizes[0])

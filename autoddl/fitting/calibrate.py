@@ -17,13 +17,11 @@ import numpy as np
 from autoddl.core.errors import InputError
 from autoddl.cost_models.profile import CONSTANTS, SHIPPED, Profile, least_factors
 from autoddl.fitting.least_squares import Fit, Linear, Prior, fit, left_out
-from autoddl.fitting.prices import At, PricedAt, price_at
+from autoddl.fitting.prices import At, Measured, PricedAt, machine_of, price_at
+from autoddl.fitting.ran_plans import read_ran
 from autoddl.planner.process_pool import Map, mapper
-from autoddl.validation.run_as_plan import RunPlan
-from autoddl.validation.runs import Run
 from autoddl.validation.runs_file import read_runs
-from autoddl.validation.software import profile_of
-from autoddl.validation.validate import Progress, settled
+from autoddl.validation.validate import Progress
 
 __all__ = ["FEWEST", "SCATTER", "Calibrated", "Errors", "calibrate", "calibrate_runs", "fitted_profile"]
 
@@ -38,7 +36,7 @@ model on one machine differ by 0.05 to 0.06 in 8 of 10 cases (`intervals.yaml`),
 class Errors:
     """The errors of one run, each as measured / predicted."""
 
-    run: Run
+    run: Measured
     before: float
     """By the package's constants."""
     fitted: float
@@ -60,6 +58,8 @@ class Calibrated:
     """The runs without a price, each with its reason."""
     shares: tuple[tuple[float, ...], ...]
     """By run and constant, the part of the step that the constant decides."""
+    width: float = 1.0
+    """How many times wider than assumed the constants lie; above 1 for a machine unlike what is said of it."""
 
     def effects(self, constant: str) -> tuple[float, float, float]:
         """Returns (mean, least, most) by which steps get longer if a constant is a tenth larger, as fractions."""
@@ -67,15 +67,18 @@ class Calibrated:
         return sum(found) / len(found), min(found), max(found)
 
 
-def calibrate(path: str | Path, progress: Progress = lambda *_: None, workers: int = 1) -> Calibrated:
-    """Fits a profile to the runs of a CSV file; `progress` gets what is done, how often it was, and how often it will.
+def calibrate(path: str | Path | None, progress: Progress = lambda *_: None, workers: int = 1,
+              ran: Sequence[Path] = ()) -> Calibrated:
+    """Fits a profile to the runs of a CSV file, if there is one, and to plans that ran, with a record beside each.
 
-    Raises InputError for a table that cannot be read, and for less than three runs with a price.
+    `progress` gets what is done, how often it was, and how often it will. Raises InputError for a table that cannot be
+    read, and for less than three runs with a price.
     """
-    return calibrate_runs(read_runs(path), str(path), progress, workers)
+    runs: list[Measured] = [*(() if path is None else read_runs(path)), *map(read_ran, ran)]
+    return calibrate_runs(runs, "the plans that ran" if path is None else str(path), progress, workers)
 
 
-def calibrate_runs(runs: Sequence[Run], where: str = "the runs", progress: Progress = lambda *_: None,
+def calibrate_runs(runs: Sequence[Measured], where: str = "the runs", progress: Progress = lambda *_: None,
                    workers: int = 1) -> Calibrated:
     """Fits a profile to runs; `where` names them in errors."""
     _check_count(runs, where, ())
@@ -89,7 +92,7 @@ def calibrate_runs(runs: Sequence[Run], where: str = "the runs", progress: Progr
     here = [one for one in again if not one.reason]
     rows = _linear(here, profile)
     found = fit(rows, prior)
-    alone = left_out(rows, prior, [[i] for i in range(len(here))])
+    alone = left_out(rows, prior, [[i] for i in range(len(here))], found)
     sources = [[i for i, one in enumerate(here) if one.run.source == name]
                for name in dict.fromkeys(one.run.source for one in here)]
     apart = left_out(rows, prior, sources) if len(sources) > 1 else None
@@ -99,12 +102,12 @@ def calibrate_runs(runs: Sequence[Run], where: str = "the runs", progress: Progr
                           None if apart is None else exp(apart[i])) for i, one in enumerate(here))
     scatter = float(np.sqrt(np.mean(np.square(alone if apart is None else apart))))
     return Calibrated(fitted_profile(here, found, scatter), errors, tuple(one for one in first if one.reason),
-                      tuple(one.shares for one in here))
+                      tuple(one.shares for one in here), found.width)
 
 
 def prior_of(rows: Iterable[PricedAt]) -> Prior:
     """The knowledge before the runs: the package's constants, their spread, and that no kernel is above its peak."""
-    clusters = {RunPlan.of(*settled(one.run)).cluster for one in rows}
+    clusters = {machine_of(one.run)[0] for one in rows}
     lower = [max(column) for column in zip(*map(least_factors, clusters), strict=True)]
     return Prior(np.log(SHIPPED.factors), np.array(SHIPPED.covariance),
                  np.array([log(one) if one else -np.inf for one in lower]), SCATTER)
@@ -112,13 +115,13 @@ def prior_of(rows: Iterable[PricedAt]) -> Prior:
 
 def fitted_profile(rows: Sequence[PricedAt], found: Fit, residual: float = 0.0) -> Profile:
     """The constants found, with the devices and the software of the runs that they were fitted to."""
-    devices = dict.fromkeys(RunPlan.of(*settled(one.run)).cluster.device.name for one in rows)
-    software = {profile_of(one.run) for one in rows}
+    machines = [machine_of(one.run) for one in rows]
+    devices, software = {cluster.device.name for cluster, _ in machines}, {name for _, name in machines}
     return Profile(tuple(map(float, np.exp(found.u))), tuple(tuple(map(float, row)) for row in found.covariance),
                    residual, len(rows), tuple(sorted(devices)), software.pop() if len(software) == 1 else None)
 
 
-def _priced(priced: Map, runs: Sequence[Run], profile: Profile, progress: Progress, what: str) -> list[PricedAt]:
+def _priced(priced: Map, runs: Sequence[Measured], profile: Profile, progress: Progress, what: str) -> list[PricedAt]:
     found = []
     for i, one in enumerate(priced([At(run, profile) for run in runs])):
         progress(what, i, len(runs))
@@ -126,9 +129,9 @@ def _priced(priced: Map, runs: Sequence[Run], profile: Profile, progress: Progre
     return found
 
 
-def _key(asked: At) -> Run:
+def _key(asked: At) -> str:
     """Arguments of one run go to the process that knows its plans."""
-    return asked.run
+    return f"{asked.run.source} {asked.run.row}"
 
 
 def _linear(rows: Sequence[PricedAt], at: Profile) -> Linear:

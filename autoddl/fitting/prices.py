@@ -1,4 +1,4 @@
-"""Prices measured runs as plans, with what each constant of a profile does to their seconds.
+"""Prices measured runs and plans that ran, with what each constant of a profile does to their seconds.
 
 The plans of a run are chosen once, by the package's own constants, and priced again with one constant moved after the
 other. As long as the same things are waited for, seconds are linear in each factor x:
@@ -8,27 +8,31 @@ other. As long as the same things are waited for, seconds are linear in each fac
 A share is the part of the step that one constant decides. The shares of a run add up to nearly one.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from autoddl.core.errors import InputError
-from autoddl.cost_models.profile import CONSTANTS, SHIPPED, Profile
+from autoddl.cost_models import Cluster
+from autoddl.cost_models.profile import SHIPPED, Profile
+from autoddl.fitting.ran_plans import RanPlan, plan_cluster, priced_plan, shares_at
 from autoddl.validation.as_plan import price_as_plan
+from autoddl.validation.run_as_plan import RunPlan
 from autoddl.validation.run_parts import Unpriced
 from autoddl.validation.runs import Run
+from autoddl.validation.software import profile_of
 from autoddl.validation.validate import settled
 
-__all__ = ["MOVED", "At", "PricedAt", "price_at"]
+__all__ = ["At", "Measured", "PricedAt", "machine_of", "price_at"]
 
-MOVED = 1.02
-"""Factor by which a constant is moved to see what it does: little, so that the same things are waited for."""
+Measured = Run | RanPlan
+"""What was measured: a run of a table, or a plan that ran."""
 
 
 @dataclass(frozen=True, slots=True)
 class At:
     """A run that is to be priced on a machine with the constants of a profile."""
 
-    run: Run
+    run: Measured
     profile: Profile = SHIPPED
 
 
@@ -36,7 +40,7 @@ class At:
 class PricedAt:
     """The seconds of a run at a profile; or, without them, the reason."""
 
-    run: Run
+    run: Measured
     seconds: float = 0.0
     shares: tuple[float, ...] = ()
     """By constant, d log T / d log x."""
@@ -46,13 +50,21 @@ class PricedAt:
 def price_at(asked: At) -> PricedAt:
     """Returns the seconds of a run, and the share of each constant in them, or the reason why there are none."""
     try:
-        run, microbatch = settled(asked.run)
-        here = price_as_plan(run, microbatch, asked.profile, SHIPPED)
-        moved = [price_as_plan(run, microbatch, asked.profile.times(name, MOVED), SHIPPED) for name in CONSTANTS]
+        if isinstance(asked.run, RanPlan):
+            seconds = priced_plan(asked.run.plan)
+        else:
+            seconds = partial(_run_seconds, *settled(asked.run))
+        return PricedAt(asked.run, *shares_at(seconds, asked.profile))
     except (Unpriced, InputError) as error:
         return PricedAt(asked.run, reason=str(error))
-    return PricedAt(asked.run, here, _shares(here, moved))
 
 
-def _shares(here: float, moved: Sequence[float]) -> tuple[float, ...]:
-    return tuple((there / here - 1) / (MOVED - 1) for there in moved)
+def machine_of(run: Measured) -> tuple[Cluster, str | None]:
+    """Returns the cluster of what was measured, with the package's constants, and the name of its software profile."""
+    if isinstance(run, RanPlan):
+        return plan_cluster(run.plan), None
+    return RunPlan.of(*settled(run)).cluster, profile_of(run)
+
+
+def _run_seconds(run: Run, microbatch: int, profile: Profile) -> float:
+    return price_as_plan(run, microbatch, profile, SHIPPED)

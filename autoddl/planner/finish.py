@@ -1,5 +1,6 @@
 """Writes the plan of a finished search: of the model itself, or of a question that a plan keeps."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -8,7 +9,7 @@ from autoddl.cost_models import Cluster
 from autoddl.planner.assemble import assemble, assemble_choice, plan_of
 from autoddl.planner.batch_scaling import scaled_sample
 from autoddl.planner.bucket_size import fitting_buckets
-from autoddl.planner.candidates import Solved
+from autoddl.planner.candidates import Solved, Space
 from autoddl.planner.mesh_search import Found, Progress, cut_short, search
 from autoddl.planner.microbatch_variants import Variant
 from autoddl.planner.options import PlanOptions
@@ -58,8 +59,8 @@ def answer_plan(question: Question, plan: Plan, progress: Progress | None = None
     return replace(best, sample=scaled_sample(plan.sample, plan.microbatches, best.microbatches))
 
 
-def on_cluster(plan: Plan, solved: Solved, cluster: Cluster) -> Plan:
-    """The choices of `solved`, of which `plan` was made, priced on another cluster of the same levels."""
-    made = assemble_choice(replace(solved.pricing, cluster=cluster), solved.solution.choice, solved.variables)
+def on_cluster(plan: Plan, space: Space, choice: Sequence[int], cluster: Cluster) -> Plan:
+    """The plan of a choice in a space, of which `plan` was made, priced on another cluster of the same levels."""
+    made = assemble_choice(replace(space.pricing, cluster=cluster), choice, space.variables)
     return replace(plan, decisions=made.decisions, conversions=made.conversions, stored=made.stored,
                    inputs=made.inputs, predicted=replace(made.predicted, nbytes=plan.predicted.nbytes))

@@ -24,7 +24,7 @@ from autoddl.core.plan import Plan, Stored
 from autoddl.core.problem import Problem
 from autoddl.core.recompute import NO_RECOMPUTE, policy_text
 from autoddl.cost_models import Cluster, parse_cluster
-from autoddl.planner.candidates import Built, Candidate, build_network, under_policies
+from autoddl.planner.candidates import Built, Candidate, Space, build_network, space_of, under_policies
 from autoddl.planner.mesh_search import Found, Progress, search
 from autoddl.planner.microbatch_variants import Variant, Variants
 from autoddl.planner.options import PlanOptions
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from autoddl.planner.candidates import Solved
 
 __all__ = ["Question", "Rebuilt", "candidates_of", "graphs_beside", "network_on", "options_text", "problem_on",
-           "question_of", "rebuild", "repriced", "solve_question", "source_of", "split_by_microbatches",
-           "task_of_question", "whole_question_of"]
+           "question_of", "rebuild", "repriced", "solve_question", "source_of", "space_of_plan",
+           "split_by_microbatches", "task_of_question", "whole_question_of"]
 
 _ASKED = ("mesh", "pins", "budget", "optimizer", "precision", "tolerance", "max_axes", "microbatches", "recompute",
           "stages", "schedule", "cut", "compress", "sparse")
@@ -265,6 +265,17 @@ def _choice(plan: Plan, space: tuple[Variable, ...]) -> tuple[int, ...]:
 def _stored(variable: Variable, one: Stored | None, sparse: bool) -> int | None:
     return next((k for k, c in enumerate(variable.choices)
                  if one is not None and (one.layout, one.depths, sparse) == (c.outputs[0], c.depths, c.sparse)), None)
+
+
+def space_of_plan(plan: Plan) -> tuple[Space, tuple[int, ...]]:
+    """The space of the plan's mesh, none of it priced, and the option of every variable that the plan chose.
+
+    Raises MismatchError where its layouts are none that this AutoDDL knows.
+    """
+    own = replace(question_of(plan), parts={})
+    space = space_of(task_of_question(own), Candidate(plan.mesh, region_of(own.options), own.microbatches,
+                                                      own.recompute, own.in_flight, own.waiting))
+    return space, _choice(plan, space.variables)
 
 
 def repriced(plan: Plan, cluster: Cluster) -> float:

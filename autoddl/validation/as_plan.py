@@ -35,7 +35,7 @@ from autoddl.cost_models import Cluster
 from autoddl.cost_models.pipelines import simulate_pipeline
 from autoddl.cost_models.profile import SHIPPED, Profile
 from autoddl.planner.assemble import assemble
-from autoddl.planner.candidates import Candidate, Solved, under_policies
+from autoddl.planner.candidates import Candidate, Solved, Space, under_policies
 from autoddl.planner.degree_meshes import DegreesRegion, degree_meshes
 from autoddl.planner.finish import finished_plan, on_cluster
 from autoddl.planner.mesh_search import search
@@ -52,6 +52,7 @@ from autoddl.planner.pipelines.stage_plans import (
 )
 from autoddl.planner.pipelines.uniform_pipelines import uniform_cuts
 from autoddl.planner.task import PlanTask
+from autoddl.pricing.policies import NO_POLICIES
 from autoddl.schedule.run_step import run_seconds, stage_run_seconds
 from autoddl.schedule.stage_messages import busiest, messages
 from autoddl.validation.run_as_plan import RunPlan
@@ -103,12 +104,17 @@ class _Chosen:
     """A plan of a whole model or a stage, the choices that it was made of, and its graph with hubs."""
 
     plan: Plan
-    solved: Solved
+    space: Space
+    choice: tuple[int, ...]
     graph: Graph
+
+    @classmethod
+    def of(cls, plan: Plan, solved: Solved, graph: Graph) -> "_Chosen":
+        return cls(plan, Space(solved.pricing, NO_POLICIES, solved.variables), tuple(solved.solution.choice), graph)
 
     def on(self, cluster: Cluster | None) -> Plan:
         """The plan priced again on a cluster; None for as it was made."""
-        return self.plan if cluster is None else on_cluster(self.plan, self.solved, cluster)
+        return self.plan if cluster is None else on_cluster(self.plan, self.space, self.choice, cluster)
 
 
 @lru_cache(maxsize=4_000)
@@ -127,7 +133,7 @@ def _flat_plan(asked: RunPlan, graph: Graph) -> _Chosen:
     tried = under_policies(plain, options.recompute)
     found = search(task, tried)
     plan = finished_plan(task, found, len(tried), options, task.confirmed(asked.microbatches))
-    return _Chosen(plan, found.best, task.graph)
+    return _Chosen.of(plan, found.best, task.graph)
 
 
 def _staged_seconds(run: Run, asked: RunPlan, at: RunPlan | None) -> float:
@@ -180,7 +186,7 @@ def _stage_plans(asked: RunPlan, graph: Graph) -> tuple[tuple[_Chosen, ...], tup
         found = search_stage(task, stage, part, asked.microbatches, Flight(1, 0), within)
         own = stage_task(task, stage, part, asked.microbatches)
         made = assemble(found.best.pricing, found.best.solution, found.best.variables)
-        chosen.append(_Chosen(finish_stage(own, stage, found, made), found.best, own.graph))
+        chosen.append(_Chosen.of(finish_stage(own, stage, found, made), found.best, own.graph))
     return tuple(chosen), cuts
 
 

@@ -1,7 +1,7 @@
 """Tables of a calibration: the errors before and after by source, and what every constant does."""
 
 from collections.abc import Sequence
-from math import sqrt
+from math import exp, sqrt
 from statistics import fmean
 from typing import Any
 
@@ -24,6 +24,7 @@ def calibration_rows(found: Calibrated) -> dict[str, Any]:
             "runs": [{"row": one.run.row, "source": one.run.source, "measured_seconds": one.run.seconds,
                       "before": one.before, "fitted": one.fitted, "left_out": one.left_out,
                       "source_left_out": one.source_left_out} for one in found.errors],
+            "width": found.width,
             "unpriced": [{"row": one.run.row, "reason": one.reason} for one in found.unpriced]}
 
 
@@ -35,16 +36,18 @@ def calibration_table(found: Calibrated) -> RenderableType:
         values = _errors(rows)
         errors.add_row(name, str(len(rows)), *(_percent(values[key]) for key in
                                                ("before", "fitted", "left_out", "source_left_out")))
-    constants = columns("constant", "seconds", "give or take", "before", "a tenth more: steps longer by",
+    constants = columns("constant", "seconds", "within a factor of", "before", "a tenth more: steps longer by",
                         "least to most")
     for name in CONSTANTS:
         mean, least, most = found.effects(name)
-        constants.add_row(name, f"x {found.profile[name]:.3f}", _percent(_spread(found, name)), _percent(SPREAD[name]),
-                          _percent(mean), f"{_percent(least)} to {_percent(most)}")
+        constants.add_row(name, f"x {found.profile[name]:.3f}", f"{exp(_spread(found, name)):.2f}",
+                          f"{exp(SPREAD[name]):.2f}", _percent(mean), f"{_percent(least)} to {_percent(most)}")
     left = columns("no price: row", "reason")
     for one in found.unpriced:
         left.add_row(one.run.row, one.reason)
-    return Group(errors, "", constants, *(("", left) if found.unpriced else ()))
+    unlike = ("these runs are further from the package's figures than a machine's usually are: look at the cluster, "
+              "and at the framework of the rows",) if found.width > 1 else ()
+    return Group(errors, "", constants, *unlike, *(("", left) if found.unpriced else ()))
 
 
 def _sources(found: Calibrated) -> dict[str, list[Errors]]:
