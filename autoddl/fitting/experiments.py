@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from autoddl.core.plan import Plan
 from autoddl.cost_models.profile import Profile
 
-__all__ = ["RUN_STEPS", "SIGMA", "START", "BestOfTwo", "Contender", "Experiment", "Worthwhile", "choice_of", "name_experiments"]
+__all__ = ["RUN_STEPS", "SIGMA", "START", "BestOfTwo", "Contender", "Experiment", "Worthwhile", "choice_of",
+           "name_experiments"]
 
 Array = NDArray[np.float64]
 RUN_STEPS = 12

@@ -58,7 +58,8 @@ def test_the_worth_of_an_experiment_is_the_fall_of_the_variance(plans: Path) -> 
 
 
 def test_what_both_plans_share_is_worth_nothing(plans: Path) -> None:
-    choice = BestOfTwo(Contender("a", 1.0, shares(matmul=0.9, memory=0.1)), Contender("b", 1.1, shares(matmul=0.9)), 0.0)
+    best, second = Contender("a", 1.0, shares(matmul=0.9, memory=0.1)), Contender("b", 1.1, shares(matmul=0.9))
+    choice = BestOfTwo(best, second, 0.0)
     plan = load_plan(plans / "plan.json")
     common, own = (Experiment(name, plan, 1.0, shares(**{name: 1.0})) for name in ("matmul", "memory"))
     assert [one.experiment.name for one in name_experiments(choice, [common, own], SHIPPED, 3)] == ["memory"]
