@@ -41,7 +41,9 @@ def sparse_rows(plan: Plan) -> list[tuple[str, str]]:
     sent = ""
     if "graph" in plan.source:
         graph, whole = graph_from_text(plan.source["graph"]), plan.without_codecs(sparse_alone=True)
-        sent = f": rank 0 sends {show_bytes(_sent(plan, graph))} a step, not {show_bytes(_sent(whole, graph))}"
+        with_, without = (show_bytes(_sent(each, graph)) for each in (plan, whole))
+        sent = f": rank 0 sends {with_} a step, not {without}" if with_ != without else \
+            f": none of them on rank 0, which sends {with_} a step"
     return [("sparse", f"{said}{count} gradients{sent}"),
             ("", "the rest is kept and added to the next step's gradient; a step may send half as much again, and "
                  f"more in every {RENEWED}nd, which computes thresholds")]

@@ -5,7 +5,7 @@
     residuals.PLAN.RANK.N.NAME.thresholds    of the sum that NAME is the first member of: own, common, steps, bounds
 
 PLAN is the plan's fingerprint. Under the same plan every rank gets back what it had, to the bit. Under another one the
-first rank of each sum gets the sum of all pieces that count: of ranks with the same piece, the first counts. Thresholds
+first rank of each sum gets the sum of all pieces that count. Of ranks with the same piece the first counts. Thresholds
 are then computed in the next step. A plan without sparse sums leaves residuals where they are.
 """
 

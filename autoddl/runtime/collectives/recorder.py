@@ -67,7 +67,8 @@ class Recorder:
 
     With `timed`, `marks` has their times, and `passes` when each pass began. With `checks`, `coded_share` is the
     largest error of a value that was coded, over what its codec allows. `besides` are collectives that no plan has:
-    those of exponents for which lossless rows had no room. `sparse` has what each sparse sum sent.
+    those of exponents for which lossless rows had no room. A sparse sum is noted with the entries that it may keep;
+    `sparse` has the words that each sent.
     """
 
     def __init__(self, timed: bool = False) -> None:
