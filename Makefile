@@ -2,6 +2,7 @@
 # make test    the tests on two workers, a real case of every promise; make test-all   with the long ones (marked slow)
 # make fuzz    random plans of every model on four ranks against one process: all 456
 # make check   ruff, mypy and the import contracts
+# make validate RUNS=FILE.csv   published runs priced as plans, with the table of errors by source
 # make setup   the environment in .venv (every target makes it when needed)
 
 PYTHON := $(shell command -v python3.11 || command -v python3)
@@ -11,7 +12,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 SHAPED := $(shell grep -lE 'shaping|mark\.root' tests/*/test_*.py)
 
-.PHONY: setup demo fuzz test test-all check size clean
+RUNS ?= published_runs.csv
+
+.PHONY: setup demo fuzz test test-all validate check size clean
 
 setup: $(READY)
 
@@ -34,6 +37,9 @@ fuzz: setup
 test-all: setup
 	$(PYTEST) --timeout=1500 -m root $(SHAPED)
 	$(PYTEST) $(TWO) --timeout=1500 -m 'not root'
+
+validate: setup
+	OMP_NUM_THREADS=1 $(BIN)/autoddl validate $(RUNS) --workers 2
 
 check: setup
 	$(BIN)/ruff check .

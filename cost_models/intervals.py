@@ -10,7 +10,7 @@
                 of their measured / predicted|. Configurations that differ by less are a tie
 
 `intervals.yaml` has them by regime: `pipeline` has stages, `sharded` gathers weights again (ZeRO-3), `whole` is all
-other. `autoddl validate RUNS.csv --as-plan --intervals FILE` writes such a file.
+other. `autoddl validate RUNS.csv --intervals FILE` writes such a file.
 """
 
 from collections.abc import Mapping

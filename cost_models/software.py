@@ -65,8 +65,6 @@ class Software:
     """Bytes per parameter that ZeRO-3 moves on a device per gather of a layer, besides what links carry."""
     packed: float = 0.0
     """Bytes per parameter that ZeRO-3 moves on a device per reduction of a layer, besides what links carry."""
-    separate_expert_biases: bool = False
-    """Whether biases of experts and clamps of their gates are kernels of their own (`expert_biases`)."""
 
 
 def _read(section: str) -> dict[str, dict[str, Any]]:

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Group, RenderableType
+from rich.console import Group
 
 from autoddl.cli.options import AsJson, ProfilePath
 from autoddl.cli.output import progress_bar, show
-from autoddl.core.errors import InputError
 from autoddl.core.files import check_file, write_atomically
 from autoddl.cost_models.profile import SHIPPED, load_profile
 
@@ -28,29 +27,21 @@ By = Annotated[Rows, typer.Option(help="a row per source or per run")]
 
 
 def validate_verb(runs: RunsPath, by: By = Rows.SOURCE,
-                  as_plan: Annotated[bool, typer.Option("--as-plan", help="price every run as a plan of its degrees")]
-                  = False,
                   workers: Annotated[int, typer.Option(min=1, help="processes that price runs")] = 1,
                   intervals: Annotated[Path | None, typer.Option(metavar="FILE", help="write how sure predictions "
-                                                                 "as plans are")] = None,
+                                                                  "are")] = None,
                   profile: ProfilePath = None, as_json: AsJson = False) -> None:
-    """Predict published runs and compare with what was measured."""
+    """Predict published runs, each as the plan of its degrees, and compare with what was measured."""
     from autoddl.cli.tables import validation_tables
     from autoddl.validation.intervals import covered, find_intervals, intervals_text
     from autoddl.validation.validate import validate as predict
-    if intervals is not None and not as_plan:
-        raise InputError("--intervals writes how sure predictions as plans are: add --as-plan")
-    if profile is not None and not as_plan:
-        raise InputError("--profile has constants of a machine, by which runs are priced as plans: add --as-plan")
     check_file(intervals)
     known = SHIPPED if profile is None else load_profile(profile)
     with progress_bar() as progress:
-        found = predict(runs, progress, as_plan, workers, known)
+        found = predict(runs, progress, workers, known)
     if intervals is not None:
         write_atomically(intervals, intervals_text(find_intervals(found), runs.name))
     if by is Rows.RUN:
         return show(validation_tables.run_table(found), validation_tables.run_rows(found), as_json)
-    table: RenderableType = validation_tables.score_table(found)
-    if as_plan:
-        table = Group(table, "", validation_tables.coverage_table(covered(found)))
+    table = Group(validation_tables.score_table(found), "", validation_tables.coverage_table(covered(found)))
     show(table, validation_tables.score_rows(found), as_json)

@@ -2,7 +2,9 @@
 
     step       max(time line, host) + update
     host       seconds of the host per operator and pass, for programs that launch kernels one by one
-    added      bytes that a program moves besides: ZeRO-3 copies what it gathered and what it reduces
+    added      bytes that a program moves besides: ZeRO-3 copies what it gathered and what it reduces; one that takes
+               padding out around attention reads and writes queries, keys and values, and fills the output with
+               zeros before it is copied back; backward does it the other way round
     hidden     messages that a program sends in pieces beside its products; what runs at once slows both by SLOWDOWN
     exposed    a program that sends nothing beside computation takes the sum of its parts
 
@@ -10,13 +12,17 @@ Of m > 3 microbatches all between the first and the last take the same time: T(m
 """
 
 from dataclasses import replace
+from math import prod
 
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import HUB
+from autoddl.core.layout import Layout, local_shape
 from autoddl.core.pipeline_cuts import StageSeconds
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, elementwise_seconds
 from autoddl.cost_models.software import SLOWDOWN, Software
+from autoddl.operators.recomputed import recomputed_ops
+from autoddl.operators.ring import is_attention
 from autoddl.schedule.buckets import parameter_edges
 from autoddl.schedule.stage_seconds import stage_seconds
 from autoddl.schedule.timeline import PredictedStep, predict_timeline
@@ -86,7 +92,29 @@ def _added(plan: Plan, graph: Graph, cluster: Cluster, software: Software) -> tu
     gathered = sum(edge.tensor.numel for edge in parameter_edges(plan, graph)
                    if edge.tensor.trained and edge.summed is not None and edge.tensor.fqn in again)
     copied = (software.unpacked + software.packed) * gathered
-    return _seconds(cluster, software.unpacked * gathered), _seconds(cluster, copied)
+    forth, back = _unpadded(plan, graph) if software.unpads else (0.0, 0.0)
+    return (_seconds(cluster, software.unpacked * gathered) + _seconds(cluster, forth),
+            _seconds(cluster, copied) + _seconds(cluster, back))
+
+
+def _unpadded(plan: Plan, graph: Graph) -> tuple[float, float]:
+    """Bytes that are moved around attention in forward, and in backward, where some may run again."""
+    index, again = plan.index(), recomputed_ops(graph, plan.recompute)
+    forth = back = 0.0
+    for op in graph.ops:
+        if is_attention(op):
+            decision = index.decisions[op.name]
+            read = sum(_piece(plan, graph, op.inputs[k], decision.inputs[k]) for k in range(3))
+            written = _piece(plan, graph, op.outputs[0], decision.outputs[0])
+            forth += 2 * read + 3 * written
+            back += 2 * written + 3 * read + (2 * read + 3 * written) * (op.name in again)
+    return forth, back
+
+
+def _piece(plan: Plan, graph: Graph, t: int, layout: Layout) -> float:
+    """Bytes of a rank's piece of a tensor."""
+    tensor = graph.tensors[t]
+    return float(prod(local_shape(tensor.shape, layout, plan.mesh)) * tensor.itemsize)
 
 
 def _seconds(cluster: Cluster, nbytes: float) -> float:

@@ -4,10 +4,9 @@ Read in this order:
 
     runs, runs_file      the columns of a table of runs
     facts                YAML files of models, clusters and programs, with a source for each fact
-    templates, layers    the layers of a run as graphs
-    price_part, part     seconds and bytes of one part of a model
-    step                 the parts put together to a step
-    run_as_plan, as_plan a run in the words of a plan, and its seconds as a plan has them
+    templates, layers    the model of a run as a graph
+    run_parts, software  its sizes and stages, and what its program does
+    run_as_plan, as_plan, as_plan_bytes    a run in the words of a plan, its seconds and peak bytes as a plan has them
     scores, validate     `autoddl validate`
 
 Only the shell knows this room. May import `planner`, `pricing`, `schedule`, `operators`, `cost_models`, `capture` and

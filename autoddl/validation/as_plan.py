@@ -18,9 +18,9 @@ A profile changes the constants of the machine. Plans are chosen under it, or un
 what a constant does, the same plans are priced twice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from time import perf_counter
 
 from autoddl.core.degrees import Degrees
@@ -60,7 +60,8 @@ from autoddl.validation.run_parts import schedule_of, stage_layers
 from autoddl.validation.runs import Run
 from autoddl.validation.templates import model_graph
 
-__all__ = ["price_as_plan", "task_of_run"]
+__all__ = ["Chosen", "by_share", "flat_graphs", "flat_plan", "price_as_plan", "stage_plans", "task_of_run",
+           "with_all_layers"]
 
 UNBOUND = 1e18
 """Bytes of a budget that binds nothing."""
@@ -74,21 +75,32 @@ def price_as_plan(run: Run, microbatch: int, profile: Profile = SHIPPED, chosen:
     """
     plain = RunPlan.of(run, microbatch)
     asked, at = plain.under(chosen or profile), plain.under(profile)
-    fixed = None if chosen is None else at
-    seconds = _step_seconds(run, asked, fixed)
+    return by_share(run, asked, partial(_step_seconds, run, None if chosen is None else at))
+
+
+def by_share(run: Run, asked: RunPlan, figure: Callable[[RunPlan], float]) -> float:
+    """A figure of a run, of whose layers only a share may be computed again."""
+    found = figure(asked)
     if run.recomputed_share < 1 and asked.recomputes_all:
-        none = _step_seconds(run, asked.without_recompute(), fixed)
-        return none + run.recomputed_share * (seconds - none)
-    return seconds
+        none = figure(asked.without_recompute())
+        return none + run.recomputed_share * (found - none)
+    return found
 
 
-def _step_seconds(run: Run, asked: RunPlan, at: RunPlan | None) -> float:
+def _step_seconds(run: Run, at: RunPlan | None, asked: RunPlan) -> float:
     """Seconds of the plans that `asked` chooses, on the machine of `at`; None for that of `asked`."""
-    if run.pp > 1:
-        return _staged_seconds(run, asked, at)
-    few = min(run.layers, 2)
-    times = [_flat_seconds(asked, model_graph(asked.shape, n, asked.precision), at) for n in range(1, few + 1)]
-    return times[0] + (run.layers - 1) * (times[-1] - times[0])
+    return _staged_seconds(run, asked, at) if run.pp > 1 else with_all_layers(run, [
+        _flat_seconds(asked, graph, at) for graph in flat_graphs(run, asked)])
+
+
+def flat_graphs(run: Run, asked: RunPlan) -> list[Graph]:
+    """The run's model with one layer, and with two where it has as many."""
+    return [model_graph(asked.shape, n, asked.precision) for n in range(1, min(run.layers, 2) + 1)]
+
+
+def with_all_layers(run: Run, few: Sequence[float]) -> float:
+    """A figure of all layers of a run, from that of one and of two."""
+    return few[0] + (run.layers - 1) * (few[-1] - few[0])
 
 
 def task_of_run(asked: RunPlan, graph: Graph) -> PlanTask:
@@ -100,7 +112,7 @@ def task_of_run(asked: RunPlan, graph: Graph) -> PlanTask:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
+class Chosen:
     """A plan of a whole model or a stage, the choices that it was made of, and its graph with hubs."""
 
     plan: Plan
@@ -109,7 +121,7 @@ class _Chosen:
     graph: Graph
 
     @classmethod
-    def of(cls, plan: Plan, solved: Solved, graph: Graph) -> "_Chosen":
+    def of(cls, plan: Plan, solved: Solved, graph: Graph) -> "Chosen":
         return cls(plan, Space(solved.pricing, NO_POLICIES, solved.variables), tuple(solved.solution.choice), graph)
 
     def on(self, cluster: Cluster | None) -> Plan:
@@ -120,12 +132,12 @@ class _Chosen:
 @lru_cache(maxsize=4_000)
 def _flat_seconds(asked: RunPlan, graph: Graph, at: RunPlan | None) -> float:
     """Seconds of a step without stages."""
-    chosen, place = _flat_plan(asked, graph), at or asked
+    chosen, place = flat_plan(asked, graph), at or asked
     return run_seconds(chosen.on(None if at is None else at.cluster), chosen.graph, place.cluster, place.software)
 
 
 @lru_cache(maxsize=512)
-def _flat_plan(asked: RunPlan, graph: Graph) -> _Chosen:
+def flat_plan(asked: RunPlan, graph: Graph) -> Chosen:
     """The best plan without stages."""
     task = task_of_run(asked, graph)
     options = task.options
@@ -133,7 +145,7 @@ def _flat_plan(asked: RunPlan, graph: Graph) -> _Chosen:
     tried = under_policies(plain, options.recompute)
     found = search(task, tried)
     plan = finished_plan(task, found, len(tried), options, task.confirmed(asked.microbatches))
-    return _Chosen.of(plan, found.best, task.graph)
+    return Chosen.of(plan, found.best, task.graph)
 
 
 def _staged_seconds(run: Run, asked: RunPlan, at: RunPlan | None) -> float:
@@ -166,7 +178,8 @@ def _three_stages(asked: RunPlan, graph: Graph, name: str, at: RunPlan | None
     """The seconds of the first, a middle and the last stage, with a layer each, and those of a transfer."""
     place, parts = at or asked, Degrees.parse(asked.degrees).pp
     part = stage_cluster(place.cluster, parts)
-    chosen, cuts = _stage_plans(asked, graph)
+    cuts = uniform_cuts(graph, 3)
+    chosen = stage_plans(asked, graph, cuts)
     plans = [one.on(part if at else None) for one in chosen]
     seconds = tuple(stage_run_seconds(plan, one.graph, part, place.software, splits_backward(name))
                     for plan, one in zip(plans, chosen, strict=True))
@@ -174,11 +187,11 @@ def _three_stages(asked: RunPlan, graph: Graph, name: str, at: RunPlan | None
 
 
 @lru_cache(maxsize=512)
-def _stage_plans(asked: RunPlan, graph: Graph) -> tuple[tuple[_Chosen, ...], tuple[int, ...]]:
-    """The best plans of the first, a middle and the last stage, with a layer each, and where they are cut."""
+def stage_plans(asked: RunPlan, graph: Graph, cuts: tuple[int, ...]) -> tuple[Chosen, ...]:
+    """The best plans of the stages between cuts."""
     degrees = Degrees.parse(asked.degrees)
     alone = replace(asked, degrees=str(replace(degrees, pp=1)))
-    part, cuts = stage_cluster(asked.cluster, degrees.pp), uniform_cuts(graph, 3)
+    part = stage_cluster(asked.cluster, degrees.pp)
     task, inner = task_of_run(alone, graph), replace(degrees, pp=1).on(part.size)
     within = [Candidate(mesh, DegreesRegion(inner, graph)) for mesh in degree_meshes(part, inner)]
     chosen = []
@@ -186,8 +199,8 @@ def _stage_plans(asked: RunPlan, graph: Graph) -> tuple[tuple[_Chosen, ...], tup
         found = search_stage(task, stage, part, asked.microbatches, Flight(1, 0), within)
         own = stage_task(task, stage, part, asked.microbatches)
         made = assemble(found.best.pricing, found.best.solution, found.best.variables)
-        chosen.append(_Chosen.of(finish_stage(own, stage, found, made), found.best, own.graph))
-    return tuple(chosen), cuts
+        chosen.append(Chosen.of(finish_stage(own, stage, found, made), found.best, own.graph))
+    return tuple(chosen)
 
 
 def _between(cluster: Cluster, parts: int, plans: Sequence[Plan], graph: Graph, cuts: tuple[int, ...]) -> float:

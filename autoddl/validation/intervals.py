@@ -93,7 +93,7 @@ def intervals_text(intervals: Mapping[str, Interval], table: str) -> str:
     """The text of a file of intervals that rest on the runs of a table."""
     rows = {name: {**{key: round(getattr(one, key), 3) for key in ("low", "median", "high", "common")},
                    "runs": one.runs, "sources": one.sources} for name, one in intervals.items()}
-    head = (f"# How far published runs were from their predictions as plans: `autoddl validate {table} --as-plan\n"
+    head = (f"# How far published runs were from their predictions as plans: `autoddl validate {table}\n"
             "# --intervals FILE` wrote this. intervals.py has the meaning. Constants of devices were chosen with\n"
             "# these runs in view, so that a machine which no source has may be farther off.\n")
     return head + yaml.safe_dump({"regimes": rows}, sort_keys=False)

@@ -1,4 +1,4 @@
-"""Published models as modules, and their repeated parts: one layer, the embedding, the head.
+"""Published models as modules: embeddings, layers, and the head.
 
     layer       x + attention(norm(x)), then x + mlp(norm(x))                        Vaswani et al. 2017, pre-norm
     attention   fused: scaled_dot_product_attention; else two products around a softmax and its dropout
@@ -16,22 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["ATTENTION", "EXPERT_WEIGHTS", "INLET", "MLP", "STREAM_MODULES", "Decoder", "Embedding", "Head", "Layer",
-           "Shape"]
-
-ATTENTION, MLP = "attention", "mlp"
-"""Modules of a layer; an op of attention's core has the first as its module."""
-STREAM_MODULES = ("", "first", "second", "norm")
-"""Modules whose ops read or write the stream x between blocks: the part itself and its norms."""
-INLET = "inlet"
-"""A parameter of one number by which x comes in, so that its gradient is wanted."""
-EXPERT_WEIGHTS = ("mlp.up", "mlp.down")
-"""Parameters of a mixture; dim 0 is the expert."""
+__all__ = ["Decoder", "Shape"]
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes and kinds that decide the kernels of a part."""
+    """Sizes and kinds that decide the kernels of a model."""
 
     width: int
     """Width of the stream x."""
@@ -44,7 +34,7 @@ class Shape:
     vocab: int
     """Tokens of the vocabulary, padded."""
     batch: int
-    """Sequences of the microbatches that the part computes at once."""
+    """Sequences that the model computes at once."""
     length: int
     """Tokens of a sequence."""
     gated: bool = False
@@ -159,17 +149,6 @@ class Block(nn.Module):
         return x + F.dropout(self.mlp(self.second(x)), 0.1, self.dropout)
 
 
-class Layer(Block):
-    """One layer by itself; its loss is a sum that costs nothing beside it."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__(shape)
-        self.inlet = nn.Parameter(torch.empty(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x * self.inlet).sum()
-
-
 class Decoder(nn.Module):
     """A whole model: token embeddings, perhaps positions, layers, norm, and the mean loss of the next token."""
 
@@ -188,29 +167,3 @@ class Decoder(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
-
-
-class Embedding(nn.Module):
-    """Tokens and positions."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(shape.vocab, shape.width)
-        self.positions = nn.Parameter(torch.empty(shape.length, shape.width))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        total: Tensor = (self.tokens(ids) + self.positions).sum()
-        return total
-
-
-class Head(nn.Module):
-    """Norm, logits, loss in float32."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.norm, self.head = nn.LayerNorm(shape.width), nn.Linear(shape.width, shape.vocab, bias=False)
-        self.inlet = nn.Parameter(torch.empty(()))
-
-    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        logits = self.head(self.norm(x * self.inlet))
-        return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())

@@ -56,7 +56,7 @@ class RunPlan:
         software = software_of(run)
         cluster = run_by(_with_dtypes(cluster_of(run), narrow_dtype(run)), software, visible_share(run))
         half = software.gradient == _HALF
-        shape = replace(model_shape(run, software, microbatch), batch=microbatch * run.dp, dtype="float32")
+        shape = model_shape(run, software, microbatch)
         return cls(cluster, software, shape, str(_degrees(run)), "bf16" if half else "bf16-mixed",
                    f"{(software.update - 3 * _HALF) / 2:g} B" if half else "adamw", run.batch // (run.dp * microbatch))
 

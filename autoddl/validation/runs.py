@@ -89,8 +89,6 @@ class Run:
     """Width of one head; 0 for hidden / heads."""
     window: int = 0
     """Keys that a query sees in every other layer; 0 for all."""
-    expert_biases: bool = False
-    """Whether experts have biases and clamp their gates."""
     cluster: str = ""
     """Text of the cluster's file; empty where device, link and network say what it is."""
 

@@ -13,7 +13,7 @@ An empty field stands for
     microbatch              the fastest power of two that divides the batch and fits the device (`validate`)
     intra_link, inter_Gbps_per_node    those of the reference system of the device's generation (`systems.yaml`)
 
-and without a precision a run stays unpriced. `models.yaml` knows head_dim, window and expert_biases of some models; a
+and without a precision a run stays unpriced. `models.yaml` knows head_dim and window of some models; a
 filled field overrides it.
 
 Words are read whatever their case. 1, 1.0, true and yes are yes; 0, 0.0, false, no and nothing are no. A row that
@@ -42,8 +42,8 @@ MEASURED = ("iter_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_g
 MACHINE = ("gpu_type", "cluster")
 COLUMNS = (*NEEDED, *MEASURED, *MACHINE, "source_id", "row_id", "workload", "framework", "kv_heads", "ffn",
            "gated_ffn", "vocab", "moe_experts", "moe_topk", "cp", "ep", "interleave_vp", "schedule", "microbatch",
-           "recompute", "seq_parallel", "zero_stage", "precision", "head_dim", "window", "expert_biases",
-           "gpus_per_node", "intra_link", "inter_Gbps_per_node", "peak_mem_GB", "notes")
+           "recompute", "seq_parallel", "zero_stage", "precision", "head_dim", "window", "gpus_per_node", "intra_link",
+           "inter_Gbps_per_node", "peak_mem_GB", "notes")
 DESCRIPTIVE = ("source", "from_memory", "config_complete", "quality", "params_b", "grad_accum", "zero_group", "offload",
                "intra_GBps_per_gpu_unidir", "inter_link", "iter_time_basis", "tflops_kind")
 """Columns that a table may have for its readers."""
@@ -62,7 +62,6 @@ class ModelFacts:
 
     head_dim: int = 0
     window: int = 0
-    expert_biases: bool = False
 
 
 MODELS: Mapping[str, ModelFacts] = {name: ModelFacts(**row) for name, row in read_facts("models.yaml").items()}
@@ -160,8 +159,7 @@ def _run(row: Mapping[str, str], where: str) -> Run:
         network=_number(row, "inter_Gbps_per_node", name, 0.0) * 1e9 / 8,
         seconds=1.0, peak_bytes=_number(row, "peak_mem_GB", name, 0.0) * 1e9,
         notes=row.get("notes", ""), head_dim=whole("head_dim", facts.head_dim),
-        window=whole("window", 0) if row.get("window", "").strip() else facts.window,
-        expert_biases=_flag(row, "expert_biases", name, facts.expert_biases))
+        window=whole("window", 0) if row.get("window", "").strip() else facts.window)
     check_run(run, name)
     run = replace(run, seconds=_seconds(row, run, name))
     _check_rate(run, name)

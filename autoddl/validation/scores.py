@@ -29,8 +29,6 @@ class PricedRun:
     nbytes: float | None = None
     """Predicted peak bytes; None also where no peak was measured."""
     reason: str = ""
-    by_templates: float | None = None
-    """Predicted seconds by templates of layers, where the run is priced as a plan."""
 
     @property
     def error(self) -> float:
@@ -61,8 +59,6 @@ class Score:
     """Mean regret over groups."""
     memory_mape: float | None
     """Mean absolute error of peak bytes."""
-    templates_mape: float | None = None
-    """Mean absolute error of seconds by templates of layers, of the runs that a plan prices."""
     reasons: Mapping[str, int] = field(default_factory=dict)
     """Reason for which a run has no price -> how many runs."""
 
@@ -88,7 +84,7 @@ def _score(rows: Sequence[PricedRun]) -> Score:
     return Score(len(rows), len(priced), _mean([abs(e) for e in errors]), max(map(abs, errors), default=None),
                  _mean(errors), _constant([row.run for row in priced]), _mean(ranked),
                  _mean([_regret(group) for group in groups]), _mean(memory),
-                 _mean([abs(row.by_templates / row.run.seconds - 1) for row in priced if row.by_templates]), reasons)
+                 reasons)
 
 
 def _mean(values: Sequence[float]) -> float | None:

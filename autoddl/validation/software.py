@@ -11,12 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from autoddl.cost_models.software import SOFTWARE, Software
-from autoddl.cost_models.software import attention_slowdown as slowdown_of
 from autoddl.validation.facts import find_beginning, read_facts
 from autoddl.validation.runs import Run
 
-__all__ = ["PROGRAMS", "RECIPES", "Recipe", "attention_slowdown", "profile_of", "recomputation_of",
-           "runs_expert_biases", "software_of", "visible_share"]
+__all__ = ["PROGRAMS", "RECIPES", "Recipe", "profile_of", "recomputation_of", "software_of", "visible_share"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +52,9 @@ def profile_of(run: Run) -> str:
     return _PROFILES[listed] if listed else run.framework if run.framework in SOFTWARE else "modern"
 
 
-def attention_slowdown(run: Run, software: Software) -> float:
-    """Returns how many times longer fused attention takes than by the best kernels of the device and with all keys."""
-    return visible_share(run) * slowdown_of(software, run.device)
-
-
 def visible_share(run: Run) -> float:
     """The share of causal attention's keys that queries see, on the mean of layers, in whole blocks."""
     return (1 + min(1.0, 2 * (run.window + BLOCK) / (run.seq + BLOCK))) / 2 if run.window else 1.0
-
-
-def runs_expert_biases(run: Run, software: Software) -> bool:
-    """Whether experts have biases and clamped gates that the program computes by kernels of their own."""
-    return software.separate_expert_biases and run.experts > 0 and run.expert_biases
 
 
 def recomputation_of(run: Run) -> str:

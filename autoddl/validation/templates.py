@@ -1,6 +1,6 @@
-"""Makes the graph of a part of a model for any sizes, from one capture of each structure.
+"""Makes the graph of a model for any sizes, from one capture of each structure.
 
-    template    the part captured once with sizes that are all different: primes, and what is made of them
+    template    the model captured once with sizes that are all different: primes, and what is made of them
     graph       the template with every size replaced by the one that stands in its place in the asked shape
 
 A capture takes a third of a second, a replacement under a millisecond; a test compares both on real shapes.
@@ -15,31 +15,10 @@ from torch import nn
 
 from autoddl.capture.capture import capture
 from autoddl.core.graph import Graph, Op, Value
-from autoddl.core.hubs import add_hubs
 from autoddl.core.precision import Precision
-from autoddl.validation.layers import Decoder, Embedding, Head, Layer, Shape
+from autoddl.validation.layers import Decoder, Shape
 
-__all__ = ["PARTS", "capture_part", "model", "model_graph", "part_graph"]
-
-PARTS: Mapping[str, type[nn.Module]] = {"layer": Layer, "embedding": Embedding, "head": Head}
-"""Name of a part -> its module."""
-
-
-def capture_part(name: str, shape: Shape) -> Graph:
-    """Captures a part on the meta device and returns its graph, as plans are made of it."""
-    dtype: torch.dtype = getattr(torch, shape.dtype)
-    x = torch.empty(shape.batch, shape.length, shape.width, dtype=dtype, device="meta")
-    ids = torch.zeros(shape.batch, shape.length, dtype=torch.int64, device="meta")
-    with torch.device("meta"):
-        model = PARTS[name](shape).to(dtype)
-    return add_hubs(capture(model, {"layer": (x,), "embedding": (ids,), "head": (x, ids)}[name]).graph)
-
-
-def part_graph(name: str, shape: Shape) -> Graph:
-    """Returns the graph that `capture_part` does, from the template of the shape's structure."""
-    like = _template_shape(shape)
-    return _resized(_template(name, like), like, shape)
-
+__all__ = ["model", "model_graph"]
 
 def model(shape: Shape, layers: int) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
     """Returns a whole model on the meta device, with its sample of `shape.batch` sequences."""
@@ -67,11 +46,6 @@ def _resized(graph: Graph, like: Shape, shape: Shape) -> Graph:
     return replace(graph, tensors=tensors, ops=tuple(_resize(op, sizes) for op in graph.ops))
 
 
-@lru_cache(maxsize=64)
-def _template(name: str, shape: Shape) -> Graph:
-    return capture_part(name, shape)
-
-
 def _template_shape(shape: Shape) -> Shape:
     """Returns a shape of the same structure whose sizes are products of different primes."""
     each = 1 if shape.heads == shape.kv_heads else 79
@@ -81,7 +55,7 @@ def _template_shape(shape: Shape) -> Shape:
 
 
 def _sizes(shape: Shape) -> tuple[int, ...]:
-    """Every size that a tensor of a part may have, in one order; 1 to 3 stand for themselves."""
+    """Every size that a tensor may have, in one order; 1 to 3 stand for themselves."""
     each, head = shape.heads // shape.kv_heads, shape.head_width
     sent = shape.length * shape.top_k // max(1, shape.experts)
     return (1, 2, 3, shape.batch, shape.length, shape.width, shape.heads, shape.kv_heads, each, each + 2, head,

@@ -1,7 +1,7 @@
 """Prices published runs as they are described, to compare with what was measured: the performance model's report card.
 
-    row -> cluster, software, parts     what it ran on, with, and of         `clusters`, `software`, `run_parts`
-        -> seconds and peak bytes       by the prices that plans use         `step`, `memory`
+    row -> cluster, software, shapes    what it ran on, with, and of         `clusters`, `software`, `run_parts`
+        -> seconds and peak bytes       of the plan of its degrees           `as_plan`, `as_plan_bytes`
         -> errors per source            beside the trivial predictor's       `scores`
 
 Constants belong to devices, links and programs, never to a source. A row that cannot be priced is counted with its
@@ -18,16 +18,15 @@ from autoddl.core.errors import InputError
 from autoddl.cost_models.profile import SHIPPED, Profile
 from autoddl.planner.process_pool import mapper
 from autoddl.validation.as_plan import price_as_plan
+from autoddl.validation.as_plan_bytes import bytes_as_plan
 from autoddl.validation.clusters import cluster_of
-from autoddl.validation.memory import peak_bytes
 from autoddl.validation.run_parts import Unpriced
 from autoddl.validation.runs import Run
 from autoddl.validation.runs_file import read_runs
 from autoddl.validation.scores import PricedRun
 from autoddl.validation.software import recomputation_of
-from autoddl.validation.step import price_step
 
-__all__ = ["assume_recomputation", "price_run", "price_run_as_plan", "settled", "validate"]
+__all__ = ["assume_recomputation", "price_run", "settled", "validate"]
 
 Progress = Callable[[str, int, int], None]
 SURE = 1.25
@@ -37,27 +36,29 @@ MICROBATCHES = (1, 2, 4, 8, 16)
 """Microbatches that a tuned run may have."""
 
 
-def validate(path: str | Path, progress: Progress = lambda *_: None, as_plan: bool = False, workers: int = 1,
-             profile: Profile = SHIPPED) -> tuple[PricedRun, ...]:
+def validate(path: str | Path, progress: Progress = lambda *_: None, workers: int = 1, profile: Profile = SHIPPED
+             ) -> tuple[PricedRun, ...]:
     """Prices every run of a CSV file; `progress` gets what is done, how often it was, and how often it will be.
 
-    With `as_plan` every run is priced as a plan, on a machine with the constants of `profile`, and by the templates of
-    its layers besides. Raises InputError for a table that cannot be read.
+    Machines have the constants of `profile`. Raises InputError for a table that cannot be read.
     """
     runs, found = read_runs(path), list[PricedRun]()
-    with mapper(partial(price_run_as_plan, profile=profile) if as_plan else price_run, workers) as priced:
+    with mapper(partial(price_run, profile=profile), workers) as priced:
         for i, one in enumerate(priced(runs)):
             progress("pricing", i, len(runs))
             found.append(one)
     return tuple(found)
 
 
-def price_run(run: Run) -> PricedRun:
-    """Returns the seconds and peak bytes of a run by templates of its layers, or the reason why there are none."""
+def price_run(run: Run, profile: Profile = SHIPPED) -> PricedRun:
+    """Returns the seconds of a run as the plan of its degrees has them, or the reason why there are none.
+
+    Peak bytes are those of the plan, for runs of which they were measured.
+    """
     try:
         run, microbatch = settled(run)
-        memory = peak_bytes(run, microbatch) if run.peak_bytes else None
-        return PricedRun(run, price_step(run, microbatch).seconds, memory)
+        memory = bytes_as_plan(run, microbatch) if run.peak_bytes else None
+        return PricedRun(run, price_as_plan(run, microbatch, profile), memory)
     except (Unpriced, InputError) as error:
         return PricedRun(run, reason=str(error))
 
@@ -71,20 +72,6 @@ def settled(run: Run) -> tuple[Run, int]:
     return run, run.microbatch or _fastest_microbatch(run)
 
 
-def price_run_as_plan(run: Run, profile: Profile = SHIPPED) -> PricedRun:
-    """Returns the seconds of a run as a plan has them, or the reason why there are none.
-
-    Recomputation and microbatch that the row does not state are those that the templates find.
-    """
-    by_templates = price_run(run)
-    try:
-        run, microbatch = settled(run)
-        seconds = price_as_plan(run, microbatch, profile)
-        return PricedRun(run, seconds, by_templates.nbytes, by_templates=by_templates.seconds)
-    except (Unpriced, InputError) as error:
-        return PricedRun(run, reason=str(error), by_templates=by_templates.seconds)
-
-
 def assume_recomputation(run: Run) -> Run:
     """Returns a run that says what it recomputes.
 
@@ -96,7 +83,7 @@ def assume_recomputation(run: Run) -> Run:
     plain, full = replace(run, recompute="none"), replace(run, recompute="full")
     if not run.microbatch:
         return plain
-    most, least = (peak_bytes(one, run.microbatch) for one in (plain, full))
+    most, least = (bytes_as_plan(one, run.microbatch) for one in (plain, full))
     beyond, layers = most - SURE * cluster_of(run).device.memory, -(-run.layers // run.pp)
     if beyond <= 0:
         return plain
@@ -110,8 +97,8 @@ def _fastest_microbatch(run: Run) -> int:
     seconds, reasons = dict[int, float](), []
     for size in (size for size in MICROBATCHES if run.batch // run.dp % size == 0):
         try:
-            if peak_bytes(run, size) <= memory:
-                seconds[size] = price_step(run, size).seconds
+            if bytes_as_plan(run, size) <= memory:
+                seconds[size] = price_as_plan(run, size)
         except Unpriced as error:
             reasons.append(error)
     if not seconds:

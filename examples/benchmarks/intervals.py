@@ -1,6 +1,6 @@
 """How sure predictions are, on sources that were left out: python examples/benchmarks/intervals.py RUNS.csv PRICED.json
 
-PRICED.json is what `autoddl validate RUNS.csv --as-plan --by run --json` prints. It says, for 80 % intervals that are
+PRICED.json is what `autoddl validate RUNS.csv --by run --json` prints. It says, for 80 % intervals that are
 found without the source of the run:
 
     inside     runs inside, in each third of the scale (number of devices), and by regime

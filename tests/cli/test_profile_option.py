@@ -61,5 +61,3 @@ def test_a_profile_of_another_device_is_refused(tmp_path: Path) -> None:
     path.write_text("devices: [H100-80GB]\nconstants: {matmul: 1.1}\n")
     said = shell("plan", *ASKED, "--profile", str(path))
     assert said.code == 2 and "says nothing of half-core" in said.err
-    said = shell("validate", "runs.csv", "--profile", str(path))
-    assert said.code == 2 and "add --as-plan" in said.err

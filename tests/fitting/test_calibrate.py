@@ -95,7 +95,7 @@ def test_the_shell_writes_a_profile_that_validate_and_plan_read(tmp_path: Path, 
     data, profile = json.loads(said.out), load_profile(out)
     assert data["profile"] == json.loads(json.dumps(profile.to_json()))
     assert (profile.software, profile.devices, profile.runs) == ("torchtitan", ("A100-80GB",), 5)
-    known = json.loads(shell("validate", path, "--as-plan", "--by", "run", "--profile", str(out), "--json").out)
-    plain = json.loads(shell("validate", path, "--as-plan", "--by", "run", "--json").out)
+    known = json.loads(shell("validate", path, "--by", "run", "--profile", str(out), "--json").out)
+    plain = json.loads(shell("validate", path, "--by", "run", "--json").out)
     errors = [max(abs(row["error"]) for row in rows) for rows in (known, plain)]
     assert errors[0] < errors[1] / 4

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from published import ROW, run, table
-from shell import shell
 from torch import Tensor, nn
 
 import autoddl
+from autoddl.core.errors import InputError
 from autoddl.core.hubs import add_hubs
 from autoddl.cost_models import parse_cluster
 from autoddl.planner.options import Options
@@ -18,6 +18,7 @@ from autoddl.validation.as_plan import UNBOUND, price_as_plan
 from autoddl.validation.run_as_plan import RunPlan
 from autoddl.validation.run_parts import Unpriced
 from autoddl.validation.templates import model, model_graph
+from autoddl.validation.validate import validate
 
 SMALL = {"layers": 2, "hidden": 512, "heads": 8, "vocab": 2048, "seq": 256, "global_batch": 16}
 
@@ -90,6 +91,12 @@ def test_what_is_no_plan_says_why(tmp_path: Path) -> None:
         price_as_plan(far, 1)
 
 
-def test_the_table_has_both_errors(tmp_path: Path) -> None:
-    said = shell("validate", str(table(tmp_path, ROW | SMALL)), "--as-plan")
-    assert said.code == 0 and "templates" in said.out and "made up" in said.out, said.err
+def test_a_run_has_no_price_without_that_of_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one path: where plans have no price, no run has one."""
+    def gone(*_: object, **__: object) -> None:
+        raise InputError("plans have no price")
+
+    path = table(tmp_path, ROW | SMALL | {"recompute": "none", "layers": 3})
+    assert validate(path)[0].seconds == price_as_plan(run(tmp_path, **SMALL | {"recompute": "none", "layers": 3}), 4)
+    monkeypatch.setattr("autoddl.pricing.edge_tables._seconds", gone)
+    assert validate(table(tmp_path, ROW | SMALL | {"hidden": 256}))[0].reason == "plans have no price"

@@ -13,7 +13,7 @@ from autoddl.validation.scores import PricedRun, score_sources
 __all__ = ["coverage_table", "run_rows", "run_table", "score_rows", "score_table"]
 
 
-KEYS = ("n", "priced", "mape", "max_ape", "bias", "constant_mape", "rank_correlation", "regret", "templates_mape")
+KEYS = ("n", "priced", "mape", "max_ape", "bias", "constant_mape", "rank_correlation", "regret")
 
 
 def run_rows(found: Sequence[PricedRun]) -> list[dict[str, Any]]:
@@ -42,13 +42,12 @@ def score_rows(found: Sequence[PricedRun]) -> dict[str, dict[str, Any]]:
 
 def score_table(found: Sequence[PricedRun]) -> RenderableType:
     """One row per source, then the reasons of what has no price."""
-    table = columns("source", "runs", "priced", "error", "worst", "bias", "constant", "ranks", "regret", "memory",
-                    "templates")
+    table = columns("source", "runs", "priced", "error", "worst", "bias", "constant", "ranks", "regret", "memory")
     by_source = score_sources(found)
     for source, one in by_source.items():
         table.add_row(source, str(one.n), str(one.priced), *map(_percent, (one.mape, one.max_ape, one.bias,
                       one.constant_mape)), "-" if one.rank_correlation is None else f"{one.rank_correlation:.2f}",
-                      _percent(one.regret), _percent(one.memory_mape), _percent(one.templates_mape))
+                      _percent(one.regret), _percent(one.memory_mape))
     for source, one in by_source.items():
         for reason, count in one.reasons.items():
             table.add_row(f"{source}: {count} not priced: {reason}")
