@@ -50,13 +50,19 @@ def test_plan_and_validate_give_the_same_seconds_to_the_bit(tmp_path: Path, chan
     assert parse_cluster(plan.source["cluster"], "the plan's") == asked.cluster  # a plan keeps what runs it
 
 
-def test_compare_and_plan_give_the_same_seconds_to_the_bit(tmp_path: Path) -> None:
-    one = run(tmp_path, **SMALL | TWO | {"layers": 1})
-    asked = RunPlan.of(one, one.microbatch)
+def test_a_plan_under_pins_compare_and_validate_give_the_same_seconds_to_the_bit(tmp_path: Path) -> None:
+    changed = SMALL | TWO | {"framework": "torchtitan", "precision": "bf16", "zero_stage": 3, "recompute": "none",
+                             "layers": 1}
+    asked = RunPlan.of(run(tmp_path, **changed), 4)
     module, sample = whole(asked, 1)
-    plan = autoddl.plan(module, asked.cluster, sample, **words(asked))
     mine = next(row for row in autoddl.compare(module, asked.cluster, sample, **words(asked)) if row.name == "mine")
-    assert mine.plan is not None and mine.plan.predicted.seconds == plan.predicted.seconds
+    free = {key: value for key, value in words(asked).items() if key != "mine"}
+    pins: Options = {"mesh": "dp=2", "pins": ("dp=zero-3",), "recompute": ("none",)}
+    pinned = autoddl.plan(module, asked.cluster, sample, **free | pins)  # type: ignore[arg-type]
+    assert mine.plan is not None and mine.plan.predicted.seconds == pinned.predicted.seconds
+    published = validate(table(tmp_path, ROW | changed))[0].seconds
+    for plan in (mine.plan, pinned):
+        assert run_seconds(plan, add_hubs(question_of(plan).graph), asked.cluster, asked.software) == published
 
 
 def test_layers_beyond_the_second_take_what_the_second_takes(tmp_path: Path) -> None:
