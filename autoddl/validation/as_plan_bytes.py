@@ -24,6 +24,9 @@ from autoddl.validation.templates import model_graph
 
 __all__ = ["bytes_as_plan"]
 
+FIRST, MIDDLE, LAST, TWO = range(4)
+"""The stages that are planned: three with a layer each, and a middle one with two."""
+
 
 def bytes_as_plan(run: Run, microbatch: int) -> float:
     """Peak bytes of the fullest rank of a run. Raises Unpriced or InputError with the reason."""
@@ -45,20 +48,19 @@ def _staged_bytes(run: Run, asked: RunPlan) -> float:
     found = dict.fromkeys((0, run.pp - 1), 0.0)
     for s, (rank, flight, count) in enumerate(zip(schedule.placement[0], flights, layers, strict=True)):
         if rank in found:
-            ends, middle, two = _stage_bytes(asked, flight)
-            alone = ends[s == last] if s in (0, last) else middle
-            found[rank] += alone + (count - 1) * (two - middle)
+            found[rank] += _stage_bytes(asked, {0: FIRST, last: LAST}.get(s, MIDDLE), flight)
+        if rank in found and count > 1:
+            more = _stage_bytes(asked, TWO, flight) - _stage_bytes(asked, MIDDLE, flight)
+            found[rank] += (count - 1) * more
     return max(found.values())
 
 
 @lru_cache(maxsize=4_000)
-def _stage_bytes(asked: RunPlan, flight: Flight) -> tuple[tuple[float, float], float, float]:
-    """Peak bytes of (the first, the last) stage with a layer, a middle one, and a middle one with two layers."""
+def _stage_bytes(asked: RunPlan, which: int, flight: Flight) -> float:
+    """Peak bytes of the first, a middle or the last stage with a layer, or of a middle one with TWO."""
     part = stage_cluster(asked.cluster, Degrees.parse(asked.degrees).pp)
-    three, four = (model_graph(asked.shape, n, asked.precision) for n in (3, 4))
-    own = stage_plans(asked, three, uniform_cuts(three, 3))
-    more = stage_plans(asked, four, uniform_cuts(four, 4)[::2])[1]
-    first, middle, last, two = (
-        with_memory_peak(replace(one.plan, in_flight=flight.in_flight, waiting=flight.waiting), one.graph,
-                         asked.optimizer, part).predicted.peak_bytes for one in (*own, more))
-    return (first, last), middle, two
+    whole = model_graph(asked.shape, 4 if which == TWO else 3, asked.precision)
+    cuts = uniform_cuts(whole, 4)[::2] if which == TWO else uniform_cuts(whole, 3)
+    chosen = stage_plans(asked, whole, cuts)[MIDDLE if which == TWO else which]
+    plan = replace(chosen.plan, in_flight=flight.in_flight, waiting=flight.waiting)
+    return with_memory_peak(plan, chosen.graph, asked.optimizer, part).predicted.peak_bytes

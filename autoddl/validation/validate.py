@@ -83,10 +83,11 @@ def assume_recomputation(run: Run) -> Run:
     plain, full = replace(run, recompute="none"), replace(run, recompute="full")
     if not run.microbatch:
         return plain
-    most, least = (bytes_as_plan(one, run.microbatch) for one in (plain, full))
+    most = bytes_as_plan(plain, run.microbatch)
     beyond, layers = most - SURE * cluster_of(run).device.memory, -(-run.layers // run.pp)
     if beyond <= 0:
         return plain
+    least = bytes_as_plan(full, run.microbatch)
     share = min(1.0, ceil(layers * beyond / (most - least)) / layers) if most > least else 1.0
     return replace(full, recomputed_share=share)
 
