@@ -9,10 +9,12 @@ import pytest
 import torch
 import zoo
 from torch import Tensor, fx, nn
+from torch.nn.attention import flex_attention as library
 from torch.utils._traceback import CapturedTraceback
 
 from autoddl.capture.patches.autograd_function_patch import replace_apply
 from autoddl.capture.patches.torch_export_patch import delay_code_generation, shorten_stacks
+from autoddl.capture.patches.torch_flex_attention_patch import flex_attention_as_operator
 from autoddl.capture.patches.transformers_experts_patch import experts_as_operators
 from autoddl.capture.patches.transformers_masks_patch import build_masks_as_run
 
@@ -46,19 +48,21 @@ def test_masks_are_those_of_a_run_unless_positions_are_given() -> None:
     with build_masks_as_run(model):
         assert not masking.is_torchdynamo_exporting()
         assert masking.find_packed_sequence_indices(torch.tensor([[0, 1, 0, 1]])) is None
+        assert not masking.fast_all(torch.ones(2, dtype=torch.bool))
 
 
 def patched() -> list[Any]:
     masking = sys.modules["transformers.masking_utils"]
     return [fx.GraphModule.recompile, CapturedTraceback.summary, vars(torch.autograd.Function)["apply"],
-            masking.find_packed_sequence_indices, masking.is_torchdynamo_exporting,
+            masking.find_packed_sequence_indices, masking.is_torchdynamo_exporting, masking.fast_all,
+            library.create_mask, library.flex_attention_hop,
             sys.modules["transformers.integrations.moe"].ExpertsInterface.get_interface]
 
 
 @pytest.mark.parametrize("opened", [
     delay_code_generation, shorten_stacks, lambda: replace_apply(lambda *call: None),
-    lambda: build_masks_as_run(zoo.llama()[0]), lambda: experts_as_operators(zoo.llama()[0])],
-    ids=["code", "stacks", "functions", "masks", "experts"])
+    lambda: build_masks_as_run(zoo.llama()[0]), lambda: experts_as_operators(zoo.llama()[0]),
+    flex_attention_as_operator], ids=["code", "stacks", "functions", "masks", "experts", "flexible"])
 def test_a_patch_is_undone(opened: Callable[[], AbstractContextManager[None]]) -> None:
     zoo.llama()
     before = patched()

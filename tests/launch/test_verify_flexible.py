@@ -37,6 +37,17 @@ def test_a_found_plan_computes_what_one_process_does(kind: str) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("given", ["", "padding", "positions"])
+def test_a_model_of_transformers_computes_what_one_process_does(given: str) -> None:
+    made = Factory(FILE, "library", {"given": given})
+    captured = capture(*made.build())
+    plan = next(plan for plan in (random_plan(captured, seed) for seed in range(100)) if splits(plan))
+    checked = verified(plan, made)
+    assert checked.passed and checked.collective_mismatches == 0, checked
+
+
+@pytest.mark.ranks
 @parametrize_or_slow("kind,dim", [("documents", 2), ("biased", 1)],
                      [(kind, dim) for kind in KINDS for dim in (0, 1, 2)])
 def test_random_plans_that_split_batch_heads_or_queries_compute_what_one_process_does(kind: str, dim: int) -> None:

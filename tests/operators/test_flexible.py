@@ -11,6 +11,7 @@ from torch.nn.attention.flex_attention import create_block_mask, create_mask, fl
 from autoddl.capture.capture import Captured, capture
 from autoddl.core.errors import CaptureError, InputError
 from autoddl.core.graph import Op
+from autoddl.core.precision import Precision
 from autoddl.operators.flexible import FLEXIBLE, seen_share
 from autoddl.operators.kernels import custom_ops
 from autoddl.operators.work import work
@@ -101,6 +102,14 @@ def test_a_mask_is_written_as_text(mask: Any, text: str) -> None:
     assert flexible_op(captured(masked(mask))).arg("mask") == text
 
 
+@pytest.mark.parametrize(("given", "text"), [
+    ("", "le(k, q)"), ("padding", "bitwise_and(le(k, q), x0[b, k])"),
+    ("positions", "bitwise_and(eq(x0[b, q], x0[b, k]), le(x1[b, k], x1[b, q]))")])
+def test_transformers_masks_are_written_as_text(given: str, text: str) -> None:
+    op = flexible_op(capture(*flexible.library(given)))
+    assert op.arg("mask") == text and op.arg("score") == ""
+
+
 @pytest.mark.parametrize(("call", "says"), [
     (masked(lambda numbers: lambda b, h, q, k: numbers.sum() > k), "mask_mod of flex_attention computes aten.sum"),
     (masked(lambda numbers: lambda b, h, q, k: q >= k if q > 3 else k >= q), "mask_mod of flex_attention cannot be"),
@@ -136,3 +145,11 @@ def test_what_the_sample_does_not_say_hides_nothing_and_is_no_part_of_the_model(
     known, unknown = captured(both, 1024), captured(both, 1024, torch.zeros(2, 1024, dtype=torch.int64, device="meta"))
     assert seen_share(flexible_op(unknown), 1024, 1024) == 36 / 64 > seen_share(flexible_op(known), 1024, 1024)
     assert known.graph.fingerprint() == unknown.graph.fingerprint()
+
+
+def test_under_autocast_scores_read_tensors_as_they_are() -> None:
+    module, sample = flexible.model("biased")
+    made = capture(module, sample, Precision.parse("bf16-mixed")).graph
+    op = next(op for op in made.ops if op.target == FLEXIBLE)
+    assert [made.tensors[t].dtype for t in op.inputs] == ["bfloat16"] * 3 + ["float32"] * 2
+    assert [made.tensors[t].dtype for t in op.outputs] == ["bfloat16"]

@@ -103,6 +103,21 @@ class Model(nn.Module):
         return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
 
 
+def library(given: str = "", **more: Any) -> tuple[nn.Module, dict[str, Any]]:
+    """A Llama of transformers, which calls FlexAttention; `given` masks of padding, or positions of packed rows."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {"attn_implementation": "flex_attention", **more}
+    config = LlamaConfig(vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=1,
+                         num_attention_heads=HEADS, num_key_value_heads=KEYS, max_position_embeddings=16, **settings)
+    tokens, ends = torch.randint(1, VOCAB, (3, 16)), torch.tensor([[16], [9], [12]])
+    others = {"padding": {"attention_mask": (torch.arange(16) < ends).long()},
+              "positions": {"position_ids": torch.where(torch.arange(16) < ends, 0, -ends) + torch.arange(16)}}
+    return LlamaForCausalLM(config), {"input_ids": tokens, "labels": tokens, "use_cache": False,
+                                      **others.get(given, {})}
+
+
 def model(kind: str = "documents", layers: int = 1, batch: int = 3) -> tuple[nn.Module, tuple[Any, ...]]:
     """A language model of packed documents (`documents`, `compiled`, `sinks`), also with the batch's mask (`given`).
 

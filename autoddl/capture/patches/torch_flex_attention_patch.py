@@ -117,5 +117,6 @@ def _operator(query: Tensor, key: Tensor, value: Tensor, score_mod: Callable[...
                            "split: make it with create_block_mask(mask_mod, ..)")
     mask = "" if mask_mod is library.noop_mask else texts.text(mask_mod, "mask_mod")
     score = "" if score_mod is library._identity else texts.text(score_mod, "score_mod", query.dtype)
+    score = "" if score == "s" else score
     out, sums = torch.ops.autoddl.flex_attention(query, key, value, texts.read, score, mask, scale, True)
     return out, sums, sums

@@ -10,6 +10,7 @@ In both cases attention needs only `is_causal`, which the running model uses too
 
     masking_utils.find_packed_sequence_indices    returns None unless some module is given position_ids
     masking_utils.is_torchdynamo_exporting        returns False, so the checks of a running model are made
+    masking_utils.fast_all                        returns False: an attention_mask that is given is one with padding
 """
 
 import sys
@@ -23,7 +24,8 @@ __all__ = ["MADE_FOR", "PATCHED", "build_masks_as_run"]
 
 MADE_FOR = "transformers 5.23"
 PATCHED = {"transformers.masking_utils:find_packed_sequence_indices": "position_ids",
-           "transformers.masking_utils:is_torchdynamo_exporting": ""}
+           "transformers.masking_utils:is_torchdynamo_exporting": "",
+           "transformers.masking_utils:fast_all": "tensor"}
 """The patched functions with the names of their parameters; a test compares both with the installed transformers."""
 
 NAMES = tuple(path.partition(":")[2] for path in PATCHED)
@@ -47,6 +49,7 @@ def build_masks_as_run(model: nn.Module) -> Iterator[None]:
              if hasattr(part, "dummy_inputs")]
     masking.find_packed_sequence_indices = lambda ids: find_packed(ids) if positions else None
     masking.is_torchdynamo_exporting = lambda: False
+    masking.fast_all = lambda tensor: False
     try:
         yield
     finally:

@@ -6,9 +6,10 @@
     others     computed in the dtypes of their inputs, as PyTorch promotes them
 
 A parameter is used in bfloat16, so it is cast before it is gathered. It stays in float32 if only operators of HIGHER
-and batch norms read it. It also does if an operator of the user's own reads it, which is given its inputs as they are.
-A batch norm takes float32 parameters with bfloat16 values. A buffer's new value is cast to the buffer's dtype. Where
-the module disables autocast, operators compute in the dtypes of their inputs, and parameters stay in float32.
+and batch norms read it. It also does if an operator of the user's own reads it, or a score of FlexAttention: these are
+given their inputs as they are. A batch norm takes float32 parameters with bfloat16 values. A buffer's new value is cast
+to the buffer's dtype. Where the module disables autocast, operators compute in the dtypes of their inputs, and
+parameters stay in float32.
 
 The lists are those of `torch.autocast` for CUDA (torch.amp, "CUDA Ops that can autocast"), in names of aten.
 """
@@ -109,7 +110,8 @@ def base_name(node: Node) -> str:
 def _keeps(parameter: Node) -> bool:
     """Whether the parameter is used in float32: all that read it take it so, or one that autocast does not know."""
     users = parameter.users
-    return any(region_of(user) is Region.OFF or _is_own(user) for user in users) or (
+    return any(region_of(user) is Region.OFF or _is_own(user) or parameter in _read_as_they_are(user)
+               for user in users) or (
         bool(users) and all(base_name(user) in HIGHER | OWN_DTYPES for user in users))
 
 
@@ -118,6 +120,11 @@ def _is_own(node: Node) -> bool:
     target = node.target
     return isinstance(target, OwnBackward) or (isinstance(target, torch._ops.OpOverload) and
                                                target.namespace not in ("aten", "prims", "autoddl"))
+
+
+def _read_as_they_are(node: Node) -> tuple[Any, ...]:
+    """The tensors of which FlexAttention reads elements: autocast casts its queries, keys and values alone."""
+    return tuple(node.args[3]) if node.target is custom_ops.flex_attention else ()  # type: ignore[arg-type]
 
 
 def _floating(node: Node) -> bool:
@@ -172,16 +179,19 @@ class Caster:
 
         Raises CaptureError for a product of several dtypes, which no device computes.
         """
-        dtypes = {str(x.meta["val"].dtype).removeprefix("torch.") for x in node.all_input_nodes if _floating(x)}
+        dtypes = {str(x.meta["val"].dtype).removeprefix("torch.") for x in node.all_input_nodes
+                  if _floating(x) and x not in _read_as_they_are(node)}
         if len(dtypes) > 1 and base_name(node) in LOWER:
             raise CaptureError(f"{base_name(node)} at {line_of(node.meta.get('stack_trace'))} reads values of several "
                                f"dtypes, {' and '.join(sorted(dtypes))}, where autocast casts none: write x.float()")
         node.meta = {**node.meta, "val": self._value(node)}
 
     def _all(self, node: Node, dtype: torch.dtype) -> None:
-        """Casts every floating input of the call to `dtype`."""
+        """Casts every floating input of the call to `dtype`, but for those that it reads as they are."""
+        kept = _read_as_they_are(node)
+
         def one(arg: Node) -> Node:
-            return self.cast(arg, dtype, node) if _floating(arg) else arg
+            return self.cast(arg, dtype, node) if _floating(arg) and arg not in kept else arg
 
         node.args = torch.fx.map_arg(node.args, one)
         node.kwargs = torch.fx.map_arg(node.kwargs, one)

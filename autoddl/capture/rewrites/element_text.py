@@ -126,6 +126,8 @@ def _call(node: fx.Node, known: dict[fx.Node, Any], what: str) -> str | _Part:
     named = {k: _text(x, known) for k, x in node.kwargs.items()}
     if not elementwise_text(name) or None in parts or None in named.values():
         raise _refused(node, what)
+    if name in ("add", "sub") and parts[1:] == ["0"]:  # offsets of a sequence that begins at 0
+        return str(parts[0])
     if value.dtype is torch.bool and (neutral := NEUTRAL.get(name)) and neutral in parts:  # and_masks begins with it
         return str(parts[1 - parts.index(neutral)])
     return f"{name}({', '.join([*map(str, parts), *(f'{k}={x}' for k, x in named.items())])})"

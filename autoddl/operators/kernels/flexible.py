@@ -2,8 +2,8 @@
 
     s = score(scale q k', b, h, q, k)  where mask(b, h, q, k), else -inf      l = log sum exp(s)      o = exp(s - l) v
 
-A query that sees no key has o = 0 and l = -inf. Rows of queries come in blocks. A block computes with the keys from the
-first to the last that any of its queries sees, and keeps no scores: backward computes them again.
+A query that sees no key has o = 0 and l = -inf. Rows of queries come in blocks. A block keeps no scores: backward
+computes them again. It computes with the keys from the first to the last that one of its queries sees.
 
     p = exp(s - l)      gs = p (go v' - sum(go * o) + gl)      gv = p' go      the other gradients from gs
 """
@@ -98,7 +98,15 @@ def _grouped(x: Tensor, heads: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """The indices of all scores of a rank, in the shape of grouped scores."""
+    """The indices of all scores of a rank, in the shape of grouped scores.
+
+        part       the functions, and where the pieces lie
+        batch      size of the batch here
+        heads      heads of keys here, and heads of queries for each
+        queries    queries here
+        keys       all keys
+        device     the device of the scores
+    """
 
     part: Elements
     batch: int

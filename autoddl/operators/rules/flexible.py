@@ -34,7 +34,7 @@ def _name(names: dict[str, tuple[str, int]], at: str, size: int) -> str:
 
 
 def _once(tensors: list[list[str]]) -> list[list[str]]:
-    """Of a tensor whose dims have one name, as of a table read at [q, q], no dim is split."""
+    """Splits no dim of a tensor whose dims have one name, as of a table read at [q, q]."""
     return [["." if name != "." and dims.count(name) > 1 else name for name in dims] for dims in tensors]
 
 
