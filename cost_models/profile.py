@@ -45,6 +45,8 @@ ABOVE = 1 + 1e-9
 _CONSTANT_OF = dict.fromkeys(("efficiency", "convolution", "float8_e4m3fn", "float16", "float32", "float64"), "matmul"
                              ) | dict.fromkeys(ATTENTION, "attention")
 """A device's efficiency -> the constant that it belongs to; all others are of kernels that move bytes."""
+LEAST = 0.5
+"""The least factor on what has no peak here, links among them: no link reaches twice the share of its wire."""
 _GRIDS = {3: "matmul", 2: "attention", 1: "memory"}
 """Sizes of a kernel on the grid of its measured curve -> the constant that it belongs to."""
 
@@ -158,10 +160,10 @@ def _positive(constants: Mapping[str, float], name: str, source: str) -> float:
 
 
 def least_factors(cluster: Cluster) -> tuple[float, ...]:
-    """By constant, the least factor on a cluster: that with which its best kernel reaches its peak; 0 for none."""
+    """By constant, the least factor on a cluster: that with which its best kernel reaches its peak, else `LEAST`."""
     return tuple(max((value for device in (cluster.device, *(one for one, _ in cluster.parts))
                       for name, value in _efficiencies(device).items()
-                      if _CONSTANT_OF.get(name, "memory") == constant), default=0.0) for constant in CONSTANTS)
+                      if _CONSTANT_OF.get(name, "memory") == constant), default=LEAST) for constant in CONSTANTS)
 
 
 @lru_cache(maxsize=512)

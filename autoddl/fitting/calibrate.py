@@ -9,7 +9,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import exp, log
+from math import exp
 from pathlib import Path
 
 import numpy as np
@@ -58,8 +58,8 @@ class Calibrated:
     """The runs without a price, each with its reason."""
     shares: tuple[tuple[float, ...], ...]
     """By run and constant, the part of the step that the constant decides."""
-    width: float = 1.0
-    """How many times wider than assumed the constants lie; above 1 for a machine unlike what is said of it."""
+    unlike: bool = False
+    """Whether the machine is slower or faster on the whole than what is said of it."""
 
     def effects(self, constant: str) -> tuple[float, float, float]:
         """Returns (mean, least, most) by which steps get longer if a constant is a tenth larger, as fractions."""
@@ -102,15 +102,14 @@ def calibrate_runs(runs: Sequence[Measured], where: str = "the runs", progress: 
                           None if apart is None else exp(apart[i])) for i, one in enumerate(here))
     scatter = float(np.sqrt(np.mean(np.square(alone if apart is None else apart))))
     return Calibrated(fitted_profile(here, found, scatter), errors, tuple(one for one in first if one.reason),
-                      tuple(one.shares for one in here), found.width)
+                      tuple(one.shares for one in here), found.shared > 0)
 
 
 def prior_of(rows: Iterable[PricedAt]) -> Prior:
     """The knowledge before the runs: the package's constants, their spread, and that no kernel is above its peak."""
     clusters = {machine_of(one.run)[0] for one in rows}
     lower = [max(column) for column in zip(*map(least_factors, clusters), strict=True)]
-    return Prior(np.log(SHIPPED.factors), np.array(SHIPPED.covariance),
-                 np.array([log(one) if one else -np.inf for one in lower]), SCATTER)
+    return Prior(np.log(SHIPPED.factors), np.array(SHIPPED.covariance), np.log(lower), SCATTER)
 
 
 def fitted_profile(rows: Sequence[PricedAt], found: Fit, residual: float = 0.0) -> Profile:

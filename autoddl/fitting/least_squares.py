@@ -6,8 +6,9 @@
 m and P are the mean and the inverse covariance of u before these runs. So three runs move the constants that they
 decide, and leave the others where they were.
 
-sigma is how far single runs scatter: as assumed, or several times that. P is as assumed, or several times wider: for a
-machine that is not what its cluster file says. Both are those with the largest evidence (MacKay 1992):
+sigma is how far single runs scatter: as assumed, or several times that. The covariance P^-1 is as assumed, or has a
+part that all constants share besides, for a machine that is slower on the whole than its cluster file says. Both are
+those with the largest evidence (MacKay 1992):
 
     log evidence = -1/2 (e' e / sigma^2 + (u - m)' P (u - m) + n log sigma^2 + log det(I + J P^-1 J' / sigma^2))
 
@@ -28,8 +29,8 @@ Array = NDArray[np.float64]
 STEPS = 30
 SIGMAS = (1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0)
 """How many times the assumed scatter of runs is tried."""
-WIDTHS = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""How many times the assumed spread of the constants is tried."""
+SHARED = (0.0, 1.0)
+"""Standard deviations of the part of u that all constants share, which are tried."""
 FURTHEST = np.log(10.0)
 """No constant is further than this from what the package says, either way."""
 
@@ -87,47 +88,47 @@ class Fit:
         u             logarithms of the factors
         covariance    of u
         sigma         how far single runs scatter
-        width         how many times wider than assumed the constants lie
-        evidence      logarithm of the evidence for sigma and width, but for a number
+        shared        standard deviation of the part of u that all constants share, before the runs
+        evidence      logarithm of the evidence for sigma and `shared`, but for a number
     """
 
     u: Array
     covariance: Array
     sigma: float
-    width: float
+    shared: float
     evidence: float
 
 
 def fit(rows: Linear, prior: Prior) -> Fit:
-    """Finds the constants that explain the runs best, with the scatter and the width of the largest evidence."""
-    return max((_fit_with(rows, prior, times * prior.sigma, width) for width in WIDTHS for times in SIGMAS),
+    """Finds the constants that explain the runs best, with the scatter and the shared part of the largest evidence."""
+    return max((_fit_with(rows, prior, times * prior.sigma, shared) for shared in SHARED for times in SIGMAS),
                key=lambda one: one.evidence)
 
 
 def left_out(rows: Linear, prior: Prior, groups: Sequence[Sequence[int]], like: Fit | None = None) -> Array:
     """log(measured / predicted) of every run, predicted by the fit to all groups but its own.
 
-    Scatter and width are those of the fit `like`; without it, those of the largest evidence without the group.
+    Scatter and shared part are those of the fit `like`; without it, those of the largest evidence without the group.
     """
     found = np.full(len(rows.measured), np.nan)
     for group in groups:
         rest = rows.without(group)
-        known = fit(rest, prior) if like is None else _fit_with(rest, prior, like.sigma, like.width)
+        known = fit(rest, prior) if like is None else _fit_with(rest, prior, like.sigma, like.shared)
         for row in group:
             found[row] = rows.only(row).residuals(known.u)[0]
     return found
 
 
-def _fit_with(rows: Linear, prior: Prior, sigma: float, width: float) -> Fit:
-    """The constants for one scatter and one width."""
-    wide = replace(prior, covariance=width**2 * prior.covariance)
+def _fit_with(rows: Linear, prior: Prior, sigma: float, shared: float) -> Fit:
+    """The constants for one scatter and one shared part."""
+    wide = replace(prior, covariance=prior.covariance + shared**2)
     u = _solve(rows, wide, sigma, np.clip(prior.mean, prior.lower, FURTHEST))
     jacobian, errors, away = rows.jacobian(u), rows.residuals(u), u - prior.mean
     known = np.linalg.inv(wide.covariance)
     spread = np.eye(len(errors)) + jacobian @ wide.covariance @ jacobian.T / sigma**2
     evidence = -0.5 * float(errors @ errors / sigma**2 + away @ known @ away + len(errors) * np.log(sigma**2)
                             + np.linalg.slogdet(spread)[1])
-    return Fit(u, np.asarray(np.linalg.inv(jacobian.T @ jacobian / sigma**2 + known)), sigma, width, evidence)
+    return Fit(u, np.asarray(np.linalg.inv(jacobian.T @ jacobian / sigma**2 + known)), sigma, shared, evidence)
 
 
 def _solve(rows: Linear, prior: Prior, sigma: float, u: Array) -> Array:

@@ -20,7 +20,7 @@ def runs(true: list[float], shares: np.ndarray = SHARES, noise: float = 0.0) -> 
 def test_no_constants_on_a_grid_are_better() -> None:
     rows = runs([1.3, 0.9], noise=0.02)
     found = fit(rows, PRIOR)
-    known = np.linalg.inv(found.width**2 * PRIOR.covariance)
+    known = np.linalg.inv(PRIOR.covariance + found.shared**2)
 
     def cost(u: np.ndarray) -> float:
         errors = rows.residuals(u)
@@ -55,7 +55,7 @@ def test_a_bound_holds_and_the_others_make_up_for_it() -> None:
 
 def test_a_machine_that_is_three_times_slower_is_no_chance() -> None:
     found = fit(runs([3.0, 3.0]), PRIOR)
-    assert found.width > 1 and np.abs(runs([3.0, 3.0]).residuals(found.u)).max() < 0.1
+    assert found.shared > 0 and np.abs(runs([3.0, 3.0]).residuals(found.u)).max() < 0.1
 
 
 def test_runs_that_contradict_each_other_move_little() -> None:

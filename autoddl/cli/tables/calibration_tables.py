@@ -24,7 +24,7 @@ def calibration_rows(found: Calibrated) -> dict[str, Any]:
             "runs": [{"row": one.run.row, "source": one.run.source, "measured_seconds": one.run.seconds,
                       "before": one.before, "fitted": one.fitted, "left_out": one.left_out,
                       "source_left_out": one.source_left_out} for one in found.errors],
-            "width": found.width,
+            "unlike": found.unlike,
             "unpriced": [{"row": one.run.row, "reason": one.reason} for one in found.unpriced]}
 
 
@@ -45,8 +45,8 @@ def calibration_table(found: Calibrated) -> RenderableType:
     left = columns("no price: row", "reason")
     for one in found.unpriced:
         left.add_row(one.run.row, one.reason)
-    unlike = ("these runs are further from the package's figures than a machine's usually are: look at the cluster, "
-              "and at the framework of the rows",) if found.width > 1 else ()
+    unlike = ("on the whole, these runs are further from the package's figures than a machine's usually are: look at "
+              "the cluster, and at the framework of the rows",) if found.unlike else ()
     return Group(errors, "", constants, *unlike, *(("", left) if found.unpriced else ()))
 
 
