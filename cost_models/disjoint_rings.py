@@ -11,8 +11,8 @@ Turns are tried until there is one cycle of each; by Kotzig (1973) every torus w
 Beside a side of 2, each ring zigzags over one of the two links between neighbours; the other side must be even. With 3
 or 5 there is no such pair, as trying every choice of links shows.
 
-A HammingMesh is the torus of its devices as far as rings go: edge ports of a row of boards meet in one switch, which
-closes them to rings.
+For rings a HammingMesh is the torus of its devices. The edge ports of a row of boards meet in one switch, which closes
+the row.
 """
 
 import random

@@ -2,7 +2,7 @@
 
 A device at (row, column) has a link to each neighbour on its board, of `board` x `board` devices. Edge devices of a row
 of boards have a port to the switch of that row, and likewise in columns. A message goes along its row first, then along
-its column. On its own board it takes the links between; to another board it leaves by the nearer edge, and enters by
+its column. On its own board it takes the links between. To another board it leaves by the nearer edge, and enters by
 the edge that is nearer to its receiver.
 
     load = max over links and directions of the messages on it, when every rank of every ring sends to the next

@@ -3,6 +3,8 @@
 Per mesh axis whose group crosses a level that reduces. The rule is that of the price (`cost_models.switches`).
 """
 
+from collections.abc import Collection
+
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, Group
 from autoddl.cost_models.groups import crossings
@@ -38,7 +40,9 @@ def switch_texts(plan: Plan) -> tuple[str, ...]:
     return tuple(found)
 
 
-def not_offered(plan: Plan) -> str:
-    """Says that the switches of a plan's cluster are not there where it runs; empty where none reduce."""
-    names = reducing_levels(planned_cluster(plan))
+def not_offered(plan: Plan, offered: Collection[str] = ()) -> str:
+    """Says that switches of a plan's cluster are not there where it runs, but for those of levels that are `offered`.
+
+    Empty where none is missed."""
+    names = [name for name in reducing_levels(planned_cluster(plan)) if name not in offered]
     return f"no switch of level {', '.join(names)} reduces here: rings take their place" if names else ""

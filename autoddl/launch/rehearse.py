@@ -26,7 +26,7 @@ from autoddl.cost_models import Cluster, load_cluster, parse_cluster
 from autoddl.explain.compare_run import foreseen
 from autoddl.explain.record_statistics import later, typical
 from autoddl.explain.staged_run import foreseen_waiting
-from autoddl.explain.switch_facts import not_offered, reducing_levels
+from autoddl.explain.switch_facts import not_offered
 from autoddl.launch.launch import launch, python_module
 from autoddl.launch.machine import check_memory, check_ranks
 from autoddl.launch.places import placed
@@ -155,8 +155,8 @@ def _machine(plan: Plan, path: Path | None) -> tuple[Cluster, str]:
 def _note(plan: Plan, machine: Cluster, note: str, shaped: bool) -> str:
     """The note, and that switches of the plan's cluster do not reduce where they are not built."""
     said = note if shaped else "on loopback, not shaped"
-    missing = "" if shaped and reducing_levels(machine) else not_offered(plan)
-    return "; ".join(filter(None, (said, missing)))
+    built = [level.name for level in machine.levels[1:] if level.size > 1 and level.reduces is not None]
+    return "; ".join(filter(None, (said, not_offered(plan, built if shaped else ()))))
 
 
 def _losses(folder: Path) -> list[float]:

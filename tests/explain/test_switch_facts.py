@@ -72,4 +72,5 @@ def test_a_switch_without_room_falls_back_to_the_ring_and_the_plan_says_why() ->
         "524 kB")
     assert "run in the switches of level net" in switch_texts(planned("true", "dp=4"))[0]
     assert switch_texts(ring) == () and not_offered(ring) == ""
+    assert not_offered(small, ["net"]) == ""
     assert not_offered(small) == "no switch of level net reduces here: rings take their place"
