@@ -14,6 +14,7 @@ from autoddl.core.errors import AutoDDLError, CaptureError, Infeasible, InputErr
 
 if TYPE_CHECKING:
     from autoddl.adapters.module import WithLoss, planned_module
+    from autoddl.adapters.rank_loader import RankLoader
     from autoddl.adapters.safetensors import load_safetensors, save_safetensors
     from autoddl.adapters.variants import parallelize
     from autoddl.api import compare, plan
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from autoddl.runtime.parallelize import ParallelModel
 
 __all__ = ["AutoDDLError", "CaptureError", "Infeasible", "InputError", "MachineError", "MismatchError", "ParallelModel",
-           "Plan", "WithLoss", "compare", "load_plan", "load_safetensors", "parallelize", "plan", "planned_module",
-           "rule", "save_safetensors"]
+           "Plan", "RankLoader", "WithLoss", "compare", "load_plan", "load_safetensors", "parallelize", "plan",
+           "planned_module", "rule", "save_safetensors"]
 
 __version__ = "0.1.0"
 
@@ -31,6 +32,7 @@ _HOMES = {"plan": "autoddl.api", "compare": "autoddl.api", "Plan": "autoddl.core
           "load_plan": "autoddl.core.plan", "parallelize": "autoddl.adapters.variants",
           "ParallelModel": "autoddl.runtime.parallelize", "load_safetensors": "autoddl.adapters.safetensors",
           "save_safetensors": "autoddl.adapters.safetensors", "rule": "autoddl.capture.own_rules",
+          "RankLoader": "autoddl.adapters.rank_loader",
           "WithLoss": "autoddl.adapters.module", "planned_module": "autoddl.adapters.module"}
 
 _MODULES = {"checkpoint": "autoddl.runtime.checkpoints.checkpoint", "recovery": "autoddl.runtime.checkpoints"}

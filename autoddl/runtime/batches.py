@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from autoddl.capture.arguments import kind_of
 from autoddl.capture.sample import Sample, as_sample, from_spec, named, rows_of
 from autoddl.core import graph as graphs
 from autoddl.core.errors import CaptureError, InputError, MismatchError
@@ -115,6 +116,31 @@ class Batches:
         return LocalBatch(tuple({fqn: self._cut(fqn, whole[fqn], part) for fqn in self._cuts}
                                 for part in range(self._parts)), self._program)
 
+    def rows_read(self) -> tuple[int, int]:
+        """(first, number) of the rows of a microbatch that this rank reads; (0, 0) where it reads none."""
+        spans = [next(((offset, offset + size) for dim, offset, size in self._cuts[t.fqn] if dim == 0), (0, t.shape[0]))
+                 for t in self._inputs if t.fqn in self._cuts and t.shape]
+        first = min((start for start, _ in spans), default=0)
+        return first, max((end for _, end in spans), default=0) - first
+
+    def local_of_rows(self, batch: object, first: int, number: int) -> tuple[Mapping[str, Tensor], ...]:
+        """This rank's pieces of a batch that has the `number` rows from `first` on of each microbatch alone.
+
+        Raises MismatchError where it has another number of rows.
+        """
+        found = named(self._forward, as_sample(batch)) if number else {}
+        parts = []
+        for part in range(self._parts):
+            pieces = {}
+            for t in (t for t in self._inputs if t.fqn in self._cuts):
+                value = found.get(t.fqn)
+                if not isinstance(value, Tensor) or (t.shape and value.shape[0] != number * self._parts):
+                    raise MismatchError(f"input {t.fqn} of these rows is {kind_of(value)}, and this rank reads "
+                                        f"{number * self._parts} rows of a batch: give those of model.rows()")
+                pieces[t.fqn] = self._cut(t.fqn, value, part, first)
+            parts.append(pieces)
+        return tuple(parts)
+
     def rows(self) -> int:
         """The rows of the planned global batch: dim 0 of its first input with dims; 0 where there is none."""
         return next((t.shape[0] * self._parts for t in self._inputs if t.shape), 0)
@@ -171,11 +197,11 @@ class Batches:
                                 f"{tensor.dtype}{shape}{parts}: {_advice(value, shape, dtype in known, tensor.dtype)}")
         return value
 
-    def _cut(self, fqn: str, value: Tensor, part: int) -> Tensor:
-        """This rank's piece of microbatch `part`."""
+    def _cut(self, fqn: str, value: Tensor, part: int, first: int = 0) -> Tensor:
+        """This rank's piece of microbatch `part`, of which `value` has the rows from `first` on."""
         value = rows_of(value, part, self._parts)
         for dim, offset, size in self._cuts[fqn]:
-            value = value.narrow(dim, offset, size)
+            value = value.narrow(dim, offset - first if dim == 0 else offset, size)
         pinned = self._device.type == "cuda" and value.is_pinned()
         return value.to(self._device, self._dtypes[fqn], non_blocking=pinned)
 

@@ -19,7 +19,7 @@ from autoddl.capture.tried_rules import planned_by
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan
-from autoddl.runtime.batches import LocalBatch
+from autoddl.runtime.batches import Batches, LocalBatch
 from autoddl.runtime.collectives.process_groups import Groups
 from autoddl.runtime.collectives.recorder import Recorder
 from autoddl.runtime.compiled import Compile
@@ -110,6 +110,9 @@ class MeshModel(ParallelModel):
     def local_batch(self, batch: object) -> LocalBatch:
         one = self._program(batch, self.training)
         return self._batches.local(batch) if one is self else one.local_batch(batch)
+
+    def batches(self) -> Sequence[Batches]:
+        return [self._batches]
 
     def runners(self) -> Sequence[ProgramRunner]:
         return [self.runner]

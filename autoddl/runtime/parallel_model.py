@@ -151,6 +151,27 @@ class ParallelModel:
         """This rank's pieces of a global batch: for loaders that keep only these."""
         raise NotImplementedError
 
+    def rows(self) -> tuple[int, ...]:
+        """Positions in a planned global batch of the rows that this rank reads: all, some, or none on some stages."""
+        spans = [one.rows_read() for one in self.batches() if one.rows_read()[1]]
+        first, end = min((a for a, _ in spans), default=0), max((a + n for a, n in spans), default=0)
+        parts = self.plan.microbatches
+        each = next(one.rows() for one in self.batches()) // parts
+        return tuple(part * each + row for part in range(parts) for row in range(first, end))
+
+    def batch_of_rows(self, batch: object) -> LocalBatch:
+        """This rank's pieces of a global batch of which `batch` has the rows of `rows()` alone, in that order.
+
+        Raises MismatchError where it has another number of rows.
+        """
+        here = self.rows()
+        first, number = (here[0], len(here) // self.plan.microbatches) if here else (0, 0)
+        return LocalBatch(tuple(part for one in self.batches() for part in one.local_of_rows(batch, first, number)))
+
+    def batches(self) -> Sequence[Batches]:
+        """What cuts the batches of the plan for each program that this rank runs."""
+        raise NotImplementedError
+
     def runners(self) -> Sequence[ProgramRunner]:
         """The programs that this rank runs."""
         raise NotImplementedError

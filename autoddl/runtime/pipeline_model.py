@@ -28,7 +28,7 @@ from autoddl.core.hubs import add_hubs
 from autoddl.core.pipeline import Action, Schedule
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph, shared_parameters
-from autoddl.runtime.batches import LocalBatch
+from autoddl.runtime.batches import Batches, LocalBatch
 from autoddl.runtime.collectives.process_groups import peer_error
 from autoddl.runtime.collectives.recorder import Recorder
 from autoddl.runtime.compiled import Compile
@@ -290,6 +290,9 @@ class PipelineModel(ParallelModel):
         if isinstance(batch, LocalBatch):
             return batch
         return LocalBatch(tuple(part for one in self._batches.values() for part in one.local(batch).parts))
+
+    def batches(self) -> Sequence[Batches]:
+        return [*self._batches.values()]
 
     def runners(self) -> Sequence[ProgramRunner]:
         return [stage.runner for stage in self._stages.values()]

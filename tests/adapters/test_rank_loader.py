@@ -1,0 +1,106 @@
+"""A rank reads only the rows of a dataset that its plan gives it, and trains as one process on whole batches does."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import on_ranks
+from tiny import tiny
+from torch import Tensor, nn
+from torch.utils.data import Dataset, default_collate
+
+import autoddl
+from autoddl.core.errors import InputError
+from autoddl.cost_models import parse_cluster
+
+ROWS, STEPS = 8, 5
+PLACE = """
+name: pair
+device: {name: cpu, kind: cpu, memory: 4 GB, bandwidth: 10 GB/s, peak: {float32: 10 GFLOP/s}}
+levels: [{name: machine, size: %d, bandwidth: 1 GB/s, latency: 60 us}]
+"""
+
+
+class Rows(Dataset[tuple[Tensor, Tensor]]):
+    """Rows of tokens by index; `read` are the indices that were asked for."""
+
+    def __init__(self, count: int = 27) -> None:
+        self.ids = torch.randint(0, 64, (count, 6), generator=torch.Generator().manual_seed(1))
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.read.append(index)
+        return self.ids[index], self.ids[index].roll(-1)
+
+
+class Alone(nn.Module):
+    """A model of one input, which data parallel ranks read split."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = self.linear(x).square().mean()
+        return loss
+
+    def example_inputs(self) -> tuple[Tensor]:
+        return (torch.zeros(ROWS, 6),)
+
+
+def model_of(name: str) -> nn.Module:
+    return Alone() if name == "alone" else tiny(2, dropout=0.0)
+
+
+def first_alone(items: list[tuple[Tensor, Tensor]]) -> tuple[Tensor]:
+    return (torch.stack([ids for ids, _ in items]) / 64,)
+
+
+def trained(name: str, path: str, count: int = STEPS) -> tuple[list[float], int, int]:
+    """The losses of some steps over epochs of three batches, and how many rows this rank read, in all and at once."""
+    model, data = autoddl.parallelize(model_of(name), autoddl.load_plan(path)), Rows()
+    collate = first_alone if name == "alone" else default_collate
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.5), list[float]()
+    loader = autoddl.RankLoader(model, data, seed=3, collate_fn=collate)
+    assert len(loader) == 3
+    while len(losses) < count:
+        for batch in loader:
+            losses.append(float(model.step(batch)))
+            optimizer.step()
+            optimizer.zero_grad()
+            if len(losses) == count:
+                break
+    other = autoddl.RankLoader(model, Rows(), seed=0, collate_fn=collate)
+    other.load_state_dict(loader.state_dict())
+    left = [parts for batch in other for part in batch.parts for parts in part.values()]
+    right = [parts for batch in loader for part in batch.parts for parts in part.values()]
+    assert all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+    return losses, len(set(data.read)), len(model.rows())
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("name", "options", "rows"), [
+    ("alone", {"mine": "dp=2", "microbatches": (2,)}, (4, 4)), ("tiny", {"mine": "tp=2"}, (8, 8)),
+    ("tiny", {"cut": ("blocks.1",), "microbatches": (2,)}, (8, 8))], ids=["dp", "tp", "stages"])
+def test_ranks_read_their_rows_and_train_as_one_process(name: str, options: dict[str, object], rows: tuple[int, int],
+                                                        tmp_path: Path) -> None:
+    model = model_of(name)
+    for file, size, asked in (("two", 2, options), ("one", 1, {})):
+        autoddl.plan(model, parse_cluster(PLACE % size, "test"), workers=1, **asked).save(  # type: ignore[arg-type]
+            tmp_path / f"{file}.json")
+    found = on_ranks(2, trained, name, str(tmp_path / "two.json"))
+    whole, _, every = trained(name, str(tmp_path / "one.json"))
+    assert every == ROWS and tuple(one[2] for one in found) == rows
+    assert {one[1] for one in found} <= ({27} if rows == (8, 8) else set(range(12, 27)))
+    for losses, _, _ in found:
+        assert losses == pytest.approx(whole, rel=1e-5)
+
+
+def test_a_dataset_of_less_than_a_batch_is_refused(tmp_path: Path) -> None:
+    model = autoddl.parallelize(tiny(1), autoddl.plan(tiny(1), parse_cluster(PLACE % 1, "test"), workers=1))
+    with pytest.raises(InputError, match="reads batches of 8 rows, and the dataset has 7 items: give more items"):
+        autoddl.RankLoader(model, Rows(7))
