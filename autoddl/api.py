@@ -20,7 +20,7 @@ from autoddl.core.plan import Plan
 from autoddl.core.problem import Problem
 from autoddl.cost_models import Cluster
 from autoddl.planner.candidates import Candidate, build_problem, under_policies
-from autoddl.planner.degree_meshes import check_rows, rows_of
+from autoddl.planner.degree_meshes import batch_rows, check_rows
 from autoddl.planner.finish import finished_plan
 from autoddl.planner.mesh_search import Found, Progress, search
 from autoddl.planner.options import Options, PlanOptions, documented
@@ -270,7 +270,7 @@ def _best(task: PlanTask, tried: Sequence[Candidate], progress: Progress | None)
         return None, "no mesh here has an axis for each", False
     found = search(task, tried, progress)
     degrees = degrees_of(found.candidate.region, found.candidate.mesh)
-    rows = (rows_of(task.original) or 0) // found.candidate.microbatches
+    rows = (batch_rows(task.original) or 0) // found.candidate.microbatches
     free = "; what tp splits is free" if degrees is not None and degrees.tp > 1 else ""
     said = [f"{degrees}{free}"] * (degrees is not None) + ["interrupted: its best so far"] * found.interrupted
     if degrees is not None and rows % max(1, degrees.dp):

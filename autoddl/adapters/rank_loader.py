@@ -4,8 +4,8 @@
         loss = model.step(batch)
 
 The indices of an epoch are shuffled by (seed, epoch), alike on all ranks, and cut into global batches. Of each, a rank
-takes the items at `model.rows()`: those of its part of the batch, all where the batch is not split, none on a stage
-that reads no input. What is left of an epoch, fewer rows than the plan has, is dropped.
+takes the items at `model.rows()`. These are the rows of its part of the batch: all where the batch is not split, none
+on a stage that reads no input. What is left of an epoch, fewer rows than the plan has, is dropped.
 """
 
 from collections.abc import Callable, Iterator, Sequence

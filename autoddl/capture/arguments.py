@@ -4,7 +4,7 @@ from typing import Any
 
 from autoddl.core.errors import InputError
 
-__all__ = ["Argument", "check_arguments", "kind_of"]
+__all__ = ["Argument", "check_arguments", "said_kind"]
 
 Argument = tuple[str, object, type | tuple[type, ...], str]
 """(name, value, the types that it may have, what it is in words)."""
@@ -14,11 +14,11 @@ def check_arguments(call: str, *given: Argument) -> None:
     """Raises InputError at the first argument of another type; `call` is the call as it should be written."""
     for name, value, types, what in given:
         if not isinstance(value, types):
-            raise InputError(f"{call}: {name} is {what}, not {kind_of(value)}; give the arguments in this order")
+            raise InputError(f"{call}: {name} is {what}, not {said_kind(value)}; give the arguments in this order")
 
 
-def kind_of(value: Any) -> str:
-    """What a value is, in a word or two: `a dict`, `an Adam`, `None`; of a text its beginning too."""
+def said_kind(value: Any) -> str:
+    """Returns what a value is in words: `a dict`, `an Adam`, `None`; of a text its beginning too."""
     if value is None:
         return "None"
     name = value.__name__ if isinstance(value, type) else type(value).__name__

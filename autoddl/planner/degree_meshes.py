@@ -25,7 +25,7 @@ from autoddl.cost_models import Cluster
 from autoddl.planner.strategies import strategy
 from autoddl.pricing.space import Region
 
-__all__ = ["DegreesRegion", "check_rows", "degree_meshes", "degrees_meaning", "rows_of"]
+__all__ = ["DegreesRegion", "batch_rows", "check_rows", "degree_meshes", "degrees_meaning"]
 
 
 def degree_meshes(cluster: Cluster, degrees: Degrees) -> tuple[Mesh, ...]:
@@ -44,7 +44,7 @@ def degree_meshes(cluster: Cluster, degrees: Degrees) -> tuple[Mesh, ...]:
     return tuple(found)
 
 
-def rows_of(graph: Graph) -> int | None:
+def batch_rows(graph: Graph) -> int | None:
     """The rows of the batch that a captured graph reads; None where it reads none."""
     return next((t.shape[0] for t in graph.tensors if t.kind is Kind.INPUT and t.shape), None)
 
@@ -55,7 +55,7 @@ def check_rows(text: str, graph: Graph, ranks: int, counts: Sequence[int]) -> No
     `graph` is that of the whole batch, which runs in one of the numbers `counts` of microbatches. Other dims would be
     split in place of the rows, which is none of what was asked for.
     """
-    dp, rows = Degrees.parse(text).on(ranks).dp, rows_of(graph)
+    dp, rows = Degrees.parse(text).on(ranks).dp, batch_rows(graph)
     uneven = next((n for n in counts if rows is not None and rows % n == 0 and rows // n % dp), None)
     if rows is not None and uneven is not None:
         part = "the batch" if uneven == 1 else f"each of {uneven} microbatches"

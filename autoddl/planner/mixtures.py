@@ -1,7 +1,7 @@
 """Finds mixtures of at most three kinds of blocks that fill a memory budget as well as many kinds do.
 
-Blocks that are alike, n of them, have options: what is decided in one, as a kind of the found plan has it, or with the
-choice of another kind in some places. An option o changes the seconds of a step by t(o) and the peak by m(o), against
+Blocks that are alike, n of them, have options. An option is what a kind of the found plan decides in a block, perhaps
+with the choices of other kinds in some places. An option o changes the seconds of a step by t(o) and the peak by m(o), against
 the kind of most blocks. Both are measured by pricing a plan with one block changed, and add up nearly:
 
     t(o)   measured of a kind; else the sum over the places that differ, each measured alone

@@ -3,14 +3,14 @@
     alike    blocks of equal ops, whose variables have the same choices
     kind     blocks that are alike and chose alike, their recomputation included
 
-A plan is kept if it fits the budget, and is as fast as the found one or has a proven gap within the tolerance of the
-search. The bound of all plans is one of it too. Two ways lead to such plans:
+A plan is kept if it fits the budget. It must be as fast as the found one, or have a proven gap within the tolerance of
+the search. The bound of all plans is one of it too. Two ways lead to such plans:
 
     merges      every block of a kind takes the choices of another, the smallest kind first, into the largest first
     mixtures    n blocks of a kind a, perhaps one of a kind c, and the others of a kind b, for blocks that are alike
 
-Where memory binds, blocks differ for a reason, and few merges fit. Then mixtures of at most three kinds fill the budget
-(`mixtures`): what a knapsack leaves open is less than what one block can make up for.
+Where memory binds, blocks differ for a reason, and few merges fit. Then mixtures of at most three kinds fill it
+(`mixtures`). What a knapsack leaves open is less than what one block can make up for.
 """
 
 from collections import defaultdict

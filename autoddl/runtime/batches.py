@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from autoddl.capture.arguments import kind_of
+from autoddl.capture.arguments import said_kind
 from autoddl.capture.sample import Sample, as_sample, from_spec, named, rows_of
 from autoddl.core import graph as graphs
 from autoddl.core.errors import CaptureError, InputError, MismatchError
@@ -135,7 +135,7 @@ class Batches:
             for t in (t for t in self._inputs if t.fqn in self._cuts):
                 value = found.get(t.fqn)
                 if not isinstance(value, Tensor) or (t.shape and value.shape[0] != number * self._parts):
-                    raise MismatchError(f"input {t.fqn} of these rows is {kind_of(value)}, and this rank reads "
+                    raise MismatchError(f"input {t.fqn} of these rows is {said_kind(value)}, and this rank reads "
                                         f"{number * self._parts} rows of a batch: give those of model.rows()")
                 pieces[t.fqn] = self._cut(t.fqn, value, part, first)
             parts.append(pieces)
@@ -207,7 +207,7 @@ class Batches:
 
 
 def _advice(value: Tensor, shape: Sequence[int], is_known: bool, dtype: str) -> str:
-    """What to do about a tensor of another shape or dtype than the planned one."""
+    """Says what to do about a tensor of another shape or dtype than the planned one."""
     if not is_known:
         return f"cast it with .to(torch.{dtype}), or make a plan with a sample of this dtype"
     if len(value.shape) != len(shape):

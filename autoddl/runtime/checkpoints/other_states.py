@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from autoddl.capture.arguments import kind_of
+from autoddl.capture.arguments import said_kind
 from autoddl.core.errors import InputError
 from autoddl.runtime.checkpoints.checkpoint_settings import packed, unpacked
 
@@ -39,7 +39,7 @@ def check_stateful(others: Mapping[str, object]) -> None:
     """Raises InputError for an object that cannot say its state, or take it."""
     for name, one in others.items():
         if not callable(getattr(one, "state_dict", None)) or not callable(getattr(one, "load_state_dict", None)):
-            raise InputError(f"{name} is {kind_of(one)} without state_dict and load_state_dict, so its state cannot be "
+            raise InputError(f"{name} is {said_kind(one)} without state_dict and load_state_dict, so its state cannot be "
                              "kept: leave it out and skip its first model.steps batches yourself, or give one that has "
                              "them, like torchdata's StatefulDataLoader")
 
