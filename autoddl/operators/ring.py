@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from autoddl.core.graph import OFFERED_RING, Graph, Op
+from autoddl.operators.flexible import FLEXIBLE
 
 __all__ = ["ATTENTION", "LONG", "SHIFT", "Block", "Message", "RingSizes", "is_attention", "offers_ring", "ring_blocks",
            "ring_messages", "ring_sizes", "ring_turns", "with_rings"]
@@ -71,8 +72,8 @@ class RingSizes:
 
 
 def is_attention(op: Op) -> bool:
-    """Whether an op is attention, torch's or ours with dropout."""
-    return op.target in (ATTENTION, "autoddl.attention")
+    """Whether an op is attention: torch's, ours with dropout, or FlexAttention."""
+    return op.target in (ATTENTION, FLEXIBLE, "autoddl.attention")
 
 
 def with_rings(graph: Graph) -> Graph:

@@ -215,7 +215,7 @@ def _check(place: _Place, axes: Sequence[_AxisRole]) -> None:
     if stays is not None:
         raise InputError(f"keys and values of {stays.module or stays.name} ({stays.target}) cannot go round a ring, "
                          "because of dropout or of a length that the ranks, or twice the ranks where causal, do not "
-                         "divide: leave ring out, or choose another cp")
+                         "divide, or because it is FlexAttention: leave ring out, or choose another cp")
     whole = next(filter(partial(_needs_all, place), place.graph.ops), None) if "expert" in splits else None
     if whole is not None:
         raise InputError(f"{whole.module or whole.name} picks among all experts at once ({whole.target}), so that they "

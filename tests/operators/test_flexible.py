@@ -5,9 +5,11 @@ from typing import Any
 import flexible
 import pytest
 import torch
+from shell import LAPTOP
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
+import autoddl
 from autoddl.capture.capture import Captured, capture
 from autoddl.core.errors import CaptureError, InputError
 from autoddl.core.graph import Op
@@ -145,6 +147,12 @@ def test_what_the_sample_does_not_say_hides_nothing_and_is_no_part_of_the_model(
     known, unknown = captured(both, 1024), captured(both, 1024, torch.zeros(2, 1024, dtype=torch.int64, device="meta"))
     assert seen_share(flexible_op(unknown), 1024, 1024) == 36 / 64 > seen_share(flexible_op(known), 1024, 1024)
     assert known.graph.fingerprint() == unknown.graph.fingerprint()
+
+
+def test_keys_and_values_that_are_asked_to_go_round_a_ring_are_refused() -> None:
+    module, sample = flexible.model("documents", batch=4)
+    with pytest.raises(InputError, match=r"\(autoddl.flex_attention\) cannot go .* because it is FlexAttention"):
+        autoddl.plan(module, LAPTOP, sample, mine="cp=4,ring")
 
 
 def test_under_autocast_scores_read_tensors_as_they_are() -> None:
