@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from autoddl.core.codecs import CODECS
 from autoddl.core.errors import InputError, MachineError
 from autoddl.core.graph import Graph
+from autoddl.operators.flexible import FLEXIBLE
 from autoddl.operators.kernels.custom_ops import BY_VALUES, DRAWING
 from autoddl.runtime.batches import LocalBatch
 from autoddl.runtime.collectives.recorder import Recorder
@@ -45,8 +46,9 @@ def check_graph(graph: Graph, device: torch.device, codecs: Iterable[str] = (), 
                          "same in all: set dropout to 0 (or the module to eval), or leave out graph=True")
     waiting = next((op for op in graph.ops if op.target in BY_VALUES), None)
     if waiting is not None:
-        raise InputError(f"{waiting.module or waiting.name} waits for how many tokens each expert has, and a CUDA "
-                         "graph waits for nothing: leave out graph=True")
+        what = "which keys its mask leaves" if waiting.target == FLEXIBLE else "how many tokens each expert has"
+        raise InputError(f"{waiting.module or waiting.name} waits for {what}, and a CUDA graph waits for nothing: "
+                         "leave out graph=True")
 
 
 class StepGraph:

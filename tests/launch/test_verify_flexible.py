@@ -38,6 +38,17 @@ def test_a_found_plan_computes_what_one_process_does(kind: str) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.slow
+@pytest.mark.parametrize("mine", ["pp=2", "dp=2,tp=2,zero=3"])
+def test_a_plan_of_stages_or_of_split_heads_computes_what_one_process_does(mine: str) -> None:
+    made = Factory(FILE, "model", {"kind": "documents", "layers": 2, "batch": 4})
+    module, sample = made.build()
+    plan = autoddl.plan(module, LAPTOP, sample, factory=made.to_json(), mine=mine)
+    checked = verified(plan, made)
+    assert checked.passed and checked.collective_mismatches == 0, checked
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["", "padding", "positions"])
 def test_a_model_of_transformers_computes_what_one_process_does(given: str) -> None:
     made = Factory(FILE, "library", {"given": given})
