@@ -1,0 +1,222 @@
+"""One small instance of every family of public model libraries, as `families.py` tries them.
+
+    libraries()                 the libraries, each with a function that lists its families
+    built(library, family)      the module, whose forward returns a loss, with a batch as `example_inputs`
+
+A family is a module of timm, torchvision or pytorchcv, a model type of transformers, and a class of the others. Its
+instance is the one whose name says that it is the smallest. The loss is the mean square of everything that a model
+returns, so that all of it has gradients.
+"""
+
+import importlib
+import inspect
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+__all__ = ["built", "libraries"]
+
+BATCH = 4
+SMALLEST = ("test", "zepto", "atto", "femto", "pico", "nano", "xxs", "xx_small", "xs", "x_small", "micro", "tiny",
+            "mini", "small", "lite", "_s", "18", "b0", "11", "50", "base")
+"""What names of small models have in them, the smallest first."""
+
+CAPS = {"hidden_size": 64, "d_model": 64, "dim": 64, "n_embd": 64, "embed_dim": 64, "hidden_dim": 64,
+        "intermediate_size": 128, "ffn_dim": 128, "d_ff": 128, "n_inner": 128, "encoder_ffn_dim": 128,
+        "decoder_ffn_dim": 128, "num_hidden_layers": 2, "num_layers": 2, "n_layer": 2, "n_layers": 2,
+        "encoder_layers": 2, "decoder_layers": 2, "num_attention_heads": 4, "num_heads": 4, "n_head": 4, "n_heads": 4,
+        "encoder_attention_heads": 4, "decoder_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "vocab_size": 256, "image_size": 64, "patch_size": 16, "num_experts": 4, "num_local_experts": 4,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "max_position_embeddings": 128}
+"""The greatest values of a configuration of transformers."""
+
+
+class Squares(nn.Module):
+    """A model behind the mean square of all that it returns."""
+
+    def __init__(self, model: nn.Module, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        self.model, self.args, self.names = model, len(args), tuple(kwargs)
+        self.batch = (*args, *kwargs.values())
+
+    def example_inputs(self) -> tuple[Tensor, ...]:
+        """The batch, as arguments of one call."""
+        return self.batch
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        found = self.model(*inputs[:self.args], **dict(zip(self.names, inputs[self.args:], strict=True)))
+        every = [x for x in pytree.tree_leaves(_plain(found)) if isinstance(x, Tensor) and x.is_floating_point()]
+        return torch.stack([x.float().square().mean() for x in every if x.requires_grad or not x.is_leaf]).sum()
+
+
+def _plain(found: Any) -> Any:
+    """Outputs of transformers as tuples; caches of keys and values are left out."""
+    if hasattr(found, "to_tuple"):
+        return [value for name, value in found.items() if name != "past_key_values"]
+    return found
+
+
+def _smallest(names: Iterable[str]) -> str:
+    """The name of what seems to be the smallest model."""
+    def rank(name: str) -> tuple[int, int, str]:
+        return next((i for i, word in enumerate(SMALLEST) if word in name), len(SMALLEST)), len(name), name
+
+    return min(names, key=rank)
+
+
+def _by_module(functions: Iterable[tuple[str, Any]]) -> dict[str, list[str]]:
+    """Names of models by the module that makes them."""
+    found = defaultdict[str, list[str]](list)
+    for name, function in functions:
+        found[inspect.unwrap(function).__module__.rpartition(".")[2]].append(name)
+    return dict(found)
+
+
+def _images(size: tuple[int, ...] = (3, 224, 224)) -> Tensor:
+    return torch.randn(BATCH, *size)
+
+
+def _timm_families() -> dict[str, str]:
+    timm = importlib.import_module("timm")
+    return {family: _smallest(timm.list_models(module=family)) for family in timm.list_modules()
+            if timm.list_models(module=family)}
+
+
+def _timm(name: str) -> nn.Module:
+    timm = importlib.import_module("timm")
+    model = timm.create_model(name)
+    return Squares(model, _images(model.default_cfg.get("input_size", (3, 224, 224))))
+
+
+def declared_torchvision() -> Any:
+    """torchvision; the operators of one that is built for another torch are declared, and its classifiers need none."""
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for _ in range(40):
+        try:
+            return importlib.import_module("torchvision")
+        except RuntimeError as error:
+            missing = re.search(r"operator torchvision::(\w+) does not exist", str(error))
+            if missing is None:
+                raise
+            library.define(f"{missing[1]}(Tensor x) -> Tensor")
+            KEPT.append(library)
+            for name in [name for name in sys.modules if name.startswith("torchvision")]:
+                del sys.modules[name]
+    raise ImportError("torchvision needs operators of its own")
+
+
+KEPT: list[Any] = []
+"""Libraries of operators, which live as long as they are kept."""
+
+
+def _torchvision_families() -> dict[str, str]:
+    models = declared_torchvision().models
+    plain = [name for name in models.list_models() if not name.startswith(("quantized", "raft"))]
+    found = _by_module((name, models.get_model_builder(name)) for name in plain)
+    return {family: _smallest(names) for family, names in found.items()}
+
+
+def _torchvision(name: str) -> nn.Module:
+    models = declared_torchvision().models
+    video = "video" in inspect.unwrap(models.get_model_builder(name)).__module__
+    return Squares(models.get_model(name, weights=None), _images((3, 16, 112, 112) if video else (3, 224, 224)))
+
+
+def _pytorchcv_families() -> dict[str, str]:
+    provider = importlib.import_module("pytorchcv.model_provider")
+    return {family: names[0] for family, names in _by_module(provider._models.items()).items()}
+
+
+def _pytorchcv(name: str) -> nn.Module:
+    model = importlib.import_module("pytorchcv.model_provider").get_model(name)
+    channels, size = getattr(model, "in_channels", 3), getattr(model, "in_size", (224, 224))
+    return Squares(model, _images((channels, *size)))
+
+
+def _segmentation_families() -> dict[str, str]:
+    library = importlib.import_module("segmentation_models_pytorch")
+    return {name: name for name in ("Unet", "UnetPlusPlus", "MAnet", "Linknet", "FPN", "PSPNet", "PAN", "DeepLabV3",
+                                    "DeepLabV3Plus", "UPerNet", "Segformer") if hasattr(library, name)}
+
+
+def _segmentation(name: str) -> nn.Module:
+    library = importlib.import_module("segmentation_models_pytorch")
+    return Squares(getattr(library, name)("resnet18", encoder_weights=None), _images((3, 128, 128)))
+
+
+def _transformers_families() -> dict[str, str]:
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+    return {family: family for family in MODEL_MAPPING_NAMES}
+
+
+def _capped(config: Any) -> Any:
+    """The configuration with small values, those of its parts too."""
+    for name, value in vars(config).items():
+        if hasattr(value, "to_dict"):
+            _capped(value)
+        elif name in CAPS and isinstance(value, int) and not isinstance(value, bool):
+            setattr(config, name, min(value, CAPS[name]))
+        elif name in ("layer_types", "mlp_layer_types") and isinstance(value, list):
+            setattr(config, name, value[:2])
+    return config
+
+
+def _transformers(name: str) -> nn.Module:
+    transformers: Any = importlib.import_module("transformers")
+    config = _capped(transformers.AutoConfig.for_model(name))
+    model = transformers.AutoModel.from_config(config)
+    inputs = {model.main_input_name: _input(model.main_input_name, config)}
+    if config.is_encoder_decoder and model.main_input_name != "pixel_values":
+        inputs["decoder_input_ids"] = _input("input_ids", config)
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
+    return Squares(model, **inputs)
+
+
+def _input(name: str, config: Any) -> Tensor:
+    """A batch of tokens, images, waves or spectra."""
+    if name == "input_ids":
+        return torch.randint(4, min(getattr(config, "vocab_size", 64) or 64, 64), (BATCH, 16))
+    if name == "pixel_values":
+        size = getattr(config, "image_size", 64)
+        sides = size if isinstance(size, list | tuple) else (size, size)
+        return _images((getattr(config, "num_channels", 3), *sides))
+    if name == "input_values":
+        return torch.randn(BATCH, 4000)
+    if name == "input_features":
+        return torch.randn(BATCH, getattr(config, "num_mel_bins", 80), 2 * getattr(config, "max_source_positions", 50))
+    raise NotImplementedError(f"no batch is made for the input {name!r}")
+
+
+Library = tuple[Callable[[], dict[str, str]], Callable[[str], nn.Module]]
+LIBRARIES: dict[str, Library] = {
+    "timm": (_timm_families, _timm), "torchvision": (_torchvision_families, _torchvision),
+    "transformers": (_transformers_families, _transformers), "pytorchcv": (_pytorchcv_families, _pytorchcv),
+    "segmentation_models_pytorch": (_segmentation_families, _segmentation)}
+
+
+def libraries(names: Iterable[str] = ()) -> dict[str, dict[str, str]]:
+    """The smallest model of every family, by library; a library that cannot be imported is named and left out."""
+    found = {}
+    for library in names or LIBRARIES:
+        try:
+            if library != "torchvision" and library != "transformers":
+                declared_torchvision()
+            found[library] = LIBRARIES[library][0]()
+        except ImportError as error:
+            print(f"{library} is left out: {error}")
+    return found
+
+
+def built(library: str, model: str) -> nn.Module:
+    """The model of a library, with a loss and `example_inputs`."""
+    if library != "transformers":
+        declared_torchvision()
+    torch.manual_seed(0)
+    return LIBRARIES[library][1](model).train()
