@@ -5,8 +5,8 @@ Sums of bytes over moments w are below the peak (`budget_search`). So for every 
 
     seconds(x) + price * peak(x) >= min over x of  seconds(x) + price * sum over t of w_t bytes_t(x)
 
-The right side is what elimination finds. It is raised by cutting planes: a plan x is drawn, the moment of its peak is
-added, and the weights are those with the highest bound over the plans drawn so far. It ends where that reaches the
+The right side is what elimination finds. Cutting planes raise it: a plan x is drawn, and the moment of its peak is
+added. The weights are then those with the highest bound over the plans drawn so far. It ends where that reaches the
 plan's own seconds + price * peak. The candidate of the least bound comes first, and the others wait. So most of them
 are bounded once.
 """

@@ -3,6 +3,7 @@
 Reading order:
 
     stage_plans           a plan for every stage of a cut, and the whole that they make
+    stored_once           what stages on the same ranks would count twice
     stage_ports           what messages between stages take, by the layouts at both ends
     stage_prices          stages whose bytes have a price
     shared_budget         the budget of a rank that has several stages

@@ -365,7 +365,7 @@ def _problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight], pr
 
 
 def _priced(part: StageParts, flights: Sequence[Flight], one: SharedPrice) -> PricedStages:
-    """What is known of the stages of a part under a price, with every number of units, wherever they may begin."""
+    """Tells what is known of stages of a part under a price, with every number of units, wherever they may begin."""
     sides, values = (0.0, *part.transfers, 0.0), np.zeros((len(one.stages), part.units))
     for i, (s, weights) in enumerate(zip(one.stages, one.weights, strict=True)):
         known, sent = part.priced(flights[s], weights, one.price), weights[6] * sides[s] + weights[7] * sides[s + 1]

@@ -2,8 +2,8 @@
 
 A byte has one price for all stages of a rank. It rises or falls until they just fit (`shared_budget`). The plans on the
 way are merged, and where the bound at the best price leaves a gap, the budget is divided by it. The same prices bound
-every pipeline cut so (`core.pipeline_cuts`): `rank_prices` finds what stages take at least, counted as on the path on
-which a rank is always busy.
+every pipeline cut so (`core.pipeline_cuts`). `rank_prices` finds what stages take at least, counted as on the path on
+which a rank is most busy.
 """
 
 from collections.abc import Iterator, Sequence

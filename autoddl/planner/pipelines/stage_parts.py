@@ -184,6 +184,7 @@ class StageParts:
         placement       by stage, the part of the cluster that has it; none: one after the other, again and again
         _solved         stages that were solved, by structure and microbatches in flight
         _free           plans of stages without a budget, by structure and whether gathered weights stay
+        _drawn          their plans, by structure, flight, and the names of the first and the last op
         _least          least seconds of stages, by structure, counts, and microbatches in flight (ANY without a budget)
         _ports          the messages between two stages
         _counted        least seconds of stages under other counts
@@ -203,6 +204,7 @@ class StageParts:
     placement: tuple[int, ...] = ()
     _solved: dict[tuple[str, Flight], SolvedStage] = field(default_factory=dict)
     _free: dict[tuple[str, bool], tuple[StageGraph, Found]] = field(default_factory=dict)
+    _drawn: dict[tuple[str, Flight, str, str], Plan] = field(default_factory=dict)
     _least: dict[tuple[str, Weights, Flight], float] = field(default_factory=dict)
     _ports: dict[tuple[int, int], tuple[Port, ...]] = field(default_factory=dict)
     _counted: dict[tuple[str, Any, tuple[float, ...], Flight], float] = field(default_factory=dict)
@@ -312,8 +314,8 @@ class StageParts:
             within = tuple(replace(one, region=also_pinned(one.region, pins)) for one in self.within
                            if one.mesh == mesh)
             self._pinned[key] = replace(self, task=replace(self.task, options=options), within=within, _solved={},
-                                        _free={}, _least={}, _counted={}, _prices=StagePrices(), _alone={}, _under={},
-                                        _pinned={})
+                                        _free={}, _drawn={}, _least={}, _counted={}, _prices=StagePrices(), _alone={},
+                                        _under={}, _pinned={})
         return self._pinned[key]
 
     def _known_key(self, a: int, b: int) -> str:
@@ -412,6 +414,8 @@ class StageParts:
         most = np.maximum(known, floors[None, :] - floors[:, None])
         if weights == self.behind:
             most = np.maximum(most, self.least(self.repeated))
+        if weights in SINGLES:
+            most = np.maximum(most, sum(self.least(one) for one in PASSES))
         return joined(most, weights[0] * self.apart if self.apart < inf else inf)
 
     def behinds(self, flights: Iterable[Flight]) -> dict[Flight, Array]:
@@ -584,7 +588,7 @@ class StageParts:
     def sharpen(self, a: int, b: int, flight: Flight) -> bool:
         """Makes all else of a stage as sharp as T and M; returns whether it was not."""
         graph, key = self.alone(a, b)
-        news = [self._search_least(graph, key, weights) for weights in (*PASSES, *SINGLES)]
+        news = [self._search_least(graph, key, weights) for weights in (*PASSES, *(SINGLES if a == 0 else ()))]
         if self.parts == self.stages:
             news.append(self.fit(a, b, flight))
         solved = self._alone_solved(graph, key, flight)
@@ -633,8 +637,12 @@ class StageParts:
 
     def freely_planned(self, graph: StageGraph, flight: Flight) -> Plan:
         """The plan of a stage without a budget."""
-        source, found = self._freely(graph, self._key(graph), flight)
-        return self._plan(source, graph, found, flight)
+        key, ops = self._key(graph), graph.graph.ops
+        at = key, flight, ops[0].name, ops[-1].name
+        if at not in self._drawn:
+            source, found = self._freely(graph, key, flight)
+            self._drawn[at] = self._plan(source, graph, found, flight)
+        return self._drawn[at]
 
     def price(self, graph: StageGraph, flight: Flight) -> float:
         """Seconds that a byte more of the budget saves a stage that was solved, about."""

@@ -45,7 +45,7 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class StagePrices:
-    """What is known of stages under prices so far.
+    """Keeps what is known of stages under prices so far.
 
         _counted   least seconds counted somehow + price * bytes
         _alone     stages whose seconds count as alone, by structure, flight and price
