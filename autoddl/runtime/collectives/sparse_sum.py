@@ -16,9 +16,9 @@ bounds of regions are computed:
                    numbers, the bits of magnitudes are in their order
     regions        bound j is the mean over ranks of the index of entry j m / P of the m in S
 
-Between these steps, a rank whose S is 4/5 k or less, or 5/4 k or more, takes its k largest: of S, if these are among
-them. While residuals grow, S does too, so the whole of a is seldom looked through for them. The common threshold
-follows by 2 % a step where the sums are so few or so many. At most k sums are sent, and at most
+Between these steps the threshold of a rank may let 4/5 k or fewer through, or 5/4 k or more. Then the rank takes its k
+largest: of S, if these are among them. While residuals grow, S does too, so the whole of a is seldom looked through.
+The common threshold follows by 2 % a step where the sums are so few or so many. At most k sums are sent, and at most
 k (P-1)/P - 2 (P-1) entries of S, the largest; the others stay in the residual. That is what keeps a rank within
 `word_limit`. A value that is not finite is sent, so that it is seen, and is not kept.
 """
