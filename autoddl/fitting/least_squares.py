@@ -7,8 +7,8 @@ m and P are the mean and the inverse covariance of u before these runs. So three
 decide, and leave the others where they were.
 
 sigma is how far single runs scatter: as assumed, or several times that. The covariance P^-1 is as assumed, or has a
-part that all constants share besides, for a machine that is slower on the whole than its cluster file says. Both are
-those with the largest evidence (MacKay 1992):
+part that all constants share besides. The second is for a machine that is slower on the whole than its file says. Both
+are those with the largest evidence (MacKay 1992):
 
     log evidence = -1/2 (e' e / sigma^2 + (u - m)' P (u - m) + n log sigma^2 + log det(I + J P^-1 J' / sigma^2))
 
