@@ -1,8 +1,8 @@
 """Finds mixtures of at most three kinds of blocks that fill a memory budget as well as many kinds do.
 
 Blocks that are alike, n of them, have options. An option is what a kind of the found plan decides in a block, perhaps
-with the choices of other kinds in some places. An option o changes the seconds of a step by t(o) and the peak by m(o), against
-the kind of most blocks. Both are measured by pricing a plan with one block changed, and add up nearly:
+with the choices of other kinds in some places. An option o changes the seconds of a step by t(o) and the peak by m(o),
+against the kind of most blocks. Both are measured by pricing a plan with one block changed, and add up nearly:
 
     t(o)   measured of a kind; else the sum over the places that differ, each measured alone
     T(a^i c b^(n-i-1))   T of all blocks of the largest kind + i t(a) + t(c) + (n-i-1) t(b), and M likewise
