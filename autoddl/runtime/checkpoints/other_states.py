@@ -40,8 +40,8 @@ def check_stateful(others: Mapping[str, object]) -> None:
     for name, one in others.items():
         if not callable(getattr(one, "state_dict", None)) or not callable(getattr(one, "load_state_dict", None)):
             raise InputError(f"{name} is {said_kind(one)} without state_dict and load_state_dict, so its state cannot "
-                             "be kept: leave it out and skip its first model.steps batches yourself, or give one that has "
-                             "them, like torchdata's StatefulDataLoader")
+                             "be kept: leave it out and skip its first model.steps batches yourself, or give one that "
+                             "has them, like torchdata's StatefulDataLoader")
 
 
 def packed_safely(name: str, state: Mapping[str, Any]) -> bytes:
