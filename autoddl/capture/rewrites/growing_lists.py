@@ -2,9 +2,9 @@
 
     cat([a, b, c, d]) behind p = cat([a, b, c])  ->  cat([p, d])
 
-Either way as many numbers are copied, and the values are the same. Gradients add up along the chain in the order in
-which they would without it; where other ops read a part too, sums may round differently. Without chains every part has
-a reader per concatenation, each with a layout of its own, and no order of elimination is narrow (`search`).
+Either way as many numbers are copied, and the values are the same. Gradients add up in the same order. Where other ops
+read a part too, their sums may round differently. Without chains every part has a reader per concatenation, each with a
+layout of its own, and no order of elimination is narrow (`search`).
 """
 
 from typing import Any
