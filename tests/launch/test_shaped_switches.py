@@ -32,7 +32,7 @@ def test_a_switch_that_reduces_has_an_address_of_its_own_on_its_bridge() -> None
 
 
 WORKER = """
-import json, random, sys, time
+import json, os, pathlib, random, sys, time
 from datetime import timedelta
 import torch, torch.distributed as dist
 from autoddl.core.layout import Mesh
@@ -49,14 +49,15 @@ for _ in range(20):
     buffer = given.clone()
     groups.start("all-reduce", (0,), buffer, buffer, asynchronous=False)
     same.append(torch.equal(buffer, truth))
-open(f"{found}/{rank}", "w").write(json.dumps([groups.algorithm("all-reduce", (0,), 400_000), same]))
+pathlib.Path(found, str(rank)).write_text(json.dumps([groups.algorithm("all-reduce", (0,), 400_000), same]))
 dist.barrier()
 big = torch.ones(20_000_000)
 began = time.monotonic()
 try:
     groups.start("all-reduce", (0,), big, big).wait()
 except RuntimeError as error:
-    open(f"{found}/late-{rank}", "w").write(json.dumps([time.monotonic() - began, str(error)]))
+    pathlib.Path(found, f"late-{rank}").write_text(json.dumps([time.monotonic() - began, str(error)]))
+os._exit(0)  # torch's teardown aborts now and then
 """
 
 
