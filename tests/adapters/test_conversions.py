@@ -14,7 +14,6 @@ import pytest
 import torch.distributed as dist
 from loops import alone, launched
 from ranks import on_ranks
-from sampling import parametrize_or_slow
 
 FOLDER = Path(__file__).parents[2] / "examples" / "conversions"
 ARGUMENTS = {
@@ -61,7 +60,8 @@ def compared(name: str, cluster: str, folder: str) -> tuple[list[float], list[fl
 
 
 @pytest.mark.ranks
-@parametrize_or_slow("name", ["nanogpt"], ["resnet", "clm"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["nanogpt", "resnet", "clm"])
 def test_a_converted_script_has_the_same_losses(name: str, tmp_path: Path) -> None:
     text = (FOLDER.parent / "clusters" / "laptop.yaml").read_text()
     (tmp_path / "two.yaml").write_text("".join(line for line in text.splitlines(True) if "name: machine" not in line))

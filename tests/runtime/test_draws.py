@@ -9,6 +9,7 @@ import torch
 from drawing import DRAWS, dropped, made
 from planmaker import cluster_of, random_plans
 from ranks import on_ranks, shared
+from sampling import parametrize_or_slow
 from torch import Tensor, nn
 from verified import verified
 
@@ -56,7 +57,7 @@ def plans_of(mesh: str, count: int) -> dict[str, list[Plan]]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("mesh", MESHES)
+@parametrize_or_slow("mesh", MESHES[1:], MESHES[:1])
 def test_ten_modules_draw_the_same_bits_on_every_mesh(mesh: str) -> None:
     count = 3
     alone = drawn(plans_of("one=1", 1))

@@ -63,6 +63,7 @@ def test_a_price_follows_what_a_run_does(tmp_path: Path) -> None:
     assert seconds == sorted(seconds, reverse=True)
 
 
+@pytest.mark.slow
 def test_a_microbatch_that_is_not_stated_is_found(tmp_path: Path) -> None:
     found = price_run(run(tmp_path, microbatch="", recompute="full"))
     assert found.seconds is not None and found.reason == ""
