@@ -59,6 +59,8 @@ class Software:
     waits for it. Assumed: of the order that runs of small microbatches show."""
     selective: str = "core"
     """What selective recomputation repeats: the `core` of attention, or every other product (`operators`)."""
+    low_norms: bool = False
+    """Whether norms compute in the dtype of the stream, without casts to float32 and back."""
     unpads: bool = False
     """Whether queries, keys and values are copied into one row without padding around fused attention, and back."""
     unpacked: float = 0.0

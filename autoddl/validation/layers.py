@@ -53,6 +53,8 @@ class Shape:
     """`gelu`, or `relu` for a squared relu, where nothing is gated."""
     head_dim: int = 0
     """Width of a head; 0 for width / heads."""
+    low_norms: bool = False
+    """Whether norms compute in the dtype of the stream under autocast too, without casts."""
     dtype: str = "bfloat16"
     """Dtype of activations and parameters."""
 
@@ -133,13 +135,25 @@ class Experts(nn.Module):
         return mixed
 
 
+class LowNorm(nn.LayerNorm):
+    """A norm that reads and writes the stream's dtype, where autocast would cast to float32 and back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
+
+
+def _norm(shape: Shape) -> nn.Module:
+    """The norm of a model."""
+    return (nn.RMSNorm if shape.gated else LowNorm if shape.low_norms else nn.LayerNorm)(shape.width)
+
+
 class Block(nn.Module):
     """One layer of a model."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        norm = nn.RMSNorm if shape.gated else nn.LayerNorm
-        self.first, self.second = norm(shape.width), norm(shape.width)
+        self.first, self.second = _norm(shape), _norm(shape)
         self.attention = Attention(shape)
         self.mlp = Experts(shape) if shape.experts else Dense(shape)
         self.dropout = shape.dropout
@@ -154,11 +168,10 @@ class Decoder(nn.Module):
 
     def __init__(self, shape: Shape, layers: int) -> None:
         super().__init__()
-        norm = nn.RMSNorm if shape.gated else nn.LayerNorm
         self.tokens = nn.Embedding(shape.vocab, shape.width)
         self.positions = None if shape.gated else nn.Parameter(torch.empty(shape.length, shape.width))
         self.layers = nn.ModuleList(Block(shape) for _ in range(layers))
-        self.norm, self.head = norm(shape.width), nn.Linear(shape.width, shape.vocab, bias=False)
+        self.norm, self.head = _norm(shape), nn.Linear(shape.width, shape.vocab, bias=False)
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         x = self.tokens(ids)
