@@ -19,7 +19,7 @@ from autoddl.cost_models import load_cluster, parse_cluster
 from autoddl.explain.explain import proved
 from autoddl.explain.pipeline_proof import check_pipeline
 from autoddl.planner.options import PlanOptions
-from autoddl.planner.pipelines.stage_parts import places_of
+from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.stage_plans import Staged, pipeline_plan, stage_cluster, staged_step
 from autoddl.planner.task import PlanTask, task_of
 from autoddl.pricing.price import floor_passes

@@ -12,7 +12,9 @@ from sampling import parametrize_or_slow
 from autoddl.core.errors import Infeasible
 from autoddl.core.pipeline import Flight
 from autoddl.planner.options import PlanOptions
-from autoddl.planner.pipelines.stage_parts import ONE, PASSES, SINGLES, StageParts, places_of
+from autoddl.planner.pipelines.cut_places import places_of
+from autoddl.planner.pipelines.solved_stages import ONE
+from autoddl.planner.pipelines.stage_parts import PASSES, SINGLES, StageParts
 from autoddl.planner.pipelines.stage_plans import search_stage
 from autoddl.planner.task import PlanTask, task_of
 from autoddl.pricing.price import Counts

@@ -25,7 +25,7 @@ from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.planner.candidates import Candidate, build_network
 from autoddl.planner.peaks import Peaks, draft_of
 from autoddl.planner.pins import allowed_meshes, region_of
-from autoddl.planner.pipelines.stage_parts import places_of
+from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.stage_plans import (
     Staged,
     boundary_seconds,

@@ -7,6 +7,9 @@ Reading order:
     stage_ports           what messages between stages take, by the layouts at both ends
     stage_prices          stages whose bytes have a price
     shared_budget         the budget of a rank that has several stages
+    cut_places            where a model may be cut
+    stage_units           what lies between two cuts: what it takes at least, and which stages are alike
+    solved_stages         the layouts of stages by themselves, each searched once
     stage_parts           bounds of stages and of what they are made of
     tied_stages           stages on the same ranks that share a parameter
     joint_stages          the layouts of all stages of one cut, together

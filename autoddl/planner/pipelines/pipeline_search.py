@@ -21,8 +21,9 @@ from autoddl.core.stages import cut_graph
 from autoddl.planner.bucket_size import fitting_buckets
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.pins import check_pins
+from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.pipeline_candidate import Alternative, CutSearch, TriedCut
-from autoddl.planner.pipelines.stage_parts import StageParts, places_of
+from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import (
     chunks_of,
     pipeline_plan,

@@ -1,0 +1,190 @@
+"""Searches the layouts of stages by themselves, each once, and draws the plans that were found.
+
+Stages that are alike in all but names are searched once (`stage_units.structure`), at first without a budget. Where the
+plan does not fit, they are searched under the budget. What is found without one is true for all numbers of microbatches
+in flight; what is found under one that binds is true for that number alone.
+"""
+
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from autoddl.core.errors import Infeasible, InputError
+from autoddl.core.hubs import add_hubs
+from autoddl.core.pipeline import Flight
+from autoddl.core.plan import Plan
+from autoddl.core.problem import Solution
+from autoddl.core.recompute import blocks_of, renamed_policy
+from autoddl.core.stages import StageGraph
+from autoddl.planner.assemble import assemble, assemble_choice
+from autoddl.planner.candidates import Candidate, chosen
+from autoddl.planner.mesh_search import Found
+from autoddl.planner.pipelines.stage_plans import finish_stage, search_stage, stage_task
+from autoddl.planner.pipelines.stage_prices import Asking, StagePrices, named_moment
+from autoddl.planner.pipelines.stage_units import StageUnits
+from autoddl.pricing.price import Counts, Ports
+
+__all__ = ["ANY", "ONE", "SEVERAL", "SolvedStage", "SolvedStages", "gathers_stay"]
+
+ANY, ONE, SEVERAL = Flight(0), Flight(1), Flight(2)
+"""In place of a number of microbatches in flight: what was found without a budget, true for any number."""
+
+
+@dataclass(frozen=True, slots=True)
+class SolvedStage:
+    """A stage that was searched with so many microbatches in flight: what was found, or the problem if there is none.
+
+    `binds` says whether the budget changed the answer.
+    """
+
+    graph: StageGraph
+    found: Found | None
+    binds: bool = True
+    problem: Infeasible | InputError | None = None
+
+    @property
+    def bound(self) -> float:
+        """Seconds that no plan of the stage is below; infinite where it is proved that it has none."""
+        if self.found is None:
+            return inf if isinstance(self.problem, Infeasible) and self.problem.is_proved else 0.0
+        return self.found.bound
+
+
+def gathers_stay(flight: Flight) -> bool:
+    """Whether weights that are gathered stay gathered: so the layouts to choose from are the same."""
+    return flight.in_flight + flight.waiting > 1
+
+
+@dataclass(eq=False)
+class SolvedStages(StageUnits):
+    """The stages of pipelines whose layouts were searched so far.
+
+        _solved    stages that were solved, by structure and microbatches in flight
+        _free      plans of stages without a budget, by structure and whether gathered weights stay
+        _drawn     their plans, by structure, flight, and the names of the first and the last op
+        _prices    what is known of stages whose bytes have a price
+    """
+
+    _solved: dict[tuple[str, Flight], SolvedStage] = field(default_factory=dict)
+    _free: dict[tuple[str, bool], tuple[StageGraph, Found]] = field(default_factory=dict)
+    _drawn: dict[tuple[str, Flight, str, str], Plan] = field(default_factory=dict)
+    _prices: StagePrices = field(default_factory=StagePrices)
+
+    def solve(self, graph: StageGraph, key: str, flight: Flight) -> SolvedStage:
+        """The best layouts of a stage that is like this graph."""
+        if (key, flight) not in self._solved:
+            try:
+                found = self._searched(graph, key, flight)
+            except (Infeasible, InputError) as error:
+                found = SolvedStage(graph, None, problem=error)
+            self._solved[key, flight] = found
+        return self._solved[key, flight]
+
+    def _alone_solved(self, graph: StageGraph, key: str, flight: Flight) -> SolvedStage:
+        """The best layouts of a stage if nothing else were on its ranks; without a budget where more is."""
+        return self.solve(graph, key, flight) if self.parts == self.stages else SolvedStage(
+            *self._freely(graph, key, flight), binds=False)
+
+    def _searched(self, graph: StageGraph, key: str, flight: Flight) -> SolvedStage:
+        """The best layouts without a budget, if they fit; else under it. Raises why there are none."""
+        source, found = self._freely(graph, key, flight)
+        if self._plan(source, source, found, flight).predicted.peak_bytes <= self.task.budget:
+            return SolvedStage(source, found, binds=False)
+        made = search_stage(self.task, graph, self.cluster, self.microbatches, flight, self.within)
+        return SolvedStage(graph, made)
+
+    def _freely(self, graph: StageGraph, key: str, flight: Flight) -> tuple[StageGraph, Found]:
+        """The best layouts without a budget of a stage or one like it, and that stage."""
+        at = key, gathers_stay(flight)
+        if at not in self._free:
+            free, some = replace(self.task, budget=inf), SEVERAL if at[1] else ONE
+            self._free[at] = graph, search_stage(free, graph, self.cluster, self.microbatches, some, self.within)
+        return self._free[at]
+
+    @property
+    def needed(self) -> float:
+        """The least bytes of a rank that a stage needs of those that are proved not to fit; infinite without any."""
+        return min((one.problem.needed for one in self._solved.values() if isinstance(one.problem, Infeasible)),
+                   default=inf)
+
+    def planned(self, graph: StageGraph, flight: Flight) -> Plan:
+        """The plan of a stage, found for it or for one that is like it. Raises why there is none."""
+        solved = self.solve(graph, self._key(graph), flight)
+        if solved.found is None:
+            assert solved.problem is not None
+            raise solved.problem
+        return self._plan(solved.graph, graph, solved.found, flight)
+
+    def freely_planned(self, graph: StageGraph, flight: Flight) -> Plan:
+        """The plan of a stage without a budget."""
+        key, ops = self._key(graph), graph.graph.ops
+        at = key, flight, ops[0].name, ops[-1].name
+        if at not in self._drawn:
+            source, found = self._freely(graph, key, flight)
+            self._drawn[at] = self._plan(source, graph, found, flight)
+        return self._drawn[at]
+
+    def price(self, graph: StageGraph, flight: Flight) -> float:
+        """Seconds that a byte more of the budget saves a stage that was solved, about."""
+        solved = self.solve(graph, self._key(graph), flight)
+        return solved.found.solution.price if solved.binds and solved.found is not None else 0.0
+
+    def searched_for(self, graph: StageGraph, flight: Flight, counts: Counts, ports: Ports) -> Plan | None:
+        """The plan of a stage whose seconds count otherwise, on meshes known to be good; None if too full.
+
+        Its bound stays that of the stage alone. Raises why there is none.
+        """
+        solved = self._alone_solved(graph, self._key(graph), flight)
+        if solved.found is None:
+            assert solved.problem is not None
+            raise solved.problem
+        every = [one.found for one in self._solved.values()] + [found for _, found in self._free.values()]
+        within = tuple({str(one.candidate.mesh): one.candidate for one in every if one is not None}.values())
+        tasks = [replace(self.task, counts=counts, ports=ports, budget=budget) for budget in (inf, self.task.budget)]
+        for task in tasks:
+            made = search_stage(task, graph, self.cluster, self.microbatches, flight, within)
+            plan = self._planned_alone(solved, graph, made, flight)
+            if plan is not None:
+                break
+        return plan
+
+    def planned_for(self, graph: StageGraph, flight: Flight, price: float) -> tuple[Plan | None, float]:
+        """(the plan of a stage a byte of which has a price, seconds + price * bytes that none is below).
+
+        The plan is None where none was drawn, and may be above the budget.
+        """
+        key = self._key(graph)
+        source, made = self._prices.alone(self.task, self._asking(graph, flight), key, price)
+        if made.candidate is None or made.solution is None:
+            return None, made.bound
+        found = replace(self._freely(graph, key, flight)[1], candidate=made.candidate, solution=made.solution)
+        return self._plan(source, graph, found, flight), made.bound
+
+    def _asking(self, graph: StageGraph, flight: Flight) -> Asking:
+        return Asking(graph, self.cluster, self.microbatches, flight, self.within)
+
+    def _planned_alone(self, solved: SolvedStage, graph: StageGraph, made: Found, flight: Flight) -> Plan | None:
+        """The plan of a stage of what was made under other counts; None where it does not fit the budget."""
+        assert solved.found is not None
+        plan = self._plan_alone(solved, graph, made.candidate, made.solution, flight)
+        return plan if plan.predicted.peak_bytes <= self.task.budget else None
+
+    def _plan_alone(self, solved: SolvedStage, graph: StageGraph, candidate: Candidate, solution: Solution,
+                    flight: Flight) -> Plan:
+        """The plan of a stage with a choice that was made under other counts, and its seconds alone."""
+        assert solved.found is not None
+        task = stage_task(self.task, graph, self.cluster, self.microbatches)
+        one = chosen(task, candidate, solution, {})
+        seconds = assemble_choice(one.pricing, one.solution.choice, one.variables).predicted.seconds
+        alone = replace(solved.found.solution, choice=solution.choice, seconds=seconds)
+        return self._plan(solved.graph, graph, replace(solved.found, candidate=candidate, solution=alone), flight)
+
+    def _plan(self, source: StageGraph, graph: StageGraph, found: Found, flight: Flight) -> Plan:
+        """The plan of a stage that takes the layouts that were found for `source`, which is like it."""
+        task = stage_task(self.task, graph, self.cluster, self.microbatches)
+        theirs, own = ([block.name for block in blocks_of(add_hubs(one.graph))] for one in (source, graph))
+        candidate = replace(found.candidate, in_flight=flight.in_flight, waiting=flight.waiting,
+                            recompute=renamed_policy(found.candidate.recompute, dict(zip(theirs, own, strict=True))))
+        row = {named_moment(source, graph, moment): weight for moment, weight in found.best.row.items()}
+        one = chosen(task, candidate, found.solution, row)
+        made = assemble(one.pricing, one.solution, one.variables)
+        return finish_stage(task, graph, replace(found, best=one), made)

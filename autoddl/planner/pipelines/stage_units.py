@@ -1,0 +1,257 @@
+"""Knows the units of the stages of one candidate: what they take at least, and which are alike.
+
+Cuts lie at *places*, the ends of blocks (`cut_places`). Units are what lies between two places; a stage is some units
+in a row, from place a to place b. Of every stage are known, before anything is searched,
+
+    floor        its forward, its backward and its W of a microbatch: the work of its ops split evenly over its devices
+    apart        seconds by which it may take less than two that it is made of: the ops before all parameters
+    twice        bytes and seconds of parameters that a stage before it on the same ranks may count too
+    structure    a name that stages have in common which are alike in all but names
+"""
+
+import hashlib
+import json
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from autoddl.core.codecs import codecs_of, part_in_flight
+from autoddl.core.cost_table import Array
+from autoddl.core.graph import Graph, Kind
+from autoddl.core.hubs import add_hubs, needed_ops
+from autoddl.core.layout import Axis, Mesh
+from autoddl.core.recompute import (
+    NO_RECOMPUTE,
+    SEARCH,
+    blocks_of,
+    is_per_block,
+    named_blocks,
+    policy_of_part,
+    renamed_policy,
+)
+from autoddl.core.split_backward import weights_of
+from autoddl.core.stages import StageGraph, crossing, cut_graph
+from autoddl.cost_models import Cluster
+from autoddl.planner.candidates import Candidate
+from autoddl.planner.pins import pins_of_part
+from autoddl.planner.pipelines.stage_plans import Staged, stage_cluster, transfer_seconds
+from autoddl.planner.pipelines.stage_ports import Port, ports_of
+from autoddl.planner.pipelines.stored_once import most_twice
+from autoddl.planner.task import PlanTask
+from autoddl.pricing.price import Pricing, cone_cost, floor_sums
+
+__all__ = ["StageUnits", "structure"]
+
+
+def structure(graph: Graph) -> str:
+    """A hash of a graph without its names: equal for stages that are alike in all but names."""
+    rows = [[t.shape, t.dtype, t.kind, bool(t.fqn), t.trained, t.master, t.reduced] for t in graph.tensors]
+    rows += [[op.target, op.inputs, op.slots, op.outputs, [pair for pair in op.args if pair[0] not in ("key", "stage")]]
+             for op in graph.ops]
+    text = json.dumps([rows, graph.outputs, graph.updates], separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(eq=False)
+class StageUnits:
+    """The units of pipelines of so many stages and microbatches.
+
+        task            the task of the whole model
+        stages          number of stages
+        parts           of the cluster, each with one stage or several
+        microbatches    of a step
+        places          positions of the graph at which it may be cut
+        within          meshes and regions of the plans of a stage; none: all that the options allow
+        splits          whether the schedule splits backward into B and W
+        placement       by stage, the part of the cluster that has it; none: one after the other, again and again
+        _ports          the messages between two stages
+        _alone          graphs of stages, with their structure
+    """
+
+    task: PlanTask
+    stages: int
+    parts: int
+    microbatches: int
+    places: tuple[int, ...]
+    within: tuple[Candidate, ...] = ()
+    splits: bool = False
+    placement: tuple[int, ...] = ()
+    _ports: dict[tuple[int, int], tuple[Port, ...]] = field(default_factory=dict)
+    _alone: dict[tuple[Any, ...], tuple[StageGraph, str]] = field(default_factory=dict)
+
+    @property
+    def where(self) -> tuple[int, ...]:
+        """By stage, its part of the cluster."""
+        return self.placement or tuple(stage % self.parts for stage in range(self.stages))
+
+    @property
+    def units(self) -> int:
+        """Number of units."""
+        return len(self.places) + 1
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The captured graph of one microbatch, with its needed ops alone."""
+        return self.task.variant(self.microbatches).original
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """The part of the cluster of one stage."""
+        return stage_cluster(self.task.cluster, self.parts)
+
+    @cached_property
+    def _works(self) -> tuple[tuple[float, float, float], ...]:
+        """Sums, up to every place, of the least seconds of forward, backward and W on a stage's devices."""
+        alive = replace(self.graph, ops=needed_ops(self.graph), outputs=self.graph.outputs[:1])
+        flows, ends = alive.differentiable(), [0, *self.places, len(alive.ops)]
+        weights = weights_of(alive) if self.splits else frozenset[int]()
+        return tuple(floor_sums(alive, self.cluster, flows, weights, ends))
+
+    def floor(self, a: int, b: int) -> tuple[float, float, float]:
+        """Seconds of forward, backward and W of a microbatch that no layouts of a stage are below.
+
+        Where backward is not split, W has none.
+        """
+        forward, backward, weight = (max(0.0, y - x) for x, y in zip(self._works[a], self._works[b], strict=True))
+        return forward, backward, weight
+
+    def floors(self) -> Array:
+        """[a, b]: seconds of forward and backward of a microbatch that no layouts of a stage are below."""
+        sums = np.array([sum(one) for one in self._works])
+        found: Array = np.maximum(sums[None, :] - sums[:, None], 0.0)
+        return found
+
+    @cached_property
+    def _kinds(self) -> tuple[int, ...]:
+        """For every unit a number, equal for units of which the same is asked whose ops are alike in all but names."""
+        ops, ends = needed_ops(self.graph), [0, *self.places, len(needed_ops(self.graph))]
+        sent, known = [(), *(tuple(sorted(one)) for one in crossing(self.graph)), ()], dict[Any, int]()
+        every = [(_signature(self.graph, ops, first, end, sent[first], sent[end if end < len(ops) else -1]),
+                  self._asked(self._cut(k, k + 1)) if self._asks else ())
+                 for k, (first, end) in enumerate(pairwise(ends))]
+        return tuple([known.setdefault(one, len(known)) for one in every])
+
+    @property
+    def _asks(self) -> bool:
+        """Whether more may be asked of some units than of others."""
+        return bool(self.task.options.pins) or any(map(named_blocks, self.task.options.recompute))
+
+    def _asked(self, stage: StageGraph) -> tuple[str, ...]:
+        """The pins of what a stage has, and the policies of its blocks, these by number."""
+        graph = add_hubs(stage.graph)
+        numbers = {block.name: str(k) for k, block in enumerate(blocks_of(graph))}
+        policies = (policy_of_part(policy, graph) for policy in self.task.options.recompute)
+        return (*pins_of_part(self.task.options.pins, graph, self.task.graph),
+                *(renamed_policy(policy, numbers) for policy in policies))
+
+    def _key(self, stage: StageGraph) -> str:
+        """A name of the structure of a stage and of what is asked of it: stages of one name are searched once."""
+        return "\n".join((structure(stage.graph), *(self._asked(stage) if self._asks else ())))
+
+    def _like(self, a: int, b: int) -> tuple[Any, ...]:
+        """A key that stages have in common which are alike."""
+        return (a == 0, b == self.units, self._kinds[a:b])
+
+    def alone(self, a: int, b: int) -> tuple[StageGraph, str]:
+        """The stage from place a to place b, or one like it; everything before is one stage, and everything behind."""
+        key = self._like(a, b)
+        if key not in self._alone:
+            made = self._cut(a, b)
+            self._alone[key] = made, self._key(made)
+        return self._alone[key]
+
+    def staged(self, name: str, cut: Sequence[int]) -> Staged:
+        """The pipeline with a schedule that is cut at these places."""
+        return Staged(tuple(self.places[k - 1] for k in cut), name, self.microbatches, self.task.options.compress)
+
+    def _cut(self, a: int, b: int) -> StageGraph:
+        """The stage from place a to place b."""
+        return cut_graph(self.graph, [self.places[k - 1] for k in (a, b) if 0 < k < self.units])[bool(a)]
+
+    def ports(self, a: int, b: int) -> tuple[Port, ...]:
+        """The tensors that the stage gives to and takes from the units next to it."""
+        if (a, b) not in self._ports:
+            self._ports[a, b] = ports_of(self.graph, self.places, a, b, self.task.options.compress)
+        return self._ports[a, b]
+
+    def _sides(self, a: int, b: int) -> tuple[tuple[Any, ...], ...]:
+        """The ports without their names: equal for stages that are alike and have equal ports."""
+        return tuple((port.number, port.sends, port.shape, port.itemsize) for port in self.ports(a, b))
+
+    @cached_property
+    def apart(self) -> float:
+        """Seconds of a microbatch by which a stage may take less than two that it is made of; infinite if not known."""
+        policies, ends = self.task.options.recompute, {0, self.units - 1}
+        joins = {NO_RECOMPUTE, SEARCH}.intersection(policies) or all(map(is_per_block, policies))
+        shared = any(len(read) > 1 and not read <= ends for read in self._readers().values())
+        if not joins or shared or self.cluster.device.compiled:
+            return inf
+        variant = self.task.variant(self.microbatches)
+        mesh = Mesh((Axis("rank", self.cluster.size),))
+        return cone_cost(Pricing(variant.graph, mesh, self.cluster, microbatches=self.microbatches))[0]
+
+    def _readers(self) -> dict[str, set[int]]:
+        """By parameter, the units that read it."""
+        found = dict[str, set[int]]()
+        for i, op in enumerate(needed_ops(self.graph)):
+            for tensor in (self.graph.tensors[t] for t in op.inputs):
+                if tensor.kind is Kind.PARAMETER:
+                    found.setdefault(tensor.fqn, set()).add(bisect_right(self.places, i))
+        return found
+
+    @cached_property
+    def twice(self) -> tuple[tuple[float, float], ...]:
+        """By stage, most bytes and seconds that it and a stage before it on the same ranks may both count.
+
+        They are those of storing and updating a parameter that both read (`stored_once`).
+        """
+        readers, graph = self._readers(), self.task.variant(self.microbatches).graph
+        found = []
+        for s, at in enumerate(self.where):
+            before = {u for p in range(s) if self.where[p] == at for u in self._within(p)}
+            names = {fqn for fqn, units in readers.items() if before & units and set(self._within(s)) & units
+                     and len(units) > 1}
+            found.append(most_twice([one for one in graph.tensors if one.kind is Kind.PARAMETER and one.fqn in names],
+                                    self.cluster, graph, self.task.options.optimizer) if names else (0.0, 0.0))
+        return tuple(found)
+
+    def _within(self, s: int) -> range:
+        """The units that a stage may have, if every other stage has one at least."""
+        return range(s, self.units - (self.stages - 1 - s))
+
+    @cached_property
+    def transfers(self) -> tuple[float, ...]:
+        """By boundary between stages, the least seconds of a transfer over it: of what crosses where least does."""
+        sent, tensors = crossing(self.graph), self.graph.tensors
+        parts = [part_in_flight(codecs_of(self.task.options.compress, "pipeline", one.dtype), one.itemsize)
+                 for one in tensors]
+        least = min((sum(tensors[t].nbytes * parts[t] for t in sent[at - 1]) for at in self.places), default=0)
+        return tuple(transfer_seconds(self.task.cluster, self.parts, here, there, least / self.cluster.size)
+                     for here, there in pairwise(self.where))
+
+
+def _signature(graph: Graph, ops: Sequence[Any], first: int, end: int, before: Sequence[int], behind: Sequence[int]
+               ) -> Any:
+    """A name of the ops [first, end): each with its arguments, tensors, and where it reads from."""
+    made = {t: (i - first, n) for i, op in enumerate(ops[first:end], start=first) for n, t in enumerate(op.outputs)}
+    given = {t: k for k, t in enumerate(before)}
+    leaves: dict[int, int] = {}
+
+    def source(t: int) -> Any:
+        tensor = graph.tensors[t]
+        about = (tensor.shape, tensor.dtype, tensor.trained, tensor.master, tensor.reduced)
+        if t in made:
+            return (*about, made[t])
+        if t in given:
+            return (*about, "given", given[t])
+        return (*about, tensor.kind is Kind.PARAMETER, leaves.setdefault(t, len(leaves)))
+
+    rows = tuple((op.target, op.slots, tuple(pair for pair in op.args if pair[0] != "key"),
+                  tuple(map(source, op.inputs)), tuple(map(source, op.outputs))) for op in ops[first:end])
+    return rows, tuple(made.get(t, ("given", given.get(t))) for t in behind)
